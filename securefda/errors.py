@@ -97,7 +97,12 @@ class DataError(ConfigError):
 
 
 class TrainingError(SecureFdaError):
-    """Local training cannot go on: NaN in the loss, too few batches, an unsuitable model."""
+    """Local training cannot go on: NaN in the loss, too few batches, an unsuitable model, metrics without accuracy.
+
+    The site's task, data or settings of training have to change.
+    """
+
+    exit_code = ExitCode.CONFIG
 
 
 class ConnectionFailed(SecureFdaError):

@@ -275,6 +275,11 @@ class AggregatorRun:
         self._phase = phase
         self._report_phase()
 
+    def _report_work(self, doing: str) -> None:
+        """Say that the target itself is at work, which may take long; afterwards the phase is said again."""
+        self._reporter.phase(doing)
+        self._reported = (doing, ())
+
     def _report_phase(self) -> None:
         """Say what the run is doing and whom it waits for, whenever that has changed."""
         now = (self._phase.name, self.waiting_for())
@@ -314,7 +319,7 @@ class AggregatorRun:
             )
         current = self._start_round(number, attempts, asked)
         if not current.plan.needs_sources:
-            self._model.train_target(current)
+            self._train_target(current)
             self._model.take_target_update(current)
             self._progress = replace(self._progress, losses=())
             return self._end_round()
@@ -339,11 +344,16 @@ class AggregatorRun:
         current, clock = asking.current, self._site.clock
         paused = clock()
         if self._can_do(current, self._expected(current) & self._attendance.present):
-            self._model.train_target(current)
+            self._train_target(current)
         now = clock()
         began = asking.began + (now - paused)
         self._enter(AwaitingCosignatures(current, began, now + self._settings.phase_deadline_s))
         return []
+
+    def _train_target(self, current: CurrentRound) -> None:
+        if not current.trained:
+            self._report_work("training at the target")
+            self._model.train_target(current)
 
     def _gather(self, current: CurrentRound) -> list[Send]:
         """Wait for the sources that have not joined or not cosigned."""
@@ -364,7 +374,7 @@ class AggregatorRun:
                 return self._fail(error, of_policies=True)
             return self._fail(self._attendance.explained(self._planner.error(able, error)))
         self._progress = replace(self._progress, attempted=True)
-        self._model.train_target(current)
+        self._train_target(current)
         header = self._model.header(current, plan, self._attendance.all_hand_in_metrics(plan.participants))
         asked = Asked(round_terms(header.body), Visibility.SUM in plan.levels.values())
         if current.asked is not None and asked.terms != current.asked.terms:
@@ -413,6 +423,7 @@ class AggregatorRun:
         header = attempt.header
         waiting = sorted(outcome.survivors - attempt.gone)
         try:
+            self._report_work("measuring the model")
             change = self._model.change_by(current, header.body, outcome)
         except ValueError as error:
             alarm = ProtocolError("SUM", f"a source lied about its part: {error}")

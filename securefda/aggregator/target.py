@@ -82,6 +82,7 @@ def compared(summary: Summary, alone: TargetAlone | None, reporter: Reporter) ->
     if alone is None or not summary.rounds:
         return summary
     reporter.note(f"the run is over; the target trains alone for {summary.rounds} rounds, to compare")
+    reporter.phase("training alone, to compare")
     try:
         return replace(summary, target_only=alone.train(summary.run_id, summary.rounds))
     except SecureFdaError as error:

@@ -52,19 +52,19 @@ def test_a_missing_data_file_is_named(tmp_path: Path) -> None:
 
 def test_a_model_with_batchnorm_is_refused_with_its_replacement(federation: Kits) -> None:
     source = federation.start("source-1", "task.factory=e2e_tasks:WithBatchNorm")
-    assert_one_clear_line(source, ExitCode.FAILED, "BatchNorm", hint="GroupNorm")
+    assert_one_clear_line(source, ExitCode.CONFIG, "BatchNorm", hint="GroupNorm")
 
 
 def test_one_step_at_the_target_is_refused_before_the_run_begins(federation: Kits, tmp_path: Path) -> None:
     aggregator = federation.start("target", "training.batch-size=100", f"aggregator.out={tmp_path}")
-    assert_one_clear_line(aggregator, ExitCode.FAILED, "target", "1 step", "at least 2", hint="training.batch-size")
+    assert_one_clear_line(aggregator, ExitCode.CONFIG, "target", "1 step", "at least 2", hint="training.batch-size")
     assert "listens on" not in aggregator.text
 
 
 def test_training_that_diverges_at_the_target_ends_the_run(federation: Kits, tmp_path: Path) -> None:
     settings = ("strategy.rule=target_only", "training.optimizer=sgd", "training.learning-rate=1e30")
     aggregator = federation.start("target", *settings, f"aggregator.out={tmp_path}")
-    assert_one_clear_line(aggregator, ExitCode.FAILED, "target", "nan", hint="learning")
+    assert_one_clear_line(aggregator, ExitCode.CONFIG, "target", "nan", hint="learning")
     record = read_run(tmp_path)
     assert record.summary is not None
     assert record.summary["status"] == "failed"
@@ -74,10 +74,10 @@ def test_training_that_diverges_at_a_source_ends_that_source_with_a_word_to_the_
     federation: Kits, tmp_path: Path
 ) -> None:
     source = federation.start("source-1", "training.optimizer=sgd", "training.learning-rate=1e30")
-    aggregator = federation.start("target", f"aggregator.out={tmp_path}", "transport.join-deadline-s=10")
-    assert_one_clear_line(source, ExitCode.FAILED, "source-1", "nan", hint="learning")
-    assert_one_clear_line(aggregator, ExitCode.QUORUM, "missing: source-1", hint="start the missing sources")
-    assert [line["refused"] for line in read_run(tmp_path).rounds[:1]] == [{"source-1": "TRAINING"}]
+    aggregator = federation.start("target", f"aggregator.out={tmp_path}", "transport.join-deadline-s=600")
+    assert_one_clear_line(source, ExitCode.CONFIG, "source-1", "nan", hint="learning")
+    assert_one_clear_line(aggregator, ExitCode.QUORUM, "missing: source-1", hint="source-1 cannot train (TRAINING)")
+    assert [line["refused"] for line in read_run(tmp_path).rounds] == [{"source-1": "TRAINING"}]
 
 
 def test_a_message_that_is_too_large_names_the_setting(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_a_run_names_the_process_that_ended_it_and_not_those_that_followed(tmp_p
     file = tmp_path / "federation.toml"
     file.write_text(ONE_SOURCE.format(factory="e2e_tasks:WithoutAccuracy"))
     run = Process(["run", str(file), "--out", str(tmp_path / "out")])
-    assert_one_clear_line(run, ExitCode.FAILED, "target: task WithoutAccuracy", "accuracy", hint="metrics()")
+    assert_one_clear_line(run, ExitCode.CONFIG, "target: task WithoutAccuracy", "accuracy", hint="metrics()")
     assert "ended the run" not in run.text
 
 

@@ -29,7 +29,8 @@ class Terminal:
     def __init__(self, federation: Kits, site: str, *settings: str):
         sets = [part for text in (*federation.data, *settings) for part in ("--set", text)]
         config = federation.kit(site) / "local" / "settings.toml"
-        command = [sys.executable, "-m", "securefda.cli", "source", "start", "--config", str(config), *sets]
+        role = "aggregator" if site == "target" else "source"
+        command = [sys.executable, "-m", "securefda.cli", role, "start", "--config", str(config), *sets]
         own = {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(Path(__file__).parent)]), "OMP_NUM_THREADS": "1"}
         self._screen, theirs = pty.openpty()
         self.process = subprocess.Popen(
@@ -177,3 +178,37 @@ def test_status_says_that_a_killed_process_is_gone(tmp_path: Path, capsys: Any) 
         text, state = status(capsys, federation.kit("source-1"))
     assert state["running"] is False
     assert f"its process {source.process.pid} is gone without a word; last it was connecting to 127.0.0.1" in text
+
+
+def test_an_aggregator_waits_for_those_that_are_missing_and_names_no_other(tmp_path: Path, capsys: Any) -> None:
+    with kits(tmp_path, 3, settings=("transport.join-deadline-s=600",)) as federation:
+        me = federation.kit("target")
+
+        def waits_for(target: Terminal, *sites: str) -> None:
+            target.shows(f"join: waiting for {', '.join(sites)} *[\r\n]")
+            text, state = status(capsys, me)
+            assert (state["doing"], state["waiting_for"]) == ("join", list(sites))
+            assert all(site in text for site in sites)
+
+        with terminal(federation, "target") as target:
+            waits_for(target, "source-1", "source-2", "source-3")
+            federation.start("source-1")
+            waits_for(target, "source-2", "source-3")
+            federation.start("source-3")
+            waits_for(target, "source-2")
+        with terminal(federation, "target") as again:  # the other was killed; they come back
+            again.shows(r"source-1 joined")
+            again.shows(r"source-3 joined")
+            waits_for(again, "source-2")
+
+
+def test_an_aggregator_says_that_it_trains_itself_in_a_round_and_to_compare(tmp_path: Path, capsys: Any) -> None:
+    slow = ("training.epochs=2000", "strategy.rule=fedavg", "strategy.rounds=1", "strategy.warm-up-rounds=0")
+    with kits(tmp_path, 1, settings=("privacy.visibility=individual",)) as federation:
+        me = federation.kit("target")
+        with terminal(federation, "target", *slow) as target:
+            federation.start("source-1")
+            for doing in ("training at the target", "training alone, to compare"):
+                target.shows(doing)
+                assert status(capsys, me)[1]["doing"] == doing
+            assert target.end()[0] == 0
