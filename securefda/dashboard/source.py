@@ -77,7 +77,7 @@ def _finished(own: Sequence[SiteLine]) -> dict[int, SiteLine]:
 
 
 def _done(seen: Seen) -> str:
-    return f"{counted(len(_finished(seen.own)), 'round')} with a result so far."
+    return f"{counted(len(_finished(seen.own)), 'round')} with a result."
 
 
 def _tiles(seen: Seen) -> list[tuple[str, str, str]]:
@@ -103,8 +103,10 @@ def _left(seen: Seen) -> Section:
     log = seen.log
     heading = "What left this site"
     if log is None:
-        lines = Lines([("none", "No audit log here, so this page cannot say what left.")])
-        return Section("left", heading, [lines])
+        why = "No audit log here, so this page cannot say what left."
+        if seen.place.kit is not None:
+            why = "No audit log yet: the site begins it before anything leaves."
+        return Section("left", heading, [Lines([("none", why)])])
     flows = alike(log.tables.flows)
     if not flows:
         return Section("left", heading, [Lines([("done", "Nothing that discloses anything has left yet.")])])

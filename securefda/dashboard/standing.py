@@ -10,6 +10,8 @@ from securefda.dashboard.parts import State
 from securefda.operations.state import ENDED, ProcessState, round_of
 from securefda.text import names
 
+_JOIN: Final = "join"
+"""The phase in which a target waits for sources that are not there."""
 _START_AGAIN: Final = {
     "target": "Start the process again: it goes on after the last finished round.",
     "source": "Start the process again: the site joins the run again.",
@@ -35,8 +37,10 @@ def standing(process: ProcessState, running: bool | None, rounds: str) -> State:
     if running is False:
         text = f"The process is gone without a word; last it was {process.doing}{place}. {rounds}"
         return State("failed", "Stopped", text, _START_AGAIN[process.role])
-    text = f"{process.doing[:1].upper()}{process.doing[1:]}{place}, since {_utc(process.since)}."
-    if process.waiting_for:
+    joining = process.doing == _JOIN
+    doing = "waiting for sources to join" if joining else process.doing
+    text = f"{doing[:1].upper()}{doing[1:]}{place}, since {_utc(process.since)}."
+    if any(site not in doing for site in process.waiting_for):
         text += f" Waiting for {names(process.waiting_for)}."
     if process.retrying:
         until = f"; it tries until {_utc(process.retrying_until)}" if process.retrying_until is not None else ""
@@ -46,7 +50,7 @@ def standing(process: ProcessState, running: bool | None, rounds: str) -> State:
         seen_at = f"Whether the process still runs can be seen on {process.host} alone."
         return State("waiting", "Last known", f"{text} {seen_at} {rounds}", hint)
     # In a round a target always waits for some source: it is the round that goes on.
-    waits = process.retrying or (process.waiting_for and (process.role == "source" or not process.round))
+    waits = process.retrying or (process.waiting_for and (process.role == "source" or joining or not process.round))
     return State("waiting" if waits else "going", "Waiting" if waits else "Running", f"{text} {rounds}", hint)
 
 

@@ -14,17 +14,17 @@ def test_before_it_joins_nothing_has_left(source: Site) -> None:
     shown = Pages(source.kit).look()
     assert shown.state.word == "Not begun"
     assert shown.state.text == "No process of this site has started here, and nothing has left for clinic."
-    assert shown.lines("left") == ["No audit log here, so this page cannot say what left."]
+    assert shown.lines("left") == ["No audit log yet: the site begins it before anything leaves."]
 
 
 def test_a_source_that_joined_waits_for_the_target(source: Site) -> None:
     with source.log() as append, source.process() as state:
         append("sent", "Join")
-        state.set("waiting for a round", waiting_for=["clinic"])
+        state.set("waiting for clinic to begin a round", waiting_for=["clinic"])
         shown = Pages(source.kit).look()
     assert shown.state.word == "Waiting"
-    assert shown.state.text.startswith("Waiting for a round, since ")
-    assert shown.state.text.endswith("Waiting for clinic. 0 rounds with a result so far.")
+    assert shown.state.text.startswith("Waiting for clinic to begin a round, since ")
+    assert shown.state.text.endswith(" UTC. 0 rounds with a result.")
     assert shown.lines("left") == ["Nothing that discloses anything has left yet."]
 
 

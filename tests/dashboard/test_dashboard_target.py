@@ -26,10 +26,11 @@ def test_before_the_run_nothing_is_claimed(target: Site) -> None:
 def test_while_sources_are_missing_it_names_them(target: Site) -> None:
     with target.log() as append, target.process() as state:
         append("received", "Join", peer="hospital-a")
-        state.set("waiting for sources", waiting_for=["hospital-b", "hospital-c"], run=RUN)
+        state.set("join", waiting_for=["hospital-b", "hospital-c"], round=1, rounds=12, run=RUN)
         shown = Pages(target.kit).look()
     assert (shown.state.tone, shown.state.word) == ("waiting", "Waiting")
-    assert "Waiting for hospital-b, hospital-c. 0 of 12 rounds." in shown.state.text
+    assert shown.state.text.startswith("Waiting for sources to join, round 1 of 12, since ")
+    assert shown.state.text.endswith("Waiting for hospital-b, hospital-c. 0 of 12 rounds.")
     assert [row[:4] for row in shown.rows("sources")] == [
         ("hospital-a", "–", "–", "2026-11-21 12:00:02"),
         ("hospital-b", "awaited", "–", "not yet"),
