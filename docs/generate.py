@@ -288,7 +288,8 @@ def metrics() -> str:
         "## Metrics for Prometheus",
         """\
 Off unless `port` in `[metrics]` is set; then served on 127.0.0.1 and no other address. Counters begin at zero with each
-process. No metric carries a loss, an accuracy, a β or a row count.""",
+process. No metric carries a β or a row count; accuracy and loss of the target's test rows are there with
+`results = true` alone.""",
         table(("metric", "type", "labels", "served by", "what it counts"), _metric_rows()),
         "## Fields of the operational log",
         "The file `json-file` of `[logging]` holds one JSON object a line. `file` holds the same as plain text.",
@@ -319,7 +320,7 @@ process. No metric carries a loss, an accuracy, a β or a row count.""",
 
 def _metric_rows() -> Iterator[tuple[str, ...]]:
     """Metrics as a process serves them: both kinds, after one round that moves every one of them."""
-    target, source = TargetMetrics(), SourceMetrics()
+    target, source = TargetMetrics(results=True), SourceMetrics()
     sites = {"source-1": 1}
     target.round_finished(
         RoundLine(

@@ -1,8 +1,8 @@
 """Metrics for Prometheus, on a port of 127.0.0.1 that a site turns on.
 
-They count what the site's own ``metrics.jsonl`` and console say and disclose no more: no loss, accuracy, beta or row
-count, and no figure of a single message. Anyone who can open a port of this machine can read them; they
-are sent nowhere. Counters begin at zero with each process.
+They count what the site's own ``metrics.jsonl`` and console say and disclose no more: no beta, row count or figure of a
+single message, and accuracy and loss of the target's test rows only where the target asks for it. Anyone who can open a
+port of this machine can read them; they are sent nowhere. Counters begin at zero with each process.
 """
 
 from __future__ import annotations
@@ -83,9 +83,18 @@ class RunMetrics:
 class TargetMetrics(RunMetrics):
     """Those of the target: its rounds also have phases, attempts and bytes by source."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, results: bool = False) -> None:
+        """With ``results``, accuracy and loss are among them."""
         super().__init__()
         own = self.registry
+        texts = {
+            "accuracy": "Accuracy, 0 to 1, on the target's test rows",
+            "loss": "Mean loss on the target's test rows",
+        }
+        self._results = {
+            name: Gauge(f"securefda_{name}", f"{text}, after the last finished round.", registry=own)
+            for name, text in (texts.items() if results else ())
+        }
         self._planned = Gauge("securefda_planned_rounds", "Rounds that the run is to have.", registry=own)
         self._attempts = Counter("securefda_attempts", "Attempts at rounds that ended.", registry=own)
         self._retries = Counter("securefda_retries", "Attempts after the first one of a round.", registry=own)
@@ -106,6 +115,9 @@ class TargetMetrics(RunMetrics):
     def round_finished(self, line: RoundLine) -> None:
         """A round ended, finished or lost."""
         self.round_ended(line.get("status", "lost"), line.get("target_epsilon"))
+        for name, value in (("accuracy", line.get("accuracy")), ("loss", line.get("loss"))):
+            if name in self._results and value is not None and line.get("status") == "finished":
+                self._results[name].set(value)
         attempts = line.get("attempts", 0)
         self._attempts.inc(attempts)
         self._retries.inc(max(0, attempts - 1))

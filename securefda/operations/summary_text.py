@@ -57,7 +57,7 @@ def run_text(summary: Summary, folder: Path) -> str:
     rows.append(("report", str(folder / REPORT_FILE)))
     if summary.model_digest and summary.setting:
         rows.append(("load the model", "from securefda.operations.trained import trained_model"))
-        rows.append(("", f"task, model = trained_model(Path({str(folder)!r}))"))
+        rows.append(("", f"task, model = trained_model({str(folder)!r})"))
     return aligned(rows)
 
 

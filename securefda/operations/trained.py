@@ -32,7 +32,7 @@ FORMATS = ("onnx", "torchscript")
 _BATCH_ROWS = 512
 
 
-def trained_model(run: Path, *, data_dir: Path | None = None) -> tuple[Task, nn.Module]:
+def trained_model(run: Path | str, *, data_dir: Path | None = None) -> tuple[Task, nn.Module]:
     """Return the task of a run and its common model, in evaluation mode on the CPU.
 
     Args:
@@ -43,6 +43,7 @@ def trained_model(run: Path, *, data_dir: Path | None = None) -> tuple[Task, nn.
         ConfigError: there is no finished round in ``run``, or its model file and summary do not belong together.
         DataError: the task cannot be built.
     """
+    run = Path(run)
     summary = read_run(run).summary
     setting = (summary or {}).get("setting")
     if summary is None or setting is None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from securefda import __version__
-from securefda.errors import FaultyAggregatorError, PolicyRefusal, ProtocolError, SecureFdaError
+from securefda.errors import ConfigError, FaultyAggregatorError, PolicyRefusal, ProtocolError, SecureFdaError
 from securefda.operations.notes import Level, Remark, read_note
 from securefda.operations.progress import Reporter, SourceReporter
 from securefda.operations.records import RoundLine, SiteLine, round_seconds
@@ -72,8 +72,14 @@ class _Book:
     log: OperationalLog | None
     peers: Mapping[str, str]
     run_id: Callable[[], str] = str
+    round_over: Callable[[RoundLine], None] = field(default=lambda _line: None)
+    """Takes the line of a round to trackers, where the site has any."""
     round: int = 0
     phase: str = ""
+
+    def run(self) -> str:
+        """Id of the run; empty until it is known."""
+        return self.run_id()
 
     def write(self, level: Level, text: str, peer: str = "") -> None:
         if self.log is None:
@@ -137,6 +143,7 @@ class TargetWatch:
     def round_finished(self, line: RoundLine) -> None:
         """A round is over."""
         self._shown.round_finished(line)
+        self._book.round_over(line)
         self._book.write("warning" if line.get("status") == "lost" else "info", _text_of(line))
         self._book.phase = ""
         if line.get("status") != "lost":
@@ -297,7 +304,7 @@ def watch_target(
         roster: of the federation.
 
     Raises:
-        ConfigError: a log cannot be written, or the port cannot be opened.
+        ConfigError: a log cannot be written, the port cannot be opened, or the package of a tracker is missing.
     """
     target, sources = roster.target.site_id, [entry.site_id for entry in roster.sources]
     with ExitStack() as stack:
@@ -306,8 +313,14 @@ def watch_target(
         if metrics.port:
             from securefda.operations.metrics import TargetMetrics, served
 
-            meters = TargetMetrics()
+            meters = TargetMetrics(results=metrics.results)
             stack.enter_context(served(meters.registry, metrics.port))
+        if metrics.tensorboard or metrics.mlflow:
+            from securefda.operations.tracking import tracked
+
+            names = {"federation": roster.federation_id, "site": target}
+            places = tracked(metrics, out=out, run_id=book.run, note=shown.note, **names)
+            book.round_over = stack.enter_context(places).round_finished
         stack.enter_context(book.process(target, "target"))
         yield TargetWatch(shown, book, meters, stack.enter_context(state_file(out, site=target, role="target")))
 
@@ -316,8 +329,16 @@ def watch_target(
 def watch_source(
     shown: Reporter, logging: LoggingSection, metrics: MetricsSection, *, out: Path, roster: Roster, site: str
 ) -> Iterator[SourceWatch]:
-    """The same for source ``site``."""
+    """The same for source ``site``.
+
+    Raises:
+        ConfigError: likewise; also a key of ``[metrics]`` that means something at a target alone.
+    """
     target = roster.target.site_id
+    for key in ("results", "tensorboard", "mlflow"):
+        if getattr(metrics, key):
+            hint = "strike it: a source's own figures are in the metrics.jsonl of its run folder"
+            raise ConfigError(f"metrics.{key}", "is for the target alone", hint=hint)
     with ExitStack() as stack:
         book = _Book(_log(stack, logging, out, site, shown), {"aggregator": target})
         meters = None

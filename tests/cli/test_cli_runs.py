@@ -123,7 +123,7 @@ def test_the_snippet_of_the_summary_loads_the_model(runs: Path, capsys: pytest.C
     lines = printed(capsys, "runs", "show", runs / "a").splitlines()
     first = next(number for number, line in enumerate(lines) if line.startswith("load the model"))
     snippet = [lines[first].removeprefix("load the model"), lines[first + 1]]
-    found: dict[str, object] = {"Path": Path}
+    found: dict[str, object] = {}
     exec("\n".join(line.strip() for line in snippet), found)
     assert isinstance(found["model"], torch.nn.Module)
 

@@ -435,10 +435,21 @@ class LoggingSection(Settings):
 
 
 class MetricsSection(Settings):
-    """Metrics for Prometheus, on 127.0.0.1 and no other address."""
+    """Figures of a process for monitoring: Prometheus, on 127.0.0.1 and no other address, TensorBoard, MLflow."""
 
     port: Annotated[int, Field(ge=0, le=MAX_PORT)] = 0
     """Port of 127.0.0.1 on which the process serves metrics for Prometheus; 0 for none."""
+
+    results: bool = False
+    """Whether accuracy and loss on the target's test rows are among these metrics, for every user of the machine."""
+
+    tensorboard: str = ""
+    """Folder in which a target writes its rounds for TensorBoard (extra `tensorboard`), such as `"tensorboard"`; empty
+    for none. A relative name is one in the run folder."""
+
+    mlflow: str = ""
+    """MLflow tracking server or store to which a target writes its rounds (extra `mlflow`), such as
+    `"http://127.0.0.1:5000"`; empty for none. Whoever can read it sees the accuracies."""
 
 
 _OF_THE_TARGET = {"compare_target_only"}

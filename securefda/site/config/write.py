@@ -147,10 +147,10 @@ def _source(config: FederationConfig, site: str, process: ProcessSection) -> Sou
 
     A source that the file does not name yet gets the port behind theirs.
     """
-    metrics = config.metrics
-    if metrics.port:
+    metrics = MetricsSection()  # all but the port is about the target's own figures
+    if config.metrics.port:
         place = 1 + (*config.federation.sources, site).index(site)
-        metrics = MetricsSection(port=min(metrics.port + place, MAX_PORT))
+        metrics = MetricsSection(port=min(config.metrics.port + place, MAX_PORT))
     return SourceConfig(
         source=process,
         task=config.task,
