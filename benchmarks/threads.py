@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from securefda.bench.machine import this_machine
-from securefda.cores import usable_cores
+from securefda.machine import usable_cores
 from securefda.training.device import choose_threads, multiply_adds
 
 IMAGE = (1, 28, 28)

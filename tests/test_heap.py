@@ -8,7 +8,7 @@ import pytest
 
 SCRIPT = """
 import numpy as np
-from securefda.heap import give_free_memory_back, map_large_blocks
+from securefda.machine import give_free_memory_back, map_large_blocks
 
 def resident():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmRSS:")) / 1024

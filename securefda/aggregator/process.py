@@ -22,7 +22,7 @@ from securefda.audit.journal import MessageRecorder
 from securefda.bootstrap import Member
 from securefda.disk import read_file
 from securefda.errors import ConfigError, SecureFdaError
-from securefda.heap import map_large_blocks
+from securefda.machine import map_large_blocks
 from securefda.operations import TargetWatch, watch_target
 from securefda.operations.progress import Reporter
 from securefda.operations.recording import RecordingReporter, model_file

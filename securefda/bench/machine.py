@@ -7,7 +7,7 @@ import platform
 from pathlib import Path
 from typing import Any
 
-from securefda.heap import give_free_memory_back
+from securefda.machine import give_free_memory_back
 
 _CPUS = Path("/proc/cpuinfo")
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from securefda.bootstrap import make_ledgers
-from securefda.cores import usable_cores
 from securefda.errors import ConfigError, ExitCode, RunEnded, SecureFdaError
+from securefda.machine import usable_cores
 from securefda.operations.progress import Reporter
 from securefda.operations.records import RoundLine, Summary
 from securefda.operations.run_folder import SUMMARY, SUMMARY_FILE, RunFolder, read_object, replace_file

@@ -20,7 +20,7 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from numpy.typing import NDArray
 
-from securefda.cores import usable_cores
+from securefda.machine import usable_cores
 from securefda.protocol.secret import Secret
 
 RingVector: TypeAlias = NDArray[np.uint32] | NDArray[np.uint64]

@@ -15,12 +15,13 @@ the extended Euclidean algorithm.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from hashlib import sha256
-from math import comb
 
 from securefda.protocol import agreement
 from securefda.protocol.agreement import CommitmentError, KeyPair
@@ -42,25 +43,24 @@ def points_on_polynomial(shares: Mapping[int, Secret], threshold: int) -> frozen
         shares: by their x, at least ``threshold`` of them.
         threshold: shares that give the secret.
     """
-    values = {x: value for x, share in shares.items() if (value := _value_or_none(share)) is not None}
+    values = {}
+    for x, share in shares.items():
+        with contextlib.suppress(ShareError):
+            values[x] = element_of(share)
     if len(values) < threshold:
         return frozenset()
     polynomial = _decode(values, threshold)
     return frozenset(x for x, value in values.items() if polynomial and _evaluate(polynomial, x) == value)
 
 
-def _value_or_none(share: Secret) -> int | None:
-    try:
-        return element_of(share)
-    except ShareError:
-        return None
-
-
 def _decode(values: Mapping[int, int], threshold: int) -> Polynomial:
     """The polynomial, or an empty one where too many values are wrong."""
     locator = [1]
-    for x in values:
-        locator = _times_root(locator, x)
+    for x in values:  # times (X - x)
+        shifted = [0, *locator]
+        for power, coefficient in enumerate(locator):
+            shifted[power] = (shifted[power] - x * coefficient) % PRIME
+        locator = shifted
     before, now = locator, _interpolate(values, locator)
     factor_before: Polynomial = []
     factor: Polynomial = [1]
@@ -70,14 +70,6 @@ def _decode(values: Mapping[int, int], threshold: int) -> Polynomial:
         factor_before, factor = factor, _subtract_product(factor_before, quotient, factor)
     quotient, remainder = _divide(now, factor)
     return [] if remainder or len(quotient) > threshold else quotient
-
-
-def _times_root(polynomial: Polynomial, root: int) -> Polynomial:
-    """``polynomial * (X - root)``."""
-    shifted = [0, *polynomial]
-    for power, coefficient in enumerate(polynomial):
-        shifted[power] = (shifted[power] - root * coefficient) % PRIME
-    return shifted
 
 
 def _interpolate(values: Mapping[int, int], locator: Polynomial) -> Polynomial:
@@ -162,13 +154,19 @@ def open_secrets(
         UnopenedError: a secret that no t shares open.
     """
     xs = [x_of(holder) for holder in sorted(answers)]
-    usual, parity = LagrangeAtZero.over(xs[:threshold]), _Parity.over(xs, threshold, _digest(answers))
+    sent = sha256(b"".join(share.share for _, answer in sorted(answers.items()) for share in answer.shares)).digest()
+    usual, parity = LagrangeAtZero.over(xs[:threshold]), _Parity.over(xs, threshold, sent)
     self_secrets: dict[int, Secret] = {}
     pairs: dict[int, KeyPair] = {}
     wrong_shares: dict[int, frozenset[int]] = {}
     for (owner, is_self_mask), shares in _by_owner(answers).items():
-        check = _self_mask_check if is_self_mask else _master_check
-        secret, wrong = _open_one(owner, shares, usual, parity, check(owner, advertised[owner], ctx))
+        own = advertised[owner]
+        check: Callable[[Secret], object]
+        if is_self_mask:
+            check = partial(agreement.check_self_secret, owner=owner, ctx=ctx, committed=own.self_mask_commitment)
+        else:
+            check = partial(agreement.opened_mask_pair, owner=owner, ctx=ctx, advertised=own.mask_key)
+        secret, wrong = _open_one(owner, shares, usual, parity, check)
         if is_self_mask:
             self_secrets[owner] = secret
         else:
@@ -198,7 +196,14 @@ class _Parity:
             int.from_bytes(sha256(seed + power.to_bytes(4, "big")).digest(), "big")
             for power in range(len(xs) - threshold)
         ]
-        return cls({x: evaluate(polynomial, x) * _inverse_of_differences(x, xs) % PRIME for x in xs})
+        coefficients = {}
+        for x in xs:
+            differences = 1
+            for other in xs:
+                if other != x:
+                    differences = differences * (x - other) % PRIME
+            coefficients[x] = evaluate(polynomial, x) * pow(differences, -1, PRIME) % PRIME
+        return cls(coefficients)
 
     def holds(self, shares: Mapping[int, Secret]) -> bool:
         """Whether all shares lie on one polynomial of degree below t; wrong with probability 2^-256 where not."""
@@ -208,20 +213,6 @@ class _Parity:
             return False
 
 
-def _inverse_of_differences(x: int, xs: Sequence[int]) -> int:
-    product = 1
-    for other in xs:
-        if other != x:
-            product = product * (x - other) % PRIME
-    return pow(product, -1, PRIME)
-
-
-def _digest(answers: Mapping[int, Unmask]) -> bytes:
-    """Of every share that was sent."""
-    parts = [share.share for _, answer in sorted(answers.items()) for share in answer.shares]
-    return sha256(b"".join(parts)).digest()
-
-
 def _by_owner(answers: Mapping[int, Unmask]) -> dict[tuple[int, bool], dict[int, Secret]]:
     shares: dict[tuple[int, bool], dict[int, Secret]] = {}
     for holder, answer in sorted(answers.items()):
@@ -229,15 +220,6 @@ def _by_owner(answers: Mapping[int, Unmask]) -> dict[tuple[int, bool], dict[int,
             kind = (share.owner, isinstance(share, SelfMaskShare))
             shares.setdefault(kind, {})[x_of(holder)] = Secret(share.share)
     return shares
-
-
-def _self_mask_check(owner: int, advertised: Advertise, ctx: bytes) -> Callable[[Secret], object]:
-    committed = advertised.self_mask_commitment
-    return lambda secret: agreement.check_self_secret(secret, owner=owner, ctx=ctx, committed=committed)
-
-
-def _master_check(owner: int, advertised: Advertise, ctx: bytes) -> Callable[[Secret], object]:
-    return lambda secret: agreement.opened_mask_pair(secret, owner=owner, ctx=ctx, advertised=advertised.mask_key)
 
 
 def _open_one(
@@ -270,10 +252,11 @@ def _wrong_points(shares: Mapping[int, Secret], threshold: int, secret: Secret) 
 
 
 def _largest_agreement(shares: Mapping[int, Secret], threshold: int, secret: Secret) -> frozenset[int]:
-    if comb(len(shares), threshold) > MOST_SUBSETS:
+    if math.comb(len(shares), threshold) > MOST_SUBSETS:
         return frozenset()
     agreements = {
-        frozenset(xs) | {x for x in set(shares) - set(xs) if _lies_on_polynomial(x, xs, shares, secret)}
+        # A point in place of one good share gives the same secret, unless it is off the polynomial.
+        frozenset(xs) | {x for x in set(shares) - set(xs) if _gives(secret, (*xs[1:], x), shares)}
         for xs in itertools.combinations(sorted(shares), threshold)
         if _gives(secret, xs, shares)
     }
@@ -304,11 +287,6 @@ def _attempt(weights: LagrangeAtZero, shares: Mapping[int, Secret], check: Calla
     except (ShareError, CommitmentError):
         return None
     return secret
-
-
-def _lies_on_polynomial(x: int, good: tuple[int, ...], shares: Mapping[int, Secret], secret: Secret) -> bool:
-    """Whether ``x`` in place of one good share gives the same secret, which a point off the polynomial cannot."""
-    return _gives(secret, (*good[1:], x), shares)
 
 
 def _gives(secret: Secret, xs: tuple[int, ...], shares: Mapping[int, Secret]) -> bool:

@@ -15,7 +15,7 @@ from pathlib import Path
 from securefda.audit.journal import MessageRecorder
 from securefda.bootstrap import Member
 from securefda.errors import FaultyAggregatorError, PolicyRefusal, RunEnded, SecureFdaError
-from securefda.heap import give_free_memory_back, map_large_blocks
+from securefda.machine import give_free_memory_back, map_large_blocks
 from securefda.operations import SourceWatch, watch_source
 from securefda.operations.progress import Reporter
 from securefda.operations.records import SiteLine, refused_line

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from securefda.cores import usable_cores
 from securefda.errors import ConfigError
+from securefda.machine import usable_cores
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
 

@@ -10,7 +10,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,14 @@ def terminal(federation: Kits, site: str, *settings: str) -> Iterator[Terminal]:
         shown.stop()
 
 
+def eventually(holds: Callable[[], bool]) -> None:
+    """Look at something that has no event of its own until it is so."""
+    until, pause = time.monotonic() + WAIT_S, threading.Event()
+    while not holds():
+        assert time.monotonic() < until
+        pause.wait(0.1)
+
+
 def status(capsys: Any, place: Path) -> tuple[str, dict[str, Any]]:
     """What ``securefda status`` says of one process: to people and to programs."""
     capsys.readouterr()
@@ -160,6 +169,8 @@ def test_a_source_says_what_it_does_in_a_round(tmp_path: Path, capsys: Any) -> N
             trained = source.shows("round 1: waiting for the keys of the other sources", training)
             _, state = status(capsys, me)
             assert (state["doing"], state["waiting_for"]) == ("waiting for the keys of the other sources", ["target"])
+
+            eventually(lambda: status(capsys, federation.kit("target"))[1]["waiting_for"] == ["source-2"])
 
             holds["source-2"].unlink()
             source.shows("round 1: waiting for the result", trained)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from securefda.cores import usable_cores
+from securefda.machine import usable_cores
 from securefda.training.device import WORK_PER_THREAD, choose_threads, multiply_adds
 
 

@@ -37,7 +37,7 @@ from securefda.bench.machine import PeakGrowth
 from securefda.bench.secagg.job import CLIP, K_MIN, SAMPLES, TARGET, Job, update_of
 from securefda.bootstrap import Member, witness_of
 from securefda.errors import PolicyRefusal, SecureFdaError
-from securefda.heap import map_large_blocks
+from securefda.machine import map_large_blocks
 from securefda.operations.progress import SilentReporter
 from securefda.operations.records import RoundLine, SiteLine
 from securefda.protocol.messages import RUN_ID_BYTES, Body, Header, ShareBundle, Signed, Visibility

@@ -1,10 +1,20 @@
-"""How this process gets memory for vectors and gives it back."""
+"""What this process gets of the machine: its processor cores, and memory for vectors, which it gives back."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable
 from typing import cast
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may run on: fewer than the machine has, where a container bounds them."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # macOS and Windows cannot tell
+        return os.cpu_count() or 1
+
 
 OWN_MAPPING_BYTES = 8 << 20
 """Blocks from this size on are mapped one by one, and go back to the system when they are freed."""
