@@ -1,6 +1,6 @@
 """The model at the end of a run: loading it, predicting with it, and handing it to other software.
 
-task, model = trained_model(Path("runs/study"))
+task, model = trained_model("runs/study")
 probabilities = task.predictions(model(task.inputs_from(Path("patients.csv"))))
 """
 
