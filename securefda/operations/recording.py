@@ -2,34 +2,64 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from safetensors.numpy import save
 
+from securefda import __version__
 from securefda.operations.progress import Reporter
 from securefda.operations.records import RoundLine
 from securefda.operations.run_folder import MODEL_FILE, RunFolder, read_run
 from securefda.training import LayerTable, Vector
 
 
-def model_file(layers: LayerTable, model: Vector) -> bytes:
-    """A model, float32 (m,), in the safetensors format: one tensor per layer, by name."""
+@dataclass(frozen=True, slots=True)
+class ModelOrigin:
+    """What a model file says of the run that its model is of."""
+
+    task: str
+    run_id: str
+    architecture_digest: bytes
+
+    def after(self, line: RoundLine | None) -> str:
+        """As JSON, with the round whose model it is; 0 before the first."""
+        said = {
+            "task": self.task,
+            "run": self.run_id,
+            "round": line["round"] if line else 0,
+            "rule": line.get("rule", "") if line else "",
+            "architecture": self.architecture_digest.hex(),
+            "securefda": __version__,
+        }
+        return json.dumps(said, sort_keys=True)
+
+
+def model_file(layers: LayerTable, model: Vector, origin: str = "") -> bytes:
+    """A model, float32 (m,), in the safetensors format: one tensor per layer, by name.
+
+    ``origin`` is kept among the file's metadata, under ``securefda``: in one value, since the order of several would
+    differ from file to file.
+    """
     bounds = np.cumsum([0, *(int(np.prod(shape)) for _, shape in layers)])
     parts = zip(layers, bounds[:-1], bounds[1:], strict=True)
-    return save({name: model[start:stop].reshape(shape) for (name, shape), start, stop in parts})
+    tensors = {name: model[start:stop].reshape(shape) for (name, shape), start, stop in parts}
+    return save(tensors, metadata={"securefda": origin} if origin else None)
 
 
 class RecordingReporter:
     """Writes each round to the run folder, then tells the reporter that shows it.
 
-    ``model_bytes`` gives the model file after the round; the run's bootstrap sets it.
+    ``model_bytes`` gives the model file after a round, the last that was finished; the run's process sets it.
     """
 
     def __init__(self, folder: RunFolder, shown: Reporter) -> None:
         self._folder = folder
         self._shown = shown
-        self.model_bytes: Callable[[], bytes] = bytes
+        self.model_bytes: Callable[[RoundLine | None], bytes] = lambda _: b""
+        self._finished: RoundLine | None = None
 
     def catch_up(self, lines: Sequence[RoundLine]) -> None:
         """Write what a killed process had no time for: lines of rounds that ended, and the model after them."""
@@ -37,7 +67,8 @@ class RecordingReporter:
         for line in lines:
             if line["round"] not in written:
                 self._folder.append_round(line)
-        self._folder.write(MODEL_FILE, self.model_bytes())
+            self._finished = line if line.get("status") != "lost" else self._finished
+        self._folder.write(MODEL_FILE, self.model_bytes(self._finished))
 
     def round_started(self, round_number: int, rounds: int) -> None:
         """Pass it on."""
@@ -50,7 +81,8 @@ class RecordingReporter:
     def round_finished(self, line: RoundLine) -> None:
         """Write the round's line and the model after it, then pass it on."""
         self._folder.append_round(line)
-        self._folder.write(MODEL_FILE, self.model_bytes())
+        self._finished = line if line.get("status") != "lost" else self._finished
+        self._folder.write(MODEL_FILE, self.model_bytes(self._finished))
         self._shown.round_finished(line)
 
     def note(self, text: str) -> None:

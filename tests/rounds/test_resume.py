@@ -11,7 +11,7 @@ from rounds_federation import SEED, TARGET, Federation, is_header, until
 
 from securefda.aggregator.run import AggregatorRun
 from securefda.errors import ConfigError
-from securefda.operations.recording import RecordingReporter, model_file
+from securefda.operations.recording import ModelOrigin, RecordingReporter, model_file
 from securefda.operations.run_folder import RunFolder, read_run
 from securefda.protocol.messages import (
     Advertise,
@@ -170,13 +170,14 @@ def test_every_kill_leaves_a_folder_that_the_next_start_completes(tmp_path: Path
     records = federation.store.records()
     folder.append_round(records[0])  # type: ignore[arg-type]
     recording = RecordingReporter(folder, federation.watch)
-    recording.model_bytes = lambda: model_file(federation.run.layers, federation.store.model())
+    origin = ModelOrigin("a:B", federation.run.run_id, bytes(32))
+    recording.model_bytes = lambda line: model_file(federation.run.layers, federation.store.model(), origin.after(line))
     recording.catch_up(records)  # type: ignore[arg-type]
     recording.catch_up(records)  # type: ignore[arg-type]
     assert [line["round"] for line in read_run(tmp_path / "run").rounds] == [1, 2, 3]
-    assert (tmp_path / "run" / "model.safetensors").read_bytes() == model_file(
-        federation.run.layers, federation.run.model
-    )
+    written = (tmp_path / "run" / "model.safetensors").read_bytes()
+    last = records[-1]
+    assert written == model_file(federation.run.layers, federation.run.model, origin.after(last))  # type: ignore[arg-type]
     federation.close()
 
 

@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from safetensors import safe_open
 
+from securefda import __version__
 from securefda.aggregator.target import TargetAlone, compared
 from securefda.errors import TrainingError
 from securefda.local.simulator import simulate
@@ -95,3 +97,12 @@ def test_where_it_fails_the_run_is_as_it_was_and_a_note_says_why(tmp_path: Path)
     alone = TargetAlone(fails, None, Kept())  # type: ignore[arg-type]  # what it is measured on is not reached
     assert compared(summary, alone, notes) == summary
     assert notes.notes[-1] == "no comparison with the target alone: target: the loss is NaN"
+
+
+def test_a_model_file_says_which_model_it_is(tmp_path: Path) -> None:
+    summary = play(tmp_path, "strategy.compare-target-only=false")
+    with safe_open(tmp_path / "model.safetensors", "np") as file:
+        said = json.loads(file.metadata()["securefda"])
+    assert (said["task"], said["run"]) == (summary.task, summary.run_id)
+    assert (said["round"], said["rule"], said["securefda"]) == (3, "fedgp_auto", __version__)
+    assert len(bytes.fromhex(said["architecture"])) == 32
