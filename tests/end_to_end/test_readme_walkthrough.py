@@ -22,8 +22,8 @@ def walkthrough_commands() -> tuple[list[str], list[str]]:
     """Commands to run one after the other, and those that each have a terminal of their own."""
     section = (ROOT / "README.md").read_text(encoding="utf-8").split("## Walk-through", 1)[1].split("\n## ", 1)[0]
     blocks = re.findall(r"```sh\n(.*?)```", section, flags=re.DOTALL)
-    terminals = [block for block in blocks if block.startswith("# terminal")]
-    return [block for block in blocks if block not in terminals], terminals
+    *setup, processes = blocks
+    return setup, re.findall(r"# terminal .*\n(.*\n)", processes)
 
 
 @pytest.fixture
