@@ -17,7 +17,7 @@ from securefda.audit.reading import LogFolder
 from securefda.audit.records import Record, RecordError
 from securefda.audit.store import AuditError
 from securefda.disk import read_file
-from securefda.errors import ConfigError
+from securefda.errors import CertificateError, ConfigError
 from securefda.protocol.roster import Roster, SignedRoster
 from securefda.site.authority import CA_FILE
 from securefda.site.certificates import parse_ca
@@ -115,7 +115,11 @@ def keys_of(log_folder: Path, roster_option: Path | None = None) -> Keys:
     kit = _kit_of(log_folder)
     own = log_folder / ROSTER_FILE
     if kit is not None:
-        return keys_of_kit(kit, own)
+        try:
+            return keys_of_kit(kit, own)
+        except (ConfigError, CertificateError) as error:  # the log can be checked without it
+            error.hint = f"fetch the startup kit again, or name a roster that you trust: {_OPTION} FILE"
+            raise
     if not own.exists():
         hint = f"name the federation's: {_OPTION} FILE; every kit has one, {STARTUP}/{KIT_ROSTER_FILE}"
         raise ConfigError(_OPTION, f"there is no roster beside the log {log_folder}", hint=hint)
@@ -171,11 +175,11 @@ def keys_of_kit(kit: Path, own: Path | None = None) -> Keys:
     later = (earlier.federation_id, named) != (keys.federation, earlier.digest().hex()) or earlier.epoch >= roster.epoch
     if later:  # it is not the roster of the run, or none that a renewal has replaced
         return keys
-    vouched = all(keys.public.get(entry.site_id) == entry.signing_key for entry in earlier.entries)
-    with suppress(ConfigError):
+    try:
         SignedRoster.from_bytes(read_file(own).data).verify(ca.roster_key)
-        vouched = True
-    return Keys(earlier, "kit" if vouched else "log", own, manifest.site_id, roster.epoch)
+    except ConfigError:
+        return Keys(earlier, "log", own, manifest.site_id, roster.epoch)
+    return Keys(earlier, "kit", own, manifest.site_id, roster.epoch)
 
 
 def _read_roster(file: Path) -> Roster:
@@ -185,4 +189,5 @@ def _read_roster(file: Path) -> Roster:
     try:
         return Roster.from_canonical_bytes(data)
     except ConfigError as error:
-        raise ConfigError(str(file), f"{error.key}: {error.why}", hint=error.hint) from error
+        hint = f"name the federation's roster: {_OPTION} FILE; every kit has one, {STARTUP}/{KIT_ROSTER_FILE}"
+        raise ConfigError(str(file), f"{error.key}: {error.why}", hint=hint) from error

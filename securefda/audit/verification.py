@@ -176,7 +176,11 @@ def _opened(folder: Path, question: Question) -> tuple[LogFolder, Keys, LogName]
         log = LogFolder(folder, keys.site, folder.resolve().name, "")
     others = len(keys.public) - 1
     if question.witnesses is not None and question.witnesses > others:
-        raise ConfigError(f"--witnesses {question.witnesses}", f"the roster has {others} other sites than {log.party}")
+        raise ConfigError(
+            f"--witnesses {question.witnesses}",
+            f"the roster has {others} other sites than {log.party}",
+            hint=f"ask for {others} at most",
+        )
     run = folder.resolve().name
     return log, keys, LogName(keys.federation, keys.site or log.party, run if _RUN.fullmatch(run) else log.run)
 
@@ -189,7 +193,8 @@ def _assigned(names: Sequence[LogName], files: Sequence[Path]) -> list[list[byte
         try:
             origin = Checkpoint.parse(Note.parse(data).text).origin
         except NoteError as error:
-            raise ConfigError(f"--known {file}", f"is no checkpoint: {error}") from error
+            hint = "name the file checkpoint of a log, or one below its checkpoints/, that another site has sent"
+            raise ConfigError(f"--known {file}", f"is no checkpoint: {error}", hint=hint) from error
         places = [place for place, name in enumerate(names) if name.origin == origin]
         if not places:
             raise ConfigError(f"--known {file}", f"is of the log {origin[:300]}", hint="name that log as well")
@@ -304,7 +309,7 @@ _EVIDENCE_HINT: Final = "the log still proves what passed; ask the site at the m
 _HINTS: Final[Mapping[str, str]] = {
     "missing-cosignature": "ask the other sites for the checkpoints that they hold: --known FILE; "
     "--witnesses 0 takes the party's word alone",
-    "wrong-roster": "name the roster under which the run began: --roster FILE",
+    "wrong-roster": "name the roster under which the run began, as you know it from elsewhere: --roster FILE",
     "newer-version": "verify it with that release of securefda",
     "torn": "what a crash leaves; the writer cuts it off when the run goes on",
 }

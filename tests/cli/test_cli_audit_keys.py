@@ -98,18 +98,29 @@ def test_log_of_an_earlier_roster_is_checked_with_that_one_which_the_ca_signed(k
     assert "began under the roster of epoch 1" in keys.notes[0]
 
 
-def test_an_earlier_roster_without_signatures_is_trusted_as_far_as_the_kit_has_its_keys(kit: Path) -> None:
+def test_an_earlier_roster_without_signatures_is_used_with_a_word_to_compare_it(kit: Path) -> None:
     log = of_this_kit(kit)
     earlier = load_kit(kit, datetime.now(UTC)).roster
     (log / "roster.json").write_bytes(earlier.canonical_bytes())
-    assert main(["federation", "add", str(kit.parent), "source-9", "--config", str(sample("digits"))]) == 0
-    same = keys_of(log)
     assert main(["federation", "renew", str(kit.parent), "source-2"]) == 0
-    changed = keys_of(log)
 
-    assert (same.roster, same.where_from, same.warnings) == (earlier, "kit", ())
-    assert (changed.roster, changed.where_from) == (earlier, "log")
-    assert "compare the digest" in changed.warnings[0]
+    keys = keys_of(log)
+
+    assert (keys.roster, keys.where_from) == (earlier, "log")
+    assert f"compare the digest {earlier.digest().hex()}" in keys.warnings[0]
+
+
+def test_a_damaged_kit_is_gone_round_as_the_hint_says(kit: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log, file = of_this_kit(kit), kit / "startup/roster.json"
+    copy = shutil.copy(file, kit.parent / "trusted.json")
+    file.chmod(0o600)
+    file.write_bytes(b"x")
+
+    with pytest.raises(ConfigError) as error:
+        keys_of(log)
+
+    assert error.value.hint == "fetch the startup kit again, or name a roster that you trust: --roster FILE"
+    assert keys_of(log, Path(copy)).where_from == "option"
 
 
 def test_an_earlier_roster_that_the_log_does_not_name_is_not_used(kit: Path) -> None:

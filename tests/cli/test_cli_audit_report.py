@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -150,6 +151,27 @@ def test_alarms_aborts_and_refusals_stand_with_who_blames_whom(tmp_path: Path) -
         "source-1, source-2, source-3, target:", "target, source-1, source-2, source-3:"
     )
     assert any("Alarm: header.previous-checkpoint; accused: target." in row[1] for row in page.tables["events"])
+
+
+@pytest.mark.parametrize("here", [("source-2",), (TARGET,), (TARGET, "source-2")])
+def test_a_refusal_is_counted_once_whoever_tells_of_it(here: tuple[str, ...], tmp_path: Path) -> None:
+    logs = Logs(tmp_path / "run")
+    logs.begin()
+    for number in (1, 2):
+        logs.message("source-2", TARGET, "Refusal", number, 1, decision=Decision("refused", "min-others"))
+        logs.event("source-2", "refused", number, check="min-others")
+    logs.close()
+    for site in set(logs.sites) - set(here):
+        shutil.rmtree(logs.path(site))
+    page = page_of(tmp_path / "run")
+    assert "2 refusals, by a policy or a check" in page.text
+    assert "0 alarms and aborts" in page.text
+
+
+def test_the_page_says_when_it_was_made_and_has_a_glossary_and_a_block_to_sign(honest: Page) -> None:
+    assert re.search(r"This page was made on \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC by securefda", honest.text)
+    assert "Its verdict is: In order. Name and role" in honest.text
+    assert {"glossary", "h-signoff"} <= {str(attrs.get("id")) for _, attrs in honest.tags}
 
 
 def test_bytes_are_those_of_each_sites_own_log(tmp_path: Path) -> None:

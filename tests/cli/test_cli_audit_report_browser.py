@@ -14,6 +14,13 @@ _WIDER_THAN_THE_WINDOW = "document.documentElement.scrollWidth - document.docume
 _BOXES_BEYOND = """
 [...document.querySelectorAll('.scroll')].filter(box => box.getBoundingClientRect().right > innerWidth).length
 """
+_SIGNOFF = "getComputedStyle(document.querySelector('.signoff')).display"
+_SCROLL_WITHOUT_A_WORD = """
+[...document.querySelectorAll('.box')].filter(box => {
+  const scroll = box.querySelector('.scroll'), hint = box.querySelector('.hint');
+  return scroll.scrollWidth > scroll.clientWidth && hint && getComputedStyle(hint).display === 'none';
+}).map(box => box.querySelector('.caption').id)
+"""
 _UNFOLDED = """
 [...document.querySelectorAll('details')].map(part => getComputedStyle(part, '::details-content').contentVisibility)
 """
@@ -84,6 +91,15 @@ class InChromium:
         tab.use(media="print")
         assert set(tab.evaluate(_UNFOLDED)) == {"visible"}
         assert tab.evaluate("getComputedStyle(document.querySelector('nav')).display") == "none"
+        assert tab.evaluate(_SIGNOFF) == "block"
+        tab.use()
+        assert tab.evaluate(_SIGNOFF) == "none"
+
+    def test_a_table_that_scrolls_says_so(self, tab: Tab, file: Path) -> None:
+        tab.use()
+        for width in (WIDE, NARROW):
+            tab.open(file, width)
+            assert tab.evaluate(_SCROLL_WITHOUT_A_WORD) == []
 
     def test_a_page_that_does_what_is_forbidden_is_complained_of(self, tab: Tab, file: Path, tmp_path: Path) -> None:
         bad = tmp_path / "bad.html"

@@ -16,6 +16,7 @@ def test_logs_of_processes_reconcile_until_one_is_touched(tmp_path: Path, capsys
     with kits(tmp_path, settings=("strategy.rounds=3",)) as federation:
         processes = federation.start_all()
         ends = {site: processes[site].end() for site in ("target", *federation.names)}
+        again = federation.start("target").end()
         logs = [next((federation.kit(site) / "local" / "audit").iterdir()) for site in ends]
         capsys.readouterr()
 
@@ -28,6 +29,10 @@ def test_logs_of_processes_reconcile_until_one_is_touched(tmp_path: Path, capsys
         lost += [main(["audit", "reconcile", str(tmp_path), "--format", "json"])]
         verified, reconciled = map(json.loads, capsys.readouterr().out.splitlines())
         kept.write_bytes(whole)
+        assert main(["federation", "renew", str(federation.kit("target").parent), federation.names[0]]) == 0
+        capsys.readouterr()
+        renewed = main(["audit", "reconcile", str(tmp_path), "--format", "json"])
+        later = json.loads(capsys.readouterr().out)["data"]
         tail = logs[1] / "tail"
         tail.write_bytes(tail.read_bytes().replace(b'"type":"MaskedInput"', b'"type":"MaskedInpux"', 1))
         touched = main(["audit", "reconcile", str(tmp_path), "--format", "json"])
@@ -39,7 +44,12 @@ def test_logs_of_processes_reconcile_until_one_is_touched(tmp_path: Path, capsys
     assert evidence["kind"] == reconciled["data"]["findings"][0]["kind"] == "evidence-damaged"
     assert f"record {evidence['index']} (" in reconciled["data"]["findings"][0]["what"]
     assert set(ends.values()) == {0}
+    assert again == 0
     assert (agreed, found["findings"], found["missing_logs"]) == (0, [], [])
+    assert (found["verdict"]["severity"], found["verdict"]["points"]) == ("fine", [])
+    assert (renewed, later["roster"]["from"], later["roster"]["digest"]) == (0, "kit", found["roster"]["digest"])
+    assert any("began under the roster of epoch 1" in notice for notice in later["notices"])
+    assert later["verdict"]["severity"] == "fine"
     assert found["roster"]["from"] == "kit"
     assert (found["counts"]["headers"], found["counts"]["releases"]) == (3, 9)
     assert not [notice for notice in found["notices"] if "did not receive" in notice]

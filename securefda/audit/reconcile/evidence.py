@@ -259,14 +259,16 @@ def judge_evidence(file: Path, trusted: Path) -> tuple[Evidence, list[Judged]]:
     try:
         evidence = Evidence.parse(read_file(file, limit=MAX_EVIDENCE_BYTES).data)
     except EvidenceError as error:
-        raise ConfigError(str(file), f"is no evidence: {error}") from error
+        hint = "ask for the file once more, as securefda audit reconcile --evidence has written it"
+        raise ConfigError(str(file), f"is no evidence: {error}", hint=hint) from error
     roster = keys_of(file, trusted).roster
     if roster.canonical_bytes() != evidence.roster:
         hint = "name the roster under which the run began; its digest must be the one that the sites know"
         raise NoProof(f"{file}: its messages are of another roster than {trusted}", hint=hint)
     keys = {entry.site_id: entry.signing_key for entry in roster.entries}
     if evidence.federation != roster.federation_id:
-        raise NoProof(f"{file}: it is of federation {printable(evidence.federation[:80])}, not {roster.federation_id}")
+        what = f"{file}: it is of federation {printable(evidence.federation[:80])}, not {roster.federation_id}"
+        raise NoProof(what, hint="accuse no site by it")
     members = Members(evidence.federation, evidence.run, roster.target.site_id, keys, roster.digest().hex())
     return evidence, [_judge(exhibit, members, StatementReader(roster)) for exhibit in evidence.exhibits]
 
