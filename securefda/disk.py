@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -121,6 +122,21 @@ def make_folder(path: Path, mode: int = 0o700) -> None:
         if not folder.is_dir():
             folder.mkdir(mode=mode, exist_ok=True)
             sync_folder(folder.parent)
+
+
+@contextmanager
+def whole_folder(root: Path) -> Iterator[Path]:
+    """A folder beside ``root`` that takes its place when the block ends well, and disappears otherwise."""
+    root = root.resolve()
+    partial = root.with_name(f".{root.name}.partial-{os.getpid()}")
+    make_folder(root.parent)
+    partial.mkdir(mode=0o700)
+    try:
+        yield partial
+        partial.replace(root)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
 
 
 def sync_folder(folder: Path) -> None:

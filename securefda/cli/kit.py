@@ -12,22 +12,70 @@ from securefda.cli.options import Kit, OutputFormat, now
 from securefda.cli.output import Format, print_result
 from securefda.text import aligned
 
-app = typer.Typer(help="Package and inspect a site's startup kit.")
+app = typer.Typer(help="Package, unpack, inspect and protect a site's startup kit.")
 
 
 @app.command("package")
 def package(
     kit: Kit,
-    out: Annotated[Path | None, typer.Option("--out", help="The package; default: KIT.tar.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="The package; default: KIT.tar, or KIT.sealed.")] = None,
+    seal: Annotated[
+        bool, typer.Option("--seal", help="Seal it by a passphrase, which you give to the site by another way.")
+    ] = False,
     output: OutputFormat = Format.TXT,
 ) -> None:
-    """Write a kit into one tar file. It holds private keys: send it encrypted, or carry it."""
+    """Write a kit into one file. It holds private keys: seal it, or carry it."""
     from securefda.site.package import package_kit
+    from securefda.site.sealed import obtain
 
-    path = out or kit.with_name(f"{kit.resolve().name}.tar")
-    digest = package_kit(kit, path, now())
-    text = f"{path}\nSHA-256 {digest}\nit holds the site's private keys: send it encrypted, or carry it"
-    print_result(output, {"package": str(path), "sha256": digest}, text)
+    path = out or kit.with_name(f"{kit.resolve().name}.{'sealed' if seal else 'tar'}")
+    digest = package_kit(kit, path, now(), obtain(str(path), confirm=True) if seal else None)
+    sealed = "sealed: give its passphrase to the site by another way than the file"
+    plain = "it holds the site's private keys in clear: send it encrypted, or carry it; --seal seals it"
+    text = f"{path}\nSHA-256 {digest}\n{sealed if seal else plain}"
+    print_result(output, {"package": str(path), "sha256": digest, "sealed": seal}, text)
+
+
+@app.command("unpack")
+def unpack(
+    package: Annotated[Path, typer.Argument(metavar="PACKAGE", help="What `securefda kit package` wrote.")],
+    out: Annotated[Path | None, typer.Option("--out", help="Folder to make; default: as PACKAGE.")] = None,
+    ca: Annotated[
+        str | None, typer.Option("--ca", metavar="FINGERPRINT", help="The CA's fingerprint, learnt another way.")
+    ] = None,
+    output: OutputFormat = Format.TXT,
+) -> None:
+    """Check a package, and unpack it into a folder that only you can read. A sealed one asks for its passphrase."""
+    from securefda.site.package import unpack_kit
+
+    folder = out or package.with_suffix("")
+    found = unpack_kit(package, folder, now(), expected_ca=ca)
+    unchecked = (
+        "" if ca else f"\nnot checked: whether the CA is the right one; its fingerprint is {found.ca_fingerprint}"
+    )
+    then = f"then delete {package}, and run: securefda preflight {folder} --offline"
+    data = {"kit": str(folder), "site": found.site_id, "role": found.role, "ca_fingerprint": found.ca_fingerprint}
+    print_result(output, data, f"{folder}: the kit of {found.role} {found.site_id}{unchecked}\n{then}")
+
+
+@app.command("protect")
+def protect(
+    kit: Annotated[Path, typer.Argument(metavar="KIT", help="A startup kit, or the authority's folder ca/.")],
+    remove: Annotated[bool, typer.Option("--remove", help="Make the keys plain again.")] = False,
+    output: OutputFormat = Format.TXT,
+) -> None:
+    """Seal the private keys of a kit by a passphrase, which every process from this kit then needs.
+
+    It comes from the descriptor that the variable SECUREFDA_PASSPHRASE_FD numbers, from systemd's credential
+    securefda-passphrase, or from the terminal.
+    """
+    from securefda.site.authority import protect_keys
+    from securefda.site.sealed import obtain
+
+    files = protect_keys(kit, None if remove else obtain(str(kit), confirm=True))
+    names = ", ".join(file.name for file in files)
+    text = f"{kit}: {names} {'are plain: their mode alone protects them' if remove else 'are sealed by the passphrase'}"
+    print_result(output, {"keys": [str(file) for file in files], "sealed": not remove}, text)
 
 
 @app.command("inspect")

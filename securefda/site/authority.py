@@ -18,9 +18,18 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.x509 import Certificate
 
-from securefda.disk import PUBLIC_MODE, SECRET_MODE, FileContent, check_secret_mode, read_file, write_file
+from securefda.disk import (
+    PUBLIC_MODE,
+    SECRET_MODE,
+    FileContent,
+    check_secret_mode,
+    read_file,
+    write_file,
+    writing_errors,
+)
 from securefda.errors import ConfigError
 from securefda.protocol.roster import RosterEntry
+from securefda.protocol.secret import Secret
 from securefda.site.certificates import (
     CA_VALIDITY,
     SITE_VALIDITY,
@@ -31,6 +40,7 @@ from securefda.site.certificates import (
     tls_pin,
 )
 from securefda.site.endpoints import SiteSpec
+from securefda.site.sealed import is_sealed, seal, unseal
 
 CA_FILE = "ca.pem"
 _CA_KEY_FILE = "ca.key"
@@ -114,8 +124,38 @@ def private_pem(key: Ed25519PrivateKey | ec.EllipticCurvePrivateKey) -> bytes:
     )
 
 
+def protect_keys(folder: Path, passphrase: Secret | None) -> tuple[Path, ...]:
+    """Seal the private keys of a kit or of the authority's folder by a passphrase, or with None make them plain again.
+
+    A crash in between leaves each key sealed or plain, and all of them usable with this passphrase.
+
+    Returns:
+        The files that hold them.
+
+    Raises:
+        ConfigError: there are no keys in ``folder``, one cannot be read or written, or the passphrase is too short.
+    """
+    below = folder / "startup" if (folder / "startup").is_dir() else folder
+    files = [below / name for name in ("tls.key", "signing.key", _CA_KEY_FILE, _ROSTER_KEY_FILE)]
+    files = [file for file in files if file.exists()]
+    if not files:
+        raise ConfigError(
+            str(folder), "holds no private keys", hint="name a startup kit, or the authority's folder ca/"
+        )
+    plain = {}
+    for file in files:
+        key = _load_private_key(str(file), read_file(file))
+        if not isinstance(key, Ed25519PrivateKey | ec.EllipticCurvePrivateKey):
+            raise ConfigError(str(file), "is of a kind that no kit holds")
+        plain[file] = private_pem(key)
+    for file, data in plain.items():
+        with writing_errors(file):
+            write_file(file, data if passphrase is None else seal(data, passphrase), SECRET_MODE)
+    return tuple(files)
+
+
 def load_signing_key(name: str, content: FileContent) -> Ed25519PrivateKey:
-    """Read an Ed25519 private key from a PEM file of mode 0600. Raises ConfigError naming the file."""
+    """Read an Ed25519 private key from a PEM file of mode 0600, sealed or not. Raises ConfigError naming the file."""
     key = _load_private_key(name, content)
     if not isinstance(key, Ed25519PrivateKey):
         raise ConfigError(name, "is not an Ed25519 key")
@@ -123,7 +163,7 @@ def load_signing_key(name: str, content: FileContent) -> Ed25519PrivateKey:
 
 
 def load_tls_key(name: str, content: FileContent) -> ec.EllipticCurvePrivateKey:
-    """Read an elliptic-curve private key from a PEM file of mode 0600. Raises ConfigError naming the file."""
+    """Read an elliptic-curve private key from a PEM file of mode 0600, sealed or not; errors likewise."""
     key = _load_private_key(name, content)
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise ConfigError(name, "is not an elliptic-curve key")
@@ -132,8 +172,9 @@ def load_tls_key(name: str, content: FileContent) -> ec.EllipticCurvePrivateKey:
 
 def _load_private_key(name: str, content: FileContent) -> PrivateKeyTypes:
     check_secret_mode(name, content)
+    data = unseal(name, content.data) if is_sealed(content.data) else content.data
     try:
-        return serialization.load_pem_private_key(content.data, password=None)
+        return serialization.load_pem_private_key(data, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
         # Not chained: the parser's message could quote what it read.
-        raise ConfigError(name, "is not an unencrypted PEM private key") from None
+        raise ConfigError(name, "is neither a PEM private key nor one that `securefda kit protect` sealed") from None

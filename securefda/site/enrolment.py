@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from securefda.disk import PUBLIC_MODE, SECRET_MODE, make_folder, read_file, write_file, writing_errors
+from securefda.disk import PUBLIC_MODE, SECRET_MODE, make_folder, read_file, whole_folder, write_file, writing_errors
 from securefda.errors import ConfigError
 from securefda.protocol.roster import Roster, RosterEntry, SignedRoster, check_name, sign_roster
 from securefda.site.authority import CA_FILE, Authority, Identity, load_signing_key, private_pem
@@ -133,7 +132,7 @@ def init_federation(
         f"certificate of {roster.target.site_id}", target.certificate, authority.ca, endpoints.server_name, now
     )
     signed = sign_roster(roster, authority.roster_key, {i.site.site_id: i.signing_key for i in identities})
-    with writing_errors(root), _whole_folder(root) as partial:
+    with writing_errors(root), whole_folder(root) as partial:
         store = _Store(partial, authority, endpoints)
         make_folder(store.ca_folder / _ISSUED)
         authority.save(store.ca_folder)
@@ -359,18 +358,3 @@ def _open_store(root: Path) -> Iterator[tuple[_Store, Roster]]:
         yield store, _read_roster(store).verify_ca(authority.ca.roster_key)
     finally:
         os.close(descriptor)
-
-
-@contextmanager
-def _whole_folder(root: Path) -> Iterator[Path]:
-    """A folder beside ``root`` that takes its place when the block ends well, and disappears otherwise."""
-    root = root.resolve()
-    partial = root.with_name(f".{root.name}.partial-{os.getpid()}")
-    make_folder(root.parent)
-    partial.mkdir(mode=0o700)
-    try:
-        yield partial
-        partial.replace(root)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise

@@ -28,7 +28,7 @@ from securefda.parse import canonical_json, load_object, number, object_with, te
 from securefda.protocol.envelope import sign_bytes, signature_is_valid
 from securefda.protocol.roster import Role, Roster, RosterEntry, SignedRoster, is_name
 from securefda.protocol.secret import Secret
-from securefda.site.authority import CA_FILE, load_signing_key, load_tls_key
+from securefda.site.authority import CA_FILE, load_signing_key, load_tls_key, private_pem
 from securefda.site.certificates import (
     CaCertificate,
     check_entry_dates,
@@ -279,7 +279,8 @@ def open_kit(root: Path, files: Mapping[str, FileContent], now: datetime, *, exp
             str(folder / TLS_CERTIFICATE_FILE), f"the roster pins another TLS key of {entry.site_id}", hint=_FETCH
         )
     name = str(folder / TLS_KEY_FILE)
-    if public_key_pin(load_tls_key(name, files[TLS_KEY_FILE]).public_key()) != entry.tls_pin:
+    tls_key = load_tls_key(name, files[TLS_KEY_FILE])
+    if public_key_pin(tls_key.public_key()) != entry.tls_pin:
         raise ConfigError(name, f"is not the TLS key of {entry.site_id}", hint=_FETCH)
     name = str(folder / SIGNING_KEY_FILE)
     signing_key = load_signing_key(name, files[SIGNING_KEY_FILE])
@@ -302,7 +303,7 @@ def open_kit(root: Path, files: Mapping[str, FileContent], now: datetime, *, exp
         certificate_pem=files[TLS_CERTIFICATE_FILE].data,
         endpoints=endpoints,
         signing_key=signing_key,
-        tls_key_pem=Secret(files[TLS_KEY_FILE].data),
+        tls_key_pem=Secret(private_pem(tls_key)),
     )
 
 

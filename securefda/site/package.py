@@ -12,12 +12,24 @@ from pathlib import Path, PurePosixPath
 
 from cryptography import x509
 
-from securefda.disk import MAX_FILE_BYTES, SECRET_MODE, FileContent, read_file, write_file, writing_errors
+from securefda.disk import (
+    MAX_FILE_BYTES,
+    PUBLIC_MODE,
+    SECRET_MODE,
+    FileContent,
+    make_folder,
+    read_file,
+    whole_folder,
+    write_file,
+    writing_errors,
+)
 from securefda.errors import ConfigError
+from securefda.protocol.secret import Secret
 from securefda.site.kit import (
     LOCAL,
     POLICY_FILE,
     POLICY_SIGNATURE_FILE,
+    SECRET_FILES,
     SETTINGS_FILE,
     STARTUP,
     STARTUP_FILES,
@@ -25,8 +37,12 @@ from securefda.site.kit import (
     load_kit,
     open_kit,
 )
+from securefda.site.sealed import is_sealed, seal, unseal
 
 _MAX_PACKAGE_BYTES = 4 * MAX_FILE_BYTES
+_LOCAL_FILES = (POLICY_FILE, POLICY_SIGNATURE_FILE, SETTINGS_FILE)
+_PACKED = {STARTUP: STARTUP_FILES, LOCAL: _LOCAL_FILES}
+"""What a package holds, by the folder in the kit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +73,11 @@ class KitSummary:
     package_digest: str = ""
 
 
-def package_kit(path: Path, package: Path, now: datetime) -> str:
-    """Write a kit into one tar file of mode 0600, private keys included: send it encrypted, or carry it.
+def package_kit(path: Path, package: Path, now: datetime, passphrase: Secret | None = None) -> str:
+    """Write a kit into one file of mode 0600, private keys included: a tar, sealed where there is a passphrase.
 
-    The same kit always makes the same bytes. From ``local/`` only policy and settings go along.
+    The same kit always makes the same tar; a sealed one is another file each time. From ``local/`` only policy and
+    settings go along.
 
     Returns:
         SHA-256 of the package in hex, for comparing by another way.
@@ -75,9 +92,38 @@ def package_kit(path: Path, package: Path, now: datetime) -> str:
             member = tarfile.TarInfo(f"{kit.site_id}/{name}")  # owner 0, time 0: nothing of this machine
             member.size, member.mode = len(content.data), content.mode
             tar.addfile(member, io.BytesIO(content.data))
+    data = buffer.getvalue() if passphrase is None else seal(buffer.getvalue(), passphrase)
     with writing_errors(package):
-        write_file(package, buffer.getvalue(), SECRET_MODE)
-    return hashlib.sha256(buffer.getvalue()).hexdigest()
+        write_file(package, data, SECRET_MODE)
+    return hashlib.sha256(data).hexdigest()
+
+
+def unpack_kit(package: Path, out: Path, now: datetime, *, expected_ca: str | None = None) -> KitSummary:
+    """Check a package as a whole and unpack it into a new folder, which only its owner can read; or leave nothing.
+
+    Args:
+        package: a tar of :func:`package_kit`, sealed or not.
+        out: folder to make.
+        now: current time, with a time zone.
+        expected_ca: SHA-256 fingerprint of the CA certificate in hex, learnt by another way than the package.
+
+    Raises:
+        ConfigError, CertificateError: as for :func:`inspect_kit`; or the folder exists or cannot be written.
+    """
+    if out.exists():
+        raise ConfigError(str(out), "exists already", hint="name a new folder with --out")
+    digest, files, local = _read_package(package)
+    kit = open_kit(package, files, now, expected_ca=expected_ca)
+    with writing_errors(out):
+        make_folder(out.resolve().parent)
+        with whole_folder(out) as partial:
+            for name, content in files.items():
+                make_folder(partial / STARTUP)
+                write_file(partial / STARTUP / name, content.data, SECRET_MODE if name in SECRET_FILES else PUBLIC_MODE)
+            make_folder(partial / LOCAL)
+            for name, content in local.items():
+                write_file(partial / LOCAL / name, content.data, 0o644)
+    return _summary(kit, digest)
 
 
 def inspect_kit(path: Path, now: datetime, *, expected_ca: str | None = None) -> KitSummary:
@@ -88,35 +134,39 @@ def inspect_kit(path: Path, now: datetime, *, expected_ca: str | None = None) ->
     """
     if path.is_dir():
         return _summary(load_kit(path, now, expected_ca=expected_ca))
-    digest, files = _read_package(path)
+    digest, files, _ = _read_package(path)
     return _summary(open_kit(path, files, now, expected_ca=expected_ca), digest)
 
 
 def _members(kit: Kit) -> Mapping[str, FileContent]:
     members = {f"{STARTUP}/{name}": read_file(kit.startup / name) for name in STARTUP_FILES}
-    for name in (POLICY_FILE, POLICY_SIGNATURE_FILE, SETTINGS_FILE):
+    for name in _LOCAL_FILES:
         if (kit.local / name).exists():
             members[f"{LOCAL}/{name}"] = read_file(kit.local / name)
     return members
 
 
-def _read_package(path: Path) -> tuple[str, dict[str, FileContent]]:
-    """The ``startup/`` files of a package, read in memory: nothing is unpacked, no name in it is followed."""
-    data = read_file(path, limit=_MAX_PACKAGE_BYTES).data
-    files = {}
+def _read_package(path: Path) -> tuple[str, dict[str, FileContent], dict[str, FileContent]]:
+    """SHA-256 of a package, and the files of ``startup/`` and ``local/`` in it.
+
+    All is read in memory: no name in a package is followed, and a file that no kit has is left out.
+    """
+    sealed = read_file(path, limit=_MAX_PACKAGE_BYTES).data
+    data = unseal(str(path), sealed) if is_sealed(sealed) else sealed
+    found: dict[str, dict[str, FileContent]] = {STARTUP: {}, LOCAL: {}}
     try:
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
             for member in tar:
                 parts = PurePosixPath(member.name).parts
                 content = tar.extractfile(member) if member.isreg() else None
-                if content is not None and len(parts) == 3 and parts[1] == STARTUP:
-                    files[parts[2]] = FileContent(content.read(), member.mode & 0o7777)
+                if content is not None and len(parts) == 3 and parts[2] in _PACKED.get(parts[1], ()):
+                    found[parts[1]][parts[2]] = FileContent(content.read(), member.mode & 0o7777)
     except (tarfile.TarError, EOFError, ValueError) as error:
         raise ConfigError(str(path), "is neither a kit's folder nor its package") from error
     for name in STARTUP_FILES:
-        if name not in files:
+        if name not in found[STARTUP]:
             raise ConfigError(str(path), f"lacks {STARTUP}/{name}", hint="package the kit again")
-    return hashlib.sha256(data).hexdigest(), files
+    return hashlib.sha256(sealed).hexdigest(), found[STARTUP], found[LOCAL]
 
 
 def _summary(kit: Kit, package_digest: str = "") -> KitSummary:

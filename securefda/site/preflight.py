@@ -11,7 +11,8 @@ import shutil
 import socket
 import ssl
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -36,8 +37,6 @@ from securefda.site.config import AggregatorConfig, SourceConfig, load_aggregato
 from securefda.site.endpoints import Address
 from securefda.site.kit import (
     SETTINGS_FILE,
-    TLS_CERTIFICATE_FILE,
-    TLS_KEY_FILE,
     Kit,
     PolicyFile,
     load_kit,
@@ -79,7 +78,8 @@ def shake_hands(kit: Kit, now: datetime, *, address: Address | None = None, time
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.set_alpn_protocols(_SERVER_ALPN)
     context.load_verify_locations(cadata=kit.ca.pem.decode("ascii"))
-    context.load_cert_chain(kit.startup / TLS_CERTIFICATE_FILE, kit.startup / TLS_KEY_FILE)
+    with _chain_file(kit) as file:
+        context.load_cert_chain(file)
     try:
         with (
             socket.create_connection((address.host, address.port), timeout=timeout_s) as plain,
@@ -103,6 +103,22 @@ def shake_hands(kit: Kit, now: datetime, *, address: Address | None = None, time
             hint="start the aggregator, or check address, name resolution and firewall",
         ) from error
     return f"{kit.roster.target.site_id} answers at {address} as {kit.endpoints.server_name}"
+
+
+@contextmanager
+def _chain_file(kit: Kit) -> Iterator[str]:
+    """A file with certificate and key, which OpenSSL takes from files alone; in memory where the system can."""
+    chain = kit.certificate_pem + kit.tls_key_pem.reveal()
+    if hasattr(os, "memfd_create"):
+        with os.fdopen(os.memfd_create("tls"), "wb") as file:
+            file.write(chain)
+            file.flush()
+            yield f"/proc/self/fd/{file.fileno()}"
+    else:
+        with tempfile.NamedTemporaryFile() as file:  # of mode 0600
+            file.write(chain)
+            file.flush()
+            yield file.name
 
 
 def check_port_free(address: Address) -> str:
