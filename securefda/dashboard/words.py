@@ -49,7 +49,7 @@ def log_facts(seen: Seen) -> list[tuple[str, str]]:
         facts.append(("Audit log", "none here, so alarms and disclosures are not shown"))
         return facts
     began = next((dict(mark.detail) for mark in log.tables.milestones if mark.kind == "run-began"), {})
-    if not any(name == "Run" for name, _ in facts):
+    if (seen.summary or {}).get("run_id") != log.run:
         facts.append(("Run of the log", log.run))
     if began:
         facts.append(("Log began", f"release {began.get('release', '')}, task {began.get('task', '')}"))
