@@ -6,13 +6,16 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 from browser import CHROMIUM, LOW_CONTRAST, NARROW, WIDE, Tab, browser
-from dashboard_process import Served, serving
+from dashboard_process import Served, event, serving
 from watched_sites import SOURCES, Site
+
+from securefda.dashboard.server import MOST_STREAMS
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine: apt-get install chromium")
 
@@ -118,7 +121,19 @@ def test_what_a_reader_opened_and_focused_stays_when_new_figures_come(tab: Tab, 
         assert tab.evaluate("document.getElementById('rounds-table').scrollTop") == 40
 
 
-def test_the_page_goes_on_by_itself_when_the_server_comes_back(tab: Tab, target: Site) -> None:
+def test_a_page_that_is_turned_away_says_so_and_tries_again_by_itself(tab: Tab, target: Site) -> None:
+    with serving(target.kit) as served:
+        with ExitStack() as stack:
+            for _ in range(MOST_STREAMS):
+                event(stack.enter_context(served.stream()))
+            tab.open(served.url)
+            tab.wait_until("document.getElementById('link').textContent.startsWith('Connection lost')")
+            target.target_round(1)
+        tab.wait_until(_LIVE)
+        tab.wait_until("document.querySelector('.tile .value')?.textContent === '1'")
+
+
+def test_a_page_whose_server_has_ended_says_so_and_keeps_its_figures(tab: Tab, target: Site) -> None:
     target.target_round(1)
     with serving(target.kit) as served:
         tab.open(served.url)
