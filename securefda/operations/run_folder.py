@@ -87,7 +87,7 @@ class RunFolder:
 
 _WRITTEN = (
     *(SUMMARY_FILE, METRICS_FILE, REPORT_FILE, SITES_FOLDER, "kits", "audit", "tensorboard"),
-    *("*.safetensors", "model.onnx", "model.pt", "state.sqlite*", "status.json", ".status.json.*"),
+    *("*.safetensors", "model.onnx", "model.pt", "state.sqlite*", "settings.json", "status.json", ".status.json.*"),
     *("*.log", "*.log.[0-9]*", "*.jsonl", "*.jsonl.[0-9]*"),
 )
 """What a run may write into its folder, logs under the usual names included."""
