@@ -240,8 +240,8 @@ def require_initial(header: Header, model: Vector, own: Vector, listed: Sequence
     require(
         furthest <= INITIAL_TOLERANCE,
         "HEADER_INITIAL_MODEL",
-        "it is not the task's own first model for this run's seed; use the same seed and versions at both sites, or "
-        f"list {header.model_digest.hex()} under model.initial in policy.toml",
+        "it is not the task's own first model for this run's seed; use the same seed, task options and versions at "
+        f"both sites, or list {header.model_digest.hex()} under model.initial in policy.toml",
     )
 
 

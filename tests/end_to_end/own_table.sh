@@ -4,3 +4,4 @@ securefda new heart --tabular export.csv --label krank
 cd heart
 securefda task check federation.toml
 securefda run federation.toml --out runs/first
+securefda predict runs/first --data ../export.csv --out predictions.csv

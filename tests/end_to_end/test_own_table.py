@@ -51,5 +51,9 @@ def test_they_end_in_a_model_of_the_table(tmp_path: Path) -> None:
     summary = json.loads((run / "summary.json").read_text())
     assert summary["final_accuracy"] > 0.6  # the frequent class has about half of the rows
     assert (run / "model.safetensors").stat().st_size > 0
+    table = (work / "export.csv").read_text(encoding="utf-8-sig").splitlines()
+    predictions = (work / "heart" / "predictions.csv").read_text().splitlines()
+    assert predictions[0] == "row,krank,probability ja,probability nein"
+    assert len(predictions) == len(table)
     assert {path.name for path in (run / "sites").iterdir()} == {"clinic", "hospital-a", "hospital-b", "hospital-c"}
     assert len({path.read_bytes() for path in (work / "heart" / "data").iterdir()}) == 4
