@@ -12,7 +12,7 @@ import pytest
 
 from securefda.errors import ConfigError, QuorumLost
 from securefda.operations.records import RoundLine, summarise
-from securefda.operations.report import human_bytes, report_after, write_report
+from securefda.operations.report import human_bytes, is_used, report_after, write_report
 from securefda.operations.run_folder import RunFolder
 from securefda.operations.summary_text import protected, unprotected, verdict
 
@@ -454,3 +454,19 @@ def test_a_summary_of_another_form_is_named(key: str, tmp_path: Path) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | {key: [[[1]]]}))
     with pytest.raises(ConfigError, match=rf"summary\.json: line 1: {key}\S* is not as a run writes it"):
         write_report(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("rule", "used", "unused"),
+    [
+        ("fedgp_auto", {"filter", "projection", "estimator", "align"}, {"beta", "ditto-lambda", "knn-scale"}),
+        ("fedda", {"beta", "align"}, {"filter", "estimator", "apfl-alpha"}),
+        ("knn_per", {"knn-neighbours"}, {"ditto-lambda", "beta", "reptile-rounds"}),
+        ("ditto", {"ditto-lambda", "personal-epochs"}, {"knn-weight", "finetune-rounds"}),
+    ],
+)
+def test_settings_that_a_rule_does_not_use_are_known(rule: str, used: set[str], unused: set[str]) -> None:
+    strategy = {"rule": rule, "server-optimizer": "none"}
+    assert {key for key in used | unused if is_used(key, strategy)} == used
+    assert not is_used("server-momentum", strategy)
+    assert is_used("server-momentum", strategy | {"server-optimizer": "adam"})
