@@ -177,6 +177,7 @@ def trainer_at(
     budget: Budget,
     on_charge: Callable[[Budget, DpEvent, Reservation], None] = lambda *_: None,
     memory: PersonalMemory | None = None,
+    left_after: Samples | None = None,
 ) -> tuple[SiteTrainer, tuple[str, ...]]:
     """What trains at a site, and what its operator should know of it before it begins.
 
@@ -190,6 +191,7 @@ def trainer_at(
         budget: what its policy lets them cost.
         on_charge: hears of every charge before it is trained for: the audit log does.
         memory: keeps the layers that stay at the site.
+        left_after: those of the rows that training without noise uses, where some are left out to choose a model by.
 
     Raises:
         LedgerError, BudgetExhausted: training with noise is not paid for.
@@ -203,6 +205,7 @@ def trainer_at(
         require_unledgered(file, process.data_set, data)
         ahead = partial(require_no_ledger_at, file, process.data_set)  # one that is made while the run goes on, too
         seed, site = process.seed, member.site_id
+        rows = rows if left_after is None else left_after
         return SiteTrainer(task, site, rows, settings, seed, secret=secret, before_round=ahead, memory=memory), ()
     from securefda.site.private_trainer import PrivateTrainer  # noqa: PLC0415 - it imports Opacus
 

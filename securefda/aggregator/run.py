@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import cast
 
 from securefda import __version__
 from securefda.aggregator.attempt import Attempt, RoundSum, open_attempt
@@ -55,6 +56,7 @@ from securefda.errors import (
     without_frames,
 )
 from securefda.operations.progress import Reporter
+from securefda.operations.records import RoundLine, best_round
 from securefda.protocol.aggregator import AggregatorSession
 from securefda.protocol.checks import envelope_fault
 from securefda.protocol.masking import available_threads
@@ -309,7 +311,7 @@ class AggregatorRun:
 
     def _begin_round(self, number: int, attempts: int = 0, asked: Asked | None = None) -> list[Send]:
         """Go to a round, of which ``attempts`` were begun before a restart. The target's own rounds need no source."""
-        if number > self._settings.strategy.rounds:
+        if number > self._settings.strategy.rounds or self._has_stopped_early():
             if any(record["status"] == "finished" for record in self._store.records()):
                 self._store.complete()
                 return self._end(Goodbye(True, self._progress.last_round, ""), None)
@@ -329,6 +331,18 @@ class AggregatorRun:
         now = self._site.clock()
         self._enter(AskingCosigners(current, began=now, deadline=now))
         return sends
+
+    def _has_stopped_early(self) -> bool:
+        """Whether no round brought a better model for as long as the settings have patience, warm-up apart."""
+        patience, warm_up = self._settings.patience, self._settings.strategy.warm_up_rounds
+        records = cast(list[RoundLine], self._store.records())
+        finished = [one for one in records if one["round"] > warm_up and one.get("status") == "finished"]
+        best = best_round(finished)
+        if not patience or best is None or sum(one["round"] > best["round"] for one in finished) < patience:
+            return False
+        which = f"the best model is of round {best['round']}, and none of the {patience} after it was better"
+        self._reporter.note(f"the run ends early: {which}")
+        return True
 
     def _start_round(self, number: int, attempts: int, asked: Asked | None = None) -> CurrentRound:
         self._reporter.round_started(number, self._settings.strategy.rounds)

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import cast
 
+import torch
+
 from securefda.aggregator.store import AggregatorStore
 from securefda.aggregator.target import TargetAlone
 from securefda.audit.journal import logs_folder
@@ -30,6 +32,7 @@ from securefda.site.config import (
 from securefda.tasks import Samples
 from securefda.training import OwnRows, PersonalMemory, PersonalModel, SecretSeed, require_steps
 from securefda.training.personal import Drawn, FineTuned, Mixture, Neighbours, OwnHead
+from securefda.training.seeds import Seed, derive_seed, generator_of
 from securefda.training.trainer import Trainer
 
 ByteCounts = tuple[Mapping[int, int], Mapping[int, int]]
@@ -42,7 +45,7 @@ class TargetSite:
 
     ``trains_on`` says for people what computes: "cpu (1 thread)".
     ``personal`` is what the target is measured with where that is not the common model. ``alone`` is what the run is
-    compared with, if it is.
+    compared with, if it is. ``validation`` are the rows by which the best model is chosen, if it is.
     """
 
     signer: Signer
@@ -58,6 +61,7 @@ class TargetSite:
     trains_on: str = ""
     personal: PersonalModel | None = None
     alone: TargetAlone | None = None
+    validation: Samples | None = None
 
     @property
     def sources(self) -> frozenset[int]:
@@ -80,7 +84,8 @@ class RunSettings:
 
     ``cohort_size`` is the fewest members of a cohort when it forms; 0 lets each cohort lose one source. ``kappa`` is of
     the norm cap, 0 for none. ``target_noise`` is what protects g_T when it is published, as its releases are
-    accounted. ``learning_rate`` is the target's, before the factor of a round.
+    accounted. ``learning_rate`` is the target's, before the factor of a round;
+    ``patience`` is after how many rounds without a better model the run ends, 0 for never.
     """
 
     strategy: Strategy
@@ -101,6 +106,7 @@ class RunSettings:
     norm_cap_granularity: Granularity = Granularity.LAYER
     target_noise: str = "none"
     learning_rate: float = 0.001
+    patience: int = 0
 
     def __post_init__(self) -> None:
         if self.cohort_size == 0:
@@ -150,6 +156,9 @@ def target_site(
     strategy, training = strategy_of(config.strategy), training_settings(config.training)
     task = task_of(config.task, member.roster, seed)
     data, test_data = target_rows(task, site_id, strategy.rule)
+    rows_of_site, validation = data, None
+    if share := config.strategy.validation_share:
+        data, validation = without_share(data, share, site_id, seed if secret is None else secret)
     if strategy.rule.adapts:
         require_steps(site_id, len(data), training)
     budget = budget_of(config.privacy.budget)
@@ -160,19 +169,21 @@ def target_site(
         config.training,
         member,
         task,
-        data,
+        rows_of_site,
         secret=secret,
         budget=budget,
         on_charge=witness.journal.charged,
         memory=store,
+        left_after=data,
     )
     own = strategy.rule.is_personal
     rows = OwnRows(task, site_id, data, training, seed, secret) if own else None
 
     def trainer_alone() -> Trainer:
-        own_rows = training_rows(task, site_id) if strategy.rule is Rule.ORACLE else data
+        own, left = (training_rows(task, site_id), None) if strategy.rule is Rule.ORACLE else (rows_of_site, data)
         plain = config.training.model_copy(update={"personal_layers": 0})
-        return trainer_at(config.aggregator, plain, member, task, own_rows, secret=secret, budget=budget)[0]
+        how = (config.aggregator, plain, member, task, own)
+        return trainer_at(*how, secret=secret, budget=budget, left_after=left)[0]
 
     compares = config.strategy.compare_target_only and not config.training.dp.noise_multiplier
     alone = TargetAlone(trainer_alone, test_data, store) if compares and strategy.rule is not Rule.TARGET_ONLY else None
@@ -189,7 +200,27 @@ def target_site(
         trains_on=trainer.trains_on,
         personal=None if rows is None else personal_of(strategy, rows, store),
         alone=alone,
+        validation=validation,
     )
+
+
+def without_share(rows: Samples, share: float, site_id: str, seed: Seed) -> tuple[Samples, Samples]:
+    """Split rows at random into those to train on and, about ``share`` of them, those to choose a model by.
+
+    Raises:
+        ConfigError: one of both would be empty.
+    """
+    count = round(share * len(rows))
+    if not 0 < count < len(rows):
+        lacks = "train on" if count else "choose a model by"
+        why = f"{share:g} of the {len(rows)} training rows at {site_id} leaves none to {lacks}"
+        raise ConfigError("strategy.validation-share", why, hint="set another share, or 0 for none")
+    order = torch.randperm(len(rows), generator=generator_of(derive_seed(seed, site_id, "validation")))
+    left, taken = (
+        Samples(rows.features[part], rows.labels[part])
+        for part in (order[count:].sort().values, order[:count].sort().values)
+    )
+    return left, taken
 
 
 def personal_of(strategy: Strategy, rows: OwnRows, memory: PersonalMemory) -> PersonalModel | None:
@@ -253,6 +284,7 @@ def settings_of(config: AggregatorConfig | FederationConfig, config_digest: byte
         norm_cap_granularity=Granularity[privacy.norm_cap_granularity.upper()],
         target_noise="dp-sgd" if training.dp.noise_multiplier else "none",
         learning_rate=training.learning_rate,
+        patience=config.strategy.patience,
     )
 
 

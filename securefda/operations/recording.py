@@ -11,8 +11,8 @@ from safetensors.numpy import save
 
 from securefda import __version__
 from securefda.operations.progress import Reporter
-from securefda.operations.records import RoundLine
-from securefda.operations.run_folder import MODEL_FILE, RunFolder, read_run
+from securefda.operations.records import RoundLine, best_round
+from securefda.operations.run_folder import BEST_FILE, MODEL_FILE, RunFolder, read_run
 from securefda.training import LayerTable, Vector
 
 
@@ -59,7 +59,7 @@ class RecordingReporter:
         self._folder = folder
         self._shown = shown
         self.model_bytes: Callable[[RoundLine | None], bytes] = lambda _: b""
-        self._finished: RoundLine | None = None
+        self._lines: list[RoundLine] = []
 
     def catch_up(self, lines: Sequence[RoundLine]) -> None:
         """Write what a killed process had no time for: lines of rounds that ended, and the model after them."""
@@ -67,8 +67,17 @@ class RecordingReporter:
         for line in lines:
             if line["round"] not in written:
                 self._folder.append_round(line)
-            self._finished = line if line.get("status") != "lost" else self._finished
-        self._folder.write(MODEL_FILE, self.model_bytes(self._finished))
+        self._lines = list(lines)
+        self._write_model()
+
+    def _write_model(self) -> None:
+        """The model of the last finished round, and once more where it is the best so far."""
+        finished = [line for line in self._lines if line.get("status") != "lost"]
+        last = finished[-1] if finished else None
+        data = self.model_bytes(last)
+        self._folder.write(MODEL_FILE, data)
+        if last is not None and best_round(finished) is last:
+            self._folder.write(BEST_FILE, data)
 
     def round_started(self, round_number: int, rounds: int) -> None:
         """Pass it on."""
@@ -81,8 +90,8 @@ class RecordingReporter:
     def round_finished(self, line: RoundLine) -> None:
         """Write the round's line and the model after it, then pass it on."""
         self._folder.append_round(line)
-        self._finished = line if line.get("status") != "lost" else self._finished
-        self._folder.write(MODEL_FILE, self.model_bytes(self._finished))
+        self._lines.append(line)
+        self._write_model()
         self._shown.round_finished(line)
 
     def note(self, text: str) -> None:

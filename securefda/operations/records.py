@@ -76,6 +76,12 @@ class RoundLine(TypedDict, total=False):
     metrics: dict[str, float]
     """The task's figures on the target's test rows, by name."""
 
+    validation_accuracy: float
+    """Accuracy on the target's rows that are left out to choose the best model by, where there are any."""
+
+    validation_loss: float
+    """Mean loss on these rows."""
+
     evaluated: Literal["personal"]
     """Present where accuracy, loss and metrics are of the target's own model, which `model_digest` does not name."""
 
@@ -247,6 +253,19 @@ class PrivacySpent(TypedDict):
     """How epsilon is added up."""
 
 
+class BestModel(TypedDict):
+    """The model that did best on the target's validation rows: that of `best.safetensors`."""
+
+    round: int
+    """Its round."""
+
+    validation_accuracy: float
+    """Its accuracy on these rows, by which it was chosen."""
+
+    accuracy: float
+    """Its accuracy on the target's test rows, which had no part in choosing it."""
+
+
 class TargetOnly(TypedDict):
     """What the target comes to when it trains alone, from the same first model with its own settings."""
 
@@ -370,6 +389,9 @@ class Summary:
     evaluated: Literal["global", "personal"] = "global"
     """Whose accuracy these are: `personal`, of a model of the target's own, or `global`."""
 
+    best: BestModel | None = None
+    """The best model by the target's validation rows; null without such rows."""
+
     target_only: TargetOnly | None = None
     """What the target comes to alone; null where that is not measured: see `strategy.compare-target-only`."""
 
@@ -426,7 +448,7 @@ def summarise(
     cosines = [cosine for line in finished if (cosine := line.get("target_cosine")) is not None]
     spread = Spread(smallest=min(cosines), median=median(cosines), largest=max(cosines)) if cosines else None
     phases = dict.fromkeys(phase for line in finished for phase in line.get("seconds", {}))
-    spent = None
+    spent, best = None, best_round(finished)
     if target_budget is not None:
         spent = PrivacySpent(
             epsilon=max((line["target_epsilon"] for line in rounds if "target_epsilon" in line), default=0.0),
@@ -465,10 +487,21 @@ def summarise(
         status=status,
         ended=max((line.get("ended", "") for line in rounds), default=""),
         setting=setting,
+        best=best
+        and BestModel(round=best["round"], validation_accuracy=best["validation_accuracy"], accuracy=best["accuracy"]),
         evaluated="personal" if any("evaluated" in line for line in finished) else "global",
         error=None if error is None else {"code": error.code, "message": str(error), "hint": error.hint},
         versions=software_versions(),
     )
+
+
+def best_round(lines: Iterable[RoundLine]) -> RoundLine | None:
+    """The finished round whose model did best on the validation rows; None where there are no such rows.
+
+    By accuracy, then by loss; of equal ones the earliest.
+    """
+    seen = [line for line in lines if line.get("status") != "lost" and "validation_accuracy" in line]
+    return max(seen, key=lambda line: (line["validation_accuracy"], -line["validation_loss"]), default=None)
 
 
 def software_versions() -> dict[str, str]:

@@ -29,6 +29,7 @@ from securefda.parse import BeyondBounds, json_value
 SUMMARY_FILE = "summary.json"
 METRICS_FILE = "metrics.jsonl"
 MODEL_FILE = "model.safetensors"
+BEST_FILE = "best.safetensors"
 REPORT_FILE = "report.html"
 SITES_FOLDER = "sites"
 REFUSED_FOLDER = "refused"

@@ -182,6 +182,15 @@ class StrategySection(Settings):
     knn_scale: float = 1.0
     """Distance over which the weight of a neighbour falls by the factor e, above 0."""
 
+    validation_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of the target's own training rows that it leaves out of training to choose the best model by; 0 for none.
+    `best.safetensors` is the best model, and `model.safetensors` the last one. Not with noise at the target, whose
+    ledger does not count such rows, nor under a rule that measures a model of the target's own."""
+
+    patience: Natural = 0
+    """After how many finished rounds without a better model the run ends early, warm-up not counted; 0 for never.
+    Needs `validation-share`. When a run ends early, every site learns that."""
+
     compare_target_only: bool = True
     """Whether the target, after the run, trains alone for as many rounds, so that the summary can say what the sources
     were worth. No other site notices. It is not measured where the target trains with noise, which would be charged to
@@ -452,7 +461,7 @@ class MetricsSection(Settings):
     `"http://127.0.0.1:5000"`; empty for none. Whoever can read it sees the accuracies."""
 
 
-_OF_THE_TARGET = {"compare_target_only"}
+_OF_THE_TARGET = {"compare_target_only", "validation_share", "patience"}
 """Settings of a strategy that concern the target alone: the rules do not know them."""
 
 
@@ -522,6 +531,16 @@ def require_fit(strategy: StrategySection, target: TrainingSection, source: Trai
         if side.personal_layers != target.personal_layers:
             why = f"is {side.personal_layers}, and at the target {target.personal_layers}"
             raise ConfigError(f"{key}.personal-layers", why, hint="set the same number at every site")
+    if strategy.patience and not strategy.validation_share:
+        hint = "set strategy.validation-share, for example to 0.2"
+        raise ConfigError("strategy.patience", "needs rows of the target to see which model is better", hint=hint)
+    if strategy.validation_share and (target.dp.noise_multiplier or rule.is_personal):
+        why = (
+            "its ledger does not count the rows that choose a model"
+            if target.dp.noise_multiplier
+            else (f"under {rule} the target is measured with a model of its own")
+        )
+        raise ConfigError("strategy.validation-share", why, hint="set it to 0")
     if rule.is_personal and target.dp.noise_multiplier:
         hint = f"set {next(iter(sides))}.dp.noise-multiplier = 0, or another rule"
         raise ConfigError("strategy.rule", f"{rule} uses the target's rows beyond what is charged for", hint=hint)
