@@ -114,8 +114,8 @@ class Pairing(Check):
         for party, required in self._missing():
             if not required:
                 count = self._alone[party]
-                what = f"its log is missing; {counted(count, 'message')} with it were not checked against it"
-                yield Notice(what, party)
+                unchecked = f"; {counted(count, 'message')} with it could not be checked against it" if count else ""
+                yield Notice(f"its log is missing{unchecked}", party)
         for party, count in sorted(self._alone.items()):
             if party not in self.run.members.keys:
                 yield Notice(f"{party} is not in the roster; {count} records are of messages with it", care=True)
