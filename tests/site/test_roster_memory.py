@@ -139,7 +139,7 @@ def start_and_stop(kit: Path, role: str, monkeypatch: pytest.MonkeyPatch) -> Non
         raise Started
 
     service = source_process if role == "source" else aggregator_process
-    monkeypatch.setattr(service, "Member", stop)
+    monkeypatch.setattr(service.Member, "of", stop)
     section = ProcessSection(kit=kit, out=kit / "local" / "run", seed=1)
     task = TaskSection(factory="a.task:Task")
     if role == "source":
