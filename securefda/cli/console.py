@@ -25,7 +25,7 @@ _ROUNDS_AVERAGED = 10
 def console_reporter(stream: TextIO | None = None, *, knows_rounds: bool = True) -> Iterator[Reporter]:
     """Report to ``stream``, stderr by default, so that stdout holds nothing but results.
 
-    A source does not know how many rounds its run has: without ``knows_rounds`` no bar says how far it is.
+    A source has its own words for how far it is: without ``knows_rounds`` no bar says so.
     """
     stream = sys.stderr if stream is None else stream
     if verbosity() is Verbosity.QUIET:

@@ -48,10 +48,11 @@ def start_aggregator(
 
     with launched(launcher) as ours:
         settings = load_aggregator(config, [*overrides, *_flags("aggregator", out, seed)], os.environ, note=say)
-        from securefda.aggregator import process  # with torch, for which no wrong file should have to wait
-
         folder = settings.aggregator.out
         with interruptible(folder), report_after(folder), console_reporter() as reporter:
+            reporter.phase("starting")
+            from securefda.aggregator import process  # with torch, for which no wrong file should have to wait
+
             summary = process.main(settings, ours.hears(reporter))
     print_result(output, summary.as_json() | {"out": str(folder)}, run_text(summary, folder))
 

@@ -23,6 +23,7 @@ from securefda.protocol.messages import (
     Join,
     KeyList,
     MaskedInput,
+    Schedule,
     ShareBundle,
     ShareDelivery,
     Signed,
@@ -176,6 +177,8 @@ class SourceWatch:
         del direction, peer, wire_bytes, more
         if isinstance(message.body, Header):
             self._run = message.body.run_id.hex()
+        if isinstance(message.body, Schedule):
+            self.state.know(rounds=message.body.rounds)
         self._book.phase = _PHASES.get(type(message.body), self._book.phase)
         if isinstance(message.body, Join):
             self.note(f"joined; waiting for {self._target} to begin a round")

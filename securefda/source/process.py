@@ -20,11 +20,12 @@ from securefda.operations import SourceWatch, watch_source
 from securefda.operations.progress import Reporter
 from securefda.operations.records import SiteLine, refused_line
 from securefda.operations.run_folder import METRICS_FILE, append_line, keep_refused
+from securefda.operations.state import StateWriter, round_of
 from securefda.privacy.events import TERMS
 from securefda.protocol.messages import Header, Parcel, Signed
 from securefda.site.config import SourceConfig
 from securefda.site.kit import Kit, load_kit, use_kit
-from securefda.site.policy import ReleaseLimits, load_signed_policy
+from securefda.site.policy import load_signed_policy
 from securefda.site.training_secret import secret_of_site
 from securefda.source.run import HINT, SourceRun
 from securefda.source.run_book import RunBook, run_book_file
@@ -65,7 +66,7 @@ def main(config: SourceConfig, reporter: Reporter, *, accept_run: bool = False) 
         noisy = config.training.dp.noise_multiplier > 0
         limit = policy.dp.budget.epsilon if noisy else None
         watch.state.know(epsilon_limit=limit)
-        shown = _SourceReporter(kit.site_id, out, reporter, most_rounds=policy.release.max_rounds, epsilon_limit=limit)
+        shown = _SourceReporter(kit.site_id, out, reporter, watch.state)
         secret, about_secret = secret_of_site(config.source, config.training, kit.local)
         site = source_site(config, policy, member, store, secret=secret, policy_file=kit.signed_policy()[1])
         watch.note(f"{site_id} trains on {site.trains_on}")
@@ -89,24 +90,18 @@ def main(config: SourceConfig, reporter: Reporter, *, accept_run: bool = False) 
 
 
 class _SourceReporter:
-    """Writes this site's own lines and shows what happens.
+    """Writes this site's own lines and shows what happens; ``state`` knows the number of rounds and the limit of ε."""
 
-    A header does not say how many rounds its run has. What this site knows is how many its policy permits.
-    """
-
-    def __init__(
-        self, site_id: str, out: Path, shown: Reporter, *, most_rounds: int, epsilon_limit: float | None
-    ) -> None:
-        self._site_id, self._out, self._shown = site_id, out, shown
-        self._most = "" if most_rounds == ReleaseLimits().max_rounds else f" of at most {most_rounds}"
-        self._epsilon_limit = epsilon_limit
+    def __init__(self, site_id: str, out: Path, shown: Reporter, state: StateWriter) -> None:
+        self._site_id, self._out, self._shown, self._state = site_id, out, shown, state
         self.rounds_finished = 0
+
+    def _place(self, round_number: int) -> str:
+        return f"{self._site_id}: round {round_of(round_number, self._state.now.rounds)}"
 
     def round_started(self, round_number: int, visibility: str, rule: str) -> None:
         """Show which round this site trains for, and what the aggregator may see of it."""
-        self._shown.note(
-            f"{self._site_id}: round {round_number}{self._most}: training for {rule} at visibility {visibility}"
-        )
+        self._shown.note(f"{self._place(round_number)}: training for {rule} at visibility {visibility}")
 
     def round_finished(self, record: SiteLine) -> None:
         """Append the line to this site's metrics, and show what left and what it has cost."""
@@ -114,9 +109,10 @@ class _SourceReporter:
         append_line(self._out / METRICS_FILE, record)
         summed = record.get("summed", 1)
         sent = "update sent in clear" if summed == 1 else f"update sent inside a sum of {summed}"
-        if "epsilon" in record and self._epsilon_limit is not None:
-            sent += f"; ε {record['epsilon']:.4g} of {self._epsilon_limit:g}"
-        self._shown.note(f"{self._site_id}: round {record['round']}{self._most}: {sent}")
+        limit = self._state.now.epsilon_limit
+        if "epsilon" in record and limit is not None:
+            sent += f"; ε {record['epsilon']:.4g} of {limit:g}"
+        self._shown.note(f"{self._place(record['round'])}: {sent}")
 
     def refused(self, refusal: PolicyRefusal, header: Signed[Header]) -> None:
         """Keep the header and what was refused beside this site's metrics, and show it."""

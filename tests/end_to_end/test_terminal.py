@@ -145,7 +145,7 @@ def test_a_source_says_why_it_has_no_connection_and_when_it_is_back(tmp_path: Pa
             for site in ("target", "source-2", "source-3"):
                 federation.start(site)
             again = source.shows(f"connected again to the aggregator at {address}", lost)
-            source.shows("source-1: round 1: update sent inside a sum of 3", again)
+            source.shows("source-1: round 1 of 1: update sent inside a sum of 3", again)
             assert source.end()[0] == 0
         text, state = status(capsys, me)
         assert (state["doing"], state["running"], state["round"]) == ("ended", False, 1)
@@ -162,18 +162,18 @@ def test_a_source_says_what_it_does_in_a_round(tmp_path: Path, capsys: Any) -> N
         with terminal(federation, "source-1") as source:
             for site in ("target", "source-2", "source-3"):
                 federation.start(site)
-            training = source.shows(r"\d:\d\d:\d\d round 1: training")
+            training = source.shows(r"\d:\d\d:\d\d round 1 of 1: training")
             assert status(capsys, me)[1]["doing"] == "training"
 
             holds["source-1"].unlink()
-            trained = source.shows("round 1: waiting for the keys of the other sources", training)
+            trained = source.shows("round 1 of 1: waiting for the keys of the other sources", training)
             _, state = status(capsys, me)
             assert (state["doing"], state["waiting_for"]) == ("waiting for the keys of the other sources", ["target"])
 
             eventually(lambda: status(capsys, federation.kit("target"))[1]["waiting_for"] == ["source-2"])
 
             holds["source-2"].unlink()
-            source.shows("round 1: waiting for the result", trained)
+            source.shows("round 1 of 1: waiting for the result", trained)
             assert status(capsys, me)[1]["doing"] == "waiting for the result"
 
             holds["evaluation"].unlink()

@@ -265,5 +265,6 @@ def test_a_rule_that_is_weaker_than_a_policy_asks_for_is_refused_by_its_key(tmp_
     federation.sources[2] = federation.source(2, policy=strict)
     play(federation)
     (line,) = federation.watch.lines
-    assert line["refused"] == {"source-2": "norm-cap.kappa"}
+    assert "source-2 takes no part: its policy refuses norm-cap.kappa" in federation.watch.notes
+    assert "source-2" not in line["survivors"]
     assert line["status"] == "finished"
