@@ -6,6 +6,7 @@ Functions that write raise OSError; the caller says in words of its own what cou
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import secrets
@@ -93,8 +94,11 @@ def write_file(path: Path, data: bytes, mode: int) -> None:
         mode: its permission bits from its first moment on, less the umask: a key is at no time open to others.
 
     Raises:
-        OSError: the disk is full, or the folder is missing or not writable; the old file is untouched.
+        OSError: the disk is full, the folder is missing or not writable, or ``path`` is a device or a pipe, which
+            the new file would replace; the old file is untouched.
     """
+    if path.exists() and not path.is_symlink() and not path.is_file() and not path.is_dir():
+        raise OSError(errno.EEXIST, "a device or a pipe is in its place", str(path))
     partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:

@@ -130,7 +130,9 @@ def read_toml(path: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise ConfigError(str(path), "file not found", hint="check the path") from error
     except OSError as error:
-        raise ConfigError(str(path), f"cannot be read: {error.strerror}") from error
+        raise ConfigError(
+            str(path), f"cannot be read: {error.strerror}", hint="name a file that can be read"
+        ) from error
     if len(data) > _MAX_FILE_BYTES:
         raise ConfigError(str(path), f"is larger than {_MAX_FILE_BYTES} bytes", hint="check the path")
     return parse_toml(data, path)
@@ -150,7 +152,15 @@ def parse_toml(data: bytes, path: Path) -> dict[str, Any]:
     except BeyondBounds as error:
         raise ConfigError(str(path), str(error), hint="no setting takes that; look at who wrote the file") from error
     except ValueError as error:
-        raise ConfigError(str(path), f"not valid TOML: {error}", hint="text values need quotes") from error
+        raise ConfigError(str(path), f"not valid TOML: {error}", hint=_toml_hint(str(error))) from error
+
+
+def _toml_hint(found: str) -> str:
+    if "overwrite" in found:
+        return "a key or table stands twice: keep one of them"
+    if "Illegal character" in found:
+        return "remove that character, or save the file as UTF-8 text anew"
+    return "correct that place; text values need quotes"
 
 
 def parse_settings(
@@ -187,6 +197,11 @@ def parse_settings(
     else:
         if not errors:
             return settings
+    every_key = known_keys(model)
+    for one in (one for error in errors for one in (error.errors if isinstance(error, ConfigErrors) else (error,))):
+        key = re.sub(r"\.\d+$", "", one.key)
+        if not one.hint and key in every_key:
+            one.hint = f"securefda config explain {key} says what it takes"
     raise ConfigErrors.of(errors)
 
 
@@ -222,7 +237,7 @@ def _walk(model: type[Settings], prefix: str) -> Iterator[tuple[str, Any]]:
 
 def nearest_key(key: str, known: Mapping[str, Any]) -> str | None:
     """Return the key of ``known`` that ``key`` was probably meant to be: alike, or its last part in another table."""
-    near = get_close_matches(key, list(known), n=1, cutoff=0.75)
+    near = get_close_matches(key.lower(), list(known), n=1, cutoff=0.75)
     if near:
         return near[0]
     by_leaf = {name.rpartition(".")[2]: name for name in known}
@@ -277,7 +292,7 @@ def nearest_choice(given: str, why: str) -> str:
     """A hint at what ``given`` was probably meant to be, where ``why`` lists what can be given; else empty."""
     listed = why.partition("must be one of ")[2].partition(";")[0]
     choices = listed.split(", ") if listed else re.findall(r"'([^']*)'", why)
-    near = get_close_matches(given, choices, n=1)
+    near = get_close_matches(given.lower(), choices, n=1)
     return f"did you mean {near[0]}?" if near else ""
 
 

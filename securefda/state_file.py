@@ -226,12 +226,19 @@ class StateFile:
         except sqlite3.DatabaseError as error:
             raise self._disk_error(error) from error
         except OSError as error:
-            raise SecureFdaError(
-                f"{self._path}: {error.strerror}", hint="choose a folder that can be written"
-            ) from error
+            kind = ConfigError if isinstance(error, NotADirectoryError | FileExistsError) else None
+            hint = "choose a folder that can be written"
+            if kind is not None:
+                raise kind(str(self._path), error.strerror or "is in no folder", hint=hint) from error
+            raise SecureFdaError(f"{self._path}: {error.strerror}", hint=hint) from error
 
     def _disk_error(self, error: sqlite3.DatabaseError) -> SecureFdaError:
-        hint = "free disk space and check the folder's permissions, then start again"
+        damaged = getattr(error, "sqlite_errorcode", None) in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
+        hint = (
+            "the file is damaged: name another folder with --out, in which a new run begins"
+            if damaged
+            else "free disk space and check the folder's permissions, then start again"
+        )
         # Of a text that is not UTF-8 the message holds the text, and Python gives it no code.
         not_text = isinstance(error, sqlite3.OperationalError) and not hasattr(error, "sqlite_errorcode")
         return SecureFdaError(f"{self._path}: {'a text in it is not UTF-8' if not_text else error}", hint=hint)

@@ -525,7 +525,7 @@ def test_a_targets_kit_listens_where_it_is_told(file: Path, tmp_path: Path) -> N
 def test_an_aggregator_file_rejects_a_sources_table(tmp_path: Path) -> None:
     path = tmp_path / "aggregator.toml"
     path.write_text('[source]\nkit = "kit"\n[task]\nfactory = "a:B"\n')
-    with pytest.raises(ConfigError, match=r"source: unknown key"):
+    with pytest.raises(ConfigError, match="is a source's settings, not a target's settings"):
         load_aggregator(path)
 
 

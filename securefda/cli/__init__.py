@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import sys
 from collections.abc import Sequence
 
@@ -15,6 +17,16 @@ from securefda.errors import ConfigError, ExitCode, SecureFdaError
 
 __all__ = ["main", "run"]
 
+_PLAIN = (
+    (r"Input should be (?:greater than or equal to|at least) (\S+)", r"must be at least \1"),
+    (r"Input should be less than or equal to (\S+)", r"must be at most \1"),
+    (r"Input should be a valid integer.*", "must be a whole number"),
+    (r"Input should be a valid number.*", "must be a number"),
+    (r"(\S+) is not in the range x>=(\S+)", r"must be at least \2, not \1"),
+    (r"embedded null byte", "holds a NUL character"),
+)
+"""The parser's words for a wrong value, and ours."""
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _INTERRUPTED = 130
 """What typer makes of Ctrl-C; no command of ours ends with it."""
 
@@ -65,12 +77,30 @@ def run(arguments: Sequence[str]) -> int:
         # The reader of our output has gone; the interpreter must not fail again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.FAILED
+    except OSError as error:
+        if error.filename is None and error.errno not in _FULL:
+            raise  # no file of the user's: a mistake of ours, with its traceback
+        return print_error(_disk_error(error), as_json=as_json)
+
+
+def _disk_error(error: OSError) -> SecureFdaError:
+    """One line from what the operating system says of a file."""
+    place = str(error.filename or "the disk")
+    if error.errno in _FULL:
+        return SecureFdaError(f"{place}: the disk is full", hint="free some space, then start again")
+    return ConfigError(
+        place, f"cannot be used: {error.strerror}", hint="check the path and the permissions of its folder"
+    )
 
 
 def _usage_error(error: TyperException) -> UsageError:
     """One line from the parser's message, which may end with a suggestion of its own."""
     message = " ".join(error.format_message().split()).replace("Value error, ", "").rstrip(".")
+    for theirs, ours in _PLAIN:
+        message = re.sub(theirs, ours, message)
+    message = re.sub(r" \(Possible options: (.*)\)", r". did you mean \1?", message)
     what, _, suggestion = message.partition(". ")
+    suggestion = re.sub(r"^Did you mean '(.*)'\?", r"did you mean \1?", suggestion)
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "securefda"
     return UsageError(

@@ -20,7 +20,7 @@ SiteId = Annotated[str, typer.Argument(metavar="SITE", help="The site's id.")]
 Overrides = Annotated[
     list[str], typer.Option("--set", metavar="KEY=VALUE", help="Override a setting, e.g. strategy.rounds=3.")
 ]
-Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of data splits, models and training.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, max=2**63 - 1, help="Seed of data splits, models and training.")]
 OutputFormat = Annotated[Format, typer.Option("--format", help="Text for people, or one JSON envelope.")]
 
 

@@ -199,6 +199,8 @@ def _explaining(path: Path) -> Iterator[None]:
             hint = "free some space, then start again: what was written before is whole"
             raise SecureFdaError(f"{path}: the disk is full", hint=hint) from error
         hint = "name another folder with --out"
+        if isinstance(error, NotADirectoryError | FileExistsError):
+            raise ConfigError(str(path), f"cannot be written: {error.strerror}", hint=hint) from error
         raise SecureFdaError(f"{path}: cannot be written: {error.strerror}", hint=hint) from error
 
 

@@ -340,7 +340,8 @@ class SignedRoster:
                 member_signatures=tuple((site, bytes.fromhex(members[site])) for site in sorted(members)),
             )
         except ValueError as error:
-            raise ConfigError("roster", "is not a signed roster: unreadable or a field is missing") from error
+            why = "is not a signed roster: unreadable or a field is missing"
+            raise ConfigError("roster", why, hint="it is damaged or another file: fetch roster.json again") from error
 
 
 def sign_roster(

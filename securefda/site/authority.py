@@ -177,4 +177,5 @@ def _load_private_key(name: str, content: FileContent) -> PrivateKeyTypes:
         return serialization.load_pem_private_key(data, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
         # Not chained: the parser's message could quote what it read.
-        raise ConfigError(name, "is neither a PEM private key nor one that `securefda kit protect` sealed") from None
+        why = "is neither a PEM private key nor one that `securefda kit protect` sealed"
+        raise ConfigError(name, why, hint="it is damaged: fetch the kit again") from None

@@ -146,7 +146,7 @@ def parse_certificate(name: str, data: bytes) -> x509.Certificate:
         tuple(certificate.extensions)
         tuple(certificate.subject)
     except _MALFORMED as error:
-        raise ConfigError(name, "is not a PEM certificate") from error
+        raise ConfigError(name, "is not a PEM certificate", hint="it is damaged: fetch the kit again") from error
     return certificate
 
 

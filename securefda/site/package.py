@@ -83,9 +83,11 @@ def package_kit(path: Path, package: Path, now: datetime, passphrase: Secret | N
         SHA-256 of the package in hex, for comparing by another way.
 
     Raises:
-        ConfigError, CertificateError: the kit fails a check of ``load_kit``, or the file cannot be written.
+        ConfigError, CertificateError: the kit fails a check of ``load_kit``, or the file exists or cannot be written.
     """
     kit = load_kit(path, now)
+    if package.exists():
+        raise ConfigError("--out", f"{package} exists already", hint="name a new file, or remove that one")
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for name, content in sorted(_members(kit).items()):
@@ -162,7 +164,8 @@ def _read_package(path: Path) -> tuple[str, dict[str, FileContent], dict[str, Fi
                 if content is not None and len(parts) == 3 and parts[2] in _PACKED.get(parts[1], ()):
                     found[parts[1]][parts[2]] = FileContent(content.read(), member.mode & 0o7777)
     except (tarfile.TarError, EOFError, ValueError) as error:
-        raise ConfigError(str(path), "is neither a kit's folder nor its package") from error
+        hint = "name the folder of a kit, or what securefda kit package has written"
+        raise ConfigError(str(path), "is neither a kit's folder nor its package", hint=hint) from error
     for name in STARTUP_FILES:
         if name not in found[STARTUP]:
             raise ConfigError(str(path), f"lacks {STARTUP}/{name}", hint="package the kit again")

@@ -25,7 +25,6 @@ from securefda.errors import ConfigError, DataError
 from securefda.tasks.guard import task_code
 
 # What running somebody's module may raise that says "this module is broken", as opposed to "stop the process".
-_BROKEN_MODULE = (ImportError, SyntaxError, NameError, AttributeError, TypeError, ValueError, LookupError, OSError)
 
 
 class UnfitRows(DataError):
@@ -270,7 +269,7 @@ def _import(module_name: str) -> ModuleType:
         why = f"there is no module {module_name}, installed or in the current folder {Path.cwd()}"
         hint = here or f"start in the folder that holds {file}, or put that folder on PYTHONPATH"
         raise ConfigError("task.factory", why, hint=hint) from error
-    except _BROKEN_MODULE as error:
+    except Exception as error:  # the user's module may raise anything
         why = f"module {module_name} cannot be imported: {type(error).__name__}: {error}"
         raise ConfigError("task.factory", why, hint=f"python -c 'import {module_name}' shows where") from error
 

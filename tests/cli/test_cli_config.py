@@ -85,6 +85,7 @@ def test_errors_of_a_file_come_with_a_hint_each(tmp_path: Path, capsys: pytest.C
     assert capsys.readouterr().err == (
         "error: task.factry: unknown key (federation.toml)\nhint: did you mean task.factory?\n"
         "error: session.clip: must be above 0, not 0 (federation.toml)\n"
+        "hint: securefda config explain session.clip says what it takes\n"
     )
     assert main(["simulate", str(file), "--format", "json"]) == 4
     said = json.loads(capsys.readouterr().out)

@@ -237,6 +237,30 @@ def _noting(loaded: Loaded[SettingsT], note: Callable[[str], None]) -> SettingsT
     return loaded.settings
 
 
+_KINDS: Mapping[str, type[FederationConfig | AggregatorConfig | SourceConfig]] = {
+    "federation": FederationConfig,
+    "aggregator": AggregatorConfig,
+    "source": SourceConfig,
+}
+_OTHER_FILES = {
+    "federation": ("a federation's file", "securefda run {path} starts it; a site's own is KIT/local/settings.toml"),
+    "aggregator": ("a target's settings", "start it: securefda aggregator start --config {path}"),
+    "source": ("a source's settings", "start it: securefda source start --config {path}"),
+    "max-visibility": ("a site's policy", "securefda policy explain {path} reads it"),
+}
+"""A table or key that only this kind of file has -> what the file is, and what takes it."""
+
+
+def _require_kind(model: type[Settings], data: Mapping[str, Any], path: Path) -> None:
+    """Refuse a file of another kind in one line, in place of one for each of its keys."""
+    own = next(table for table, kind in _KINDS.items() if kind is model)
+    others = [table for table in _OTHER_FILES if table in data and table != own]
+    if own not in data and len(others) == 1:
+        what, hint = _OTHER_FILES[others[0]]
+        wanted, _ = _OTHER_FILES[own]
+        raise ConfigError(str(path), f"is {what}, not {wanted}", hint=hint.format(path=path))
+
+
 def model_of(path: Path) -> type[FederationConfig | AggregatorConfig | SourceConfig]:
     """Which of the three files this is, by its tables.
 
@@ -244,9 +268,7 @@ def model_of(path: Path) -> type[FederationConfig | AggregatorConfig | SourceCon
         ConfigError: none of them, or the file cannot be read.
     """
     tables = read_toml(path).keys()
-    kinds: Mapping[str, type[FederationConfig | AggregatorConfig | SourceConfig]]
-    kinds = {"federation": FederationConfig, "aggregator": AggregatorConfig, "source": SourceConfig}
-    found = [model for table, model in kinds.items() if table in tables]
+    found = [model for table, model in _KINDS.items() if table in tables]
     if len(found) != 1:
         why = f"has {'more than one' if found else 'none'} of the tables [federation], [aggregator] and [source]"
         hint = "name a federation's file, a site's settings file or a startup kit"
@@ -265,6 +287,7 @@ def load_settings(
 ) -> Loaded[SettingsT]:
     """Read one of the three files; arguments and errors as for :func:`load_federation`."""
     data = read_toml(path)
+    _require_kind(model, data, path)
     annotations = known_keys(model)
     given = dict.fromkeys(keys_in(data, annotations), path.name)
     origins: dict[str, str] = {}
