@@ -156,7 +156,7 @@ def parse_toml(data: bytes, path: Path) -> dict[str, Any]:
 
 
 def _toml_hint(found: str) -> str:
-    if "overwrite" in found:
+    if "overwrite" in found or "twice" in found:
         return "a key or table stands twice: keep one of them"
     if "Illegal character" in found:
         return "remove that character, or save the file as UTF-8 text anew"

@@ -179,7 +179,8 @@ def revoke_site(root: Path, site_id: str) -> Enrolment:
     with _open_store(root) as (store, roster):
         entry = _find(roster, site_id)
         if entry.role == "target":
-            raise ConfigError(site_id, "is the target, without which there is no federation", hint="renew it instead")
+            hint = f"renew it instead: securefda federation renew FOLDER {site_id} --name HOST"
+            raise ConfigError(site_id, "is the target, without which there is no federation", hint=hint)
         left = [other for other in roster.entries if other.site_id != site_id]
         entries = tuple(replace(other, index=index) for index, other in enumerate(left))
         return _change(store, replace(roster, epoch=roster.epoch + 1, entries=entries))

@@ -24,8 +24,6 @@ from torch import Tensor, nn
 from securefda.errors import ConfigError, DataError
 from securefda.tasks.guard import task_code
 
-# What running somebody's module may raise that says "this module is broken", as opposed to "stop the process".
-
 
 class UnfitRows(DataError):
     """Rows that a task returned cannot be used. The message counts them, and quotes none."""

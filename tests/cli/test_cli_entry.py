@@ -1,4 +1,4 @@
-"""The command from outside: exit codes, one line per error, envelopes, quick start, Ctrl-C."""
+"""The command from outside: exit codes, envelopes, quick start, Ctrl-C. Wrong arguments are in test_wrong_inputs.py."""
 
 from __future__ import annotations
 
@@ -30,45 +30,6 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "federation.toml"
     path.write_text(MINIMAL)
     return path
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "hint"),
-    [
-        (["--bogus"], "no such option: --bogus", "securefda --help"),
-        (["bogus"], "no such command 'bogus'", "securefda --help"),
-        (["federation"], "missing command", "securefda federation --help"),
-        (["federation", "inti"], "no such command 'inti'", "did you mean init?"),
-        (["run"], "missing argument 'FEDERATION.toml'", "securefda run --help"),
-        (["run", "f.toml", "--sett", "a=b"], "--sett", "did you mean --seed, --set?"),
-        (["run", "f.toml", "--seed", "-1"], "--seed", "run --help"),
-        (["run", "f.toml", "--seed", "x"], "--seed", "run --help"),
-        (["run", "f.toml", "--format", "xml"], "'xml' is not one of 'txt', 'json'", "run --help"),
-        (["run", "nowhere.toml"], "nowhere.toml: file not found", "check the path"),
-        (["simulate", "federation.toml", "--set", "strategy.roundz=3"], "strategy.roundz: unknown key", "rounds?"),
-        (["simulate", "federation.toml", "--set", "strategy.rounds"], "is not KEY=VALUE", "strategy.rounds=3"),
-        (
-            ["simulate", "federation.toml", "--set", "task.factory=no.such:Task"],
-            "there is no module no.such",
-            "PYTHONPATH",
-        ),
-        (["aggregator", "start", "--config", "nowhere.toml"], "nowhere.toml: file not found", "check the path"),
-        (["source", "start"], "missing option '--config'", "source start --help"),
-        (["bench", "secagg", "--sources", "2"], "--sources", "bench secagg --help"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
-)
-def test_wrong_arguments_end_with_4_one_line_and_a_hint(
-    arguments: list[str], error: str, hint: str, file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(arguments) == 4
-    out, err = capsys.readouterr()
-    first, second = err.splitlines()
-    assert out == ""
-    assert first.startswith("error: ")
-    assert error in first
-    assert second.startswith("hint: ")
-    assert hint in second
 
 
 def test_an_error_in_json_is_one_envelope_on_stdout(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,1499 @@
+"""What a user can get wrong: one line that says what and where, the right exit code, and a hint that works.
+
+Each entry of the tables is one wrong input. The test runs the command, reads the line and the hint, sees that no file
+has changed, does what the hint says, and runs the command again: it must pass, or come to the next thing, ``then``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shlex
+import shutil
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+import pytest
+from audit_party import RUN, Party
+from budget_owner import found_noisy
+
+from securefda.cli import federation as federation_commands
+from securefda.cli import main
+
+FEDERATION = """\
+[federation]
+name = "digits"
+sources = ["source-1", "source-2", "source-3"]
+[task]
+factory = "securefda.tasks.digits:Digits"
+[strategy]
+rounds = 3
+warm-up-rounds = 1
+"""
+LOG = f"logs/{RUN}"
+SOURCE, OTHER = "kits/source-1", "kits/source-2"
+POLICY, SETTINGS = f"{SOURCE}/local/policy.toml", f"{SOURCE}/local/settings.toml"
+NOISY = "--config noisy/source-1/local/settings.toml"
+FURTHER = "taken holds a run already"
+"""What `simulate --out taken` comes to as soon as its settings are right; nothing is trained."""
+NOT_OURS = ("Traceback", "Input should", "Value error", "pydantic", "Errno", "errno", "object at 0x", "None")
+HASHED_BYTES = 1_000_000
+
+Act = Callable[[], object]
+Capture = pytest.CaptureFixture[str]
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """One wrong input.
+
+    Args:
+        command: what is typed behind ``securefda``, in a folder with a federation's file, its kits, and a log.
+        line: what the one error line says, a regular expression.
+        hint: what the hint says, likewise; empty where the line itself says what is allowed, and no hint is needed.
+        code: the exit code.
+        harm: what was done before.
+        follow: what the hint says to do.
+        again: the command after that, where it is another.
+        then: what the second command's error line says, where it does not pass.
+        prints: whether the command prints a table of what it looked at beside the error.
+    """
+
+    command: str
+    line: str
+    hint: str = ""
+    code: int = 4
+    harm: Act | None = None
+    follow: Act | None = None
+    again: str = ""
+    then: str = ""
+    prints: bool = False
+
+
+# --- what is done to files, relative to the folder --------------------------------------------------------------------
+
+
+def acts(*several: Act) -> Act:
+    return lambda: [act() for act in several]
+
+
+def write(path: str, data: str | bytes) -> Act:
+    return lambda: Path(path).write_bytes(data.encode() if isinstance(data, str) else data)
+
+
+def change(path: str, old: str, new: str) -> Act:
+    def act() -> None:
+        text = Path(path).read_text()
+        assert old in text, (path, old)
+        Path(path).write_text(text.replace(old, new, 1))
+
+    return act
+
+
+def remove(path: str) -> Act:
+    return lambda: shutil.rmtree(path) if Path(path).is_dir() else Path(path).unlink()
+
+
+def copy(source: str, path: str) -> Act:
+    return lambda: shutil.copy2(source, path)
+
+
+def fetched(path: str) -> Act:
+    """The file, or the folder, as the founder made it."""
+    return lambda: _put_back(Path(path))
+
+
+def _put_back(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+    kept = Path(os.environ["TEMPLATE"]) / path
+    if kept.is_dir():
+        shutil.copytree(kept, path)
+    else:
+        shutil.copy2(kept, path)
+
+
+def command(text: str) -> Act:
+    def act() -> None:
+        assert main(shlex.split(text)) == 0
+
+    return act
+
+
+def folder_instead(path: str) -> Act:
+    return acts(remove(path), lambda: Path(path).mkdir())
+
+
+def founded_in(year: int) -> Act:
+    """Found a federation in ``old`` by a clock that shows that year."""
+
+    def act() -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(federation_commands, "now", lambda: datetime(year, 1, 1, tzinfo=UTC))
+            assert main(["federation", "init", "federation.toml", "--out", "old"]) == 0
+
+    return act
+
+
+_OPEN: list[socket.socket] = []
+
+
+def _port() -> int:
+    return int(re.findall(r":(\d+)", Path("kits/source-1/startup/endpoints.toml").read_text())[0])
+
+
+def _listen() -> None:
+    _OPEN.append(socket.create_server(("127.0.0.1", _port())))
+
+
+def _hang_up() -> None:
+    while _OPEN:
+        _OPEN.pop().close()
+
+
+# --- the tables -------------------------------------------------------------------------------------------------------
+
+SIGN = command(f"policy sign {SOURCE}")
+INIT = command(f"budget init {NOISY}")
+SIMULATE = "simulate federation.toml --out taken"
+INSPECT = f"kit inspect {SOURCE}"
+CHECK = f"policy check {SOURCE} federation.toml"
+LEDGERS = "noisy/source-1/local/ledgers"
+
+
+def setting(given: str, line: str, right: str, hint: str = "") -> Wrong:
+    """A setting with a wrong value, which another value follows."""
+    key = given.partition("=")[0]
+    return Wrong(
+        f"{SIMULATE} --set {shlex.quote(given)}",
+        line,
+        hint or rf"securefda config explain {key} says what it takes",
+        again=f"{SIMULATE} --set {shlex.quote(f'{key}={right}')}",
+        then=FURTHER,
+    )
+
+
+def in_file(data: str | bytes, line: str, hint: str) -> Wrong:
+    """A federation's file that is none; a right one follows."""
+    harm, follow = write("federation.toml", data), write("federation.toml", FEDERATION)
+    return Wrong(SIMULATE, line, hint, harm=harm, follow=follow, then=FURTHER)
+
+
+def in_kit(file: str, harm: Act, line: str, hint: str = "fetch (the (site's startup )?kit|roster.json) again") -> Wrong:
+    """A file of a kit's ``startup/`` that is not what the founder made; the founder's follows."""
+    follow = fetched(f"{SOURCE}/startup")
+    return Wrong(INSPECT, line, hint, harm=harm, follow=follow)
+
+
+def usage(
+    wrong: str, line: str, right: str, then: str = "", hint: str = r"securefda .*--help lists what there is"
+) -> Wrong:
+    """Arguments that the parser refuses."""
+    return Wrong(wrong, line, hint, again=right, then=then)
+
+
+ARGUMENTS = {
+    "unknown-option": usage("--bogus", "no such option: --bogus", "--version"),
+    "unknown-command": usage("bogus", "no such command 'bogus'", "--help"),
+    "no-subcommand": usage("federation", "missing command", "federation --help"),
+    "misspelt-subcommand": usage(
+        "federation inti", "no such command 'inti'", "federation init --help", hint="did you mean init"
+    ),
+    "misspelt-command": usage("simulat", "no such command 'simulat'", "simulate --help", hint="did you mean simulate"),
+    "no-argument": usage("run", "missing argument 'FEDERATION.toml'", "run --help"),
+    "cut-option": usage(
+        f"{SIMULATE} --sett a=b",
+        "no such option: --sett",
+        f"{SIMULATE} --set a=b",
+        "a: unknown key",
+        "did you mean .*--set",
+    ),
+    "one-argument-more": usage(f"{SIMULATE} more", r"got unexpected extra argument\(s\) \(more\)", SIMULATE, FURTHER),
+    "option-without-value": usage(
+        f"{SIMULATE} --seed", "'--seed' requires an argument", f"{SIMULATE} --seed 1", FURTHER
+    ),
+    "negative-seed": usage(f"{SIMULATE} --seed -1", "'--seed': must be at least 0", f"{SIMULATE} --seed 0", FURTHER),
+    "seed-in-words": usage(f"{SIMULATE} --seed x", "'--seed': must be a whole number", f"{SIMULATE} --seed 1", FURTHER),
+    "seed-of-77-bits": usage(
+        f"{SIMULATE} --seed {10**23}", f"'--seed': must be at most {2**63 - 1}", f"{SIMULATE} --seed 7", FURTHER
+    ),
+    "unknown-format": usage(
+        f"{SIMULATE} --format xml", "'xml' is not one of 'txt', 'json'", f"{SIMULATE} --format txt", FURTHER
+    ),
+    "nul-in-a-path": usage("simulate federation.toml --out 'a\0b'", "'--out': holds a NUL", SIMULATE, FURTHER),
+    "port-of-five-nines": usage(
+        "dashboard federation.toml --port 99999",
+        "'--port': must be at most 65535",
+        "dashboard federation.toml --port 0",
+        "is not a folder",
+    ),
+    "port-in-words": usage(
+        "dashboard federation.toml --port x",
+        "'--port': must be a whole number",
+        "dashboard federation.toml --port 0",
+        "is not a folder",
+    ),
+    "negative-witnesses": usage(
+        f"audit verify {LOG} --witnesses -1", "'--witnesses': must be at least 0", f"audit verify {LOG} --witnesses 1"
+    ),
+    "negative-round": usage(
+        f"audit show {LOG} --round -1", "'--round': must be at least 0", f"audit show {LOG} --round 1"
+    ),
+    "a-million-records": usage(
+        f"audit show {LOG} --last 1000000", "'--last': must be at most 100000", f"audit show {LOG} --last 3"
+    ),
+    "negative-last": usage(
+        f"audit tail {LOG} --no-follow --last -1", "'--last': must be at least 0", f"audit tail {LOG} --no-follow"
+    ),
+    "evidence-without-roster": usage(
+        "audit verify-evidence x.json",
+        "missing option '--roster'",
+        f"audit verify-evidence x.json --roster {SOURCE}/startup/roster.json",
+        "x.json: is missing",
+    ),
+    "source-without-config": usage(
+        "source start", "missing option '--config'", "source start --config nowhere.toml", "file not found"
+    ),
+    "policy-check-without-header": usage(f"policy check {SOURCE}", "missing argument 'POLICY", CHECK),
+    "two-sources-to-bench": usage(
+        "bench secagg --sources 2",
+        "--sources: must be at least 3, not 2",
+        "bench secagg --sources 3 --dropped 9",
+        "session needs",
+    ),
+    "sources-in-words": usage(
+        "bench secagg --sources x",
+        "--sources: 'x' is no list of numbers",
+        "bench secagg --sources 3 --dropped 9",
+        "session needs",
+    ),
+    "negative-parameters": usage(
+        "bench secagg --params -1",
+        "--params: must be at least 1, not -1",
+        "bench secagg --sources 3 --dropped 9",
+        "session needs",
+    ),
+    "no-repeats": usage(
+        "bench secagg --repeats 0",
+        "'--repeats': must be at least 1",
+        "bench secagg --sources 3 --dropped 9",
+        "session needs",
+    ),
+    "no-seeds": usage(
+        "bench accuracy --suite fed-heart --seeds 0",
+        "'--seeds': must be at least 1",
+        "bench accuracy --suite fed-heart --seeds 1 --rules foo",
+        "there is no 'foo'",
+    ),
+    "too-many-rounds-to-plan": usage(
+        "budget plan --rounds 99999999 --samples 100 --batch 10 --noise 1",
+        "'--rounds': must be at most 10000",
+        "budget plan --rounds 9 --samples 100 --batch 0 --noise 1",
+        "--batch|--delta",
+    ),
+}
+
+SETTINGS_OF_A_RUN = {
+    "misspelt-key": Wrong(
+        f"{SIMULATE} --set strategy.roundz=3",
+        r"strategy\.roundz: unknown key \(--set\)",
+        "did you mean strategy.rounds",
+        again=f"{SIMULATE} --set strategy.rounds=3",
+        then=FURTHER,
+    ),
+    "rounds-zero": setting("strategy.rounds=0", "strategy.rounds: must be a whole number of at least 1, is 0", "3"),
+    "rounds-negative": setting("strategy.rounds=-1", "at least 1, is -1", "3"),
+    "rounds-infinite": setting("strategy.rounds=1e400", "must be a whole number, not inf", "3"),
+    "rounds-nan": setting("strategy.rounds=nan", "must be a whole number, not nan", "3"),
+    "rounds-in-words": setting("strategy.rounds=three", "must be a whole number, not 'three'", "3"),
+    "rounds-true": setting("strategy.rounds=true", "must be a whole number, not True", "3"),
+    "rounds-of-67-bits": setting(
+        "strategy.rounds=99999999999999999999", "an integer of more than 64 bits", "3", "no setting takes that"
+    ),
+    "rounds-and-a-half": setting("strategy.rounds=3.5", "must be a whole number, not 3.5", "3"),
+    "rounds-empty": setting('strategy.rounds=""', "must be a whole number, not ''", "3"),
+    "rounds-a-list": setting("strategy.rounds=[3]", "must be a whole number", "3"),
+    "rule-misspelt": setting(
+        "strategy.rule=fedgb", "must be one of source_only, .* is 'fedgb'", "fedgp", r"did you mean fedgp\?"
+    ),
+    "rule-in-capitals": setting(
+        "strategy.rule=FEDGP_auto", "is 'FEDGP_auto'", "fedgp_auto", r"did you mean fedgp_auto\?"
+    ),
+    "rule-empty": setting("strategy.rule=", "is ''", "fedavg"),
+    "beta-nan": setting("strategy.beta=nan", "must be a finite number, not nan", "0.5"),
+    "beta-infinite": setting("strategy.beta=inf", "must be a finite number, not inf", "0.5"),
+    "beta-above-one": setting("strategy.beta=1.1", r"must be finite and lie in \[0, 1\], is 1.1", "1"),
+    "beta-below-zero": setting("strategy.beta=-0.1", r"lie in \[0, 1\], is -0.1", "0"),
+    "beta-in-words": setting("strategy.beta=half", "must be a number, not 'half'", "0.5"),
+    "warm-up-too-long": setting(
+        "strategy.warm-up-rounds=9",
+        "must be below the 3 rounds of the run, is 9",
+        "2",
+        "lower it, or raise strategy.rounds",
+    ),
+    "more-others-than-sources": setting(
+        "privacy.min-others=5",
+        "needs at least 6 sources, .*there are 3",
+        "2",
+        "add sources to federation.sources, or lower privacy.min-others",
+    ),
+    "more-colluders-than-sources": setting("privacy.max-colluders=3", "needs at least 6 sources", "0", "add sources"),
+    "unknown-visibility": setting(
+        "privacy.visibility=all", "must be 'individual', 'cohort' or 'sum', not 'all'", "cohort"
+    ),
+    "kappa-negative": setting("privacy.norm-cap-kappa=-1", "must be at least 0, not -1", "1"),
+    "kappa-nan": setting("privacy.norm-cap-kappa=nan", "must be a finite number, not nan", "1"),
+    "threshold-above-all": setting(
+        "session.threshold=99", r"99 is outside \[2, 3\] for 3 sources", "0", "leave it at 0"
+    ),
+    "modulus-of-33-bits": setting("session.modulus-bits=33", "must be 32 or 64, not 33", "64"),
+    "clip-zero": setting("session.clip=0", "session.clip: must be above 0, not 0", "1"),
+    "clip-nan": setting("session.clip=nan", "must be a finite number, not nan", "1"),
+    "no-attempts": setting("session.attempts=0", "must be at least 1, not 0", "1"),
+    "learning-rate-nan": setting("training.source.learning-rate=nan", "must be a finite number", "0.1"),
+    "learning-rate-zero": setting("training.source.learning-rate=0", "must be above 0, not 0", "0.1"),
+    "batch-of-none": setting("training.source.batch-size=0", "must be at least 1, not 0", "8"),
+    "no-epochs": setting("training.source.epochs=0", "must be at least 1, not 0", "1"),
+    "unknown-device": setting(
+        "training.target.device=tpu", "must be 'auto', 'cpu', 'cuda' or 'mps', not 'tpu'", "cpu", r"did you mean cpu\?"
+    ),
+    "unknown-optimiser": setting(
+        "training.source.optimizer=sdg", "must be 'adam' or 'sgd', not 'sdg'", "sgd", r"did you mean sgd\?"
+    ),
+    "noise-negative": setting("training.source.dp.noise-multiplier=-1", "must be at least 0, not -1", "0"),
+    "epsilon-zero": setting("privacy.budget.target-epsilon=0", "must be above 0, not 0", "8"),
+    "listen-nowhere": setting("transport.listen=nope", "must be host:port with a port from 0", "127.0.0.1:0"),
+    "listen-at-port-99999": setting("transport.listen=127.0.0.1:99999", "must be host:port", "127.0.0.1:0"),
+    "both-sides-at-once": Wrong(
+        f"{SIMULATE} --set training.learning-rate=1",
+        "training.learning-rate: unknown key",
+        "did you mean training.target.learning-rate",
+        again=f"{SIMULATE} --set training.target.learning-rate=1",
+        then=FURTHER,
+    ),
+    "old-name": Wrong(
+        f"{SIMULATE} --set privacy.k-min=1",
+        "privacy.k-min: is now privacy.min-others",
+        "write privacy.min-others",
+        again=f"{SIMULATE} --set privacy.min-others=1",
+        then=FURTHER,
+    ),
+    "key-of-another-table": Wrong(
+        f"{SIMULATE} --set session.training-deadline-s=9",
+        "session.training-deadline-s: unknown key",
+        "did you mean transport.training-deadline-s",
+        again=f"{SIMULATE} --set transport.training-deadline-s=9",
+        then=FURTHER,
+    ),
+    "no-value": Wrong(
+        f"{SIMULATE} --set strategy.rounds",
+        "is not KEY=VALUE",
+        "for example --set strategy.rounds=3",
+        again=f"{SIMULATE} --set strategy.rounds=3",
+        then=FURTHER,
+    ),
+    "no-key": Wrong(
+        f"{SIMULATE} --set =3",
+        "is not KEY=VALUE",
+        "for example --set strategy.rounds=3",
+        again=f"{SIMULATE} --set strategy.rounds=3",
+        then=FURTHER,
+    ),
+    "an-empty-part": Wrong(
+        f"{SIMULATE} --set strategy..rounds=3",
+        "is not KEY=VALUE",
+        "for example",
+        again=f"{SIMULATE} --set strategy.rounds=3",
+        then=FURTHER,
+    ),
+    "a-value-for-a-table": Wrong(
+        f"{SIMULATE} --set strategy=3",
+        "strategy: must be a table, not 3",
+        again=f"{SIMULATE} --set strategy.rounds=3",
+        then=FURTHER,
+    ),
+    "a-table-for-a-value": Wrong(
+        f"{SIMULATE} --set federation.name.x=3",
+        "name is a value, not a table",
+        again=f"{SIMULATE} --set federation.name=x",
+        then=FURTHER,
+    ),
+    "unknown-environment": Wrong(
+        SIMULATE,
+        "SECUREFDA_STRATEGY_ROUNDZ: unknown setting",
+        "did you mean SECUREFDA_STRATEGY_ROUNDS",
+        harm=lambda: os.environ.update(SECUREFDA_STRATEGY_ROUNDZ="3"),
+        follow=lambda: os.environ.update(SECUREFDA_STRATEGY_ROUNDS=os.environ.pop("SECUREFDA_STRATEGY_ROUNDZ")),
+        then=FURTHER,
+    ),
+    "unknown-option-of-a-task": Wrong(
+        "task check federation.toml --set task.options.noize=3",
+        "task.options.noize: unknown option",
+        "known options: .*noise|did you mean",
+        again="task check federation.toml --site nobody --set task.options.noise=0.1",
+        then="is no site",
+    ),
+    "explain-of-nothing": Wrong(
+        "config explain strategy.roundz",
+        "strategy.roundz: there is no such key",
+        "did you mean strategy.rounds",
+        again="config explain strategy.rounds",
+    ),
+    "explain-of-no-table": Wrong(
+        "config explain nothing",
+        "nothing: there is no such key",
+        "tables: federation, task",
+        again="config explain task",
+    ),
+    "show-of-an-unknown-key": Wrong(
+        "config show federation.toml --set a=b",
+        "a: unknown key",
+        "known tables and keys: federation",
+        again="config show federation.toml --set strategy.rounds=4",
+    ),
+}
+
+FILES = {
+    "missing": Wrong(
+        "simulate nowhere.toml --out taken",
+        "nowhere.toml: file not found",
+        "check the path",
+        again=SIMULATE,
+        then=FURTHER,
+    ),
+    "a-folder": Wrong(
+        "simulate kits --out taken", "kits: cannot be read: Is a directory", "name a file", again=SIMULATE, then=FURTHER
+    ),
+    "not-utf-8": in_file(b"\xff\xfe" + FEDERATION.encode(), "federation.toml: is not UTF-8 text", "save it as UTF-8"),
+    "a-nul": in_file(FEDERATION + 'x = "a\0b"\n', r"not valid TOML: .*line 9", "remove that character"),
+    "deeply-nested": in_file(
+        f"x = {'[' * 2000}{']' * 2000}", "nested more than 32 levels deep", "no setting takes that"
+    ),
+    "not-toml": in_file("[federation\n", r"not valid TOML: .*line 1", "correct that place"),
+    "json": in_file('{"federation": {}}', r"not valid TOML: .*line 1", "correct that place"),
+    "text-without-quotes": in_file(
+        "[federation]\nname = digits\n", r"not valid TOML: .*line 2", "text values need quotes"
+    ),
+    "a-key-twice": in_file(FEDERATION + "rounds = 4\n", r"not valid TOML: .*line 9", "stands twice: keep one"),
+    "a-table-twice": in_file(FEDERATION + "[task]\n", r"not valid TOML: .*line 9", "twice"),
+    "too-large": Wrong(
+        SIMULATE,
+        "is larger than 4194304 bytes",
+        "check the path",
+        harm=lambda: os.truncate("federation.toml", 3 * 2**30),
+        follow=fetched("federation.toml"),
+        then=FURTHER,
+    ),
+    "a-link-to-itself": Wrong(
+        SIMULATE,
+        "cannot be read: Too many levels of symbolic links",
+        "name a file",
+        harm=acts(remove("federation.toml"), lambda: Path("federation.toml").symlink_to("federation.toml")),
+        follow=acts(remove("federation.toml"), write("federation.toml", FEDERATION)),
+        then=FURTHER,
+    ),
+    "settings-of-a-target": Wrong(
+        "simulate kits/target/local/settings.toml",
+        "is a target's settings, not a federation's file",
+        "aggregator start --config kits/target/local/settings.toml",
+        again=SIMULATE,
+        then=FURTHER,
+    ),
+    "a-policy": Wrong(
+        f"simulate {POLICY}",
+        "is a site's policy, not a federation's file",
+        f"policy explain {POLICY}",
+        again=f"policy explain {POLICY}",
+    ),
+    "a-federation-for-a-source": Wrong(
+        "source start --config federation.toml",
+        "is a federation's file, not a source's settings",
+        "KIT/local/settings.toml",
+        again=f"source start --config {SETTINGS} --set strategy.rounds=1",
+        then="unknown key",
+    ),
+    "target-for-a-source": Wrong(
+        "source start --config kits/target/local/settings.toml",
+        "is a target's settings, not a source's",
+        "aggregator start --config",
+        again="aggregator start --config kits/target/local/settings.toml --set x=1",
+        then="x: unknown key",
+    ),
+    "source-for-a-target": Wrong(
+        f"aggregator start --config {SETTINGS}",
+        "is a source's settings, not a target's",
+        "source start --config",
+        again=f"source start --config {SETTINGS} --set x=1",
+        then="x: unknown key",
+    ),
+    "a-roster-as-settings": Wrong(
+        f"source start --config {SOURCE}/startup/roster.json",
+        "not valid TOML",
+        "correct that place",
+        again=f"source start --config {SETTINGS} --set x=1",
+        then="x: unknown key",
+    ),
+    "settings-not-there": Wrong(
+        "aggregator start --config nowhere.toml",
+        "nowhere.toml: file not found",
+        "check the path",
+        again="aggregator start --config kits/target/local/settings.toml --set x=1",
+        then="x: unknown key",
+    ),
+    "one-source-twice": Wrong(
+        SIMULATE,
+        "site source-1 is named twice",
+        "every site has its own id",
+        harm=change("federation.toml", '"source-2"', '"source-1"'),
+        follow=fetched("federation.toml"),
+        then=FURTHER,
+    ),
+    "a-source-that-is-the-target": Wrong(
+        SIMULATE,
+        "site target is named twice",
+        "every site has its own id",
+        harm=change("federation.toml", '"source-2"', '"target"'),
+        follow=fetched("federation.toml"),
+        then=FURTHER,
+    ),
+    "two-sources": Wrong(
+        SIMULATE,
+        "needs at least 3 sources.*there are 2",
+        "add sources to federation.sources, or lower privacy.min-others",
+        harm=change("federation.toml", ', "source-3"', ""),
+        again=f"{SIMULATE} --set privacy.min-others=1",
+        then=FURTHER,
+    ),
+    "no-sources": Wrong(
+        SIMULATE,
+        "federation.sources: must have at least 1, has 0",
+        "config explain federation.sources",
+        harm=change("federation.toml", '"source-1", "source-2", "source-3"', ""),
+        follow=fetched("federation.toml"),
+        then=FURTHER,
+    ),
+    "a-blank-in-a-name": Wrong(
+        SIMULATE,
+        r"federation.sources.1: must be 1 to 63 small letters, .*not 'So urce'",
+        "config explain federation.sources",
+        harm=change("federation.toml", '"source-2"', '"So urce"'),
+        follow=fetched("federation.toml"),
+        then=FURTHER,
+    ),
+    "a-federation-without-name": Wrong(
+        SIMULATE,
+        "federation.name: must be 1 to 63 small letters",
+        "config explain federation.name",
+        harm=change("federation.toml", '"digits"', '""'),
+        follow=fetched("federation.toml"),
+        then=FURTHER,
+    ),
+    "no-such-module": Wrong(
+        "task check federation.toml",
+        "there is no module no_such, installed or in the current folder",
+        "start in the folder that holds no_such.py",
+        harm=change("federation.toml", "securefda.tasks.digits:Digits", "no_such:Task"),
+        follow=write("no_such.py", ""),
+        then="module no_such has no Task",
+    ),
+    "no-such-class": Wrong(
+        "task check federation.toml",
+        "module securefda.tasks.digits has no Digit",
+        harm=change("federation.toml", ":Digits", ":Digit"),
+        follow=fetched("federation.toml"),
+        again="task check federation.toml --site nobody",
+        then="is no site",
+    ),
+    "no-task": Wrong(
+        "task check federation.toml",
+        "os:system is not a subclass of securefda.tasks.Task",
+        harm=change("federation.toml", "securefda.tasks.digits:Digits", "os:system"),
+        follow=fetched("federation.toml"),
+        again="task check federation.toml --site nobody",
+        then="is no site",
+    ),
+    "a-task-without-class": Wrong(
+        "task check federation.toml",
+        "must be of the form package.module:Class",
+        "config explain task.factory",
+        harm=change("federation.toml", ":Digits", ""),
+        follow=fetched("federation.toml"),
+        again="task check federation.toml --site nobody",
+        then="is no site",
+    ),
+    "a-module-that-raises": Wrong(
+        "task check federation.toml",
+        "module raises_at_import cannot be imported: RuntimeError: on purpose",
+        "python -c 'import raises_at_import' shows where",
+        harm=acts(
+            write("raises_at_import.py", "raise RuntimeError('on purpose')\n"),
+            change("federation.toml", "securefda.tasks.digits:Digits", "raises_at_import:Task"),
+        ),
+        follow=write("raises_at_import.py", "Task = 1\n"),
+        then="is not a subclass",
+    ),
+    "a-module-with-a-syntax-error": Wrong(
+        "task check federation.toml",
+        "module not_python cannot be imported: SyntaxError",
+        "python -c 'import not_python' shows where",
+        harm=acts(
+            write("not_python.py", "def (\n"),
+            change("federation.toml", "securefda.tasks.digits:Digits", "not_python:Task"),
+        ),
+        follow=write("not_python.py", "Task = 1\n"),
+        then="is not a subclass",
+    ),
+    "other-hospitals": Wrong(
+        "task check federation.toml",
+        "target is no domain of ColoredMNIST",
+        "known: plus-90, plus-80, minus-90",
+        harm=change("federation.toml", "securefda.tasks.digits:Digits", "securefda.tasks.colored_mnist:ColoredMnist"),
+        follow=fetched("federation.toml"),
+        again="task check federation.toml --site nobody",
+        then="is no site",
+    ),
+    "folder-of-a-run": Wrong(
+        SIMULATE,
+        FURTHER,
+        "name a new folder",
+        again="simulate federation.toml --out new --set strategy.rounds=0",
+        then="at least 1",
+    ),
+    "out-is-a-file": Wrong(
+        "simulate federation.toml --out federation.toml",
+        "federation.toml: cannot be written: File exists",
+        "name another folder with --out",
+        again=SIMULATE,
+        then=FURTHER,
+    ),
+    "out-below-a-file": Wrong(
+        "simulate federation.toml --out federation.toml/x",
+        "cannot be written: Not a directory",
+        "name another folder with --out",
+        again=SIMULATE,
+        then=FURTHER,
+    ),
+    "out-with-a-long-name": Wrong(
+        f"simulate federation.toml --out {'x' * 300}",
+        "cannot be used: File name too long",
+        "check the path",
+        again=SIMULATE,
+        then=FURTHER,
+    ),
+    "out-where-nothing-can-be-made": Wrong(
+        "simulate federation.toml --out /proc/x",
+        "/proc/x: cannot be written",
+        "name another folder with --out",
+        code=1,
+        again=SIMULATE,
+        then=FURTHER,
+    ),
+    "no-sites-of-that-name": Wrong(
+        "task check federation.toml --site nobody",
+        "--site nobody: is no site of this federation",
+        "sites: target, source-1",
+        again="task check federation.toml --site target --set strategy.rounds=0",
+        then="at least 1",
+    ),
+    "no-uci-files": Wrong(
+        "task convert-uci-heart nowhere --out o",
+        "nowhere/processed.cleveland.data: cannot be read",
+        "one of four files named processed.HOSPITAL.data",
+        follow=lambda: [
+            Path("nowhere").mkdir(),
+            *(
+                Path("nowhere", f"processed.{name}.data").write_text("")
+                for name in ("cleveland", "hungarian", "switzerland", "va")
+            ),
+        ],
+        then="processed.cleveland.data",
+    ),
+    "a-file-for-a-run": Wrong(
+        "dashboard federation.toml",
+        "federation.toml: is not a folder",
+        "name a run folder",
+        again="dashboard taken --port 99999",
+        then="at most 65535",
+    ),
+    "a-register-elsewhere": Wrong(
+        "threats --register kits",
+        "--register: kits holds no threats.toml",
+        "name a threat_model folder",
+        again=f"threats --register {Path(__file__).parents[2] / 'threat_model'}",
+    ),
+}
+
+KITS = {
+    "founded-already": Wrong(
+        "federation init federation.toml --out kits",
+        "kits: exists already",
+        "name a new folder",
+        again="federation init federation.toml --out more",
+    ),
+    "address-without-port": Wrong(
+        "federation init federation.toml --out more --address nope",
+        "--address: 'nope' is not host:port",
+        "for example aggregator.example.org:8443",
+        again="federation init federation.toml --out more --address aggregator.example.org:8443",
+    ),
+    "address-with-port-99999": Wrong(
+        "federation init federation.toml --out more --address host:99999",
+        "--address: port 99999 is not in 1 to 65535",
+        again="federation init federation.toml --out more --address host:9999",
+    ),
+    "address-with-port-0": Wrong(
+        "federation init federation.toml --out more --address host:0",
+        "--address: port 0 is not in 1 to 65535",
+        again="federation init federation.toml --out more --address host:1",
+    ),
+    "listen-without-port": Wrong(
+        "federation init federation.toml --out more --listen x",
+        "--listen: 'x' is not host:port",
+        "for example",
+        again="federation init federation.toml --out more --listen 0.0.0.0:8443",
+    ),
+    "server-name-with-a-blank": Wrong(
+        "federation init federation.toml --out more --server-name 'a b'",
+        "'a b' is neither a host name nor an IP address",
+        again="federation init federation.toml --out more --server-name a-b",
+    ),
+    "entity-of-nobody": Wrong(
+        "federation init federation.toml --out more --entity source-9=X",
+        "--entity source-9: is no site of this federation",
+        "sites: target, source-1",
+        again="federation init federation.toml --out more --entity source-1=X",
+    ),
+    "entity-without-name": Wrong(
+        "federation init federation.toml --out more --entity source-1",
+        "--entity source-1: is not SITE=VALUE",
+        again="federation init federation.toml --out more --entity source-1=X",
+    ),
+    "one-entity-twice": Wrong(
+        "federation init federation.toml --out more --entity source-1=A --entity source-2=A",
+        "source-1 and source-2 have the same legal entity",
+        again="federation init federation.toml --out more --entity source-1=A --entity source-2=B",
+    ),
+    "kits-below-a-file": Wrong(
+        "federation init federation.toml --out federation.toml/kits",
+        "federation.toml/kits: cannot be written",
+        "check the folder",
+        again="federation init federation.toml --out more",
+    ),
+    "enrolled-already": Wrong(
+        "federation add kits source-1 --config federation.toml",
+        "source-1: is enrolled already",
+        "name another site",
+        again="federation add kits source-4 --config federation.toml",
+    ),
+    "added-to-nothing": Wrong(
+        "federation add nowhere source-4 --config federation.toml",
+        "nowhere: is not a federation: it has no folder ca/",
+        "name the folder that `securefda federation init` made",
+        again="federation add kits source-4 --config federation.toml",
+    ),
+    "added-to-a-kit": Wrong(
+        f"federation add {SOURCE} source-4 --config federation.toml",
+        "has no folder ca/",
+        "name the folder",
+        again="federation add kits source-4 --config federation.toml",
+    ),
+    "site-with-a-blank": Wrong(
+        "federation add kits 'So urce' --config federation.toml",
+        "'So urce' is no valid name",
+        "use 1 to 63 lower-case letters",
+        again="federation add kits source-4 --config federation.toml",
+    ),
+    "the-ca-is-elsewhere": Wrong(
+        "federation revoke kits source-1",
+        "kits: is not a federation",
+        "name the folder",
+        harm=lambda: Path("kits/ca").rename("ca"),
+        follow=lambda: Path("ca").rename("kits/ca"),
+        again="federation revoke kits source-9",
+        then="not enrolled",
+    ),
+    "revoked-stranger": Wrong(
+        "federation revoke kits source-9",
+        "source-9: is not enrolled",
+        "enrolled are: target, source-1",
+        again="federation revoke kits source-3",
+    ),
+    "revoked-target": Wrong(
+        "federation revoke kits target",
+        "target: is the target, without which there is no federation",
+        "federation renew FOLDER target --name HOST",
+        again="federation renew kits target --name 127.0.0.1",
+    ),
+    "renewed-stranger": Wrong(
+        "federation renew kits source-9",
+        "source-9: is not enrolled",
+        "enrolled are",
+        again="federation renew kits source-3",
+    ),
+    "signed-nothing": Wrong(
+        f"federation sign {SOURCE} nowhere.json",
+        "nowhere.json: is missing",
+        "check the path",
+        again=f"federation sign {SOURCE} {SOURCE}/startup/roster.json",
+        then="does not follow",
+    ),
+    "signed-no-roster": Wrong(
+        f"federation sign {SOURCE} federation.toml",
+        "is not a signed roster",
+        "fetch roster.json again",
+        again=f"federation sign {SOURCE} {SOURCE}/startup/roster.json",
+        then="does not follow",
+    ),
+    "signed-anothers-roster": Wrong(
+        f"federation sign {SOURCE} noisy/source-1/startup/roster.json",
+        "is not signed by this federation's CA",
+        "fetch the kit again",
+        again=f"federation sign {SOURCE} {SOURCE}/startup/roster.json",
+        then="does not follow",
+    ),
+    "merged-nothing": Wrong(
+        "federation merge kits nowhere.json",
+        "nowhere.json: is missing",
+        "check the path",
+        again=f"federation merge kits {SOURCE}/startup/roster.json",
+    ),
+    "no-kit": Wrong("kit inspect nowhere", "nowhere: is missing", "check the path", again=INSPECT),
+    "a-file-for-a-kit": Wrong(
+        "kit inspect federation.toml",
+        "is neither a kit's folder nor its package",
+        "securefda kit package",
+        again=INSPECT,
+    ),
+    "all-kits-for-one": Wrong(
+        "kit inspect kits", "kits: is not a startup kit: it has no folder startup/", "fetch", again=INSPECT
+    ),
+    "wrong-fingerprint": Wrong(
+        f"{INSPECT} --ca abc",
+        "is not the CA with the expected fingerprint",
+        "fetch the site's startup kit again",
+        code=14,
+        again=INSPECT,
+    ),
+    "package-over-a-file": Wrong(
+        f"kit package {SOURCE} --out federation.toml",
+        "federation.toml exists already",
+        "name a new file",
+        again=f"kit package {SOURCE} --out new.tar",
+    ),
+    "package-in-no-folder": Wrong(
+        f"kit package {SOURCE} --out nowhere/x.tar",
+        "nowhere/x.tar: cannot be written",
+        "check the folder",
+        follow=lambda: Path("nowhere").mkdir(),
+    ),
+    "key-open-to-others": Wrong(
+        INSPECT,
+        "signing.key: is open to others",
+        f"chmod 600 {SOURCE}/startup/signing.key",
+        harm=lambda: Path(f"{SOURCE}/startup/signing.key").chmod(0o644),
+        follow=lambda: Path(f"{SOURCE}/startup/signing.key").chmod(0o600),
+    ),
+    "key-of-another-site": in_kit(
+        "signing.key",
+        copy(f"{OTHER}/startup/signing.key", f"{SOURCE}/startup/signing.key"),
+        "signing.key: is not the signing key of source-1",
+    ),
+    "key-is-a-folder": in_kit(
+        "signing.key",
+        folder_instead(f"{SOURCE}/startup/signing.key"),
+        "signing.key: cannot be read: Is a directory",
+        "",
+    ),
+    "roster-of-another-federation": in_kit(
+        "roster.json",
+        copy("noisy/source-1/startup/roster.json", f"{SOURCE}/startup/roster.json"),
+        "is not signed by this federation's CA",
+    ),
+    "roster-too-large": in_kit(
+        "roster.json", lambda: os.truncate(f"{SOURCE}/startup/roster.json", 2**30), "roster.json: is larger than", ""
+    ),
+    "certificate-expired": Wrong(
+        "kit inspect old/source-1",
+        "tls.crt: expired at 2022",
+        "ask for a new startup kit",
+        code=14,
+        harm=founded_in(2020),
+        follow=command("federation renew old source-1"),
+    ),
+    "certificate-of-the-future": Wrong(
+        "kit inspect old/source-1",
+        "tls.crt: not valid before 2099",
+        "set this machine's clock",
+        code=14,
+        harm=founded_in(2100),
+        follow=acts(remove("old"), command("federation init federation.toml --out old")),
+    ),
+    "expired-at-the-start": Wrong(
+        "source start --config old/source-1/local/settings.toml",
+        "tls.crt: expired at 2022",
+        "ask for a new startup kit",
+        code=14,
+        harm=founded_in(2020),
+        follow=command("federation renew old source-1"),
+        then="policy.sig",
+    ),
+    "port-taken": Wrong(
+        "preflight kits/target",
+        "the port is taken",
+        "stop what listens there, or choose another port",
+        harm=_listen,
+        follow=_hang_up,
+        prints=True,
+    ),
+    "preflight-of-nothing": Wrong(
+        "preflight nowhere",
+        "nowhere: is not a startup kit",
+        "fetch",
+        again="preflight kits/source-1 --address nope",
+        then="is not host:port",
+        prints=True,
+    ),
+    "preflight-without-port": Wrong(
+        f"preflight {SOURCE} --address nope",
+        "address: 'nope' is not host:port",
+        "for example",
+        again=f"preflight {SOURCE} --address 127.0.0.1:x",
+        then="host:port|port",
+    ),
+}
+
+KITS |= {
+    f"{name}-of-{kind}": in_kit(name, harm(f"{SOURCE}/startup/{name}"), line)
+    for name, unreadable in (
+        ("ca.pem", "is not a PEM certificate"),
+        ("kit.json", "is not a kit's manifest"),
+        ("roster.json", "is not a signed roster"),
+        ("tls.crt", "is not a PEM certificate"),
+        ("endpoints.toml", "was changed after the CA signed"),
+        ("tls.key", "is not an unencrypted PEM private key"),
+        ("signing.key", "is not an unencrypted PEM private key"),
+    )
+    for kind, harm, line in (
+        ("none", remove, f"{name}: is missing"),
+        ("0-bytes", partial(write, data=b""), unreadable),
+        ("noise", partial(write, data=bytes(range(200, 232))), unreadable),
+    )
+}
+
+POLICIES = {
+    "unknown-template": Wrong(
+        "policy template strickt",
+        "template strickt: does not exist",
+        "there are strict, clinical-default",
+        again="policy template strict",
+    ),
+    "template-over-a-file": Wrong(
+        "policy template strict --out federation.toml",
+        "federation.toml exists already",
+        "name a new file",
+        again="policy template strict --out new.toml",
+    ),
+    "template-in-no-folder": Wrong(
+        "policy template strict --out nowhere/p.toml",
+        "nowhere/p.toml: cannot be written",
+        "check the folder",
+        follow=lambda: Path("nowhere").mkdir(),
+    ),
+    "explain-nothing": Wrong(
+        "policy explain nowhere", "nowhere: file not found", "check the path", again=f"policy explain {SOURCE}"
+    ),
+    "changed-after-signing": Wrong(
+        CHECK,
+        "policy.toml was changed after it was signed",
+        "policy explain.*policy sign",
+        harm=change(POLICY, "min-others = 2", "min-others = 1"),
+        follow=SIGN,
+        prints=True,
+    ),
+    "not-signed": Wrong(
+        CHECK,
+        "policy.sig: is missing",
+        "policy explain.*policy sign",
+        harm=remove(f"{SOURCE}/local/policy.sig"),
+        follow=SIGN,
+        prints=True,
+    ),
+    "check-of-nothing": Wrong(
+        "policy check nowhere federation.toml", "nowhere: file not found", "check the path", again=CHECK, prints=True
+    ),
+    "check-against-nothing": Wrong(
+        f"policy check {SOURCE} nowhere.toml", "nowhere.toml: file not found", "check the path", again=CHECK
+    ),
+    "check-of-a-target": Wrong(
+        "policy check kits/target federation.toml", "target is no source here", "sources: source-1", again=CHECK
+    ),
+    "refused-by-policy": Wrong(
+        CHECK,
+        "release.max-rounds",
+        "",
+        code=10,
+        harm=change("federation.toml", "rounds = 3", "rounds = 500"),
+        follow=fetched("federation.toml"),
+        prints=True,
+    ),
+    "sign-without-policy": Wrong(
+        f"policy sign {SOURCE}",
+        "policy.toml: is missing",
+        "check the path",
+        harm=remove(POLICY),
+        follow=command(f"policy template clinical-default --out {POLICY}"),
+    ),
+    "sign-a-negative": Wrong(
+        f"policy sign {SOURCE}",
+        "min-others: must be at least 1, not -1",
+        "config explain min-others",
+        harm=change(POLICY, "min-others = 2", "min-others = -1"),
+        follow=change(POLICY, "min-others = -1", "min-others = 2"),
+    ),
+    "sign-a-key-twice": Wrong(
+        f"policy sign {SOURCE}",
+        "not valid TOML: .*line 1",
+        "stands twice",
+        harm=change(POLICY, "min-others = 2", "min-others = 1\nmin-others = 2"),
+        follow=change(POLICY, "min-others = 1\n", ""),
+    ),
+    "sign-a-misspelt-key": Wrong(
+        f"policy sign {SOURCE}",
+        "min-otherz: unknown key",
+        "did you mean min-others",
+        harm=change(POLICY, "min-others", "min-otherz"),
+        follow=change(POLICY, "min-otherz", "min-others"),
+    ),
+    "sign-an-old-key": Wrong(
+        f"policy sign {SOURCE}",
+        "n-c: is now max-colluders",
+        "write max-colluders",
+        harm=change(POLICY, "\nmax-colluders", "\nn-c"),
+        follow=change(POLICY, "\nn-c", "\nmax-colluders"),
+    ),
+    "sign-no-utf-8": Wrong(
+        f"policy sign {SOURCE}",
+        "policy.toml: is not UTF-8 text",
+        "save it as UTF-8",
+        harm=write(POLICY, b"\xff"),
+        follow=fetched(POLICY),
+    ),
+    "sign-no-kit": Wrong(
+        "policy sign nowhere", "nowhere: is not a startup kit", "fetch", again=f"policy sign {SOURCE}"
+    ),
+}
+
+BUDGETS = {
+    "no-ledger": Wrong(
+        f"budget show {NOISY}",
+        "training-rows.sqlite: is missing; nothing trains without it",
+        "securefda budget init --config FILE",
+        code=11,
+        follow=INIT,
+    ),
+    "reset-of-nothing": Wrong(
+        f"budget reset {NOISY} --reason x --yes", "is missing; nothing trains", "budget init", code=11, follow=INIT
+    ),
+    "ledger-twice": Wrong(
+        f"budget init {NOISY}", "exists already", "budget show", code=11, harm=INIT, again=f"budget show {NOISY}"
+    ),
+    "ledger-damaged": Wrong(
+        f"budget show {NOISY}",
+        "cannot be used: file is not a database",
+        "put the newest copy back",
+        code=11,
+        harm=acts(INIT, lambda: shutil.copytree(LEDGERS, "copy"), write(f"{LEDGERS}/training-rows.sqlite", "garbage")),
+        follow=copy("copy/training-rows.sqlite", f"{LEDGERS}/training-rows.sqlite"),
+    ),
+    "ledger-copied": Wrong(
+        f"budget show {NOISY}",
+        "is a copy, or was put back",
+        "budget accept",
+        code=11,
+        harm=acts(
+            INIT, lambda: shutil.copytree(LEDGERS, "copy"), remove(LEDGERS), lambda: shutil.move("copy", LEDGERS)
+        ),
+        follow=command(f"budget accept {NOISY} --reason moved"),
+    ),
+    "accept-without-reason": Wrong(
+        f"budget accept {NOISY} --reason ''",
+        "--reason: must be 1 to 500 characters",
+        again=f"budget accept {NOISY} --reason x",
+        harm=INIT,
+    ),
+    "reset-without-yes": Wrong(
+        f"budget reset {NOISY} --reason x",
+        "--yes: is missing",
+        "add --yes",
+        harm=INIT,
+        again=f"budget reset {NOISY} --reason x --yes",
+    ),
+    "budget-of-a-federation": Wrong(
+        "budget init --config federation.toml",
+        "federation.toml is a whole federation's",
+        "KIT/local/settings.toml",
+        again=f"budget init {NOISY}",
+    ),
+    "plot-in-no-folder": Wrong(
+        f"budget show {NOISY} --plot nowhere/x.svg",
+        "nowhere/x.svg: cannot be written",
+        "check the folder",
+        harm=INIT,
+        follow=lambda: Path("nowhere").mkdir(),
+    ),
+}
+PLAN = "budget plan --rounds 10 --samples 100 --batch 10 --delta 1e-5 --noise 1"
+NEXT = "budget plan --rounds 10 --samples 100 --batch 10 --delta 1e-5"
+BUDGETS |= {
+    name: Wrong(f"{PLAN} {wrong}" if not whole else wrong, line, hint, again=NEXT, then="--epsilon, --noise")
+    for name, wrong, whole, line, hint in (
+        ("plan-of-no-rounds", "--rounds 0", False, "--rounds: must be at least 1, not 0", ""),
+        ("plan-of-no-rows", "--samples -1", False, "--samples: must be at least 1, not -1", ""),
+        ("plan-with-no-batch", "--batch 0", False, "--batch: must be at least 1, not 0", ""),
+        (
+            "plan-with-a-huge-batch",
+            "--batch 1000",
+            False,
+            "--batch: 1000 is larger than the data, which have 100 rows",
+            "",
+        ),
+        ("plan-with-no-epochs", "--epochs 0", False, "--epochs: must be at least 1, not 0", ""),
+        ("plan-with-delta-2", "--delta 2", False, "--delta: must be between 0 and 1, not 2.0", ""),
+        ("plan-with-noise-nan", "--noise nan", False, "--noise: must be a number above 0, not nan", ""),
+        ("plan-with-noise-below-0", "--noise -1", False, "--noise: must be a number above 0, not -1.0", ""),
+        (
+            "plan-with-both",
+            "--epsilon 2",
+            False,
+            "only one of the two can be given",
+            "--epsilon asks for the noise multiplier",
+        ),
+        ("plan-by-nobody", "--accountant foo", False, "'foo' is not one of rdp, prv", ""),
+        ("plan-for-endless-epsilon", f"{NEXT} --epsilon inf", True, "--epsilon: must be a number above 0, not inf", ""),
+        (
+            "plan-of-nothing",
+            "budget plan --rounds 10",
+            True,
+            "missing option '--samples'",
+            "give it, or name a site's settings with --config FILE",
+        ),
+    )
+}
+
+AUDITS = {
+    "no-log": Wrong(
+        "audit verify nowhere", "nowhere: is not there", "KIT/local/audit/RUN", again=f"audit verify {LOG}"
+    ),
+    "a-file-for-a-log": Wrong(
+        "audit verify federation.toml",
+        "is a file, not the folder of a log",
+        "name the log of one run",
+        again=f"audit verify {LOG}",
+    ),
+    "roster-missing": Wrong(
+        f"audit verify {LOG} --roster nowhere.json",
+        "nowhere.json: is missing",
+        "check the path",
+        again=f"audit verify {LOG}",
+    ),
+    "roster-of-toml": Wrong(
+        f"audit verify {LOG} --roster federation.toml",
+        "federation.toml: roster: is not a roster",
+        again=f"audit verify {LOG}",
+    ),
+    "too-many-witnesses": Wrong(
+        f"audit verify {LOG} --witnesses 99",
+        "the roster has 3 other sites than source-1",
+        again=f"audit verify {LOG} --witnesses 1",
+    ),
+    "record-beyond-the-end": Wrong(
+        f"audit verify {LOG} --record 999",
+        "the newest checkpoint covers 26 records",
+        "once a checkpoint covers it",
+        again=f"audit verify {LOG} --record 3",
+    ),
+    "known-missing": Wrong(
+        f"audit verify {LOG} --known nowhere", "nowhere: is missing", "check the path", again=f"audit verify {LOG}"
+    ),
+    "known-of-toml": Wrong(
+        f"audit verify {LOG} --known federation.toml",
+        "is no checkpoint",
+        again=f"audit verify {LOG} --known {LOG}/checkpoint",
+    ),
+    "from-yesterday": Wrong(
+        f"audit show {LOG} --from yesterday",
+        "--from yesterday: is no time",
+        "write it like 2026-11-21",
+        again=f"audit show {LOG} --from 2026-11-21",
+    ),
+    "direction-up": Wrong(
+        f"audit show {LOG} --direction up",
+        "is not one of sent, received, event",
+        again=f"audit show {LOG} --direction sent",
+    ),
+    "report-of-nothing": Wrong(
+        "audit report nowhere", "nowhere: is no folder", "name a run folder", again=f"audit show {LOG}"
+    ),
+    "report-without-logs": Wrong(
+        "audit report kits",
+        "kits: has no log of a run at or below it",
+        "name a run folder, a kit, or a folder with copies of logs",
+        again=f"audit show {LOG}",
+    ),
+    "report-of-another-run": Wrong(
+        "audit report logs --run zzz",
+        f"there is no log of run zzz below logs, only of {RUN}",
+        "name one of them",
+        again=f"audit report logs --run {RUN[:4]} --out kits",
+        then="kits is a folder",
+    ),
+    "report-on-a-folder": Wrong(
+        "audit report logs --out kits",
+        "--out: kits is a folder",
+        again="audit report logs --out nowhere/x.html",
+        then="folder that does not exist",
+    ),
+    "report-in-no-folder": Wrong(
+        "audit report logs --out nowhere/x.html",
+        "is in a folder that does not exist",
+        "name a file in a folder that exists|",
+        again="audit report logs --out kits",
+        then="kits is a folder",
+    ),
+    "reconcile-nothing": Wrong(
+        "audit reconcile nowhere",
+        "nowhere: is no folder",
+        "name a folder with logs in it",
+        again="audit reconcile logs --run zzz",
+        then="zzz",
+    ),
+    "reconcile-without-logs": Wrong(
+        "audit reconcile kits",
+        "kits: has no log of a run at or below it",
+        "name a run folder",
+        again="audit reconcile logs --run zzz",
+        then="zzz",
+    ),
+    "evidence-over-a-file": Wrong(
+        "audit reconcile logs --evidence federation.toml",
+        "federation.toml exists",
+        "name a new file",
+        again="audit reconcile logs --run zzz --evidence new.json",
+        then="zzz",
+    ),
+    "no-evidence": Wrong(
+        f"audit verify-evidence federation.toml --roster {SOURCE}/startup/roster.json",
+        "federation.toml: is no evidence",
+        again=f"audit verify-evidence nowhere.json --roster {SOURCE}/startup/roster.json",
+        then="nowhere.json: is missing",
+    ),
+}
+
+PROCESSES = {
+    "unsigned-policy": Wrong(
+        f"source start --config {SETTINGS}",
+        "policy.sig: is missing",
+        "policy explain.*policy sign",
+        harm=remove(f"{SOURCE}/local/policy.sig"),
+        follow=acts(SIGN, lambda: Path(f"{SOURCE}/startup/tls.key").chmod(0o644)),
+        then="tls.key: is open to others",
+    ),
+    "edited-policy": Wrong(
+        f"source start --config {SETTINGS}",
+        "policy.toml was changed after it was signed",
+        "policy explain.*policy sign",
+        harm=change(POLICY, "min-others = 2", "min-others = 1"),
+        follow=acts(SIGN, lambda: Path(f"{SOURCE}/startup/tls.key").chmod(0o644)),
+        then="tls.key: is open to others",
+    ),
+    "no-policy": Wrong(
+        f"source start --config {SETTINGS}",
+        "policy.toml: is missing",
+        "policy template clinical-default --out",
+        harm=remove(POLICY),
+        follow=command(f"policy template clinical-default --out {POLICY}"),
+        then="changed after it was signed",
+    ),
+    "state-damaged": Wrong(
+        f"source start --config {SETTINGS}",
+        "state.sqlite: file is not a database",
+        "name another folder with --out",
+        code=1,
+        harm=acts(lambda: Path(f"{SOURCE}/local/run").mkdir(), write(f"{SOURCE}/local/run/state.sqlite", "garbage")),
+        again=f"source start --config {SETTINGS} --out federation.toml",
+        then="federation.toml",
+    ),
+    "out-of-a-source-is-a-file": Wrong(
+        f"source start --config {SETTINGS} --out federation.toml",
+        "federation.toml/state.sqlite: ",
+        "choose a folder that can be written",
+        again=f"source start --config {SETTINGS} --set x=1",
+        then="x: unknown key",
+    ),
+    "kit-of-another-site": Wrong(
+        f"source start --config {SETTINGS}",
+        "policy.sig is of source-1 in federation digits, not of source-2",
+        "policy sign KIT",
+        harm=acts(remove(f"{SOURCE}/startup"), lambda: shutil.copytree(f"{OTHER}/startup", f"{SOURCE}/startup")),
+        follow=acts(SIGN, lambda: Path(f"{SOURCE}/startup/tls.key").chmod(0o644)),
+        then="tls.key: is open to others",
+    ),
+    "module-not-there": Wrong(
+        f"source start --config {SETTINGS} --set task.factory=no_such_task:Task",
+        "there is no module no_such_task",
+        "start in the folder that holds no_such_task.py",
+        follow=write("no_such_task.py", ""),
+        then="has no Task",
+    ),
+    "level-loud": Wrong(
+        f"source start --config {SETTINGS} --set logging.level=loud",
+        "must be 'debug', 'info', 'warning' or 'error', not 'loud'",
+        "config explain logging.level",
+        again=f"source start --config {SETTINGS} --set logging.level=info --set x=1",
+        then="x: unknown key",
+    ),
+    "no-such-suite": Wrong(
+        "bench accuracy --suite nope",
+        "there is no 'nope'",
+        "there are: digits, fed-heart",
+        again="bench accuracy --suite digits --rules foo",
+        then="there is no 'foo'",
+    ),
+    "no-such-level": Wrong(
+        "bench accuracy --suite fed-heart --level all",
+        "there is no 'all'",
+        "there are: individual, cohort, sum",
+        again="bench accuracy --suite fed-heart --level sum --rules foo",
+        then="there is no 'foo'",
+    ),
+    "too-many-leave": Wrong(
+        "bench secagg --dropped 9 --sources 3",
+        "9 of 3 sources leave",
+        "drop at most 0",
+        again="bench secagg --dropped 0 --sources x",
+        then="is no list of numbers",
+    ),
+    "compare-with-nothing": Wrong(
+        "bench accuracy --suite fed-heart --compare nowhere",
+        "nowhere: holds no suite",
+        again="bench accuracy --suite fed-heart --rules foo",
+        then="there is no 'foo'",
+    ),
+}
+
+TABLES = (ARGUMENTS, SETTINGS_OF_A_RUN, FILES, KITS, POLICIES, BUDGETS, AUDITS, PROCESSES)
+EVERY = {name: wrong for table in TABLES for name, wrong in table.items()}
+
+# --- the test ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A federation's file, its kits, kits that train with noise, a log, and the folder of a run."""
+    folder = tmp_path_factory.mktemp("wrong") / "template"
+    folder.mkdir()
+    (folder / "federation.toml").write_text(FEDERATION)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    file, kits = str(folder / "federation.toml"), str(folder / "kits")
+    assert main(["federation", "init", file, "--out", kits, "--address", address]) == 0
+    found_noisy(folder / "noisy")
+    Party(folder / "logs").write()
+    (folder / "taken").mkdir()
+    (folder / "taken" / "metrics.jsonl").write_text("")
+    return folder
+
+
+@pytest.fixture
+def place(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    folder = Path(shutil.copytree(template, tmp_path / "here"))
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("TEMPLATE", str(template))
+    for name in ("SECUREFDA_STRATEGY_ROUNDZ", "SECUREFDA_STRATEGY_ROUNDS"):
+        monkeypatch.delenv(name, raising=False)
+    yield folder
+    _hang_up()
+    for name in ("SECUREFDA_STRATEGY_ROUNDZ", "SECUREFDA_STRATEGY_ROUNDS"):
+        os.environ.pop(name, None)
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Every file by the digest of what is in it."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in folder.rglob("*")
+        if path.is_file() and path.stat().st_size < HASHED_BYTES and "__pycache__" not in path.parts
+    }
+
+
+def error_of(code: int, err: str) -> tuple[str, str]:
+    """The one error line and its hint, or nothing where the command passed."""
+    for words in NOT_OURS:
+        assert words not in err, err
+    errors = [line for line in err.splitlines() if line.startswith("error: ")]
+    hints = [line for line in err.splitlines() if line.startswith("hint: ")]
+    assert len(errors) == (code != 0), err
+    assert len(hints) <= 1, err
+    return (errors or [""])[0], (hints or [""])[0]
+
+
+def run(text: str, capsys: Capture) -> tuple[int, str, str]:
+    capsys.readouterr()
+    code = main(shlex.split(text))
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def try_what_it_says(hint: str, capsys: Capture) -> None:
+    """Commands of a hint that only show something."""
+    for shown in re.findall(r"(securefda(?: [a-z]+)* --help|securefda config explain \S+)", hint):
+        code, out, _ = run(shown.removeprefix("securefda "), capsys)
+        assert (code, bool(out)) == (0, True), shown
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_one_line_the_right_code_and_a_hint_that_works(name: str, place: Path, capsys: Capture) -> None:
+    wrong = EVERY[name]
+    if wrong.harm:
+        wrong.harm()
+    before = contents(place)
+
+    code, out, err = run(wrong.command, capsys)
+
+    line, hint = error_of(code, err)
+    assert (code, bool(re.search(wrong.line, line))) == (wrong.code, True), (code, err)
+    assert re.search(wrong.hint, hint) if wrong.hint else True, err
+    assert bool(out) == wrong.prints, out
+    after = contents(place)
+    assert {path: after.get(path) for path in before} == before
+
+    try_what_it_says(hint, capsys)
+    if wrong.follow:
+        wrong.follow()
+    code, _, err = run(wrong.again or wrong.command, capsys)
+    line, _ = error_of(code, err)
+    assert bool(code) == bool(wrong.then), (code, err)
+    assert re.search(wrong.then, line), (code, err)
+
+
+@pytest.mark.parametrize("name", ["unknown-option", "rounds-zero", "missing", "no-kit", "no-ledger", "no-log"])
+def test_for_programs_the_same_is_one_envelope(name: str, place: Path, capsys: Capture) -> None:
+    wrong = EVERY[name]
+    code, out, err = run(f"{wrong.command} --format json", capsys)
+    said = json.loads(out)
+    assert (code, said["exit_code"], said["status"], err) == (wrong.code, wrong.code, "error", "")
+    assert re.search(wrong.line, said["message"])
+    assert re.search(wrong.hint, said["hint"])
+
+
+def test_the_table_is_as_long_as_it_says() -> None:
+    assert len(EVERY) == sum(map(len, TABLES))
+    assert len(EVERY) >= 150
