@@ -42,6 +42,7 @@ _WORDS = {
     "greater_than_equal": "must be at least {ge}",
     "less_than": "must be below {lt}",
     "less_than_equal": "must be at most {le}",
+    "multiple_of": "must be a multiple of {multiple_of}",
     "too_short": "must have at least {min_length}, has {actual_length}",
     "too_long": "must have at most {max_length}, has {actual_length}",
     "value_error": "{error}",
