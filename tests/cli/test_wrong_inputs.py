@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+import resource
 import shlex
 import shutil
 import socket
@@ -148,6 +149,14 @@ _OPEN: list[socket.socket] = []
 
 def _port() -> int:
     return int(re.findall(r":(\d+)", Path("kits/source-1/startup/endpoints.toml").read_text())[0])
+
+
+def _limit(size: int) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+
+def _unlimited() -> None:
+    _limit(resource.getrlimit(resource.RLIMIT_FSIZE)[1])
 
 
 def _listen() -> None:
@@ -1389,7 +1398,21 @@ PROCESSES = {
     ),
 }
 
-TABLES = (ARGUMENTS, SETTINGS_OF_A_RUN, FILES, KITS, POLICIES, BUDGETS, AUDITS, PROCESSES)
+FULL = {
+    f"full-disk-for-{name}": Wrong(
+        command, "cannot be written: File too large", "free disk space", harm=partial(_limit, 0), follow=_unlimited
+    )
+    for name, command in (
+        ("a-template", "policy template strict --out new.toml"),
+        ("a-package", f"kit package {SOURCE} --out new.tar"),
+        ("kits", "federation init federation.toml --out more"),
+        ("a-signature", f"policy sign {SOURCE}"),
+        ("a-roster", "federation renew kits source-1"),
+    )
+}
+"""No file may grow, which is what a full disk comes to."""
+
+TABLES = (FULL, ARGUMENTS, SETTINGS_OF_A_RUN, FILES, KITS, POLICIES, BUDGETS, AUDITS, PROCESSES)
 EVERY = {name: wrong for table in TABLES for name, wrong in table.items()}
 
 # --- the test ---------------------------------------------------------------------------------------------------------
@@ -1420,6 +1443,7 @@ def place(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     for name in ("SECUREFDA_STRATEGY_ROUNDZ", "SECUREFDA_STRATEGY_ROUNDS"):
         monkeypatch.delenv(name, raising=False)
     yield folder
+    _unlimited()
     _hang_up()
     for name in ("SECUREFDA_STRATEGY_ROUNDZ", "SECUREFDA_STRATEGY_ROUNDS"):
         os.environ.pop(name, None)
