@@ -210,7 +210,7 @@ def usage(
 
 
 ARGUMENTS = {
-    "unknown-option": usage("--bogus", "no such option: --bogus", "--version"),
+    "unknown-option": usage("--wxyz", "no such option: --wxyz", "--version"),
     "unknown-command": usage("bogus", "no such command 'bogus'", "--help"),
     "no-subcommand": usage("federation", "missing command", "federation --help"),
     "misspelt-subcommand": usage(
@@ -1046,10 +1046,10 @@ POLICIES = {
     ),
     "refused-by-policy": Wrong(
         CHECK,
-        "release.max-rounds",
+        "norm-cap.kappa",
         "",
         code=10,
-        harm=change("federation.toml", "rounds = 3", "rounds = 500"),
+        harm=change("federation.toml", "[strategy]", '[privacy]\nnorm-cap-kappa = 0.5\n[strategy]'),
         follow=fetched("federation.toml"),
         prints=True,
     ),
