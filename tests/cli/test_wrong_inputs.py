@@ -987,8 +987,8 @@ KITS |= {
         ("roster.json", "is not a signed roster"),
         ("tls.crt", "is not a PEM certificate"),
         ("endpoints.toml", "was changed after the CA signed"),
-        ("tls.key", "is not an unencrypted PEM private key"),
-        ("signing.key", "is not an unencrypted PEM private key"),
+        ("tls.key", "is neither a PEM private key nor one that"),
+        ("signing.key", "is neither a PEM private key nor one that"),
     )
     for kind, harm, line in (
         ("none", remove, f"{name}: is missing"),
@@ -1049,7 +1049,7 @@ POLICIES = {
         "norm-cap.kappa",
         "",
         code=10,
-        harm=change("federation.toml", "[strategy]", '[privacy]\nnorm-cap-kappa = 0.5\n[strategy]'),
+        harm=change("federation.toml", "[strategy]", "[privacy]\nnorm-cap-kappa = 0.5\n[strategy]"),
         follow=fetched("federation.toml"),
         prints=True,
     ),
