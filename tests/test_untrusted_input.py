@@ -34,10 +34,14 @@ from securefda.bench.secagg import processes
 from securefda.bench.secagg.job import Job
 from securefda.bootstrap import rows_of_site
 from securefda.cli import main
+from securefda.dashboard import place
+from securefda.dashboard.place import Place
+from securefda.dashboard.reading import SiteReader, _Lines
 from securefda.disk import write_file
 from securefda.errors import ConfigError, ExitCode, SecureFdaError
 from securefda.local import launcher
-from securefda.operations.run_folder import read_run
+from securefda.operations.run_folder import ROUND, read_run
+from securefda.operations.state import find_states, read_state
 from securefda.parse import MAX_NESTING, BeyondBounds, json_value, toml_table
 from securefda.privacy.ledger import Ledger, fingerprints_of
 from securefda.privacy.ledger_storage import DataSet, LedgerError, _digest
@@ -250,6 +254,27 @@ def said_by_a_process(folder: Path, data: bytes) -> object:
     return said
 
 
+def first_of_metrics(file: Path) -> str:
+    """The role that a dashboard reads from the first line of a run's metrics."""
+    role = place._role_in(file)
+    if not role:
+        raise ConfigError(file.name, "says no role")
+    return role
+
+
+def looked_at(read: Callable[[SiteReader, Place], object]) -> Callable[[Path], object]:
+    """A part of what a dashboard reads, for which it shows a problem in place of an error."""
+
+    def given(file: Path) -> object:
+        reader = SiteReader(file.parent)
+        seen = read(reader, Place(file.parent, file.parent, "target", settings=file))
+        if reader._problems:
+            raise ConfigError(file.name, reader._problems[0])
+        return seen
+
+    return given
+
+
 READERS = {
     "site.config.load.load_settings": TomlReader(in_file("f.toml", load_federation), FEDERATION),
     "site.config.load.model_of": TomlReader(in_file("f.toml", model_of), b"[tool]\ny = 1"),
@@ -312,6 +337,21 @@ READERS = {
     "local.launcher._require_same_settings": TomlReader(
         in_file("source.toml", lambda file: launcher._require_same_settings(file.parent, file, "")), b""
     ),
+    "dashboard.place._role_in": Reader(in_file("metrics.jsonl", first_of_metrics), takes=True),
+    "dashboard.place._paths_in": TomlReader(in_file("source.toml", place._paths_in), b"", takes=True),
+    "dashboard.reading._Lines.catch_up": Reader(
+        in_file("metrics.jsonl", lambda file: _Lines(file, ROUND).catch_up()), b'{"round":@}\n'
+    ),
+    "dashboard.reading.SiteReader._summary": Reader(
+        in_file("summary.json", looked_at(SiteReader._summary)), b'{"rounds":@}'
+    ),
+    "dashboard.reading.SiteReader._planned": TomlReader(
+        in_file("aggregator.toml", looked_at(lambda reader, where: reader._planned(where, None))), b"", takes=True
+    ),
+    "operations.state.read_state": Reader(
+        in_file("status.json", lambda file: read_state(file.parent)), b'{"schema_version":1,"x":@}'
+    ),
+    "operations.state._run_folder": TomlReader(in_file("settings.toml", lambda file: find_states(file, {})), b""),
     "bench.secagg.processes._figures": Reader(
         lambda _, data: processes._figures(as_text(data)), raises=SecureFdaError, takes=True
     ),

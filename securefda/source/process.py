@@ -25,7 +25,7 @@ from securefda.privacy.events import TERMS
 from securefda.protocol.messages import Header, Parcel, Signed
 from securefda.site.config import SourceConfig
 from securefda.site.kit import Kit, load_kit, use_kit
-from securefda.site.policy import load_signed_policy
+from securefda.site.policy import parse_policy
 from securefda.site.training_secret import secret_of_site
 from securefda.source.run import HINT, SourceRun
 from securefda.source.run_book import RunBook, run_book_file
@@ -56,7 +56,9 @@ def main(config: SourceConfig, reporter: Reporter, *, accept_run: bool = False) 
     map_large_blocks()
     kit = load_kit(config.source.kit, datetime.now(UTC), expected_role="source")
     use_kit(kit)
-    policy = load_signed_policy(kit)
+    # Read once: the policy in force is the one whose digest the audit log will hold.
+    policy_path, policy_file = kit.signed_policy()
+    policy = parse_policy(policy_file, policy_path)
     member = Member.of(kit, encode)
     runs = RunBook(run_book_file(kit.root), policy.release, accept_run=accept_run)
     store = SourceStore(config.source.out / STATE_FILE, runs)
@@ -68,7 +70,7 @@ def main(config: SourceConfig, reporter: Reporter, *, accept_run: bool = False) 
         watch.state.know(epsilon_limit=limit)
         shown = _SourceReporter(kit.site_id, out, reporter, watch.state)
         secret, about_secret = secret_of_site(config.source, config.training, kit.local)
-        site = source_site(config, policy, member, store, secret=secret, policy_file=kit.signed_policy()[1])
+        site = source_site(config, policy, member, store, secret=secret, policy_file=policy_file)
         watch.note(f"{site_id} trains on {site.trains_on}")
         if accept_run:
             watch.note("--accept-run: one run beyond release.max-runs may begin; rounds without a result are forgiven")

@@ -148,7 +148,7 @@ def source_site(
     seed, site_id = config.source.seed, member.site_id
     if member.roster.by_id(site_id).role != "source":
         raise ConfigError(
-            "source.kit", f"{site_id} is the target of this federation", hint="use `securefda aggregator`"
+            "source.kit", f"{site_id} is the target of this federation", hint="use `securefda aggregator start`"
         )
     require_satisfiable(policy, site_id, [entry.site_id for entry in member.roster.sources])
     check_task(policy, config.task.factory)
