@@ -189,9 +189,10 @@ def parse_settings(
         settings = model.model_validate(known, by_alias=True, by_name=False, context={"base": file.parent})
     except ValidationError as error:
         details = error.errors(include_url=False)
-        missing = [detail for detail in details if detail["type"] == "missing"]
+        order = {"extra_forbidden": 0, "missing": 1}
+        details.sort(key=lambda detail: order.get(detail["type"], 2))
         meant = {error.hint.removeprefix("did you mean ").rstrip("?") for error in errors}
-        for detail in (*missing, *(detail for detail in details if detail not in missing)):
+        for detail in details:
             found = _as_config_error(detail, file, origins)
             if not (detail["type"] == "missing" and found.key in meant):
                 errors.append(found)
@@ -255,7 +256,7 @@ def _as_config_error(detail: ErrorDetails, file: Path, origins: Mapping[str, str
     if detail["type"] == "missing":
         return ConfigError(key, f"missing ({source})", hint=f"add {key.rpartition('.')[2]} to the file")
     if detail["type"] == "extra_forbidden":
-        return ConfigError(key, f"unknown key ({source})")
+        return ConfigError(key, f"unknown key ({source})", hint="remove it, or spell it as the other entries do")
     given = detail["input"]
     bounds = {
         name: int(one) if isinstance(one, float) and one.is_integer() else one

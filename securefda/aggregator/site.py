@@ -29,6 +29,7 @@ from securefda.site.config import (
     strategy_of,
     training_settings,
 )
+from securefda.site.config.effective import without_secrets
 from securefda.tasks import Samples
 from securefda.training import OwnRows, PersonalMemory, PersonalModel, SecretSeed, require_steps
 from securefda.training.personal import Drawn, FineTuned, Mixture, Neighbours, OwnHead
@@ -313,7 +314,7 @@ def summary_of(
             sources=[entry.site_id for entry in roster.sources],
             seed=config.aggregator.seed,
             training=config.training.model_dump(mode="json", by_alias=True),
-            task_options=dict(config.task.options),
+            task_options=without_secrets(config.task.options),
             data_dir=str(config.task.data_dir or ""),
         ),
     )

@@ -298,7 +298,7 @@ class Setting(TypedDict):
     """The target's `[training]`, by kebab-case key."""
 
     task_options: dict[str, Any]
-    """The target's `[task.options]`."""
+    """The target's `[task.options]`, without those whose name marks a secret."""
 
     data_dir: str
     """The target's `task.data-dir`; empty without one."""

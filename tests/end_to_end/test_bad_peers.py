@@ -121,7 +121,7 @@ def test_a_source_that_was_asked_in_one_run_joins_no_other_until_its_operator_sa
     settings = ("privacy.visibility=individual", "strategy.warm-up-rounds=0", "strategy.rounds=5000")
     with kits(tmp_path, 1, settings=settings) as federation:
         aggregator = federation.start("target")
-        source = federation.start("source-1").until("round 1, ")
+        source = federation.start("source-1").until("round 1 of ")
         aggregator.kill()
         federation.start("target", f"aggregator.out={tmp_path / 'other-run'}")
         assert_one_clear_line(source, ExitCode.CONFIG, "belongs to run", hint="--out FOLDER")
@@ -130,7 +130,7 @@ def test_a_source_that_was_asked_in_one_run_joins_no_other_until_its_operator_sa
         assert_one_clear_line(again, ExitCode.POLICY, "release.max-runs", "after 1 in 24 hours", hint="--accept-run")
         settings_file = federation.kit("source-1") / "local" / "settings.toml"
         consenting = federation.start_command("source", settings_file, new_folder, flags=["--accept-run"])
-        printed = consenting.until("round 1, ")
+        printed = consenting.until("round 1 of ")
         assert "--accept-run: one run beyond release.max-runs may begin" in printed.text
 
 

@@ -28,10 +28,10 @@ from securefda.protocol import source as src
 from securefda.protocol.aggregator import AggregatorSession
 from securefda.protocol.agreement import REPORT_OPENING_BYTES, report_commitment
 from securefda.protocol.encoding import TAIL
-from securefda.protocol.messages import Advertise, Checkpoint, Parcel, ShareBundle, Visibility
+from securefda.protocol.messages import Advertise, Checkpoint, Parcel, ShareBundle, Survivors, Visibility
 from securefda.protocol.secret import Secret
 from securefda.site.policy import verdict
-from securefda.source import rounds
+from securefda.source import rounds, run
 from securefda.source.site import SourceSite
 from securefda.source.store import SourceStore
 from securefda.transport.in_memory import UnderWay
@@ -133,13 +133,15 @@ def unseen_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def signing_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A source that has signed the lists goes on waiting for lists."""
-    real = rounds._sign_survivors
+    real = run.continue_round
 
-    def sign(site: SourceSite, current: rounds.SourceRound, following: Any, message: Any) -> Any:
-        _, answer = real(site, current, following, message)
-        return replace(current, phase=replace(current.phase, shares=following.shares)), answer  # type: ignore[call-arg]
+    def go_on(site: SourceSite, current: rounds.SourceRound, message: Any) -> Any:
+        following, answer = real(site, current, message)
+        if isinstance(message.body, Survivors):
+            following = replace(current, phase=replace(current.phase, shares=following.phase.shares))  # type: ignore
+        return following, answer
 
-    monkeypatch.setattr(rounds, "_sign_survivors", sign)
+    monkeypatch.setattr(run, "continue_round", go_on)
 
 
 def fuse_that_stays(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,7 +260,7 @@ def test_a_source_that_is_shown_two_checkpoints_before_it_answers_accuses_nobody
     with closing(SessionNetwork(Terms(3, 3, 1, 1, 3), (), Counter())) as net:
         net.quiet = False
         net.expire()  # nobody has cosigned in time: the run ends, and its last checkpoint is shown
-        assert [len(queue) for queue in net.down.values()] == [2, 2, 2]
+        assert [len(queue) for queue in net.down.values()] == [3, 3, 3]  # the schedule, and two checkpoints
         net.finish()
         assert none_accused(net)
         assert net.run._cosigners.cosigned == set(net.indices)
@@ -268,7 +270,7 @@ def test_a_source_that_is_shown_one_checkpoint_twice_takes_part_in_every_round()
     with closing(SessionNetwork(Terms(3, 3, 1, 1, 3), (), Counter())) as net:
         net.at_target(lambda: net.run.left(0))
         net.at_target(lambda: net.run.returned(0))
-        assert len(net.down[0]) == 2
+        assert len(net.down[0]) == 3  # the schedule, and one checkpoint twice
         net.finish()
         assert none_accused(net)
         assert net.finished == [frozenset(net.indices)] * 3

@@ -47,8 +47,11 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "threat_model" / "sfda-sa-1.md").read_text(encoding="utf-8")
 PACKAGES = ("protocol", "source", "aggregator", "audit", "site", "transport")
 NAME = re.compile(r"[A-Z]+(_[A-Z]+)*")
-NOT_CHECKS = {"Z", "T", "B", "BOUND", "GRPC_SSL_CIPHER_SUITES", "GRPC_VERBOSITY", "NFKC", "NONE", "Q"}
-"""Strings in these packages that look like names of checks: formats, SQL, settings of libraries, a site's own notes."""
+NOT_CHECKS = {"Z", "T", "B", "BOUND", "GRPC_SSL_CIPHER_SUITES", "GRPC_VERBOSITY", "NFKC", "NONE", "Q"} | {
+    *("CREDENTIALS_DIRECTORY", "SECUREFDA_PASSPHRASE_FD"),
+}
+"""Strings in these packages that look like names of checks: formats, SQL, settings of libraries, variables of the
+environment, a site's own notes."""
 
 
 def section(title: str) -> str:

@@ -282,7 +282,7 @@ def test_honest_sources_are_framed_where_two_messages_under_one_header_count(see
 @pytest.mark.threat("T39")
 @pytest.mark.control
 def test_honest_target_is_framed_where_its_accuser_names_the_run(tmp_path: Path) -> None:
-    hoard = framed_target(tmp_path, 0)
+    hoard = framed_target(tmp_path, 1)
     with switched_off(OWN_RUN, roster=ROSTER):
         proved = accuser(hoard).proved({site_id_of(TARGET)}, Random(0), 0)
     assert {"bad-checkpoint", "equivocation", "broken-chain"} <= {kind for kind, _ in proved}

@@ -92,6 +92,11 @@ def _shown(value: Any) -> Any:
     return [_shown(one) for one in value] if isinstance(value, list | tuple) else value
 
 
+def without_secrets(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a task, without those whose name marks a secret; tables and lists in them have theirs hidden."""
+    return {name: _shown(value) for name, value in options.items() if not _SECRET.search(name)}
+
+
 def kept_settings(settings: Settings) -> bytes:
     """The values as a run's folder keeps them, for people to compare later."""
     return canonical_json({"version": _FORMAT, "settings": values_of(settings)}) + b"\n"

@@ -184,8 +184,8 @@ def check_header_by_policy(
 def check_schedule(policy: SourcePolicy, schedule: Schedule) -> None:
     """Accept a run, as far as the policy can say before the first header whether it permits what headers will ask for.
 
-    What depends on who takes part, or may never be asked, is left to :func:`check_header_by_policy`, as is everything else that
-    a header says: a schedule promises nothing.
+    What depends on who takes part, or may never be asked, is left to :func:`check_header_by_policy`, as is everything
+    else that a header says: a schedule promises nothing.
 
     Args:
         policy: of this site.
