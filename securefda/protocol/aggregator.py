@@ -96,7 +96,8 @@ class AggregatorSession:
         """
         sender = signed.sender
         if sender not in members:
-            raise FaultySourceError(self._known_name(sender), "SENDER", f"{signed.type_name} from outside the phase")
+            name = self.name(sender) if sender < len(self.roster.entries) else f"index {sender}"
+            raise FaultySourceError(name, "SENDER", f"{signed.type_name} from outside the phase")
         if sender in done:
             raise FaultySourceError(self.name(sender), "DUPLICATE", signed.type_name)
         session_id = self.header.envelope.session_id
@@ -115,9 +116,6 @@ class AggregatorSession:
         if len(have) < self.threshold:
             missing = [self.name(index) for index in sorted(set(of) - set(have))]
             raise QuorumLost(phase, self.threshold, [self.name(index) for index in sorted(have)], missing)
-
-    def _known_name(self, index: int) -> str:
-        return self.name(index) if index < len(self.roster.entries) else f"index {index}"
 
 
 Totals = Mapping[frozenset[int], RingVector]
@@ -235,7 +233,6 @@ class Opened:
     """
 
     session: AggregatorSession
-    ctx2: bytes
     survivors: frozenset[int]
     dropped: frozenset[int]
     sums: tuple[OpenedSum, ...]
@@ -450,7 +447,7 @@ def close_unmask(state: CollectingUnmask) -> Opened:
         if cohort & state.survivors:
             digest.update(total.data)
     dropped, faults = frozenset(state.lists.dropped), _faults(session, opened)
-    return Opened(session, state.ctx2, state.survivors, dropped, sums, digest.digest(), faults)
+    return Opened(session, state.survivors, dropped, sums, digest.digest(), faults)
 
 
 def _open_sum(state: CollectingUnmask, opened: OpenedSecrets, cohort: frozenset[int]) -> OpenedSum:
