@@ -193,7 +193,8 @@ def _run_steps(
         optimizer.step(values, gradient)
         seen.add(loss_value, outputs, labels[batch])
         if on_step is not None and before is not None:
-            _observe(on_step, before, flat.values)
+            on_step(torch.sub(flat.values, before, out=before).cpu().numpy())
+            before.copy_(flat.values)
     return steps, seen
 
 
@@ -202,10 +203,3 @@ def batches(samples: int, settings: TrainingSettings, seed: Seed) -> Iterator[Te
     generator = generator_of(seed)
     for _ in range(settings.epochs):
         yield from torch.split(torch.randperm(samples, generator=generator), settings.batch_size)
-
-
-def _observe(on_step: StepObserver, before: Tensor, values: Tensor) -> None:
-    """Hand the step from ``before`` to ``values`` to the observer, then set ``before`` to ``values``."""
-    step = torch.sub(values, before, out=before)
-    on_step(step.cpu().numpy())
-    before.copy_(values)
