@@ -90,10 +90,10 @@ class RoundSum:
 
 
 class _Part:
-    """The sources of ``scope`` in an attempt: which are gone and why, and what those hear that are.
+    """The sources of ``scope`` in an attempt: which are gone and why, and the messages to those.
 
     Attributes:
-        header: that opened the attempt.
+        header: the signed header that opened the attempt.
         gone: participants that refused, aborted, lied or were lost; the attempt has no further message for them.
         refused: policy key or check by roster index of the source that refused.
         why: what became of those that are gone; refusals apart, since other sources read it in the last goodbye.
@@ -207,7 +207,7 @@ class MaskedAttempt(_Part):
         Args:
             session: whose header is published.
             before_release: called, and must return, before any source can be induced to release.
-            units: of estimated errors, where the header asks for them.
+            units: units in which estimated errors are encoded, where the header asks for them.
             others_train: whether sources outside the session still have training to do; R0 stays open for as long.
         """
         super().__init__(session, session.header.body.masked)

@@ -298,7 +298,7 @@ class AggregatorRun:
         self._reporter.note(f"resuming after round {max(recorded)}" if recorded else "resuming before any round ended")
         if position.round == 0 or position.round in recorded:
             return self._begin_round(position.round + 1)
-        # Where the target would train to another g_T, sources would refuse a second header that asks for more. With
+        # Where the target would compute a different g_T, sources would refuse a second header that asks for more. With
         # DP-SGD it would differ by fresh noise, and be one release more than was paid for.
         trains_anew = position.attempt > 0 and not self._site.trainer.repeatable
         would_differ = trains_anew and self._plan_of(position.round).uses_target_statistics
