@@ -29,12 +29,12 @@ class AcceptedRound:
     """A round that this source takes part in.
 
     Attributes:
-        header: that opened it, as it was signed.
+        header: the signed header that opened the round.
         terms: what it asks to be computed.
         level: what the aggregator may see of this source in it.
         model: to train from, float32 ``(n_params,)``.
         target_update: g_T, likewise, where the header publishes it.
-        origin: which result the model is that of.
+        origin: the result that produced the model.
         course: how far the model lies from the one that this site trained from last.
     """
 
@@ -57,7 +57,7 @@ def accept_header(
     Args:
         site: this source.
         header: with the target's signature, which was checked.
-        parcel: that it came in, with the model and perhaps g_T.
+        parcel: the parcel of the header, with the model and perhaps g_T.
         missed: the result that the aggregator showed before the header, where it did.
 
     Raises:

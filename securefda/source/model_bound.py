@@ -111,7 +111,7 @@ class Known:
 
     @property
     def number(self) -> int:
-        """No model of the run is before this one."""
+        """Number of the newest model that this source knows of."""
         return max(self.taken.number if self.taken else 0, self.accepted.number if self.accepted else 0)
 
 
@@ -164,10 +164,10 @@ def check_missed(body: MissedResult, *, roster: Roster, run_id: bytes) -> Missed
 
 
 def origin_of(header: Header, known: Known, missed: Missed | None, *, own_index: int, limits: SessionLimits) -> Origin:
-    """Find out which result a header's model is that of; ``missed`` came before the header.
+    """Find the result that produced a header's model; ``missed`` came before the header.
 
     Raises:
-        FaultyAggregatorError: HEADER_CHAIN; it is that of no result which this source has reason to believe in.
+        FaultyAggregatorError: HEADER_CHAIN; it does not continue any result that this source can trust.
     """
     previous, taken, accepted = header.previous_result_digest, known.taken, known.accepted
     if taken is not None and previous == taken.digest and taken.number == known.number:

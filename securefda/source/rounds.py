@@ -77,9 +77,9 @@ class Part:
     """A source's part of a sum, clipped, which waits for the norm reports of the others.
 
     Attributes:
-        terms: by which it was computed.
+        terms: the terms of the round, by which it was computed.
         contribution: v_i and its share of the target's update.
-        statistics: that travel behind it, weighted.
+        statistics: the weighted statistics that follow the vector.
         report: of its norms; None where no norm cap holds.
     """
 
@@ -94,7 +94,7 @@ class SourceRound:
     """A round in progress.
 
     Attributes:
-        header: that opened it.
+        header: the signed header that opened the round.
         phase: of the masking session; or, at ``individual``, the wait for the result.
         record: this site's line of the round.
         part: this source's part of the sum, until it is masked; None afterwards, and at ``individual``.
@@ -117,7 +117,7 @@ class SourceRound:
 
     @property
     def deadline_s(self) -> float:
-        """How long the next message may take."""
+        """Seconds to wait for the next message."""
         phase_s, training_s = self.header.body.phase_deadline_ms / 1000, self.header.body.training_deadline_ms / 1000
         match self.phase:
             case session_steps.AwaitingKeyList():
@@ -216,10 +216,10 @@ def continue_round(site: SourceSite, current: SourceRound, message: Signed[Body]
 
 
 def check_result(site: SourceSite, current: SourceRound, message: Signed[Body]) -> None:
-    """Check that a result is that of this round, now.
+    """Check that a result belongs to this round, and that the round waits for it.
 
     Raises:
-        FaultyAggregatorError: it is not.
+        FaultyAggregatorError: one of both is false.
     """
     match current.phase:
         case session_steps.AwaitingResult():

@@ -88,8 +88,8 @@ class SourceRun:
     """Takes part in the rounds of one run.
 
     ``refusal`` is the last refusal by this site's policy, ``fault`` the last check that the aggregator failed,
-    ``goodbye`` its last word, if it came, and ``failure`` what this site cannot go on with, or will not: the driver
-    sends what :meth:`handle` returned, then ends with it.
+    ``goodbye`` its last message, if it came, and ``failure`` the error that ends this site's part in the run: the
+    driver sends what :meth:`handle` returned, then ends with it.
 
     It belongs to the process that made it. In a copy of that process ``join``, ``handle`` and ``expire`` raise
     :class:`CopiedProcess` and return nothing that could be sent; the secrets of a session are erased there.
@@ -98,7 +98,7 @@ class SourceRun:
     def __init__(self, site: SourceSite, reporter: SourceReporter) -> None:
         self._site = site
         self._reporter = reporter
-        self._process = ProcessGuard(f"the session of {self._name(site.signer.index)}", self._drop_round)
+        self._process = ProcessGuard(f"the session of {self._name(site.signer.index)}", self.forget)
         self._round: SourceRound | None = None
         self._ended_session = NO_SESSION
         self._patience = Patience()
@@ -119,7 +119,7 @@ class SourceRun:
         return self._patience.last
 
     def join(self, run: str) -> Parcel:
-        """The first message to an aggregator, in a run that it names (32 hex digits): who I am and what I built.
+        """The first message to an aggregator, in a run that it names (32 hex digits): it identifies site and model.
 
         Raises:
             ConfigError: the folder belongs to another run.
@@ -146,7 +146,7 @@ class SourceRun:
         return 4 * self._site.trainer.n_params
 
     def deadline_s(self) -> float | None:
-        """How long the next message may take; None between rounds, when only the connection is watched."""
+        """Seconds to wait for the next message; None between rounds, when only the connection is watched."""
         return None if self._round is None else self._round.deadline_s
 
     def place(self) -> str:
@@ -163,7 +163,7 @@ class SourceRun:
         try:
             return self._answer(parcel)
         except AuditError as error:  # what cannot be written down is not answered either
-            self._drop_round()
+            self.forget()
             self.failure = error
             return []
 
@@ -182,7 +182,7 @@ class SourceRun:
             return self._abort(parcel, error)
         except SecureFdaError as error:
             self._process.require_original()  # code of the task may have forked on the way here
-            self._drop_round()
+            self.forget()
             self.failure = error
             return [self._refuse(parcel, _word_for(error))]
 
@@ -191,15 +191,19 @@ class SourceRun:
         self._process.require_original()
         try:
             if self._round is not None:
-                self._fault(FaultyAggregatorError("DEADLINE", "no word in time"), self.place())
+                self._fault(FaultyAggregatorError("DEADLINE", "no message in time"), self.place())
         except AuditError as error:
-            self._drop_round()
+            self.forget()
             self.failure = error
         return self._end_session("DEADLINE")
 
     def forget(self) -> None:
         """Drop the round in progress, if there is one: it cannot be finished any more."""
-        self._drop_round()
+        if self._round is None:
+            return
+        self._round.erase()
+        self._ended_session = self._round.header.envelope.session_id
+        self._round = None
 
     def _dispatch(self, parcel: Parcel) -> list[Parcel]:
         message = parcel.message
@@ -225,7 +229,7 @@ class SourceRun:
 
     def _end(self, goodbye: Goodbye) -> None:
         if self.goodbye is None:
-            self._drop_round()
+            self.forget()
             self.goodbye = goodbye
             self._log("run-ended", outcome="completed" if goodbye.completed else "failed", rounds=goodbye.rounds)
 
@@ -234,7 +238,7 @@ class SourceRun:
         self._require_from_target(header)
         missed, self._missed = self._missed, None
         accepted = accept_header(site, header, parcel, missed)
-        self._drop_round()
+        self.forget()
         receipts = []
         if accepted.origin.caught_up is not None:  # the last session had a result, of which this site learns only now
             site.store.record_result(body.run_id, accepted.origin.caught_up)
@@ -347,7 +351,7 @@ class SourceRun:
             return []
         accused = [] if body.accused is None else [body.accused]
         self._log("aborted", current.header, check=body.check, accused=site_ids(self._site.roster, accused))
-        self._drop_round()
+        self.forget()
         accused_text = "" if body.accused is None else f", accused: {self._name(body.accused)}"
         text = f"the aggregator aborted at {body.step.label}: {body.check}{accused_text}"
         self._reporter.alarm(ProtocolError(body.check, text))
@@ -399,7 +403,7 @@ class SourceRun:
         current = self._round
         if current is None:
             return []
-        self._drop_round()
+        self.forget()
         accused = self._site.roster.target.index if suspect is None else suspect
         body = Abort(current.step, check, accused)
         return [Parcel(self._site.signer.sign(current.header.envelope.session_id, current.header.digest(), body))]
@@ -412,20 +416,13 @@ class SourceRun:
         """Write an event down; it is on the disk with the record of the message that follows from it."""
         self._site.witness.journal.event(kind, header, **facts)
 
-    def _drop_round(self) -> None:
-        if self._round is None:
-            return
-        self._round.erase()
-        self._ended_session = self._round.header.envelope.session_id
-        self._round = None
-
     def _name(self, index: int) -> str:
         entries = self._site.roster.entries
         return entries[index].site_id if 0 <= index < len(entries) else f"index {index}"
 
 
 def _word_for(error: SecureFdaError) -> str:
-    """What the aggregator hears of an error that is this site's own."""
+    """The refusal key sent for a local error."""
     if isinstance(error, BudgetExhausted):
         return "dp.target-epsilon"
     return "TRAINING" if isinstance(error, (TrainingError, ConfigError)) else "STORAGE"

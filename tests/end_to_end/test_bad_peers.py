@@ -112,7 +112,7 @@ def test_a_source_leaves_an_aggregator_that_breaks_the_protocol_and_names_it(
         source = federation.start("source-1", "transport.idle-deadline-s=6")
         assert_one_clear_line(source, ExitCode.CONNECTION, *expected, hint="target")
         if slow:
-            assert "aggregator fails check DEADLINE: no word in time (round 1, advertise)" in source.text
+            assert "aggregator fails check DEADLINE: no message in time (round 1, advertise)" in source.text
 
 
 @pytest.mark.threat("T38")
