@@ -365,7 +365,7 @@ def test_nobody_is_asked_for_more_than_the_run_asks_whatever_a_site_permits(file
     ("old", "new", "key", "why"),
     [
         ('name = "digits"', "", "federation.name", "missing"),
-        ('name = "digits"', 'name = "Digits!"', "federation.name", "small letters"),
+        ('name = "digits"', 'name = "Digits!"', "federation.name", "lowercase letters"),
         ('"source-2"', '"source-1"', "federation.sources", "source-1 is named twice"),
         ('"source-2"', '"target"', "federation.sources", "target is named twice"),
         ('"source-2"', '"-2"', "federation.sources.1", "hyphen"),

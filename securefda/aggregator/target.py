@@ -42,7 +42,7 @@ class TargetAlone:
         """Train for as many rounds as the run finished, with the draws that the target had in each.
 
         Raises:
-            TrainingError, DataError, ConfigError: training fails, or its rows have got a ledger.
+            TrainingError, DataError, ConfigError: training fails, or its rows now have a ledger.
         """
         place = f"{run_id} target-only"
         if known := self.memory.personal(place, rounds + 1):

@@ -374,13 +374,9 @@ def disclosure_of(message: Signed[Any], header: Signed[Header] | None, own: int,
         return Disclosure("individual", "update", 1)
     if isinstance(body, MaskedInput) and header is not None:
         level = header.body.level_of(own)
-        return Disclosure(level.label, "update", fewest_in_sum(header.body, level))
+        fewest = header.body.cohort_quorum if level is Visibility.COHORT else header.body.sum_quorum
+        return Disclosure(level.label, "update", fewest)
     return None
-
-
-def fewest_in_sum(header: Header, level: Visibility) -> int:
-    """Of how many sources a sum at this level is, at the least."""
-    return header.cohort_quorum if level is Visibility.COHORT else header.sum_quorum
 
 
 def _is_release(body: Body) -> bool:

@@ -118,7 +118,7 @@ class EnvelopePrinter:
         self._stream.flush()
 
     def note(self, text: str) -> None:
-        """Nothing: programs see the records."""
+        """Print nothing: programs see the records."""
 
     def end(self, said: str) -> int:  # noqa: ARG002 - for people
         """Close the envelope."""

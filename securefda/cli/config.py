@@ -105,7 +105,10 @@ def show(
     policy = file / LOCAL / POLICY_FILE
     if file.is_dir() and policy.exists() and any(one.key == "source.kit" for one in parts[str(settings)]):
         parts[str(policy)] = effective_policy(policy)
-    data = {name: [_effective_json(one) for one in rows if _wanted(one, changed)] for name, rows in parts.items()}
+    data = {
+        name: [{"key": one.key, "value": one.value, "origin": one.origin} for one in rows if _wanted(one, changed)]
+        for name, rows in parts.items()
+    }
     blocks = [
         f"{name}\n{aligned([(one.key, one.value, one.origin) for one in rows if _wanted(one, changed)])}"
         for name, rows in parts.items()
@@ -116,7 +119,3 @@ def show(
 
 def _wanted(one: Effective, changed: bool) -> bool:
     return not changed or one.origin != "default"
-
-
-def _effective_json(one: Effective) -> dict[str, str]:
-    return {"key": one.key, "value": one.value, "origin": one.origin}

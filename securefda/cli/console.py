@@ -90,19 +90,19 @@ class Progressed:
 
 
 class QuietReporter:
-    """Nothing: what matters of a run is in its folder, and an error is printed when it ends."""
+    """Prints nothing: what matters of a run is in its folder, and an error is printed when it ends."""
 
     def round_started(self, round_number: int, rounds: int) -> None:
-        """Nothing."""
+        """Print nothing."""
 
     def phase(self, name: str, waiting_for: Sequence[str] = ()) -> None:
-        """Nothing."""
+        """Print nothing."""
 
     def round_finished(self, line: RoundLine) -> None:
-        """Nothing."""
+        """Print nothing."""
 
     def note(self, text: str) -> None:
-        """Nothing."""
+        """Print nothing."""
 
 
 class LineReporter:

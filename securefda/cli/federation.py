@@ -118,7 +118,7 @@ def add(
 
 @app.command("revoke")
 def revoke(folder: FederationFolder, site: SiteId, output: OutputFormat = Format.TXT) -> None:
-    """Strike a source from the roster; every other kit in the folder gets the next roster epoch."""
+    """Remove a source from the roster; every other kit in the folder gets the next roster epoch."""
     from securefda.site.enrolment import revoke_site
 
     enrolment = revoke_site(folder, site)
@@ -212,8 +212,8 @@ def _founded_text(enrolment: Enrolment) -> str:
     return "\n".join(
         [
             f"federation {roster.federation_id}: {len(roster.entries)} startup kits in {enrolment.root}",
-            f"CA fingerprint (compare it by telephone): {enrolment.ca_fingerprint}",
-            f"keep {enrolment.root / 'ca'} off line, away from the target; hand every other folder to its site",
+            f"CA fingerprint (verify it by phone): {enrolment.ca_fingerprint}",
+            f"keep {enrolment.root / 'ca'} offline, away from the target; hand every other folder to its site",
             "then, at the target and at every source:",
             f"  securefda preflight {target}",
             f"  securefda aggregator start --config {target / 'local' / 'settings.toml'}",

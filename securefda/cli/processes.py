@@ -20,7 +20,7 @@ AcceptRun = Annotated[
     bool,
     typer.Option(
         "--accept-run",
-        help="Take part in one run more than release.max-runs permits, and go on after release.max-unfinished.",
+        help="Take part in one run beyond release.max-runs, and go on after release.max-unfinished.",
     ),
 ]
 Launcher = Annotated[

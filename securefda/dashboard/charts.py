@@ -40,7 +40,8 @@ def drawn(chart: Chart) -> Markup:
     parts = []
     for tick in ticks:
         parts.append(_element("line", class_="grid", x1=_LEFT, x2=_RIGHT, y1=y(tick), y2=y(tick)))
-        parts.append(_element("text", _on_axis(chart, tick), x=_LEFT - 6, y=y(tick) + 4, text_anchor="end"))
+        number_text = f"{100 * tick:g} %" if chart.percent else f"{tick:g}"
+        parts.append(_element("text", number_text, x=_LEFT - 6, y=y(tick) + 4, text_anchor="end"))
     for number in _round_ticks(first, last):
         parts.append(_element("text", str(number), x=x(number), y=_BOTTOM + 16, text_anchor="middle"))
     parts.append(_element("text", "round", x=(_LEFT + _RIGHT) / 2, y=_HEIGHT - 3, text_anchor="middle"))
@@ -87,10 +88,6 @@ def _line_in_words(chart: Chart, line: Series) -> str:
 
 def _shown(chart: Chart, value: float) -> str:
     return f"{100 * value:.1f} %" if chart.percent else f"{value:.4g}"
-
-
-def _on_axis(chart: Chart, value: float) -> str:
-    return f"{100 * value:g} %" if chart.percent else f"{value:g}"
 
 
 def _element(name: str, content: str = "", **attributes: str | float) -> Markup:

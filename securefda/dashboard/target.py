@@ -29,7 +29,7 @@ from securefda.dashboard.words import spent_text as up
 from securefda.operations.records import REPORTED_ROUNDS, RoundLine
 from securefda.operations.report import human_bytes, seen_rows
 from securefda.operations.run_folder import REPORT_FILE
-from securefda.operations.state import ENDED, ProcessState
+from securefda.operations.state import ENDED
 from securefda.operations.summary_text import percent, spent_text
 from securefda.text import names
 
@@ -66,14 +66,13 @@ def target_state(seen: Seen) -> State:
     if seen.process is not None:
         ended_well = seen.process.doing == ENDED and not seen.process.error
         state = standing(seen.process, seen.running, text)
-        if summary is None or seen.process.doing != ENDED or not (ended_well or _same_error(summary, seen.process)):
+        if summary is None or seen.process.doing != ENDED:
+            return state
+        same_error = (summary.get("error") or {}).get("message") == seen.process.error
+        if not (ended_well or same_error):
             return state
         return _ended(summary, text)
     return _state_without_process(seen, text)
-
-
-def _same_error(summary: Mapping[str, Any], process: ProcessState) -> bool:
-    return bool((summary.get("error") or {}).get("message") == process.error)
 
 
 def _state_without_process(seen: Seen, text: str) -> State:

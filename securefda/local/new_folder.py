@@ -192,7 +192,7 @@ def _name_of(folder: Path) -> str:
 
 
 def _site_id(text: str) -> str:
-    """Text as a site id: small letters, digits and hyphens; empty where nothing is left."""
+    """Text as a site id: lowercase letters, digits and hyphens; empty where nothing is left."""
     small = text.lower().translate(_UMLAUTS)
     ascii_only = unicodedata.normalize("NFKD", small).encode("ascii", "ignore").decode("ascii")
     return re.sub(r"[^a-z0-9]+", "-", ascii_only).strip("-")[:63].rstrip("-")
@@ -254,7 +254,7 @@ def _require_sites(sites: Sequence[str], target: str, where: str, how: str) -> N
         raise ConfigError(f"--target {target}", "is no site here", hint=f"sites: {', '.join(sites)}")
     unfit = [site for site in sites if not re.fullmatch(SITE_ID_PATTERN, site)]
     if unfit:
-        hint = "site ids have small letters, digits and hyphens; rename it"
+        hint = "site ids have lowercase letters, digits and hyphens; rename it"
         raise DataError(where, f"{unfit[0]} cannot be a site id", hint=hint)
     if len(sites) < FEWEST_SITES:
         why = f"has {len(sites)} sites, and a federation with sums needs a target and three sources"
@@ -430,7 +430,8 @@ def _options_text(found: Guess, writing: Writing, group: str, sites: _Sites) -> 
     lines += ["", "[task.options.columns]   # type: number, category or ignored; missing: refuse, fill or drop-row"]
     for name, column in found.columns.items():
         remark = f"  # {found.remarks[name]}" if name in found.remarks else ""
-        lines.append(f"{_toml_key(name)} = {_column_text(column)}{remark}")
+        key = name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _toml(name)
+        lines.append(f"{key} = {_column_text(column)}{remark}")
     return "\n".join(lines)
 
 
@@ -460,10 +461,6 @@ def _column_text(column: Column) -> str:
     given = column.model_dump(by_alias=True, exclude_defaults=True)
     pairs = (f"{key} = {_toml(list(value) if isinstance(value, tuple) else value)}" for key, value in given.items())
     return f"{{ {', '.join(pairs)} }}"
-
-
-def _toml_key(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name, ensure_ascii=False)
 
 
 def _toml(value: object) -> str:

@@ -79,7 +79,7 @@ class _SiteRecorder:
         self._folder, self._site_id, self._shown = folder, site_id, shown
 
     def round_started(self, round_number: int, visibility: str, rule: str) -> None:
-        """Nothing to show: the aggregator's reporter does."""
+        """Show nothing: the aggregator's reporter does."""
 
     def round_finished(self, record: SiteLine) -> None:
         """Append the line to the site's metrics."""

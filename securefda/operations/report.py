@@ -99,13 +99,14 @@ def render_report(record: RunRecord) -> str:
     summary = record.summary or {}
     rule = summary.get("strategy", {}).get("rule") or (rounds[-1].get("rule", "") if rounds else "")
     task = str(summary.get("task", "")).rpartition(":")[2]
+    strategy = summary.get("strategy") or {}
     return environment.get_template(_TEMPLATE).render(
         title=" on ".join(part for part in (rule, task) if part) or "Run",
         ended=_ended(record.summary),
         error=summary.get("error"),
         verdict=verdict(summary) if summary.get("visibility") else (),
         facts=_facts(summary),
-        unused=_unused(summary.get("strategy") or {}),
+        unused=[(key, _setting(value)) for key, value in strategy.items() if not is_used(key, strategy)],
         tiles=_tiles(summary, rounds),
         charts=[*run_charts(record, rounds), *level_charts(rounds)] if rounds else [],
         seen=seen_rows(rounds),
@@ -276,10 +277,6 @@ def _facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Versions", ", ".join(versions)),
     ]
     return [(name, value) for name, value in facts if value]
-
-
-def _unused(strategy: Mapping[str, Any]) -> list[tuple[str, str]]:
-    return [(key, _setting(value)) for key, value in strategy.items() if not is_used(key, strategy)]
 
 
 def is_used(key: str, strategy: Mapping[str, Any]) -> bool:

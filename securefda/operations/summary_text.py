@@ -106,8 +106,8 @@ def releases_text(releases: TargetReleases) -> str:
     if not releases["headers"]:
         return ""
     noise = "without noise" if releases["noise"] == "none" else f"with {releases['noise']}"
-    sites, updates = len(releases["recipients"]), releases["updates"]
-    return f"{updates} updates in {releases['headers']} headers, to {sites} sources, {noise}"
+    updates, headers = counted(releases["updates"], "update"), counted(releases["headers"], "header")
+    return f"{updates} in {headers}, to {counted(len(releases['recipients']), 'source')}, {noise}"
 
 
 def spent_text(privacy: PrivacySpent) -> str:

@@ -28,7 +28,6 @@ from securefda.protocol.encoding import vector_to_wire
 from securefda.tasks import Task, TaskSettings, load_task, task_code
 from securefda.training import build_model, derive_seed, layer_table, model_to_vector
 
-FORMATS = ("onnx", "torchscript")
 _BATCH_ROWS = 512
 
 
@@ -108,7 +107,7 @@ def export(task: Task, model: nn.Module, form: str, out: Path, data: Path | None
     Args:
         task: of the run.
         model: in evaluation mode.
-        form: one of `FORMATS`.
+        form: `onnx` or `torchscript`.
         out: the file.
         data: rows without labels as for :func:`predict`; None for the target's own test rows.
 

@@ -340,8 +340,8 @@ def watch_source(
     target = roster.target.site_id
     for key in ("results", "tensorboard", "mlflow"):
         if getattr(metrics, key):
-            hint = "strike it: a source's own figures are in the metrics.jsonl of its run folder"
-            raise ConfigError(f"metrics.{key}", "is for the target alone", hint=hint)
+            hint = "remove it: a source's own figures are in the metrics.jsonl of its run folder"
+            raise ConfigError(f"metrics.{key}", "applies only to the target", hint=hint)
     with ExitStack() as stack:
         book = _Book(_log(stack, logging, out, site, shown), {"aggregator": target})
         meters = None

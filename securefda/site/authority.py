@@ -1,7 +1,7 @@
 """The federation's certificate authority: its keys, its folder, and the three things it signs.
 
 It signs TLS certificates (ECDSA P-256), rosters and startup kits (Ed25519). The authority makes the sites' private
-keys too, so an operator of it could pose as any site: it belongs with a party that all sites trust, off line between
+keys too, so an operator of it could pose as any site: it belongs with a party that all sites trust, offline between
 enrolments, and never with the target's aggregator.
 """
 

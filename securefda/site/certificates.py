@@ -69,7 +69,7 @@ class CaCertificate:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the certificate (DER), 64 hex digits: what sites compare by telephone."""
+        """SHA-256 of the certificate (DER), 64 hex digits: what sites verify by phone."""
         return self.certificate.fingerprint(hashes.SHA256()).hex()
 
 

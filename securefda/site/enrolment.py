@@ -169,7 +169,7 @@ def add_site(
 
 
 def revoke_site(root: Path, site_id: str) -> Enrolment:
-    """Strike a source from the roster; every other kit below ``root`` gets the new epoch.
+    """Remove a source from the roster; every other kit below ``root`` gets the new epoch.
 
     The revoked site's own files stay as they are. They stop working at each site that loads the new roster.
 

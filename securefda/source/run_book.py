@@ -42,7 +42,7 @@ class RunBook(StateFile):
     Args:
         path: of the file.
         limits: of the site's policy.
-        accept_run: the operator's consent, for this process: one run more than the policy permits may begin, and
+        accept_run: the operator's consent, for this process: one run beyond release.max-runs may begin, and
             what came to nothing so far is forgiven.
         unix_time: the present second.
     """

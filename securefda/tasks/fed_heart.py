@@ -148,7 +148,11 @@ def _read(path: Path, site: str) -> tuple[NDArray[np.float64], NDArray[np.int64]
     digest = hashlib.sha256(content).hexdigest()
     if digest != SHA256[site]:
         raise DataError(str(path), f"SHA-256 is {digest}, not that of the published file", hint=_where_from(site))
-    rows = [row for row in csv.DictReader(io.StringIO(content.decode("ascii"))) if _is_complete(row)]
+    rows = [
+        row
+        for row in csv.DictReader(io.StringIO(content.decode("ascii")))
+        if all(value != "" for name, value in row.items() if name not in _DROPPED)
+    ]
     features = np.array([_features(row) for row in rows])
     labels = np.array([int(float(row["target"]) > 0) for row in rows])
     return features, labels
@@ -156,10 +160,6 @@ def _read(path: Path, site: str) -> tuple[NDArray[np.float64], NDArray[np.int64]
 
 def _where_from(site: str) -> str:
     return f"securefda task convert-uci-heart makes {site}.csv from the files at {ORIGIN}; SHA-256 {SHA256[site]}"
-
-
-def _is_complete(row: dict[str, str]) -> bool:
-    return all(value != "" for name, value in row.items() if name not in _DROPPED)
 
 
 def _features(row: dict[str, str]) -> list[float]:

@@ -29,10 +29,7 @@ def rows_of(task: Task, site: str, split: Split) -> Samples:
     except UnfitRows as error:
         raise DataError(f"{site}, {split}", error.why, hint=error.hint) from error
     if not isinstance(rows, Samples):
+        kind = f"a tuple of {len(rows)}" if isinstance(rows, tuple) else f"a {type(rows).__name__}"
         hint = "write: return Samples(features, labels)"
-        raise DataError(f"{site}, {split}", f"{split}_data returned {_kind(rows)} and no Samples", hint=hint)
+        raise DataError(f"{site}, {split}", f"{split}_data returned {kind} and no Samples", hint=hint)
     return rows
-
-
-def _kind(rows: object) -> str:
-    return f"a tuple of {len(rows)}" if isinstance(rows, tuple) else f"a {type(rows).__name__}"

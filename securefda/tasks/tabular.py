@@ -195,7 +195,7 @@ class TabularOptions(Settings):
     @model_validator(mode="after")
     def _something_is_read(self) -> Self:
         if self.label.column in self.columns and self.columns[self.label.column].type != "ignored":
-            raise ConfigError(f"task.options.columns.{self.label.column}", "is the label", hint="strike it here")
+            raise ConfigError(f"task.options.columns.{self.label.column}", "is the label", hint="remove it here")
         if not self.read:
             raise ConfigError("task.options.columns", "names no column that the model reads")
         if self.separator == self.decimal:
@@ -375,7 +375,7 @@ class Tabular(Task):
         incomplete = [line for line, whole in zip(table.lines, complete, strict=True) if not whole]
         if incomplete:
             why = f"{len(incomplete)} of {len(table)} rows lack a value without which training leaves a row out"
-            raise DataError(str(path), why, hint=f"line {incomplete[0]} is the first; fill in the value, or strike it")
+            raise DataError(str(path), why, hint=f"line {incomplete[0]} is the first; fill in the value, or remove it")
         return torch.from_numpy(features)
 
     def predictions(self, outputs: Tensor) -> list[dict[str, str | float]]:

@@ -19,11 +19,6 @@ class Converted:
     patients: int
 
 
-def original_name(hospital: str) -> str:
-    """The name of a hospital's file at UCI."""
-    return f"processed.{hospital}.data"
-
-
 def convert(folder: Path, out: Path) -> tuple[Converted, ...]:
     """Write ``HOSPITAL.csv`` into ``out`` for each of the four ``processed.HOSPITAL.data`` in ``folder``.
 
@@ -34,7 +29,7 @@ def convert(folder: Path, out: Path) -> tuple[Converted, ...]:
         DataError: a file is missing, or holds something else than the published rows.
         ConfigError: one of the CSV files is there already.
     """
-    texts = {hospital: _csv_of(folder / original_name(hospital), hospital) for hospital in HOSPITALS}
+    texts = {hospital: _csv_of(folder / f"processed.{hospital}.data", hospital) for hospital in HOSPITALS}
     taken = [out / f"{hospital}.csv" for hospital in HOSPITALS if (out / f"{hospital}.csv").exists()]
     if taken:
         raise ConfigError("--out", f"{taken[0]} is there already", hint="name another folder, or remove the file")

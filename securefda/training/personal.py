@@ -114,7 +114,7 @@ class FineTuned:
         self._rows, self._epochs = rows, epochs
 
     def train(self, received: Vector, run_id: str, round_number: int, factor: float) -> None:
-        """Nothing: it begins with the model of each round."""
+        """Train nothing: it begins with the model of each round."""
 
     def evaluate(self, model: Vector, run_id: str, round_number: int, data: Samples) -> Evaluation:
         """Of the model after its epochs at the target."""
@@ -251,7 +251,7 @@ class OwnHead:
         self._size = head_size(layer_sizes(layer_table(rows.model)), rows.settings.personal_layers)
 
     def train(self, received: Vector, run_id: str, round_number: int, factor: float) -> None:
-        """Nothing: the round's own training does."""
+        """Train nothing more: the round's own training does it."""
 
     def evaluate(self, model: Vector, run_id: str, round_number: int, data: Samples) -> Evaluation:
         """Of the round's new body and the head that was trained in it."""
@@ -285,7 +285,7 @@ class Neighbours:
         self._mixed(rows.data)  # what does not fit is found before the first round
 
     def train(self, received: Vector, run_id: str, round_number: int, factor: float) -> None:
-        """Nothing: the model is the common one."""
+        """Train nothing: the model is the common one."""
 
     def evaluate(self, model: Vector, run_id: str, round_number: int, data: Samples) -> Evaluation:  # noqa: ARG002
         """Of both together; the outputs that the task sees are logarithms of probabilities, or of odds."""

@@ -591,7 +591,7 @@ FILES = {
     ),
     "a-blank-in-a-name": Wrong(
         SIMULATE,
-        r"federation.sources.1: must be 1 to 63 small letters, .*not 'So urce'",
+        r"federation.sources.1: must be 1 to 63 lowercase letters, .*not 'So urce'",
         "config explain federation.sources",
         harm=change("federation.toml", '"source-2"', '"So urce"'),
         follow=fetched("federation.toml"),
@@ -599,7 +599,7 @@ FILES = {
     ),
     "a-federation-without-name": Wrong(
         SIMULATE,
-        "federation.name: must be 1 to 63 small letters",
+        "federation.name: must be 1 to 63 lowercase letters",
         "config explain federation.name",
         harm=change("federation.toml", '"digits"', '""'),
         follow=fetched("federation.toml"),

@@ -81,7 +81,7 @@ def test_a_source_is_not_asked_for_the_targets_figures(tmp_path: Path, key: str)
     settings = MetricsSection(**{key: True if key == "results" else "x"})
     site = roster().sources[0].site_id
     with (
-        pytest.raises(ConfigError, match=f"metrics.{key}: is for the target alone"),
+        pytest.raises(ConfigError, match=f"metrics.{key}: applies only to the target"),
         watch_source(Console(), LoggingSection(), settings, out=tmp_path, roster=roster(), site=site),
     ):
         pass

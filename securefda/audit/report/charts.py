@@ -150,6 +150,7 @@ def _epsilon_row(sources: Sources, log: LogState) -> tuple[Cell, ...]:
     if not points:
         return _texts(log.party, "–", "–", "–", "–", "no charge in this log: no noise that a ledger counted")
     last, limit = points[-1], epsilon_limit(sources, log.party)
+    limit_from = "its policy" if log.policy.policy is not None else "the run folder"
     spent = last.spent
     charge = (
         f"round {last.round}: {counted(spent.steps, 'step')} of {spent.mechanism}, noise multiplier "
@@ -159,17 +160,11 @@ def _epsilon_row(sources: Sources, log: LogState) -> tuple[Cell, ...]:
     return (
         Cell.of(log.party),
         Cell.of(f"{last.epsilon:.4f}", care=bool(limit) and last.epsilon > limit),
-        Cell.of(_limit_text(log, limit)),
+        Cell.of(f"{limit:g} ({limit_from})" if limit else "not known here"),
         Cell.of(f"{100 * last.epsilon / limit:.0f} %" if limit else "–"),
         Cell.of(f"{float(spent.delta):g}"),
         Cell.of(charge),
     )
-
-
-def _limit_text(log: LogState, limit: float) -> str:
-    if not limit:
-        return "not known here"
-    return f"{limit:g} ({'its policy' if log.policy.policy is not None else 'the run folder'})"
 
 
 def _texts(*cells: str) -> tuple[Cell, ...]:

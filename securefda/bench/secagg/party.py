@@ -101,7 +101,7 @@ class RandomTrainer:
         return LocalResult(self._update, steps=1, samples=SAMPLES, loss=0.0, accuracy=0.0, learning_rate=1.0)
 
     def evaluate(self, vector: Vector, data: Samples) -> Evaluation:
-        """Nothing is learnt, so there is nothing to say of it."""
+        """Return zeros: nothing is learnt, so there is nothing to measure."""
         del vector
         return Evaluation(loss=0.0, metrics={"accuracy": 0.0}, samples=len(data))
 

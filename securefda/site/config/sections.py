@@ -29,7 +29,7 @@ PARTS_OF_A_RUN = ("warm_up_rounds", "finetune_rounds", "reptile_rounds")
 
 def _site_id(value: str) -> str:
     if not re.fullmatch(SITE_ID_PATTERN, value):
-        raise ValueError("must be 1 to 63 small letters, digits and hyphens, and not begin with a hyphen")
+        raise ValueError("must be 1 to 63 lowercase letters, digits and hyphens, and not begin with a hyphen")
     return value
 
 

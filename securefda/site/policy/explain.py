@@ -38,11 +38,6 @@ def budget_in_words(policy: SourcePolicy, site: str) -> tuple[str, ...]:
     return (_without_noise(policy, site), bounded, _ledger(site), *_not_covered(policy, site))
 
 
-def budget_assumption(site: str) -> str:
-    """What every epsilon of ``site`` rests on."""
-    return f"For the privacy budget: {ASSUMPTIONS}; the random numbers of {site}'s machine cannot be guessed."
-
-
 def _bound(policy: SourcePolicy) -> str:
     dp = policy.dp
     return (
@@ -344,7 +339,7 @@ def _assumptions(facts: _Facts) -> tuple[str, ...]:
     common = (
         f"{site}'s own machine and signing key are in no other hands; its process runs with the policy that "
         "the site signed.",
-        budget_assumption(site),
+        f"For the privacy budget: {ASSUMPTIONS}; the random numbers of {site}'s machine cannot be guessed.",
     )
     if policy.visibility is Visibility.INDIVIDUAL:
         return (*common, "TLS 1.3 keeps the network out; towards the aggregator nothing is assumed.")
