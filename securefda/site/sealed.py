@@ -1,7 +1,7 @@
 """Files sealed by a passphrase: private keys in a kit, and a kit on its way to its site.
 
 A sealed file is a header of 37 bytes and the contents under AES-256-GCM: magic (8), log2 of scrypt's cost (1), salt
-(16), nonce (12). The key is scrypt's, with r = 8 and p = 1; the header is authenticated with the contents. Whoever
+(16), nonce (12). The key is scrypt's, with r = 8 and p = 1; the header is authenticated with the contents. Anyone who
 opens a file with the right passphrase knows that it is whole, and that someone with this passphrase made it.
 
 A process gets the passphrase from the file descriptor that SECUREFDA_PASSPHRASE_FD numbers, from systemd's credential
@@ -27,7 +27,7 @@ from securefda.protocol.secret import Secret
 FD_VARIABLE = "SECUREFDA_PASSPHRASE_FD"
 CREDENTIAL = "securefda-passphrase"
 FEWEST_CHARACTERS = 12
-"""A sealed file can be tried without end by whoever has it."""
+"""A sealed file can be tried without end by anyone who has it."""
 
 _MAGIC = b"SFDASEAL"
 _SALT_BYTES, _NONCE_BYTES = 16, 12
@@ -56,7 +56,7 @@ def seal(contents: bytes, passphrase: Secret, *, cost: int = _COST) -> bytes:
         ConfigError: ``passphrase``, it is too short.
     """
     if len(passphrase.reveal().decode("utf-8")) < FEWEST_CHARACTERS:
-        hint = "take five or six words by chance; whoever has the file can try as often as they like"
+        hint = "take five or six words by chance; anyone who has the file can try as often as they like"
         raise ConfigError("passphrase", f"has fewer than {FEWEST_CHARACTERS} characters", hint=hint)
     salt = os.urandom(_SALT_BYTES)
     header = _MAGIC + bytes([cost]) + salt + os.urandom(_NONCE_BYTES)

@@ -154,7 +154,7 @@ def test_alarms_aborts_and_refusals_stand_with_who_blames_whom(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("here", [("source-2",), (TARGET,), (TARGET, "source-2")])
-def test_a_refusal_is_counted_once_whoever_tells_of_it(here: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_refusal_is_counted_once_however_many_tell_of_it(here: tuple[str, ...], tmp_path: Path) -> None:
     logs = Logs(tmp_path / "run")
     logs.begin()
     for number in (1, 2):

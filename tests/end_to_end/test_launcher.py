@@ -182,7 +182,7 @@ def read_some(terminal: int) -> str:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process is there and is no zombie, of which whoever adopted it has not taken note yet."""
+    """Whether a process is there and is no zombie, whose new parent has not collected it yet."""
     try:
         return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -134,7 +135,9 @@ def test_a_run_whose_processes_cannot_write_their_last_words_names_the_full_disk
     file = tmp_path / "federation.toml"
     file.write_text(ONE_SOURCE.format(factory="securefda.tasks.digits:Digits") + "[strategy]\nrounds = 5000\n")
     run = Process(["run", str(file), "--out", str(small_disk / "out")])
-    assert_one_clear_line(run, ExitCode.FAILED, str(small_disk), "full", hint="space")
+    assert_one_clear_line(run, ExitCode.FAILED, str(small_disk), hint="space")
+    # Which process meets the full disk first is chance, and each says it in the words of what it was writing.
+    assert re.search("is full|No space left on device", run.text), run.text
 
 
 def test_a_run_names_the_process_that_ended_it_and_not_those_that_followed(tmp_path: Path) -> None:

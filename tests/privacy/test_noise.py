@@ -130,7 +130,7 @@ def test_seeding_torch_numpy_and_random_changes_nothing_and_no_generator_moves()
         assert (first == second).sum() < 10
 
 
-def test_whoever_knows_the_seed_predicts_noise_of_torch() -> None:
+def test_noise_of_torch_follows_from_its_seed() -> None:
     """Companion of the test above: without our noise it finds what it looks for."""
     torch.manual_seed(1)
     noise = torch.normal(0.0, 1.0, (1000,))

@@ -94,7 +94,7 @@ def test_seeding_torch_neither_tells_nor_changes_the_noise_of_a_step(way: str) -
     assert (first == second).double().mean() < 0.01
 
 
-def test_whoever_knows_the_seed_predicts_the_noise_of_opacus(way: str) -> None:
+def test_noise_of_opacus_follows_from_its_seed(way: str) -> None:
     """Companion of the test above."""
     assert torch.equal(Training(way, None).step(seed=3), Training(way, None).step(seed=3))
 

@@ -458,7 +458,7 @@ class MetricsSection(Settings):
 
     mlflow: str = ""
     """MLflow tracking server or store to which a target writes its rounds (extra `mlflow`), such as
-    `"http://127.0.0.1:5000"`; empty for none. Whoever can read it sees the accuracies."""
+    `"http://127.0.0.1:5000"`; empty for none. Anyone who can read it sees the accuracies."""
 
 
 _OF_THE_TARGET = {"compare_target_only", "validation_share", "patience"}
