@@ -76,6 +76,10 @@ class SessionLimits:
         distrusted = set(members) - self.trusted - {own_index}
         return quorum - 1 - len(distrusted) - self.max_colluders
 
+    def trusted_at_sum(self, header: Header, own_index: int) -> int:
+        """That number for the sum over the sources at ``sum``, of which this source is one."""
+        return self.anonymity_of_smallest(header.sum_quorum, header.at(Visibility.SUM), own_index)
+
 
 def default_threshold(n: int, min_others: int, max_colluders: int) -> int:
     """Default threshold: ``max(floor(2n/3) + 1, min_others + max_colluders + 1)``, at least sound and at most ``n``.
@@ -293,28 +297,18 @@ def _check_session_numbers(header: Header, own_index: int, limits: SessionLimits
         f"t = {header.threshold}, n = {n}",
     )
     if header.level_of(own_index) is Visibility.SUM:  # members of a cohort are known after R1, and looked at then
-        members = header.at(Visibility.SUM)
-        _check_smallest_sum(header, members, own_index, limits, "HEADER_QUORUM")
-        _check_norm_cap(header, members, own_index, limits)
+        trusted = limits.trusted_at_sum(header, own_index)
+        _check_smallest_sum(trusted, header.sum_quorum, limits, "HEADER_QUORUM")
+        if header.norm_cap is not None:  # whichever others are lost or collude, those whose norms count are left
+            counted = header.norm_cap.others
+            detail = f"norms of {counted} others count, and a sum may hold {trusted} that count"
+            require(counted <= trusted, "HEADER_ENERGY", detail)
 
 
-def _check_norm_cap(header: Header, members: Collection[int], own_index: int, limits: SessionLimits) -> None:
-    """No more others count than are left of the worst sum, whichever of them are lost or collude."""
-    if header.norm_cap is None:
-        return
-    left = limits.anonymity_of_smallest(header.sum_quorum, members, own_index)
-    detail = f"norms of {header.norm_cap.others} others count, and a sum may hold {left} that count"
-    require(header.norm_cap.others <= left, "HEADER_ENERGY", detail)
-
-
-def _check_smallest_sum(
-    header: Header, members: Collection[int], own_index: int, limits: SessionLimits, check: str
-) -> None:
+def _check_smallest_sum(trusted: int, quorum: int, limits: SessionLimits, check: str) -> None:
     """The k rule: every later check but this one only has to see that a sum holds its quorum."""
-    quorum = quorum_at(header, header.level_of(own_index))
-    others = limits.anonymity_of_smallest(quorum, members, own_index)
-    detail = f"a sum over {quorum} may hold {others} others that count, and {limits.min_others} are needed"
-    require(others >= limits.min_others, check, detail)
+    detail = f"a sum over {quorum} may hold {trusted} others that count, and {limits.min_others} are needed"
+    require(trusted >= limits.min_others, check, detail)
 
 
 LEAST_RATE_FACTOR = 1e-6
@@ -433,7 +427,7 @@ def check_own_cohort(cohorts: Cohorts, *, own_index: int, header: Header, limits
     """
     own, quorum = cohort_with(own_index, cohorts), quorum_at(header, header.level_of(own_index))
     require(len(own) >= quorum, "SHARE_QUORUM", f"my cohort has {len(own)} members, and opens over {quorum}")
-    _check_smallest_sum(header, own, own_index, limits, "SHARE_QUORUM")
+    _check_smallest_sum(limits.anonymity_of_smallest(quorum, own, own_index), quorum, limits, "SHARE_QUORUM")
 
 
 def check_survivors(lists: Survivors, *, own_index: int, own_digest: bytes, cohorts: Cohorts, header: Header) -> None:

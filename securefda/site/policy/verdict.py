@@ -310,7 +310,7 @@ def _check_visibility(policy: SourcePolicy, header: Header, own_index: int, limi
 def _check_trusted(policy: SourcePolicy, header: Header, own_index: int, limits: SessionLimits | None) -> None:
     if limits is None:
         return
-    others = limits.anonymity_of_smallest(header.sum_quorum, header.at(Visibility.SUM), own_index)
+    others = limits.trusted_at_sum(header, own_index)
     if others < limits.min_others:
         raise _refusal("trusted-peers", f"a sum with {max(0, others)} trusted others", f"at least {policy.min_others}")
 
@@ -327,7 +327,7 @@ def _check_norm_cap(policy: SourcePolicy, header: Header, own_index: int, limits
                 f"at most {left} with max-colluders = {policy.max_colluders}",
             )
         if limits is not None:  # the session checks this too; there it would accuse the aggregator
-            left = limits.anonymity_of_smallest(header.sum_quorum, header.at(Visibility.SUM), own_index)
+            left = limits.trusted_at_sum(header, own_index)
             if asked.others > left:
                 raise _refusal("trusted-peers", f"norms of {asked.others} others", f"at most {left} trusted ones")
     kappa, granularity = (0.0, Granularity.LAYER) if asked is None else (asked.kappa, asked.granularity)
