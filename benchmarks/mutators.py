@@ -31,14 +31,14 @@ _OPERATORS = re.compile(r"\bis\s+not\b|\bnot\s+in\b|\bis\b|\bin\b|\band\b|\bor\b
 
 
 PACKAGES = {
-    "protocol": ("protocol",),
+    "protocol": ("protocol", "parse.py"),
     "rounds": ("source", "aggregator"),
     "rules": ("rules",),
     "site": ("site",),
     "privacy": ("privacy",),
     "audit": ("audit",),
 }
-"""Folder of tests -> folders of ``securefda`` that they are about; the tests of rounds are about all others, too."""
+"""Folder of tests -> folders and files of ``securefda`` that they are about; those of rounds are about the rest."""
 
 
 def package_of(file: str) -> str:

@@ -5,11 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from rounds_federation import Federation, until
+from rounds_federation import TARGET, Federation, site_id, until
 
 from securefda.aggregator.headers import Planner
 from securefda.errors import ConfigError
-from securefda.protocol.messages import Header, Parcel, Refusal, Result, Update, Visibility
+from securefda.protocol.messages import (
+    Advertise,
+    Header,
+    MaskedInput,
+    Parcel,
+    Refusal,
+    Result,
+    ShareBundle,
+    SurvivorSignature,
+    Update,
+    Visibility,
+)
 
 INDIVIDUAL, COHORT, SUM = Visibility
 THREE_AT_SUM = dict.fromkeys((2, 3, 4), SUM)
@@ -74,4 +85,26 @@ def test_those_that_a_lost_session_gave_up_on_are_not_called_late(tmp_path: Path
     federation.post(federation.run.receive(Parcel(refusal)))
     federation.post(federation.run.expire())
     assert attempt.why == {1: "no answer in time"}
+    federation.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "following"),
+    [(Advertise, ShareBundle), (ShareBundle, MaskedInput), (MaskedInput, SurvivorSignature)],
+    ids=["Advertise", "ShareBundle", "MaskedInput"],
+)
+def test_a_message_that_the_network_delivers_twice_is_no_fault(tmp_path: Path, kind: type, following: type) -> None:
+    """The second copy comes when the next phase has begun."""
+    federation = Federation(tmp_path, 5, rule="source_only", rounds=1)
+    copy = until(federation.open(), TARGET, kind)
+    sender = copy.message.sender
+    federation.arrives_next(sender, TARGET, copy)
+    answer = until(federation, TARGET, following)
+    federation.arrives_next(answer.message.sender, TARGET, answer)
+    federation.arrives_next(sender, TARGET, copy)
+    federation.go()
+
+    assert federation.statuses == ["finished"]
+    assert federation.watch.lines[0]["survivors"] == [site_id(index) for index in range(1, 6)]
+    assert "fails check" not in federation.watch.text
     federation.close()

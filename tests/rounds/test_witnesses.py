@@ -266,6 +266,20 @@ def test_log_that_is_shown_again_and_again_is_a_fault_at_either_side(federation:
     assert f"{site_id(ME)} fails check CHECKPOINT_AGAIN" in federation.watch.text
 
 
+def test_a_source_that_joins_again_may_show_its_log_as_often_as_before(federation: Federation) -> None:
+    until(federation.open(), ME, Header)
+    own = shown_by(federation, ME, TARGET)
+    cosigners = federation.run._cosigners
+    for number in range(MOST_SHOWN - 1):
+        federation.run.receive(outside(ME, replace(own, known=number)))
+    assert ME not in cosigners.faulty
+    cosigners.reported(ME, 0)
+    for number in range(MOST_SHOWN - 1):
+        federation.run.receive(outside(ME, replace(own, known=number)))
+
+    assert ME not in cosigners.faulty
+
+
 def test_source_that_was_busy_for_rounds_and_then_answers_all_that_it_was_asked_is_no_fault(tmp_path: Path) -> None:
     """It reads nothing while it trains; the others finish rounds, before each of which it is asked to cosign."""
     federation = Federation(tmp_path, 4, rounds=12, rule="source_only", recorded=True)

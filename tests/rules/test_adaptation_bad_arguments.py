@@ -195,3 +195,9 @@ def test_bad_sum_is_refused_by_name(name, changes):
 
     with pytest.raises(ValueError, match=rf"^{name}: "):
         combine(**arguments)
+
+
+@pytest.mark.parametrize("rule", [Rule.FEDGP, Rule.FEDDA_AUTO, Rule.FEDAVG, Rule.TARGET_ONLY])
+def test_a_rule_without_the_target_update_that_it_needs_is_named(rule):
+    with pytest.raises(ValueError, match=rf"^target_update: {rule} needs it$"):
+        combine(rule=rule, weighted_sum=[1.0, 2.0], kept=4.0, samples=10.0, target_update=None)

@@ -86,6 +86,16 @@ def test_unfiltered_projections_are_explained_only_where_a_rule_that_projects_is
     assert "cancel each other" in explain(choosing, "lyon", 5).text()
 
 
+@pytest.mark.parametrize(
+    ("required", "said"), [(True, "is bounded, as said below"), (False, "has a bound only where it trains with noise")]
+)
+def test_what_updates_tell_of_a_row_is_bounded_only_by_required_noise(required: bool, said: str) -> None:
+    policy = SourcePolicy(dp=DpPolicy(required=required))
+    hidden = [line for line in explain(policy, "lyon", 5).does_not_learn if "there is no message for it" in line]
+    assert len(hidden) == 1
+    assert said in hidden[0]
+
+
 def test_models_that_are_trained_are_said_with_the_pace_at_which_they_may_change() -> None:
     default = explain(default_policy(), "lyon", 5).text()
     assert "That is the task's own first model, then the model of the last finished round" in default
