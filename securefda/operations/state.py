@@ -1,6 +1,6 @@
 """What a site's process is doing now: a small file that the process keeps up to date, and that others at the site read.
 
-A process opens it as it starts, and says at every change what it does; whatever ends the block ends the state:
+A process opens it as it starts, and says at every change what it does. However the block ends, the state says so:
 
     with state_file(folder, site="clinic", role="target") as state:
         state.set("waiting for sources", waiting_for=["hospital-a"])
@@ -43,6 +43,9 @@ STATE_FILE = "status.json"
 SCHEMA_VERSION = 1
 ENDED = "ended"
 """What a process that has ended by itself was doing last."""
+
+WRITE_INTERVAL_S = 0.25
+"""Seconds between two writes of the file; a reader never finds an older state than this."""
 
 _SECONDS_MATTER_S = 600.0
 
@@ -140,10 +143,25 @@ class ProcessState:
 
 
 class StateWriter:
-    """Keeps the state file of one process. It never raises: a run does not end because nobody can look at it."""
+    """Keeps the state file of one process. It never raises: a run does not end because nobody can look at it.
 
-    def __init__(self, folder: Path, site: str, role: Role, clock: Callable[[], float] = time.time) -> None:
+    Changes within ``interval_s`` seconds of a write are written together when these are over: a masked round has
+    dozens, and each write takes a millisecond. The end is written at once.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        site: str,
+        role: Role,
+        clock: Callable[[], float] = time.time,
+        *,
+        interval_s: float = WRITE_INTERVAL_S,
+    ) -> None:
         self._path, self._clock, self._lock = folder / STATE_FILE, clock, threading.Lock()
+        self._interval_s = interval_s
+        self._next_write = 0.0
+        self._late: threading.Timer | None = None
         now, process = clock(), os.getpid()
         self.now = ProcessState(site, role, process, _start_of(process), socket.gethostname(), "starting", now, now)
         self._write()
@@ -171,23 +189,38 @@ class StateWriter:
             now = self._clock()
             began = (before.doing, before.round) != (after.doing, after.round)
             self.now = replace(after, changed=now, since=now if began else before.since)
-            self._write()
+            wait = self._next_write - time.monotonic()
+            if wait <= 0 or after.doing == ENDED:
+                self._write()
+            elif self._late is None:
+                self._late = threading.Timer(wait, self._write_late)
+                self._late.daemon = True
+                self._late.start()
+
+    def _write_late(self) -> None:
+        with self._lock:
+            if self._late is not None:
+                self._write()
 
     def _write(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
         data = json.dumps(asdict(self.now), ensure_ascii=False).encode() + b"\n"
         partial = self._path.with_name(f".{STATE_FILE}.{os.getpid()}")
         with contextlib.suppress(OSError):
             partial.write_bytes(data)
             partial.replace(self._path)  # a reader finds the old state or the new; after a power cut nobody needs it
+        self._next_write = time.monotonic() + self._interval_s
 
 
 _OVER: dict[str, Any] = {"retrying": "", "retrying_until": None}
 
 
 @contextlib.contextmanager
-def state_file(folder: Path, *, site: str, role: Role) -> Iterator[StateWriter]:
+def state_file(folder: Path, *, site: str, role: Role, interval_s: float = WRITE_INTERVAL_S) -> Iterator[StateWriter]:
     """Keep the state file in ``folder``, which exists, until the block ends; the state then says how it ended."""
-    state = StateWriter(folder, site, role)
+    state = StateWriter(folder, site, role, interval_s=interval_s)
     try:
         yield state
     except KeyboardInterrupt:

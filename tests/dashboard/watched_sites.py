@@ -78,7 +78,9 @@ class Site:
     def process(self) -> Iterator[StateWriter]:
         """A process that says what it does, as this one does, until the block ends."""
         self.run.mkdir(parents=True, exist_ok=True)
-        with state_file(self.run, site=self.name, role="target" if self.name == TARGET else "source") as state:
+        with state_file(
+            self.run, site=self.name, role="target" if self.name == TARGET else "source", interval_s=0
+        ) as state:
             yield state
 
     def kill(self) -> None:
