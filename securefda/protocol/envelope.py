@@ -136,6 +136,8 @@ class Signed(Generic[BodyT_co]):
     envelope: Envelope[BodyT_co]
     signed_bytes: bytes = field(repr=False)
     signature: bytes
+    _valid_under: dict[bytes, bool] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Public key -> whether the signature is valid: the log and the session both ask, of bytes that never change."""
 
     @property
     def body(self) -> BodyT_co:
@@ -158,7 +160,11 @@ class Signed(Generic[BodyT_co]):
 
     def verify(self, public_key: bytes) -> bool:
         """Whether the signature is valid under ``public_key`` (32 bytes, Ed25519)."""
-        return signature_is_valid(public_key, self.type_name, self.signed_bytes, self.signature)
+        valid = self._valid_under.get(public_key)
+        if valid is None:
+            valid = signature_is_valid(public_key, self.type_name, self.signed_bytes, self.signature)
+            self._valid_under[public_key] = valid
+        return valid
 
 
 @dataclass(frozen=True, slots=True, repr=False)

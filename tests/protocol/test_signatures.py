@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from securefda.protocol.envelope import sign_bytes, signature_is_valid
+from securefda.protocol.envelope import NO_CONTEXT, NO_SESSION, Signer, sign_bytes, signature_is_valid
+from securefda.protocol.messages import Refusal
+from securefda.transport import wire
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 PUBLIC = KEY.public_key().public_bytes_raw()
@@ -61,3 +64,14 @@ def test_message_type_with_two_readings_is_refused(message_type: str) -> None:
         sign_bytes(KEY, message_type, b"x")
     with pytest.raises(ValueError, match="message_type"):
         signature_is_valid(PUBLIC, message_type, b"x", bytes(64))
+
+
+def test_a_message_is_valid_only_under_its_key_however_often_that_is_asked() -> None:
+    signed = Signer(1, KEY, wire.encode).sign(NO_SESSION, NO_CONTEXT, Refusal("k-min"))
+    other = Ed25519PrivateKey.from_private_bytes(bytes(32)).public_key().public_bytes_raw()
+    for _ in range(2):
+        assert signed.verify(PUBLIC)
+        assert not signed.verify(other)
+    for changed in (replace(signed, signature=bytes(64)), replace(signed, signed_bytes=b"other")):
+        assert not changed.verify(PUBLIC)
+    assert signed.verify(PUBLIC)

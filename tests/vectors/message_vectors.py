@@ -116,7 +116,7 @@ def _bodies() -> list[tuple[int, m.Body]]:
 def plain(value: Any) -> Any:
     """A message as JSON: bytes as hex, enums as numbers, a set in order, an object names its type."""
     if is_dataclass(value) and not isinstance(value, type):
-        members = {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+        members = {field.name: plain(getattr(value, field.name)) for field in fields(value) if field.init}
         return {"type": type(value).__name__, **members}
     if isinstance(value, tuple | frozenset):
         return [plain(element) for element in (sorted(value) if isinstance(value, frozenset) else value)]
