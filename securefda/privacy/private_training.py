@@ -152,13 +152,14 @@ def train_private(
     schedule = schedule_of(settings, len(data))
     require_steps(site, len(data), settings, fewest_steps)
     device = choose_device(settings.device)
-    flat = FlatModel(model, received, device)
+    with task_code(type(task), "training"):
+        flat = FlatModel(model, received, device)
     flat.release_gradient()
     flat.model.train()
     with (
         secret_torch(random_bytes, device),
-        steps_of(task, flat.model, data, settings, random_bytes) as step,
         task_code(type(task), "training"),
+        steps_of(task, flat.model, data, settings, random_bytes) as step,
     ):
         before = flat.values.clone() if on_step is not None else None
         for _ in range(schedule.steps_per_round):

@@ -8,7 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
+
 from securefda.errors import DataError, SecureFdaError
+
+OTHER_DEVICE = 'set training.device = "cpu", or choose another GPU by the variable CUDA_VISIBLE_DEVICES'
+"""What helps where a GPU cannot be used or is full."""
 
 
 @contextmanager
@@ -21,12 +26,19 @@ def task_code(task: type, doing: str) -> Iterator[None]:
 
     Raises:
         DataError: the block raised something else than a SecureFdaError. The message, of which other sites may hear,
-            names exception and place; the exception's own words, which may quote a row, are in the hint alone.
+            names exception and place, or says that a GPU's memory is full; the exception's own words, which may quote
+            a row, are in the hint alone.
     """
     try:
         yield
     except SecureFdaError:
         raise
+    except torch.OutOfMemoryError as error:
+        raise DataError(
+            f"task {task.__name__}",
+            f"{doing} takes more memory than the GPU has free",
+            hint=f"lower training.batch-size, {OTHER_DEVICE}; it says: {' '.join(str(error).split())}",
+        ) from error
     except Exception as error:
         words = " ".join(str(error).split())
         raise DataError(

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from securefda.errors import ConfigError
 from securefda.machine import usable_cores
+from securefda.tasks.guard import OTHER_DEVICE
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
 
@@ -25,7 +26,7 @@ def choose_device(name: str = "auto") -> torch.device:
     """Return the device called ``name``; "auto" takes the first of cuda, mps and cpu that this machine has.
 
     Raises:
-        ConfigError: an unknown name, or a device that this machine does not have.
+        ConfigError: an unknown name, or a device that this machine does not have or cannot use.
     """
     if name not in DEVICES:
         raise ConfigError("training.device", f"{name!r} is not one of {', '.join(DEVICES)}")
@@ -34,8 +35,18 @@ def choose_device(name: str = "auto") -> torch.device:
         name = next(kind for kind, there in usable.items() if there)
     elif not usable[name]:
         have = ", ".join(kind for kind, there in usable.items() if there)
-        raise ConfigError("training.device", f"this machine has no usable {name} (it has {have})", hint='use "auto"')
-    return torch.device("cuda", torch.cuda.current_device()) if name == "cuda" else torch.device(name)
+        without = name == "cuda" and torch.version.cuda is None and torch.version.hip is None
+        hint = 'use "auto"' + (f", or install PyTorch with CUDA (this is {torch.__version__})" if without else "")
+        raise ConfigError("training.device", f"this machine has no usable {name} (it has {have})", hint=hint)
+    if name != "cuda":
+        return torch.device(name)
+    try:
+        device = torch.device("cuda", torch.cuda.current_device())
+        torch.ones(1, device=device).item()  # a GPU may be seen that is too old for this PyTorch, full, or another's
+    except (AssertionError, RuntimeError) as error:
+        why = f"the GPU cannot be used: {str(error).splitlines()[0]}"
+        raise ConfigError("training.device", why, hint=OTHER_DEVICE) from error
+    return device
 
 
 def describe_device(device: torch.device, threads: int = 0) -> str:

@@ -85,9 +85,9 @@ def train_local(
     """
     require_steps(site, len(data), settings, fewest_steps)
     device = choose_device(settings.device)
-    flat = FlatModel(model, received, device)
-    flat.model.train()
     with seeded_torch(derive_seed(seed, "layers"), device), task_code(type(task), "training"):
+        flat = FlatModel(model, received, device)
+        flat.model.train()
         steps, seen = _run_steps(
             task, flat, data, settings=settings, seed=seed, site=site, on_step=on_step, part=part, pull=pull
         )

@@ -73,7 +73,8 @@ class OwnRows:
 
     def __post_init__(self) -> None:
         model = build_model(self.task, derive_seed(self.seed, "model"))
-        object.__setattr__(self, "model", model.to(choose_device(self.settings.device)))
+        with task_code(type(self.task), "the target's own model"):
+            object.__setattr__(self, "model", model.to(choose_device(self.settings.device)))
 
     def seed_of(self, run_id: str, round_number: int, *purpose: str) -> Seed:
         """The seed of the target's training in a round, and of what else it trains there."""
@@ -134,7 +135,8 @@ class Drawn:
 
     def train(self, received: Vector, run_id: str, round_number: int, factor: float) -> None:
         """Train v for the round's epochs and keep it."""
-        common = from_numpy(received.copy()).to(next(self._rows.model.parameters()).device)
+        with task_code(type(self._rows.task), "training"):
+            common = from_numpy(received.copy()).to(next(self._rows.model.parameters()).device)
 
         def pull(values: Tensor, gradient: Tensor) -> None:
             gradient.add_(values - common, alpha=self._strength)
@@ -385,7 +387,8 @@ class Mixture:
         rows = self._rows
         settings = rows.settings.with_learning_rate_factor(factor)
         seed = rows.seed_of(run_id, round_number)  # that of the round's own training
-        steps = _Steps(rows, received, own, alpha, settings)
+        with task_code(type(rows.task), "training"):
+            steps = _Steps(rows, received, own, alpha, settings)
         with seeded_torch(derive_seed(seed, "layers"), steps.device), task_code(type(rows.task), "training"):
             for batch in batches(len(rows.data), settings, derive_seed(seed, "batches")):
                 steps.take(batch, adapt=self._adaptive)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Protocol, overload
 
 import numpy as np
@@ -139,8 +139,23 @@ def _seed(seed: int, device: torch.device) -> None:
 
 @contextmanager
 def _own_generators(device: torch.device) -> Iterator[None]:
-    with _GLOBAL_GENERATORS, torch.random.fork_rng(devices=_saved_gpus(device)):
-        yield
+    with _GLOBAL_GENERATORS:
+        cpu, gpus = torch.get_rng_state(), {gpu: torch.cuda.get_rng_state(gpu) for gpu in _saved_gpus(device)}
+        try:
+            yield
+        except BaseException:
+            with suppress(
+                RuntimeError
+            ):  # once a kernel has failed, all of CUDA does; the cause is what the block raised
+                _put_back(cpu, gpus)
+            raise
+        _put_back(cpu, gpus)
+
+
+def _put_back(cpu: torch.Tensor, gpus: dict[int, torch.Tensor]) -> None:
+    torch.set_rng_state(cpu)
+    for gpu, state in gpus.items():
+        torch.cuda.set_rng_state(state, gpu)
 
 
 def _saved_gpus(device: torch.device) -> list[int]:

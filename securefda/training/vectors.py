@@ -26,7 +26,7 @@ def build_model(task: Task, seed: int) -> nn.Module:
 
     Raises:
         TrainingError: the model has a BatchNorm or another layer with running statistics, no trainable parameter,
-            or a trainable parameter that is lazy or not float32.
+            or a trainable parameter that is lazy, not float32 or not on the CPU.
         DataError: the task's own code fails.
     """
     with seeded_torch(seed, torch.device("cpu")), task_code(type(task), "model"):
@@ -48,6 +48,11 @@ def build_model(task: Task, seed: int) -> nn.Module:
             raise TrainingError(f"model: parameter {name} has no shape yet", hint="give the layer its input size")
         if parameter.dtype != torch.float32:
             raise TrainingError(f"model: parameter {name} is {parameter.dtype}", hint="make it torch.float32")
+        if parameter.device.type != "cpu":  # a GPU draws other first weights than the CPUs of other sites
+            raise TrainingError(
+                f"model: parameter {name} is on {parameter.device}",
+                hint="build it on the CPU; training.device says where it is trained",
+            )
     return model
 
 

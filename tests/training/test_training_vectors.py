@@ -126,6 +126,7 @@ def test_running_statistics_are_refused_with_a_hint(layer, name):
         (nn.Linear(3, 1).requires_grad_(False), "no trainable parameter"),
         (nn.Linear(3, 1).double(), "weight is torch.float64"),
         (nn.LazyLinear(1), "weight has no shape yet"),
+        (nn.Linear(3, 1, device="meta"), "weight is on meta"),
     ],
 )
 def test_model_that_cannot_be_a_float32_vector_is_refused(model, reason):
