@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from securefda.errors import SecureFdaError
+from securefda.operations.pace import Pace
 from securefda.operations.progress import Reporter
 from securefda.operations.records import RoundLine
 from securefda.operations.run_folder import finite
@@ -29,6 +30,7 @@ class Launcher:
 
     def __init__(self, descriptor: int | None) -> None:
         self._socket: socket.socket | None = None
+        self._one_at_a_time = threading.Lock()
         if descriptor is not None:
             os.set_inheritable(descriptor, False)
             self._socket = socket.socket(fileno=descriptor)
@@ -41,7 +43,7 @@ class Launcher:
     def say(self, **what: Any) -> None:
         """Send one line; a launcher that is gone hears nothing."""
         if self._socket is not None:
-            with suppress(OSError):
+            with self._one_at_a_time, suppress(OSError):
                 self._socket.sendall(json.dumps(finite(what), allow_nan=False).encode() + b"\n")
 
     @staticmethod
@@ -66,27 +68,33 @@ def launched(descriptor: int | None) -> Iterator[Launcher]:
 
 
 class _Relay:
-    """Passes on to both."""
+    """Passes on to both; to the launcher only the last of the phases that follow each other quickly."""
 
     def __init__(self, launcher: Launcher, shown: Reporter) -> None:
         self._launcher, self._shown = launcher, shown
+        self._phase: tuple[str, Sequence[str]] = ("", ())
+        self._pace = Pace(lambda: launcher.say(phase=list(self._phase)))
 
     def round_started(self, round_number: int, rounds: int) -> None:
         """A round begins."""
         self._shown.round_started(round_number, rounds)
+        self._pace.catch_up()
         self._launcher.say(round_started=[round_number, rounds])
 
     def phase(self, name: str, waiting_for: Sequence[str] = ()) -> None:
         """The run enters a phase, or goes on waiting in it."""
         self._shown.phase(name, waiting_for)
-        self._launcher.say(phase=[name, list(waiting_for)])
+        self._phase = (name, list(waiting_for))
+        self._pace.due()
 
     def round_finished(self, line: RoundLine) -> None:
         """A round is over."""
         self._shown.round_finished(line)
+        self._pace.catch_up()
         self._launcher.say(round_finished=line)
 
     def note(self, text: str) -> None:
         """Something an operator should read."""
         self._shown.note(text)
+        self._pace.catch_up()
         self._launcher.say(note=text)

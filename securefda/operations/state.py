@@ -31,6 +31,7 @@ from pydantic import TypeAdapter, ValidationError
 from securefda import __version__
 from securefda.disk import read_file
 from securefda.errors import ConfigError, SecureFdaError
+from securefda.operations.pace import INTERVAL_S, Pace
 from securefda.operations.run_folder import SITES_FOLDER
 from securefda.parse import json_value
 from securefda.settings import read_toml
@@ -43,9 +44,6 @@ STATE_FILE = "status.json"
 SCHEMA_VERSION = 1
 ENDED = "ended"
 """What a process that has ended by itself was doing last."""
-
-WRITE_INTERVAL_S = 0.25
-"""Seconds between two writes of the file; a reader never finds an older state than this."""
 
 _SECONDS_MATTER_S = 600.0
 
@@ -156,15 +154,13 @@ class StateWriter:
         role: Role,
         clock: Callable[[], float] = time.time,
         *,
-        interval_s: float = WRITE_INTERVAL_S,
+        interval_s: float = INTERVAL_S,
     ) -> None:
         self._path, self._clock, self._lock = folder / STATE_FILE, clock, threading.Lock()
-        self._interval_s = interval_s
-        self._next_write = 0.0
-        self._late: threading.Timer | None = None
+        self._pace = Pace(self._write, interval_s)
         now, process = clock(), os.getpid()
         self.now = ProcessState(site, role, process, _start_of(process), socket.gethostname(), "starting", now, now)
-        self._write()
+        self._pace.now()
 
     def set(self, doing: str, *, waiting_for: Sequence[str] = (), **facts: Any) -> None:
         """Say what the process does from now on.
@@ -189,36 +185,24 @@ class StateWriter:
             now = self._clock()
             began = (before.doing, before.round) != (after.doing, after.round)
             self.now = replace(after, changed=now, since=now if began else before.since)
-            wait = self._next_write - time.monotonic()
-            if wait <= 0 or after.doing == ENDED:
-                self._write()
-            elif self._late is None:
-                self._late = threading.Timer(wait, self._write_late)
-                self._late.daemon = True
-                self._late.start()
-
-    def _write_late(self) -> None:
-        with self._lock:
-            if self._late is not None:
-                self._write()
+        if after.doing == ENDED:
+            self._pace.now()
+        else:
+            self._pace.due()
 
     def _write(self) -> None:
-        if self._late is not None:
-            self._late.cancel()
-            self._late = None
         data = json.dumps(asdict(self.now), ensure_ascii=False).encode() + b"\n"
         partial = self._path.with_name(f".{STATE_FILE}.{os.getpid()}")
         with contextlib.suppress(OSError):
             partial.write_bytes(data)
             partial.replace(self._path)  # a reader finds the old state or the new; after a power cut nobody needs it
-        self._next_write = time.monotonic() + self._interval_s
 
 
 _OVER: dict[str, Any] = {"retrying": "", "retrying_until": None}
 
 
 @contextlib.contextmanager
-def state_file(folder: Path, *, site: str, role: Role, interval_s: float = WRITE_INTERVAL_S) -> Iterator[StateWriter]:
+def state_file(folder: Path, *, site: str, role: Role, interval_s: float = INTERVAL_S) -> Iterator[StateWriter]:
     """Keep the state file in ``folder``, which exists, until the block ends; the state then says how it ended."""
     state = StateWriter(folder, site, role, interval_s=interval_s)
     try:

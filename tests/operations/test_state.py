@@ -51,31 +51,15 @@ def test_a_reader_finds_what_the_process_said_last(tmp_path: Path) -> None:
     ]
 
 
-def test_changes_in_quick_succession_are_written_together(tmp_path: Path) -> None:
-    state = StateWriter(tmp_path, "hospital-a", "source", interval_s=0.5)
-    writes = 0
-    before = (tmp_path / STATE_FILE).stat().st_ino
-    for number in range(1, 101):
-        state.set("training", round=number)
-        writes += (tmp_path / STATE_FILE).stat().st_ino != before
-        before = (tmp_path / STATE_FILE).stat().st_ino
-    while (found := read_state(tmp_path)) is None or found.round != 100:  # the last one is written by itself
-        pass
-    assert writes < 100
-    assert found == state.now
-
-
 def test_the_end_is_written_at_once_and_nothing_after_it(tmp_path: Path) -> None:
     state = StateWriter(tmp_path, "hospital-a", "source", interval_s=3600)
     state.set("training", round=1)
-    late = state._late
     state.set(ENDED, error="")
     found = read_state(tmp_path)
     assert found is not None
     assert (found.doing, found.round) == (ENDED, 1)
-    assert late is not None
-    late.join()
-    assert state._late is None
+    state._pace.catch_up()
+    assert read_state(tmp_path) == found
 
 
 def test_a_shorter_list_of_those_awaited_is_the_same_wait(tmp_path: Path) -> None:

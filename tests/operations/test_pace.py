@@ -1,0 +1,52 @@
+"""What is due often is done seldom, and the last time is never left out."""
+
+from __future__ import annotations
+
+import threading
+
+from securefda.operations.pace import Pace
+
+
+def test_what_is_due_often_is_done_at_once_and_then_once_more() -> None:
+    done: list[int] = []
+    said = [0]
+    twice = threading.Event()
+
+    def act() -> None:
+        done.append(said[-1])
+        if len(done) == 2:
+            twice.set()
+
+    pace = Pace(act, interval_s=1.0)
+    for number in range(1, 11):
+        said.append(number)
+        pace.due()
+    assert done[0] == 1
+    said.append(11)
+    pace.due()
+    assert twice.wait(60)
+    pace.catch_up()
+    assert done[-1] == 11
+
+
+def test_catching_up_does_what_is_due_and_nothing_else() -> None:
+    done: list[str] = []
+    pace = Pace(lambda: done.append("done"), interval_s=3600)
+    pace.catch_up()
+    assert done == []
+    pace.due()
+    pace.due()
+    assert done == ["done"]
+    pace.catch_up()
+    pace.catch_up()
+    assert done == ["done"] * 2
+
+
+def test_now_is_at_once_and_takes_what_was_due_with_it() -> None:
+    done: list[str] = []
+    pace = Pace(lambda: done.append("done"), interval_s=3600)
+    pace.due()
+    pace.due()
+    pace.now()
+    pace.catch_up()
+    assert done == ["done"] * 2
