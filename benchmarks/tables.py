@@ -22,6 +22,7 @@ from typing import Any
 import audit_log
 import audit_mutations
 import dp_cost
+import gpu
 import levels
 import round_cost
 import scale
@@ -52,6 +53,7 @@ def all_tables(folder: Path) -> dict[str, str]:
         "round_cost": round_cost.tables(figures("round_cost")["rows"]),
         "round_pairs": {"rounds": pairs_table(figures("round_pairs")["rows"])},
         "scale": scale.tables(figures("scale")["cells"]),
+        "gpu": gpu.tables(gpu.read(folder / "gpu.json")),
         "audit_log": audit_log.tables(figures("audit_log")),
         "audit_mutations": {"classes": audit_mutations.table(figures("audit_mutations")["classes"])},
         "model_step": {
