@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 
+from securefda.aggregator.headers import Planner, SessionPlan
+from securefda.aggregator.rounds import CurrentRound
 from securefda.aggregator.site import TargetSite
 from securefda.audit.witness import MOST_SHOWN, CheckpointError
 from securefda.errors import (
@@ -21,18 +24,15 @@ from securefda.protocol.checks import envelope_fault
 from securefda.protocol.messages import (
     NO_CONTEXT,
     NO_SESSION,
-    Abort,
     Body,
     Checkpoint,
     Cosigned,
     Goodbye,
-    Header,
     Join,
     Parcel,
     Send,
     Signed,
     Signer,
-    Step,
     Visibility,
 )
 
@@ -242,20 +242,45 @@ class CosignerTracker:
         return []
 
 
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Which sources can take part in a round, from all that is known of them; ``planner`` says which sets suffice."""
+
+    site: TargetSite
+    attendance: Attendance
+    cosigners: CosignerTracker
+    planner: Planner
+
+    def expected(self, current: CurrentRound) -> frozenset[int]:
+        """Sources that can take part in the round: all that the roster admits now and that have refused neither."""
+        out = self.cosigners.faulty | current.refused.keys() | self.attendance.refused.keys()
+        return frozenset(index for index in self.site.sources - out if self.site.admits(index))
+
+    def able(self, current: CurrentRound) -> frozenset[int]:
+        """Those of them that are present and have cosigned the newest checkpoint, which the header will carry."""
+        return self.expected(current) & self.attendance.present & self.cosigners.cosigned
+
+    def plan(self, current: CurrentRound, sources: Iterable[int]) -> SessionPlan:
+        """The plan of an attempt of these sources, as far as they have said what their policies permit.
+
+        Raises:
+            ConfigError: there is none; it names the sites that cannot be served.
+        """
+        permitted = {index: self.attendance.visibility(index) for index in sources}
+        return self.planner.plan(permitted, with_sum=current.asked_at_sum)
+
+    def suffice(self, current: CurrentRound, sources: Iterable[int]) -> bool:
+        """Whether these sources can make an attempt; one that is away may join."""
+        try:
+            self.plan(current, sources)
+        except ConfigError:
+            return False
+        return True
+
+
 _MOST_CHARACTERS = 500
 _SECTIONS = frozenset({"privacy", "session", "strategy", "task", "training", "transport"})
 """Of configurations: the key of an error that begins with one of them is a setting, and no path."""
-
-
-def turn_away(signer: Signer, index: int) -> Send:
-    """Answer the join of a source whose model has other layers; the source ends with a clear error."""
-    return Send(index, Parcel(signer.sign(NO_SESSION, NO_CONTEXT, Abort(Step.HEADER, "HEADER_ARCHITECTURE", index))))
-
-
-def no_result(signer: Signer, index: int, header: Signed[Header], check: str) -> Send:
-    """Tell a source that waits for the result that there is none; no site is accused."""
-    body = Abort(Step.RESULT, check, None)
-    return Send(index, Parcel(signer.sign(header.envelope.session_id, header.digest(), body)))
 
 
 def goodbye(signer: Signer, index: int, farewell: Goodbye) -> Send:

@@ -68,16 +68,8 @@ class Planner:
     names: Mapping[int, str]
     settings: RunSettings
 
-    def can_do(self, permitted: Mapping[int, Visibility], *, with_sum: bool = False) -> bool:
-        """Whether these sources can make an attempt in which each hides as far as its policy wants, see `plan`."""
-        try:
-            self.plan(permitted, with_sum=with_sum)
-        except ConfigError:
-            return False
-        return True
-
     def plan(self, permitted: Mapping[int, Visibility], *, with_sum: bool = False) -> SessionPlan:
-        """The plan of an attempt of these sources.
+        """The plan of an attempt of these sources, in which each hides as far as its policy wants.
 
         Args:
             permitted: roster index -> the most that the source's policy lets the aggregator see.

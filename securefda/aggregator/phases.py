@@ -79,9 +79,13 @@ class InAttempt:
 
 @dataclass(frozen=True, slots=True)
 class AttemptOver:
-    """An attempt has ended or cannot begin: the round gets its result, is tried again, or is lost."""
+    """An attempt has ended: the round gets its result, is tried again, or is lost.
+
+    ``ended`` is that attempt, or why none can begin, whereupon the round is lost.
+    """
 
     current: CurrentRound
+    ended: Attempt | SecureFdaError
     name: ClassVar[str] = ""
 
 

@@ -2,6 +2,9 @@
 
 The driver, which is the aggregator's process or the simulator, reports messages, sources that come or leave, and
 deadlines that pass. It sends what it gets back. Nothing here blocks, and the only clock is the one passed in.
+
+An event changes what is known of the sources or of an attempt, and then :meth:`AggregatorRun._advance` looks at the
+phase: what follows it at once is a :data:`Change`, and the loop goes on until a phase waits.
 """
 
 from __future__ import annotations
@@ -15,11 +18,10 @@ from securefda.aggregator.attempt import Attempt, RoundSum, open_attempt
 from securefda.aggregator.attendance import (
     OWN_TROUBLE,
     Attendance,
+    Candidates,
     CosignerTracker,
     goodbye,
-    no_result,
     reason_for_sources,
-    turn_away,
 )
 from securefda.aggregator.headers import Planner, schedule_of
 from securefda.aggregator.model import RunModel
@@ -64,6 +66,7 @@ from securefda.protocol.messages import (
     NO_CONTEXT,
     NO_SESSION,
     RUN_ID_BYTES,
+    Abort,
     Body,
     Checkpoint,
     Cosigned,
@@ -74,6 +77,7 @@ from securefda.protocol.messages import (
     Refusal,
     Send,
     Signed,
+    Step,
     Visibility,
 )
 from securefda.protocol.secret import draw
@@ -86,6 +90,9 @@ CLOSING_S = 5.0
 """How long the end of a run waits for cosignatures."""
 MOST_LOST_IN_A_ROW = 3
 """After so many rounds without a result the run ends: the cause does not pass by itself."""
+
+Change = tuple[Phase, list[Send]]
+"""The phase that follows, and what is to be sent as it begins."""
 
 
 class AggregatorRun:
@@ -114,9 +121,10 @@ class AggregatorRun:
         position = store.position(settings.config_digest)
         new_id = draw(site.random_bytes, RUN_ID_BYTES) if run_id is None else run_id
         self._run_id = new_id if position is None else position.run_id
-        self._planner = Planner({index: site.name(index) for index in site.sources}, settings)
         self._attendance = Attendance(site, __version__, reporter)
         self._cosigners = CosignerTracker(site)
+        planner = Planner({index: site.name(index) for index in site.sources}, settings)
+        self._candidates = Candidates(site, self._attendance, self._cosigners, planner)
         schedule = schedule_of(self._run_id, settings, len(site.sources))
         self._schedule = None if schedule is None else site.signer.sign(NO_SESSION, NO_CONTEXT, schedule)
         self._model = RunModel(site, settings, store, reporter, self._run_id)
@@ -186,13 +194,7 @@ class AggregatorRun:
 
     def open(self) -> list[Send]:
         """Begin the run, or go on after its last finished round."""
-        self._enter(Opening())
-        self._site.witness.enter(self.run_id)
-        position = self._store.position(self._settings.config_digest)
-        if position is None:
-            self._model.begin()
-            return self._begin_round(1)
-        return self._resume(position)
+        return self._advance((Opening(), []))
 
     def receive(self, parcel: Parcel) -> list[Send]:
         """Process one message; what belongs to no open attempt is discarded."""
@@ -208,21 +210,18 @@ class AggregatorRun:
         if not isinstance(self._phase, InAttempt):
             return []
         self._site.witness.journal.save()  # while others train
-        return self._after(self._phase, self._phase.attempt.receive(parcel))
+        return self._phase.attempt.receive(parcel) + self._advance()
 
     def left(self, index: int, why: str = "its connection ended") -> list[Send]:
         """The connection to a source is gone for good."""
         self._attendance.left(index, why)
-        if isinstance(self._phase, InAttempt):
-            return self._after(self._phase, self._phase.attempt.lose(index, why))
-        return self._go_on_if_ready()  # its cosignature is not awaited any more
+        sends = self._phase.attempt.lose(index, why) if isinstance(self._phase, InAttempt) else []
+        return sends + self._advance()  # its cosignature is not awaited any more
 
     def replaced(self, index: int, why: str) -> list[Send]:
         """A new process of a source has connected: what the old one was in is lost, and the new one will join."""
         self._attendance.replaced(index, why)
-        if isinstance(self._phase, InAttempt):
-            return self._after(self._phase, self._phase.attempt.lose(index, why))
-        return []
+        return self._phase.attempt.lose(index, why) + self._advance() if isinstance(self._phase, InAttempt) else []
 
     def misbehaved(self, index: int, check: str, detail: str) -> list[Send]:
         """The transport dropped what a source sent; should the source be missed, this is why."""
@@ -234,35 +233,71 @@ class AggregatorRun:
         if not self._attendance.came_back(index) or self.done:
             return []
         asked = self._cosigners.ask_again(index) if index not in self._cosigners.cosigned else []
-        return asked + self._go_on_if_ready()
+        return asked + self._advance()
 
     def expire(self) -> list[Send]:
         """The deadline passed: go on with the sources that have answered."""
         sends: list[Send] = []
+        following: Change | None = None
         match self._phase:
             case AskingCosigners() as asking:
-                sends = self._train_meanwhile(asking)
+                following = self._train_meanwhile(asking), []
             case AwaitingCosignatures(current=current):
-                sends = self._gather(current)
+                following = self._gathering(current), []
             case Gathering(current=current):
-                sends = self._start_attempt(current)
-            case InAttempt(attempt=attempt) as phase:
-                sends = self._after(phase, attempt.expire())
+                following = self._start_attempt(current)
+            case InAttempt(attempt=attempt):
+                sends = attempt.expire()
             case BetweenRounds():
-                sends = self._begin_round(self._progress.last_round + 1)
+                following = self._begin_round(self._progress.last_round + 1)
             case Closing(farewell=farewell, error=error):
-                sends = self._say_goodbye(farewell, error)
-        return sends
+                following = self._say_goodbye(farewell, error)
+        return sends + self._advance(following)
 
     def fail(self, error: SecureFdaError) -> list[Send]:
         """End the run because of something that the driver met. Of an end that fails in turn the first cause counts."""
         if self.done:
             return []
         if isinstance(self._phase, LastPhase):  # to ask for cosignatures once more would fail, and be asked, for ever
-            return self._say_goodbye(self._phase.farewell, self._phase.error or error)
-        return self._fail(error)
+            return self._advance(self._say_goodbye(self._phase.farewell, self._phase.error or error))
+        return self._advance((self._failed(error), []))
 
     # --- From round to round ------------------------------------------------------------------------------------------
+
+    def _advance(self, following: Change | None = None) -> list[Send]:
+        """Enter the phase that follows, and those after it, until one waits; returns what is to be sent on the way."""
+        sends: list[Send] = []
+        following = following or self._following()
+        while following is not None:
+            phase, as_it_begins = following
+            self._enter(phase)
+            sends += as_it_begins
+            following = self._following()
+        self._report_phase()
+        return sends
+
+    def _following(self) -> Change | None:
+        """What follows the present phase at once; None for one that waits for a source or for its deadline."""
+        following: Change | None = None
+        match self._phase:
+            case Opening():
+                following = self._begin_or_resume()
+            case AskingCosigners(current=current) | AwaitingCosignatures(current=current) if not self._missing():
+                following = self._gathering(current), []
+            case Gathering(current=current) if self._need_not_wait(current):
+                following = self._start_attempt(current)
+            case InAttempt(current=current, attempt=attempt) if attempt.outcome is not None:
+                following = AttemptOver(current, attempt), []
+            case InAttempt(current=current, attempt=attempt, name=name) if attempt.phase != name:
+                now = self._site.clock()
+                following = InAttempt(current, attempt, attempt.phase, now, now + self._settings.phase_deadline_s), []
+            case AttemptOver(current=current, ended=ended):
+                following = self._conclude(current, ended)
+            case Ending(farewell=farewell, error=error):
+                following = self._write_end(farewell, error)
+            case Closing(farewell=farewell, error=error) if not self._missing():
+                following = self._say_goodbye(farewell, error)
+        return following
 
     def _enter(self, phase: Phase) -> None:
         """The only place where the phase changes. What the last one took goes into the round's record.
@@ -289,7 +324,15 @@ class AggregatorRun:
             self._reporter.phase(*now)
         self._reported = now
 
-    def _resume(self, position: Position) -> list[Send]:
+    def _begin_or_resume(self) -> Change:
+        self._site.witness.enter(self.run_id)
+        position = self._store.position(self._settings.config_digest)
+        if position is None:
+            self._model.begin()
+            return self._begin_round(1)
+        return self._resume(position)
+
+    def _resume(self, position: Position) -> Change:
         self._model.restore(position)
         if position.completed:
             self._reporter.note("this run is complete already")
@@ -307,30 +350,28 @@ class AggregatorRun:
         current = self._start_round(position.round, position.attempt)
         self._reporter.note(f"round {current.number} was interrupted and cannot be taken up again; it is lost")
         self._model.lose(current, ())
-        return self._end_round()
+        return BetweenRounds(self._site.clock()), []
 
-    def _begin_round(self, number: int, attempts: int = 0, asked: Asked | None = None) -> list[Send]:
+    def _begin_round(self, number: int, attempts: int = 0, asked: Asked | None = None) -> Change:
         """Go to a round, of which ``attempts`` were begun before a restart. The target's own rounds need no source."""
         if number > self._settings.strategy.rounds or self._has_stopped_early():
             if any(record["status"] == "finished" for record in self._store.records()):
                 self._store.complete()
-                return self._end(Goodbye(True, self._progress.last_round, ""), None)
+                return Ending(Goodbye(True, self._progress.last_round, ""), None), []
             losses = self._progress.losses
-            return self._fail(
-                losses[-1] if losses else RunEnded("every round was lost", hint="a new run needs another folder")
-            )
+            error = losses[-1] if losses else RunEnded("every round was lost", hint="a new run needs another folder")
+            return self._failed(error), []
         current = self._start_round(number, attempts, asked)
         if not current.plan.needs_sources:
             self._train_target(current)
             self._model.take_target_update(current)
             self._progress = replace(self._progress, losses=())
-            return self._end_round()
+            return BetweenRounds(self._site.clock()), []
         sends = self._cosigners.renew(self._attendance.present)
         if not sends:
-            return self._gather(current)
+            return self._gathering(current), []
         now = self._site.clock()
-        self._enter(AskingCosigners(current, began=now, deadline=now))
-        return sends
+        return AskingCosigners(current, began=now, deadline=now), sends
 
     def _has_stopped_early(self) -> bool:
         """Whether no round brought a better model for as long as the settings have patience, warm-up apart."""
@@ -353,40 +394,44 @@ class AggregatorRun:
     def _plan_of(self, number: int) -> RoundPlan:
         return round_plan(self._settings.strategy, number, last_errors(self._store.records()))
 
-    def _train_meanwhile(self, asking: AskingCosigners) -> list[Send]:
+    def _train_meanwhile(self, asking: AskingCosigners) -> AwaitingCosignatures:
         """Train the target while sources cosign, if enough are connected that its cost is not in vain."""
         current, clock = asking.current, self._site.clock
         paused = clock()
-        if self._can_do(current, self._expected(current) & self._attendance.present):
+        if self._candidates.suffice(current, self._candidates.expected(current) & self._attendance.present):
             self._train_target(current)
         now = clock()
-        began = asking.began + (now - paused)
-        self._enter(AwaitingCosignatures(current, began, now + self._settings.phase_deadline_s))
-        return []
+        return AwaitingCosignatures(current, asking.began + (now - paused), now + self._settings.phase_deadline_s)
 
     def _train_target(self, current: CurrentRound) -> None:
         if not current.trained:
             self._report_work("training at the target")
             self._model.train_target(current)
 
-    def _gather(self, current: CurrentRound) -> list[Send]:
-        """Wait for the sources that have not joined or not cosigned."""
+    def _gathering(self, current: CurrentRound) -> Gathering:
         now = self._site.clock()
-        self._enter(Gathering(current, now, now + self._settings.join_deadline_s))
-        return self._go_on_if_ready()
+        return Gathering(current, now, now + self._settings.join_deadline_s)
 
-    def _start_attempt(self, current: CurrentRound) -> list[Send]:
-        able = self._able(current)
+    def _need_not_wait(self, current: CurrentRound) -> bool:
+        """Whether all sources are ready, or enough where this process has waited for all of them once."""
+        able = self._candidates.able(current)
+        if able == self._candidates.expected(current):
+            return True
+        return self._progress.attempted and self._candidates.suffice(current, able)
+
+    def _start_attempt(self, current: CurrentRound) -> Change:
+        candidates = self._candidates
+        able = candidates.able(current)
         try:
-            plan = self._planner.plan(self._permitted(able), with_sum=current.asked_at_sum)
+            plan = candidates.plan(current, able)
         except ConfigError as error:
-            if self._attendance.forbidden and not self._can_do(current, self._expected(current)):
-                return self._fail(self._run_refused())
+            if self._attendance.forbidden and not candidates.suffice(current, candidates.expected(current)):
+                return self._failed(self._run_refused()), []
             for index in self._attendance.present - self._cosigners.cosigned:
                 self._attendance.heard(index, "has not cosigned the aggregator's log")
             if able == self._site.sources:
-                return self._fail(error, of_policies=True)
-            return self._fail(self._attendance.explained(self._planner.error(able, error)))
+                return self._failed(error, of_policies=True), []
+            return self._failed(self._attendance.explained(candidates.planner.error(able, error))), []
         self._progress = replace(self._progress, attempted=True)
         self._train_target(current)
         header = self._model.header(current, plan, self._attendance.all_hand_in_metrics(plan.participants))
@@ -396,29 +441,21 @@ class AggregatorRun:
             why = f"round {current.number} cannot be tried again: it would ask the sources for something else"
             changed = RunEnded(why, hint="with every source connected it need not be tried again")
             self._reporter.note(f"{changed}; it is lost")
-            self._enter(AttemptOver(current))
-            return self._lose_round(current, current.levels, changed)
+            return AttemptOver(current, changed), []
         self._model.publish(current, header.body, asked)
         self._site.witness.journal.enter(header)
         session = AggregatorSession(self._site.signer, self._site.roster, header, available_threads())
         attempt = open_attempt(session, current.target, self._store.mark_released)
-        now = self._site.clock()
-        self._enter(InAttempt(current, attempt, attempt.phase, now, now + self._settings.training_deadline_s))
         participants = header.body.participants
-        headers = [Send(index, self._model.header_for(header, index, current)) for index in participants]
-        return self._model.receipts.shown_to(participants) + headers
+        sends = self._model.receipts.shown_to(participants)
+        sends += [Send(index, self._model.header_for(header, index, current)) for index in participants]
+        now = self._site.clock()
+        return InAttempt(current, attempt, attempt.phase, now, now + self._settings.training_deadline_s), sends
 
-    def _after(self, phase: InAttempt, sends: list[Send]) -> list[Send]:
-        """Look at what a message or a deadline did to the attempt."""
-        current, attempt = phase.current, phase.attempt
-        if attempt.outcome is None:
-            if attempt.phase != phase.name:
-                now = self._site.clock()
-                deadline = now + self._settings.phase_deadline_s
-                self._enter(InAttempt(current, attempt, attempt.phase, now, deadline))
-            self._report_phase()
-            return sends
-        self._enter(AttemptOver(current))
+    def _conclude(self, current: CurrentRound, attempt: Attempt | SecureFdaError) -> Change:
+        """An attempt has ended: write down what it showed of the sources, then take its sums or try again."""
+        if isinstance(attempt, SecureFdaError):
+            return self._lose_round(current, current.levels, attempt), []
         current.refused |= attempt.refused
         for index, key in attempt.refused.items():
             self._reporter.note(f"{self._site.name(index)} refused: {key}")
@@ -430,38 +467,43 @@ class AggregatorRun:
         for index, why in attempt.why.items():
             self._attendance.heard(index, why)
         if isinstance(attempt.outcome, RoundSum):
-            return sends + self._finish_round(current, attempt, attempt.outcome)
-        return sends + self._lose_attempt(current, attempt, attempt.outcome)
+            return self._finish_round(current, attempt, attempt.outcome)
+        if attempt.outcome is None:
+            raise RuntimeError("an attempt that goes on is not over")
+        return self._lose_attempt(current, attempt, attempt.outcome), []
 
-    def _finish_round(self, current: CurrentRound, attempt: Attempt, outcome: RoundSum) -> list[Send]:
-        header = attempt.header
-        waiting = sorted(outcome.survivors - attempt.gone)
+    def _finish_round(self, current: CurrentRound, attempt: Attempt, sums: RoundSum) -> Change:
+        """Move the model by the sums, and tell each source in them, or tell it that one of them lied."""
+        header, signer = attempt.header, self._site.signer
+        waiting = sorted(sums.survivors - attempt.gone)
         try:
             self._report_work("measuring the model")
-            change = self._model.change_by(current, header.body, outcome)
+            change = self._model.change_by(current, header.body, sums)
         except ValueError as error:
             alarm = ProtocolError("SUM", f"a source lied about its part: {error}")
             self._reporter.note(f"alarm: {alarm}")
             self._log("alarm", attempt, alarm)
             self._log("aborted", attempt, alarm)
-            sends = [no_result(self._site.signer, index, header, alarm.check) for index in waiting]
-            return sends + self._lose_round(current, header.body.participants, alarm)
-        self._attendance.contributed(outcome.survivors)
-        result = self._model.take(current, header, outcome, change)
+            no_result = Abort(Step.RESULT, alarm.check, None)  # which source it was is hidden: no site is accused
+            context = header.envelope.session_id, header.digest()
+            sends = [Send(index, Parcel(signer.sign(*context, no_result))) for index in waiting]
+            return self._lose_round(current, header.body.participants, alarm), sends
+        self._attendance.contributed(sums.survivors)
+        result = self._model.take(current, header, sums, change)
         self._progress = replace(self._progress, losses=())
-        sends = [Send(index, Parcel(result)) for index in waiting]
-        return sends + self._end_round()
+        return BetweenRounds(self._site.clock()), [Send(index, Parcel(result)) for index in waiting]
 
-    def _lose_attempt(self, current: CurrentRound, attempt: Attempt, error: SecureFdaError) -> list[Send]:
+    def _lose_attempt(self, current: CurrentRound, attempt: Attempt, error: SecureFdaError) -> Phase:
         """Try again without those that refused, where no update can have left and enough others remain."""
         self._reporter.note(f"round {current.number} attempt {current.attempt} without a result: {error}")
         self._log("aborted", attempt, error)
         may_retry = not attempt.may_have_released and current.attempt < self._settings.attempts
-        if may_retry and self._can_do(current, self._expected(current)):
-            return self._gather(current)
+        if may_retry and self._candidates.suffice(current, self._candidates.expected(current)):
+            return self._gathering(current)
         return self._lose_round(current, attempt.header.body.participants, error)
 
-    def _lose_round(self, current: CurrentRound, participants: Iterable[int], error: SecureFdaError) -> list[Send]:
+    def _lose_round(self, current: CurrentRound, participants: Iterable[int], error: SecureFdaError) -> Phase:
+        """Write down that a round has no result, and end the run where the next one would have none either."""
         self._model.lose(current, participants)
         error.hint = error.hint or "ask the sites that are named what happened there"
         if isinstance(error, QuorumLost) and current.refused:
@@ -475,25 +517,22 @@ class AggregatorRun:
             error = error.because({}, hint=", ".join(refused))
         losses = (*self._progress.losses, without_frames(error))
         self._progress = replace(self._progress, losses=losses)
-        too_few_are_left = bool(self._attendance.refused) and not self._can_do(current, self._expected(current))
+        out, candidates = self._attendance.refused, self._candidates
+        too_few_are_left = bool(out) and not candidates.suffice(current, candidates.expected(current))
         if too_few_are_left and self._attendance.forbidden:
-            return self._fail(self._run_refused())
+            return self._failed(self._run_refused())
         if len(losses) >= MOST_LOST_IN_A_ROW or too_few_are_left:
-            return self._fail(losses[-1])
-        return self._end_round()
+            return self._failed(losses[-1])
+        return BetweenRounds(self._site.clock())
 
-    def _end_round(self) -> list[Send]:
-        """The next round begins with the next :meth:`expire`, which is due at once."""
-        self._enter(BetweenRounds(self._site.clock()))
-        return []
+    # --- The end ------------------------------------------------------------------------------------------------------
 
-    def _fail(self, error: SecureFdaError, *, of_policies: bool = False) -> list[Send]:
+    def _failed(self, error: SecureFdaError, *, of_policies: bool = False) -> Ending:
         reason = reason_for_sources(error, of_policies=of_policies)
-        return self._end(Goodbye(False, self._progress.last_round, reason), error)
+        return Ending(Goodbye(False, self._progress.last_round, reason), error)
 
-    def _end(self, farewell: Goodbye, error: SecureFdaError | None) -> list[Send]:
-        """Write the end down and have it cosigned, then say goodbye; say nothing where it cannot be written."""
-        self._enter(Ending(farewell, error))
+    def _write_end(self, farewell: Goodbye, error: SecureFdaError | None) -> Change:
+        """Write the end down and ask for cosignatures of it; say nothing where it cannot be written."""
         present = self._attendance.present
         try:
             outcome = "completed" if farewell.completed else "failed"
@@ -501,15 +540,13 @@ class AggregatorRun:
             # Without a source the last cosigned checkpoint stays the newest: no other site would vouch for one more.
             asked = self._cosigners.renew(present) if present or not self._site.witness.size else []
         except SecureFdaError as failure:  # what came first is the cause
-            self._enter(Ended(farewell, error or failure))
-            return []
+            return Ended(farewell, error or failure), []
         now = self._site.clock()
-        self._enter(Closing(farewell, error, now, now + min(CLOSING_S, self._settings.phase_deadline_s)))
-        return asked + self._go_on_if_ready()
+        return Closing(farewell, error, now, now + min(CLOSING_S, self._settings.phase_deadline_s)), asked
 
-    def _say_goodbye(self, farewell: Goodbye, error: SecureFdaError | None) -> list[Send]:
-        self._enter(Ended(farewell, error))
-        return [goodbye(self._site.signer, index, farewell) for index in sorted(self._attendance.present)]
+    def _say_goodbye(self, farewell: Goodbye, error: SecureFdaError | None) -> Change:
+        signer = self._site.signer
+        return Ended(farewell, error), [goodbye(signer, index, farewell) for index in sorted(self._attendance.present)]
 
     def _log(self, kind: str, attempt: Attempt, error: SecureFdaError) -> None:
         """Write down what went wrong in an attempt, and the source to blame, if one is."""
@@ -527,16 +564,17 @@ class AggregatorRun:
         attendance.returning.discard(index)
         if body.architecture_digest != self._site.trainer.architecture_digest:
             attendance.turned_away(index)
-            return [turn_away(self._site.signer, index)]
+            abort = Abort(Step.HEADER, "HEADER_ARCHITECTURE", index)
+            return [Send(index, Parcel(self._site.signer.sign(NO_SESSION, NO_CONTEXT, abort)))]
         if isinstance(self._phase, LastPhase):
-            return [goodbye(self._site.signer, index, self._phase.farewell), *self._go_on_if_ready()]
+            return [goodbye(self._site.signer, index, self._phase.farewell), *self._advance()]
         lost: list[Send] = []
         if isinstance(self._phase, InAttempt) and index in attendance.present:
-            lost = self._after(self._phase, self._phase.attempt.lose(index, "it began anew"))
+            lost = self._phase.attempt.lose(index, "it began anew") + self._advance()
         attendance.came(index, body)
         self._cosigners.reported(index, body.known)
         schedule = [] if self._schedule is None else [Send(index, Parcel(self._schedule))]
-        return [*lost, *schedule, *self._cosigners.ask_again(index), *self._go_on_if_ready()]
+        return [*lost, *schedule, *self._cosigners.ask_again(index), *self._advance()]
 
     def _refused(self, message: Signed[Body], key: str) -> list[Send]:
         """The policy of a source forbids what the run comes to. Where the others cannot do without it, the run ends."""
@@ -548,12 +586,12 @@ class AggregatorRun:
             return []
         self._attendance.refuses_the_run(index, key)
         match self._phase:
-            case InAttempt(attempt=attempt) as phase:
-                return self._after(phase, attempt.lose(index, "it takes no part any more"))
+            case InAttempt(attempt=attempt):
+                return attempt.lose(index, "it takes no part any more") + self._advance()
             case AskingCosigners(current=current) | AwaitingCosignatures(current=current) | Gathering(current=current):
-                if not self._can_do(current, self._expected(current)):
-                    return self._fail(self._run_refused())
-        return self._go_on_if_ready()
+                if not self._candidates.suffice(current, self._candidates.expected(current)):
+                    return self._advance((self._failed(self._run_refused()), []))
+        return self._advance()
 
     def _run_refused(self) -> RunRefused:
         forbidden = self._attendance.forbidden
@@ -568,7 +606,7 @@ class AggregatorRun:
         except FaultySourceError as error:
             sends = []
             self._accuse(message.sender, error)
-        return sends + self._go_on_if_ready()
+        return sends + self._advance()
 
     def _receipt(self, message: Signed[Body]) -> list[Send]:
         """A source has accepted the last result. The run does not wait for that."""
@@ -584,17 +622,6 @@ class AggregatorRun:
         self._reporter.note(f"alarm: {error}")
         self._site.witness.journal.event("alarm", check=error.check, accused=[error.source_id])
 
-    # --- Who can take part --------------------------------------------------------------------------------------------
-
-    def _expected(self, current: CurrentRound) -> frozenset[int]:
-        """Sources that can take part in the round: all that the roster admits now and that have refused neither."""
-        out = self._cosigners.faulty | current.refused.keys() | self._attendance.refused.keys()
-        return frozenset(index for index in self._site.sources - out if self._site.admits(index))
-
-    def _able(self, current: CurrentRound) -> frozenset[int]:
-        """Those of them that are present and have cosigned the newest checkpoint, which the header will carry."""
-        return self._expected(current) & self._attendance.present & self._cosigners.cosigned
-
     def _missing(self) -> frozenset[int]:
         """Sources that the present phase waits for: those that are away, and when all have come, for what they owe."""
         match self._phase:
@@ -603,30 +630,6 @@ class AggregatorRun:
             case AskingCosigners() | AwaitingCosignatures() | Closing():
                 return frozenset(self._attendance.connected - self._cosigners.cosigned - self._cosigners.faulty)
             case Gathering(current=current):
-                expected = self._expected(current)
-                return expected - self._attendance.present or expected - self._able(current)
+                expected = self._candidates.expected(current)
+                return expected - self._attendance.present or expected - self._candidates.able(current)
         return frozenset()
-
-    def _go_on_if_ready(self) -> list[Send]:
-        """A source came, left or cosigned: leave a phase that waits for no other source."""
-        match self._phase:
-            case AskingCosigners(current=current) | AwaitingCosignatures(current=current):
-                if not self._missing():
-                    return self._gather(current)
-            case Gathering(current=current):
-                able = self._able(current)
-                ready = able == self._expected(current) or (self._progress.attempted and self._can_do(current, able))
-                if ready:
-                    return self._start_attempt(current)
-            case Closing(farewell=farewell, error=error):
-                if not self._missing():
-                    return self._say_goodbye(farewell, error)
-        self._report_phase()
-        return []
-
-    def _can_do(self, current: CurrentRound, sources: Iterable[int]) -> bool:
-        return self._planner.can_do(self._permitted(sources), with_sum=current.asked_at_sum)
-
-    def _permitted(self, sources: Iterable[int]) -> dict[int, Visibility]:
-        """What the policies of these sources permit, as far as they have said it; a source that is away may join."""
-        return {index: self._attendance.visibility(index) for index in sources}

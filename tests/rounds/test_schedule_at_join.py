@@ -84,9 +84,9 @@ def test_a_source_that_joins_again_with_another_policy_takes_part(tmp_path: Path
     run = federation.run
     until(federation.open(), ME, Schedule)
     run._attendance.refuses_the_run(ME, "allowed-rules")
-    assert ME not in run._expected(run.phase.current)  # type: ignore[union-attr]
+    assert ME not in run._candidates.expected(run.phase.current)  # type: ignore[union-attr]
     run.receive(federation.sources[ME].join(run.run_id))
-    assert ME in run._expected(run.phase.current)  # type: ignore[union-attr]
+    assert ME in run._candidates.expected(run.phase.current)  # type: ignore[union-attr]
 
 
 def test_headers_are_judged_by_themselves_whatever_a_schedule_said(tmp_path: Path) -> None:
