@@ -21,7 +21,7 @@ from securefda.aggregator.store import AggregatorStore
 from securefda.audit.journal import MessageRecorder
 from securefda.bootstrap import Member
 from securefda.operations.progress import SilentReporter
-from securefda.protocol.aggregator import input_bytes
+from securefda.protocol.checks import quantisation
 from securefda.protocol.messages import NO_CONTEXT, NO_SESSION, Body, Goodbye, Parcel, Send, Signed
 from securefda.site.config import load_aggregator
 from securefda.site.kit import load_kit
@@ -179,7 +179,7 @@ class OverTls(Generic[AttackerT]):
             return
         if any(send.parcel.vectors for send in sends):
             server.drop_attachments()
-        length = input_bytes(self.adversary.heard.header) if self.adversary.sessions else 0
+        length = quantisation(self.adversary.heard.header).nbytes if self.adversary.sessions else 0
         for entry in self._kit.roster.sources:
             server.expect_upload(entry.index, length)
         await server.send([(send.to, send.parcel) for send in sends if send.to in self._joined])

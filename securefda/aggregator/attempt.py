@@ -94,6 +94,7 @@ class _Part:
 
     Attributes:
         header: the signed header that opened the attempt.
+        terms: what it asks to be computed.
         gone: participants that refused, aborted, lied or were lost; the attempt has no further message for them.
         refused: policy key or check by roster index of the source that refused.
         why: what became of those that are gone; refusals apart, since other sources read it in the last goodbye.
@@ -101,10 +102,10 @@ class _Part:
         outcome: None while it goes on.
     """
 
-    def __init__(self, session: AggregatorSession, scope: Iterable[int]) -> None:
+    def __init__(self, session: AggregatorSession, terms: RoundTerms, scope: Iterable[int]) -> None:
         self._session = session
         self._scope = frozenset(scope)
-        self.header = session.header
+        self.header, self.terms = session.header, terms
         self.gone: set[int] = set()
         self.refused: dict[int, str] = {}
         self.why: dict[int, str] = {}
@@ -197,20 +198,22 @@ class MaskedAttempt(_Part):
     def __init__(
         self,
         session: AggregatorSession,
+        terms: RoundTerms,
         before_release: Callable[[], None],
         *,
-        units: ErrorUnits | None = None,
+        units: ErrorUnits | None,
         others_train: Callable[[], bool] = lambda: False,
     ) -> None:
         """Open the session.
 
         Args:
             session: whose header is published.
+            terms: what that asks to be computed.
             before_release: called, and must return, before any source can be induced to release.
             units: units in which estimated errors are encoded, where the header asks for them.
             others_train: whether sources outside the session still have training to do; R0 stays open for as long.
         """
-        super().__init__(session, session.header.body.masked)
+        super().__init__(session, terms, terms.header.masked)
         self._units = units
         self._others_train = others_train
         self._state: steps.Collecting = steps.open_session(session)
@@ -236,7 +239,7 @@ class MaskedAttempt(_Part):
         """Length of the masked input of a source in R2, in bytes; 0 otherwise."""
         state = self._state
         in_time = isinstance(state, steps.CollectingInputs) and index in self.waiting_for
-        return steps.input_bytes(self.header.body) if in_time else 0
+        return self._session.encoding.nbytes if in_time else 0
 
     def receive(self, parcel: Parcel) -> list[Send]:
         """Process a message of this session; messages of other sessions and late ones are discarded."""
@@ -358,13 +361,20 @@ class ClearAttempt(_Part):
     What comes out is summed in the ring, as masked parts are: the levels differ in what is seen, and in nothing else.
     """
 
-    def __init__(self, session: AggregatorSession, target: TargetRound | None) -> None:
-        """``target`` is what the target's own training gave, None where the rule uses nothing of it."""
-        super().__init__(session, session.header.body.at(Visibility.INDIVIDUAL))
-        self._target = target
-        self._units = error_units(target, session.header.body.rule.select)
-        self._terms = RoundTerms.of(session.header.body)
-        self._total = np.zeros(self._terms.encoding.length, self._terms.encoding.dtype)
+    def __init__(
+        self, session: AggregatorSession, terms: RoundTerms, target: TargetRound | None, units: ErrorUnits | None
+    ) -> None:
+        """Expect the updates.
+
+        Args:
+            session: whose header is published.
+            terms: what that asks to be computed.
+            target: what the target's own training gave; None where the rule uses nothing of it.
+            units: units in which estimated errors are encoded, where the header asks for them.
+        """
+        super().__init__(session, terms, terms.header.at(Visibility.INDIVIDUAL))
+        self._target, self._units = target, units
+        self._total = np.zeros(terms.encoding.length, terms.encoding.dtype)
         self._answered: dict[int, Update] = {}
 
     @property
@@ -431,12 +441,12 @@ class ClearAttempt(_Part):
         if not np.all(np.isfinite(update)):
             raise FaultySourceError(name, "INPUT_FINITE", "the update holds NaN or infinity")
         try:
-            contribution = evaluate_at_target(self._terms, self._target, update)
+            contribution = evaluate_at_target(self.terms, self._target, update)
         except ValueError as error:
             raise FaultySourceError(name, "INPUT_VALUE", str(error)) from None
         clip_contribution(self.header.body, contribution)
         statistics = statistics_of(contribution, weight_of(self.header.body, samples), None)
-        accumulate(self._total, encode_contribution(self._terms, contribution, statistics, self._units))
+        accumulate(self._total, encode_contribution(self.terms, contribution, statistics, self._units))
 
     def _go_on(self) -> list[Send]:
         if self.waiting_for:
@@ -446,7 +456,7 @@ class ClearAttempt(_Part):
             error = self._explained(QuorumLost(self.phase, 1, [], names))
             self.outcome = error
             return self._abort_all(Step.MASKED_INPUT, error)
-        decoded = self._terms.encoding.decode(self._total, len(self._answered))
+        decoded = self.terms.encoding.decode(self._total, len(self._answered))
         statistics = decode_statistics(decoded.tail, self._units)
         members = frozenset(self._answered)
         part = PartialSum(Visibility.INDIVIDUAL, decoded.vector, statistics, members, self._answered)
@@ -460,10 +470,13 @@ class MixedAttempt:
     Each part ends by itself. The attempt has a result where one of them has.
     """
 
-    def __init__(self, clear: ClearAttempt, session: AggregatorSession, units: ErrorUnits | None) -> None:
+    def __init__(self, session: AggregatorSession, clear: ClearAttempt, units: ErrorUnits | None) -> None:
+        def others_train() -> bool:
+            return clear.outcome is None
+
         self._clear = clear
-        self._masked = MaskedAttempt(session, lambda: None, units=units, others_train=lambda: clear.outcome is None)
-        self.header = session.header
+        self._masked = MaskedAttempt(session, clear.terms, lambda: None, units=units, others_train=others_train)
+        self.header, self.terms = clear.header, clear.terms
 
     @property
     def refused(self) -> Mapping[int, str]:
@@ -555,9 +568,9 @@ def open_attempt(session: AggregatorSession, target: TargetRound | None, before_
         before_release: called before any source can be induced to release; where one is at ``individual``, that is now.
     """
     header = session.header.body
-    units = error_units(target, header.rule.select)
+    terms, units = RoundTerms.of(header, session.encoding), error_units(target, header.rule.select)
     if header.at(Visibility.INDIVIDUAL):
         before_release()
-        clear = ClearAttempt(session, target)
-        return MixedAttempt(clear, session, units) if header.masked else clear
-    return MaskedAttempt(session, before_release, units=units)
+        clear = ClearAttempt(session, terms, target, units)
+        return MixedAttempt(session, clear, units) if header.masked else clear
+    return MaskedAttempt(session, terms, before_release, units=units)

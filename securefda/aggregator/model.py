@@ -17,6 +17,7 @@ from securefda.aggregator.target import train_target
 from securefda.errors import FaultySourceError
 from securefda.operations.progress import Reporter
 from securefda.protocol.checks import envelope_fault
+from securefda.protocol.contribution import RoundTerms
 from securefda.protocol.encoding import vector_to_wire
 from securefda.protocol.messages import (
     NO_CONTEXT,
@@ -187,14 +188,14 @@ class RunModel:
             self.vector = self.vector + current.target.result.update
         self._record(current)
 
-    def change_by(self, current: CurrentRound, header: Header, outcome: RoundSum) -> Change:
+    def change_by(self, current: CurrentRound, terms: RoundTerms, sums: RoundSum) -> Change:
         """What the model becomes by the sum that an attempt gave. Nothing is changed yet.
 
         Raises:
             ValueError: a source lied about its part; which source is hidden, so none can be named.
         """
         began = self._site.clock()
-        total, server = total_of(header, current.target, outcome), self._server
+        total, server = total_of(terms, current.target, sums), self._server
         update = update_of(current.plan.rule, total, current.target, self._settings.max_samples)
         if current.plan.server is not None:
             update, server = server_step(current.plan.server, server, update)

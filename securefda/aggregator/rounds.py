@@ -43,7 +43,7 @@ class RoundTotal:
         return 1.0 - self.kept / self.samples
 
 
-def total_of(header: Header, target: TargetRound | None, outcome: RoundSum) -> RoundTotal:
+def total_of(terms: RoundTerms, target: TargetRound | None, sums: RoundSum) -> RoundTotal:
     """Put the sums together, each as its level gives it.
 
     In a sum of level ``sum`` or ``individual`` the rule was evaluated on each source. On a cohort it is evaluated here,
@@ -52,23 +52,22 @@ def total_of(header: Header, target: TargetRound | None, outcome: RoundSum) -> R
     Raises:
         ValueError: a sum is not what honest parts give.
     """
-    total, terms = ContributionSum(header.n_params), RoundTerms.of(header)
-    errors = DeltaErrors(0.0, 0.0, 0.0)
-    for part in outcome.parts:
+    total, errors = ContributionSum(terms.header.n_params), DeltaErrors(0.0, 0.0, 0.0)
+    for part in sums.parts:
         if not part.statistics.weight > 0:
             raise ValueError("a sum has no samples")
         check_sum(terms, part.vector, part.statistics.weight, len(part.members))
         if part.level is Visibility.COHORT:
             samples = part.statistics.weight
             contribution = evaluate_at_target(terms, target, part.vector / samples)
-            clip_contribution(header, contribution)
+            clip_contribution(terms.header, contribution)
             total.add(contribution, samples)
             found = contribution.errors and contribution.errors.times(samples)
         else:
             total.add_sum(part.vector, part.statistics.kept, part.statistics.weight)
             found = part.statistics.errors
         errors = errors.plus(found) if found else errors
-    mean_errors = errors.times(1 / total.samples) if header.rule.select and total.samples > 0 else None
+    mean_errors = errors.times(1 / total.samples) if terms.plan.select and total.samples > 0 else None
     return RoundTotal(total.vector, total.kept, total.samples, mean_errors)
 
 

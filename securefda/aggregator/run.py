@@ -478,7 +478,7 @@ class AggregatorRun:
         waiting = sorted(sums.survivors - attempt.gone)
         try:
             self._report_work("measuring the model")
-            change = self._model.change_by(current, header.body, sums)
+            change = self._model.change_by(current, attempt.terms, sums)
         except ValueError as error:
             alarm = ProtocolError("SUM", f"a source lied about its part: {error}")
             self._reporter.note(f"alarm: {alarm}")

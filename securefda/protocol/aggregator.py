@@ -8,8 +8,9 @@ that lies is named, and nothing of its message is kept.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from securefda.errors import FaultySourceError, QuorumLost
 from securefda.protocol import agreement
 from securefda.protocol.agreement import KeyAgreementError
 from securefda.protocol.checks import envelope_fault, quantisation, report_bytes, report_fault, report_readers
-from securefda.protocol.encoding import Decoded, RangeAlarm
+from securefda.protocol.encoding import Decoded, Quantisation, RangeAlarm
 from securefda.protocol.masking import RingVector, accumulate, unmask
 from securefda.protocol.messages import (
     Advertise,
@@ -56,12 +57,24 @@ from securefda.protocol.unmasking import OpenedSecrets, UnopenedError, open_secr
 
 @dataclass(frozen=True, slots=True)
 class AggregatorSession:
-    """What stays the same during one session; ``threads`` share the work of taking masks off."""
+    """What stays the same during one session.
+
+    Attributes:
+        signer: of the aggregator.
+        roster: of the federation.
+        header: that opens the session.
+        threads: share the work of taking masks off.
+        encoding: of what is summed, as the header prescribes it.
+    """
 
     signer: Signer
     roster: Roster
     header: Signed[Header]
     threads: int = 1
+    encoding: Quantisation = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "encoding", quantisation(self.header.body))
 
     @property
     def ctx(self) -> bytes:
@@ -327,18 +340,8 @@ def close_shares(state: CollectingShares) -> tuple[CollectingInputs, dict[int, S
     deliveries = {index: session.sign(state.ctx1, ShareDelivery(tuple(boxes))) for index, boxes in inbox.items()}
     nonces = {index: state.received[index].body.nonce for index in u2}
     cohorts = cohorts_of(header, state.ctx1, nonces)
-    totals = {cohort: _ring_view(bytearray(input_bytes(header)), header.modulus_bits) for cohort in cohorts}
+    totals = {cohort: np.zeros(session.encoding.length, session.encoding.dtype) for cohort in cohorts}
     return CollectingInputs(session, members_context(state.ctx1, u2), state.u1, totals, {}), deliveries
-
-
-def _ring_view(buffer: bytes | bytearray | memoryview, modulus_bits: int) -> RingVector:
-    return np.frombuffer(buffer, np.dtype("<u4")) if modulus_bits == 32 else np.frombuffer(buffer, np.dtype("<u8"))
-
-
-def input_bytes(header: Header) -> int:
-    """Length of a masked input in bytes; the aggregator accepts no other."""
-    encoding = quantisation(header)
-    return encoding.length * encoding.dtype.itemsize
 
 
 def add_input(
@@ -358,7 +361,7 @@ def add_input(
         raise FaultySourceError(name, "INPUT_LENGTH", f"{len(vector)} bytes, not {total.nbytes}")
     if sha256(vector).digest() != signed.body.digest:
         raise FaultySourceError(name, "INPUT_DIGEST")
-    masked = _ring_view(vector, session.header.body.modulus_bits)
+    masked: Any = np.frombuffer(vector, total.dtype.newbyteorder("<"))
     accumulate(total, masked)
     return replace(state, received={**state.received, signed.sender: signed})
 
@@ -461,7 +464,7 @@ def _open_sum(state: CollectingUnmask, opened: OpenedSecrets, cohort: frozenset[
     total = state.totals[cohort]
     unmask(total, self_seeds=self_seeds, dropped=dropped, threads=session.threads)
     try:
-        return OpenedSum(survivors, quantisation(session.header.body).decode(total, len(survivors)))
+        return OpenedSum(survivors, session.encoding.decode(total, len(survivors)))
     except RangeAlarm as error:
         names = " or ".join(session.name(index) for index in sorted(survivors))
         raise FaultySourceError(names, "RANGE", str(error)) from None

@@ -184,10 +184,13 @@ def check_signed_header(
     history: History,
     own_layers: Iterable[tuple[str, tuple[int, ...]]],
     unix_s: int,
-) -> None:
+) -> Quantisation:
     """Everything about a header that needs neither the vectors nor the site's policy file.
 
     ``unix_s`` is the present second of Unix time by this site's own clock.
+
+    Returns:
+        The encoding that the header prescribes.
 
     Raises:
         FaultyAggregatorError: with TYPE, SUITE, SENDER, CONTEXT, SIGNATURE, HEADER_ROSTER, HEADER_RUN, HEADER_REPLAY,
@@ -224,8 +227,9 @@ def check_signed_header(
     _check_target_terms(header)
     _check_cohort_plan(header)
     _check_sum_plan(header)
-    if header.level_of(own_index) is not Visibility.INDIVIDUAL:
-        _check_session_numbers(header, own_index, limits)
+    if header.level_of(own_index) is Visibility.INDIVIDUAL:
+        return quantisation(header)
+    return _check_session_numbers(header, own_index, limits)
 
 
 def _check_freshness(header: Header, history: History) -> None:
@@ -285,12 +289,12 @@ def _check_sum_plan(header: Header) -> None:
     require(2 <= quorum <= members, "HEADER_SUM", f"a sum of {members} sources that opens over {quorum}")
 
 
-def _check_session_numbers(header: Header, own_index: int, limits: SessionLimits) -> None:
+def _check_session_numbers(header: Header, own_index: int, limits: SessionLimits) -> Quantisation:
     n = len(header.masked)
     require(header.modulus_bits in MODULUS_BITS, "HEADER_MODULUS", f"{header.modulus_bits} bits")
     require(header.n_max >= n, "HEADER_WRAP", f"n_max {header.n_max} is below {n} sources")
-    q_max = quantisation(header).q_max
-    require(sum_cannot_wrap(header.n_max, q_max, header.modulus_bits), "HEADER_WRAP", "a sum could wrap")
+    encoding = quantisation(header)
+    require(sum_cannot_wrap(header.n_max, encoding.q_max, header.modulus_bits), "HEADER_WRAP", "a sum could wrap")
     require(
         threshold_is_sound(header.threshold, n, limits.max_colluders),
         "HEADER_THRESHOLD",
@@ -303,6 +307,7 @@ def _check_session_numbers(header: Header, own_index: int, limits: SessionLimits
             counted = header.norm_cap.others
             detail = f"norms of {counted} others count, and a sum may hold {trusted} that count"
             require(counted <= trusted, "HEADER_ENERGY", detail)
+    return encoding
 
 
 def _check_smallest_sum(trusted: int, quorum: int, limits: SessionLimits, check: str) -> None:

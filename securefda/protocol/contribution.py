@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securefda.errors import ConfigError, FaultyAggregatorError, TrainingError
-from securefda.protocol.checks import check_vectors, quantisation
+from securefda.protocol.checks import check_vectors
 from securefda.protocol.encoding import (
     AggregateStatistics,
     ErrorUnits,
@@ -134,13 +134,13 @@ class RoundTerms:
     encoding: Quantisation
 
     @classmethod
-    def of(cls, header: Header) -> RoundTerms:
-        """Parse a header.
+    def of(cls, header: Header, encoding: Quantisation) -> RoundTerms:
+        """Parse a header, of which :func:`securefda.protocol.checks.quantisation` gave the encoding.
 
         Raises:
-            FaultyAggregatorError: HEADER_RULE, a rule or a setting that does not exist; HEADER_WRAP, no encoding fits.
+            FaultyAggregatorError: HEADER_RULE, a rule or a setting that does not exist.
         """
-        return cls(header, plan_of(header.rule), tuple(layer.size for layer in header.layers), quantisation(header))
+        return cls(header, plan_of(header.rule), tuple(layer.size for layer in header.layers), encoding)
 
     def error_units(self) -> ErrorUnits | None:
         """In what estimated errors travel; None where the header asks for none.

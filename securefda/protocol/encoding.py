@@ -123,6 +123,11 @@ class Quantisation:
         return self.layer_length + self.tail
 
     @property
+    def nbytes(self) -> int:
+        """Length of an encoded vector in bytes."""
+        return self.length * self.dtype.itemsize
+
+    @property
     def dtype(self) -> np.dtype[np.uint32] | np.dtype[np.uint64]:
         """Element type of the ring."""
         return np.dtype(np.uint32) if self.modulus_bits == 32 else np.dtype(np.uint64)

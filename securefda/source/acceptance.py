@@ -70,7 +70,7 @@ def accept_header(
         raise FaultyAggregatorError("HEADER_PARTICIPANTS", "it does not name this site")
     site.check_policy(body)
     check_metrics(body, handed_in=site.permits.metrics)
-    check_signed_header(
+    encoding = check_signed_header(
         header,
         own_index=own_index,
         roster=site.roster,
@@ -85,7 +85,7 @@ def accept_header(
         site.witness.check_previous_checkpoint(body, site.limits.max_colluders)
     except CheckpointError as error:
         raise FaultyAggregatorError(error.check, error.detail) from error
-    terms = RoundTerms.of(body)
+    terms = RoundTerms.of(body, encoding)
     level = body.level_of(own_index)
     origin = origin_of(body, site.store.known(body.run_id), missed, own_index=own_index, limits=site.limits)
     model, target_update = checked_vectors(body, level, parcel)

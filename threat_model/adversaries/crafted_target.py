@@ -17,6 +17,7 @@ from securefda.aggregator.headers import Place
 from securefda.aggregator.target import TargetRound
 from securefda.protocol import source as steps
 from securefda.protocol.agreement import REPORT_OPENING_BYTES, report_commitment
+from securefda.protocol.checks import quantisation
 from securefda.protocol.contribution import NormReport, RoundTerms, contribution_at_source
 from securefda.protocol.messages import Advertise, Granularity, Parcel, Visibility
 from securefda.protocol.secret import Secret
@@ -106,11 +107,12 @@ class CraftsTarget(SubtractsColluders):
     def _norms_after_caps(self) -> dict[int, float]:
         """What each source's part of the sum holds: it cannot read the rows, and knows the updates."""
         header, left = self.heard.header, {}
+        terms = RoundTerms.of(header, quantisation(header))
         sizes = [layer.size for layer in header.layers]
         whole = header.norm_cap is not None and header.norm_cap.granularity is Granularity.MODEL
         rows = []
         for index in sorted(self.heard.advertised):
-            part = contribution_at_source(RoundTerms.of(header), Visibility.SUM, self._update, self._known[index])
+            part = contribution_at_source(terms, Visibility.SUM, self._update, self._known[index])
             rows.append(contribution_norms(part.vector, [sum(sizes)] if whole else sizes, self._weights[index]))
         table = np.array(rows)
         if header.norm_cap is not None:

@@ -140,7 +140,7 @@ class _Session:
     def run(self, header: bytes) -> agg.Opened:
         """Publish the header, and go on to the open sum."""
         memory = PeakGrowth()
-        self._buffer = bytearray(agg.input_bytes(self._session.header.body))
+        self._buffer = bytearray(self._session.encoding.nbytes)
         state: Any = agg.open_session(self._session)
         outgoing = dict.fromkeys(self._session.header.body.participants, header)
         for phase, add, close in _STEPS:
