@@ -1,4 +1,7 @@
-"""From a site's settings to what every site of a run has: identity, audit logs, task, rows, trainer, ledgers."""
+"""From a site's kit and settings to what every site of a run has.
+
+That is its identity and its end of the connection, its audit logs, its task and rows, and its trainer with its ledgers.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from securefda.audit.journal import Journal, RunInfo
 from securefda.audit.witness import Witness, WitnessMemory
 from securefda.privacy.events import Budget, DpEvent
 from securefda.privacy.ledger import Ledger, Reservation
-from securefda.protocol.messages import Body, Envelope, Signer
+from securefda.protocol.messages import Signer
 from securefda.protocol.roster import Roster
 from securefda.rules import Rule
 from securefda.site.config import (
@@ -26,6 +29,7 @@ from securefda.site.config import (
     FederationConfig,
     SourceConfig,
     TaskSection,
+    TransportSection,
     budget_of,
     strategy_of,
     training_settings,
@@ -45,25 +49,25 @@ from securefda.site.training_secret import REPEATABLE
 from securefda.tasks import Samples, Task, TaskSettings, load_task, rows_of
 from securefda.training import PersonalMemory, SecretSeed
 from securefda.training.trainer import SiteTrainer
+from securefda.transport.dialer import Endpoint
+from securefda.transport.limits import TransportSettings
+from securefda.transport.tls import Credentials
 from securefda.transport.wire import encode
-
-Encode = Callable[[Envelope[Body]], bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A site's identity in the federation, and how its messages become bytes."""
+    """A site's identity in the federation."""
 
     roster: Roster
     site_id: str
     signing_key: Ed25519PrivateKey
-    encode: Encode
     signed_roster: bytes = b""
 
     @classmethod
-    def of(cls, kit: Kit, encode: Encode) -> Member:
+    def of(cls, kit: Kit) -> Member:
         """The member whose kit it is."""
-        return cls(kit.roster, kit.site_id, kit.signing_key, encode, kit.signed_roster.to_bytes())
+        return cls(kit.roster, kit.site_id, kit.signing_key, kit.signed_roster.to_bytes())
 
     @property
     def index(self) -> int:
@@ -73,7 +77,41 @@ class Member:
     @property
     def signer(self) -> Signer:
         """What signs this site's messages."""
-        return Signer(self.index, self.signing_key, self.encode)
+        return Signer(self.index, self.signing_key, encode)
+
+
+def transport_settings(section: TransportSection) -> TransportSettings:
+    """Sizes and times of the transport.
+
+    Raises:
+        ConfigError: a value is out of its range.
+    """
+    return TransportSettings(
+        chunk_bytes=section.chunk_bytes,
+        max_message_bytes=section.max_message_bytes,
+        heartbeat_s=section.heartbeat_s,
+        reconnect_deadline_s=section.reconnect_deadline_s,
+    )
+
+
+def credentials_of(kit: Kit) -> Credentials:
+    """The kit's certificates and TLS key."""
+    return Credentials(kit.ca.pem, kit.certificate_pem, kit.tls_key_pem.reveal())
+
+
+def endpoint_of(kit: Kit) -> Endpoint:
+    """Where the kit says that the aggregator is, and the identity that the roster gives it."""
+    target = kit.roster.target
+    return Endpoint(str(kit.endpoints.aggregator), kit.endpoints.server_name, target.tls_pin, target.index)
+
+
+def source_of_pin(kit: Kit, pin: bytes) -> int | None:
+    """Roster index of the source with this TLS pin; None for an unknown one, and for the target itself."""
+    try:
+        entry = kit.roster.by_tls_pin(pin)
+    except KeyError:
+        return None
+    return entry.index if entry.role == "source" else None
 
 
 def witness_of(
@@ -267,7 +305,7 @@ def check_rows(kit: Kit, config: AggregatorConfig | SourceConfig) -> str:
         process, budget = config.source, load_signed_policy(kit).dp.budget
     task = task_of(config.task, kit.roster, process.seed)
     rows = training_rows(task, kit.site_id)
-    member = Member.of(kit, encode)
+    member = Member.of(kit)
     _, notes = trainer_at(process, config.training, member, task, rows, secret=None, budget=budget)
     if process.repeatable_training and not config.training.dp.noise_multiplier:
         notes = (*notes, REPEATABLE)

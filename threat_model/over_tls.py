@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 from securefda.aggregator.site import run_settings, target_site
 from securefda.aggregator.store import AggregatorStore
 from securefda.audit.journal import MessageRecorder
-from securefda.bootstrap import Member
+from securefda.bootstrap import Member, credentials_of, source_of_pin, transport_settings
 from securefda.operations.progress import SilentReporter
 from securefda.protocol.checks import quantisation
 from securefda.protocol.messages import NO_CONTEXT, NO_SESSION, Body, Goodbye, Parcel, Send, Signed
@@ -29,8 +29,6 @@ from securefda.transport.event_loop import in_thread
 from securefda.transport.events import Event, Joined, Received
 from securefda.transport.observer import TrafficMeter
 from securefda.transport.server import AggregatorServer
-from securefda.transport.startup import credentials_of, source_of_pin, transport_settings
-from securefda.transport.wire import encode
 from threat_model.adversaries.base import MaliciousAggregator
 from threat_model.sites import AggregatorSeat
 
@@ -120,7 +118,7 @@ class OverTls(Generic[AttackerT]):
 
     async def _serve(self) -> None:
         kit, config = self._kit, self._config
-        member = Member(kit.roster, kit.site_id, kit.signing_key, encode)
+        member = Member(kit.roster, kit.site_id, kit.signing_key)
         with closing(AggregatorStore(self._state)) as store:
             site = target_site(config, member, TrafficMeter().counts, store, secret=None)
             seat = AggregatorSeat(site, run_settings(config, kit.roster), store, SilentReporter(), {})

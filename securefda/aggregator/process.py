@@ -19,7 +19,7 @@ from securefda.aggregator.site import is_fixed, run_settings, summary_of, target
 from securefda.aggregator.store import AggregatorStore
 from securefda.aggregator.target import compared
 from securefda.audit.journal import MessageRecorder
-from securefda.bootstrap import Member
+from securefda.bootstrap import Member, credentials_of, source_of_pin, transport_settings
 from securefda.disk import read_file
 from securefda.errors import ConfigError, SecureFdaError
 from securefda.machine import map_large_blocks
@@ -39,8 +39,6 @@ from securefda.transport.event_loop import in_thread, run_until_told
 from securefda.transport.events import Event, Joined, Left, Misbehaved, Received
 from securefda.transport.observer import TrafficMeter
 from securefda.transport.server import AggregatorServer
-from securefda.transport.startup import credentials_of, source_of_pin, transport_settings
-from securefda.transport.wire import encode
 
 STATE_FILE, SETTINGS_FILE = "state.sqlite", "settings.json"
 FINISHED_GRACE_S, INTERRUPTED_GRACE_S = 5.0, 1.0
@@ -55,7 +53,7 @@ def main(config: AggregatorConfig, reporter: Reporter) -> Summary:
     map_large_blocks()
     kit = load_kit(config.aggregator.kit, datetime.now(UTC), expected_role="target")
     use_kit(kit)
-    member = Member.of(kit, encode)
+    member = Member.of(kit)
     meter = TrafficMeter()
     settings = run_settings(config, kit.roster)
     folder = RunFolder(config.aggregator.out)

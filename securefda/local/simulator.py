@@ -32,7 +32,7 @@ from securefda.source.site import SourceSite, source_site
 from securefda.source.store import SourceStore
 from securefda.transport.in_memory import MemoryNetwork, Passed
 from securefda.transport.observer import MessageObserver, TrafficMeter, ignore
-from securefda.transport.wire import encode, encode_signed
+from securefda.transport.wire import encode_signed
 
 Delivers = Callable[[int, int, Signed[Body]], bool]
 """Whether a message from one roster index to another arrives; tests lose messages with it."""
@@ -208,4 +208,4 @@ class _Federation:
             self.reporter.note(f"{site_id}: {note}")
 
     def _member(self, site_id: str) -> Member:
-        return Member(self.roster, site_id, self.keys[site_id], encode)
+        return Member(self.roster, site_id, self.keys[site_id])

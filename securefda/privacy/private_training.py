@@ -38,11 +38,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from securefda.errors import ConfigError, TrainingError
 from securefda.privacy.noise import NoiseSource, take_noise_from
 from securefda.privacy.planning import Schedule
-from securefda.protocol.contribution import LocalResult
 from securefda.protocol.encoding import Vector
 from securefda.tasks import Samples, Task, task_code
 from securefda.training.device import choose_device
-from securefda.training.local import StepObserver, require_steps
+from securefda.training.local import LocalResult, StepObserver, require_steps
 from securefda.training.seeds import secret_torch, seeded_torch
 from securefda.training.settings import NoiseSettings, TrainingSettings
 from securefda.training.vectors import FlatModel

@@ -51,34 +51,6 @@ LEAST_STEPS = 8.0
 _BLOCK = 1 << 16
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class LocalResult:
-    """What a round of training at a site gave.
-
-    Attributes:
-        update: local model minus received model, (m,) float32, finite.
-        steps: number of optimizer steps taken.
-        samples: number of rows trained on (n of the rules), counted once whatever the epochs.
-        loss: mean loss per row over the round; None with DP-SGD, where nothing is made of rows but noisy gradients.
-        accuracy: over the rows of the last epoch, each as the model stood before the step that used it; in [0, 1].
-            None with DP-SGD.
-        learning_rate: the effective one.
-        epsilon: spent of the data set's privacy with this round, all rounds before it included; None without DP-SGD.
-    """
-
-    update: Vector
-    steps: int
-    samples: int
-    loss: float | None
-    accuracy: float | None
-    learning_rate: float
-    epsilon: float | None = None
-
-    def __repr__(self) -> str:
-        # The update is what the protocol hides; it must not reach a log by way of a traceback.
-        return f"LocalResult(update=<{len(self.update)} values>, steps={self.steps}, samples={self.samples})"
-
-
 # --- what the header asks for -----------------------------------------------------------------------------------------
 
 
@@ -184,8 +156,10 @@ def checked_vectors(header: Header, level: Visibility, parcel: Parcel) -> tuple[
 # --- align and evaluate -----------------------------------------------------------------------------------------------
 
 
-def aligned_update(header: Header, result: LocalResult) -> Vector:
+def aligned_update(header: Header, update: Vector, *, steps: int, learning_rate: float) -> Vector:
     """A source's update as the round's rule takes it, float32 (m,): aligned with the target's schedule.
+
+    The update came of so many ``steps`` at this effective learning rate.
 
     A rule that does not align, or a round without the target's terms, takes the update as it is; one whose rule was
     chosen by estimated errors has the terms, so that source_only is a mean of aligned updates there.
@@ -197,21 +171,21 @@ def aligned_update(header: Header, result: LocalResult) -> Vector:
         TrainingError: the update itself holds NaN or infinity.
         FaultyAggregatorError: HEADER_TARGET where the published numbers leave no update to be aligned.
     """
-    if not np.all(np.isfinite(result.update)):
+    if not np.all(np.isfinite(update)):
         raise TrainingError("the update holds NaN or infinity", hint="lower training.learning-rate at this site")
     target = header.target
     if target is None or not header.rule.align:
-        return result.update
-    ratio = target.learning_rate / result.learning_rate
+        return update
+    ratio = target.learning_rate / learning_rate
     try:
-        factor = alignment_factor(target_steps=target.steps, source_steps=result.steps, learning_rate_ratio=ratio)
+        factor = alignment_factor(target_steps=target.steps, source_steps=steps, learning_rate_ratio=ratio)
     except ValueError as error:
         raise FaultyAggregatorError("HEADER_TARGET", str(error)) from None
     with np.errstate(over="ignore", invalid="ignore"):
-        update: Vector = np.multiply(result.update, np.float32(factor))
-    if not np.all(np.isfinite(update)):
+        aligned: Vector = np.multiply(update, np.float32(factor))
+    if not np.all(np.isfinite(aligned)):
         raise FaultyAggregatorError("HEADER_TARGET", "an update aligned with it is beyond float32")
-    return update
+    return aligned
 
 
 def evaluate_rule(
@@ -394,17 +368,17 @@ class Metrics:
     accuracy: float
 
 
-def metrics_of(header: Header, result: LocalResult) -> Metrics | None:
-    """The metrics that a source hands in under this header; None where it has none, and none travel.
+def metrics_of(header: Header, loss: float | None, accuracy: float | None) -> Metrics | None:
+    """The metrics that a source hands in under this header, of what its training gave; None where none travel.
 
     Raises:
         TrainingError: the header has metrics, and training gave none.
     """
     if not header.metrics:
         return None
-    if result.loss is None or result.accuracy is None:
+    if loss is None or accuracy is None:
         raise TrainingError("training gave no loss or no accuracy", hint="this site's Join must not promise them")
-    return Metrics(result.loss, result.accuracy)
+    return Metrics(loss, accuracy)
 
 
 def statistics_of(contribution: Contribution, weight: float, metrics: Metrics | None) -> AggregateStatistics:

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from securefda.audit.journal import MessageRecorder
-from securefda.bootstrap import Member
+from securefda.bootstrap import Member, credentials_of, endpoint_of, transport_settings
 from securefda.errors import FaultyAggregatorError, PolicyRefusal, RunEnded, SecureFdaError
 from securefda.machine import give_free_memory_back, map_large_blocks
 from securefda.operations import SourceWatch, watch_source
@@ -34,8 +34,7 @@ from securefda.source.store import SourceStore
 from securefda.transport.client import AggregatorRestarted, SourceChannel, Trouble
 from securefda.transport.dialer import UploadRefusedError
 from securefda.transport.event_loop import in_thread, run_until_told
-from securefda.transport.startup import credentials_of, endpoint_of, transport_settings
-from securefda.transport.wire import encode, encode_signed
+from securefda.transport.wire import encode_signed
 
 STATE_FILE = "state.sqlite"
 INTERRUPTED_GRACE_S = 1.0
@@ -59,7 +58,7 @@ def main(config: SourceConfig, reporter: Reporter, *, accept_run: bool = False) 
     # Read once: the policy in force is the one whose digest the audit log will hold.
     policy_path, policy_file = kit.signed_policy()
     policy = parse_policy(policy_file, policy_path)
-    member = Member.of(kit, encode)
+    member = Member.of(kit)
     runs = RunBook(run_book_file(kit.root), policy.release, accept_run=accept_run)
     store = SourceStore(config.source.out / STATE_FILE, runs)
     out, site_id = config.source.out, kit.site_id

@@ -149,7 +149,7 @@ def begin_round(site: SourceSite, accepted: AcceptedRound) -> tuple[SourceRound,
         run_id=header.run_id.hex(),
         attempt=header.attempt,
     )
-    metrics = metrics_of(header, result)
+    metrics = metrics_of(header, result.loss, result.accuracy)
     record = SiteLine(
         round=header.round,
         attempt=header.attempt,
@@ -164,7 +164,7 @@ def begin_round(site: SourceSite, accepted: AcceptedRound) -> tuple[SourceRound,
     )
     if result.epsilon is not None:
         record["epsilon"] = result.epsilon
-    update = aligned_update(header, result)
+    update = aligned_update(header, result.update, steps=result.steps, learning_rate=result.learning_rate)
     units = accepted.course.after(result.update)
     site.store.remember_trained(header.run_id, accepted.course.number, accepted.model, header.model_digest, units)
     if accepted.level is Visibility.INDIVIDUAL:

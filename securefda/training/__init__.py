@@ -1,9 +1,16 @@
 """Local training on torch: a round at a site, the device it runs on, and the model as one vector."""
 
-from securefda.protocol.contribution import LocalResult
 from securefda.protocol.encoding import Vector
 from securefda.training.device import choose_device, describe_device
-from securefda.training.local import FEWEST_TARGET_STEPS, Evaluation, StepObserver, evaluate, require_steps, train_local
+from securefda.training.local import (
+    FEWEST_TARGET_STEPS,
+    Evaluation,
+    LocalResult,
+    StepObserver,
+    evaluate,
+    require_steps,
+    train_local,
+)
 from securefda.training.personal import OwnRows, PersonalMemory, PersonalModel
 from securefda.training.seeds import SecretSeed, derive_seed
 from securefda.training.settings import NoiseSettings, TrainingSettings

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from securefda.errors import TrainingError
-from securefda.protocol.contribution import LocalResult
 from securefda.protocol.encoding import Vector
 from securefda.tasks import Samples, Task, task_code
 from securefda.training.device import choose_device
@@ -33,6 +32,34 @@ Pull = Callable[[Tensor, Tensor], None]
 """Adds to the gradient of a step what pulls the parameters: (values, gradient), (m,) each, the second changed."""
 
 EVERYTHING = slice(None)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class LocalResult:
+    """What a round of training at a site gave.
+
+    Attributes:
+        update: local model minus received model, (m,) float32, finite.
+        steps: number of optimizer steps taken.
+        samples: number of rows trained on (n of the rules), counted once whatever the epochs.
+        loss: mean loss per row over the round; None with DP-SGD, where nothing is made of rows but noisy gradients.
+        accuracy: over the rows of the last epoch, each as the model stood before the step that used it; in [0, 1].
+            None with DP-SGD.
+        learning_rate: the effective one.
+        epsilon: spent of the data set's privacy with this round, all rounds before it included; None without DP-SGD.
+    """
+
+    update: Vector
+    steps: int
+    samples: int
+    loss: float | None
+    accuracy: float | None
+    learning_rate: float
+    epsilon: float | None = None
+
+    def __repr__(self) -> str:
+        # The update is what the protocol hides; it must not reach a log by way of a traceback.
+        return f"LocalResult(update=<{len(self.update)} values>, steps={self.steps}, samples={self.samples})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,19 @@ import torch
 from torch import Tensor, from_numpy, nn
 
 from securefda.errors import ConfigError, TrainingError
-from securefda.protocol.contribution import LocalResult
 from securefda.protocol.encoding import Vector
 from securefda.tasks import Samples, Task, task_code
 from securefda.training.device import choose_device
-from securefda.training.local import Evaluation, Pull, StepObserver, accuracy_in, batches, evaluate, train_local
+from securefda.training.local import (
+    Evaluation,
+    LocalResult,
+    Pull,
+    StepObserver,
+    accuracy_in,
+    batches,
+    evaluate,
+    train_local,
+)
 from securefda.training.optimizers import new_optimizer
 from securefda.training.seeds import SecretSeed, Seed, derive_seed, round_seed, seeded_torch
 from securefda.training.settings import TrainingSettings

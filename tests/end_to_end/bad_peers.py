@@ -25,7 +25,7 @@ from securefda.aggregator.run import AggregatorRun
 from securefda.aggregator.site import run_settings, target_site
 from securefda.aggregator.store import AggregatorStore
 from securefda.audit.journal import MessageRecorder
-from securefda.bootstrap import Member
+from securefda.bootstrap import Member, credentials_of, endpoint_of, source_of_pin, transport_settings
 from securefda.errors import PolicyRefusal, SecureFdaError
 from securefda.operations.progress import SilentReporter
 from securefda.operations.records import SiteLine
@@ -51,8 +51,6 @@ from securefda.source.site import source_site
 from securefda.transport.client import SourceChannel
 from securefda.transport.observer import TrafficMeter
 from securefda.transport.server import AggregatorServer
-from securefda.transport.startup import credentials_of, endpoint_of, source_of_pin, transport_settings
-from securefda.transport.wire import encode
 from securefda.v1 import messages_pb2 as pb
 
 Lie = Callable[[Signer, Parcel], Awaitable[Parcel | None]]
@@ -220,7 +218,7 @@ class Peers:
 
     def _kit(self, site: str) -> tuple[Kit, Member]:
         kit = load_kit(self._federation.kit(site), datetime.now(UTC))
-        return kit, Member(kit.roster, kit.site_id, kit.signing_key, encode)
+        return kit, Member(kit.roster, kit.site_id, kit.signing_key)
 
     async def _source(self, site: str, lie: Lie) -> None:
         kit, member = self._kit(site)

@@ -41,7 +41,6 @@ from securefda.protocol.transcript import architecture_digest, cohort_with
 from securefda.site.policy import default_policy
 from securefda.source.run import SourceRun, SourceSite
 from securefda.training import Evaluation, LayerTable, LocalResult
-from securefda.transport import wire
 
 ROUNDS = 3
 MOST_SOURCES = 7
@@ -105,7 +104,7 @@ def folder_in_memory() -> Path:
 def witness_at(folder: Path, index: int, terms: Terms, memory: WitnessMemory) -> Witness:
     """A site's log of the run, in a folder of its own, and what it remembers of those of others."""
     roster = roster_of(terms.n)
-    member = Member(roster, roster.by_index(index).site_id, identity(index), wire.encode)
+    member = Member(roster, roster.by_index(index).site_id, identity(index))
     return witness_of(folder / f"log-{index}", member, memory, RunInfo("1", "units", "source_only"), lambda: 1.0)
 
 

@@ -19,7 +19,6 @@ from securefda.audit.witness import Witness
 from securefda.bootstrap import Member, witness_of
 from securefda.protocol.messages import Parcel
 from securefda.source.store import SourceStore
-from securefda.transport import wire
 from securefda.transport.in_memory import UnderWay
 from securefda.transport.observer import Direction
 
@@ -109,7 +108,7 @@ class EndingFederation(Federation):
         return self.folder / "audit" / site_id(index)
 
     def witness_of(self, index: int, memory: AggregatorStore | SourceStore, key: Any = None) -> Witness:
-        member = Member(self.roster, site_id(index), key or identity(index), wire.encode)
+        member = Member(self.roster, site_id(index), key or identity(index))
         info = RunInfo("1", "points", str(self.settings.strategy.rule), "" if index == TARGET else "5d" * 32)
         return witness_of(self.logs_of(index), member, memory, info, lambda: self.unix_s)
 

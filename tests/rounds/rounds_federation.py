@@ -317,7 +317,7 @@ class Federation(MemoryNetwork[AggregatorRun, SourceRun]):
         self, index: int, memory: AggregatorStore | SourceStore, key: Ed25519PrivateKey | None = None
     ) -> Witness:
         """A site's log, in the folder of the federation."""
-        member = Member(self.roster, self.roster.by_index(index).site_id, key or identity(index), wire.encode)
+        member = Member(self.roster, self.roster.by_index(index).site_id, key or identity(index))
         info = RunInfo("1", "points", str(self.settings.strategy.rule))
         return witness_of(self.folder / "audit" / member.site_id, member, memory, info, lambda: self.unix_s)
 

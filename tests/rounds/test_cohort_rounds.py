@@ -55,7 +55,11 @@ def in_clear(federation: Federation, rule: str, cohorts: list[list[str]], **plan
     for cohort in cohorts:
         results = [trainer_of(N, int(name.removeprefix("source-"))).train(model, 1, 1.0) for name in cohort]
         samples = sum(result.samples for result in results)
-        mean = sum(result.samples * aligned_update(header, result).astype(np.float64) for result in results) / samples
+        aligned = [
+            aligned_update(header, result.update, steps=result.steps, learning_rate=result.learning_rate)
+            for result in results
+        ]
+        mean = sum(one.samples * each.astype(np.float64) for one, each in zip(results, aligned, strict=True)) / samples
         part = contribute(
             the_plan,
             target.statistics if target else None,

@@ -28,13 +28,12 @@ from securefda.site.policy import default_policy
 from securefda.site.privacy_account import data_set_of, ledger_file
 from securefda.source.site import source_site
 from securefda.training import choose_device
-from securefda.transport.wire import encode
 
 DIGITS = TaskSection(factory="securefda.tasks.digits:Digits")
 
 
 def member_of(federation: Federation) -> Member:
-    return Member(federation.roster, federation.roster.sources[0].site_id, Ed25519PrivateKey.generate(), encode)
+    return Member(federation.roster, federation.roster.sources[0].site_id, Ed25519PrivateKey.generate())
 
 
 def make_ledger(kit: Path, federation: Federation) -> None:

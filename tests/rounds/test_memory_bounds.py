@@ -23,7 +23,6 @@ from securefda.operations.progress import SilentReporter
 from securefda.protocol.messages import Parcel, Visibility
 from securefda.site.policy import default_policy
 from securefda.source.run import SourceRun
-from securefda.transport.wire import encode
 
 REPOSITORY = Path(__file__).parents[2]
 PARAMS = 400_000
@@ -91,9 +90,7 @@ def session_of(sources: int, folder: Path) -> Held:
     folder.mkdir()
     job = Job(str(folder), sources, PARAMS, 0)
     roster, signers = identities(job)
-    target, *sources = [
-        Member(roster, entry.site_id, signers[entry.index].private_key, encode) for entry in roster.entries
-    ]
+    target, *sources = [Member(roster, entry.site_id, signers[entry.index].private_key) for entry in roster.entries]
     with ExitStack() as files:
         rounds = {one.index: random_source(one, folder, PARAMS, default_policy(), Alarms(), files) for one in sources}
         run = random_run(target, folder, PARAMS, settings_of(Visibility.SUM), SilentReporter(), files)

@@ -31,7 +31,6 @@ from securefda.site.policy import default_policy
 from securefda.site.privacy_account import data_set_of, ledger_file, make_ledger
 from securefda.site.private_trainer import PrivateTrainer
 from securefda.source.site import source_site
-from securefda.transport.wire import encode
 
 DIGITS = TaskSection(factory="securefda.tasks.digits:Digits")
 NOISY = TrainingSection(dp=NoiseSection(noise_multiplier=1.0))
@@ -40,7 +39,7 @@ KEY = Ed25519PrivateKey.generate()
 
 def made(kit: Path, index: int, training: TrainingSection, data_set: str = DEFAULT_DATA_SET) -> Any:
     """A site of a federation as its process makes it."""
-    member = Member(roster_of(3), site_id(index), KEY, encode)
+    member = Member(roster_of(3), site_id(index), KEY)
     process = ProcessSection(kit=kit, out=kit, data_set=data_set)
     if index == TARGET:
         config = AggregatorConfig(aggregator=process, task=DIGITS, training=training)

@@ -280,8 +280,8 @@ def test_one_missing_figure_is_as_good_as_none(build: Callable[..., Federation],
     assert isinstance(header, Header)
     result = replace(_result(federation), **{missing: None})
     with pytest.raises(TrainingError, match="no loss or no accuracy"):
-        metrics_of(header, result)
-    assert metrics_of(replace(header, metrics=False), _result(federation)) is None
+        metrics_of(header, result.loss, result.accuracy)
+    assert metrics_of(replace(header, metrics=False), result.loss, result.accuracy) is None
 
 
 @pytest.mark.parametrize("noise", [0.0, 1.0])
@@ -310,7 +310,7 @@ def test_an_update_that_carries_figures_which_the_header_leaves_out_does_not_lea
     assert isinstance(body, Header)
     monkeypatch.setattr(
         "securefda.source.rounds.metrics_of",
-        lambda header, result: metrics_of(replace(header, metrics=True), result),
+        lambda header, *figures: metrics_of(replace(header, metrics=True), *figures),
     )
     answers = federation.sources[1].handle(header)
     assert [answer.message.body for answer in answers] == [Refusal("dp.metrics")]

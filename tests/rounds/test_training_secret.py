@@ -40,7 +40,6 @@ from securefda.training.local import batches
 from securefda.training.personal import FineTuned, Mixture, vector_of
 from securefda.training.seeds import encode_parts, generator_of, round_seed, seeded_torch
 from securefda.training.trainer import SiteTrainer
-from securefda.transport.wire import encode
 
 RUN, OTHER_RUN = "0" * 32, "1" * 32
 POINTS = TaskSection(factory="rounds_tasks:Points")
@@ -61,7 +60,7 @@ class Site:
     def update(self, run_id: str = RUN, round_number: int = 1, *, attempt: int = 0, repeatable: bool = False) -> Vector:
         """What a process that was started just now sends of a round."""
         process = ProcessSection(kit=self.kit, out=self.out, seed=SEED, repeatable_training=repeatable)
-        member = Member(roster_of(3), site_id(self.index), identity(self.index), encode)
+        member = Member(roster_of(3), site_id(self.index), identity(self.index))
         drawn_from, notes = secret_of_site(process, PLAIN, self.kit / "local")
         self.notes += notes
         if self.index == TARGET:

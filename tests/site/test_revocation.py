@@ -21,7 +21,7 @@ from source_stores import store_at
 from securefda.aggregator.process import RunDriver
 from securefda.aggregator.run import AggregatorRun
 from securefda.bench.secagg.job import SAMPLES
-from securefda.bootstrap import Member
+from securefda.bootstrap import Member, credentials_of, endpoint_of, source_of_pin
 from securefda.errors import AuthenticationError, QuorumLost, SecureFdaError
 from securefda.operations.progress import SilentReporter
 from securefda.operations.records import RoundLine, SiteLine
@@ -35,8 +35,6 @@ from securefda.source.run import SourceRun
 from securefda.transport.client import SourceChannel
 from securefda.transport.limits import TransportSettings
 from securefda.transport.server import AggregatorServer
-from securefda.transport.startup import credentials_of, endpoint_of, source_of_pin
-from securefda.transport.wire import encode
 
 WAIT_S = 60.0
 PARAMS = 8
@@ -95,13 +93,13 @@ def run_of(kit: Kit, folder: Path, watch: Watch, stack: ExitStack) -> Aggregator
         training_deadline_s=WAIT_S,
         phase_deadline_s=WAIT_S,
     )
-    member = Member(kit.roster, kit.site_id, kit.signing_key, encode)
+    member = Member(kit.roster, kit.site_id, kit.signing_key)
     return random_run(member, folder, PARAMS, settings, watch, stack)
 
 
 def rounds_of(kit: Kit, folder: Path, watch: Watch, stack: ExitStack) -> SourceRun:
     policy = default_policy("sum", 2, 0, 1, max_samples=SAMPLES)
-    member = Member(kit.roster, kit.site_id, kit.signing_key, encode)
+    member = Member(kit.roster, kit.site_id, kit.signing_key)
     return random_source(member, folder, PARAMS, policy, SourceWatch(watch.alarms), stack)
 
 

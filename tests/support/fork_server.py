@@ -50,7 +50,6 @@ MODULES = (
     "securefda.aggregator.process",
     "securefda.audit.journal",
     "securefda.transport.server",
-    "securefda.transport.startup",
 )
 """What the server imports: all that a site does, and torch, Opacus and gRPC with it."""
 

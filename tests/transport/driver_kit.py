@@ -29,7 +29,6 @@ from securefda.transport.client import SourceChannel
 from securefda.transport.dialer import Endpoint
 from securefda.transport.observer import Direction
 from securefda.transport.server import AggregatorServer
-from securefda.transport.wire import encode
 
 PARAMS, PATIENCE_S = 8, 60.0
 
@@ -107,7 +106,7 @@ class Driven:
 
     def _member(self, index: int) -> Member:
         site_id = self.roster.by_index(index).site_id
-        return Member(self.roster, site_id, known_key(site_id), encode)
+        return Member(self.roster, site_id, known_key(site_id))
 
     def _run(self, rounds: int, phase_deadline_s: float) -> AggregatorRun:
         settings = run_settings(

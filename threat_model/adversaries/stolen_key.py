@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
+from securefda.bootstrap import credentials_of, endpoint_of
 from securefda.errors import AuthenticationError
 from securefda.protocol.messages import Header
 from securefda.protocol.roster import Roster
 from securefda.site.kit import STARTUP, load_kit
 from securefda.transport.client import SourceChannel
 from securefda.transport.limits import TransportSettings
-from securefda.transport.startup import credentials_of, endpoint_of
 from threat_model.adversaries.base import MaliciousAggregator
 from threat_model.adversaries.masks import Vector64
 from threat_model.sites import AggregatorSeat, known_update, samples_of

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from securefda.bootstrap import credentials_of, source_of_pin
 from securefda.errors import ConfigError
 from securefda.protocol.messages import RUN_ID_BYTES, Advertise, Header, MaskedInput, ShareBundle
 from securefda.protocol.roster import Roster
@@ -26,7 +27,6 @@ from securefda.site.kit import LOCAL, ROSTERS_FILE, STARTUP, Kit, load_kit, use_
 from securefda.source.run import SourceReporter, SourceSite
 from securefda.transport.limits import TransportSettings
 from securefda.transport.server import AggregatorServer
-from securefda.transport.startup import credentials_of, source_of_pin
 from threat_model.adversaries.sources import ColludingSource
 from threat_model.adversaries.stolen_key import PlaceForThief, StolenKit
 from threat_model.scores import is_recovered

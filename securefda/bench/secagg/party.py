@@ -35,7 +35,7 @@ from securefda.aggregator.store import AggregatorStore
 from securefda.audit.journal import RunInfo
 from securefda.bench.machine import PeakGrowth
 from securefda.bench.secagg.job import CLIP, K_MIN, SAMPLES, TARGET, Job, update_of
-from securefda.bootstrap import Member, witness_of
+from securefda.bootstrap import Member, credentials_of, endpoint_of, source_of_pin, witness_of
 from securefda.errors import PolicyRefusal, SecureFdaError
 from securefda.machine import map_large_blocks
 from securefda.operations.progress import SilentReporter
@@ -57,8 +57,6 @@ from securefda.transport.limits import TransportSettings
 from securefda.transport.observer import Direction
 from securefda.transport.peer import Traffic
 from securefda.transport.server import AggregatorServer
-from securefda.transport.startup import credentials_of, endpoint_of, source_of_pin
-from securefda.transport.wire import encode
 
 
 class RandomTrainer:
@@ -227,7 +225,7 @@ class _Aggregator:
         }
 
     def _site(self, store: AggregatorStore) -> TargetSite:
-        member = Member(self._kit.roster, self._kit.site_id, self._kit.signing_key, encode)
+        member = Member(self._kit.roster, self._kit.site_id, self._kit.signing_key)
         return TargetSite(
             signer=member.signer,
             roster=member.roster,
@@ -269,7 +267,7 @@ class _Source:
     def _site(self, store: SourceStore, logs: Path) -> SourceSite:
         kit = self._kit
         policy = load_signed_policy(kit)
-        member = Member(kit.roster, kit.site_id, kit.signing_key, encode)
+        member = Member(kit.roster, kit.site_id, kit.signing_key)
         return SourceSite.under_policy(
             policy,
             signer=member.signer,
