@@ -30,7 +30,7 @@ from securefda.site.config import (
     training_settings,
 )
 from securefda.site.config.effective import without_secrets
-from securefda.tasks import Samples
+from securefda.tasks import Samples, Task
 from securefda.training import OwnRows, PersonalMemory, PersonalModel, SecretSeed, require_steps
 from securefda.training.personal import Drawn, FineTuned, Mixture, Neighbours, OwnHead
 from securefda.training.seeds import Seed, derive_seed, generator_of
@@ -139,6 +139,35 @@ def require_no_step_updates(strategy: Strategy) -> None:
     )
 
 
+@dataclass(frozen=True, slots=True, repr=False)
+class TargetRows:
+    """The target's rows, by what they are for.
+
+    Attributes:
+        owned: its training rows, of which a privacy ledger is; under ``oracle`` those of all sites.
+        trained_on: those of them that training without noise uses.
+        validation: the others, by which the best model is chosen; None where none are left out.
+        test: what every model is measured on.
+    """
+
+    owned: Samples
+    trained_on: Samples
+    validation: Samples | None
+    test: Samples
+
+    @classmethod
+    def of(cls, config: AggregatorConfig, task: Task, site_id: str, seed: Seed) -> TargetRows:
+        """Load them; which rows are left out to choose a model by is drawn from ``seed``.
+
+        Raises:
+            ConfigError, DataError: rows are missing or unfit, or too few for ``strategy.validation-share``.
+        """
+        owned, test = target_rows(task, site_id, strategy_of(config.strategy).rule)
+        share = config.strategy.validation_share
+        trained_on, validation = without_share(owned, share, site_id, seed) if share else (owned, None)
+        return cls(owned, trained_on, validation, test)
+
+
 def target_site(
     config: AggregatorConfig,
     member: Member,
@@ -156,12 +185,9 @@ def target_site(
     seed, site_id = config.aggregator.seed, member.site_id
     strategy, training = strategy_of(config.strategy), training_settings(config.training)
     task = task_of(config.task, member.roster, seed)
-    data, test_data = target_rows(task, site_id, strategy.rule)
-    rows_of_site, validation = data, None
-    if share := config.strategy.validation_share:
-        data, validation = without_share(data, share, site_id, seed if secret is None else secret)
+    rows = TargetRows.of(config, task, site_id, seed if secret is None else secret)
     if strategy.rule.adapts:
-        require_steps(site_id, len(data), training)
+        require_steps(site_id, len(rows.trained_on), training)
     budget = budget_of(config.privacy.budget)
     info = run_info(config.task.factory, config.strategy.rule)
     witness = witness_of(logs_folder(config.aggregator.kit.resolve()), member, store, info)
@@ -170,38 +196,41 @@ def target_site(
         config.training,
         member,
         task,
-        rows_of_site,
+        rows.owned,
         secret=secret,
         budget=budget,
         on_charge=witness.journal.charged,
         memory=store,
-        left_after=data,
+        left_after=rows.trained_on,
     )
-    own = strategy.rule.is_personal
-    rows = OwnRows(task, site_id, data, training, seed, secret) if own else None
 
     def trainer_alone() -> Trainer:
-        own, left = (training_rows(task, site_id), None) if strategy.rule is Rule.ORACLE else (rows_of_site, data)
+        owned, trained_on = rows.owned, rows.trained_on
+        if strategy.rule is Rule.ORACLE:
+            owned = trained_on = training_rows(task, site_id)
         plain = config.training.model_copy(update={"personal_layers": 0})
-        how = (config.aggregator, plain, member, task, own)
-        return trainer_at(*how, secret=secret, budget=budget, left_after=left)[0]
+        how = (config.aggregator, plain, member, task, owned)
+        return trainer_at(*how, secret=secret, budget=budget, left_after=trained_on)[0]
 
     compares = config.strategy.compare_target_only and not config.training.dp.noise_multiplier
-    alone = TargetAlone(trainer_alone, test_data, store) if compares and strategy.rule is not Rule.TARGET_ONLY else None
+    alone = TargetAlone(trainer_alone, rows.test, store) if compares and strategy.rule is not Rule.TARGET_ONLY else None
+    personal = None
+    if strategy.rule.is_personal:
+        personal = personal_of(strategy, OwnRows(task, site_id, rows.trained_on, training, seed, secret), store)
     return TargetSite(
         signer=member.signer,
         roster=member.roster,
         trainer=trainer,
-        test_data=test_data,
+        test_data=rows.test,
         random_bytes=os.urandom,
         clock=time.monotonic,
         traffic=traffic,
         witness=witness,
         notes=notes,
         trains_on=trainer.trains_on,
-        personal=None if rows is None else personal_of(strategy, rows, store),
+        personal=personal,
         alone=alone,
-        validation=validation,
+        validation=rows.validation,
     )
 
 
