@@ -184,13 +184,13 @@ def check_signed_header(
     history: History,
     own_layers: Iterable[tuple[str, tuple[int, ...]]],
     unix_s: int,
-) -> Quantisation:
+) -> Quantisation | None:
     """Everything about a header that needs neither the vectors nor the site's policy file.
 
     ``unix_s`` is the present second of Unix time by this site's own clock.
 
     Returns:
-        The encoding that the header prescribes.
+        The encoding that the header prescribes; None for a source at ``individual``, which encodes nothing.
 
     Raises:
         FaultyAggregatorError: with TYPE, SUITE, SENDER, CONTEXT, SIGNATURE, HEADER_ROSTER, HEADER_RUN, HEADER_REPLAY,
@@ -228,7 +228,7 @@ def check_signed_header(
     _check_cohort_plan(header)
     _check_sum_plan(header)
     if header.level_of(own_index) is Visibility.INDIVIDUAL:
-        return quantisation(header)
+        return None
     return _check_session_numbers(header, own_index, limits)
 
 

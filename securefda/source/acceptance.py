@@ -13,7 +13,7 @@ import numpy as np
 
 from securefda.audit.witness import CheckpointError
 from securefda.errors import FaultyAggregatorError
-from securefda.protocol.checks import check_signed_header
+from securefda.protocol.checks import check_signed_header, quantisation
 from securefda.protocol.contribution import RoundTerms, checked_vectors, published_statistics, weight_of
 from securefda.protocol.encoding import Vector
 from securefda.protocol.messages import Header, Parcel, Signed, Visibility
@@ -85,7 +85,7 @@ def accept_header(
         site.witness.check_previous_checkpoint(body, site.limits.max_colluders)
     except CheckpointError as error:
         raise FaultyAggregatorError(error.check, error.detail) from error
-    terms = RoundTerms.of(body, encoding)
+    terms = RoundTerms.of(body, encoding or quantisation(body))
     level = body.level_of(own_index)
     origin = origin_of(body, site.store.known(body.run_id), missed, own_index=own_index, limits=site.limits)
     model, target_update = checked_vectors(body, level, parcel)

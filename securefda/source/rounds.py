@@ -64,7 +64,6 @@ class AwaitingClearResult:
 _STEP_OF_PHASE: dict[type, Step] = {
     session_steps.AwaitingKeyList: Step.ADVERTISE,
     session_steps.AwaitingShares: Step.SHARES,
-    session_steps.ReadyToMask: Step.MASKED_INPUT,
     session_steps.AwaitingSurvivors: Step.SURVIVORS,
     session_steps.AwaitingConsistency: Step.UNMASK,
     session_steps.AwaitingResult: Step.RESULT,
@@ -225,7 +224,10 @@ def check_result(site: SourceSite, current: SourceRound, message: Signed[Body]) 
         case session_steps.AwaitingResult():
             session_steps.receive_result(current.phase, message)  # type: ignore[arg-type]
         case AwaitingClearResult():
-            _check_clear_result(site, current.header, message)
+            header, target = current.header, site.roster.target.index
+            inside = {"session_id": header.envelope.session_id, "context": header.digest()}
+            if fault := envelope_fault(message, kind=Result, roster=site.roster, sender=target, **inside):
+                raise FaultyAggregatorError(fault, message.type_name)
         case _:
             raise _out_of_order(message, current.phase)
 
@@ -289,19 +291,6 @@ def _release_shares(
 def _burn_fuse(site: SourceSite, header: Signed[Header]) -> None:
     site.store.burn_fuse(header.body.run_id, header.body.round)
     site.witness.journal.event("release-fuse-burnt", header)
-
-
-def _check_clear_result(site: SourceSite, header: Signed[Header], message: Signed[Body]) -> None:
-    fault = envelope_fault(
-        message,
-        kind=Result,
-        roster=site.roster,
-        sender=site.roster.target.index,
-        session_id=header.envelope.session_id,
-        context=header.digest(),
-    )
-    if fault:
-        raise FaultyAggregatorError(fault, message.type_name)
 
 
 def _out_of_order(message: Signed[Body], phase: object) -> FaultyAggregatorError:
