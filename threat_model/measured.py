@@ -110,8 +110,8 @@ def aggregator_server(
 async def _note(server: AggregatorServer, checks: list[str]) -> None:
     while True:
         match await server.receive():
-            case Joined(site=site):
-                server.expect_upload(site, _EXPECTED_BYTES)
+            case Joined(index=index):
+                server.expect_upload(index, _EXPECTED_BYTES)
             case Misbehaved(check=check):
                 checks.append(check)
 

@@ -134,7 +134,7 @@ class OverTls(Generic[AttackerT]):
             while True:
                 event = await server.receive()
                 if isinstance(event, Joined):
-                    self._joined.add(event.site)
+                    self._joined.add(event.index)
                 instance = self.adversary.instance
                 sends = await in_thread(partial(self._hear, event))
                 if self.adversary.instance == instance:

@@ -15,7 +15,7 @@ import numpy as np
 
 from securefda.aggregator.target import TargetRound, error_units, evaluate_at_target
 from securefda.errors import FaultySourceError, ProtocolError, QuorumLost, SecureFdaError
-from securefda.protocol import aggregator as steps
+from securefda.protocol import aggregator as session_phases
 from securefda.protocol.aggregator import AggregatorSession
 from securefda.protocol.checks import envelope_fault
 from securefda.protocol.contribution import RoundTerms, clip_contribution, encode_contribution, statistics_of, weight_of
@@ -89,8 +89,8 @@ class RoundSum:
         return sum(masked) if masked else len(self.survivors)
 
 
-class _Part:
-    """The sources of ``scope`` in an attempt: which are gone and why, and the messages to those.
+class _BaseAttempt:
+    """What an attempt knows of the sources of ``scope``: which are gone and why, and the messages to those.
 
     Attributes:
         header: the signed header that opened the attempt.
@@ -174,25 +174,24 @@ class _Part:
 
 
 @dataclass(frozen=True, slots=True)
-class _PhaseRules:
-    """What a collecting phase accepts and what it is called."""
+class _CollectingPhase:
+    """Which message a phase of the session collects, the step that is, and what operators call it."""
 
     message: type
     step: Step
     name: str
 
 
-_PHASES: dict[type, _PhaseRules] = {
-    steps.CollectingKeys: _PhaseRules(Advertise, Step.ADVERTISE, "training and R0 advertise"),
-    steps.CollectingShares: _PhaseRules(ShareBundle, Step.SHARES, "R1 shares"),
-    steps.CollectingInputs: _PhaseRules(MaskedInput, Step.MASKED_INPUT, "R2 masked input"),
-    steps.CollectingSignatures: _PhaseRules(SurvivorSignature, Step.SURVIVORS, "R3 survivors"),
-    steps.CollectingUnmask: _PhaseRules(Unmask, Step.UNMASK, "R4 unmask"),
+_PHASES: dict[type, _CollectingPhase] = {
+    session_phases.CollectingKeys: _CollectingPhase(Advertise, Step.ADVERTISE, "training and R0 advertise"),
+    session_phases.CollectingShares: _CollectingPhase(ShareBundle, Step.SHARES, "R1 shares"),
+    session_phases.CollectingInputs: _CollectingPhase(MaskedInput, Step.MASKED_INPUT, "R2 masked input"),
+    session_phases.CollectingSignatures: _CollectingPhase(SurvivorSignature, Step.SURVIVORS, "R3 survivors"),
+    session_phases.CollectingUnmask: _CollectingPhase(Unmask, Step.UNMASK, "R4 unmask"),
 }
-_MESSAGE_ORDER = [rules.message for rules in _PHASES.values()]
 
 
-class MaskedAttempt(_Part):
+class MaskedAttempt(_BaseAttempt):
     """Drives one session R0 to R4. The state machine decides; this class routes, times nothing and opens nothing."""
 
     def __init__(
@@ -216,7 +215,7 @@ class MaskedAttempt(_Part):
         super().__init__(session, terms, terms.header.masked)
         self._units = units
         self._others_train = others_train
-        self._state: steps.Collecting = steps.open_session(session)
+        self._state: session_phases.Collecting = session_phases.open_session(session)
         self._before_release = before_release
         self._released = False
 
@@ -238,7 +237,7 @@ class MaskedAttempt(_Part):
     def expected_upload(self, index: int) -> int:
         """Length of the masked input of a source in R2, in bytes; 0 otherwise."""
         state = self._state
-        in_time = isinstance(state, steps.CollectingInputs) and index in self.waiting_for
+        in_time = isinstance(state, session_phases.CollectingInputs) and index in self.waiting_for
         return self._session.encoding.nbytes if in_time else 0
 
     def receive(self, parcel: Parcel) -> list[Send]:
@@ -249,13 +248,15 @@ class MaskedAttempt(_Part):
         if isinstance(message.body, (Refusal, Abort)):
             self._leave(message)
             return self.go_on()
-        rules = _PHASES[type(self._state)]
-        if message.sender in self.gone or self._is_late(message.body, rules):
+        phase, kind = _PHASES[type(self._state)], type(message.body)
+        order = [one.message for one in _PHASES.values()]
+        is_late = kind in order and order.index(kind) < order.index(phase.message)
+        if message.sender in self.gone or is_late:
             return []
         try:
             self._state = self._add(message, parcel)
         except FaultySourceError as error:
-            return self._expel(message.sender, error, rules.step) + self.go_on()
+            return self._expel(message.sender, error, phase.step) + self.go_on()
         return self.go_on()
 
     def lose(self, index: int, why: str) -> list[Send]:
@@ -268,23 +269,18 @@ class MaskedAttempt(_Part):
         late = self._give_up_on(self.waiting_for, _PHASES[type(self._state)].step)
         return late + self.go_on()
 
-    @staticmethod
-    def _is_late(body: Body, rules: _PhaseRules) -> bool:
-        order = _MESSAGE_ORDER
-        return type(body) in order and order.index(type(body)) < order.index(rules.message)
-
-    def _add(self, message: Signed[Any], parcel: Parcel) -> steps.Collecting:
+    def _add(self, message: Signed[Any], parcel: Parcel) -> session_phases.Collecting:
         match self._state, message.body:
-            case steps.CollectingKeys() as state, Advertise():
-                return steps.add_advertise(state, message)
-            case steps.CollectingShares() as state, ShareBundle():
-                return steps.add_shares(state, message)
-            case steps.CollectingInputs() as state, MaskedInput():
-                return steps.add_input(state, message, parcel.vectors[0] if parcel.vectors else b"")
-            case steps.CollectingSignatures() as state, SurvivorSignature():
-                return steps.add_signature(state, message)
-            case steps.CollectingUnmask() as state, Unmask():
-                return steps.add_unmask(state, message)
+            case session_phases.CollectingKeys() as state, Advertise():
+                return session_phases.add_advertise(state, message)
+            case session_phases.CollectingShares() as state, ShareBundle():
+                return session_phases.add_shares(state, message)
+            case session_phases.CollectingInputs() as state, MaskedInput():
+                return session_phases.add_input(state, message, parcel.vectors[0] if parcel.vectors else b"")
+            case session_phases.CollectingSignatures() as state, SurvivorSignature():
+                return session_phases.add_signature(state, message)
+            case session_phases.CollectingUnmask() as state, Unmask():
+                return session_phases.add_unmask(state, message)
             case _:
                 raise FaultySourceError(self._session.name(message.sender), "ORDER", message.type_name)
 
@@ -315,24 +311,24 @@ class MaskedAttempt(_Part):
 
     def _close(self) -> list[Send]:
         match self._state:
-            case steps.CollectingKeys() as keys:
-                self._state, key_list = steps.close_keys(keys)
+            case session_phases.CollectingKeys() as keys:
+                self._state, key_list = session_phases.close_keys(keys)
                 return self._to_all(self._state.u1, key_list)
-            case steps.CollectingShares() as shares:
-                self._state, deliveries = steps.close_shares(shares)
+            case session_phases.CollectingShares() as shares:
+                self._state, deliveries = session_phases.close_shares(shares)
                 self._released = True
                 self._before_release()
                 left_out = self._give_up(set(shares.received) - self._state.u2, Step.SHARES)
                 return left_out + [Send(to, Parcel(one)) for to, one in deliveries.items() if to not in self.gone]
-            case steps.CollectingInputs() as inputs:
-                self._state, lists = steps.close_inputs(inputs)
+            case session_phases.CollectingInputs() as inputs:
+                self._state, lists = session_phases.close_inputs(inputs)
                 given_up = set(inputs.received) - self._state.survivors
                 return self._give_up(given_up, Step.SURVIVORS) + self._to_all(self._state.survivors, lists)
-            case steps.CollectingSignatures() as signatures:
-                self._state, consistency = steps.close_signatures(signatures)
+            case session_phases.CollectingSignatures() as signatures:
+                self._state, consistency = session_phases.close_signatures(signatures)
                 return self._to_all(self._state.asked, consistency)
-            case steps.CollectingUnmask() as unmask:
-                opened = steps.close_unmask(unmask)
+            case session_phases.CollectingUnmask() as unmask:
+                opened = session_phases.close_unmask(unmask)
                 self.alarms.extend(opened.faults)
                 parts = tuple(
                     PartialSum(
@@ -355,7 +351,7 @@ class MaskedAttempt(_Part):
         return [Send(index, Parcel(message)) for index in sorted(members) if index not in self.gone]
 
 
-class ClearAttempt(_Part):
+class ClearAttempt(_BaseAttempt):
     """Collects updates in clear, by the sources' consent, and evaluates the rule on each.
 
     What comes out is summed in the ring, as masked parts are: the levels differ in what is seen, and in nothing else.
@@ -467,7 +463,7 @@ class ClearAttempt(_Part):
 class MixedAttempt:
     """Both at once. The session waits in R0 until every update in clear has arrived, or its time is over.
 
-    Each part ends by itself. The attempt has a result where one of them has.
+    Each half ends by itself. The attempt has a result where one of them has.
     """
 
     def __init__(self, session: AggregatorSession, clear: ClearAttempt, units: ErrorUnits | None) -> None:
@@ -485,8 +481,8 @@ class MixedAttempt:
 
     @property
     def alarms(self) -> Sequence[SecureFdaError]:
-        """What the operator should know; also why a part gave nothing, where the other one gave something."""
-        lost = [part.outcome for part in (self._clear, self._masked) if isinstance(part.outcome, SecureFdaError)]
+        """What the operator should know; also why one half gave nothing, where the other gave something."""
+        lost = [half.outcome for half in (self._clear, self._masked) if isinstance(half.outcome, SecureFdaError)]
         partly = lost if isinstance(self.outcome, RoundSum) else []
         return [*self._clear.alarms, *self._masked.alarms, *partly]
 
@@ -497,7 +493,7 @@ class MixedAttempt:
 
     @property
     def outcome(self) -> RoundSum | SecureFdaError | None:
-        """None while either part goes on."""
+        """None while either half goes on."""
         clear, masked = self._clear.outcome, self._masked.outcome
         if clear is None or masked is None:
             return None
@@ -525,8 +521,8 @@ class MixedAttempt:
     def waiting_for(self) -> frozenset[int]:
         """Sources that still may answer."""
         waiting: frozenset[int] = frozenset()
-        for part in (self._clear, self._masked):
-            waiting |= part.waiting_for if part.outcome is None else frozenset()
+        for half in (self._clear, self._masked):
+            waiting |= half.waiting_for if half.outcome is None else frozenset()
         return waiting
 
     @property
@@ -540,18 +536,18 @@ class MixedAttempt:
 
     def receive(self, parcel: Parcel) -> list[Send]:
         """Process a message."""
-        return self._part_of(parcel.message.sender).receive(parcel) + self._masked.go_on()
+        return self._half_of(parcel.message.sender).receive(parcel) + self._masked.go_on()
 
     def lose(self, index: int, why: str) -> list[Send]:
         """A source went away."""
-        return self._part_of(index).lose(index, why) + self._masked.go_on()
+        return self._half_of(index).lose(index, why) + self._masked.go_on()
 
     def expire(self) -> list[Send]:
-        """The deadline passed: go on with the sources that have answered. In a part that is over none is late."""
+        """The deadline passed: go on with the sources that have answered. In a half that is over none is late."""
         sends = self._clear.expire() if self._clear.outcome is None else []
         return sends + (self._masked.expire() if self._masked.outcome is None else [])
 
-    def _part_of(self, index: int) -> ClearAttempt | MaskedAttempt:
+    def _half_of(self, index: int) -> ClearAttempt | MaskedAttempt:
         return self._clear if index in self.header.body.at(Visibility.INDIVIDUAL) else self._masked
 
 

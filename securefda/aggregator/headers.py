@@ -135,7 +135,7 @@ class Planner:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class AttemptPosition:
     """Where in a run an attempt stands, and what it continues."""
 
     run_id: bytes
@@ -148,24 +148,24 @@ class Place:
 def make_header(
     site: TargetSite,
     settings: RunSettings,
-    place: Place,
+    position: AttemptPosition,
     *,
     plan: RoundPlan,
     target: TargetRound | None,
     model: Vector,
     session: SessionPlan,
-    metrics: bool,
+    with_metrics: bool,
 ) -> Signed[Header]:
     """Sign the header of an attempt, with a fresh session id."""
     body = header_of(
         Federation(site.roster.digest(), len(site.sources), site.trainer.layers),
         settings,
-        place,
+        position,
         rule=terms_of(plan),
         target=published_terms(target, plan, to_sources=Visibility.SUM in session.levels.values()),
         model_digest=sha256(vector_to_wire(model)).digest(),
         session=session,
-        metrics=metrics,
+        with_metrics=with_metrics,
     )
     return site.signer.sign(draw(site.random_bytes, SESSION_ID_BYTES), NO_CONTEXT, body)
 
@@ -182,19 +182,19 @@ class Federation:
 def header_of(
     federation: Federation,
     settings: RunSettings,
-    place: Place,
+    position: AttemptPosition,
     *,
     rule: RuleTerms,
     target: TargetTerms | None,
     model_digest: bytes,
     session: SessionPlan,
-    metrics: bool,
+    with_metrics: bool,
 ) -> Header:
-    """The header of an attempt; ``metrics`` only where the join of every participant said so."""
+    """The header of an attempt; with loss and accuracy only where the join of every participant said so."""
     return Header(
-        run_id=place.run_id,
-        round=place.round,
-        attempt=place.attempt,
+        run_id=position.run_id,
+        round=position.round,
+        attempt=position.attempt,
         levels=tuple(session.levels[index] for index in session.participants),
         rule=rule,
         target=target,
@@ -209,13 +209,13 @@ def header_of(
         max_samples=settings.max_samples,
         training_deadline_ms=round(1000 * settings.training_deadline_s),
         phase_deadline_ms=round(1000 * settings.phase_deadline_s),
-        previous_result_digest=place.previous_result_digest,
-        previous_checkpoint=place.previous_checkpoint,
+        previous_result_digest=position.previous_result_digest,
+        previous_checkpoint=position.previous_checkpoint,
         cohort_size=session.cohort_size,
         cohort_quorum=session.cohort_quorum,
         sum_quorum=session.sum_quorum,
         norm_cap=session.norm_cap,
-        metrics=metrics,
+        metrics=with_metrics,
     )
 
 
@@ -286,10 +286,10 @@ def expected_header(config: FederationConfig) -> Header:
     return header_of(
         Federation(_NO_DIGEST, len(names), layer_table(model)),
         settings,
-        Place(bytes(RUN_ID_BYTES), number, 1, b""),
+        AttemptPosition(bytes(RUN_ID_BYTES), number, 1, b""),
         rule=terms_of(plan),
         target=target,
         model_digest=_NO_DIGEST,
         session=session,
-        metrics=not config.training.source.dp.noise_multiplier,
+        with_metrics=not config.training.source.dp.noise_multiplier,
     )

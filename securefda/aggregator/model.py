@@ -9,7 +9,7 @@ from hashlib import sha256
 import numpy as np
 
 from securefda.aggregator.attempt import RoundSum
-from securefda.aggregator.headers import Place, SessionPlan, make_header
+from securefda.aggregator.headers import AttemptPosition, SessionPlan, make_header
 from securefda.aggregator.rounds import CurrentRound, RoundTotal, total_of, update_of
 from securefda.aggregator.site import RunSettings, TargetSite
 from securefda.aggregator.store import AggregatorStore, Asked, KeptResult, Position, TargetRelease
@@ -33,7 +33,7 @@ from securefda.protocol.messages import (
     Signed,
     Visibility,
 )
-from securefda.rules import ServerState, server_step
+from securefda.rules import ServerState, cosine, server_step
 from securefda.training import Vector
 
 
@@ -149,18 +149,18 @@ class RunModel:
         current.trained = True
         current.spent("train_target", site.clock() - began)
 
-    def header(self, current: CurrentRound, session: SessionPlan, metrics: bool) -> Signed[Header]:
+    def header(self, current: CurrentRound, session: SessionPlan, *, with_metrics: bool) -> Signed[Header]:
         """The header of the next attempt at a round. Nothing of it may leave before :meth:`publish`."""
         witnessed = self._site.witness.note
         return make_header(
             self._site,
             self._settings,
-            Place(self._run_id, current.number, current.attempt + 1, self._result_digest, witnessed),
+            AttemptPosition(self._run_id, current.number, current.attempt + 1, self._result_digest, witnessed),
             plan=current.plan,
             target=current.target,
             model=self.vector,
             session=session,
-            metrics=metrics,
+            with_metrics=with_metrics,
         )
 
     def publish(self, current: CurrentRound, header: Header, asked: Asked) -> None:
@@ -199,7 +199,7 @@ class RunModel:
         update = update_of(current.plan.rule, total, current.target, self._settings.max_samples)
         if current.plan.server is not None:
             update, server = server_step(current.plan.server, server, update)
-        current.target_cosine = current.cosine_with_target(update)
+        current.target_cosine = None if current.target is None else cosine(current.target.result.update, update)
         vector = (self.vector + update).astype(np.float32)
         current.spent("rule", self._site.clock() - began)
         return Change(total, vector, server)
@@ -217,7 +217,7 @@ class RunModel:
 
     def lose(self, current: CurrentRound, participants: Iterable[int]) -> None:
         """Give a round up: the model stays as it is."""
-        line = current.lost_line(self._site, self.vector, participants)
+        line = current.line(self._site, self.vector, "lost", participants)
         self._store.lose_round(dict(line))
         self._reporter.round_finished(line)
 

@@ -150,7 +150,7 @@ class RunDriver:
         self._server = server
         self._roster = roster
         self._reporter = reporter
-        self._reported: set[int] = set()
+        self._joined: set[int] = set()
         """Sources of which the run has received a :class:`Join` from the process that is connected now."""
 
     async def drive(self) -> None:
@@ -176,28 +176,28 @@ class RunDriver:
 
     def _reaction(self, event: Event) -> Callable[[], list[Send]]:
         match event:
-            case Received(site=site, parcel=parcel):
+            case Received(index=index, parcel=parcel):
                 if isinstance(parcel.message.body, Join):
-                    self._reported.add(site)
+                    self._joined.add(index)
                 return partial(self._run.receive, parcel)
-            case Left(site=site, why=why):
-                return self._gone(site, why, self._run.left)
-            case Joined(site=site, resumed=resumed) if site in self._reported:
+            case Left(index=index, why=why):
+                return self._gone(index, why, self._run.left)
+            case Joined(index=index, resumed=resumed) if index in self._joined:
                 if resumed:
-                    return partial(self._run.returned, site)
+                    return partial(self._run.returned, index)
                 # The process that the run spoke with is gone; the new one joins before anything is sent to it.
-                self._reported.discard(site)
-                return self._gone(site, "a new process of it has connected", self._run.replaced)
-            case Misbehaved(site=site, check=check, detail=detail):
-                name = "an unknown peer" if site is None else self._roster.by_index(site).site_id
+                self._joined.discard(index)
+                return self._gone(index, "a new process of it has connected", self._run.replaced)
+            case Misbehaved(index=index, check=check, detail=detail):
+                name = "an unknown peer" if index is None else self._roster.by_index(index).site_id
                 self._reporter.note(f"alarm: {name} fails check {check}: {detail}")
-                if site is not None:
-                    return partial(self._run.misbehaved, site, check, detail)
+                if index is not None:
+                    return partial(self._run.misbehaved, index, check, detail)
         return list
 
-    def _gone(self, site: int, why: str, report: Callable[[int, str], list[Send]]) -> Callable[[], list[Send]]:
-        self._reporter.note(f"{self._roster.by_index(site).site_id}: {why}")
-        return partial(report, site, why)
+    def _gone(self, index: int, why: str, report: Callable[[int, str], list[Send]]) -> Callable[[], list[Send]]:
+        self._reporter.note(f"{self._roster.by_index(index).site_id}: {why}")
+        return partial(report, index, why)
 
     async def _step(self, work: Callable[[], list[Send]]) -> None:
         """Let the run react, then allow the uploads that it expects, then send what it says."""

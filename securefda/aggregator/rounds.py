@@ -21,7 +21,7 @@ from securefda.operations.records import RoundLine, SeenLine
 from securefda.protocol.contribution import RoundTerms, check_sum, clip_contribution
 from securefda.protocol.encoding import Vector64, vector_to_wire
 from securefda.protocol.messages import Header, Visibility
-from securefda.rules import ContributionSum, DeltaErrors, RoundPlan, Rule, combine, cosine
+from securefda.rules import ContributionSum, DeltaErrors, RoundPlan, Rule, combine
 from securefda.training import Vector
 
 
@@ -104,9 +104,10 @@ class CurrentRound:
         seconds: by phase.
         refused: policy key or check by roster index of the source that refused.
         levels: roster index -> what the aggregator sees of the source in the last attempt.
-        metrics: whether the sources hand in loss and accuracy in the last attempt.
+        with_metrics: whether the sources hand in loss and accuracy in the last attempt.
         released_to: site ids that were sent the target's update.
-        target_cosine: cosine of g_T and the round's update of the model.
+        target_cosine: of g_T and the round's update of the model, which every site gets to know: how far that shows
+            g_T. None where there is no g_T.
     """
 
     number: int
@@ -119,7 +120,7 @@ class CurrentRound:
     seconds: dict[str, float] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
     levels: dict[int, Visibility] = field(default_factory=dict)
-    metrics: bool = False
+    with_metrics: bool = False
     released_to: set[str] = field(default_factory=set)
     target_cosine: float | None = None
 
@@ -130,12 +131,8 @@ class CurrentRound:
 
     def begin(self, header: Header, asked: Asked) -> None:
         """An attempt begins with this header."""
-        self.attempt, self.metrics, self.asked = header.attempt, header.metrics, asked
+        self.attempt, self.with_metrics, self.asked = header.attempt, header.metrics, asked
         self.levels = dict(zip(header.participants, header.levels, strict=True))
-
-    def cosine_with_target(self, update: Vector64) -> float | None:
-        """How far the update, which every site gets to know, shows g_T; None where there is no g_T."""
-        return None if self.target is None else cosine(self.target.result.update, update)
 
     def spent(self, phase: str, seconds: float) -> None:
         """Add to the time of a phase."""
@@ -153,30 +150,29 @@ class CurrentRound:
     ) -> RoundLine:
         """The line of a finished round, without its evaluation; ``outcome`` is None for a round of the target alone."""
         survivors = outcome.survivors if outcome else frozenset()
-        line = self._line(site, model, "finished", participants, survivors)
+        line = self.line(site, model, "finished", participants, survivors)
         line["mean_beta"] = total.mean_beta if total and self.plan.rule.adapts else None
         line["target_cosine"] = self.target_cosine
         if outcome is not None:
             parts = outcome.parts
             line["emptied"] = _emptied(site, parts)
-            line["seen"] = [seen for part in parts for seen in _seen(site, part, max_samples, metrics=self.metrics)]
+            line["seen"] = [
+                seen for part in parts for seen in _seen(site, part, max_samples, with_metrics=self.with_metrics)
+            ]
         if total and total.errors and self.target and self.target.statistics:
             errors = total.errors.by_rule(self.target.statistics.mean_variance)
             line["delta_errors"] = {str(rule): error for rule, error in errors.items()}
         return line
 
-    def lost_line(self, site: TargetSite, model: Vector, participants: Iterable[int]) -> RoundLine:
-        """The line of a round that was given up."""
-        return self._line(site, model, "lost", participants, frozenset())
-
-    def _line(
+    def line(
         self,
         site: TargetSite,
         model: Vector,
         status: Literal["finished", "lost"],
         participants: Iterable[int],
-        survivors: frozenset[int],
+        survivors: frozenset[int] = frozenset(),
     ) -> RoundLine:
+        """The line of a round, as far as it does not depend on what its attempt gave."""
         up, down = (
             {site.name(index): count - old.get(index, 0) for index, count in sorted(new.items())}
             for new, old in zip(site.traffic(), self.traffic_before, strict=True)
@@ -203,23 +199,23 @@ class CurrentRound:
         return line
 
 
-def _seen(site: TargetSite, part: PartialSum, max_samples: int, *, metrics: bool) -> Iterator[SeenLine]:
+def _seen(site: TargetSite, part: PartialSum, max_samples: int, *, with_metrics: bool) -> Iterator[SeenLine]:
     """What the aggregator learnt of the members of a part: of each at ``individual``, else of all together.
 
-    Without ``metrics`` there is no loss and no accuracy, whatever stands in their places.
+    Without metrics there is no loss and no accuracy, whatever stands in their places.
     """
     level, statistics = part.level.label, part.statistics
     if part.level is Visibility.INDIVIDUAL:
         for index, report in sorted(part.reports.items()):
-            loss, accuracy = (report.loss, report.accuracy) if metrics else (None, None)
+            loss, accuracy = (report.loss, report.accuracy) if with_metrics else (None, None)
             yield SeenLine(level=level, members=[site.name(index)], rows=report.samples, loss=loss, accuracy=accuracy)
         return
     yield SeenLine(
         level=level,
         members=[site.name(index) for index in sorted(part.members)],
         rows=round(statistics.weight * max_samples),
-        loss=statistics.loss / statistics.weight if metrics else None,
-        accuracy=statistics.accuracy / statistics.weight if metrics else None,
+        loss=statistics.loss / statistics.weight if with_metrics else None,
+        accuracy=statistics.accuracy / statistics.weight if with_metrics else None,
     )
 
 

@@ -434,7 +434,7 @@ class AggregatorRun:
             return self._failed(self._attendance.explained(candidates.planner.error(able, error))), []
         self._progress = replace(self._progress, attempted=True)
         self._train_target(current)
-        header = self._model.header(current, plan, self._attendance.all_hand_in_metrics(plan.participants))
+        header = self._model.header(current, plan, with_metrics=self._attendance.all_hand_in_metrics(plan.participants))
         asked = Asked(round_terms(header.body), Visibility.SUM in plan.levels.values())
         if current.asked is not None and asked.terms != current.asked.terms:
             # Sources that took the first header would refuse the second, and accuse the target.

@@ -41,7 +41,6 @@ from securefda.protocol.messages import (
     Unmask,
 )
 from securefda.protocol.roster import Roster
-from securefda.protocol.secret import Secret
 from securefda.protocol.transcript import (
     able_to_open,
     cohorts_of,
@@ -460,7 +459,15 @@ def _open_sum(state: CollectingUnmask, opened: OpenedSecrets, cohort: frozenset[
         index: agreement.self_seed(opened.self_secrets[index], own=index, ctx2=state.ctx2)
         for index in sorted(survivors)
     }
-    dropped = {index: _pair_seeds(state, index, opened.pairs[index], survivors) for index in sorted(cohort - survivors)}
+    dropped = {
+        index: {
+            peer: agreement.pair_seed(
+                opened.pairs[index], state.u1[peer].mask_key, own=index, peer=peer, ctx2=state.ctx2
+            )
+            for peer in sorted(survivors)
+        }
+        for index in sorted(cohort - survivors)
+    }
     total = state.totals[cohort]
     unmask(total, self_seeds=self_seeds, dropped=dropped, threads=session.threads)
     try:
@@ -477,12 +484,3 @@ def _faults(session: AggregatorSession, opened: OpenedSecrets) -> tuple[FaultySo
         detail = f"wrong shares of the secrets of {names}, unless these dealt them so"
         faults.append(FaultySourceError(session.name(holder), "UNMASK_SHARE", detail))
     return tuple(faults)
-
-
-def _pair_seeds(
-    state: CollectingUnmask, dropped: int, pair: agreement.KeyPair, survivors: frozenset[int]
-) -> dict[int, Secret]:
-    return {
-        peer: agreement.pair_seed(pair, state.u1[peer].mask_key, own=dropped, peer=peer, ctx2=state.ctx2)
-        for peer in sorted(survivors)
-    }

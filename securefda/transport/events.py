@@ -18,7 +18,7 @@ class Joined:
     otherwise it has just started and knows nothing of the run.
     """
 
-    site: int
+    index: int
     instance_id: bytes
     resumed: bool
 
@@ -27,7 +27,7 @@ class Joined:
 class Left:
     """A source hung up, or has been silent or away for three heartbeats. ``why`` is one line for the operator."""
 
-    site: int
+    index: int
     why: str
 
 
@@ -35,7 +35,7 @@ class Left:
 class Received:
     """A message of a source; its vectors are complete and have the digests that the message names."""
 
-    site: int
+    index: int
     parcel: Parcel
 
 
@@ -43,11 +43,11 @@ class Received:
 class Misbehaved:
     """A connection broke a rule of the transport and was refused.
 
-    ``site`` is the roster index that its certificate stands for, None where the roster does not know it; ``check`` is
+    ``index`` is the roster index that its certificate stands for, None where the roster does not know it; ``check`` is
     a stable name, ``detail`` one line for the operator.
     """
 
-    site: int | None
+    index: int | None
     check: str
     detail: str
 
@@ -78,34 +78,34 @@ class EventQueue:
         wait are dropped where this one says all that they did.
         """
         match event:
-            case Misbehaved(site=site, check=check):
-                if (site, check) in self._accused:
+            case Misbehaved(index=index, check=check):
+                if (index, check) in self._accused:
                     return
-                self._accused.add((site, check))
-            case Received(site=site, parcel=parcel):
-                self._vectors[site] += len(parcel.vectors)
+                self._accused.add((index, check))
+            case Received(index=index, parcel=parcel):
+                self._vectors[index] += len(parcel.vectors)
             case Joined() | Left():
                 self._events = deque(other for other in self._events if not _is_outdated(other, event))
                 if isinstance(event, Joined) and not event.resumed:
-                    self._new_processes.add(event.site)
+                    self._new_processes.add(event.index)
         self._events.append(event)
         self._changed.set()
 
-    def new_process_waits(self, site: int) -> bool:
+    def new_process_waits(self, index: int) -> bool:
         """Whether a new process of a site has connected and that was not read yet."""
-        return site in self._new_processes
+        return index in self._new_processes
 
-    async def slot(self, site: int) -> None:
+    async def slot(self, index: int) -> None:
         """Wait until fewer than ``UNREAD_MESSAGES`` messages of a site wait, and claim a place for the next."""
-        await self._slots.setdefault(site, asyncio.Semaphore(UNREAD_MESSAGES)).acquire()
+        await self._slots.setdefault(index, asyncio.Semaphore(UNREAD_MESSAGES)).acquire()
 
-    def give_back_slot(self, site: int) -> None:
+    def give_back_slot(self, index: int) -> None:
         """The place that :meth:`slot` claimed is not needed."""
-        self._slots[site].release()
+        self._slots[index].release()
 
-    def unread_vectors(self, site: int) -> int:
+    def unread_vectors(self, index: int) -> int:
         """How many vectors of a site wait."""
-        return self._vectors[site]
+        return self._vectors[index]
 
     def fail(self, error: BaseException) -> None:
         """Make every later :meth:`get` raise ``error``."""
@@ -125,13 +125,13 @@ class EventQueue:
             await self._changed.wait()
         event = self._events.popleft()
         match event:
-            case Received(site=site, parcel=parcel):
-                self.give_back_slot(site)
-                self._vectors[site] -= len(parcel.vectors)
-            case Misbehaved(site=site, check=check):
-                self._accused.discard((site, check))
-            case Joined(site=site, resumed=False):
-                self._new_processes.discard(site)
+            case Received(index=index, parcel=parcel):
+                self.give_back_slot(index)
+                self._vectors[index] -= len(parcel.vectors)
+            case Misbehaved(index=index, check=check):
+                self._accused.discard((index, check))
+            case Joined(index=index, resumed=False):
+                self._new_processes.discard(index)
         return event
 
 
@@ -143,7 +143,7 @@ def _is_outdated(waiting: Event, event: Joined | Left) -> bool:
     new is never dropped for what it did later, and a return never takes the going before it away, since what was said
     to the source meanwhile has not reached it.
     """
-    if not isinstance(waiting, Joined | Left) or waiting.site != event.site:
+    if not isinstance(waiting, Joined | Left) or waiting.index != event.index:
         return False
     if isinstance(event, Joined):
         return not event.resumed

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rounds_federation import roster_of
 from run_settings import run_settings
 
-from securefda.aggregator.headers import Federation, Place, Planner, header_of
+from securefda.aggregator.headers import AttemptPosition, Federation, Planner, header_of
 from securefda.aggregator.site import RunSettings
 from securefda.errors import ConfigError
 from securefda.protocol.checks import threshold_is_sound
@@ -87,12 +87,12 @@ def planned_header(run: RunSettings, permitted: list[Visibility]) -> Header:
     return header_of(
         Federation(bytes(32), len(names), (("weight", (2,)),)),
         run,
-        Place(bytes(16), 1, 1, b""),
+        AttemptPosition(bytes(16), 1, 1, b""),
         rule=terms_of(round_plan(run.strategy, 1)),
         target=None,
         model_digest=bytes(32),
         session=Planner(names, run).plan(dict(enumerate(permitted, start=1))),
-        metrics=True,
+        with_metrics=True,
     )
 
 

@@ -23,7 +23,7 @@ async def _left_of(events: list[Event]) -> list[Event]:
     queue = EventQueue()
     for event in events:
         if isinstance(event, Received):
-            await queue.slot(event.site)
+            await queue.slot(event.index)
         queue.put(event)
     return await _waiting(queue)
 

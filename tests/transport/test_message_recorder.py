@@ -200,9 +200,9 @@ async def test_what_cannot_be_recorded_does_not_leave(tmp_path: Path, monkeypatc
             await lost.close(1.0)
             await other.send(note(2, 3))
             heard = [await soon(server.receive())]
-            while not (isinstance(heard[-1], Received) and heard[-1].site == 2):
+            while not (isinstance(heard[-1], Received) and heard[-1].index == 2):
                 heard.append(await soon(server.receive()))
-    assert [event.site for event in heard if isinstance(event, Received)] == [2]
+    assert [event.index for event in heard if isinstance(event, Received)] == [2]
     assert source.lines == []
 
 

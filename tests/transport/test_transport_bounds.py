@@ -60,7 +60,7 @@ async def test_a_source_that_takes_no_messages_is_gone_before_they_fill_the_memo
             await server.send([(1, note(TARGET, len(shown)))])
             assert link.untaken_bytes < most
         left = await next_event(server, Left)
-        assert (left.site, left.why) == (1, "it takes no messages: more than 524288 bytes wait for it")
+        assert (left.index, left.why) == (1, "it takes no messages: more than 524288 bytes wait for it")
         assert link.untaken_bytes == 0
         delivered = len(shown)
         assert delivered > CALM.max_untaken_bytes // 2048  # and not too early
@@ -95,7 +95,7 @@ async def test_what_goes_to_a_source_that_is_given_up_is_shown_to_nobody_and_the
         assert shown == [(2, False)]
         assert server._table.attachments.held_bytes == 0
         assert number_of(await soon(other.receive())) == 2
-        assert (await next_event(server, Left)).site == 1
+        assert (await next_event(server, Left)).index == 1
         assert server.connected() == {2}
 
 

@@ -145,7 +145,7 @@ async def test_a_malformed_upload_is_refused_and_reported(steps, status, check: 
             await upload.write(step)
         assert await status_of(upload) is status
         event = await next_event(server, Misbehaved)
-        assert (event.site, event.check) == (1, check)
+        assert (event.index, event.check) == (1, check)
 
 
 @scenario
@@ -216,7 +216,7 @@ async def test_a_malformed_frame_ends_the_stream_and_is_reported(frames: list[pb
         assert await status_of(control) is grpc.StatusCode.INVALID_ARGUMENT
         while not isinstance(event := await soon(server.receive()), Misbehaved):
             pass
-        assert (event.site, event.check) == (1, "WIRE")
+        assert (event.index, event.check) == (1, "WIRE")
 
 
 @scenario
@@ -245,7 +245,7 @@ async def test_bytes_that_are_no_protobuf_end_the_stream_and_are_reported(method
         await call.write(b"\xff\xff\xff")
         assert await status_of(call) is grpc.StatusCode.INVALID_ARGUMENT
         event = await next_event(server, Misbehaved)
-        assert (event.site, event.check) == (1, "WIRE")
+        assert (event.index, event.check) == (1, "WIRE")
 
 
 UNKNOWN = b"\x78\x01"  # field 15

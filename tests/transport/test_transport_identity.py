@@ -99,7 +99,7 @@ async def test_a_certificate_of_the_federation_that_is_not_in_the_roster_is_refu
             await soon(channel.open())
         assert caught.value.exit_code == ExitCode.CONNECTION
         event = await next_event(server, Misbehaved)
-        assert (event.site, event.check) == (None, "ROSTER_PIN")
+        assert (event.index, event.check) == (None, "ROSTER_PIN")
         assert server.connected() == set()
 
 
@@ -115,13 +115,13 @@ async def test_a_source_that_signs_as_another_is_refused_and_reported() -> None:
             await soon(server.receive())
         await spoofer.send(note(2, 666))
         event = await next_event(server, Misbehaved)
-        assert (event.site, event.check) == (1, "SENDER")
+        assert (event.index, event.check) == (1, "SENDER")
         with pytest.raises(AuthenticationError, match="site 1 sends a message of site 2"):
             await soon(spoofer.receive())
         await honest.send(note(2, 1))
         while not isinstance(event := await soon(server.receive()), Received):
             pass  # site 1 has left meanwhile
-        assert (event.site, number_of(event.parcel)) == (2, 1)
+        assert (event.index, number_of(event.parcel)) == (2, 1)
 
 
 @scenario

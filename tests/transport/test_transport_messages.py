@@ -48,7 +48,7 @@ async def test_messages_arrive_in_order_in_both_directions() -> None:
             await server.send([(1, note(TARGET, number))])
         for number in range(50):
             event = await next_event(server, Received)
-            assert (event.site, number_of(event.parcel)) == (1, number)
+            assert (event.index, number_of(event.parcel)) == (1, number)
             assert number_of(await soon(channel.receive())) == number
 
 
@@ -71,7 +71,7 @@ async def test_a_header_arrives_with_its_vectors_and_they_are_not_kept_longer() 
         sites.connected(1, address) as one,
         sites.connected(2, address) as two,
     ):
-        assert {(await next_event(server, Joined)).site for _ in range(2)} == {1, 2}
+        assert {(await next_event(server, Joined)).index for _ in range(2)} == {1, 2}
         sent = header(*vectors)
         for index in (1, 2):
             await server.send([(index, sent)])
@@ -112,7 +112,7 @@ async def test_an_upload_of_another_length_than_expected_is_refused(expected: in
         with pytest.raises(UploadRefusedError, match=f"10000 bytes declared, {expected} expected"):
             await channel.send(masked_input(1, bytes(10_000)))
         event = await next_event(server, Misbehaved)
-        assert (event.site, event.check) == (1, "UPLOAD_LENGTH")
+        assert (event.index, event.check) == (1, "UPLOAD_LENGTH")
         await channel.send(note(1, 3))  # the connection is still good
         assert number_of((await next_event(server, Received)).parcel) == 3
 
@@ -214,7 +214,7 @@ async def test_a_message_that_cannot_be_recorded_does_not_leave() -> None:
         with pytest.raises(OSError, match="No space left"):
             await channel.send(note(1, 1))
         await two.send(note(2, 2))
-        assert (await next_event(server, Received)).site == 2
+        assert (await next_event(server, Received)).index == 2
 
 
 @scenario
@@ -288,7 +288,7 @@ async def test_a_source_that_closes_leaves_at_once_and_what_it_sent_last_arrives
             await channel.send(note(1, 9))
         assert number_of((await next_event(server, Received)).parcel) == 9
         event = await next_event(server, Left)
-        assert (event.site, event.why) == (1, "hung up")
+        assert (event.index, event.why) == (1, "hung up")
         assert server.connected() == set()
         with pytest.raises(ConnectionFailed, match="not open"):
             await channel.send(note(1, 10))
@@ -340,7 +340,7 @@ async def test_a_header_goes_with_the_targets_update_to_some_and_without_it_to_o
         sites.connected(1, address) as one,
         sites.connected(2, address) as two,
     ):
-        assert {(await next_event(server, Joined)).site for _ in range(2)} == {1, 2}
+        assert {(await next_event(server, Joined)).index for _ in range(2)} == {1, 2}
         sent = header(model, update)
         await server.send([(1, sent)])
         await server.send([(2, Parcel(sent.message, (model,)))])
@@ -385,7 +385,7 @@ async def test_of_what_leaves_together_nothing_is_shown_where_one_cannot_leave()
         sites.connected(1, address, FAST),
         sites.connected(2, address, FAST),
     ):
-        assert {(await next_event(server, Joined)).site for _ in range(2)} == {1, 2}
+        assert {(await next_event(server, Joined)).index for _ in range(2)} == {1, 2}
         good = header(b"model")
         body = good.message.body
         layers = tuple(type(body.layers[0])(f"layer{i}" + "x" * 180, (1,), 1.0) for i in range(400))
@@ -406,7 +406,7 @@ async def test_a_hundred_sources_are_served_by_one_aggregator() -> None:
     async with sites.listening(CALM) as (server, address):
         channels = {index: sites.channel(index, address, CALM) for index in sites.sources}
         await asyncio.gather(*(channel.open() for channel in channels.values()))
-        assert {(await next_event(server, Joined)).site for _ in channels} == set(channels)
+        assert {(await next_event(server, Joined)).index for _ in channels} == set(channels)
         sent = header(vector)
         for index in channels:
             server.expect_upload(index, len(vector))
@@ -419,6 +419,6 @@ async def test_a_hundred_sources_are_served_by_one_aggregator() -> None:
             await channels[index].send(masked_input(index, vector[::-1]))
 
         await asyncio.gather(*map(take_part, channels))
-        found = {(await next_event(server, Received)).site for _ in channels}
+        found = {(await next_event(server, Received)).index for _ in channels}
         assert found == set(channels)
         await asyncio.gather(*(channel.close() for channel in channels.values()))

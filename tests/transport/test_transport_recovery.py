@@ -209,7 +209,7 @@ async def test_a_silent_source_is_reported_lost_and_resumes_without_loss() -> No
             await channel.send(note(1, 1))
             await server.send([(1, note(TARGET, 2))])
             left = await next_event(server, Left)
-            assert (left.site, left.why) == (1, "silent for 0.3 s")
+            assert (left.index, left.why) == (1, "silent for 0.3 s")
             assert server.connected() == set()
             proxy.cut()
             proxy.thaw()
@@ -252,7 +252,7 @@ async def test_a_source_that_vanishes_is_lost_after_three_heartbeats() -> None:
             begin = loop.time()
             proxy.cut()
             left = await next_event(server, Left)
-            assert left.site == 1
+            assert left.index == 1
             assert 0.25 <= loop.time() - begin < 5.0
 
 

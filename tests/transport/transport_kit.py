@@ -255,7 +255,7 @@ async def next_event(server: AggregatorServer, kind: type[Event]) -> Event:
 async def joined(server: AggregatorServer, index: int) -> Joined:
     """Wait for the join of a site, which must be the next event."""
     event = await next_event(server, Joined)
-    assert event.site == index
+    assert event.index == index
     return event
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from securefda.aggregator.headers import Place
+from securefda.aggregator.headers import AttemptPosition
 from securefda.aggregator.target import TargetRound
 from securefda.rules import RoundPlan, TargetStatistics, norms_of
 from securefda.training import LocalResult
@@ -40,7 +40,7 @@ class AsksByCoordinate(MaliciousAggregator):
         """How many it has: two for each coordinate."""
         return 2 * self._size
 
-    def train(self, place: Place, plan: RoundPlan) -> TargetRound | None:  # noqa: ARG002 - of the base
+    def train(self, place: AttemptPosition, plan: RoundPlan) -> TargetRound | None:  # noqa: ARG002 - of the base
         """Nothing is trained: g_T is made up, and its statistics fit it."""
         coordinate, is_turned = divmod(len(self.sessions), 2)
         update = np.zeros(sum(self.seat.site.trainer.sizes), np.float32)

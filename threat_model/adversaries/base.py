@@ -11,7 +11,7 @@ from dataclasses import replace
 from hashlib import sha256
 
 from securefda.aggregator.attendance import CosignerTracker
-from securefda.aggregator.headers import Place, Planner, SessionPlan, make_header
+from securefda.aggregator.headers import AttemptPosition, Planner, SessionPlan, make_header
 from securefda.aggregator.target import TargetRound, train_target
 from securefda.errors import FaultySourceError
 from securefda.protocol.encoding import vector_from_wire, vector_to_wire
@@ -97,11 +97,11 @@ class MaliciousAggregator(Opens):
 
     # What is said to whom: override any of these.
 
-    def next_place(self) -> Place | None:
+    def next_place(self) -> AttemptPosition | None:
         """The attempt that comes next, None to end the run: one attempt at each round of the run's settings."""
         number = len(self.sessions) + 1
         previous = self.last_result.digest() if self.last_result else b""
-        return Place(self.run, number, 1, previous) if number <= self.seat.settings.strategy.rounds else None
+        return AttemptPosition(self.run, number, 1, previous) if number <= self.seat.settings.strategy.rounds else None
 
     def participants(self) -> set[int]:
         """U0 of the attempt that comes next."""
@@ -115,7 +115,7 @@ class MaliciousAggregator(Opens):
         at_sum_alone = set(plan.levels.values()) == {Visibility.SUM}
         return replace(plan, threshold=threshold, sum_quorum=threshold if at_sum_alone else plan.sum_quorum)
 
-    def train(self, place: Place, plan: RoundPlan) -> TargetRound | None:
+    def train(self, place: AttemptPosition, plan: RoundPlan) -> TargetRound | None:
         """The target's own part of a round."""
         return train_target(self.seat.site.trainer, self.model, place.round, plan)
 
@@ -268,7 +268,7 @@ class MaliciousAggregator(Opens):
             target=self.target,
             model=self.model,
             session=session,
-            metrics=members <= self.with_metrics,
+            with_metrics=members <= self.with_metrics,
         )
         self.sessions.append(Heard(header.body, header.envelope.session_id))
         self._waits_for = Advertise if header.body.masked else Update

@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from securefda.aggregator.headers import Place
+from securefda.aggregator.headers import AttemptPosition
 from securefda.aggregator.target import TargetRound
 from securefda.protocol import source as steps
 from securefda.protocol.agreement import REPORT_OPENING_BYTES, report_commitment
@@ -85,7 +85,7 @@ class CraftsTarget(SubtractsColluders):
         self._update, self._scatter = update, scatter
         self._known, self._weights = known, weights
 
-    def train(self, place: Place, plan: RoundPlan) -> TargetRound | None:  # noqa: ARG002 - of the base
+    def train(self, place: AttemptPosition, plan: RoundPlan) -> TargetRound | None:  # noqa: ARG002 - of the base
         """Nothing is trained: update and statistics are made up, such that they do not contradict each other."""
         mean_squared = float(np.sum(self._update.astype(np.float64) ** 2)) / _STEPS**2
         mean_square = mean_squared + self._scatter * (_STEPS - 1) / _STEPS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hashlib import sha256
 
-from securefda.aggregator.headers import Place
+from securefda.aggregator.headers import AttemptPosition
 from securefda.protocol.encoding import vector_to_wire
 from securefda.protocol.messages import Advertise, KeyList, Result, Send, Step, Survivors
 from threat_model.adversaries.base import MaliciousAggregator
@@ -21,11 +21,11 @@ class DrainsBudget(MaliciousAggregator):
 
     threat = "T19"
 
-    def next_place(self) -> Place | None:
+    def next_place(self) -> AttemptPosition | None:
         """One round after another, as long as the last one brought an input."""
         if self.sessions and not self.heard.inputs:
             return None
-        return Place(self.run, len(self.sessions) + 1, 1, b"")
+        return AttemptPosition(self.run, len(self.sessions) + 1, 1, b"")
 
     def survivors_for(self, index: int) -> Survivors | None:  # noqa: ARG002 - of the base
         """None: the sum is of no interest."""
@@ -50,11 +50,11 @@ class AbortsRounds(MaliciousAggregator):
         super().__init__(seat)
         self._after = after
 
-    def next_place(self) -> Place | None:
+    def next_place(self) -> AttemptPosition | None:
         """One round after another, as long as the last one brought an answer."""
         if self.sessions and not self.heard.answers(self._after):
             return None
-        return Place(self.run, len(self.sessions) + 1, 1, b"")
+        return AttemptPosition(self.run, len(self.sessions) + 1, 1, b"")
 
     def _send_key_list(self, index: int) -> list[Send]:
         is_enough = self._after is Advertise
@@ -74,7 +74,7 @@ class PaysWithWords(MaliciousAggregator):
 
     threat = "T19"
 
-    def next_place(self) -> Place | None:
+    def next_place(self) -> AttemptPosition | None:
         """The next round, which continues a made-up result of the last; as long as that brought an answer."""
         number, previous = len(self.sessions) + 1, b""
         if self.sessions:
@@ -85,7 +85,7 @@ class PaysWithWords(MaliciousAggregator):
             self.last_result = self.signer.sign(self.heard.session_id, context, made_up)
             self.receipts, self.had_result = {}, set()
             previous = self.last_result.digest()
-        return Place(self.run, number, 1, previous) if number <= self.seat.settings.strategy.rounds else None
+        return AttemptPosition(self.run, number, 1, previous) if number <= self.seat.settings.strategy.rounds else None
 
     def key_list_for(self, index: int) -> KeyList | None:  # noqa: ARG002 - of the base
         """None: the round is over."""

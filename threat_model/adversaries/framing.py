@@ -8,7 +8,7 @@ from itertools import combinations, permutations
 from pathlib import Path
 from random import Random
 
-from securefda.aggregator.headers import Place
+from securefda.aggregator.headers import AttemptPosition
 from securefda.audit import notes
 from securefda.audit.kept import KeptMessages
 from securefda.audit.log import AuditLog
@@ -120,15 +120,15 @@ class Framer(MaliciousAggregator):
     def _tempted(self, probability: float) -> bool:
         return self._lies and self.hoard.chance(probability)
 
-    def next_place(self) -> Place | None:
+    def next_place(self) -> AttemptPosition | None:
         """The next round, or the last one again, which honest sources refuse."""
         if len(self.sessions) >= self._most:
             return None
         previous = self.last_result.digest() if self.last_result else b""
         number, attempt = (self.heard.header.round, self.heard.header.attempt) if self.sessions else (0, 1)
         if self.sessions and self._tempted(0.2):
-            return Place(self.run, number, attempt + 1, previous)
-        return Place(self.run, number + 1, 1, previous)
+            return AttemptPosition(self.run, number, attempt + 1, previous)
+        return AttemptPosition(self.run, number + 1, 1, previous)
 
     def header_for(self, index: int) -> Header | None:
         """With the one checkpoint of this run; now and then not the same for all."""
@@ -240,7 +240,7 @@ class SessionAgain(MaliciousAggregator):
         )
         super().__init__(replace(seat, site=site))
 
-    def next_place(self) -> Place | None:
+    def next_place(self) -> AttemptPosition | None:
         """The first round alone."""
         return None if self.sessions else super().next_place()
 

@@ -14,7 +14,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from securefda.aggregator.headers import Place
+from securefda.aggregator.headers import AttemptPosition
 from securefda.protocol.encoding import vector_to_wire
 from securefda.protocol.messages import Parcel, Receipt, Result, Send, Step
 from securefda.source.model_bound import Units
@@ -62,7 +62,7 @@ class AsksByModel(MaliciousAggregator):
         if at_round == 1:
             self.model = made
 
-    def next_place(self) -> Place | None:
+    def next_place(self) -> AttemptPosition | None:
         """Play rounds until the sum over the made model has come."""
         place = super().next_place() if len(self.sessions) < self._at_round else None
         if place is None or place.round < self._at_round:
@@ -117,14 +117,14 @@ class AsksAndAborts(MaliciousAggregator):
         super().__init__(seat)
         self._made = tuple(made)
 
-    def next_place(self) -> Place | None:
+    def next_place(self) -> AttemptPosition | None:
         """One round for each model; none of them continues a result."""
         number = len(self.sessions) + 1
         if number > len(self._made) + 1:
             return None
         if number > 1:
             self.model = self._made[number - 2]
-        return Place(self.run, number, 1, b"")
+        return AttemptPosition(self.run, number, 1, b"")
 
     def _send_key_list(self, index: int) -> list[Send]:
         return self.abort(index, Step.ADVERTISE)
@@ -148,7 +148,7 @@ class WalksThere(AsksByModel):
         self._groups, self._reach = tuple(groups), reach
         self._moved_after = 0
 
-    def next_place(self) -> Place | None:
+    def next_place(self) -> AttemptPosition | None:
         """Play rounds until a sum over the made model has come."""
         return None if self.arrived else super().next_place()
 

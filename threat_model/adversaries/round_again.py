@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from securefda.aggregator.headers import Place
+from securefda.aggregator.headers import AttemptPosition
 from securefda.protocol.messages import RUN_ID_BYTES, Header, Join, Parcel, Result, Send
 from securefda.protocol.secret import draw
 from threat_model.adversaries.base import MaliciousAggregator
@@ -42,7 +42,7 @@ class RoundAgain(MaliciousAggregator):
         self._headers: dict[int, Parcel] = {}
         self._missing = set(seat.site.sources) if after_restart else set()
 
-    def next_place(self) -> Place | None:
+    def next_place(self) -> AttemptPosition | None:
         """Round 1, and round 1 again; in another run when the sources have joined that."""
         if not self.sessions:
             return super().next_place()
@@ -52,7 +52,7 @@ class RoundAgain(MaliciousAggregator):
         if self._missing or len(self.sessions) > 1:
             return None
         run = draw(self.seat.site.random_bytes, RUN_ID_BYTES) if self.way == "unannounced run" else self.run
-        return Place(run, 1, 2 if self.way == "attempt" else 1, b"")
+        return AttemptPosition(run, 1, 2 if self.way == "attempt" else 1, b"")
 
     def _change_run(self) -> None:
         """Begin a log of another run, and have the sources connect again if they do not start anew in any case."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from securefda.aggregator.headers import Place
+from securefda.aggregator.headers import AttemptPosition
 from securefda.protocol import agreement
 from securefda.protocol.agreement import BoxAddress, KeyPair
 from securefda.protocol.checks import report_bytes
@@ -64,7 +64,7 @@ class RunAfterRun(AsksInManyRuns):
         super().__init__(seat, layer=layer)
         self._missing: set[int] = set()
 
-    def next_place(self) -> Place | None:
+    def next_place(self) -> AttemptPosition | None:
         """Round 1, of another run each time; it begins when the sources have joined that."""
         if len(self.sessions) == self.questions:
             return None
@@ -74,7 +74,7 @@ class RunAfterRun(AsksInManyRuns):
             self.witness.renew()
             self._missing = set(self.seat.site.sources)
             self.instance += 1
-        return None if self._missing else Place(self.run, 1, 1, b"")
+        return None if self._missing else AttemptPosition(self.run, 1, 1, b"")
 
     def ready(self) -> bool:
         """Also in a further run, when the last source is back and all have cosigned its log."""
@@ -96,7 +96,7 @@ class RenamesRun(AsksInManyRuns):
     Powers, goal and source: as :class:`RunAfterRun`.
     """
 
-    def next_place(self) -> Place | None:
+    def next_place(self) -> AttemptPosition | None:
         """Round 1, of another run each time."""
         run = draw(self.seat.site.random_bytes, RUN_ID_BYTES) if self.sessions else self.run
-        return Place(run, 1, 1, b"") if len(self.sessions) < self.questions else None
+        return AttemptPosition(run, 1, 1, b"") if len(self.sessions) < self.questions else None

@@ -9,7 +9,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from securefda.aggregator.headers import Place
+from securefda.aggregator.headers import AttemptPosition
 from securefda.protocol.checks import quantisation
 from securefda.protocol.messages import Header, Layer
 from threat_model.adversaries.base import MaliciousAggregator
@@ -51,12 +51,12 @@ class SignHeader(MaliciousAggregator):
         super().__init__(seat)
         self.rows, self.clips = dict(rows), tuple(clips)
 
-    def next_place(self) -> Place | None:
+    def next_place(self) -> AttemptPosition | None:
         """The round of the next clip; none when one was accepted."""
         tried = len(self.sessions)
         if tried == len(self.clips) or (tried and self.heard.advertised):
             return None
-        return Place(self.run, tried + 1, 1, b"")
+        return AttemptPosition(self.run, tried + 1, 1, b"")
 
     @property
     def clip(self) -> float:

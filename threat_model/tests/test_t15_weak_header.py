@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from source_stores import store_at
 
-from securefda.aggregator.headers import Place, Planner, make_header
+from securefda.aggregator.headers import AttemptPosition, Planner, make_header
 from securefda.aggregator.site import TargetSite
 from securefda.audit import notes
 from securefda.audit.notes import Note, witness_name
@@ -337,12 +337,12 @@ def honest_header(site: TargetSite) -> Header:
     header = make_header(
         site,
         wanted,
-        Place(bytes(16), 1, 1, b""),
+        AttemptPosition(bytes(16), 1, 1, b""),
         plan=round_plan(wanted.strategy, 1),
         target=None,
         model=np.zeros(N_PARAMS, np.float32),
         session=Planner(names, wanted).plan(dict.fromkeys(names, Visibility.SUM)),
-        metrics=True,
+        with_metrics=True,
     ).body
     return _with_norm_cap(header, others=2)  # one more of the four others in the smallest sum is not trusted
 
