@@ -160,9 +160,7 @@ class _BaseAttempt:
 
     def _abort(self, to: int, step: Step, check: str, accused: int | None) -> Send:
         """A signed abort for one source."""
-        session_id = self.header.envelope.session_id
-        message = self._session.signer.sign(session_id, self._session.ctx, Abort(step, check, accused))
-        return Send(to, Parcel(message))
+        return Send(to, Parcel(self._session.sign(self._session.ctx, Abort(step, check, accused))))
 
     def _abort_all(self, step: Step, error: SecureFdaError) -> list[Send]:
         """Tell every source that is not gone that the attempt is over."""

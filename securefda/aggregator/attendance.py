@@ -1,4 +1,4 @@
-"""Who takes part in a run: which sources have joined, which have cosigned, and what they hear outside of a session."""
+"""Who takes part in a run: which sources have joined and cosigned, which can make an attempt, and the last goodbye."""
 
 from __future__ import annotations
 

@@ -159,9 +159,9 @@ class RunDriver:
         Raises:
             SecureFdaError: why the run ended early.
         """
-        await self._step(self._run.open)
+        await self._react_by(self._run.open)
         while not self._run.done:
-            await self._step(await self._next())
+            await self._react_by(await self._next())
         if self._run.error is not None:
             raise self._run.error
 
@@ -199,7 +199,7 @@ class RunDriver:
         self._reporter.note(f"{self._roster.by_index(index).site_id}: {why}")
         return partial(report, index, why)
 
-    async def _step(self, work: Callable[[], list[Send]]) -> None:
+    async def _react_by(self, work: Callable[[], list[Send]]) -> None:
         """Let the run react, then allow the uploads that it expects, then send what it says."""
         try:
             await self._send(await in_thread(work))

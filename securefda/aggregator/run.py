@@ -409,6 +409,7 @@ class AggregatorRun:
             self._model.train_target(current)
 
     def _gathering(self, current: CurrentRound) -> Gathering:
+        """Wait for the sources that have not joined or not cosigned."""
         now = self._site.clock()
         return Gathering(current, now, now + self._settings.join_deadline_s)
 
@@ -528,6 +529,7 @@ class AggregatorRun:
     # --- The end ------------------------------------------------------------------------------------------------------
 
     def _failed(self, error: SecureFdaError, *, of_policies: bool = False) -> Ending:
+        """The end of a run that failed; the sources hear why, as far as it is theirs to know."""
         reason = reason_for_sources(error, of_policies=of_policies)
         return Ending(Goodbye(False, self._progress.last_round, reason), error)
 

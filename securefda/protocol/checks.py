@@ -290,6 +290,7 @@ def _check_sum_plan(header: Header) -> None:
 
 
 def _check_session_numbers(header: Header, own_index: int, limits: SessionLimits) -> Quantisation:
+    """Modulus, threshold and quorum of the masking session; returns the encoding of what it sums."""
     n = len(header.masked)
     require(header.modulus_bits in MODULUS_BITS, "HEADER_MODULUS", f"{header.modulus_bits} bits")
     require(header.n_max >= n, "HEADER_WRAP", f"n_max {header.n_max} is below {n} sources")
