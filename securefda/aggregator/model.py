@@ -98,7 +98,7 @@ class Receipts:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Change:
+class ModelChange:
     """What a round's sum amounts to: the totals, the model after it, and the state of the server's optimiser."""
 
     total: RoundTotal
@@ -188,7 +188,7 @@ class RunModel:
             self.vector = self.vector + current.target.result.update
         self._record(current)
 
-    def change_by(self, current: CurrentRound, terms: RoundTerms, sums: RoundSum) -> Change:
+    def change_by(self, current: CurrentRound, terms: RoundTerms, sums: RoundSum) -> ModelChange:
         """What the model becomes by the sum that an attempt gave. Nothing is changed yet.
 
         Raises:
@@ -202,9 +202,11 @@ class RunModel:
         current.target_cosine = None if current.target is None else cosine(current.target.result.update, update)
         vector = (self.vector + update).astype(np.float32)
         current.spent("rule", self._site.clock() - began)
-        return Change(total, vector, server)
+        return ModelChange(total, vector, server)
 
-    def take(self, current: CurrentRound, header: Signed[Header], outcome: RoundSum, change: Change) -> Signed[Result]:
+    def take(
+        self, current: CurrentRound, header: Signed[Header], outcome: RoundSum, change: ModelChange
+    ) -> Signed[Result]:
         """Finish a round with what its attempt gave; the result is for the sources in its sums."""
         self.vector, self._server = change.vector, change.server
         body = Result(outcome.digest, outcome.count, sha256(vector_to_wire(self.vector)).digest())

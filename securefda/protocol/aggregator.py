@@ -64,6 +64,7 @@ class AggregatorSession:
         header: that opens the session.
         threads: share the work of taking masks off.
         encoding: of what is summed, as the header prescribes it.
+        ctx: SHA-256 of the signed header.
     """
 
     signer: Signer
@@ -71,14 +72,11 @@ class AggregatorSession:
     header: Signed[Header]
     threads: int = 1
     encoding: Quantisation = field(init=False)
+    ctx: bytes = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "encoding", quantisation(self.header.body))
-
-    @property
-    def ctx(self) -> bytes:
-        """SHA-256 of the signed header."""
-        return header_context(self.header)
+        object.__setattr__(self, "ctx", header_context(self.header))
 
     @property
     def threshold(self) -> int:
