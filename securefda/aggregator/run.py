@@ -46,7 +46,7 @@ from securefda.aggregator.phases import (
 )
 from securefda.aggregator.rounds import CurrentRound, last_errors
 from securefda.aggregator.site import RunSettings, TargetSite
-from securefda.aggregator.store import AggregatorStore, Asked, Position
+from securefda.aggregator.store import AggregatorStore, Asked
 from securefda.errors import (
     ConfigError,
     FaultySourceError,
@@ -325,14 +325,12 @@ class AggregatorRun:
         self._reported = now
 
     def _begin_or_resume(self) -> Change:
+        """Write down a new run, or go on where the store says that the last process stopped."""
         self._site.witness.enter(self.run_id)
         position = self._store.position(self._settings.config_digest)
         if position is None:
             self._model.begin()
             return self._begin_round(1)
-        return self._resume(position)
-
-    def _resume(self, position: Position) -> Change:
         self._model.restore(position)
         if position.completed:
             self._reporter.note("this run is complete already")

@@ -446,8 +446,13 @@ def close_unmask(state: CollectingUnmask) -> Opened:
     for cohort, total in state.totals.items():
         if cohort & state.survivors:
             digest.update(total.data)
-    dropped, faults = frozenset(state.lists.dropped), _faults(session, opened)
-    return Opened(session, state.survivors, dropped, sums, digest.digest(), faults)
+    faults = []
+    for holder, owners in sorted(opened.wrong_shares.items()):
+        names = ", ".join(session.name(owner) for owner in sorted(owners))
+        detail = f"wrong shares of the secrets of {names}, unless these dealt them so"
+        faults.append(FaultySourceError(session.name(holder), "UNMASK_SHARE", detail))
+    dropped = frozenset(state.lists.dropped)
+    return Opened(session, state.survivors, dropped, sums, digest.digest(), tuple(faults))
 
 
 def _open_sum(state: CollectingUnmask, opened: OpenedSecrets, cohort: frozenset[int]) -> OpenedSum:
@@ -473,12 +478,3 @@ def _open_sum(state: CollectingUnmask, opened: OpenedSecrets, cohort: frozenset[
     except RangeAlarm as error:
         names = " or ".join(session.name(index) for index in sorted(survivors))
         raise FaultySourceError(names, "RANGE", str(error)) from None
-
-
-def _faults(session: AggregatorSession, opened: OpenedSecrets) -> tuple[FaultySourceError, ...]:
-    faults = []
-    for holder, owners in sorted(opened.wrong_shares.items()):
-        names = ", ".join(session.name(owner) for owner in sorted(owners))
-        detail = f"wrong shares of the secrets of {names}, unless these dealt them so"
-        faults.append(FaultySourceError(session.name(holder), "UNMASK_SHARE", detail))
-    return tuple(faults)
