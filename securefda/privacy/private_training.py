@@ -151,6 +151,9 @@ def train_private(
     schedule = schedule_of(settings, len(data))
     require_steps(site, len(data), settings, fewest_steps)
     device = choose_device(settings.device)
+    # With TF32, which the task's code or a variable may have turned on, a GPU rounds the factors of a clipped sum to 11
+    # bits, and a row may be longer than its bound. It stays off in this process.
+    torch.set_float32_matmul_precision("highest")
     with task_code(type(task), "training"):
         flat = FlatModel(model, received, device)
     flat.release_gradient()
@@ -273,6 +276,9 @@ def _plain_backward(wrapped: Any, optimizer: Any, row_loss: nn.Module, features:
     if unfit_rows.any():
         for parameter in optimizer.params:
             parameter.grad_sample[unfit_rows] = 0.0
+    for parameter in optimizer.params:
+        # Under autocast it has 16 bits. Its norm would have them too, and a clipped row be some thousandths too long.
+        parameter.grad_sample = parameter.grad_sample.to(parameter.dtype)
 
 
 def _ghost_backward(wrapped: Any, optimizer: Any, row_loss: nn.Module, features: Tensor, labels: Tensor) -> None:
