@@ -7,6 +7,7 @@ with all of them at once, unknown keys first.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
@@ -109,7 +110,13 @@ def _beside_the_file(value: object, info: ValidationInfo) -> object:
     if "\0" in value:
         raise ValueError("must be a path, and none holds a NUL")
     base = (info.context or {}).get("base", Path())
-    return Path(base) / Path(value).expanduser() if value else None
+    return _without_dots(Path(base) / Path(value).expanduser()) if value else None
+
+
+def _without_dots(path: Path) -> Path:
+    """The path without ``..``, as a user would type it, unless a link in it leads elsewhere."""
+    plain = Path(os.path.normpath(path))
+    return plain if os.path.realpath(plain) == os.path.realpath(path) else path
 
 
 SettingsPath = Annotated[Path, BeforeValidator(_beside_the_file)]

@@ -21,7 +21,7 @@ from securefda.errors import CertificateError, ConfigError
 from securefda.protocol.roster import Roster, SignedRoster
 from securefda.site.authority import CA_FILE
 from securefda.site.certificates import parse_ca
-from securefda.site.kit import KIT_FILE, LOCAL, STARTUP, Manifest
+from securefda.site.kit import KIT_FILE, LOCAL, STARTUP, Manifest, naming_roster
 from securefda.site.kit import ROSTER_FILE as KIT_ROSTER_FILE
 
 ROSTER_FILE: Final = "roster.json"
@@ -163,7 +163,9 @@ def keys_of_kit(kit: Path, own: Path | None = None) -> Keys:
     ca = parse_ca(str(startup / CA_FILE), read_file(startup / CA_FILE).data)
     manifest = Manifest.from_signed_bytes(str(startup / KIT_FILE), read_file(startup / KIT_FILE).data, ca)
     file = startup / KIT_ROSTER_FILE
-    roster = SignedRoster.from_bytes(read_file(file).data).verify(ca.roster_key)
+    data = read_file(file).data
+    with naming_roster(file):
+        roster = SignedRoster.from_bytes(data).verify(ca.roster_key)
     keys = Keys(roster, "kit", file, manifest.site_id)
     named = None if own is None else roster_named(LogFolder(own.parent, "", "", ""))
     if own is None or named in (None, keys.digest):
@@ -187,7 +189,8 @@ def _read_roster(file: Path) -> Roster:
     with suppress(ConfigError):  # then it is canonical bytes, or nothing of ours
         data = SignedRoster.from_bytes(data).roster_bytes
     try:
-        return Roster.from_canonical_bytes(data)
+        with naming_roster(file):
+            return Roster.from_canonical_bytes(data)
     except ConfigError as error:
         hint = f"name the federation's roster: {_OPTION} FILE; every kit has one, {STARTUP}/{KIT_ROSTER_FILE}"
-        raise ConfigError(str(file), f"{error.key}: {error.why}", hint=hint) from error
+        raise ConfigError(error.key, error.why, hint=hint) from error

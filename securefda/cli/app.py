@@ -28,6 +28,7 @@ from securefda.cli import (
     threats,
     training,
 )
+from securefda.cli.help import HelpContext
 from securefda.cli.output import Verbosity, set_verbosity
 
 
@@ -70,15 +71,24 @@ def _with_verbosity(params: list[Any]) -> list[Any]:
 
 
 class _Command(TyperCommand):
+    context_class = HelpContext
+
     def get_params(self, ctx: Any) -> list[Any]:
         """Those of the command, and how much it says."""
         return _with_verbosity(super().get_params(ctx))
 
 
 class _Group(TyperGroup):
+    context_class = HelpContext
+
     def get_params(self, ctx: Any) -> list[Any]:
         """Those of the group, and how much its commands say."""
         return _with_verbosity(super().get_params(ctx))
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - typer's signature
+        """List the commands, each with the whole first sentence of its help."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.get_short_help_str(1000)) for name, command in self.commands.items()])
 
 
 app = typer.Typer(

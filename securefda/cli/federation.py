@@ -153,10 +153,13 @@ def sign(
     from securefda.disk import PUBLIC_MODE, read_file, write_file, writing_errors
     from securefda.protocol.roster import SignedRoster
     from securefda.site.enrolment import countersign
-    from securefda.site.kit import load_kit
+    from securefda.site.kit import load_kit, naming_roster
 
     own = load_kit(kit, now())
-    signed = countersign(own, SignedRoster.from_bytes(read_file(roster).data))
+    data = read_file(roster).data
+    with naming_roster(roster):
+        proposal = SignedRoster.from_bytes(data)
+    signed = countersign(own, proposal)
     with writing_errors(out):
         write_file(out, signed.to_bytes(), PUBLIC_MODE)
     text = f"{own.site_id} signed; send {out} to the CA, which runs: securefda federation merge FOLDER {out.name}"
@@ -173,8 +176,12 @@ def merge(
     from securefda.disk import read_file
     from securefda.protocol.roster import SignedRoster
     from securefda.site.enrolment import merge_signatures
+    from securefda.site.kit import naming_roster
 
-    enrolment = merge_signatures(folder, SignedRoster.from_bytes(read_file(roster).data))
+    data = read_file(roster).data
+    with naming_roster(roster):
+        returned = SignedRoster.from_bytes(data)
+    enrolment = merge_signatures(folder, returned)
     print_result(output, _data(enrolment), _changed_text(enrolment))
 
 

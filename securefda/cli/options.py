@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,11 +26,25 @@ OutputFormat = Annotated[Format, typer.Option("--format", help="Text for people,
 
 
 def file_or_sample(value: str) -> Path:
-    """A bare name that is no file here names a sample."""
+    """A bare name that is no file here names a sample.
+
+    Raises:
+        ConfigError: there is neither, and the name has no suffix, as a file's has, or is nearly a sample's.
+    """
+    from difflib import get_close_matches
+
     from securefda.samples import sample, sample_names
 
-    is_name = value in sample_names() and not Path(value).exists()
-    return sample(value) if is_name else Path(value)
+    samples, path = sample_names(), Path(value)
+    if os.path.lexists(path) or value != path.name:
+        return path
+    if value in samples:
+        return sample(value)
+    near = get_close_matches(path.stem, samples, n=1, cutoff=0.75)
+    if path.suffix and not near:
+        return path
+    hint = f"{f'did you mean {near[0]}? ' if near else ''}samples: {', '.join(samples)}"
+    raise ConfigError(value, "is neither a file here nor the name of a sample", hint=hint)
 
 
 FederationFile = Annotated[

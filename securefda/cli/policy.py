@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from securefda.cli.options import Kit, OutputFormat, now
+from securefda.cli.options import Kit, OutputFormat, file_or_sample, now
 from securefda.cli.output import Format, print_error, print_result, print_text
 from securefda.errors import ConfigError, PolicyRefusal, SecureFdaError
 from securefda.text import aligned
@@ -27,7 +27,12 @@ _POLICY_HELP = "A site's startup kit, or a policy.toml."
 def check(
     policies: Annotated[list[Path], typer.Argument(metavar="POLICY...", help=_POLICY_HELP)],
     asked: Annotated[
-        Path, typer.Argument(metavar="FEDERATION|HEADER", help="A FEDERATION.toml, or a header that a source kept.")
+        Path,
+        typer.Argument(
+            metavar="FEDERATION|HEADER",
+            help="A FEDERATION.toml, the name of a sample, or a header that a source kept.",
+            parser=file_or_sample,
+        ),
     ],
     site: Annotated[
         list[str],
@@ -83,7 +88,11 @@ def explain(
     policy: Annotated[Path, typer.Argument(metavar="POLICY", help=_POLICY_HELP)],
     federation: Annotated[
         Path | None,
-        typer.Argument(metavar="[FEDERATION.toml]", help="Gives the number of sources if the policy is not in a kit."),
+        typer.Argument(
+            metavar="[FEDERATION.toml]",
+            help="Gives the number of sources if the policy is not in a kit; the name of a sample does, too.",
+            parser=file_or_sample,
+        ),
     ] = None,
     site: Annotated[str, typer.Option("--site", help="Whose policy.toml it is, where it is in no kit.")] = "",
     output: OutputFormat = Format.TXT,
@@ -95,6 +104,12 @@ def explain(
     from securefda.site.policy import load_policy, load_signed_policy, require_satisfiable
 
     file = PolicyFile.at(policy, now())
+    if file.kit is not None and site not in ("", file.kit.site_id):
+        members = [entry.site_id for entry in file.kit.roster.entries]
+        why = f"{policy} is the kit of {file.kit.site_id}" if site in members else "is no site of this federation"
+        raise ConfigError(
+            f"--site {site}", why, hint=f"leave it out: a kit says whose it is; sites: {', '.join(members)}"
+        )
     if file.kit is not None and file.kit.role == "target":
         _explain_target(file.kit, output)
         return
@@ -104,6 +119,8 @@ def explain(
         sources = load_federation(federation, (), os.environ).federation.sources
     elif file.kit is not None:
         sources = tuple(entry.site_id for entry in file.kit.roster.sources)
+    if site and sources and site not in sources:
+        raise ConfigError(f"--site {site}", "is no source here", hint=f"sources: {', '.join(sources)}")
     with naming(name):
         found = load_policy(file.path)
     if sources and name in sources:

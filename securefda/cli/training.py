@@ -28,7 +28,7 @@ DEMO_RULE = "fedgp_auto"
 DEMO_COMPARED = ("source_only", "target_only", "fedda_auto")
 
 Out = Annotated[Path | None, typer.Option("--out", help="Run folder; default: runs/NAME-TIME.")]
-Fresh = Annotated[bool, typer.Option("--fresh", help="Delete the run that is in the run folder, and start anew.")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Delete the run in the run folder, and start from the beginning.")]
 
 
 def run(

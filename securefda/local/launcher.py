@@ -222,7 +222,7 @@ def _enrolled(config: FederationConfig, root: Path) -> Address:
 
 
 def _other_run(folder: Path, key: str, found: object, asked: object) -> ConfigError:
-    hint = "give the settings of that run to go on with it, --fresh to start anew, or another --out"
+    hint = "give the settings of that run to go on with it, --fresh to start from the beginning, or another --out"
     return ConfigError(key, f"the run in {folder} has {found}, now it is {asked}", hint=hint)
 
 

@@ -378,7 +378,7 @@ def _make(
         target=sites.target,
         sources=list(sites.sources),
         factory=factory,
-        data_dir=sites.data_dir,
+        data_dir=_seen_from(folder, sites.data_dir),
         holds=holds,
         options=options,
         learning_rate=rate,
@@ -407,6 +407,14 @@ def _make(
         raise ConfigError("NAME", f"{folder} cannot be made: {error.strerror}") from error
     written = tuple(sorted({*texts, POLICY_FILE} - {".gitignore"}))
     return Made(folder, written, sites.target, sites.sources, (sites.note,))
+
+
+def _seen_from(folder: Path, data_dir: str) -> str:
+    """The rows' folder as the new one names it: by a relative path if both lie in one folder, which may be moved."""
+    together, rows = folder.parent.resolve(), Path(data_dir).resolve()
+    if not Path(data_dir).is_absolute() or not rows.is_relative_to(together):
+        return data_dir
+    return (Path("..") / rows.relative_to(together)).as_posix()
 
 
 _POLICY_HEADING = """\

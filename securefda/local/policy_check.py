@@ -186,8 +186,16 @@ def _names(files: Sequence[PolicyFile], sites: Sequence[str], sources: Sequence[
     """Whose policies these are.
 
     Raises:
-        ConfigError: a site is no source, or has two policies, or there are more policies than sources.
+        ConfigError: a site is no source, or has two policies or none, or there are more policies than sources.
     """
+    hint = f"sources: {', '.join(sources)}"
+    for site in sites:
+        if site not in sources:
+            raise ConfigError(f"--site {site}", "is no source here", hint=hint)
+    loose = sum(file.kit is None for file in files)
+    if len(sites) > loose:
+        why = "no policy is left for it: --site says whose a policy.toml is, and a kit says it itself"
+        raise ConfigError(f"--site {sites[loose]}", why, hint="leave it out, or name a policy.toml")
     given = iter(sites)
     names = [file.kit.site_id if file.kit is not None else next(given, "") for file in files]
     left = iter([source for source in sources if source not in names])
@@ -195,7 +203,7 @@ def _names(files: Sequence[PolicyFile], sites: Sequence[str], sources: Sequence[
     for place, name in enumerate(names):
         if not name or name in names[:place]:
             why = "there are more policies than sources" if not name else f"{name} has two policies"
-            raise ConfigError("POLICY", why, hint=f"sources: {', '.join(sources)}")
+            raise ConfigError("POLICY", why, hint=hint)
         if name not in sources:
-            raise ConfigError("POLICY", f"{name} is no source here", hint=f"sources: {', '.join(sources)}")
+            raise ConfigError("POLICY", f"{name} is no source here", hint=hint)
     return names

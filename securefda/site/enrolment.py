@@ -36,6 +36,7 @@ from securefda.site.kit import (
     TLS_KEY_FILE,
     Kit,
     make_manifest,
+    naming_roster,
 )
 from securefda.site.policy.signed import write_policy_signature
 
@@ -108,7 +109,7 @@ def init_federation(
         federation_id: 1 to 63 characters of ``a-z 0-9 -``.
         sites: exactly one target; the order is the roster's.
         aggregator: where the sources will connect to.
-        policy_text: contents of each site's ``local/policy.toml``.
+        policy_text: contents of each source's ``local/policy.toml``; a target has none.
         settings_text: contents of each site's ``local/settings.toml``; None writes none.
         now: current time, with a time zone; certificates are valid from five minutes before.
         server_name: what the sources expect in the target's certificate; default: the aggregator's host.
@@ -290,7 +291,8 @@ def _write_identity(
     write_file(startup / SIGNING_KEY_FILE, private_pem(identity.signing_key), SECRET_MODE)
     write_file(store.certificate_path(site_id), to_pem(identity.certificate), PUBLIC_MODE)
     policy = local / POLICY_FILE
-    if (written := _write_local(policy, site_id, policy_text)) is not None:
+    has_policy = identity.site.role == "source"  # the policies of the sources bound what the target sees
+    if has_policy and (written := _write_local(policy, site_id, policy_text)) is not None:
         write_policy_signature(policy, written, store.authority.ca.federation_id, site_id, identity.signing_key)
     _write_local(local / SETTINGS_FILE, site_id, settings_text)
 
@@ -335,7 +337,10 @@ def _find(roster: Roster, site_id: str) -> RosterEntry:
 
 
 def _read_roster(store: _Store) -> SignedRoster:
-    return SignedRoster.from_bytes(read_file(store.ca_folder / ROSTER_FILE).data)
+    file = store.ca_folder / ROSTER_FILE
+    data = read_file(file).data
+    with naming_roster(file):
+        return SignedRoster.from_bytes(data)
 
 
 @contextmanager

@@ -262,9 +262,10 @@ def open_kit(root: Path, files: Mapping[str, FileContent], now: datetime, *, exp
     certificate_name = str(folder / TLS_CERTIFICATE_FILE)
     certificate = parse_certificate(certificate_name, files[TLS_CERTIFICATE_FILE].data)
     check_site_certificate(certificate_name, certificate, ca, manifest.site_id, now)
-    signed_roster = SignedRoster.from_bytes(files[ROSTER_FILE].data)
-    roster = signed_roster.verify(ca.roster_key)
     name = str(folder / ROSTER_FILE)
+    with naming_roster(name):
+        signed_roster = SignedRoster.from_bytes(files[ROSTER_FILE].data)
+        roster = signed_roster.verify(ca.roster_key)
     if roster.federation_id != manifest.federation_id:
         raise CertificateError(f"{name}: is of federation {roster.federation_id}, not {manifest.federation_id}")
     if roster.digest() != manifest.roster_digest:
@@ -349,6 +350,17 @@ def naming(site: str) -> Iterator[None]:
             raise
         where = f", in the policy of {site}"
         raise ConfigErrors.of(ConfigError(one.key, one.why + where, hint=one.hint) for one in each) from error
+
+
+@contextmanager
+def naming_roster(file: Path | str) -> Iterator[None]:
+    """Let an error of the block about a roster name the file that holds it."""
+    try:
+        yield
+    except ConfigError as error:
+        part = error.key.removeprefix("roster").removeprefix(".")
+        why = f"{part}: {error.why}" if part else error.why
+        raise ConfigError(str(file), why, hint=error.hint or _FETCH) from error
 
 
 def check_not_older(local: Path, ca_fingerprint: str, roster: Roster) -> None:

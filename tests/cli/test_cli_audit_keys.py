@@ -159,7 +159,7 @@ def test_file_that_is_no_roster_is_one_clear_error(tmp_path: Path, data: bytes) 
     (log / "roster.json").write_bytes(data)
 
     for option in (None, log / "roster.json"):
-        with pytest.raises(ConfigError, match=r"roster\.json: roster: is not a roster"):
+        with pytest.raises(ConfigError, match=r"roster\.json: is not a roster"):
             keys_of(log, option)
 
 

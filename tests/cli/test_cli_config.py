@@ -9,6 +9,27 @@ import pytest
 
 from securefda.cli import main
 from securefda.samples import sample
+from securefda.site.config import load_source
+
+
+def test_paths_are_shown_as_a_user_would_type_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kits = tmp_path / "kits"
+    assert main(["federation", "init", "digits", "--out", str(kits)]) == 0
+    assert not (kits / "target" / "local" / "policy.toml").exists()  # a target has none
+    capsys.readouterr()
+    assert main(["config", "show", str(kits / "source-1")]) == 0
+    shown = capsys.readouterr().out
+    assert f'source.kit "{kits}/source-1"' in " ".join(shown.split())
+    assert ".." not in shown
+
+
+def test_dots_stay_where_a_link_leads_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "kept" / "local").mkdir(parents=True)
+    (tmp_path / "kit").mkdir()
+    (tmp_path / "kit" / "local").symlink_to(tmp_path / "kept" / "local")
+    file = tmp_path / "kit" / "local" / "settings.toml"
+    file.write_text('[source]\nkit = ".."\nout = "run"\n[task]\nfactory = "a:B"\n')
+    assert load_source(file).source.kit.resolve() == tmp_path / "kept"
 
 
 def test_a_key_is_explained(capsys: pytest.CaptureFixture[str]) -> None:

@@ -130,10 +130,23 @@ def test_files_beside_the_example_are_the_sites(capsys: pytest.CaptureFixture[st
     assert main(["new", "heart", "--tabular", "exports/clinic.csv"]) == 0
     config = load_federation(Path("heart/federation.toml"))
     assert (config.federation.target, config.federation.sources) == ("clinic", ("nord", "sued", "west"))
-    assert config.task.data_dir == Path("exports").absolute()
+    assert config.task.data_dir == Path("exports")
     assert not Path("heart/data").exists()
     capsys.readouterr()
     assert main(["task", "check", "heart/federation.toml"]) == 0
+    Path("moved").mkdir()  # both folders together
+    for name in ("heart", "exports"):
+        Path(name).rename(Path("moved") / name)
+    assert load_federation(Path("moved/heart/federation.toml")).task.data_dir == Path("moved/exports")
+    assert main(["task", "check", "moved/heart/federation.toml"]) == 0
+
+
+def test_rows_that_lie_elsewhere_keep_their_absolute_path(tmp_path_factory: pytest.TempPathFactory) -> None:
+    elsewhere = tmp_path_factory.mktemp("exports")
+    for number, site in enumerate(["clinic", "nord", "sued", "west"]):
+        write(elsewhere / f"{site}.csv", patients(80 + number, number))
+    assert main(["new", "heart", "--tabular", str(elsewhere / "clinic.csv")]) == 0
+    assert f'data-dir = "{elsewhere}"' in Path("heart/federation.toml").read_text()
 
 
 def test_a_column_can_name_the_site() -> None:

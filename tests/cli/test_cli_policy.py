@@ -172,7 +172,7 @@ def test_a_policy_file_by_itself_is_of_the_site_that_is_named(
     code, found = envelope([*command, "--site", "source-1"], capsys)
     assert (code, found["message"]) == (4, "POLICY: source-1 has two policies")
     code, found = envelope([*command, "--site", "target"], capsys)
-    assert (code, found["message"]) == (4, "POLICY: target is no source here")
+    assert (code, found["message"]) == (4, "--site target: is no source here")
 
 
 def test_a_policy_that_was_not_signed_again_is_unusable(kits: Path, capsys: pytest.CaptureFixture[str]) -> None:

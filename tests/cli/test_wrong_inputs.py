@@ -478,6 +478,27 @@ FILES = {
         again=SIMULATE,
         then=FURTHER,
     ),
+    "nearly-a-sample": Wrong(
+        "run digit --out taken",
+        "digit: is neither a file here nor the name of a sample",
+        r"did you mean digits\? samples: colored_mnist, digits",
+        again="run digits --out taken --set x=1",
+        then="x: unknown key",
+    ),
+    "nearly-a-samples-file": Wrong(
+        "run digits.tml --out taken",
+        "digits.tml: is neither a file here nor the name of a sample",
+        r"did you mean digits\?",
+        again="run digits --out taken --set x=1",
+        then="x: unknown key",
+    ),
+    "no-sample-at-all": Wrong(
+        "simulate hospitals-of-ours --out taken",
+        "hospitals-of-ours: is neither a file here nor the name of a sample",
+        "samples: colored_mnist, digits",
+        again="run digits --out taken --set x=1",
+        then="x: unknown key",
+    ),
     "a-folder": Wrong(
         "simulate kits --out taken", "kits: cannot be read: Is a directory", "name a file", again=SIMULATE, then=FURTHER
     ),
@@ -856,10 +877,30 @@ KITS = {
     ),
     "signed-no-roster": Wrong(
         f"federation sign {SOURCE} federation.toml",
-        "is not a signed roster",
+        "federation.toml: is not a signed roster",
         "fetch roster.json again",
         again=f"federation sign {SOURCE} {SOURCE}/startup/roster.json",
         then="does not follow",
+    ),
+    "merged-no-roster": Wrong(
+        "federation merge kits federation.toml",
+        "federation.toml: is not a signed roster",
+        "fetch roster.json again",
+        again=f"federation merge kits {SOURCE}/startup/roster.json",
+    ),
+    "a-damaged-roster-at-the-ca": Wrong(
+        "federation renew kits source-1",
+        "kits/ca/roster.json: is not a signed roster",
+        "fetch roster.json again",
+        harm=change("kits/ca/roster.json", "{", ""),
+        follow=fetched("kits/ca/roster.json"),
+    ),
+    "a-damaged-roster-of-a-log": Wrong(
+        f"audit verify {LOG} --roster {SOURCE}/startup/roster.json",
+        "kits/source-1/startup/roster.json: is not",
+        "every kit has one",
+        harm=change(f"{SOURCE}/startup/roster.json", "{", ""),
+        again=f"audit verify {LOG}",
     ),
     "signed-anothers-roster": Wrong(
         f"federation sign {SOURCE} noisy/source-1/startup/roster.json",
@@ -980,11 +1021,21 @@ KITS = {
 }
 
 KITS |= {
+    "preflight-without-its-settings": Wrong(
+        f"preflight {SOURCE} --offline --config nowhere.toml",
+        "settings: nowhere.toml: file not found",
+        "check the path",
+        again=f"preflight {SOURCE} --offline",
+        prints=True,
+    ),
+}
+
+KITS |= {
     f"{name}-of-{kind}": in_kit(name, harm(f"{SOURCE}/startup/{name}"), line)
     for name, unreadable in (
         ("ca.pem", "is not a PEM certificate"),
         ("kit.json", "is not a kit's manifest"),
-        ("roster.json", "is not a signed roster"),
+        ("roster.json", "roster.json: is not a signed roster"),
         ("tls.crt", "is not a PEM certificate"),
         ("endpoints.toml", "was changed after the CA signed"),
         ("tls.key", "is neither a PEM private key nor one that"),
@@ -1040,6 +1091,31 @@ POLICIES = {
     ),
     "check-against-nothing": Wrong(
         f"policy check {SOURCE} nowhere.toml", "nowhere.toml: file not found", "check the path", again=CHECK
+    ),
+    "check-for-an-unknown-site": Wrong(
+        f"{CHECK} --site x", "--site x: is no source here", "sources: source-1, source-2", again=CHECK
+    ),
+    "check-of-a-kit-for-another": Wrong(
+        f"{CHECK} --site source-2", "--site source-2: no policy is left for it", "leave it out", again=CHECK
+    ),
+    "explain-for-an-unknown-site": Wrong(
+        f"policy explain {SOURCE} --site x",
+        "--site x: is no site of this federation",
+        "leave it out.*sites: target, source-1",
+        again=f"policy explain {SOURCE} --site source-1",
+    ),
+    "explain-a-kit-for-another": Wrong(
+        f"policy explain {SOURCE} --site source-2",
+        "--site source-2: kits/source-1 is the kit of source-1",
+        "leave it out",
+        again=f"policy explain {SOURCE}",
+    ),
+    "explain-a-file-for-an-unknown-site": Wrong(
+        "policy explain loose.toml federation.toml --site x",
+        "--site x: is no source here",
+        "sources: source-1, source-2",
+        harm=copy(POLICY, "loose.toml"),
+        again="policy explain loose.toml federation.toml --site source-1",
     ),
     "check-of-a-target": Wrong(
         "policy check kits/target federation.toml", "target is no source here", "sources: source-1", again=CHECK
@@ -1215,7 +1291,7 @@ AUDITS = {
     ),
     "roster-of-toml": Wrong(
         f"audit verify {LOG} --roster federation.toml",
-        "federation.toml: roster: is not a roster",
+        "federation.toml: is not a roster",
         again=f"audit verify {LOG}",
     ),
     "too-many-witnesses": Wrong(
