@@ -49,8 +49,8 @@ class Attendance:
     """Sources of a run by roster index.
 
     ``present`` have joined and not left. Of ``returning`` a new process has connected that has not joined yet; what the
-    old process took part in is lost. ``refused`` has, until it joins anew, the key with which a source left the run: of
-    its policy, or one of ``OWN_TROUBLE``.
+    old process took part in is lost. ``refused`` has, until it joins again, the key with which a source left the run:
+    of its policy, or one of ``OWN_TROUBLE``.
     """
 
     def __init__(self, site: TargetSite, software_version: str, reporter: Reporter) -> None:
@@ -63,7 +63,7 @@ class Attendance:
 
     @property
     def connected(self) -> set[int]:
-        """Sources that are present or about to join anew."""
+        """Sources that are present or about to join again."""
         return self.present | self.returning
 
     def refuses(self, message: Signed[Body]) -> bool:
@@ -187,7 +187,7 @@ class CosignerTracker:
         return Send(index, self._witness.show(index))
 
     def ask_again(self, index: int) -> list[Send]:
-        """Likewise, to one that came or came back, if it may be asked. Raises AuditError."""
+        """Show it to a source that came or came back, unless it is faulty. Raises AuditError."""
         return [] if index in self.faulty else [self.ask(index)]
 
     def reported(self, index: int, known: int) -> None:

@@ -44,7 +44,7 @@ class SessionPlan:
         threshold: t of the masking session; 1 where there is none.
         sum_quorum: fewest sources over which the sum opens; 0 where no source is at ``sum``.
         cohort_size: fewest members of a cohort; 0 where no source is at ``cohort``.
-        cohort_quorum: fewest sources over which the sum of a cohort opens; 0 likewise.
+        cohort_quorum: fewest sources over which the sum of a cohort opens; 0 where no source is at ``cohort``.
         norm_cap: the norm cap of the sum, if there is one.
     """
 

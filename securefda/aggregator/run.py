@@ -341,8 +341,8 @@ class AggregatorRun:
             return self._begin_round(position.round + 1)
         # Where the target would compute a different g_T, sources would refuse a second header that asks for more. With
         # DP-SGD it would differ by fresh noise, and be one release more than was paid for.
-        trains_anew = position.attempt > 0 and not self._site.trainer.repeatable
-        would_differ = trains_anew and self._plan_of(position.round).uses_target_statistics
+        trains_again = position.attempt > 0 and not self._site.trainer.repeatable
+        would_differ = trains_again and self._plan_of(position.round).uses_target_statistics
         if not position.released and position.attempt < self._settings.attempts and not would_differ:
             return self._begin_round(position.round, position.attempt, position.asked)
         current = self._start_round(position.round, position.attempt)

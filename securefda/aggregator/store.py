@@ -70,7 +70,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class KeptResult:
-    """The last result as it was signed: the round that it closed, and its number among the run's results, from 1."""
+    """The last result with its signature: the round that it closed, and its number among the run's results, from 1."""
 
     round: int
     number: int

@@ -262,7 +262,7 @@ class AggregateStatistics:
         kept: w of the rules, the share 1 - beta of the target's update; 0 where no rule was evaluated yet.
         weight: n, in units of ``max_samples``.
         loss: mean loss over the training rows; 0 where the header has no metrics.
-        accuracy: over the training rows, in [0, 1]; 0 likewise.
+        accuracy: over the training rows, in [0, 1]; 0 there too.
         errors: estimated Delta errors of the rules; None where they are not asked for.
     """
 
