@@ -20,7 +20,7 @@ from securefda.errors import ConfigError, FaultyAggregatorError, PolicyRefusal, 
 from securefda.operations.progress import SilentReporter
 from securefda.protocol.checks import quantisation
 from securefda.protocol.encoding import vector_to_wire
-from securefda.protocol.messages import Abort, Header, Parcel, Refusal, Send, Visibility
+from securefda.protocol.messages import Abort, Header, Parcel, Refusal, Send, SourcesKeep, Visibility
 from securefda.protocol.roster import Roster
 from securefda.rules import Strategy
 from securefda.site.policy import SourcePolicy, default_policy
@@ -84,6 +84,7 @@ def run_settings(visibility: Visibility, changes: Mapping[str, Any]) -> RunSetti
         "training_deadline_s": 600.0,
         "phase_deadline_s": 30.0,
         "config_digest": sha256(b"stage").digest(),
+        "sources_keep": SourcesKeep.NONE,
         "kappa": 0.0,
     }
     return RunSettings(**(defaults | dict(changes)))

@@ -279,13 +279,13 @@ class Candidates:
 
 
 _MOST_CHARACTERS = 500
-_SECTIONS = frozenset({"privacy", "session", "strategy", "task", "training", "transport"})
+_SECTIONS = frozenset({"model", "privacy", "session", "strategy", "task", "training", "transport"})
 """Of configurations: the key of an error that begins with one of them is a setting, and no path."""
 
 
-def goodbye(signer: Signer, index: int, farewell: Goodbye) -> Send:
-    """The last message to a source."""
-    return Send(index, Parcel(signer.sign(NO_SESSION, NO_CONTEXT, farewell)))
+def goodbye(signer: Signer, index: int, farewell: Goodbye, vectors: tuple[memoryview, ...] = ()) -> Send:
+    """The last message to a source, with the final model where it names one."""
+    return Send(index, Parcel(signer.sign(NO_SESSION, NO_CONTEXT, farewell), vectors))
 
 
 def reason_for_sources(error: SecureFdaError, *, of_policies: bool = False) -> str:

@@ -216,6 +216,7 @@ def header_of(
         sum_quorum=session.sum_quorum,
         norm_cap=session.norm_cap,
         metrics=with_metrics,
+        sources_keep=settings.sources_keep,
     )
 
 
@@ -244,6 +245,7 @@ def schedule_of(run_id: bytes, settings: RunSettings, sources: int) -> Schedule 
         phase_deadline_ms=round(1000 * settings.phase_deadline_s),
         norm_cap_kappa=settings.kappa,
         norm_cap_granularity=settings.norm_cap_granularity,
+        sources_keep=settings.sources_keep,
     )
 
 

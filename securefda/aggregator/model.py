@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 
 import numpy as np
@@ -24,6 +24,7 @@ from securefda.protocol.messages import (
     NO_SESSION,
     Body,
     Envelope,
+    Goodbye,
     Header,
     MissedResult,
     Parcel,
@@ -216,6 +217,14 @@ class RunModel:
         self._record(current, header.body.participants, outcome, change.total, kept)
         self.receipts.published(kept)
         return result
+
+    def left_to_sources(self, farewell: Goodbye) -> tuple[Goodbye, tuple[memoryview, ...]]:
+        """The goodbye to a source that is left with the final model, and that model; there has been a result.
+
+        It is that of the last result: what the target has trained alone since then stays at the target.
+        """
+        model = vector_to_wire(self._store.result_model())
+        return replace(farewell, result_digest=self._result_digest, model_digest=sha256(model).digest()), (model,)
 
     def lose(self, current: CurrentRound, participants: Iterable[int]) -> None:
         """Give a round up: the model stays as it is."""

@@ -29,7 +29,7 @@ from securefda.operations.recording import ModelOrigin, RecordingReporter, model
 from securefda.operations.records import RoundLine, Summary
 from securefda.operations.run_folder import RunFolder, replace_file
 from securefda.privacy.events import TERMS
-from securefda.protocol.messages import Join, Send
+from securefda.protocol.messages import Header, Join, Send
 from securefda.protocol.roster import Roster
 from securefda.site.config import AggregatorConfig
 from securefda.site.config.effective import changes_since, kept_settings
@@ -128,6 +128,8 @@ async def _serve(
     grace = FINISHED_GRACE_S
     try:
         await RunDriver(run, server, kit.roster, watch).drive()
+        if config.model.sources_keep == "final":  # as long as an update of that size may take the other way
+            grace = max(grace, config.transport.phase_deadline_s)
     except asyncio.CancelledError:
         grace = INTERRUPTED_GRACE_S
         raise
@@ -207,7 +209,7 @@ class RunDriver:
             await self._send(self._run.fail(error))
 
     async def _send(self, sends: list[Send]) -> None:
-        if any(send.parcel.vectors for send in sends):
+        if any(isinstance(send.parcel.message.body, Header) for send in sends):
             self._server.drop_attachments()  # a new header: the vectors of the last one are not needed any more
         for entry in self._roster.sources:
             self._server.expect_upload(entry.index, self._run.expected_upload(entry.index))

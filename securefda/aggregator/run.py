@@ -9,7 +9,7 @@ phase: what follows it at once is a :data:`Change`, and the loop goes on until a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -77,6 +77,7 @@ from securefda.protocol.messages import (
     Refusal,
     Send,
     Signed,
+    SourcesKeep,
     Step,
     Visibility,
 )
@@ -545,8 +546,19 @@ class AggregatorRun:
         return Closing(farewell, error, now, now + min(CLOSING_S, self._settings.phase_deadline_s)), asked
 
     def _say_goodbye(self, farewell: Goodbye, error: SecureFdaError | None) -> Change:
-        signer = self._site.signer
-        return Ended(farewell, error), [goodbye(signer, index, farewell) for index in sorted(self._attendance.present)]
+        return Ended(farewell, error), self._goodbyes(sorted(self._attendance.present), farewell)
+
+    def _goodbyes(self, sources: Sequence[int], farewell: Goodbye) -> list[Send]:
+        """The last message to these sources, for those that are left with the final model beside it."""
+        signer, keep = self._site.signer, farewell.completed and self._settings.sources_keep is SourcesKeep.FINAL
+        had_part = {name for record in self._store.records() for name in record["survivors"]} if keep else set()
+        kept = [index for index in sources if self._site.name(index) in had_part]
+        sends = [goodbye(signer, index, farewell) for index in sources if index not in kept]
+        if not kept:
+            return sends
+        with_model, vectors = self._model.left_to_sources(farewell)
+        shown = self._model.receipts.shown_to(kept)
+        return [*sends, *shown, *(goodbye(signer, index, with_model, vectors) for index in kept)]
 
     def _log(self, kind: str, attempt: Attempt, error: SecureFdaError) -> None:
         """Write down what went wrong in an attempt, and the source to blame, if one is."""
@@ -567,7 +579,7 @@ class AggregatorRun:
             abort = Abort(Step.HEADER, "HEADER_ARCHITECTURE", index)
             return [Send(index, Parcel(self._site.signer.sign(NO_SESSION, NO_CONTEXT, abort)))]
         if isinstance(self._phase, LastPhase):
-            return [goodbye(self._site.signer, index, self._phase.farewell), *self._advance()]
+            return [*self._goodbyes([index], self._phase.farewell), *self._advance()]
         lost: list[Send] = []
         if isinstance(self._phase, InAttempt) and index in attendance.present:
             lost = self._phase.attempt.lose(index, "it began anew") + self._advance()

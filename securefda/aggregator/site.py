@@ -18,7 +18,7 @@ from securefda.audit.witness import Witness
 from securefda.bootstrap import Member, run_info, target_rows, task_of, trainer_at, training_rows, witness_of
 from securefda.errors import ConfigError, SecureFdaError
 from securefda.operations.records import RoundLine, RunStatus, Setting, Summary, summarise
-from securefda.protocol.messages import Granularity, Signer, Visibility
+from securefda.protocol.messages import Granularity, Signer, SourcesKeep, Visibility
 from securefda.protocol.roster import Roster
 from securefda.protocol.secret import RandomBytes
 from securefda.rules import Estimator, Rule, Strategy
@@ -86,7 +86,8 @@ class RunSettings:
     ``cohort_size`` is the fewest members of a cohort when it forms; 0 lets each cohort lose one source. ``kappa`` is of
     the norm cap, 0 for none. ``target_noise`` is what protects g_T when it is published, as its releases are
     accounted. ``learning_rate`` is the target's, before the factor of a round;
-    ``patience`` is after how many rounds without a better model the run ends, 0 for never.
+    ``patience`` is after how many rounds without a better model the run ends, 0 for never. ``sources_keep`` is what the
+    sources keep of the model when the run is complete.
     """
 
     strategy: Strategy
@@ -102,6 +103,7 @@ class RunSettings:
     training_deadline_s: float
     phase_deadline_s: float
     config_digest: bytes
+    sources_keep: SourcesKeep
     cohort_size: int = 0
     kappa: float = 1.0
     norm_cap_granularity: Granularity = Granularity.LAYER
@@ -278,7 +280,7 @@ def personal_of(strategy: Strategy, rows: OwnRows, memory: PersonalMemory) -> Pe
 def run_settings(config: AggregatorConfig, roster: Roster) -> RunSettings:
     """How the run goes. The digest covers what must stay when a run is resumed: not budget, threads and comparison."""
     fixed = config.model_dump_json(
-        include={"task", "strategy", "training", "privacy", "session"},
+        include={"task", "strategy", "training", "privacy", "session", "model"},
         exclude={"privacy": {"budget"}, "training": {"threads"}, "strategy": {"compare_target_only"}},
     )
     return settings_of(config, sha256(f"{config.aggregator.seed}\0{fixed}".encode() + roster.digest()).digest())
@@ -287,7 +289,7 @@ def run_settings(config: AggregatorConfig, roster: Roster) -> RunSettings:
 def is_fixed(key: str) -> bool:
     """Whether a setting of the target must stay when a run is resumed: the digest of :func:`run_settings` covers it."""
     free = ("privacy.budget.", "training.threads", "strategy.compare-target-only")
-    fixed = ("aggregator.seed", "task.", "strategy.", "training.", "privacy.", "session.")
+    fixed = ("aggregator.seed", "task.", "strategy.", "training.", "privacy.", "session.", "model.")
     return key.startswith(fixed) and not key.startswith(free)
 
 
@@ -309,6 +311,7 @@ def settings_of(config: AggregatorConfig | FederationConfig, config_digest: byte
         training_deadline_s=transport.training_deadline_s,
         phase_deadline_s=transport.phase_deadline_s,
         config_digest=config_digest,
+        sources_keep=SourcesKeep[config.model.sources_keep.upper()],
         cohort_size=privacy.cohort_size,
         kappa=privacy.norm_cap_kappa,
         norm_cap_granularity=Granularity[privacy.norm_cap_granularity.upper()],

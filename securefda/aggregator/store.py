@@ -28,7 +28,7 @@ CREATE TABLE run (
     round INTEGER NOT NULL, attempt INTEGER NOT NULL, terms BLOB NOT NULL, at_sum INTEGER NOT NULL,
     released INTEGER NOT NULL,
     result_digest BLOB NOT NULL, model BLOB NOT NULL, completed INTEGER NOT NULL,
-    server BLOB NOT NULL
+    server BLOB NOT NULL, result_model BLOB NOT NULL
 );
 CREATE TABLE rounds (round INTEGER PRIMARY KEY, record TEXT NOT NULL);
 CREATE TABLE last_result (
@@ -134,13 +134,20 @@ class AggregatorStore(RunStore):
     def begin_run(self, run_id: bytes, config_digest: bytes, model: Vector) -> None:
         """Write a new run with its first model, before round 1."""
         with self._transaction() as database:
-            row = (0, run_id, config_digest, 0, 0, b"", 0, 0, b"", model.astype("<f4").tobytes(), 0, b"")
-            database.execute("INSERT INTO run VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+            row = (0, run_id, config_digest, 0, 0, b"", 0, 0, b"", model.astype("<f4").tobytes(), 0, b"", b"")
+            database.execute("INSERT INTO run VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
 
     def model(self) -> Vector:
         """The model after the last finished round, float32 (m,)."""
         with self._clear_errors():
             (data,) = self._database.execute("SELECT model FROM run").fetchone()
+        return np.frombuffer(data, dtype="<f4").astype(np.float32)
+
+    def result_model(self) -> Vector:
+        """The model of the last result, float32 (m,): that of :meth:`model`, unless the target has trained since."""
+        with self._clear_errors():
+            query = "SELECT iif(length(result_model), result_model, model) FROM run"
+            (data,) = self._database.execute(query).fetchone()
         return np.frombuffer(data, dtype="<f4").astype(np.float32)
 
     def server(self) -> ServerState | None:
@@ -183,7 +190,8 @@ class AggregatorStore(RunStore):
     ) -> None:
         """Write a finished round, what it leaves and its result in one transaction, before the result is published.
 
-        ``kept`` is the result, where there is one; receipts for the one before are forgotten.
+        ``kept`` is the result, where there is one; receipts for the one before are forgotten. After a round of the
+        target alone the model of the last result is kept beside the new one.
         """
         state = b"" if server is None else server.to_bytes()
         with self._transaction() as database:
@@ -192,6 +200,9 @@ class AggregatorStore(RunStore):
                     "INSERT OR REPLACE INTO last_result VALUES (0, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", kept.row()
                 )
                 database.execute("DELETE FROM receipts")
+                database.execute("UPDATE run SET result_model = ?", (b"",))
+            else:
+                database.execute("UPDATE run SET result_model = model WHERE length(result_model) = 0")
             self._insert_record(database, record)
             values = (model.astype("<f4").tobytes(), result_digest, record["round"], state)
             database.execute("UPDATE run SET model = ?, result_digest = ?, round = ?, released = 1, server = ?", values)

@@ -308,6 +308,10 @@ EVENTS: Final[Mapping[str, Event]] = MappingProxyType(
                 Field("zeroed", COUNT, "how many of them leave nothing of it"),
             ),
         ),
+        "model-kept": Event(
+            "A source wrote the final model of the run into its run folder.",
+            (Field("model", DIGEST, "SHA-256 of its parameters"),),
+        ),
         "ledger-updated": Event("The privacy ledger was charged for a round.", charges=True),
         "aborted": Event("The site ended a session.", (_CHECK, _ACCUSED)),
         "alarm": Event("A check failed in a way that an honest peer cannot cause.", (_CHECK, _ACCUSED)),

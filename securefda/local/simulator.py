@@ -166,6 +166,7 @@ class _Federation:
             training=config.training.target,
             privacy=config.privacy,
             session=config.session,
+            model=config.model,
             transport=config.transport,
         )
         store = stores.enter_context(closing(AggregatorStore(folder.path / "state.sqlite")))
@@ -185,7 +186,7 @@ class _Federation:
     def source(self, site_id: str) -> SourceRun:
         config = self.config
         settings = SourceConfig(
-            source=self.settings.aggregator.model_copy(update={"kit": self.folder.site(site_id)}),
+            source=self.settings.aggregator.model_copy(update=dict.fromkeys(("kit", "out"), self.folder.site(site_id))),
             task=config.task,
             training=config.training.source,
             transport=config.transport,

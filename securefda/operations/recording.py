@@ -25,16 +25,21 @@ class ModelOrigin:
     architecture_digest: bytes
 
     def after(self, line: RoundLine | None) -> str:
-        """As JSON, with the round whose model it is; 0 before the first."""
+        """As JSON, for the model after a round of the run; None before the first."""
+        return self.of(line["round"], line["model_digest"], line.get("rule", "")) if line else self.of(0)
+
+    def of(self, round_number: int, digest: str = "", rule: str = "") -> str:
+        """As JSON, with the round whose model it is, its digest and the rule of the round, where these are known."""
         said = {
             "task": self.task,
             "run": self.run_id,
-            "round": line["round"] if line else 0,
-            "rule": line.get("rule", "") if line else "",
+            "round": round_number,
+            "digest": digest,
+            "rule": rule,
             "architecture": self.architecture_digest.hex(),
             "securefda": __version__,
         }
-        return json.dumps(said, sort_keys=True)
+        return json.dumps({name: one for name, one in said.items() if one != ""}, sort_keys=True)
 
 
 def model_file(layers: LayerTable, model: Vector, origin: str = "") -> bytes:

@@ -165,6 +165,8 @@ class History:
         results: accepted results of this run, oldest first.
         other_run: a header of another run was accepted already.
         last_terms: what the last header that was accepted asked for, see ``round_terms``; None where there is none.
+        sources_keep: what that header said of the end of the run; None where there is none.
+        ended: the run is complete, as its target said.
     """
 
     session_seen: bool = False
@@ -173,6 +175,8 @@ class History:
     results: tuple[PastResult, ...] = ()
     other_run: bool = False
     last_terms: bytes | None = None
+    sources_keep: int | None = None
+    ended: bool = False
 
 
 def check_signed_header(
@@ -194,9 +198,9 @@ def check_signed_header(
 
     Raises:
         FaultyAggregatorError: with TYPE, SUITE, SENDER, CONTEXT, SIGNATURE, HEADER_ROSTER, HEADER_RUN, HEADER_REPLAY,
-            HEADER_ORDER, RELEASE_FUSE, HEADER_CHAIN, HEADER_PARTICIPANTS, HEADER_VALIDITY, HEADER_ARCHITECTURE,
-            HEADER_RATE, HEADER_TARGET, HEADER_COHORT, HEADER_SUM, HEADER_MODULUS, HEADER_WRAP, HEADER_THRESHOLD,
-            HEADER_QUORUM or HEADER_ENERGY.
+            HEADER_ORDER, RELEASE_FUSE, HEADER_KEEP, HEADER_CHAIN, HEADER_PARTICIPANTS, HEADER_VALIDITY,
+            HEADER_ARCHITECTURE, HEADER_RATE, HEADER_TARGET, HEADER_COHORT, HEADER_SUM, HEADER_MODULUS, HEADER_WRAP,
+            HEADER_THRESHOLD, HEADER_QUORUM or HEADER_ENERGY.
     """
     header = signed.body
     fault = envelope_fault(
@@ -235,6 +239,8 @@ def check_signed_header(
 def _check_freshness(header: Header, history: History) -> None:
     # Training varies little: a second run from the same model over one source less would tell much of its update.
     require(not history.other_run, "HEADER_RUN", "this folder belongs to another run; a new run needs another one")
+    # What the next models were compared with is deleted then.
+    require(not history.ended, "HEADER_RUN", "the target said that this run is complete")
     require(not history.session_seen, "HEADER_REPLAY", "this session id was used before")
     position = (header.round, header.attempt)
     rising = history.last_position is None or position > history.last_position
@@ -244,6 +250,9 @@ def _check_freshness(header: Header, history: History) -> None:
     same = history.last_terms in (None, round_terms(header))
     require(same or not again, "HEADER_ORDER", f"another attempt at round {header.round} asks for something else")
     require(not history.released, "RELEASE_FUSE", f"an update of round {header.round} may have left already")
+    agreed = history.sources_keep in (None, header.sources_keep)
+    detail = f'model.sources-keep = "{header.sources_keep.label}" is not what earlier headers of this run said'
+    require(agreed, "HEADER_KEEP", detail)
 
 
 def _check_chain(header: Header, history: History) -> None:

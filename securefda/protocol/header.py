@@ -34,6 +34,18 @@ class Granularity(IntEnum):
         return self.name.lower()
 
 
+class SourcesKeep(IntEnum):
+    """What the sources keep of the model when the run is complete: nothing, or the model of the last result."""
+
+    NONE = 1
+    FINAL = 2
+
+    @property
+    def label(self) -> str:
+        """The name in configuration files and logs."""
+        return self.name.lower()
+
+
 @dataclass(frozen=True, slots=True)
 class Layer:
     """One named parameter tensor and the largest absolute coordinate that travels of it."""
@@ -121,6 +133,9 @@ class Header:
     none to give, none do, for a sum of few would tell more of each.
 
     ``previous_checkpoint`` is the aggregator's log as every participant cosigned it last: a note with their signatures.
+
+    ``sources_keep`` says what a source keeps of the model when the run is complete; it is the same in every header of a
+    run, so that each knows before it trains.
     """
 
     run_id: bytes
@@ -147,6 +162,7 @@ class Header:
     sum_quorum: int = 0
     norm_cap: NormCapTerms | None = None
     metrics: bool = False
+    sources_keep: SourcesKeep = SourcesKeep.NONE
 
     def __post_init__(self) -> None:
         expect_bytes(self.run_id, RUN_ID_BYTES, "run_id")

@@ -39,7 +39,16 @@ from securefda.protocol.envelope import (
     expect_bytes,
     expect_finite,
 )
-from securefda.protocol.header import Granularity, Header, Layer, NormCapTerms, RuleTerms, TargetTerms, Visibility
+from securefda.protocol.header import (
+    Granularity,
+    Header,
+    Layer,
+    NormCapTerms,
+    RuleTerms,
+    SourcesKeep,
+    TargetTerms,
+    Visibility,
+)
 
 MAX_RULES = 64
 """Of a schedule. A run comes to a handful."""
@@ -109,6 +118,7 @@ class Schedule:
         clip: of every layer.
         modulus_bits, n_max, max_samples, training_deadline_ms, phase_deadline_ms: as in the headers.
         norm_cap_kappa, norm_cap_granularity: of the norm cap at ``sum``; a kappa of 0 for none.
+        sources_keep: as in the headers.
     """
 
     run_id: bytes
@@ -123,6 +133,7 @@ class Schedule:
     phase_deadline_ms: int
     norm_cap_kappa: float
     norm_cap_granularity: Granularity
+    sources_keep: SourcesKeep
 
     def __post_init__(self) -> None:
         expect_bytes(self.run_id, RUN_ID_BYTES, "run_id")
@@ -173,15 +184,24 @@ class Cosigned:
 
 @dataclass(frozen=True, slots=True)
 class Goodbye:
-    """The aggregator ends the run: ``completed`` says whether every round was done, ``reason`` why not."""
+    """The aggregator ends the run: ``completed`` says whether every round was done, ``reason`` why not.
+
+    Where the run leaves its sources the final model, that travels beside the message: ``result_digest`` is of the
+    run's last signed result, ``model_digest`` of its model. Both are empty elsewhere.
+    """
 
     completed: bool
     rounds: int
     reason: str
+    result_digest: bytes = b""
+    model_digest: bytes = b""
 
     def __post_init__(self) -> None:
         expect(len(self.reason) <= 500, "reason has at most 500 characters")
         expect(self.reason.isprintable(), "reason must be printable")
+        lengths = {len(self.result_digest), len(self.model_digest)}
+        expect(lengths in ({0}, {DIGEST_BYTES}), "result_digest and model_digest must both be empty or 32 bytes")
+        expect(self.completed or not self.model_digest, "a model comes with the end of a complete run alone")
 
 
 __all__ = [
@@ -228,6 +248,7 @@ __all__ = [
     "ShareDelivery",
     "Signed",
     "Signer",
+    "SourcesKeep",
     "Step",
     "Survivor",
     "SurvivorSignature",
@@ -521,5 +542,7 @@ def vector_digests(body: Body) -> tuple[bytes, ...]:
             return (model_digest, target.update_digest) if target and target.update_digest else (model_digest,)
         case MaskedInput(digest=digest) | Update(digest=digest):
             return (digest,)
+        case Goodbye(model_digest=model_digest) if model_digest:
+            return (model_digest,)
         case _:
             return ()

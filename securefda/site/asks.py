@@ -16,6 +16,11 @@ _SEEN = {
     "individual": "each source's update by itself where its policy permits that, else a sum",
 }
 
+_KEPT = {
+    "final": "when the run is complete, each keeps the final model",
+    "none": "when the run is complete, each deletes what it still has of the model",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class TargetInWords:
@@ -59,6 +64,7 @@ def target_in_words(config: AggregatorConfig, site: str, sources: tuple[str, ...
         f"sums in which each source has at least {privacy.min_others} others beside it{colluders}; "
         f"{caps if privacy.norm_cap_kappa else 'no norm caps'}.",
         f"{strategy.rounds} rounds of {rule.value}, the first {strategy.warm_up_rounds} of them source_only.",
+        f'model.sources-keep "{config.model.sources_keep}": {_KEPT[config.model.sources_keep]}.',
     )
     how = f"with noise (multiplier {noise:g}), counted by a ledger" if noise else "without noise"
     model = f"to every source, the common model in each round: what {site}'s rows changed in it was trained {how}."

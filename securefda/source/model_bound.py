@@ -19,7 +19,7 @@ import numpy as np
 
 from securefda.errors import FaultyAggregatorError
 from securefda.protocol.checks import SessionLimits, envelope_fault, require
-from securefda.protocol.messages import Header, MissedResult, Receipt, Result, Signed
+from securefda.protocol.messages import Header, MissedResult, Receipt, Result, Signed, SourcesKeep
 from securefda.protocol.roster import Roster
 from securefda.rules.blocks import blocks
 from securefda.training import LayerTable, Vector
@@ -80,8 +80,9 @@ class TakenResult:
 class AcceptedHeader:
     """The last header that this source accepted in the run, as far as a later one is compared with it.
 
-    ``number`` is that of its model. ``answered`` says whether this source gave all its answers in that session, its
-    update in clear or its shares: before that no result of it can be a true one.
+    ``number`` is that of its model, which is of ``model_round``. ``answered`` says whether this source gave all its
+    answers in that session, its update in clear or its shares: before that no result of it can be a true one.
+    ``sources_keep`` is what the header said of the end of the run.
     """
 
     round: int
@@ -91,6 +92,8 @@ class AcceptedHeader:
     session_id: bytes
     digest: bytes
     answered: bool
+    model_round: int = 0
+    sources_keep: int = SourcesKeep.NONE
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -104,10 +107,11 @@ class TrainedFrom:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What a source remembers of the models of a run; None of what there was not yet."""
+    """What a source remembers of the models of a run, None of what there was not yet, and whether the run has ended."""
 
     taken: TakenResult | None = None
     accepted: AcceptedHeader | None = None
+    ended: bool = False
 
     @property
     def number(self) -> int:
@@ -117,23 +121,26 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Missed:
-    """A result that the aggregator showed again, checked: who gave a receipt for it, and its number in those."""
+    """A result that the aggregator showed again, checked: who gave a receipt, and its number and round in those."""
 
     result: Signed[Result]
     givers: frozenset[int]
     number: int
+    round: int
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a header's model comes from.
+    """Where a model comes from.
 
     Attributes:
         number: of the model.
+        round: that gave it; 0 for the run's first model.
         caught_up: the result of this source's own last session, where it learns of it only now.
     """
 
     number: int
+    round: int = 0
     caught_up: TakenResult | None = None
 
 
@@ -160,50 +167,75 @@ def check_missed(body: MissedResult, *, roster: Roster, run_id: bytes) -> Missed
         require(of_this, check, f"receipt of {name}: for another result")
     places = {(one.body.round, one.body.number) for one in body.receipts}
     require(len(places) <= 1, check, "its receipts differ in round or number")
-    return Missed(result, frozenset(givers), max(places)[1] if places else 0)
+    round_number, number = max(places, default=(0, 0))
+    return Missed(result, frozenset(givers), number, round_number)
 
 
-def origin_of(header: Header, known: Known, missed: Missed | None, *, own_index: int, limits: SessionLimits) -> Origin:
-    """Find the result that produced a header's model; ``missed`` came before the header.
+@dataclass(frozen=True, slots=True)
+class FinalClaim:
+    """A run's final model, and the last result, of which it is said to come: their digests, named as in a header."""
+
+    previous_result_digest: bytes
+    model_digest: bytes
+
+
+def origin_of(
+    claim: Header | FinalClaim,
+    known: Known,
+    missed: Missed | None,
+    *,
+    own_index: int,
+    limits: SessionLimits,
+    check: str = "HEADER_CHAIN",
+) -> Origin:
+    """Find the result that produced a model.
+
+    Args:
+        claim: what a message says of the model.
+        known: what this source remembers of the run.
+        missed: the result that the aggregator showed before that message, where it did.
+        own_index: roster index of this source.
+        limits: what this source asks of every session.
+        check: of that message.
 
     Raises:
-        FaultyAggregatorError: HEADER_CHAIN; it does not continue any result that this source can trust.
+        FaultyAggregatorError: ``check``; it is of no result that this source can trust.
     """
-    previous, taken, accepted = header.previous_result_digest, known.taken, known.accepted
+    previous, taken, accepted = claim.previous_result_digest, known.taken, known.accepted
     if taken is not None and previous == taken.digest and taken.number == known.number:
-        _require_model(header, taken.model_digest)
-        return Origin(taken.number)
+        _require_model(claim, taken.model_digest, check)
+        return Origin(taken.number, taken.round)
     if accepted is not None and previous == accepted.previous_result_digest and accepted.number == known.number:
-        _require_model(header, accepted.model_digest)
-        return Origin(accepted.number)
+        _require_model(claim, accepted.model_digest, check)
+        return Origin(accepted.number, accepted.model_round)
     if previous == b"":
-        require(known.number == 0, "HEADER_CHAIN", "it continues no result, and this site knows of one")
+        require(known.number == 0, check, "it continues no result, and this site knows of one")
         return Origin(0)
     if missed is None or missed.result.digest() != previous:
-        raise _too_few(0, limits.max_colluders + 1)
-    _require_model(header, missed.result.body.model_digest)
+        raise _too_few(0, limits.max_colluders + 1, check)
+    _require_model(claim, missed.result.body.model_digest, check)
     caught_up = _own_last_session(accepted, taken, missed.result)
     if caught_up is not None and accepted is not None and accepted.answered:
-        return Origin(caught_up.number, caught_up)
+        return Origin(caught_up.number, caught_up.round, caught_up)
     vouching = len(missed.givers & limits.trusted - {own_index})
     if vouching <= limits.max_colluders:
-        raise _too_few(vouching, limits.max_colluders + 1)
-    require(missed.number > known.number, "HEADER_CHAIN", "its result is none that came after those of this site")
+        raise _too_few(vouching, limits.max_colluders + 1, check)
+    require(missed.number > known.number, check, "its result is none that came after those of this site")
     is_own = caught_up is not None and caught_up.number == missed.number
-    return Origin(missed.number, caught_up if is_own else None)
+    return Origin(missed.number, missed.round, caught_up if is_own else None)
 
 
-def _require_model(header: Header, digest: bytes) -> None:
-    require(header.model_digest == digest, "HEADER_CHAIN", "not the model of the result that it continues")
+def _require_model(claim: Header | FinalClaim, digest: bytes, check: str) -> None:
+    require(claim.model_digest == digest, check, "not the model of the result that it continues")
 
 
-def _too_few(have: int, needed: int) -> FaultyAggregatorError:
+def _too_few(have: int, needed: int, check: str) -> FaultyAggregatorError:
     """Receipts can be lost, and few sources may have been there: that is no fault of any site."""
     detail = (
         f"this site was away when the result came that it continues; {have} other trusted sources gave a receipt for "
         f"it, and {needed} must have"
     )
-    return FaultyAggregatorError("HEADER_CHAIN", detail, blames=False)
+    return FaultyAggregatorError(check, detail, blames=False)
 
 
 def _own_last_session(

@@ -19,7 +19,7 @@ from securefda.machine import give_free_memory_back, map_large_blocks
 from securefda.operations import SourceWatch, watch_source
 from securefda.operations.progress import Reporter
 from securefda.operations.records import SiteLine, refused_line
-from securefda.operations.run_folder import METRICS_FILE, append_line, keep_refused
+from securefda.operations.run_folder import METRICS_FILE, MODEL_FILE, append_line, keep_refused
 from securefda.operations.state import StateWriter, round_of
 from securefda.privacy.events import TERMS
 from securefda.protocol.messages import Header, Parcel, Signed
@@ -79,6 +79,8 @@ def main(config: SourceConfig, reporter: Reporter, *, accept_run: bool = False) 
         with closing(site.witness.journal) as journal:
             recorder = MessageRecorder(journal, kit.roster, member.index, then=watch.hear)
             run_until_told(_serve(config, kit, rounds, recorder, watch))
+        if rounds.kept_round is not None:
+            watch.note(f"{site_id}: the final model, of round {rounds.kept_round}, is {out / MODEL_FILE}")
         if rounds.failure is not None:
             raise rounds.failure
         nothing_done = shown.rounds_finished == 0

@@ -39,8 +39,11 @@ from securefda.protocol.messages import (
     Result,
     Schedule,
     Signed,
+    SourcesKeep,
 )
 from securefda.source.acceptance import accept_header
+from securefda.source.final_model import HINT as ASK_FOR_THE_MODEL
+from securefda.source.final_model import final_model
 from securefda.source.model_bound import Missed, TakenResult, check_missed
 from securefda.source.rounds import SourceRound, begin_round, check_result, continue_round
 from securefda.source.run_book import UNFINISHED
@@ -89,7 +92,8 @@ class SourceRun:
 
     ``refusal`` is the last refusal by this site's policy, ``fault`` the last check that the aggregator failed,
     ``goodbye`` its last message, if it came, and ``failure`` the error that ends this site's part in the run: the
-    driver sends what :meth:`handle` returned, then ends with it.
+    driver sends what :meth:`handle` returned, then ends with it. ``kept_round`` is that of the final model, where this
+    site was left with it.
 
     It belongs to the process that made it. In a copy of that process ``join``, ``handle`` and ``expire`` raise
     :class:`CopiedProcess` and return nothing that could be sent; the secrets of a session are erased there.
@@ -112,6 +116,7 @@ class SourceRun:
         self.refusal: PolicyRefusal | None = None
         self.goodbye: Goodbye | None = None
         self.failure: SecureFdaError | None = None
+        self.kept_round: int | None = None
 
     @property
     def fault(self) -> FaultyAggregatorError | None:
@@ -218,7 +223,7 @@ class SourceRun:
                 answers = self._take_schedule(message)  # type: ignore[arg-type]
             case Goodbye() as goodbye:
                 self._require_from_target(message)
-                self._end(goodbye)
+                self._end(goodbye, parcel)
                 answers = []
             case Abort():
                 self._require_from_target(message)
@@ -227,11 +232,39 @@ class SourceRun:
                 answers = self._continue_round(message)
         return answers
 
-    def _end(self, goodbye: Goodbye) -> None:
-        if self.goodbye is None:
-            self.forget()
-            self.goodbye = goodbye
-            self._log("run-ended", outcome="completed" if goodbye.completed else "failed", rounds=goodbye.rounds)
+    def _end(self, goodbye: Goodbye, parcel: Parcel) -> None:
+        if self.goodbye is not None:
+            return
+        self.forget()
+        self.goodbye = goodbye
+        if goodbye.completed:
+            try:
+                self._complete(goodbye, parcel)
+            except FaultyAggregatorError as error:
+                error.hint = ASK_FOR_THE_MODEL
+                self._fault(error, "the end of the run")
+                self.failure = error
+        self._log("run-ended", outcome="completed" if goodbye.completed else "failed", rounds=goodbye.rounds)
+
+    def _complete(self, goodbye: Goodbye, parcel: Parcel) -> None:
+        """Keep what the headers said that this site keeps; then no header of the run is accepted any more."""
+        site, run = self._site, self._site.witness.journal.run
+        run_id, missed = bytes.fromhex(run), self._missed
+        known = site.store.known(run_id)
+        if known.accepted is None or known.ended:
+            return
+        limits, n_params = site.limits, site.trainer.n_params
+        kept = final_model(
+            goodbye, parcel, known, missed, own_index=site.signer.index, limits=limits, n_params=n_params
+        )
+        if kept is not None:
+            model, origin = kept
+            if origin.caught_up is not None:
+                site.store.record_result(run_id, origin.caught_up)
+            site.keep_model(model, run, origin.round)
+            self.kept_round = origin.round
+            self._log("model-kept", model=goodbye.model_digest.hex())
+        site.store.end_run(run_id, keeps_own=known.accepted.sources_keep == SourcesKeep.FINAL)
 
     def _start_round(self, header: Signed[Header], parcel: Parcel) -> list[Parcel]:
         site, body = self._site, header.body
@@ -243,7 +276,7 @@ class SourceRun:
         if accepted.origin.caught_up is not None:  # the last session had a result, of which this site learns only now
             site.store.record_result(body.run_id, accepted.origin.caught_up)
             receipts.append(self._receipt(body.run_id, accepted.origin.caught_up))
-        site.store.accept_header(header, accepted.origin.number)
+        site.store.accept_header(header, accepted.origin.number, accepted.origin.round)
         site.witness.journal.enter(header)
         self._reporter.round_started(body.round, accepted.level.label, body.rule.rule)
         self._round, answer = begin_round(site, accepted)

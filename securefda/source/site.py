@@ -6,13 +6,17 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from hashlib import sha256
 
 from securefda import __version__
 from securefda.audit.journal import logs_folder
 from securefda.audit.witness import Witness
 from securefda.bootstrap import Member, run_info, task_of, trainer_at, training_rows, witness_of
 from securefda.errors import ConfigError
+from securefda.operations.recording import ModelOrigin, model_file
+from securefda.operations.run_folder import MODEL_FILE, RunFolder
 from securefda.protocol.checks import SessionLimits
+from securefda.protocol.encoding import vector_to_wire
 from securefda.protocol.messages import Header, Schedule, Signer, Update, Visibility
 from securefda.protocol.roster import Roster
 from securefda.protocol.secret import RandomBytes
@@ -28,7 +32,7 @@ from securefda.site.policy import (
     require_satisfiable,
 )
 from securefda.source.store import SourceStore
-from securefda.training import SecretSeed
+from securefda.training import SecretSeed, Vector
 from securefda.training.trainer import Trainer
 
 
@@ -61,11 +65,20 @@ class ModelBounds:
     initial: tuple[bytes, ...] = ()
 
 
+KeepsModel = Callable[[Vector, str, int], None]
+"""Writes a model, float32 ``(n_params,)``, with its run (hex) and round; raises SecureFdaError where it cannot."""
+
+
+def _nowhere(model: Vector, run: str, round_number: int) -> None:
+    """For a source that has no run folder."""
+
+
 @dataclass(frozen=True, slots=True)
 class SourceSite:
     """Everything of a source that stays the same during a run; ``notes`` are for its operator, before it begins.
 
-    ``trains_on`` says for people what computes: "cpu (1 thread)".
+    ``trains_on`` says for people what computes: "cpu (1 thread)". ``keep_model`` writes the final model of a run, where
+    the run leaves it to its sources.
     """
 
     signer: Signer
@@ -84,6 +97,7 @@ class SourceSite:
     unix_time: Callable[[], float] = time.time
     notes: tuple[str, ...] = ()
     trains_on: str = ""
+    keep_model: KeepsModel = _nowhere
 
     @classmethod
     def under_policy(
@@ -101,6 +115,7 @@ class SourceSite:
         unix_time: Callable[[], float] = time.time,
         trains_on: str = "",
         notes: tuple[str, ...] = (),
+        keep_model: KeepsModel = _nowhere,
     ) -> SourceSite:
         """A source that does what ``policy`` permits, and no more; ``metrics`` as :class:`Permits` has it."""
         limits = policy.session_limits(roster)
@@ -123,6 +138,7 @@ class SourceSite:
             unix_time=unix_time,
             trains_on=trains_on,
             notes=notes,
+            keep_model=keep_model,
         )
 
 
@@ -171,6 +187,12 @@ def source_site(
         on_charge=on_charge,
         memory=store,
     )
+
+    def keep_model(model: Vector, run: str, round_number: int) -> None:
+        origin = ModelOrigin(config.task.factory, run, trainer.architecture_digest)
+        said = origin.of(round_number, sha256(vector_to_wire(model)).hexdigest())
+        RunFolder(config.source.out).write(MODEL_FILE, model_file(trainer.layers, model, said))
+
     return SourceSite.under_policy(
         policy,
         signer=member.signer,
@@ -183,6 +205,7 @@ def source_site(
         software_version=__version__,
         notes=notes,
         trains_on=trainer.trains_on,
+        keep_model=keep_model,
     )
 
 

@@ -28,7 +28,8 @@ CREATE TABLE origin (id INTEGER PRIMARY KEY CHECK (id = 0), file_number TEXT NOT
 CREATE TABLE positions (
     run_id BLOB PRIMARY KEY, round INTEGER NOT NULL, attempt INTEGER NOT NULL, terms BLOB NOT NULL,
     number INTEGER NOT NULL, previous BLOB NOT NULL, model_digest BLOB NOT NULL, session_id BLOB NOT NULL,
-    digest BLOB NOT NULL, answered INTEGER NOT NULL
+    digest BLOB NOT NULL, answered INTEGER NOT NULL, model_round INTEGER NOT NULL, sources_keep INTEGER NOT NULL,
+    ended INTEGER NOT NULL
 );
 CREATE TABLE trained (
     run_id BLOB PRIMARY KEY, number INTEGER NOT NULL, units BLOB NOT NULL, model_digest BLOB NOT NULL
@@ -110,7 +111,8 @@ class SourceStore(RunStore):
         self._process.require_original()
         with self._clear_errors():
             query = self._database.execute
-            position = query("SELECT round, attempt, terms FROM positions WHERE run_id = ?", (run_id,)).fetchone()
+            asked = "SELECT round, attempt, terms, sources_keep, ended FROM positions WHERE run_id = ?"
+            position = query(asked, (run_id,)).fetchone()
             fuse = query("SELECT 1 FROM fuses WHERE run_id = ? AND round = ?", (run_id, round_number)).fetchone()
             other_run = self._other_run(run_id)
             results = query(
@@ -121,6 +123,8 @@ class SourceStore(RunStore):
             session_seen=self._runs.has_session(session_id),
             last_position=position and position[:2],
             last_terms=position and position[2],
+            sources_keep=position and position[3],
+            ended=bool(position and position[4]),
             released=bool(fuse),
             results=past,
             other_run=other_run is not None,
@@ -142,11 +146,12 @@ class SourceStore(RunStore):
                 (run_id,),
             ).fetchone()
             accepted = self._database.execute(
-                "SELECT round, number, previous, model_digest, session_id, digest, answered FROM positions "
-                "WHERE run_id = ?",
+                "SELECT round, number, previous, model_digest, session_id, digest, answered, model_round, "
+                "sources_keep, ended FROM positions WHERE run_id = ?",
                 (run_id,),
             ).fetchone()
-        return Known(taken and TakenResult(*taken), accepted and AcceptedHeader(*accepted))
+        ended = bool(accepted and accepted[-1])
+        return Known(taken and TakenResult(*taken), accepted and AcceptedHeader(*accepted[:-1]), ended)
 
     def trained_from(self, run_id: bytes, first: Callable[[], Vector]) -> TrainedFrom:
         """The model that this site trained from last in the run, mapped from its file.
@@ -203,6 +208,9 @@ class SourceStore(RunStore):
         with self._transaction(durable=False) as database:
             row = (run_id, number, np.array(units, dtype="<f8").tobytes(), digest)
             database.execute("INSERT OR REPLACE INTO trained VALUES (?, ?, ?, ?)", row)
+        self._delete_models_no_longer_named()
+
+    def _delete_models_no_longer_named(self) -> None:
         with self._clear_errors():
             digests = self._database.execute("SELECT model_digest FROM trained").fetchall()
             named = {self._model_file(kept) for (kept,) in digests}
@@ -210,13 +218,14 @@ class SourceStore(RunStore):
                 old.unlink(missing_ok=True)
             self._intact &= named
 
-    def accept_header(self, header: Signed[Header], number: int = 0) -> None:
+    def accept_header(self, header: Signed[Header], number: int = 0, model_round: int = 0) -> None:
         """Remember a header, so that neither it nor an earlier position nor another run is ever accepted again.
 
         The session is on the disk when this returns. A power cut can undo the position until the fuse is burnt: then
         no update of the round has left, and a new session may ask for the round again.
 
-        ``number`` is that of its model, see :mod:`securefda.source.model_bound`.
+        ``number`` is that of its model, and ``model_round`` the round that it came of, see
+        :mod:`securefda.source.model_bound`.
 
         Raises:
             PolicyRefusal, FaultyAggregatorError: as :meth:`RunBook.require_open`; then nothing is remembered.
@@ -226,8 +235,22 @@ class SourceStore(RunStore):
         with self._transaction(durable=False) as database:
             place = (body.run_id, body.round, body.attempt, round_terms(body))
             model = (number, body.previous_result_digest, body.model_digest)
-            row = (*place, *model, header.envelope.session_id, header.digest(), False)
-            database.execute("INSERT OR REPLACE INTO positions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+            end = (False, model_round, body.sources_keep, False)
+            row = (*place, *model, header.envelope.session_id, header.digest(), *end)
+            database.execute("INSERT OR REPLACE INTO positions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+
+    def end_run(self, run_id: bytes, *, keeps_own: bool) -> None:
+        """Remember that the run is complete, so that no header of it is accepted any more; then forget its model.
+
+        What goes is the model that this site trained from last and, unless it ``keeps_own``, what the strategy let it
+        keep of a model of its own. A file system or a backup can hold what was deleted.
+        """
+        with self._transaction() as database:
+            database.execute("UPDATE positions SET ended = 1 WHERE run_id = ?", (run_id,))
+            database.execute("DELETE FROM trained WHERE run_id = ?", (run_id,))
+            if not keeps_own:
+                database.execute("DELETE FROM personal WHERE run_id = ?", (run_id.hex(),))
+        self._delete_models_no_longer_named()
 
     def answered(self, run_id: bytes) -> None:
         """Remember that the last answer of the session leaves, after which only its result is to come.

@@ -302,6 +302,7 @@ _BODIES = {
         participants=_list(_INDEX),
         previous_checkpoint=_Field(_unchanged, _checkpoint),
         norm_cap=_part(_NORM_CAP, "optional"),
+        sources_keep=_enum(m.SourcesKeep),
     ),
     "advertise": _Form(m.Advertise, pb.Advertise),
     "key_list": _Form(m.KeyList, pb.KeyList, advertisements=_list(_signed_as(m.Advertise))),
@@ -334,6 +335,7 @@ _BODIES = {
         pb.Schedule,
         rules=_list(_part(_RULE), m.MAX_RULES),
         norm_cap_granularity=_enum(m.Granularity),
+        sources_keep=_enum(m.SourcesKeep),
     ),
 }
 """By the envelope's field for it, the form of each body."""

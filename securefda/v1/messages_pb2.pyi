@@ -107,6 +107,30 @@ STEP_RESULT: Step.ValueType  # 8
 """Reading the result."""
 Global___Step: _TypeAlias = Step  # noqa: Y015
 
+class _SourcesKeep:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _SourcesKeepEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SourcesKeep.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    SOURCES_KEEP_UNSPECIFIED: _SourcesKeep.ValueType  # 0
+    """Never valid."""
+    SOURCES_KEEP_NONE: _SourcesKeep.ValueType  # 1
+    """Nothing."""
+    SOURCES_KEEP_FINAL: _SourcesKeep.ValueType  # 2
+    """The model of the last result, which comes beside the Goodbye."""
+
+class SourcesKeep(_SourcesKeep, metaclass=_SourcesKeepEnumTypeWrapper):
+    """What the sources keep of the model when the run is complete."""
+
+SOURCES_KEEP_UNSPECIFIED: SourcesKeep.ValueType  # 0
+"""Never valid."""
+SOURCES_KEEP_NONE: SourcesKeep.ValueType  # 1
+"""Nothing."""
+SOURCES_KEEP_FINAL: SourcesKeep.ValueType  # 2
+"""The model of the last result, which comes beside the Goodbye."""
+Global___SourcesKeep: _TypeAlias = SourcesKeep  # noqa: Y015
+
 class _Granularity:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -469,6 +493,7 @@ class Header(_message.Message):
     SUM_QUORUM_FIELD_NUMBER: _builtins.int
     NORM_CAP_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
+    SOURCES_KEEP_FIELD_NUMBER: _builtins.int
     run_id: _builtins.bytes
     """Random name of the run; 16 bytes."""
     round: _builtins.int
@@ -505,6 +530,8 @@ class Header(_message.Message):
     """Fewest survivors over which the sum of level sum may be opened; 0 where no participant is at that level."""
     metrics: _builtins.bool
     """Whether loss and accuracy over the training rows travel in this round; only where every participant's Join said so."""
+    sources_keep: Global___SourcesKeep.ValueType
+    """What the sources keep of the model when the run is complete; the same in every header of a run."""
     @_builtins.property
     def levels(self) -> _containers.RepeatedScalarFieldContainer[Global___Visibility.ValueType]:
         """What the aggregator sees of each participant, in their order; as many as participants."""
@@ -556,10 +583,11 @@ class Header(_message.Message):
         sum_quorum: _builtins.int = ...,
         norm_cap: Global___NormCapTerms | None = ...,
         metrics: _builtins.bool = ...,
+        sources_keep: Global___SourcesKeep.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["norm_cap", b"norm_cap", "rule", b"rule", "target", b"target"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture_digest", b"architecture_digest", "attempt", b"attempt", "cohort_quorum", b"cohort_quorum", "cohort_size", b"cohort_size", "layers", b"layers", "levels", b"levels", "max_samples", b"max_samples", "metrics", b"metrics", "model_digest", b"model_digest", "modulus_bits", b"modulus_bits", "n_max", b"n_max", "norm_cap", b"norm_cap", "participants", b"participants", "phase_deadline_ms", b"phase_deadline_ms", "previous_checkpoint", b"previous_checkpoint", "previous_result_digest", b"previous_result_digest", "roster_digest", b"roster_digest", "round", b"round", "rule", b"rule", "run_id", b"run_id", "sum_quorum", b"sum_quorum", "target", b"target", "threshold", b"threshold", "training_deadline_ms", b"training_deadline_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture_digest", b"architecture_digest", "attempt", b"attempt", "cohort_quorum", b"cohort_quorum", "cohort_size", b"cohort_size", "layers", b"layers", "levels", b"levels", "max_samples", b"max_samples", "metrics", b"metrics", "model_digest", b"model_digest", "modulus_bits", b"modulus_bits", "n_max", b"n_max", "norm_cap", b"norm_cap", "participants", b"participants", "phase_deadline_ms", b"phase_deadline_ms", "previous_checkpoint", b"previous_checkpoint", "previous_result_digest", b"previous_result_digest", "roster_digest", b"roster_digest", "round", b"round", "rule", b"rule", "run_id", b"run_id", "sources_keep", b"sources_keep", "sum_quorum", b"sum_quorum", "target", b"target", "threshold", b"threshold", "training_deadline_ms", b"training_deadline_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1195,22 +1223,30 @@ class Goodbye(_message.Message):
     COMPLETED_FIELD_NUMBER: _builtins.int
     ROUNDS_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    RESULT_DIGEST_FIELD_NUMBER: _builtins.int
+    MODEL_DIGEST_FIELD_NUMBER: _builtins.int
     completed: _builtins.bool
     """Whether every round was done."""
     rounds: _builtins.int
     """Number of finished rounds."""
     reason: _builtins.str
     """Why the run ended early; at most 500 characters, empty where it did not."""
+    result_digest: _builtins.bytes
+    """Digest of the run's last signed Result; 32 bytes, or 0 where no model comes with this message."""
+    model_digest: _builtins.bytes
+    """Digest of its model; 32 bytes, or 0 likewise. The model travels as the attachment."""
     def __init__(
         self,
         *,
         completed: _builtins.bool = ...,
         rounds: _builtins.int = ...,
         reason: _builtins.str = ...,
+        result_digest: _builtins.bytes = ...,
+        model_digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completed", b"completed", "reason", b"reason", "rounds", b"rounds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completed", b"completed", "model_digest", b"model_digest", "reason", b"reason", "result_digest", b"result_digest", "rounds", b"rounds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1304,6 +1340,7 @@ class Schedule(_message.Message):
     PHASE_DEADLINE_MS_FIELD_NUMBER: _builtins.int
     NORM_CAP_KAPPA_FIELD_NUMBER: _builtins.int
     NORM_CAP_GRANULARITY_FIELD_NUMBER: _builtins.int
+    SOURCES_KEEP_FIELD_NUMBER: _builtins.int
     run_id: _builtins.bytes
     """Of the run; 16 bytes."""
     rounds: _builtins.int
@@ -1326,6 +1363,8 @@ class Schedule(_message.Message):
     """Of the norm cap at sum; finite, not negative, 0 for none."""
     norm_cap_granularity: Global___Granularity.ValueType
     """Whether it holds in each layer or for the model as a whole."""
+    sources_keep: Global___SourcesKeep.ValueType
+    """What the sources keep of the model when the run is complete."""
     @_builtins.property
     def rules(self) -> _containers.RepeatedCompositeFieldContainer[Global___RuleTerms]:
         """Every rule, with its settings, that a header can have; 1 to 64, all different."""
@@ -1345,10 +1384,11 @@ class Schedule(_message.Message):
         phase_deadline_ms: _builtins.int = ...,
         norm_cap_kappa: _builtins.float = ...,
         norm_cap_granularity: Global___Granularity.ValueType = ...,
+        sources_keep: Global___SourcesKeep.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clip", b"clip", "learning_rate", b"learning_rate", "max_samples", b"max_samples", "modulus_bits", b"modulus_bits", "n_max", b"n_max", "norm_cap_granularity", b"norm_cap_granularity", "norm_cap_kappa", b"norm_cap_kappa", "phase_deadline_ms", b"phase_deadline_ms", "rounds", b"rounds", "rules", b"rules", "run_id", b"run_id", "training_deadline_ms", b"training_deadline_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clip", b"clip", "learning_rate", b"learning_rate", "max_samples", b"max_samples", "modulus_bits", b"modulus_bits", "n_max", b"n_max", "norm_cap_granularity", b"norm_cap_granularity", "norm_cap_kappa", b"norm_cap_kappa", "phase_deadline_ms", b"phase_deadline_ms", "rounds", b"rounds", "rules", b"rules", "run_id", b"run_id", "sources_keep", b"sources_keep", "training_deadline_ms", b"training_deadline_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

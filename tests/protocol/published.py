@@ -79,6 +79,8 @@ def history_of(fields: Entry) -> History:
         fields["released"],
         results,
         fields["other_run"],
+        sources_keep=fields["sources_keep"],
+        ended=fields["ended"],
     )
 
 

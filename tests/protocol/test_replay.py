@@ -26,6 +26,7 @@ from securefda.protocol.messages import (
     RuleTerms,
     Schedule,
     Signed,
+    SourcesKeep,
     Step,
     Update,
     Visibility,
@@ -51,6 +52,7 @@ SCHEDULE = Schedule(
     phase_deadline_ms=1,
     norm_cap_kappa=0.0,
     norm_cap_granularity=Granularity.LAYER,
+    sources_keep=SourcesKeep.FINAL,
 )
 
 

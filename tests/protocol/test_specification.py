@@ -31,6 +31,7 @@ from securefda.protocol.messages import (
     ShareBundle,
     ShareDelivery,
     Signed,
+    SourcesKeep,
     Step,
     Survivor,
     Survivors,
@@ -142,7 +143,7 @@ def test_fields_of_messages_around_a_session_have_the_numbers_of_the_schema(mess
 
 
 def test_enums_have_the_numbers_of_the_code() -> None:
-    for enum in (Visibility, Granularity):
+    for enum in (Visibility, Granularity, SourcesKeep):
         assert ", ".join(f"{one.value} `{one.label}`" for one in enum) in PAGE
     steps = ", ".join(f"{step.value} {step.name.lower().replace('_', ' ')}" for step in Step)
     assert f"Steps of an Abort: {steps}." in " ".join(PAGE.split())

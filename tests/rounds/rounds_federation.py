@@ -42,7 +42,7 @@ from securefda.site.policy import SourcePolicy, default_policy
 from securefda.source.run import SourceRun, SourceSite
 from securefda.source.store import SourceStore
 from securefda.tasks import TaskSettings
-from securefda.training import OwnRows, PersonalMemory, TrainingSettings
+from securefda.training import OwnRows, PersonalMemory, TrainingSettings, Vector
 from securefda.training.trainer import SiteTrainer
 from securefda.transport import wire
 from securefda.transport.in_memory import MemoryNetwork, Passed, UnderWay
@@ -213,6 +213,7 @@ class Federation(MemoryNetwork[AggregatorRun, SourceRun]):
         self.recorded = recorded
         self.observers: dict[int, MessageObserver] = {}
         self.stores: dict[int, SourceStore] = {}
+        self.kept: dict[int, tuple[Vector, str, int]] = {}
         sources = {index: self.source(index) for index in range(1, n + 1)}
         super().__init__(self.new_aggregator(), sources, target=TARGET, observers=self.observers)
 
@@ -292,6 +293,7 @@ class Federation(MemoryNetwork[AggregatorRun, SourceRun]):
             random_bytes=os.urandom,
             software_version="1",
             unix_time=lambda: self.unix_s,
+            keep_model=lambda *model: self.kept.update({index: model}),
         )
         if hasattr(self, "aggregator"):  # of a process that is started again: it has joined
             site.witness.journal.begin(self.run.run_id)

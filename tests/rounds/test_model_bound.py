@@ -128,7 +128,7 @@ TAKEN = TakenResult(4, 3, digest(1), digest(2), digest(3), digest(4))
 """The third result, which closed the fourth round."""
 ACCEPTED = AcceptedHeader(5, 3, digest(1), digest(2), digest(5), digest(6), answered=True)
 """The header after it."""
-LATER = AcceptedHeader(7, 5, digest(7), digest(8), digest(9), digest(10), answered=True)
+LATER = AcceptedHeader(7, 5, digest(7), digest(8), digest(9), digest(10), answered=True, model_round=6)
 """One that was taken by receipts, for the fifth result."""
 
 
@@ -141,7 +141,7 @@ def asking(previous: bytes, model: bytes) -> Any:
 
 def missed(number: int, givers: set[int], *, session: bytes = digest(11), context: bytes = digest(12)) -> Missed:
     result = signer(TARGET).sign(session, context, Result(b"", 3, digest(13)))
-    return Missed(result, frozenset(givers), number)
+    return Missed(result, frozenset(givers), number, 6)
 
 
 AWAY = missed(4, {2, 3})
@@ -149,15 +149,15 @@ OWN = missed(0, set(), session=ACCEPTED.session_id, context=ACCEPTED.digest)
 Case = tuple[Known, Any, Missed | None, Any]
 TAKES: dict[str, Case] = {
     "the first": (Known(), asking(b"", digest(0)), None, Origin(0)),
-    "the last result": (Known(TAKEN, ACCEPTED), asking(digest(1), digest(2)), None, Origin(3)),
-    "the same again": (Known(TAKEN, LATER), asking(digest(7), digest(8)), None, Origin(5)),
-    "by receipts": (Known(TAKEN, ACCEPTED), asking(AWAY.result.digest(), digest(13)), AWAY, Origin(4)),
-    "by receipts, at first": (Known(), asking(AWAY.result.digest(), digest(13)), AWAY, Origin(4)),
+    "the last result": (Known(TAKEN, ACCEPTED), asking(digest(1), digest(2)), None, Origin(3, TAKEN.round)),
+    "the same again": (Known(TAKEN, LATER), asking(digest(7), digest(8)), None, Origin(5, 6)),
+    "by receipts": (Known(TAKEN, ACCEPTED), asking(AWAY.result.digest(), digest(13)), AWAY, Origin(4, 6)),
+    "by receipts, at first": (Known(), asking(AWAY.result.digest(), digest(13)), AWAY, Origin(4, 6)),
     "of its own last session": (
         Known(TAKEN, ACCEPTED),
         asking(OWN.result.digest(), digest(13)),
         OWN,
-        Origin(4, TakenResult(5, 4, OWN.result.digest(), digest(13), ACCEPTED.session_id, ACCEPTED.digest)),
+        Origin(4, 5, TakenResult(5, 4, OWN.result.digest(), digest(13), ACCEPTED.session_id, ACCEPTED.digest)),
     ),
 }
 FEW, UNTRUSTED = missed(4, {2}), missed(4, {2, 4})
@@ -251,7 +251,7 @@ LIES: dict[str, tuple[Callable[[Any], Any], str]] = {
 def test_result_and_receipts_are_taken_as_they_were_given(federation: Federation) -> None:
     run_id = bytes.fromhex(federation.run.run_id)
     body = shown_result(federation)
-    assert check_missed(body, roster=federation.roster, run_id=run_id) == Missed(body.result, frozenset({2, 3}), 1)
+    assert check_missed(body, roster=federation.roster, run_id=run_id) == Missed(body.result, frozenset({2, 3}), 1, 2)
 
 
 @pytest.mark.parametrize("lie", LIES)

@@ -28,6 +28,7 @@ from securefda.protocol.messages import (
     Result,
     RuleTerms,
     Signed,
+    SourcesKeep,
     Visibility,
 )
 from securefda.protocol.transcript import round_terms
@@ -89,7 +90,7 @@ def test_positions_sessions_fuses_and_results_survive_a_restart(tmp_path: Path) 
     store.close()
     terms = round_terms(accepted.body)
     past = tuple(PastResult(one.round, one.digest, one.model_digest) for one in (first, second))
-    expected = History(True, (2, 1), True, past, last_terms=terms)
+    expected = History(True, (2, 1), True, past, last_terms=terms, sources_keep=SourcesKeep.NONE)
     assert history(tmp_path / "s.sqlite", session=SESSION, number=2) == expected
     again = store_at(tmp_path / "s.sqlite")
     body = accepted.body

@@ -6,7 +6,7 @@ from hashlib import sha256
 from typing import Any
 
 from securefda.aggregator.site import RunSettings
-from securefda.protocol.messages import Visibility
+from securefda.protocol.messages import SourcesKeep, Visibility
 from securefda.rules import Strategy
 
 
@@ -24,5 +24,6 @@ def run_settings(strategy: Strategy, visibility: Visibility = Visibility.SUM, **
         "training_deadline_s": 600.0,
         "phase_deadline_s": 30.0,
         "config_digest": sha256(b"the settings").digest(),
+        "sources_keep": SourcesKeep.NONE,
     }
     return RunSettings(strategy=strategy, visibility=visibility, **(usual | changes))

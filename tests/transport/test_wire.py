@@ -88,6 +88,7 @@ headers = st.builds(
     cohort_quorum=uint32,
     sum_quorum=uint32,
     norm_cap=st.none() | norms,
+    sources_keep=st.sampled_from(m.SourcesKeep),
     metrics=st.booleans(),
 )
 
@@ -156,7 +157,10 @@ BODIES: dict[type, st.SearchStrategy[Any]] = {
         m.Checkpoint, st.binary(min_size=1, max_size=100), uint64, st.lists(digests, max_size=4).map(tuple), uint64
     ),
     m.Cosigned: st.builds(m.Cosigned, some_uint64, st.text(st.characters(codec="utf-8"), min_size=1, max_size=80)),
-    m.Goodbye: st.builds(m.Goodbye, st.booleans(), uint32, lines(500)),
+    m.Goodbye: st.one_of(
+        st.builds(m.Goodbye, st.booleans(), uint32, lines(500)),
+        st.builds(m.Goodbye, st.just(True), uint32, lines(500), digests, digests),
+    ),
     m.Receipt: receipts,
     m.Schedule: st.builds(
         m.Schedule,
@@ -172,6 +176,7 @@ BODIES: dict[type, st.SearchStrategy[Any]] = {
         phase_deadline_ms=some_uint64,
         norm_cap_kappa=not_negative,
         norm_cap_granularity=st.sampled_from(m.Granularity),
+        sources_keep=st.sampled_from(m.SourcesKeep),
     ),
     m.MissedResult: st.builds(m.MissedResult, signed(results), st.lists(signed(receipts), max_size=3).map(tuple)),
 }

@@ -55,6 +55,7 @@ def _header() -> m.Header:
         sum_quorum=2,
         norm_cap=m.NormCapTerms(1.5, 1, m.Granularity.LAYER),
         metrics=True,
+        sources_keep=m.SourcesKeep.FINAL,
     )
 
 
@@ -73,6 +74,7 @@ def _schedule() -> m.Schedule:
         phase_deadline_ms=30_000,
         norm_cap_kappa=1.5,
         norm_cap_granularity=m.Granularity.LAYER,
+        sources_keep=m.SourcesKeep.FINAL,
     )
 
 
@@ -106,7 +108,7 @@ def _bodies() -> list[tuple[int, m.Body]]:
         (1, m.Join(_digest(28), "0.1.0", m.Visibility.COHORT, metrics=True, known=300)),
         (0, m.Checkpoint(NOTE, 300, (_digest(29), _digest(30)), 7)),
         (1, m.Cosigned(301, LINE)),
-        (0, m.Goodbye(True, 20, "")),
+        (0, m.Goodbye(True, 20, "", _digest(31), _digest(27))),
         (1, receipt),
         (0, m.MissedResult(*_signed_by((0,), result), _signed_by((1, 3), receipt))),
         (0, _schedule()),
@@ -145,10 +147,15 @@ def malformed() -> list[dict[str, str]]:
     header = encode(m.Envelope(SESSION_ID, 0, CONTEXT, _header()))
     join = encode(m.Envelope(SESSION_ID, 1, CONTEXT, m.Join(_digest(28), "0.1.0", m.Visibility.COHORT, metrics=True)))
     levels = b"\x22\x04\x03\x03\x02\x01\x2a"
+    last = header.rindex(b"\xc0\x01\x01\xc8\x01\x02")  # metrics and sources_keep
     unmask = b"\xd2\x01"
     both = b"\x08\x02" + b"\x12\x21" + b"\x24" * 33 + b"\x1a\x21" + b"\x25" * 33
     none = b"\x08\x02"
     share = b"\x08\x02" + b"\x12\x21" + b"\x24" * 33
+
+    def with_metrics(value: bytes) -> bytes:
+        return header[: last + 2] + value + header[last + 3 :]
+
     long_way = "is longer than it needs to be"
     cases = [
         ("valid", "", head + refusal),
@@ -174,8 +181,8 @@ def malformed() -> list[dict[str, str]]:
         ("unmask with both shares", long_way, head + unmask + bytes([len(both) + 2, 0x0A, len(both)]) + both),
         ("unmask with no share", "holds no share", head + unmask + bytes([len(none) + 2, 0x0A, len(none)]) + none),
         ("unmask with one owner twice", "one share per owner", head + unmask + b"\x4e" + (b"\x0a\x25" + share) * 2),
-        ("header with metrics that are neither", "is not in its canonical form", header[:-1] + b"\x02"),
-        ("header with metrics written out as false", long_way, header[:-1] + b"\x00"),
+        ("header with metrics that are neither", "is not in its canonical form", with_metrics(b"\x02")),
+        ("header with metrics written out as false", long_way, with_metrics(b"\x00")),
         ("join with metrics that are neither", "is not in its canonical form", join[:-1] + b"\x02"),
         ("join with metrics written out as false", long_way, join[:-1] + b"\x00"),
         ("advertise with a short key", "mask_key", head + b"\x8a\x01\x21\x0a\x1f" + bytes(31)),
@@ -264,6 +271,8 @@ _CHANGES: list[tuple[type, str, str, Callable[[Any], None]]] = [
     (m.Header, "no sample allowed", "max_samples", _clear("max_samples")),
     (m.Header, "no time to train", "deadlines", _clear("training_deadline_ms")),
     (m.Header, "no time for a phase", "deadlines", _clear("phase_deadline_ms")),
+    (m.Header, "nothing said of what sources keep", "SourcesKeep", _clear("sources_keep")),
+    (m.Header, "something else for sources to keep", "SourcesKeep", _set("sources_keep", 3)),
     (m.Header, "a result digest of 31 bytes", "previous_result_digest", _set("previous_result_digest", bytes(31))),
     (m.Advertise, "no box key", "box_key", _clear("box_key")),
     (m.Advertise, "a commitment of 33 bytes", "self_mask_commitment", _set("self_mask_commitment", bytes(33))),
@@ -310,6 +319,10 @@ _CHANGES: list[tuple[type, str, str, Callable[[Any], None]]] = [
     (m.Cosigned, "no line", "a line has 1", _clear("signature")),
     (m.Cosigned, "a line of 1025 characters", "a line has 1", _set("signature", "x" * 1025)),
     (m.Goodbye, "a reason of 501 characters", "reason", _set("reason", "x" * 501)),
+    (m.Goodbye, "a model of no result", "result_digest", _clear("result_digest")),
+    (m.Goodbye, "a result without a model", "model_digest", _clear("model_digest")),
+    (m.Goodbye, "a model digest of 31 bytes", "model_digest", _set("model_digest", bytes(31))),
+    (m.Goodbye, "a model of a run that is not complete", "complete run alone", _clear("completed")),
     (m.Receipt, "a run id of 15 bytes", "run_id", _set("run_id", bytes(15))),
     (m.Receipt, "round 0", "round and number", _clear("round")),
     (m.Receipt, "number 0", "round and number", _clear("number")),
@@ -335,6 +348,7 @@ _CHANGES: list[tuple[type, str, str, Callable[[Any], None]]] = [
     (m.Schedule, "no time for a phase", "deadlines", _clear("phase_deadline_ms")),
     (m.Schedule, "a kappa below 0", "norm_cap_kappa", _set("norm_cap_kappa", -1.0)),
     (m.Schedule, "no granularity", "Granularity", _clear("norm_cap_granularity")),
+    (m.Schedule, "nothing said of what sources keep", "SourcesKeep", _clear("sources_keep")),
 ]
 
 

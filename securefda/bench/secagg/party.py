@@ -40,7 +40,7 @@ from securefda.errors import PolicyRefusal, SecureFdaError
 from securefda.machine import map_large_blocks
 from securefda.operations.progress import SilentReporter
 from securefda.operations.records import RoundLine, SiteLine
-from securefda.protocol.messages import RUN_ID_BYTES, Body, Header, ShareBundle, Signed, Visibility
+from securefda.protocol.messages import RUN_ID_BYTES, Body, Header, ShareBundle, Signed, SourcesKeep, Visibility
 from securefda.protocol.transcript import architecture_digest
 from securefda.rules import Rule, Strategy
 from securefda.site.kit import load_kit
@@ -126,6 +126,7 @@ def settings_of(visibility: Visibility) -> RunSettings:
         training_deadline_s=DEADLINE_S,
         phase_deadline_s=DEADLINE_S,
         config_digest=b"",
+        sources_keep=SourcesKeep.NONE,
     )
 
 

@@ -25,6 +25,7 @@ from securefda.site.config.sections import (
     FederationSection,
     LoggingSection,
     MetricsSection,
+    ModelSection,
     PrivacySection,
     ProcessSection,
     SessionSection,
@@ -57,6 +58,7 @@ class FederationConfig(Settings):
     training: TrainingSides = TrainingSides()
     privacy: PrivacySection = PrivacySection()
     session: SessionSection = SessionSection()
+    model: ModelSection = ModelSection()
     transport: TransportSection = TransportSection()
     logging: LoggingSection = LoggingSection()
     metrics: MetricsSection = MetricsSection()
@@ -128,6 +130,7 @@ class AggregatorConfig(Settings):
     training: TrainingSection = TrainingSection()
     privacy: PrivacySection = PrivacySection()
     session: SessionSection = SessionSection()
+    model: ModelSection = ModelSection()
     transport: TransportSection = TransportSection()
     logging: LoggingSection = LoggingSection()
     metrics: MetricsSection = MetricsSection()

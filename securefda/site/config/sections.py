@@ -338,6 +338,16 @@ class PrivacySection(Settings):
         return self
 
 
+class ModelSection(Settings):
+    """What becomes of the model when the run is complete."""
+
+    sources_keep: Literal["none", "final"] = "final"
+    """What the sources keep of the model when the run is complete; `final`: the model of the last round that they had a
+    part in, as a file in the run folder of each. Headers say it, so each source knows before it trains. While they
+    train they know each model anyway: `none` is a matter of housekeeping and no protection from a source that keeps
+    copies."""
+
+
 class SessionSection(Settings):
     """The masking session."""
 

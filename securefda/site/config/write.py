@@ -95,6 +95,7 @@ _ESSENTIAL: Mapping[str, frozenset[str]] = {
             *(f"strategy.{key}" for key in ("rule", "rounds", "warm-up-rounds")),
             *(f"training.{key}" for key in ("learning-rate", "batch-size", "epochs", "dp.noise-multiplier")),
             *(f"privacy.{key}" for key in ("visibility", "min-others", "max-colluders")),
+            "model.sources-keep",
             "task.factory",
             "transport.listen",
         }
@@ -136,6 +137,7 @@ def _aggregator(config: FederationConfig, process: ProcessSection) -> Aggregator
         training=config.training.target,
         privacy=config.privacy,
         session=config.session,
+        model=config.model,
         transport=config.transport,
         logging=config.logging,
         metrics=config.metrics,

@@ -140,7 +140,7 @@ def explain(policy: SourcePolicy, site: str, sources: int | None = None) -> Expl
         learns=(*_seen(facts), *_always_seen(facts)),
         does_not_learn=_hidden(facts),
         budget=budget_in_words(policy, site),
-        target_pays=_target_pays(facts),
+        target_pays=(*_target_pays(facts), _model_left(facts)),
         assumes=_assumptions(facts),
     )
 
@@ -332,6 +332,16 @@ def _target_pays(facts: _Facts) -> tuple[str, ...]:
         "(its training.dp) bounds what g_T tells of one of them.",
         "At levels cohort and individual g_T stays at the target.",
     )
+
+
+def _model_left(facts: _Facts) -> str:
+    site, keep = facts.site, facts.policy.model.keep
+    known = f"{site} knows every model that it trains from, whatever it keeps afterwards."
+    if keep == "final":
+        return f'{known} It takes part only in runs that leave it the final model (model.keep = "final").'
+    if keep == "none":
+        return f'{known} It takes part only in runs after which it keeps nothing of the model (model.keep = "none").'
+    return f'{known} Whether it is left with the final model is for each run to say (model.keep = "any").'
 
 
 def _assumptions(facts: _Facts) -> tuple[str, ...]:

@@ -167,14 +167,17 @@ class WorkLimits(Settings):
 
 
 class ModelPolicy(Settings):
-    """Which model a run may begin with.
+    """Which model a run may begin with, and what this site keeps of it at the end.
 
     Attributes:
         initial: ``"task"``: the one that this site's own task builds from the run's seed; or the SHA-256 digests of
             others that are permitted, in hex, over float32 little-endian parameters.
+        keep: what a run may leave this site with when it is complete. ``"final"``: this site takes part only where it
+            gets the final model. ``"none"``: only where it keeps nothing of it. ``"any"``: as the run has it.
     """
 
     initial: Annotated[Literal["task"] | tuple[str, ...], BeforeValidator(_first_models)] = "task"
+    keep: Literal["any", "final", "none"] = "any"
 
     @property
     def digests(self) -> tuple[bytes, ...]:
@@ -224,7 +227,7 @@ class SourcePolicy(Settings):
         norm_cap: the norm cap of a sum.
         quantisation: bounds on the encoding.
         dp: whether training takes noise, and its budget.
-        model: which model a run may begin with.
+        model: which model a run may begin with, and what this site keeps of it.
         limits: bounds on work.
         release: bounds on rounds and retries.
         metadata: what may leave beside an update in clear.

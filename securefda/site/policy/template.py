@@ -92,6 +92,10 @@ since the noise grows with it: a large one only leaves little but noise of an up
 The model that a run may begin with, since one that is made for it reads rows out of updates. "task": only the one
 that this site's own task builds from the run's seed, so every site needs the same seed and versions. Or a list of
 SHA-256 digests of others, such as pretrained ones, over their float32 parameters: a refusal names the one it saw.""",
+    "model.keep": """\
+What a run may leave this site with when it is complete. "final": take part only where this site gets the final
+model, as model.safetensors in its run folder. "none": only where it keeps nothing of the model. "any": either; each
+header says which. While it trains, this site knows each model anyway.""",
     "limits.model-bytes-max": "The largest model that this site trains, in bytes (4 per parameter).",
     "limits.learning-rate-max": """\
 The largest effective learning rate that the target may publish: this site's update is scaled with it.""",
@@ -214,6 +218,7 @@ _OWN_TASK = "-> empty: the task is chosen in this site's own settings, not by th
 _OWN_MODEL = "-> empty: a header with another model than the one that this site's own task builds is refused anyway."
 _SIZES = """\
 -> at least the rows of the largest site, so that all sites of a federation can hold the same value."""
+_KEEP = "-> any: each run says what it leaves its sources with; set final or none where this site depends on it."
 _FIRST = "-> the task's own: a model from elsewhere is agreed on first, and its digest listed here."
 _UNIT = "-> the only one there is: where a patient has several rows, divide the epsilon by their number."
 _RDP = "-> rdp: quick, and not much above prv: 1.00 for 0.92 over 20 rounds on 300 rows with a noise multiplier of 4.3."
@@ -279,6 +284,7 @@ noise multiplier of 2.4 for it; securefda budget plan says it for other numbers.
         "dp.accountant": _RDP,
         "dp.max-grad-norm": "-> a factor of ten above the usual 1; epsilon is the same with any.",
         "model.initial": _FIRST,
+        "model.keep": _KEEP,
         "limits.model-bytes-max": "-> 64 million parameters.",
         "limits.learning-rate-max": "-> above any rate that training is stable with; a huge one fills sums with clips.",
         "limits.learning-rate-min": "-> a hundredth of the smallest rate that training usually takes.",
@@ -347,6 +353,7 @@ adding up beyond that. Lower it when you set dp.required.""",
         "dp.accountant": _RDP,
         "dp.max-grad-norm": "-> a factor of ten above the usual 1; epsilon is the same with any.",
         "model.initial": _FIRST,
+        "model.keep": _KEEP,
         "limits.model-bytes-max": "-> 256 million parameters.",
         "limits.learning-rate-max": "-> far above any rate that training is stable with.",
         "limits.learning-rate-min": "-> a hundredth of the smallest rate that training usually takes.",
@@ -403,6 +410,7 @@ _RESEARCH = NamedPolicy(
         "dp.accountant": _RDP,
         "dp.max-grad-norm": "-> wide, so that experiments may look for their own clip norm.",
         "model.initial": _FIRST,
+        "model.keep": _KEEP,
         "limits.model-bytes-max": "-> 4 thousand million parameters.",
         "limits.learning-rate-max": "-> as good as none.",
         "limits.learning-rate-min": "-> as good as none.",

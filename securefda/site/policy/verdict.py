@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from securefda.errors import ConfigError, FaultyAggregatorError, PolicyRefusal
 from securefda.protocol.checks import SessionLimits, threshold_is_sound
-from securefda.protocol.messages import Granularity, Header, RuleTerms, Schedule, Update, Visibility
+from securefda.protocol.messages import Granularity, Header, RuleTerms, Schedule, SourcesKeep, Update, Visibility
 from securefda.rules.strategy import Rule
 from securefda.site.policy.model import SELECTION, SourcePolicy, require_known_peers
 
@@ -119,6 +119,7 @@ _HINTS = {
     "limits.learning-rate-min": "raise the target's learning rate",
     "limits.training-deadline-s-max": "lower transport.training-deadline-s at the aggregator",
     "limits.phase-deadline-s-max": "lower transport.phase-deadline-s at the aggregator",
+    "model.keep": "ask the aggregator's operator to change model.sources-keep, or change model.keep in policy.toml",
     "dp.metrics": "ask the aggregator's operator: this site's Join said that it has none to give",
     "release.max-attempts": "lower session.attempts at the aggregator",
     "release.max-rounds": "lower strategy.rounds at the aggregator",
@@ -174,6 +175,7 @@ def check_header_by_policy(
     if model_bytes > most:
         raise _refusal("limits.model-bytes-max", f"{model_bytes}", f"at most {most}")
     _check_work(policy, header, header.target.learning_rate if header.target else None)
+    _check_keep(policy, header.sources_keep)
     release = policy.release
     if header.attempt > release.max_attempts:
         raise _refusal("release.max-attempts", f"attempt {header.attempt}", f"up to {release.max_attempts}")
@@ -203,6 +205,7 @@ def check_schedule(policy: SourcePolicy, schedule: Schedule) -> None:
     if policy.visibility is Visibility.SUM:
         _check_kappa(policy, schedule.norm_cap_kappa, schedule.norm_cap_granularity)
     _check_encoding(policy, schedule, {"": schedule.clip})
+    _check_keep(policy, schedule.sources_keep)
     if schedule.rounds > policy.release.max_rounds:
         raise _refusal("release.max-rounds", f"{schedule.rounds} rounds", f"up to {policy.release.max_rounds}")
 
@@ -378,6 +381,12 @@ def _check_encoding(policy: SourcePolicy, asked: Header | Schedule, clips: Mappi
         raise _refusal("quantisation.max-samples-min", asked.max_samples, f"at least {bounds.max_samples_min}")
     if asked.max_samples > bounds.max_samples_max:
         raise _refusal("quantisation.max-samples-max", asked.max_samples, f"at most {bounds.max_samples_max}")
+
+
+def _check_keep(policy: SourcePolicy, asked: SourcesKeep) -> None:
+    if policy.model.keep not in ("any", asked.label):
+        found = f'model.sources-keep = "{asked.label}"'
+        raise _refusal("model.keep", found, f'"{policy.model.keep}" alone')
 
 
 def _check_work(policy: SourcePolicy, asked: Header | Schedule, learning_rate: float | None) -> None:
