@@ -19,6 +19,7 @@ from securefda.errors import FaultySourceError, ProtocolError
 from securefda.protocol.messages import Abort, Checkpoint, Cosigned, MissedResult, Parcel, Refusal, Send
 from securefda.protocol.secret import Secret
 from securefda.source.run import SourceReporter, SourceRun, SourceSite
+from securefda.source.store import SourceStore
 from threat_model.adversaries.replay import Replay, Replayed
 from threat_model.sites import AggregatorSeat, SiteWatch
 from threat_model.watched import WatchedAggregator
@@ -63,7 +64,8 @@ class ProbedSource(SourceRun):
         saved, watch = dict(vars(self)), SiteWatch()
         self._round, self._patience, self._reporter = again(self._round), copy(self._patience), watch
         witness, memory = forgetting(self._site.witness)
-        self._site = replace(self._site, witness=witness)
+        store: Any = _RunGoesOn(self._site.store)
+        self._site = replace(self._site, witness=witness, store=store)
         before = self._round
         try:
             answers = super().handle(Parcel(replayed.passed.message, replayed.passed.vectors))
@@ -123,6 +125,19 @@ class ProbedAggregator(WatchedAggregator):
         if memory.is_changed or cosigners.cosigned != self._cosigners.cosigned or cosigners._witness.note != before:
             return Outcome(due, replayed, "accepted")
         return Outcome(due, replayed, "repeated" if sends else "ignored")
+
+
+class _RunGoesOn:
+    """A source's store in which a goodbye ends no run."""
+
+    def __init__(self, store: SourceStore) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def end_run(self, run_id: bytes, *, keeps_own: bool) -> None:
+        """The source has heard a goodbye: nothing is written down."""
 
 
 @dataclass

@@ -247,6 +247,7 @@ def _policy(seen: Seen) -> Section:
         ("hidden", "What it cannot learn", policy.words.does_not_learn),
         ("noise", "What noise bounds", policy.words.budget),
         ("pays", "What it costs the target", policy.words.target_pays),
+        ("keeps", "What it keeps of the model", policy.words.keeps),
         ("rests", "What this rests on", policy.words.assumes),
     ]
     return Section("policy", "Policy in words", [Lines(lines), Words(lists)])

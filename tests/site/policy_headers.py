@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from known_sites import known_roster
 
-from securefda.protocol.messages import Granularity, Header, Layer, NormCapTerms, RuleTerms, TargetTerms, Visibility
+from securefda.protocol.messages import (
+    Granularity,
+    Header,
+    Layer,
+    NormCapTerms,
+    RuleTerms,
+    SourcesKeep,
+    TargetTerms,
+    Visibility,
+)
 from securefda.protocol.roster import Roster
 from securefda.site.policy import (
     MetadataPolicy,
@@ -14,6 +23,7 @@ from securefda.site.policy import (
     SourcePolicy,
     WorkLimits,
 )
+from securefda.site.policy.model import ModelPolicy
 
 ME = 3
 ARCHITECTURE = bytes(range(32))
@@ -39,6 +49,7 @@ POLICY = SourcePolicy(
         training_deadline_s_max=60.5,
         phase_deadline_s_max=5.0,
     ),
+    model=ModelPolicy(keep="final"),
     release=ReleaseLimits(max_attempts=3, max_rounds=50),
     metadata=MetadataPolicy(may_leave=("samples",)),
 )
@@ -68,6 +79,7 @@ def header_at_every_limit() -> Header:
         previous_checkpoint=b"",
         sum_quorum=5,
         norm_cap=NormCapTerms(kappa=2.0, others=2, granularity=Granularity.LAYER),
+        sources_keep=SourcesKeep.FINAL,
     )
 
 

@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 from policy_headers import ARCHITECTURE, FACTORY, ME, POLICY, header_at_every_limit, roster, rule
 
 from securefda.errors import ExitCode, FaultyAggregatorError, PolicyRefusal
-from securefda.protocol.messages import Granularity, Header, Layer, NormCapTerms, TargetTerms, Update, Visibility
+from securefda.protocol.messages import (
+    Granularity,
+    Header,
+    Layer,
+    NormCapTerms,
+    SourcesKeep,
+    TargetTerms,
+    Update,
+    Visibility,
+)
 from securefda.rules.strategy import Rule
 from securefda.settings import known_keys
 from securefda.site.policy import SourcePolicy, check_header_by_policy, check_metadata, check_task, check_training
@@ -134,6 +143,7 @@ CASES = [
     Case("limits.training-deadline-s-max", asking(training_deadline_ms=60_501), 60.501),
     Case("limits.phase-deadline-s-max", asking(phase_deadline_ms=5_001), 5.001),
     Case("release.max-attempts", asking(attempt=4), 4),
+    Case("model.keep", asking(sources_keep=SourcesKeep.NONE), "any"),
     Case("release.max-rounds", asking(round=51), 51),
     Case("metadata.may-leave", updating(loss=0.5), ("samples", "loss"), at=updating()),
     Case("metadata.may-leave", updating(accuracy=0.5), ("samples", "accuracy"), at=updating()),

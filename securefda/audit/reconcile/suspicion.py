@@ -87,7 +87,7 @@ STEPS: Final[Mapping[str, int]] = {
             ("unmask-shares-released", "Unmask"),
             ("Result",),
             ("Refusal", "Abort", "refused", "aborted", "alarm"),
-            ("run-ended", "Goodbye"),
+            ("model-kept", "run-ended", "Goodbye"),
         )
     )
     for name in names

@@ -186,7 +186,7 @@ MOST_ROWS: Final = 20_000
 
 RELEASES: Final = ("Header", "Update", "MaskedInput")
 """Messages with a model, an update or a term of a sum in them; the receiver's log has them too, without a level."""
-_MILESTONES: Final = ("run-began", "restarted", "policy-loaded", "run-ended")
+_MILESTONES: Final = ("run-began", "restarted", "policy-loaded", "model-kept", "run-ended")
 
 _Key = TypeVar("_Key")
 _Row = TypeVar("_Row")

@@ -303,6 +303,7 @@ def _in_words(found: Explanation, sites: tuple[str, ...]) -> PolicyWords:
         ("It cannot learn", found.does_not_learn),
         ("What noise bounds", found.budget),
         ("What it costs the target", found.target_pays),
+        ("What it keeps of the model", found.keeps),
         ("What this rests on", found.assumes),
     )
     return PolicyWords(sites, found.summary, parts)

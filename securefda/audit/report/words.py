@@ -155,6 +155,8 @@ def event_text(moment: Moment, updates: str = "") -> str:
             return f"The run began: task {said['task']}{strategy}, release {said['release']}."
         case "run-ended":
             return f"The run ended: {said['outcome']}, {counted(int(said['rounds']), 'round')}."
+        case "model-kept":
+            return f"The final model was written into the run folder, SHA-256 {said['model'][:16]}…"
         case "policy-loaded":
             return f"Policy loaded, SHA-256 {said['policy'][:16]}…"
         case "restarted":

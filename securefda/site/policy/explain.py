@@ -102,6 +102,7 @@ class Explanation:
         does_not_learn: what it cannot, as long as ``assumes`` holds.
         budget: what noise bounds, what counts it, what it leaves out, and what holds without it.
         target_pays: what the sources learn of the target.
+        keeps: what the site keeps of the model at the end of a run.
         assumes: what the claims rest on.
     """
 
@@ -110,6 +111,7 @@ class Explanation:
     does_not_learn: tuple[str, ...]
     budget: tuple[str, ...]
     target_pays: tuple[str, ...]
+    keeps: tuple[str, ...]
     assumes: tuple[str, ...]
 
     def text(self) -> str:
@@ -120,6 +122,7 @@ class Explanation:
             ("It cannot learn", self.does_not_learn),
             ("What noise bounds", self.budget),
             ("What it costs the target", self.target_pays),
+            ("What it keeps of the model", self.keeps),
             ("What this rests on", self.assumes),
         ):
             parts.append("\n".join([f"{heading}:", *(f"  - {line}" for line in lines)]))
@@ -140,7 +143,8 @@ def explain(policy: SourcePolicy, site: str, sources: int | None = None) -> Expl
         learns=(*_seen(facts), *_always_seen(facts)),
         does_not_learn=_hidden(facts),
         budget=budget_in_words(policy, site),
-        target_pays=(*_target_pays(facts), _model_left(facts)),
+        target_pays=_target_pays(facts),
+        keeps=_model_left(facts),
         assumes=_assumptions(facts),
     )
 
@@ -334,14 +338,14 @@ def _target_pays(facts: _Facts) -> tuple[str, ...]:
     )
 
 
-def _model_left(facts: _Facts) -> str:
+def _model_left(facts: _Facts) -> tuple[str, ...]:
     site, keep = facts.site, facts.policy.model.keep
     known = f"{site} knows every model that it trains from, whatever it keeps afterwards."
     if keep == "final":
-        return f'{known} It takes part only in runs that leave it the final model (model.keep = "final").'
+        return (f'Runs leave {site} the final model, or it takes no part (model.keep = "final").', known)
     if keep == "none":
-        return f'{known} It takes part only in runs after which it keeps nothing of the model (model.keep = "none").'
-    return f'{known} Whether it is left with the final model is for each run to say (model.keep = "any").'
+        return (f'{site} keeps nothing of the model after a run, or it takes no part (model.keep = "none").', known)
+    return (f'Each run says whether it leaves {site} the final model, or nothing of it (model.keep = "any").', known)
 
 
 def _assumptions(facts: _Facts) -> tuple[str, ...]:
