@@ -17,6 +17,7 @@ from securefda.protocol.messages import (
     Header,
     MaskedInput,
     Refusal,
+    SourcesKeep,
     TargetTerms,
     Update,
     Visibility,
@@ -113,6 +114,7 @@ CASES = [
     Case("limits.learning-rate-min", rated(0.09), {"limits.learning-rate-min": 0.1}, policy_alone=False),
     Case("limits.training-deadline-s-max", asks(), {"limits.training-deadline-s-max": 599.9}),
     Case("limits.phase-deadline-s-max", asks(), {"limits.phase-deadline-s-max": 29.9}),
+    Case("model.keep", asks(sources_keep=SourcesKeep.FINAL), {"model.keep": "none"}),
     Case("release.max-attempts", asks(attempt=3), {"release.max-attempts": 2}),
     Case("release.max-rounds", asks(round=51), {"release.max-rounds": 50}),
 ]

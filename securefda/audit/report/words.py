@@ -155,10 +155,9 @@ def event_text(moment: Moment, updates: str = "") -> str:
             return f"The run began: task {said['task']}{strategy}, release {said['release']}."
         case "run-ended":
             return f"The run ended: {said['outcome']}, {counted(int(said['rounds']), 'round')}."
-        case "model-kept":
-            return f"The final model was written into the run folder, SHA-256 {said['model'][:16]}…"
-        case "policy-loaded":
-            return f"Policy loaded, SHA-256 {said['policy'][:16]}…"
+        case "policy-loaded" | "model-kept":
+            what = "Policy loaded" if moment.kind == "policy-loaded" else "The final model is in the run folder"
+            return f"{what}, SHA-256 {said.get('policy') or said['model']:.16}…"
         case "restarted":
             lost = int(said["lost_bytes"])
             cut = f"; {counted(lost, 'byte')} of a record that was not whole were cut off" if lost else ""
