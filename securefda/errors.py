@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from typing import TypeVar
 
+from securefda.text import phase_words
+
 _Error = TypeVar("_Error", bound=BaseException)
 
 
@@ -153,7 +155,8 @@ class QuorumLost(SecureFdaError):
         self.missing = tuple(missing)
         self.why = {name: why[name] for name in self.missing if name in why} if why else {}
         names = ", ".join(f"{name} ({self.why[name]})" if name in self.why else name for name in self.missing)
-        text = f"{phase}: {len(self.have)} of at least {needed} sources; missing: {names or 'none that is known'}"
+        enough = f"{len(self.have)} of at least {needed} sources"
+        text = f"{phase_words(phase)}: {enough}; missing: {names or 'none that is known'}"
         super().__init__(text, hint=hint)
 
     def because(self, why: Mapping[str, str], *, hint: str = "") -> QuorumLost:

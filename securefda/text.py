@@ -8,6 +8,24 @@ from typing import Final
 MOST_NAMES: Final = 8
 """That a list in a sentence has."""
 
+_PHASES: Final = {
+    "join": "gathering sources",
+    "witness": "collecting signatures of the audit log",
+    "train_target": "training at the target",
+    "training and update": "sources train and send their updates",
+    "training and R0 advertise": "sources train and send their keys",
+    "R0 advertise": "collecting keys",
+    "R1 shares": "collecting shares of the keys",
+    "R2 masked input": "collecting masked updates",
+    "R3 survivors": "collecting signatures of who is in the sum",
+    "R3 consistency": "collecting signatures of who is in the sum",
+    "R4 unmask": "removing the masks",
+    "rule": "combining the updates",
+    "evaluate": "measuring the model",
+    "closing": "collecting signatures of the end of the run",
+}
+"""A phase's name in logs, metrics and records, and what people read of it."""
+
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
     """Lay out rows as columns, two blanks apart; nothing is cut off, whatever the width of the terminal."""
@@ -24,6 +42,11 @@ def printable(text: str) -> str:
 def counted(number: int, noun: str, plural: str = "") -> str:
     """A number with its noun, for example ``1 source`` or ``3,000 sources``."""
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+def phase_words(phase: str) -> str:
+    """What goes on in a phase, for example ``collecting masked updates``; of one without such words its name."""
+    return _PHASES.get(phase, phase)
 
 
 def duration(seconds: float) -> str:

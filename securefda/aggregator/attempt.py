@@ -228,6 +228,11 @@ class MaskedAttempt(_BaseAttempt):
         return self._state.waiting_for - self.gone
 
     @property
+    def asked(self) -> int:
+        """Sources that the phase is about: those that have answered, and those that still may."""
+        return len(self._state.received.keys() | self.waiting_for)
+
+    @property
     def may_have_released(self) -> bool:
         """Whether a masked input may have left a source."""
         return self._released
@@ -382,6 +387,11 @@ class ClearAttempt(_BaseAttempt):
         return self._scope - set(self._answered) - self.gone
 
     @property
+    def asked(self) -> int:
+        """Sources that have answered, and those that still may."""
+        return len(self._answered.keys() | self.waiting_for)
+
+    @property
     def may_have_released(self) -> bool:
         """Always: an update in clear may leave as soon as the header has arrived."""
         return True
@@ -522,6 +532,11 @@ class MixedAttempt:
         for half in (self._clear, self._masked):
             waiting |= half.waiting_for if half.outcome is None else frozenset()
         return waiting
+
+    @property
+    def asked(self) -> int:
+        """Sources that the phases of both parts are about."""
+        return sum(part.asked for part in (self._clear, self._masked) if part.outcome is None)
 
     @property
     def may_have_released(self) -> bool:

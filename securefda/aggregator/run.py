@@ -130,7 +130,7 @@ class AggregatorRun:
         self._schedule = None if schedule is None else site.signer.sign(NO_SESSION, NO_CONTEXT, schedule)
         self._model = RunModel(site, settings, store, reporter, self._run_id)
         self._phase: Phase = NotOpened()
-        self._reported: tuple[str, tuple[str, ...]] = ("", ())
+        self._reported: tuple[str, tuple[str, ...], int] = ("", (), 0)
         self._progress = Progress()
 
     # --- What others read ---------------------------------------------------------------------------------------------
@@ -316,14 +316,25 @@ class AggregatorRun:
     def _report_work(self, doing: str) -> None:
         """Say that the target itself is at work, which may take long; afterwards the phase is said again."""
         self._reporter.phase(doing)
-        self._reported = (doing, ())
+        self._reported = (doing, (), 0)
 
     def _report_phase(self) -> None:
         """Say what the run is doing and whom it waits for, whenever that has changed."""
-        now = (self._phase.name, self.waiting_for())
+        now = (self._phase.name, self.waiting_for(), self._asked())
         if self._phase.name and now != self._reported:
             self._reporter.phase(*now)
         self._reported = now
+
+    def _asked(self) -> int:
+        """How many sources the present phase is about; those that it waits for are among them."""
+        match self._phase:
+            case InAttempt(attempt=attempt):
+                return attempt.asked
+            case AskingCosigners() | AwaitingCosignatures() | Closing():
+                return len(self._attendance.connected - self._cosigners.faulty)
+            case Gathering(current=current):
+                return len(self._candidates.expected(current))
+        return 0
 
     def _begin_or_resume(self) -> Change:
         """Write down a new run, or go on where the store says that the last process stopped."""

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from securefda.cli.output import Verbosity, verbosity
 from securefda.operations.progress import Reporter
 from securefda.operations.records import RULES_WITHOUT_SOURCES, RoundLine, round_seconds
-from securefda.text import counted, duration, printable
+from securefda.text import counted, duration, phase_words, printable
 
 _NAMED_SITES = 4
 _ROUNDS_AVERAGED = 10
@@ -77,7 +77,7 @@ class Progressed:
         if survivors or line.get("rule") not in RULES_WITHOUT_SOURCES:
             parts.append(counted(survivors, "source"))
         if emptied := line.get("emptied"):
-            parts.append(f"{counted(len(emptied), 'layer')} emptied")
+            parts.append(f"no update in {counted(len(emptied), 'layer')}")
         if line.get("dropped"):
             parts.append(f"dropped {some_of(line['dropped'])}")
         parts.extend(f"{site} refused {key}" for site, key in line.get("refused", {}).items())
@@ -95,7 +95,7 @@ class QuietReporter:
     def round_started(self, round_number: int, rounds: int) -> None:
         """Print nothing."""
 
-    def phase(self, name: str, waiting_for: Sequence[str] = ()) -> None:
+    def phase(self, name: str, waiting_for: Sequence[str] = (), asked: int = 0) -> None:
         """Print nothing."""
 
     def round_finished(self, line: RoundLine) -> None:
@@ -117,10 +117,10 @@ class LineReporter:
         """Remember how many rounds there are."""
         self._progressed.rounds = rounds
 
-    def phase(self, name: str, waiting_for: Sequence[str] = ()) -> None:
+    def phase(self, name: str, waiting_for: Sequence[str] = (), asked: int = 0) -> None:
         """Say for whom the run waits."""
         if waiting_for and (not self._progressed.rounds or verbosity() is Verbosity.VERBOSE):
-            self.note(phase_text(name, waiting_for))
+            self.note(phase_text(name, waiting_for, asked))
 
     def round_finished(self, line: RoundLine) -> None:
         """Write the round's line."""
@@ -150,9 +150,9 @@ class BarReporter:
             self._task, total=rounds, completed=round_number - 1, round=f"round {round_number} of {rounds}"
         )
 
-    def phase(self, name: str, waiting_for: Sequence[str] = ()) -> None:
+    def phase(self, name: str, waiting_for: Sequence[str] = (), asked: int = 0) -> None:
         """Show phase and sites behind the bar."""
-        self._progress.update(self._task, description=printable(phase_text(name, waiting_for)))
+        self._progress.update(self._task, description=printable(phase_text(name, waiting_for, asked)))
 
     def round_finished(self, line: RoundLine) -> None:
         """Advance the bar and leave the round's line above it."""
@@ -164,9 +164,13 @@ class BarReporter:
         self._progress.console.print(printable(text), markup=False, soft_wrap=True)
 
 
-def phase_text(name: str, waiting_for: Sequence[str]) -> str:
-    """Where a run stands, for example ``training: waiting for source-1, source-3``."""
-    return f"{name}: waiting for {some_of(waiting_for)}" if waiting_for else name
+def phase_text(name: str, waiting_for: Sequence[str], asked: int = 0) -> str:
+    """Where a run stands, for example ``collecting keys (2 of 3; waiting for source-1)``."""
+    doing = phase_words(name)
+    if not waiting_for:
+        return doing
+    answered = f"{asked - len(waiting_for)} of {asked}; " if asked else ""
+    return f"{doing} ({answered}waiting for {some_of(waiting_for)})"
 
 
 def some_of(sites: Sequence[str]) -> str:

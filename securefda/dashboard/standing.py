@@ -7,11 +7,10 @@ from typing import Final
 
 from securefda.audit.report.words import moment_text
 from securefda.dashboard.parts import State
+from securefda.operations.records import JOIN_PHASE
 from securefda.operations.state import ENDED, ProcessState, round_of
-from securefda.text import names
+from securefda.text import names, phase_words
 
-_JOIN: Final = "join"
-"""The phase in which a target waits for sources that are not there."""
 _START_AGAIN: Final = {
     "target": "Start the process again: it goes on after the last finished round.",
     "source": "Start the process again: the site joins the run again.",
@@ -37,10 +36,10 @@ def standing(process: ProcessState, running: bool | None, rounds: str) -> State:
     if running is False:
         text = f"The process is gone without a word; last it was {process.doing}{place}. {rounds}"
         return State("failed", "Stopped", text, _START_AGAIN[process.role])
-    joining = process.doing == _JOIN
-    doing = "waiting for sources to join" if joining else process.doing
-    text = f"{doing[:1].upper()}{doing[1:]}{place}, since {_utc(process.since)}."
-    if any(site not in doing for site in process.waiting_for):
+    joining = process.doing == phase_words(JOIN_PHASE)
+    doing = f"{process.doing[:1].upper()}{process.doing[1:]}{process.answered}"
+    text = f"{doing}{place}, since {_utc(process.since)}."
+    if any(site not in process.doing for site in process.waiting_for):
         text += f" Waiting for {names(process.waiting_for)}."
     if process.retrying:
         until = f"; it tries until {_utc(process.retrying_until)}" if process.retrying_until is not None else ""

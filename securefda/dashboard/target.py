@@ -31,7 +31,7 @@ from securefda.operations.report import human_bytes, seen_rows
 from securefda.operations.run_folder import REPORT_FILE
 from securefda.operations.state import ENDED
 from securefda.operations.summary_text import percent, spent_text
-from securefda.text import names
+from securefda.text import counted, names, phase_words
 
 MOST_ROWS: Final = 50
 _MOST_SOURCES: Final = 64
@@ -126,9 +126,8 @@ def _tiles(seen: Seen) -> list[tuple[str, str, str]]:
     if beta := _points(rounds, "mean_beta"):
         tiles.append((f"{beta[-1][1]:.2f}", "mean β", ""))
     expected = _source_ids(seen)
-    counted = len(last.get("survivors", []))
     of = f"of {len(expected)} sources" if expected else "sources"
-    tiles.append((str(counted), f"{of} in the last round", ""))
+    tiles.append((str(len(last.get("survivors", []))), f"{of} in the last round", ""))
     if seconds := [sum(line.get("seconds", {}).values()) for line in _finished(rounds)]:
         tiles.append((f"{median(seconds):.2f} s", "per round, median", ""))
     if spent := _points(rounds, "target_epsilon"):
@@ -190,7 +189,7 @@ def _source_ids(seen: Seen) -> list[str]:
 def _sources(seen: Seen) -> Section:
     sources, rounds = _source_ids(seen), seen.rounds
     last = rounds[-1] if rounds else RoundLine(round=0)
-    counted = Counter(site for line in rounds for site in line.get("survivors", []))
+    in_rounds = Counter(site for line in rounds for site in line.get("survivors", []))
     up = Counter[str]()
     down = Counter[str]()
     for line in rounds:
@@ -207,7 +206,7 @@ def _sources(seen: Seen) -> Section:
                 _part_in(last, site),
                 f"{time_text(heard)}" if heard else "not yet" if seen.log is not None else "–",
                 last.get("levels", {}).get(site, "–"),
-                f"{counted[site]}",
+                f"{in_rounds[site]}",
                 human_bytes(up[site]),
                 human_bytes(down[site]),
             )
@@ -237,7 +236,7 @@ def _phases(rounds: Sequence[RoundLine]) -> Section:
     total = sum(middle.values())
     rows = [
         (
-            name.replace("_", " "),
+            phase_words(name),
             f"{done[-1]['seconds'].get(name, 0.0):.3f}",
             f"{seconds:.3f}",
             f"{100 * seconds / total:.0f} %" if total else "–",
@@ -275,7 +274,7 @@ def _remarks(line: RoundLine) -> str:
         remarks.append(f"dropped {names(dropped)}")
     remarks += [f"{site} refused {key}" for site, key in line.get("refused", {}).items()]
     if emptied := line.get("emptied"):
-        remarks.append(f"{len(emptied)} {'layer' if len(emptied) == 1 else 'layers'} emptied")
+        remarks.append(f"no update in {counted(len(emptied), 'layer')}")
     return ", ".join(remarks)
 
 

@@ -72,7 +72,7 @@ class _Relay:
 
     def __init__(self, launcher: Launcher, shown: Reporter) -> None:
         self._launcher, self._shown = launcher, shown
-        self._phase: tuple[str, Sequence[str]] = ("", ())
+        self._phase: tuple[str, Sequence[str], int] = ("", (), 0)
         self._pace = Pace(lambda: launcher.say(phase=list(self._phase)))
 
     def round_started(self, round_number: int, rounds: int) -> None:
@@ -81,10 +81,10 @@ class _Relay:
         self._pace.catch_up()
         self._launcher.say(round_started=[round_number, rounds])
 
-    def phase(self, name: str, waiting_for: Sequence[str] = ()) -> None:
+    def phase(self, name: str, waiting_for: Sequence[str] = (), asked: int = 0) -> None:
         """The run enters a phase, or goes on waiting in it."""
-        self._shown.phase(name, waiting_for)
-        self._phase = (name, list(waiting_for))
+        self._shown.phase(name, waiting_for, asked)
+        self._phase = (name, list(waiting_for), asked)
         self._pace.due()
 
     def round_finished(self, line: RoundLine) -> None:

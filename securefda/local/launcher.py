@@ -290,7 +290,7 @@ def _watch(sites: list[_Site], reporter: Reporter) -> None:
         ProcessFailed: the cause. A site that blames another one is not it if the other says something of its own.
     """
     aggregator = sites[0]
-    reporter.phase("starting", [site.site for site in sites])
+    reporter.phase("starting", [site.site for site in sites], len(sites))
     failures: list[ProcessFailed] = []
     blamed_at, has_rounds = 0.0, False
     with selectors.DefaultSelector() as selector:
@@ -330,8 +330,8 @@ def _show(events: list[dict[str, Any]], reporter: Reporter) -> None:
         match event:
             case {"round_started": [int(number), int(rounds)]}:
                 reporter.round_started(number, rounds)
-            case {"phase": [str(name), list(sites)]}:
-                reporter.phase(name, [str(site) for site in sites])
+            case {"phase": [str(name), list(sites), int(asked)]}:
+                reporter.phase(name, [str(site) for site in sites], asked)
             case {"round_finished": dict(line)}:
                 reporter.round_finished(cast(RoundLine, line))
             case {"note": str(text)}:

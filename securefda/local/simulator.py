@@ -38,6 +38,20 @@ Delivers = Callable[[int, int, Signed[Body]], bool]
 """Whether a message from one roster index to another arrives; tests lose messages with it."""
 
 
+class SiteFailed(SecureFdaError):
+    """A source cannot go on; message, hint and exit code are those of its own error, and its name comes first."""
+
+    def __init__(self, site: str, error: SecureFdaError) -> None:
+        super().__init__(f"{site}: {str(error).removeprefix(f'{site}: ')}", hint=error.hint)
+        self.exit_code = error.exit_code
+        self._code = error.code
+
+    @property
+    def code(self) -> str:
+        """That of the source's error."""
+        return self._code
+
+
 class _Simulation(MemoryNetwork[AggregatorRun, SourceRun]):
     """The network of a run that ends with the first site that fails."""
 
@@ -55,7 +69,7 @@ class _Simulation(MemoryNetwork[AggregatorRun, SourceRun]):
         """Drive all sites until the aggregator is done and nothing is under way.
 
         Raises:
-            SecureFdaError: whatever ends the run, or a site's own failure.
+            SecureFdaError: whatever ends the run, or the failure of a source, with the name of that site.
         """
         self.open()
         while self.step():
@@ -69,7 +83,7 @@ class _Simulation(MemoryNetwork[AggregatorRun, SourceRun]):
     def at_source(self, index: int, act: Callable[[], list[Parcel]]) -> None:
         super().at_source(index, act)
         if (failure := self.sources[index].failure) is not None:
-            raise failure
+            raise SiteFailed(self.aggregator.site.name(index), failure) from failure
 
 
 class _SiteRecorder:

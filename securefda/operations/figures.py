@@ -12,6 +12,8 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from securefda.text import phase_words
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -116,7 +118,7 @@ def seconds_figure(rounds: Sequence[int], phases: Mapping[str, Sequence[float]])
         figure, axes = _axes("round", "seconds")
         floor = [0.0] * len(rounds)
         for (name, seconds), colour in zip(phases.items(), cycle(_COLOURS), strict=False):
-            axes.bar(rounds, seconds, bottom=floor, width=0.85, color=colour, label=name.replace("_", " "), linewidth=0)
+            axes.bar(rounds, seconds, bottom=floor, width=0.85, color=colour, label=phase_words(name), linewidth=0)
             floor = [low + more for low, more in zip(floor, seconds, strict=True)]
         _legend(figure, axes)
         return _svg(figure, "seconds")

@@ -16,8 +16,8 @@ class Reporter(Protocol):
     def round_started(self, round_number: int, rounds: int) -> None:
         """Round ``round_number`` of ``rounds`` begins; rounds count from 1."""
 
-    def phase(self, name: str, waiting_for: Sequence[str] = ()) -> None:
-        """The run enters phase ``name``, or goes on waiting in it for these site ids."""
+    def phase(self, name: str, waiting_for: Sequence[str] = (), asked: int = 0) -> None:
+        """The run enters phase ``name``, or goes on waiting in it for these site ids, of so many that it asked."""
 
     def round_finished(self, line: RoundLine) -> None:
         """A round is over, finished or lost; ``line`` is its line of metrics.jsonl."""
@@ -32,7 +32,7 @@ class SilentReporter:
     def round_started(self, round_number: int, rounds: int) -> None:
         """Ignore it."""
 
-    def phase(self, name: str, waiting_for: Sequence[str] = ()) -> None:
+    def phase(self, name: str, waiting_for: Sequence[str] = (), asked: int = 0) -> None:
         """Ignore it."""
 
     def round_finished(self, line: RoundLine) -> None:

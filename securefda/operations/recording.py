@@ -88,9 +88,9 @@ class RecordingReporter:
         """Pass it on."""
         self._shown.round_started(round_number, rounds)
 
-    def phase(self, name: str, waiting_for: Sequence[str] = ()) -> None:
+    def phase(self, name: str, waiting_for: Sequence[str] = (), asked: int = 0) -> None:
         """Pass it on."""
-        self._shown.phase(name, waiting_for)
+        self._shown.phase(name, waiting_for, asked)
 
     def round_finished(self, line: RoundLine) -> None:
         """Write the round's line and the model after it, then pass it on."""

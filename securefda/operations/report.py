@@ -393,7 +393,7 @@ def _row(line: RoundLine) -> dict[str, str]:
         *first, last = (str(len(members)) for members in cohorts)
         remarks.append(f"cohorts of {', '.join(first)} and {last}" if first else f"cohorts of {last}")
     if emptied := line.get("emptied"):
-        remarks.append(f"emptied {listed(emptied, 3)}")
+        remarks.append(f"no update in {listed(emptied, 3)}")
     remarks.extend(f"{site} dropped" for site in line.get("dropped", []))
     remarks.extend(f"{site} refused {key}" for site, key in line.get("refused", {}).items())
     return {

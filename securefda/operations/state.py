@@ -64,6 +64,7 @@ class ProcessState:
         since: when it began to do this.
         changed: when the file was written.
         waiting_for: ids of the sites without which it does not go on.
+        waiting_of: how many sites it asked for that, these among them; 0 where it is not said.
         round: number of the round; 0 before the first.
         rounds: how many the run has; 0 where the process does not know.
         run: id of the run, 32 hex digits; empty before there is one.
@@ -86,6 +87,7 @@ class ProcessState:
     since: float
     changed: float
     waiting_for: tuple[str, ...] = ()
+    waiting_of: int = 0
     round: int = 0
     rounds: int = 0
     run: str = ""
@@ -96,6 +98,11 @@ class ProcessState:
     epsilon_limit: float | None = None
     software_version: str = __version__
     schema_version: int = SCHEMA_VERSION
+
+    @property
+    def answered(self) -> str:
+        """How many of the sites that it asked have answered, in brackets; empty where that is not known."""
+        return f" ({self.waiting_of - len(self.waiting_for)} of {self.waiting_of})" if self.waiting_of else ""
 
     @property
     def is_running(self) -> bool | None:
@@ -122,7 +129,7 @@ class ProcessState:
         elif running is False:
             lines = [f"{who}: its process {self.process} is gone without a word; last it was {self.doing}{place}"]
         else:
-            lines = [f"{who}: {self.doing}{place}, since {clock(self.since, now)}"]
+            lines = [f"{who}: {self.doing}{self.answered}{place}, since {clock(self.since, now)}"]
         if running is False:
             return lines
         if running is None:
@@ -162,15 +169,16 @@ class StateWriter:
         self.now = ProcessState(site, role, process, _start_of(process), socket.gethostname(), "starting", now, now)
         self._pace.now()
 
-    def set(self, doing: str, *, waiting_for: Sequence[str] = (), **facts: Any) -> None:
+    def set(self, doing: str, *, waiting_for: Sequence[str] = (), waiting_of: int = 0, **facts: Any) -> None:
         """Say what the process does from now on.
 
         Args:
             doing: in a few words, for example ``training``.
             waiting_for: ids of the sites without which it does not go on.
+            waiting_of: how many it asked; 0 where that is not said.
             facts: as :meth:`know` takes them.
         """
-        self.know(doing=doing, waiting_for=tuple(waiting_for), **facts)
+        self.know(doing=doing, waiting_for=tuple(waiting_for), waiting_of=waiting_of, **facts)
 
     def know(self, **facts: Any) -> None:
         """Say what else is so: ``round``, ``rounds``, ``run``, ``retrying`` and ``retrying_until``, ``error``,

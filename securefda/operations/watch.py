@@ -34,7 +34,7 @@ from securefda.protocol.messages import (
 )
 from securefda.protocol.roster import Roster
 from securefda.site.config import LoggingSection, MetricsSection
-from securefda.text import counted, duration
+from securefda.text import counted, duration, phase_words
 
 if TYPE_CHECKING:
     from securefda.operations.logs import OperationalLog
@@ -45,7 +45,7 @@ _DOING: Mapping[type, str] = {
     Join: "waiting for {target} to begin a round",
     Header: "checking what {target} asks for",
     Advertise: "waiting for the keys of the other sources",
-    ShareBundle: "waiting for the shares of the other sources",
+    ShareBundle: "waiting for the key shares of the other sources",
     ShareDelivery: "masking its update",
     MaskedInput: "sending its masked update, then waiting for those of the other sources",
     SurvivorSignature: "waiting for the signatures of the other sources",
@@ -134,12 +134,12 @@ class TargetWatch:
         self._book.write("info", f"round {round_number} of {rounds} begins")
         self.state.set("beginning a round", round=round_number, rounds=rounds, run=self._book.run_id())
 
-    def phase(self, name: str, waiting_for: Sequence[str] = ()) -> None:
+    def phase(self, name: str, waiting_for: Sequence[str] = (), asked: int = 0) -> None:
         """The run enters a phase, or goes on waiting in it."""
-        self._shown.phase(name, waiting_for)
+        self._shown.phase(name, waiting_for, asked)
         self._book.phase = name
         self._book.write("debug", f"waiting for {', '.join(waiting_for)}" if waiting_for else "waiting for no site")
-        self.state.set(name, waiting_for=waiting_for, run=self._book.run_id())
+        self.state.set(phase_words(name), waiting_for=waiting_for, waiting_of=asked, run=self._book.run_id())
 
     def round_finished(self, line: RoundLine) -> None:
         """A round is over."""
@@ -229,9 +229,9 @@ class SourceWatch:
         """Pass it on; a source hears of rounds through :meth:`rounds`."""
         self._shown.round_started(round_number, rounds)
 
-    def phase(self, name: str, waiting_for: Sequence[str] = ()) -> None:
+    def phase(self, name: str, waiting_for: Sequence[str] = (), asked: int = 0) -> None:
         """Pass it on."""
-        self._shown.phase(name, waiting_for)
+        self._shown.phase(name, waiting_for, asked)
 
     def round_finished(self, line: RoundLine) -> None:
         """Pass it on."""

@@ -75,14 +75,14 @@ def test_a_pipe_gets_plain_lines_and_says_for_whom_the_start_waits() -> None:
     stream = io.StringIO()
     with console_reporter(stream) as reporter:
         assert isinstance(reporter, LineReporter)
-        reporter.phase("join", ["source-1", "source-2"])
-        reporter.phase("join", ["source-1", "source-2"])
+        reporter.phase("join", ["source-1", "source-2"], 3)
+        reporter.phase("join", ["source-1", "source-2"], 3)
         reporter.note("source-1 joined")
         reporter.round_started(3, 50)
         reporter.phase("training", ["source-1"])
         reporter.round_finished(LINE)
     assert stream.getvalue().splitlines() == [
-        "join: waiting for source-1, source-2",
+        "gathering sources (1 of 3; waiting for source-1, source-2)",
         "source-1 joined",
         round_text(LINE, 50),
     ]
@@ -100,7 +100,7 @@ def test_a_terminal_gets_a_bar_with_the_sites_that_are_waited_for_and_every_roun
     assert "round 3 of 50: accuracy 0.713" in text
     assert "[source-2] is not markup" in text
     assert "round 3 of 50" in text
-    assert "training: waiting for source-1" in text
+    assert "training (waiting for source-1)" in text
 
 
 def test_many_sites_are_counted_and_not_listed() -> None:

@@ -69,6 +69,17 @@ def test_a_run_that_fails_says_so_in_summary_report_and_exit_code(
     assert summary["error"]["message"].split(":")[0] in (out / "report.html").read_text()
 
 
+def test_a_policy_that_refuses_is_named_with_its_site_and_its_key(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    assert main(["simulate", str(sample("digits")), "--out", str(out), "--set", "strategy.rounds=100000"]) == 10
+    message = "source-1: policy refuses release.max-rounds: asked 100000 rounds, allowed up to 10000"
+    error = json.loads((out / "summary.json").read_text())["error"]
+    assert error == {"code": "PolicyRefusal", "message": message, "hint": "lower strategy.rounds at the aggregator"}
+    assert f"error: {message}\n" in capsys.readouterr().err
+
+
 def test_ledgers_of_a_run_folder_are_said_to_know_of_no_other_run_where_sites_train_with_noise(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

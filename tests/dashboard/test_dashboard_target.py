@@ -26,10 +26,12 @@ def test_before_the_run_nothing_is_claimed(target: Site) -> None:
 def test_while_sources_are_missing_it_names_them(target: Site) -> None:
     with target.log() as append, target.process() as state:
         append("received", "Join", peer="hospital-a")
-        state.set("join", waiting_for=["hospital-b", "hospital-c"], round=1, rounds=12, run=RUN)
+        state.set(
+            "gathering sources", waiting_for=["hospital-b", "hospital-c"], waiting_of=3, round=1, rounds=12, run=RUN
+        )
         shown = Pages(target.kit).look()
     assert (shown.state.tone, shown.state.word) == ("waiting", "Waiting")
-    assert shown.state.text.startswith("Waiting for sources to join, round 1 of 12, since ")
+    assert shown.state.text.startswith("Gathering sources (1 of 3), round 1 of 12, since ")
     assert shown.state.text.endswith("Waiting for hospital-b, hospital-c. 0 of 12 rounds.")
     assert [row[:4] for row in shown.rows("sources")] == [
         ("hospital-a", "–", "–", "2026-11-21 12:00:02"),
@@ -61,7 +63,7 @@ def test_a_running_run_has_its_figures_charts_and_phases(target: Site) -> None:
     }
     headings = [chart.heading for part in shown.section("charts").parts for chart in part.charts]  # type: ignore[union-attr]
     assert headings == ["Target accuracy", "Target loss", "Mean β"]
-    assert ("training and R0 advertise", "0.250", "0.250", "83 %") in shown.rows("phases")
+    assert ("sources train and send their keys", "0.250", "0.250", "83 %") in shown.rows("phases")
     assert [row[0] for row in shown.rows("rounds")] == ["3", "2", "1"]
     assert shown.rows("sources")[0][1:] == (
         *("awaited", "counted", "2026-11-21 12:00:02", "sum", "3", "6.0 KiB", "12.0 KiB"),

@@ -118,6 +118,26 @@ async def stalled(_: Signer, parcel: Parcel) -> Parcel | None:
     return parcel
 
 
+class Held:
+    """A source that waits before each message of these kinds until it is let go."""
+
+    def __init__(self, kinds: tuple[type[Body], ...]) -> None:
+        self._kinds, self._permits = kinds, asyncio.Semaphore(0)
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def __call__(self, _: Signer, parcel: Parcel) -> Parcel | None:
+        if isinstance(parcel.message.body, self._kinds):
+            self._loop = asyncio.get_running_loop()
+            await self._permits.acquire()
+        return parcel
+
+    def let_go(self, messages: int = 1) -> None:
+        """Let so many messages go; the source waits before the next one."""
+        assert self._loop is not None
+        for _ in range(messages):
+            self._loop.call_soon_threadsafe(self._permits.release)
+
+
 async def no_witness(_: Signer, parcel: Parcel) -> Parcel | None:
     """A source reports, and then lives on without a word to the aggregator's checkpoint."""
     return parcel if isinstance(parcel.message.body, Join) else None

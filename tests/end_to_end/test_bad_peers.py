@@ -55,11 +55,11 @@ def test_a_source_that_lies_is_named_and_the_round_goes_on_without_it(tmp_path: 
 @pytest.mark.parametrize(
     ("lie", "phase", "fault"),
     [
-        (another_nonce, "R1 shares", "fails check SHARE_NONCE at shares"),
-        (stalled, "R0 advertise", "no answer in time"),
-        (no_witness, "join", "has not cosigned the aggregator's log"),
-        (another_history, "join", "fails check CHECKPOINT_ORIGIN"),
-        (of_suite_2, "join", "fails check WIRE: suite 2 is not known here"),
+        (another_nonce, "collecting shares of the keys", "fails check SHARE_NONCE at shares"),
+        (stalled, "sources train and send their keys", "no answer in time"),
+        (no_witness, "gathering sources", "has not cosigned the aggregator's log"),
+        (another_history, "gathering sources", "fails check CHECKPOINT_ORIGIN"),
+        (of_suite_2, "gathering sources", "fails check WIRE: suite 2 is not known here"),
     ],
     ids=["lying", "slow", "without a cosignature", "with another log", "of another version"],
 )
@@ -84,7 +84,7 @@ def test_a_source_that_falls_silent_ends_the_run_and_is_named(tmp_path: Path) ->
         silent.process.send_signal(signal.SIGSTOP)
         for site in federation.names[:2]:
             peers.source(site)
-        assert_one_clear_line(aggregator, ExitCode.QUORUM, "join", "missing: source-3 (silent for 6 s)")
+        assert_one_clear_line(aggregator, ExitCode.QUORUM, "gathering sources", "missing: source-3 (silent for 6 s)")
 
 
 @pytest.mark.parametrize(

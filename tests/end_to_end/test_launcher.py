@@ -150,9 +150,9 @@ def test_a_terminal_shows_the_phase_that_the_target_is_in(tmp_path: Path) -> Non
     )
     os.close(theirs)
     try:
-        shown = screen_until(ours, "training and update: waiting for source-1, source-2")
-        assert "starting: waiting for target, source-1, source-2" in shown
-        after = shown.rpartition("training and update: waiting for")[2]
+        shown = screen_until(ours, "sources train and send their updates (0 of 2; waiting for source-1, source-2)")
+        assert "starting (0 of 3; waiting for target, source-1, source-2)" in shown
+        after = shown.rpartition("sources train and send their updates (")[2]
         assert "starting" not in after
     finally:
         run.send_signal(signal.SIGTERM)

@@ -2,113 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import os
-import pty
 import re
-import signal
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from e2e_processes import WAIT_S, Kits, kits
-from fork_server import REPOSITORY
+from bad_peers import Held, Peers
+from e2e_processes import WAIT_S, kits
+from terminals import Terminal, eventually, status, terminal
 
-from securefda.cli import main
-
-_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-
-
-class Terminal:
-    """A process whose stderr is a terminal of 200 columns; what it has shown can be waited for."""
-
-    def __init__(self, federation: Kits, site: str, *settings: str):
-        sets = [part for text in (*federation.data, *settings) for part in ("--set", text)]
-        config = federation.kit(site) / "local" / "settings.toml"
-        role = "aggregator" if site == "target" else "source"
-        command = [sys.executable, "-m", "securefda.cli", role, "start", "--config", str(config), *sets]
-        own = {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(Path(__file__).parent)]), "OMP_NUM_THREADS": "1"}
-        self._screen, theirs = pty.openpty()
-        self.process = subprocess.Popen(
-            command,
-            cwd=REPOSITORY,
-            env={**os.environ, **own, "COLUMNS": "200", "TERM": "xterm"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=theirs,
-            text=True,
-        )
-        os.close(theirs)
-        self._shown, self._news, self._ended = "", threading.Condition(), False
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        while True:
-            try:
-                data = os.read(self._screen, 1 << 16)
-            except OSError:  # the other end is closed
-                data = b""
-            with self._news:
-                self._shown += data.decode(errors="replace")
-                self._ended = not data
-                self._news.notify_all()
-            if not data:
-                return
-
-    @property
-    def text(self) -> str:
-        return _CONTROL.sub("", self._shown)
-
-    def shows(self, pattern: str, after: int = 0) -> int:
-        """Wait until it has shown this, behind so many characters; returns where it ends."""
-        with self._news:
-            self._news.wait_for(lambda: self._ended or re.search(pattern, self.text[after:]), WAIT_S)
-            found = re.search(pattern, self.text[after:])
-        assert found, f"no {pattern!r} in:\n{self.text[after:]}"
-        return after + found.end()
-
-    def end(self) -> tuple[int, str]:
-        """Wait for the end; its exit code and what it printed."""
-        out, _ = self.process.communicate(timeout=WAIT_S)
-        return self.process.returncode, out
-
-    def stop(self) -> None:
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGKILL)
-            self.process.wait()
-        os.close(self._screen)
-
-
-@contextmanager
-def terminal(federation: Kits, site: str, *settings: str) -> Iterator[Terminal]:
-    shown = Terminal(federation, site, *settings)
-    try:
-        yield shown
-    finally:
-        shown.stop()
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    """Look at something that has no event of its own until it is so."""
-    until, pause = time.monotonic() + WAIT_S, threading.Event()
-    while not holds():
-        assert time.monotonic() < until
-        pause.wait(0.1)
-
-
-def status(capsys: Any, place: Path) -> tuple[str, dict[str, Any]]:
-    """What ``securefda status`` says of one process: to people and to programs."""
-    capsys.readouterr()
-    assert main(["status", str(place)]) == 0
-    text = capsys.readouterr().out
-    assert main(["status", str(place), "--format", "json"]) == 0
-    (process,) = json.loads(capsys.readouterr().out)["data"]["processes"]
-    return text, process
+from securefda.protocol.messages import (
+    Advertise,
+    Cosigned,
+    MaskedInput,
+    ShareBundle,
+    SurvivorSignature,
+    Unmask,
+)
 
 
 def test_a_source_says_why_it_has_no_connection_and_when_it_is_back(tmp_path: Path, capsys: Any) -> None:
@@ -200,10 +110,13 @@ def test_an_aggregator_waits_for_those_that_are_missing_and_names_no_other(tmp_p
         me = federation.kit("target")
 
         def waits_for(target: Terminal, *sites: str) -> None:
-            target.shows(f"join: waiting for {', '.join(sites)} *[\r\n]")
+            answered = f"{3 - len(sites)} of 3"
+            target.shows(rf"gathering sources \({answered}; waiting for {', '.join(sites)}\)")
+            eventually(lambda: status(capsys, me)[1]["waiting_for"] == list(sites))
             text, state = status(capsys, me)
-            assert (state["doing"], state["waiting_for"]) == ("join", list(sites))
-            assert all(site in text for site in sites)
+            assert (state["doing"], state["waiting_for"]) == ("gathering sources", list(sites))
+            assert f"target target: gathering sources ({answered}), round 1 of " in text
+            assert f"  waiting for {', '.join(sites)}\n" in text
 
         with terminal(federation, "target") as target:
             waits_for(target, "source-1", "source-2", "source-3")
@@ -227,3 +140,51 @@ def test_an_aggregator_says_that_it_trains_itself_in_a_round_and_to_compare(tmp_
                 target.shows(doing)
                 assert status(capsys, me)[1]["doing"] == doing
             assert target.end()[0] == 0
+
+
+def test_both_sides_say_what_a_round_waits_for_and_the_target_names_who_is_missing(tmp_path: Path, capsys: Any) -> None:
+    """One of three sources stops before each of its messages in turn, until the others have said so."""
+    deadlines = ("join", "phase", "training", "reconnect")
+    patient = [f"transport.{name}-deadline-s=300" for name in deadlines]
+    settings = ("strategy.rounds=2", "strategy.warm-up-rounds=0", *patient)
+    with (
+        kits(tmp_path, settings=settings) as federation,
+        Peers(federation) as peers,
+        terminal(federation, "target") as target,
+        terminal(federation, "source-1") as source,
+    ):
+        late = Held((Cosigned, Advertise, ShareBundle, MaskedInput, SurvivorSignature, Unmask))
+        target.shows("listens on")
+        peers.source("source-2")
+        peers.source("source-3", late)
+        at_target = at_source = 0
+
+        def both_say(doing: str, source_says: str, number: int) -> None:
+            nonlocal at_target, at_source
+            at_target = target.shows(re.escape(f"{doing} (2 of 3; waiting for source-3)"), at_target)
+            at_source = source.shows(f"round {number} of 2: {source_says}" if number else source_says, at_source)
+            eventually(lambda: status(capsys, federation.kit("target"))[1]["doing"] == doing)
+            text, state = status(capsys, federation.kit("target"))
+            assert (state["waiting_for"], state["waiting_of"]) == (["source-3"], 3)
+            assert f"target target: {doing} (2 of 3), round " in text
+            assert "  waiting for source-3\n" in text
+            eventually(lambda: source_says in status(capsys, federation.kit("source-1"))[0])
+
+        both_say("gathering sources", "waiting for target to begin a round", 0)
+        late.let_go()
+        for doing, source_says in (
+            ("sources train and send their keys", "waiting for the keys of the other sources"),
+            ("collecting shares of the keys", "waiting for the key shares of the other sources"),
+            ("collecting masked updates", "sending its masked update, then waiting for those of the other sources"),
+            ("collecting signatures of who is in the sum", "waiting for the signatures of the other sources"),
+            ("removing the masks", "waiting for the result"),
+        ):
+            both_say(doing, source_says, 1)
+            late.let_go()
+        both_say("collecting signatures of the audit log", "waiting for target to begin the next round", 1)
+        late.let_go(1 + 5)  # and through the second round
+        # The end waits five seconds for cosignatures, so that only what was shown is sure to be there.
+        target.shows(r"collecting signatures of the end of the run \(2 of 3; waiting for source-3\)", at_target)
+        late.let_go()
+        assert target.end()[0] == 0
+        assert source.end()[0] == 0

@@ -41,7 +41,7 @@ class Console:
 
     heard: list[str] = field(default_factory=list)
 
-    def phase(self, name: str, waiting_for: Sequence[str] = ()) -> None:
+    def phase(self, name: str, waiting_for: Sequence[str] = (), asked: int = 0) -> None:
         self.heard.append(f"phase {name} {','.join(waiting_for)}")
 
     def note(self, text: str) -> None:

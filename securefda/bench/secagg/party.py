@@ -151,9 +151,9 @@ class _Stopwatch(SilentReporter):
         self._phase = ""
         self._cpu = 0.0
 
-    def phase(self, name: str, waiting_for: Sequence[str] = ()) -> None:
+    def phase(self, name: str, waiting_for: Sequence[str] = (), asked: int = 0) -> None:
         """The round's first phase begins when the header goes out."""
-        del waiting_for
+        del waiting_for, asked
         if not self.began and name != "join":
             self.began = time.monotonic()
         self._lap(name)
