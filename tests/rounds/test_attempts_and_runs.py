@@ -504,12 +504,12 @@ def test_two_sources_of_three_are_quorum_lost_with_the_name_of_the_third(build: 
     federation.reached.discard(3)
     federation.open().go()
     assert isinstance(federation.run.error, QuorumLost)
-    assert str(federation.run.error) == "join: 2 of at least 3 sources; missing: source-3"
+    assert str(federation.run.error) == "gathering sources: 2 of at least 3 sources; missing: source-3"
     assert federation.run.error.exit_code == 12
     assert federation.now == 60.0
     goodbye = federation.sources[1].goodbye
     assert goodbye is not None
-    assert goodbye.reason == "join: 2 of at least 3 sources; missing: source-3"
+    assert goodbye.reason == "gathering sources: 2 of at least 3 sources; missing: source-3"
 
 
 def test_a_run_begins_without_a_missing_source_where_enough_are_there(build: Callable[..., Federation]) -> None:

@@ -90,7 +90,7 @@ def test_what_was_heard_of_a_source_is_forgotten_once_it_is_in_a_sum(build: Call
         federation.post(federation.run.left(index, "silent for 15 s"))
     federation.go()
     gone = "source-1 (silent for 15 s), source-2 (silent for 15 s)"
-    assert str(federation.run.error) == f"join: 2 of at least 3 sources; missing: {gone}"
+    assert str(federation.run.error) == f"gathering sources: 2 of at least 3 sources; missing: {gone}"
 
 
 def test_what_the_transport_refused_is_the_reason_for_which_a_source_is_missing(
