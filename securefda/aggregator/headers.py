@@ -130,7 +130,8 @@ class Planner:
         needed = 1 if settings.visibility is Visibility.INDIVIDUAL else max(settings.smallest_sum, settings.threshold)
         have = [self.names[index] for index in sorted(present)]
         missing = [self.names[index] for index in sorted(set(self.names) - set(present))]
-        hint = f"start the missing sources ({why.why})" if len(have) >= needed else "start the missing sources"
+        which = f"the missing sources ({why.why})" if len(have) >= needed else "the missing sources"
+        hint = f"start {which}, and the sites that ended with this run: it goes on after its last finished round"
         return QuorumLost("join", needed, have, missing, hint=hint)
 
 

@@ -368,9 +368,8 @@ class AggregatorRun:
             if any(record["status"] == "finished" for record in self._store.records()):
                 self._store.complete()
                 return Ending(Goodbye(True, self._progress.last_round, ""), None), []
-            losses = self._progress.losses
-            error = losses[-1] if losses else RunEnded("every round was lost", hint="a new run needs another folder")
-            return self._failed(error), []
+            over = RunEnded("every round was lost", hint="a new run needs another --out folder at every site")
+            return self._failed(self._progress.losses[-1] if self._progress.losses else over), []
         current = self._start_round(number, attempts, asked)
         if not current.plan.needs_sources:
             self._train_target(current)

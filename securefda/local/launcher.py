@@ -103,6 +103,8 @@ def run_processes(config: FederationConfig, out: Path, seed: int, reporter: Repo
         _watch(sites, reporter)
     except ProcessFailed as error:
         _stop(sites)
+        if error.exit_code == ExitCode.QUORUM:  # its own hint is for sites that are started one by one
+            error.hint = f"give the same command with --out {out}: the run goes on after its last finished round"
         _name_cause(folder, error)
         raise
     finally:

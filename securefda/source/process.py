@@ -89,7 +89,8 @@ def main(config: SourceConfig, reporter: Reporter, *, accept_run: bool = False) 
         if rounds.fault is not None and nothing_done:
             raise rounds.fault
         if rounds.goodbye is not None and not rounds.goodbye.completed:
-            raise RunEnded(f"the aggregator ended the run: {rounds.goodbye.reason}")
+            hint = "when the target has started it again, start this site again with the same command: the run goes on"
+            raise RunEnded(f"the aggregator ended the run: {rounds.goodbye.reason}", hint=hint)
 
 
 class _SourceReporter:

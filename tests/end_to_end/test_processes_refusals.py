@@ -103,16 +103,21 @@ def test_an_expired_certificate_is_named_before_anything_starts(tmp_path: Path) 
         assert_one_clear_line(source, ExitCode.CERTIFICATE, "source-1", "expired")
 
 
-def test_too_few_sources_end_the_run_with_the_name_of_who_is_missing(tmp_path: Path) -> None:
-    with kits(tmp_path) as federation:
+def test_too_few_sources_end_the_run_with_who_is_missing_and_the_hints_lead_to_its_end(tmp_path: Path) -> None:
+    with kits(tmp_path, settings=("strategy.rounds=1", "strategy.warm-up-rounds=0")) as federation:
         aggregator = federation.start("target", "transport.join-deadline-s=12")
         sources = [federation.start(site) for site in federation.names[:2]]
-        assert_one_clear_line(aggregator, ExitCode.QUORUM, "2 of at least 3", "missing: source-3", hint="start")
+        hint = "start the missing sources, and the sites that ended with this run"
+        assert_one_clear_line(aggregator, ExitCode.QUORUM, "2 of at least 3", "missing: source-3", hint=hint)
+        why = "the aggregator ended the run: gathering sources: 2 of at least 3 sources; missing: source-3"
         for source in sources:
-            assert source.end() == ExitCode.FAILED
-            assert "the aggregator ended the run: join: 2 of at least 3 sources; missing: source-3" in source.text
+            assert_one_clear_line(source, ExitCode.FAILED, why, hint="start this site again with the same command")
         assert federation.summary()["status"] == "failed"
         assert federation.summary()["error"]["code"] == "QuorumLost"
+
+        followed = federation.start_all()
+        assert [process.end() for process in followed.values()] == [ExitCode.OK] * 4, followed["target"].text
+        assert federation.summary()["status"] == "finished"
 
 
 def allow_only(federation: Kits, site: str, what: str, *, signed: bool, key: str = "allowed-rules") -> None:
