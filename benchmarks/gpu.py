@@ -36,7 +36,7 @@ ROOT = HERE.parent
 FIGURES = HERE / "gpu.json"
 sys.path.insert(0, str(ROOT))  # the clone may not be installed
 
-LIMIT_S = 460
+LIMIT_S = 440
 BOUNDS_S = {"tests": 120, "run": 100, "training": 130, "dp": 70, "accuracy": 90, "memory": 60}
 """The parts, in order of worth, and how long each may take."""
 
@@ -58,6 +58,7 @@ LEAST_NOISE = 0.002
 _END_S = 10.0
 _SHORTEST_S = 5.0
 _CONFIG, _MISSED = 4, 1
+_KEYS = {"device", "machine", "opacus", "parts", "revision", "size", "torch"}
 _NOTHING = "Not measured: no figures of a machine with a GPU are committed."
 
 
@@ -110,7 +111,7 @@ def _fits(there: str, versions: str) -> bool:
 
 
 def _numbers(text: str) -> list[int]:
-    return [int(number) for number in re.match(r"[\d.]*", text)[0].strip(".").split(".")]  # type: ignore[index]
+    return [int(number) for number in re.findall(r"\d+", text.partition("+")[0])]
 
 
 _PROBE = """
@@ -166,7 +167,7 @@ def one_part(part: str, device: str, size: str, bound: float) -> dict[str, Any]:
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         process = subprocess.Popen(
             [sys.executable, str(HERE / "gpu_parts.py"), part, device, size, str(file)],
-            env={**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"},
+            env={**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "TMPDIR": folder},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -342,8 +343,17 @@ def misses(figures: Mapping[str, Any]) -> list[str]:
 
 
 def read(file: Path) -> dict[str, Any] | None:
-    """The figures in ``file``; None where there are none."""
-    return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else None
+    """The figures in ``file``; None where there are none. Raises Unmeasurable where they cannot be read."""
+    if not file.is_file():
+        return None
+    other = "name another file with --figures"
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise Unmeasurable(f"{file} cannot be read: {error}", hint=other) from error
+    if not isinstance(found, dict) or not found.keys() >= _KEYS:
+        raise Unmeasurable(f"{file} holds no figures of this script", hint=other)
+    return found
 
 
 def _begun(given: argparse.Namespace) -> dict[str, Any]:
@@ -359,6 +369,8 @@ def _begun(given: argparse.Namespace) -> dict[str, Any]:
         raise Unmeasurable(f"nothing can be measured without {without['torch']}", hint="install the packages")
     if given.device == "cpu" and given.figures == FIGURES:
         raise Unmeasurable(f"{FIGURES.name} is for figures of a GPU", hint="name another file with --figures")
+    if not os.access(given.figures.resolve().parent, os.W_OK):
+        raise Unmeasurable(f"{given.figures}: its folder is missing or not writable", hint="name another file")
     from securefda.bench.machine import this_machine
 
     about = {
@@ -382,12 +394,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: Python 3.11 to 3.13 is needed, this is {sys.version.split()[0]}", file=sys.stderr)
         return _CONFIG
     given = _arguments(arguments)
+    try:
+        return _measured(given)
+    except Unmeasurable as error:
+        print(f"error: {error}\nhint: {error.hint}", file=sys.stderr)
+        return _CONFIG
+    except KeyboardInterrupt:
+        print("interrupted; called again, it goes on", file=sys.stderr)
+        return _MISSED
+
+
+def _measured(given: argparse.Namespace) -> int:
     if given.measure:
-        try:
-            figures = _begun(given)
-        except Unmeasurable as error:
-            print(f"error: {error}\nhint: {error.hint}", file=sys.stderr)
-            return _CONFIG
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the part at work is ended first
+        figures = _begun(given)
 
         def save() -> None:
             new = given.figures.with_suffix(".new")

@@ -76,8 +76,8 @@ SIZES = {
     "full": Size(
         tests=_DEVICE_TESTS,
         models=(
-            *("digits", "fed_heart", "rbf", "tabular", "colored_mnist", "fashion_mnist", "image_folder"),
             *_CONVOLUTIONS,
+            *("digits", "fashion_mnist", "colored_mnist", "image_folder", "tabular", "rbf", "fed_heart"),
         ),
         batch=None,
         seconds=0.7,

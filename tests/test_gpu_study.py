@@ -73,7 +73,7 @@ def test_a_python_without_packages_is_one_list_of_them_and_one_line():
 def test_a_machine_without_a_gpu_is_one_line():
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
-    done = command("--measure", "--figures", "/nowhere/figures.json")
+    done = command("--measure")
     assert done.returncode == 4
     error, hint = [line for line in done.stderr.splitlines() if not line.startswith("missing packages")]
     assert error.startswith(f"error: no GPU: torch {torch.__version__} is a build")
@@ -121,6 +121,24 @@ def test_figures_of_another_device_or_size_are_not_replaced_unasked(tmp_path):
     assert json.loads(file.read_text())["size"] == "full"
     assert command(*SMALLEST, "--figures", file, "--parts", "memory", "--limit", 0, "--again").returncode == 0
     assert json.loads(file.read_text())["size"] == "smallest"
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{}", '{"device": '])
+def test_a_file_that_holds_no_figures_is_one_line(tmp_path, text):
+    file = tmp_path / "figures.json"
+    file.write_text(text)
+    for arguments in ((), SMALLEST):
+        done = command(*arguments, "--figures", file)
+        assert done.returncode == 4
+        assert done.stderr.startswith(f"error: {file} ")
+        assert done.stderr.count("\n") == 2
+    assert file.read_text() == text
+
+
+def test_a_folder_that_is_not_there_is_found_before_anything_is_measured(tmp_path):
+    done = command(*SMALLEST, "--figures", tmp_path / "none" / "figures.json")
+    assert done.returncode == 4
+    assert "its folder is missing" in done.stderr
 
 
 def test_figures_of_the_cpu_are_kept_out_of_the_committed_file():
