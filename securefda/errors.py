@@ -249,6 +249,14 @@ class FaultySourceError(ProtocolError):
         self.source_id = source_id
 
 
+class SourceAborted(ProtocolError):
+    """A source ended a session because a check failed there; ``source_id`` names the source."""
+
+    def __init__(self, source_id: str, check: str, message: str) -> None:
+        super().__init__(check, message)
+        self.source_id = source_id
+
+
 def without_frames(error: _Error) -> _Error:
     """Return an error that is kept for longer than it is handled, and its causes, without their tracebacks.
 

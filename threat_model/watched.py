@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from securefda.aggregator.run import AggregatorRun
+from securefda.operations.notes import Note
 from securefda.operations.progress import SilentReporter
 from securefda.operations.records import RoundLine
 from threat_model.sites import AggregatorSeat
@@ -15,9 +16,9 @@ class Operator(SilentReporter):
         self.notes: list[str] = []
         self.lines: list[RoundLine] = []
 
-    def note(self, text: str) -> None:
+    def note(self, note: Note | str) -> None:
         """Keep it."""
-        self.notes.append(text)
+        self.notes.append(str(note))
 
     def round_finished(self, line: RoundLine) -> None:
         """Keep it."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from securefda.aggregator.target import TargetRound, error_units, evaluate_at_target
-from securefda.errors import FaultySourceError, ProtocolError, QuorumLost, SecureFdaError
+from securefda.errors import FaultySourceError, QuorumLost, SecureFdaError, SourceAborted
 from securefda.protocol import aggregator as session_phases
 from securefda.protocol.aggregator import AggregatorSession
 from securefda.protocol.checks import envelope_fault
@@ -147,7 +147,7 @@ class _BaseAttempt:
             text = f"source {name} aborted at {step}: check {body.check} failed"
             if body.accused in self.header.body.participants:
                 text += f"; it accuses {self._session.name(body.accused)}"
-            self.alarms.append(ProtocolError(body.check, text))
+            self.alarms.append(SourceAborted(name, body.check, text))
             self.why[index] = f"aborted at {step}: check {body.check} failed"
 
     def _expel(self, index: int, error: FaultySourceError, step: Step) -> list[Send]:

@@ -19,6 +19,7 @@ from securefda.errors import (
     RunRefused,
     SecureFdaError,
 )
+from securefda.operations.notes import Note
 from securefda.operations.progress import Reporter
 from securefda.protocol.checks import envelope_fault
 from securefda.protocol.messages import (
@@ -79,14 +80,17 @@ class Attendance:
             )
         if fault:
             self.heard(index, f"join refused: {fault}")
-            self._reporter.note(f"{site.name(index)}: join refused ({fault})")
+            name = site.name(index)
+            self._reporter.note(Note(f"{name}: join refused ({fault})", "warning", name))
         return fault is not None
 
     def turned_away(self, index: int) -> None:
         """A source reported with another model."""
         self.heard(index, "fails check HEADER_ARCHITECTURE: its model has other layers")
         name = self._site.name(index)
-        self._reporter.note(f"{name}: its model has other layers; it needs the same task and version")
+        self._reporter.note(
+            Note(f"{name}: its model has other layers; it needs the same task and version", "warning", name)
+        )
 
     def came(self, index: int, body: Join) -> None:
         """A source joined. The operator reads of another version, which may be why something fails later."""
@@ -95,9 +99,10 @@ class Attendance:
         self.refused.pop(index, None)
         self._why.pop(index, None)
         name = self._site.name(index)
-        self._reporter.note(f"{name} joined ({len(self.present)} of {len(self._site.sources)})")
+        self._reporter.note(Note(f"{name} joined ({len(self.present)} of {len(self._site.sources)})", peer=name))
         if body.software_version != self._version:
-            self._reporter.note(f"{name} runs securefda {body.software_version}, the aggregator {self._version}")
+            version = f"{name} runs securefda {body.software_version}, the aggregator {self._version}"
+            self._reporter.note(Note(version, peer=name))
 
     def visibility(self, index: int) -> Visibility:
         """What a source's policy lets the aggregator see at most, as its join said; ``sum`` before it has joined."""
@@ -114,13 +119,15 @@ class Attendance:
         if index in self._joined:
             self.present.add(index)
             self._why.pop(index, None)
-            self._reporter.note(f"{self._site.name(index)} is back")
+            name = self._site.name(index)
+            self._reporter.note(Note(f"{name} is back", peer=name))
         return index in self._joined
 
     def refuses_the_run(self, index: int, key: str) -> None:
         """The policy of a source forbids what the run comes to."""
         self.refused[index] = key
-        self._reporter.note(f"{self._site.name(index)} takes no part: its policy refuses {key}")
+        name = self._site.name(index)
+        self._reporter.note(Note(f"{name} takes no part: its policy refuses {key}", "warning", name))
 
     @property
     def forbidden(self) -> dict[str, str]:
@@ -133,7 +140,8 @@ class Attendance:
         self.heard(index, why)
         if index in self.present:
             self.present.discard(index)
-            self._reporter.note(f"{self._site.name(index)} left")
+            name = self._site.name(index)
+            self._reporter.note(Note(f"{name} left", "warning", name))
 
     def replaced(self, index: int, why: str) -> None:
         """A new process of a source has connected, and will join."""

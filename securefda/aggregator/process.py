@@ -24,6 +24,7 @@ from securefda.disk import read_file
 from securefda.errors import ConfigError, SecureFdaError
 from securefda.machine import map_large_blocks
 from securefda.operations import TargetWatch, watch_target
+from securefda.operations.notes import Note
 from securefda.operations.progress import Reporter
 from securefda.operations.recording import ModelOrigin, RecordingReporter, model_file
 from securefda.operations.records import RoundLine, Summary
@@ -192,13 +193,15 @@ class RunDriver:
                 return self._gone(index, "a new process of it has connected", self._run.replaced)
             case Misbehaved(index=index, check=check, detail=detail):
                 name = "an unknown peer" if index is None else self._roster.by_index(index).site_id
-                self._reporter.note(f"alarm: {name} fails check {check}: {detail}")
+                alarm = f"alarm: {name} fails check {check}: {detail}"
+                self._reporter.note(Note(alarm, "error", peer="" if index is None else name, alarm=check))
                 if index is not None:
                     return partial(self._run.misbehaved, index, check, detail)
         return list
 
     def _gone(self, index: int, why: str, report: Callable[[int, str], list[Send]]) -> Callable[[], list[Send]]:
-        self._reporter.note(f"{self._roster.by_index(index).site_id}: {why}")
+        name = self._roster.by_index(index).site_id
+        self._reporter.note(Note(f"{name}: {why}", "warning", name))
         return partial(report, index, why)
 
     async def _react_by(self, work: Callable[[], list[Send]]) -> None:

@@ -57,6 +57,7 @@ from securefda.errors import (
     SecureFdaError,
     without_frames,
 )
+from securefda.operations.notes import Note
 from securefda.operations.progress import Reporter
 from securefda.operations.records import RoundLine, best_round
 from securefda.protocol.aggregator import AggregatorSession
@@ -358,7 +359,8 @@ class AggregatorRun:
         if not position.released and position.attempt < self._settings.attempts and not would_differ:
             return self._begin_round(position.round, position.attempt, position.asked)
         current = self._start_round(position.round, position.attempt)
-        self._reporter.note(f"round {current.number} was interrupted and cannot be taken up again; it is lost")
+        lost = f"round {current.number} was interrupted and cannot be taken up again; it is lost"
+        self._reporter.note(Note(lost, "warning"))
         self._model.lose(current, ())
         return BetweenRounds(self._site.clock()), []
 
@@ -450,7 +452,7 @@ class AggregatorRun:
             # Sources that took the first header would refuse the second, and accuse the target.
             why = f"round {current.number} cannot be tried again: it would ask the sources for something else"
             changed = RunEnded(why, hint="with every source connected it need not be tried again")
-            self._reporter.note(f"{changed}; it is lost")
+            self._reporter.note(Note(f"{changed}; it is lost", "warning"))
             return AttemptOver(current, changed), []
         self._model.publish(current, header.body, asked)
         self._site.witness.journal.enter(header)
@@ -468,11 +470,12 @@ class AggregatorRun:
             return self._lose_round(current, current.levels, attempt), []
         current.refused |= attempt.refused
         for index, key in attempt.refused.items():
-            self._reporter.note(f"{self._site.name(index)} refused: {key}")
+            name = self._site.name(index)
+            self._reporter.note(Note(f"{name} refused: {key}", "warning", name))
             if key in OWN_TROUBLE:  # its process ends: it is not awaited
                 self._attendance.refused[index] = key
         for alarm in attempt.alarms:
-            self._reporter.note(f"alarm: {alarm}")
+            self._reporter.note(Note.alarm_of(alarm))
             self._log("alarm", attempt, alarm)
         for index, why in attempt.why.items():
             self._attendance.heard(index, why)
@@ -491,7 +494,7 @@ class AggregatorRun:
             change = self._model.change_by(current, attempt.terms, sums)
         except ValueError as error:
             alarm = ProtocolError("SUM", f"a source lied about its part: {error}")
-            self._reporter.note(f"alarm: {alarm}")
+            self._reporter.note(Note.alarm_of(alarm))
             self._log("alarm", attempt, alarm)
             self._log("aborted", attempt, alarm)
             no_result = Abort(Step.RESULT, alarm.check, None)  # which source it was is hidden: no site is accused
@@ -505,7 +508,8 @@ class AggregatorRun:
 
     def _lose_attempt(self, current: CurrentRound, attempt: Attempt, error: SecureFdaError) -> Phase:
         """Try again without those that refused, where no update can have left and enough others remain."""
-        self._reporter.note(f"round {current.number} attempt {current.attempt} without a result: {error}")
+        lost = f"round {current.number} attempt {current.attempt} without a result: {error}"
+        self._reporter.note(Note(lost, "warning"))
         self._log("aborted", attempt, error)
         may_retry = not attempt.may_have_released and current.attempt < self._settings.attempts
         if may_retry and self._candidates.suffice(current, self._candidates.expected(current)):
@@ -641,7 +645,7 @@ class AggregatorRun:
     def _accuse(self, index: int, error: FaultySourceError) -> None:
         """A source sent outside of a session what no honest one sends."""
         self._attendance.heard(index, f"fails check {error.check}")
-        self._reporter.note(f"alarm: {error}")
+        self._reporter.note(Note.alarm_of(error))
         self._site.witness.journal.event("alarm", check=error.check, accused=[error.source_id])
 
     def _missing(self) -> frozenset[int]:

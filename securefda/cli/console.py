@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from securefda.cli.output import Verbosity, verbosity
+from securefda.operations.notes import Note
 from securefda.operations.progress import Reporter
 from securefda.operations.records import RULES_WITHOUT_SOURCES, RoundLine, round_seconds
 from securefda.text import counted, duration, phase_words, printable
@@ -101,7 +102,7 @@ class QuietReporter:
     def round_finished(self, line: RoundLine) -> None:
         """Print nothing."""
 
-    def note(self, text: str) -> None:
+    def note(self, note: Note | str) -> None:
         """Print nothing."""
 
 
@@ -126,9 +127,9 @@ class LineReporter:
         """Write the round's line."""
         self.note(self._progressed.text(line))
 
-    def note(self, text: str) -> None:
+    def note(self, note: Note | str) -> None:
         """Write the note, unless it repeats the line before."""
-        text = printable(text)
+        text = printable(str(note))
         if text != self._last:
             self._stream.write(f"{text}\n")
             self._stream.flush()
@@ -159,9 +160,9 @@ class BarReporter:
         self._progress.update(self._task, completed=line["round"])
         self.note(self._progressed.text(line))
 
-    def note(self, text: str) -> None:
+    def note(self, note: Note | str) -> None:
         """Leave the note above the bar."""
-        self._progress.console.print(printable(text), markup=False, soft_wrap=True)
+        self._progress.console.print(printable(str(note)), markup=False, soft_wrap=True)
 
 
 def phase_text(name: str, waiting_for: Sequence[str], asked: int = 0) -> str:

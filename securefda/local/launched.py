@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from securefda.errors import SecureFdaError
+from securefda.operations.notes import Note
 from securefda.operations.pace import Pace
 from securefda.operations.progress import Reporter
 from securefda.operations.records import RoundLine
@@ -93,8 +94,8 @@ class _Relay:
         self._pace.catch_up()
         self._launcher.say(round_finished=line)
 
-    def note(self, text: str) -> None:
+    def note(self, note: Note | str) -> None:
         """Something an operator should read."""
-        self._shown.note(text)
+        self._shown.note(note)
         self._pace.catch_up()
-        self._launcher.say(note=text)
+        self._launcher.say(note=str(note))

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
 from securefda.errors import ConfigError
-from securefda.operations.notes import UNNAMED, Remark
+from securefda.operations.notes import UNNAMED, Note
 from securefda.operations.records import RoundLine, SiteLine
 
 HOST = "127.0.0.1"
@@ -45,12 +45,12 @@ class RunMetrics:
         """A source refused a round."""
         self._refusals(key)
 
-    def remark(self, remark: Remark) -> None:
-        """Count what a note was about."""
-        if remark.alarm:
-            self.alarm(remark.alarm)
-        if remark.abort:
-            self.abort(remark.abort)
+    def noted(self, note: Note) -> None:
+        """Count what a note is about."""
+        if note.alarm:
+            self.alarm(note.alarm)
+        if note.abort:
+            self.abort(note.abort)
 
     def round_started(self, number: int) -> None:
         """A round began."""

@@ -1,70 +1,55 @@
-"""What the notes of a run say, read for a log's fields and for counters: of whom, how grave, which check.
+"""What an operator should read: one line, and for the log and the counters how grave it is, of whom, and which check.
 
-A note is one line for people, made by this package. Its wording decides only how it is filed: a note that no form fits
-is filed as information about no site, and none is left out.
+A note is made where the thing happens. A plain text is a note about no site that is no cause for concern.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
+
+from securefda.errors import FaultySourceError, ProtocolError, SecureFdaError, SourceAborted
 
 Level = Literal["debug", "info", "warning", "error"]
 UNNAMED = "other"
 """The check of an alarm that names none."""
 
-_PEER = r"(?P<peer>[a-z0-9][a-z0-9-]*)"
-_CHECK = r"(?P<check>[A-Z0-9_]+)"
-_ABORT = re.compile(rf"alarm: (?:source )?{_PEER} aborted at [a-z ]+: check {_CHECK} failed")
-_ALARM = re.compile(rf"alarm: (?:source )?{_PEER} fails check {_CHECK}")
-_LIE = re.compile(r"alarm: a source lied about its part")  # who contributed what is hidden, so that no site is named
-_ALARMS = "alarm: "
-_OTHERS: tuple[tuple[Level, re.Pattern[str]], ...] = (
-    ("info", re.compile(rf"{_PEER} (?:joined |is back$|runs securefda )")),
-    ("info", re.compile(rf"connected (?:again )?to the {_PEER} ")),
-    ("warning", re.compile(rf"{_PEER}(?:: | left$| refused: )")),
-    ("warning", re.compile(rf"the {_PEER} has restarted")),
-)
-_LOST = re.compile(
-    r"round \d+ (?:attempt \d+ without a result|was interrupted)|too late for this round: "
-    r"|cannot reach |lost the connection to "
-)
-
 
 @dataclass(frozen=True, slots=True)
-class Remark:
-    """How a note is filed.
+class Note:
+    """One line for people, and how it is filed.
 
     Attributes:
+        text: the line.
         level: of the log.
-        peer: site id of the peer that the note is about; empty where it is about none or several.
+        peer: site id of the peer that it is about; empty where it is about none or several.
         alarm: the check that a peer failed, ``other`` where the alarm names none; empty where the note is no alarm.
         abort: the check with which a peer ended a session; empty where it ended none.
     """
 
-    level: Level
+    text: str
+    level: Level = "info"
     peer: str = ""
     alarm: str = ""
     abort: str = ""
 
+    def __str__(self) -> str:
+        return self.text
 
-def read_note(text: str, peers: Mapping[str, str]) -> Remark:
-    """File a note.
+    @classmethod
+    def of(cls, note: Self | str) -> Self:
+        """A note, also of a plain text."""
+        return note if isinstance(note, cls) else cls(str(note))
 
-    Args:
-        text: the note.
-        peers: how notes name a peer -> its site id.
-    """
-    if text.startswith(_ALARMS):
-        if found := _ABORT.match(text):
-            return Remark("error", peers.get(found["peer"], ""), abort=found["check"])
-        if found := _ALARM.match(text):
-            return Remark("error", peers.get(found["peer"], ""), alarm=found["check"])
-        return Remark("error", alarm="SUM" if _LIE.match(text) else UNNAMED)
-    for level, form in _OTHERS:
-        found = form.match(text)
-        if found and found["peer"] in peers:
-            return Remark(level, peers[found["peer"]])
-    return Remark("warning" if _LOST.match(text) else "info")
+    @classmethod
+    def alarm_of(cls, error: SecureFdaError) -> Self:
+        """An error that a peer caused, with the check and, where it is known, the peer."""
+        text = f"alarm: {error}"
+        match error:
+            case SourceAborted(check=check, source_id=peer):
+                return cls(text, "error", peer, abort=check)
+            case FaultySourceError(check=check, source_id=peer):
+                return cls(text, "error", peer, alarm=check)
+            case ProtocolError(check=check):
+                return cls(text, "error", alarm=check)
+        return cls(text, "error", alarm=UNNAMED)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from securefda.errors import PolicyRefusal, SecureFdaError
+from securefda.operations.notes import Note
 from securefda.operations.records import RoundLine, SiteLine
 from securefda.protocol.messages import Header, Signed
 
@@ -22,8 +23,8 @@ class Reporter(Protocol):
     def round_finished(self, line: RoundLine) -> None:
         """A round is over, finished or lost; ``line`` is its line of metrics.jsonl."""
 
-    def note(self, text: str) -> None:
-        """Something an operator should read: a site joined, left, refused; one line."""
+    def note(self, note: Note | str) -> None:
+        """Something an operator should read: a site joined, left, refused."""
 
 
 class SilentReporter:
@@ -38,7 +39,7 @@ class SilentReporter:
     def round_finished(self, line: RoundLine) -> None:
         """Ignore it."""
 
-    def note(self, text: str) -> None:
+    def note(self, note: Note | str) -> None:
         """Ignore it."""
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from safetensors.numpy import save
 
 from securefda import __version__
+from securefda.operations.notes import Note
 from securefda.operations.progress import Reporter
 from securefda.operations.records import RoundLine, best_round
 from securefda.operations.run_folder import BEST_FILE, MODEL_FILE, RunFolder, read_run
@@ -99,6 +100,6 @@ class RecordingReporter:
         self._write_model()
         self._shown.round_finished(line)
 
-    def note(self, text: str) -> None:
+    def note(self, note: Note | str) -> None:
         """Pass it on."""
-        self._shown.note(text)
+        self._shown.note(note)

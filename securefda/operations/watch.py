@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from securefda import __version__
 from securefda.errors import ConfigError, FaultyAggregatorError, PolicyRefusal, ProtocolError, SecureFdaError
-from securefda.operations.notes import Level, Remark, read_note
+from securefda.operations.notes import Level, Note
 from securefda.operations.progress import Reporter, SourceReporter
 from securefda.operations.records import RoundLine, SiteLine, round_seconds
 from securefda.operations.state import StateWriter, retrying_text, round_of, state_file
@@ -68,10 +68,10 @@ _PHASES: Mapping[type, str] = {
 
 @dataclass(slots=True)
 class _Book:
-    """The log, if one is kept, and where the run stands. ``peers`` maps how notes name a peer to its site id."""
+    """The log, if one is kept, and where the run stands. ``peers`` are the site ids that a line may name."""
 
     log: OperationalLog | None
-    peers: Mapping[str, str]
+    peers: Collection[str]
     run_id: Callable[[], str] = str
     round_over: Callable[[RoundLine], None] = field(default=lambda _line: None)
     """Takes the line of a round to trackers, where the site has any."""
@@ -89,10 +89,10 @@ class _Book:
 
         self.log.write(level, text, Place(self.run_id(), self.round, self.phase, peer))
 
-    def note(self, text: str) -> Remark:
-        remark = read_note(text, self.peers)
-        self.write(remark.level, text, remark.peer)
-        return remark
+    def note(self, note: Note | str) -> Note:
+        filed = Note.of(note)
+        self.write(filed.level, filed.text, filed.peer if filed.peer in self.peers else "")
+        return filed
 
     @contextmanager
     def process(self, site: str, role: str) -> Iterator[None]:
@@ -154,12 +154,12 @@ class TargetWatch:
         if self._metrics is not None:
             self._metrics.round_finished(line)
 
-    def note(self, text: str) -> None:
+    def note(self, note: Note | str) -> None:
         """Something an operator should read."""
-        self._shown.note(text)
-        remark = self._book.note(text)
+        self._shown.note(note)
+        filed = self._book.note(note)
         if self._metrics is not None:
-            self._metrics.remark(remark)
+            self._metrics.noted(filed)
 
 
 class SourceWatch:
@@ -199,7 +199,7 @@ class SourceWatch:
         again = " again" if self._was_connected else ""
         self._was_connected = True
         self.state.know(retrying="", retrying_until=None)
-        self.note(f"connected{again} to the aggregator at {address}")
+        self.note(Note(f"connected{again} to the aggregator at {address}", peer=self._target))
         self._show_state()
 
     def unreachable(self, what: str, until: float) -> None:
@@ -207,7 +207,7 @@ class SourceWatch:
         if what == self.state.now.retrying:
             return
         self.state.know(retrying=what, retrying_until=until)
-        self.note(retrying_text(what, until, time.time()))
+        self.note(Note(retrying_text(what, until, time.time()), "warning"))
         self._show_state()
 
     def _show_state(self) -> None:
@@ -220,10 +220,10 @@ class SourceWatch:
         """A reporter that passes everything on to ``shown``, and logs and counts it."""
         return _SourceRounds(shown, self._book, self._metrics, self._target, self)
 
-    def note(self, text: str) -> None:
+    def note(self, note: Note | str) -> None:
         """Something an operator should read."""
-        self._shown.note(text)
-        self._book.note(text)
+        self._shown.note(note)
+        self._book.note(note)
 
     def round_started(self, round_number: int, rounds: int) -> None:
         """Pass it on; a source hears of rounds through :meth:`rounds`."""
@@ -311,7 +311,7 @@ def watch_target(
     """
     target, sources = roster.target.site_id, [entry.site_id for entry in roster.sources]
     with ExitStack() as stack:
-        book = _Book(_log(stack, logging, out, target, shown), {site: site for site in sources})
+        book = _Book(_log(stack, logging, out, target, shown), frozenset(sources))
         meters = None
         if metrics.port:
             from securefda.operations.metrics import TargetMetrics, served
@@ -343,7 +343,7 @@ def watch_source(
             hint = "remove it: a source's own figures are in the metrics.jsonl of its run folder"
             raise ConfigError(f"metrics.{key}", "applies only to the target", hint=hint)
     with ExitStack() as stack:
-        book = _Book(_log(stack, logging, out, site, shown), {"aggregator": target})
+        book = _Book(_log(stack, logging, out, site, shown), frozenset((target,)))
         meters = None
         if metrics.port:
             from securefda.operations.metrics import SourceMetrics, served

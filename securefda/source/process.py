@@ -17,6 +17,7 @@ from securefda.bootstrap import Member, credentials_of, endpoint_of, transport_s
 from securefda.errors import FaultyAggregatorError, PolicyRefusal, RunEnded, SecureFdaError
 from securefda.machine import give_free_memory_back, map_large_blocks
 from securefda.operations import SourceWatch, watch_source
+from securefda.operations.notes import Note
 from securefda.operations.progress import Reporter
 from securefda.operations.records import SiteLine, refused_line
 from securefda.operations.run_folder import METRICS_FILE, MODEL_FILE, append_line, keep_refused
@@ -201,7 +202,7 @@ class SourceDriver:
                 self._joined = True
             await self._send(await self._answers())
         except AggregatorRestarted:
-            self._reporter.note("the aggregator has restarted; joining again")
+            self._reporter.note(Note("the aggregator has restarted; joining again", "warning"))
             self._rounds.forget()
             self._joined = False
 
@@ -225,5 +226,5 @@ class SourceDriver:
                 await self._channel.send(parcel)
             except UploadRefusedError as error:
                 # The aggregator has closed the phase: this source is dropped, and what it sent stays masked.
-                self._reporter.note(f"too late for this round: {error}")
+                self._reporter.note(Note(f"too late for this round: {error}", "warning"))
                 self._rounds.forget()

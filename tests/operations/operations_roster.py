@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from known_sites import known_roster
 
 from securefda.errors import PolicyRefusal, SecureFdaError
+from securefda.operations.notes import Note
 from securefda.operations.records import RoundLine, SiteLine
 from securefda.protocol.messages import Header, Signed
 from securefda.protocol.roster import Roster
@@ -44,8 +45,8 @@ class Console:
     def phase(self, name: str, waiting_for: Sequence[str] = (), asked: int = 0) -> None:
         self.heard.append(f"phase {name} {','.join(waiting_for)}")
 
-    def note(self, text: str) -> None:
-        self.heard.append(f"note {text}")
+    def note(self, note: Note | str) -> None:
+        self.heard.append(f"note {note}")
 
     def round_started(self, number: int, *rest: object) -> None:
         self.heard.append(f"started {number}")

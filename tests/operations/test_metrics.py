@@ -15,9 +15,18 @@ from operations_roster import FINISHED, SITES, Console, roster
 from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
 
-from securefda.errors import ConfigError, ExitCode, FaultyAggregatorError, PolicyRefusal, ProtocolError
+from securefda.errors import (
+    ConfigError,
+    ExitCode,
+    FaultyAggregatorError,
+    FaultySourceError,
+    PolicyRefusal,
+    ProtocolError,
+    SourceAborted,
+)
 from securefda.operations import SourceWatch, TargetWatch, watch_source, watch_target
 from securefda.operations.metrics import MOST_CHECKS, SourceMetrics, TargetMetrics
+from securefda.operations.notes import Note
 from securefda.operations.records import RoundLine
 from securefda.site.config import LoggingSection, MetricsSection
 
@@ -101,9 +110,9 @@ def test_rounds_add_up_and_a_lost_one_counts_as_lost(target: TargetWatch, port: 
 
 
 def test_alarms_and_aborts_count_by_check(target: TargetWatch, port: int) -> None:
-    target.note("alarm: hospital-a fails check WIRE: too long")
-    target.note("alarm: source hospital-a fails check RANGE")
-    target.note("alarm: source hospital-b aborted at key list: check KEY_ORDER failed")
+    target.note(Note("alarm: hospital-a fails check WIRE: too long", "error", "hospital-a", alarm="WIRE"))
+    target.note(Note.alarm_of(FaultySourceError("hospital-a", "RANGE")))
+    target.note(Note.alarm_of(SourceAborted("hospital-b", "KEY_ORDER", "source hospital-b aborted")))
     target.note("hospital-a left")
     found = {key: value for key, value in samples(port).items() if key[0].endswith(("alarms_total", "aborts_total"))}
     assert found == {

@@ -14,6 +14,7 @@ from operations_roster import FINISHED, SITES, Console, roster
 from securefda import __version__
 from securefda.errors import FaultyAggregatorError, QuorumLost
 from securefda.operations import watch_source, watch_target
+from securefda.operations.notes import Note
 from securefda.site.config import LoggingSection, MetricsSection
 
 LOGS = LoggingSection(json_file="site.jsonl", level="debug")
@@ -67,7 +68,8 @@ def test_lines_of_a_target_say_where_the_run_stands(tmp_path: Path) -> None:
         run = RUN
         watch.round_started(3, 50)
         watch.phase("training", ("hospital-a", "hospital-b"))
-        watch.note("hospital-a left")
+        watch.note(Note("hospital-a left", "warning", "hospital-a"))
+        watch.note(Note("stranger left", "warning", "stranger"))
         watch.round_finished(FINISHED)
     places = [(line["run"], line["round"], line["phase"], line["peer"], line["level"]) for line in logged(tmp_path)]
     assert places == [
@@ -76,21 +78,22 @@ def test_lines_of_a_target_say_where_the_run_stands(tmp_path: Path) -> None:
         (RUN, 3, "", "", "info"),
         (RUN, 3, "training", "", "debug"),
         (RUN, 3, "training", "hospital-a", "warning"),
+        (RUN, 3, "training", "", "warning"),
         (RUN, 3, "training", "", "info"),
         (RUN, 3, "", "", "info"),
     ]
     assert {line["site"] for line in logged(tmp_path)} == {"clinic"}
     assert logged(tmp_path)[0]["message"] == f"securefda {__version__}: the target clinic starts"
-    assert logged(tmp_path)[5]["message"] == (
+    assert logged(tmp_path)[6]["message"] == (
         "round 3 is finished; 2 sources; dropped hospital-c; 2 attempts; epsilon 1.2500 is spent; 2.8 s"
     )
-    assert logged(tmp_path)[6]["message"] == "ends: the run is over"
+    assert logged(tmp_path)[7]["message"] == "ends: the run is over"
 
 
 def test_lines_of_a_source_name_the_target_as_the_peer(tmp_path: Path) -> None:
     with watch_source(Console(), LOGS, OFF, out=tmp_path, roster=roster(), site=SITES[1]) as watch:
         rounds = watch.rounds(Console())
-        watch.note("connected to the aggregator at 127.0.0.1:1")
+        watch.connected("127.0.0.1:1")
         rounds.round_started(2, "sum", "fedgp_auto")
         rounds.alarm(FaultyAggregatorError("ORDER"))
         rounds.round_finished({"round": 2, "epsilon": 0.5, "loss": 0.51513, "samples": 40417})

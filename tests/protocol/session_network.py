@@ -34,6 +34,7 @@ from securefda.aggregator.run import AggregatorRun
 from securefda.aggregator.site import RunSettings, TargetSite
 from securefda.aggregator.store import AggregatorStore
 from securefda.errors import FaultyAggregatorError
+from securefda.operations.notes import Note
 from securefda.protocol.agreement import REPORT_OPENING_BYTES
 from securefda.protocol.checks import quantisation
 from securefda.protocol.encoding import TAIL
@@ -135,7 +136,7 @@ class SessionNetwork(MemoryNetwork[AggregatorRun, Source]):
 
     def phase(self, name: str, waiting_for: Iterable[str] = (), asked: int = 0) -> None: ...
 
-    def note(self, text: str) -> None: ...
+    def note(self, note: Note | str) -> None: ...
 
     def round_finished(self, line: Any) -> None:
         self.events[f"round {line['status']}"] += 1

@@ -33,6 +33,7 @@ from securefda.audit.journal import MessageRecorder, RunInfo
 from securefda.audit.witness import Witness
 from securefda.bootstrap import Member, witness_of
 from securefda.errors import PolicyRefusal, SecureFdaError
+from securefda.operations.notes import Note
 from securefda.operations.records import RoundLine, SiteLine
 from securefda.protocol.messages import Checkpoint, Cosigned, Header, Parcel, Schedule, Signed, Signer, Visibility
 from securefda.protocol.roster import Roster
@@ -118,6 +119,7 @@ class Watch:
 
     lines: list[RoundLine] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    filed: list[Note] = field(default_factory=list)
     records: dict[int, list[SiteLine]] = field(default_factory=dict)
     alarms: dict[int, list[SecureFdaError]] = field(default_factory=dict)
     refusals: dict[int, list[PolicyRefusal]] = field(default_factory=dict)
@@ -129,8 +131,9 @@ class Watch:
     def round_finished(self, line: RoundLine) -> None:
         self.lines.append(line)
 
-    def note(self, text: str) -> None:
-        self.notes.append(text)
+    def note(self, note: Note | str) -> None:
+        self.notes.append(str(note))
+        self.filed.append(Note.of(note))
 
     def of_source(self, index: int) -> _SourceWatch:
         return _SourceWatch(

@@ -12,6 +12,7 @@ from securefda import __version__
 from securefda.aggregator.target import TargetAlone, compared
 from securefda.errors import TrainingError
 from securefda.local.simulator import simulate
+from securefda.operations.notes import Note
 from securefda.operations.progress import SilentReporter
 from securefda.operations.records import Summary
 from securefda.samples import sample
@@ -74,8 +75,8 @@ class Notes(SilentReporter):
     def __init__(self) -> None:
         self.notes: list[str] = []
 
-    def note(self, text: str) -> None:
-        self.notes.append(text)
+    def note(self, note: Note | str) -> None:
+        self.notes.append(str(note))
 
 
 def fails() -> SiteTrainer:

@@ -18,6 +18,7 @@ from securefda.audit.journal import MessageRecorder
 from securefda.bench.secagg.job import SAMPLES
 from securefda.bootstrap import Member
 from securefda.errors import SecureFdaError
+from securefda.operations.notes import Note
 from securefda.operations.progress import SilentReporter
 from securefda.operations.records import RoundLine, SiteLine
 from securefda.protocol.messages import Body, Parcel, Signed
@@ -41,8 +42,8 @@ class Watch(SilentReporter):
         self.lines: list[RoundLine | SiteLine] = []
         self.alarms: list[str] = []
 
-    def note(self, text: str) -> None:
-        self.notes.append(text)
+    def note(self, note: Note | str) -> None:
+        self.notes.append(str(note))
 
     def round_started(self, *_: object) -> None: ...
 
