@@ -12,8 +12,8 @@ epsilon only as long as it is unknown which rows a step drew. Opacus' own sample
 torch, whose 64-bit seed would be all that hides them.
 
 The sender of the model chooses its weights, so no step may depend on them being reasonable. A row whose gradient is not
-finite counts as one without gradient: an error would tell of it. And with ghost clipping, whose sum is made in a second
-pass, that pass must give the very gradients that the first one measured: see :func:`_ghost_backward`.
+finite counts as one without gradient: an error would tell of it. And with ghost clipping, the sum must be made of the
+very gradients that were measured: see :func:`_ghost_backward`.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from opacus import PrivacyEngine
 from opacus.validators import ModuleValidator
 from opacus.validators.errors import UnsupportedModuleError
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.data import DataLoader, TensorDataset
 
 from securefda.errors import ConfigError, TrainingError
@@ -212,12 +213,13 @@ def optimizer_of(
     with _quiet():
         wrapped, optimizer = _made_private(model, row_loss, data, settings, settings.dp)
     ghost = settings.dp.ghost_clipping
-    pass_of = _ghost_backward if ghost else _plain_backward
+    # Ghost clipping here has one backward pass and hooks of its own: see _ghost_backward
+    through, pass_of = (model, _ghost_backward) if ghost else (wrapped, _plain_backward)
 
     def backward(features: Tensor, labels: Tensor) -> None:
-        optimizer.zero_grad()
+        optimizer.zero_grad(set_to_none=True)
         if len(features):
-            pass_of(wrapped, optimizer, row_loss, features, labels)
+            pass_of(through, optimizer, row_loss, features, labels)
         else:
             _no_gradient(optimizer.params, ghost)
 
@@ -270,7 +272,10 @@ class _RowLoss(nn.Module):
 def _plain_backward(wrapped: Any, optimizer: Any, row_loss: nn.Module, features: Tensor, labels: Tensor) -> None:
     """The gradient of each row, which Opacus will clip; zeros for a row of which one is not finite."""
     row_loss(wrapped(features), labels).mean().backward()
-    _require_a_gradient_of_each(optimizer.params, "grad_sample", len(features))
+    for parameter in optimizer.params:
+        found = getattr(parameter, "grad_sample", None)
+        if not isinstance(found, Tensor) or len(found) != len(features):
+            raise _no_gradient_of_each()
     sums = torch.stack([parameter.grad_sample.flatten(1).sum(1) for parameter in optimizer.params])
     unfit_rows = ~sums.isfinite().all(dim=0)  # a sum that overflows counts too: whichever, the row alone decides
     if unfit_rows.any():
@@ -281,45 +286,71 @@ def _plain_backward(wrapped: Any, optimizer: Any, row_loss: nn.Module, features:
         parameter.grad_sample = parameter.grad_sample.to(parameter.dtype)
 
 
-def _ghost_backward(wrapped: Any, optimizer: Any, row_loss: nn.Module, features: Tensor, labels: Tensor) -> None:
-    """The sum of clipped gradients, by a second pass over losses that are scaled by what the first one measured.
+def _ghost_backward(model: nn.Module, optimizer: Any, row_loss: nn.Module, features: Tensor, labels: Tensor) -> None:
+    """The sum of clipped gradients, from what went into each linear layer and from the gradient of what came out.
 
-    Rounding must not part the two passes: with weights made for it, a gradient that is all cancellation would be
-    measured as nothing and come out as anything. So a row is scaled by a power of two, which is exact; the gradient of
-    a layer is one outer product for each row (:func:`_linear_norms`); and where a row is not finite, both passes are
-    made again without it.
+    A row's gradient of a layer is the outer product of the two, so its norm is the product of theirs, and the sum over
+    rows is one product of matrices. Both are made of the same numbers ("book-keeping", Bu et al. 2023): where a second
+    backward pass makes the sum, as in Opacus, rounding can part it from what the first one measured, and with weights
+    made for it a gradient that was measured as nothing comes out as anything. A row is scaled by a power of two, which
+    is exact.
+
+    Norms are those of float64. Squares in float32 can come out as nothing where the gradient is large.
     """
-    losses = row_loss(wrapped(features), labels)
-    losses.sum().backward(retain_graph=True)
-    _require_a_gradient_of_each(optimizer.params, "_norm_sample", len(features))
-    norms = wrapped.get_norm_sample() / len(features)  # Opacus takes the loss for a mean, and multiplies
-    optimizer.zero_grad()
+    layers = _through_layers(model, row_loss, features, labels)
+    found = [id(parameter) for layer, _, _ in layers for parameter in _trained(layer)]
+    if sorted(found) != sorted(map(id, optimizer.params)):
+        raise _no_gradient_of_each()
+    squares = torch.zeros(len(features), dtype=torch.float64)
+    for layer, inputs, outputs in layers:
+        if inputs.dim() != 2 or outputs.dim() != 2:
+            raise TrainingError("ghost clipping needs layers that see one vector of each row", hint=_NO_GHOST)
+        if len(outputs) != len(features):
+            raise _no_gradient_of_each()
+        into, out = (torch.linalg.vector_norm(part.to("cpu", torch.float64), dim=1) for part in (inputs, outputs))
+        for parameter in _trained(layer):
+            squares += (out * into if parameter is layer.weight else out).square()
+    norms = squares.sqrt()
     fit = norms.isfinite()
-    if not fit.all():
-        del losses
-        if fit.any():
-            _ghost_backward(wrapped, optimizer, row_loss, features[fit], labels[fit])
-        else:
-            _no_gradient(optimizer.params, ghost=True)
-        return
-    exponents = torch.floor(torch.log2(wrapped.max_grad_norm / (norms * (1 + 1e-5) + 1e-6))).clamp(max=0.0)
-    wrapped.disable_hooks()
-    (torch.exp2(exponents) * losses).sum().backward()
-    wrapped.enable_hooks()
+    exponents = torch.floor(torch.log2(optimizer.max_grad_norm / (norms[fit] * (1 + 1e-5) + 1e-6))).clamp(max=0.0)
+    for layer, inputs, outputs in layers:
+        rows = fit.to(outputs.device)
+        clipped = outputs[rows] * torch.exp2(exponents).to(outputs).unsqueeze(1)
+        for parameter in _trained(layer):
+            parameter.grad = clipped.t() @ inputs[rows] if parameter is layer.weight else clipped.sum(dim=0)
 
 
-def _linear_norms(layer: nn.Linear, activations: list[Tensor], backprops: Tensor) -> dict[Any, Tensor]:
-    """Norm of each row's gradient of a linear layer: of an outer product, the product of the norms.
+def _through_layers(
+    model: nn.Module, row_loss: nn.Module, features: Tensor, labels: Tensor
+) -> list[tuple[nn.Linear, Tensor, Tensor]]:
+    """(layer, what went in, gradient of the rows' losses by what came out) of each pass through a linear layer."""
+    passed: list[tuple[nn.Linear, Tensor, int, GradientEdge]] = []
 
-    Opacus' own takes squares in float32, and differences of them where a row is several vectors: both can come out as
-    nothing where the gradient is large.
-    """
-    inputs = activations[0]
-    if backprops.dim() != 2 or inputs.dim() != 2:
-        raise TrainingError("ghost clipping needs layers that see one vector of each row", hint=_NO_GHOST)
-    out, into = (torch.linalg.vector_norm(part.to("cpu", torch.float64), dim=1) for part in (backprops, inputs))
-    of_weight, of_bias = ((layer.weight, out * into),), () if layer.bias is None else ((layer.bias, out),)
-    return {parameter: norms.to(backprops) for parameter, norms in (*of_weight, *of_bias)}
+    def keep(layer: nn.Module, given: tuple[Tensor, ...], named: dict[str, Tensor], output: Tensor) -> None:
+        if not isinstance(layer, nn.Linear) or not output.requires_grad:
+            raise _no_gradient_of_each()
+        inputs = (*given, *named.values())[0].detach()
+        passed.append((layer, inputs, inputs._version, get_gradient_edge(output)))
+
+    layers = [module for module in model.modules() if isinstance(module, nn.Linear) and _trained(module)]
+    hooks = [layer.register_forward_hook(keep, with_kwargs=True) for layer in layers]
+    try:
+        losses = row_loss(model(features), labels)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    # The graph ends at the layers' outputs: gradients of weights, each of all rows, are not computed
+    gradients = torch.autograd.grad(losses.sum(), [edge for *_, edge in passed], allow_unused=True)
+    found = []
+    for (layer, inputs, version, _), gradient in zip(passed, gradients, strict=True):
+        if gradient is None or inputs._version != version:  # written to after the layer had read it
+            raise _no_gradient_of_each()
+        found.append((layer, inputs, gradient))
+    return found
+
+
+def _trained(layer: nn.Linear) -> list[nn.Parameter]:
+    return [parameter for parameter in layer.parameters(recurse=False) if parameter.requires_grad]
 
 
 def _no_gradient(parameters: Iterable[Any], ghost: bool) -> None:
@@ -331,15 +362,12 @@ def _no_gradient(parameters: Iterable[Any], ghost: bool) -> None:
             parameter.grad_sample = torch.zeros((1, *parameter.shape), device=parameter.device)
 
 
-def _require_a_gradient_of_each(parameters: Iterable[Any], name: str, rows: int) -> None:
-    """Refuse parts of rows that are clipped each by itself: the row would then move the sum by a multiple."""
-    for parameter in parameters:
-        found = getattr(parameter, name, None)
-        if not isinstance(found, Tensor) or len(found) != rows:
-            raise TrainingError(
-                "a layer has no gradient of each row, or more than one",
-                hint="use every parameter in each step, once, and keep the rows in dimension 0 of every layer",
-            )
+def _no_gradient_of_each() -> TrainingError:
+    """For parts of rows that would be clipped each by itself: the row would then move the sum by a multiple."""
+    return TrainingError(
+        "a layer has no gradient of each row, or more than one",
+        hint="use every parameter in each step, once, and keep the rows in dimension 0 of every layer",
+    )
 
 
 @contextmanager
@@ -379,7 +407,7 @@ def _made_private(
         except TrainingError:
             wrapped.cleanup()
             raise
-        wrapped.NORM_SAMPLERS = {nn.Linear: _linear_norms}
+        wrapped.remove_hooks()
     return wrapped, optimizer
 
 
