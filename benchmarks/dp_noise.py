@@ -1,26 +1,24 @@
 """Speed of the noise of differential privacy on one core, and where its time goes.
 
 Prints one JSON object. Rates are millions of values per second of processor time of the one thread that makes them, the
-best of ``--repeats``; the parts are in nanoseconds per value. The rest is adding up, and torch's cost of each call.
+best of ``--repeats``; the parts are in nanoseconds per value. The rest is scaling, and what calls and memory cost.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from securefda.privacy.noise import PAIRS, SAMPLES, NoiseSource
-
-BITS = PAIRS * 12
-VALUES_PER_PASS = 2 * PAIRS / SAMPLES
-"""Each part is timed on one pass over PAIRS pairs, of which SAMPLES make 2 * PAIRS values."""
 
 TARGET = 50.0
 
@@ -36,31 +34,38 @@ def seconds(run: Callable[[], object], repeats: int, before: Callable[[], object
 
 
 def parts(repeats: int) -> dict[str, float]:
-    """Nanoseconds per value of each part, timed alone on the tensors that the noise works on."""
-    bits, zeros = bytearray(BITS), bytes(BITS)
+    """Nanoseconds per value of each part, timed alone on as many numbers as a block of the noise has."""
+    count = SAMPLES * PAIRS
+    bits, zeros = bytearray(12 * count), bytes(12 * count)
     encryptor = Cipher(algorithms.AES256(os.urandom(32)), modes.CTR(bytes(16))).encryptor()
     encryptor.update_into(zeros, bits)
-    long = torch.frombuffer(bits, dtype=torch.int64, count=PAIRS)
-    short = torch.frombuffer(bits, dtype=torch.int32, offset=8 * PAIRS)
-    uniform = torch.rand(PAIRS, dtype=torch.float64) + 1e-9
-    angle = (torch.rand(PAIRS, dtype=torch.float64) - 0.5) * 6.28
-    work, other = torch.empty_like(uniform), torch.empty_like(uniform)
-    smallest = torch.tensor(2.0**-65, dtype=torch.float64)
+    long = torch.frombuffer(bits, dtype=torch.int64, count=count)
+    short = np.frombuffer(bits, np.int32, offset=8 * count)
+    uniform, work, shape = np.random.default_rng(0).random(count) + 1e-9, np.empty(count), (SAMPLES, PAIRS)
+    angle, turned, half = np.empty(count, np.float32), np.empty(count, np.float32), np.empty(PAIRS)
+    smallest, squares = torch.tensor(2.0**-130, dtype=torch.float64), torch.from_numpy(work)
 
     def to_uniforms() -> None:
-        work.copy_(long).abs_()
-        torch.add(smallest, work, alpha=2.0**-63, out=work)
-        other.copy_(short).mul_(1e-9)
+        squares.copy_(long)
+        torch.addcmul(smallest, squares, squares, value=2.0**-126, out=squares)
 
+    def to_angles() -> None:
+        np.multiply(short, math.pi / 2**31, out=angle, casting="same_kind")
+
+    to_angles()
     timed: dict[str, Callable[[], object]] = {
         "aes_256_ctr": lambda: encryptor.update_into(zeros, bits),
         "bits_to_uniforms": to_uniforms,
-        "logarithms": lambda: torch.log(uniform, out=work),
-        "roots": lambda: torch.sqrt(uniform, out=work),
-        "cosines": lambda: torch.cos(angle, out=work),
-        "sines": lambda: torch.sin(angle, out=work),
+        "logarithms": lambda: np.log(uniform, out=work),
+        "roots": lambda: np.sqrt(uniform, out=work),
+        "bits_to_angles": to_angles,
+        "cosines": lambda: np.cos(angle, out=turned),
+        "sines": lambda: np.sin(angle, out=turned),
+        "sums_of_products": lambda: [
+            np.einsum("ij,ij->j", uniform.reshape(shape), turned.reshape(shape), out=half) for _ in range(2)
+        ],
     }
-    return {name: 1e9 * seconds(run, repeats) / VALUES_PER_PASS for name, run in timed.items()}
+    return {name: 1e9 * seconds(run, repeats) / (2 * PAIRS) for name, run in timed.items()}
 
 
 def rates(count: int, repeats: int) -> dict[str, float]:
@@ -68,6 +73,7 @@ def rates(count: int, repeats: int) -> dict[str, float]:
     timed: dict[str, Callable[[], object]] = {
         "normal": lambda: source.normal((count,), 1.0),
         "added_to": lambda: source.added_to(zeros, 1.0),
+        "added_in_place": lambda: source.added_to(zeros, 1.0, overwrite=True),
         "torch_float32_one_normal": lambda: torch.normal(0.0, 1.0, (count,)),
         "torch_float64_four_normals": lambda: sum(torch.randn(count, dtype=torch.float64) for _ in range(4)),
     }

@@ -24,6 +24,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -213,6 +214,8 @@ def optimizer_of(
     with _quiet():
         wrapped, optimizer = _made_private(model, row_loss, data, settings, settings.dp)
     ghost = settings.dp.ghost_clipping
+    if ghost:  # Opacus would copy each gradient, to add it to those of earlier passes: a step has one
+        optimizer.accumulate = partial(_take_sums, optimizer)
     # Ghost clipping here has one backward pass and hooks of its own: see _ghost_backward
     through, pass_of = (model, _ghost_backward) if ghost else (wrapped, _plain_backward)
 
@@ -351,6 +354,11 @@ def _through_layers(
 
 def _trained(layer: nn.Linear) -> list[nn.Parameter]:
     return [parameter for parameter in layer.parameters(recurse=False) if parameter.requires_grad]
+
+
+def _take_sums(optimizer: Any) -> None:
+    for parameter in optimizer.params:
+        parameter.summed_grad, parameter.grad = parameter.grad, None
 
 
 def _no_gradient(parameters: Iterable[Any], ghost: bool) -> None:

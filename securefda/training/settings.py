@@ -19,7 +19,7 @@ class NoiseSettings:
     Attributes:
         noise_multiplier: standard deviation of the noise over ``max_grad_norm``, > 0.
         max_grad_norm: the gradient of each row, over all layers, is scaled down to this norm, > 0.
-        ghost_clipping: find the norms without holding every row's gradient: less memory, and a second backward pass.
+        ghost_clipping: find the norms without holding every row's gradient: less memory and time.
 
     Raises:
         ConfigError: a value outside these bounds; ``key`` is the kebab-case name.

@@ -1,9 +1,9 @@
 """The noise is Gaussian with the scale that was asked for, as far as samples tell.
 
-Samples are fresh in every run, so each check has a true false-alarm rate of at most 1e-6 (Bonferroni where it looks
-several times); the tests that draw our noise run 12 checks each. The companions put noise that is wrong in one way
-through the same checks. What no sample tells is that four normals make a value instead of one: their law is the same.
-That is shown in ``test_noise.py``, against an independent computation from the key.
+Samples are fresh in every run, but for those of FIXED, so each check has a true false-alarm rate of at most 1e-6
+(Bonferroni where it looks several times); the tests that draw our noise run 12 checks each. The companions put noise
+that is wrong in one way through the same checks. What no sample tells is that four normals make a value instead of one:
+their law is the same. That is shown in ``test_noise.py``, against an independent computation from the key.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from securefda.privacy.noise import PAIRS, NoiseSource
+from securefda.privacy.noise import PAIRS, NoiseSource, _Block, _keystream
 
 COUNT = 2**18
 STD = 0.37
@@ -82,6 +82,70 @@ def test_noise_added_to_a_value_has_the_law_that_was_asked_for() -> None:
     summed = NoiseSource().added_to(hidden.double(), STD) - 3.0
     # On the grid of 2^-20 standard deviations values repeat by chance; in every other way this is the same noise.
     assert failed(summed) - {"repeats"} == set()
+
+
+FIXED = NoiseSource(lambda length: bytes(range(length)))
+"""The checks below look far out or closely, on one keystream: they either hold always or never."""
+
+
+def test_tails_are_those_of_a_gaussian_beyond_five_sigma() -> None:
+    """Counts of 2^26 values: 19 are expected beyond 5 on each side, one beyond 5.5. And nothing is beyond 6.5."""
+    edges, blocks = (3.0, 4.0, 4.5, 5.0, 5.5), 2**4
+    above, below, largest = torch.zeros(5), torch.zeros(5), 0.0
+    for number in range(blocks):
+        unit = NoiseSource(lambda length, number=number: bytes([number] * length)).normal((2**22,), 1.0)  # type: ignore[misc]
+        above += torch.tensor([(unit > edge).sum() for edge in edges])
+        below += torch.tensor([(unit < -edge).sum() for edge in edges])
+        largest = max(largest, unit.abs().max().item())
+    means = torch.tensor([2**26 * math.erfc(edge / math.sqrt(2)) / 2 for edge in edges])
+    for found in (above, below):
+        assert ((found - means).abs() <= 4.5 * means.sqrt() + 2).all(), (found, means)
+    assert 5.5 < largest < 6.5
+
+
+def test_cells_of_equal_probability_are_hit_equally_often() -> None:
+    """Chi-squared over 4096 cells, of 1024 values each on average, within 5 standard deviations of its mean."""
+    values = FIXED.normal((2**22,), STD, dtype=torch.float64) / STD
+    counts = torch.bincount((torch.special.ndtr(values) * 4096).long(), minlength=4096).double()
+    chi_squared = ((counts - 1024).square() / 1024).sum().item()
+    assert abs(chi_squared - 4095) < 5 * math.sqrt(2 * 4095)
+    assert _distance(torch.special.ndtr(values)) < 1
+
+
+class Rare:
+    """A keystream in which every radius has so many leading zeros that it is one of ``2^bits``."""
+
+    def __init__(self, bits: int) -> None:
+        self.bits, self.stream = bits, _keystream(FIXED.random_bytes)
+
+    def update_into(self, zeros: bytes, out: bytearray) -> None:
+        self.stream.update_into(zeros, out)
+        torch.frombuffer(out, dtype=torch.int64, count=len(out) // 12).bitwise_and_(2 ** (63 - self.bits) - 1)
+
+
+@pytest.mark.parametrize("bits", [8, 24, 40, 48])
+def test_radii_far_out_have_their_exact_law(bits: int) -> None:
+    """Of those beyond sqrt(2 * bits * log 2), 3.3 to 8.2 sigma, half the square exceeds that by an exponential."""
+    block = _Block(PAIRS, Rare(bits))  # type: ignore[arg-type]
+    block.renew()
+    radius = 2 * torch.from_numpy(block._radius).flatten()
+    assert _distance(torch.exp(bits * math.log(2) - radius.square() / 2)) < 1
+
+
+def low_bits(unit: Tensor) -> Tensor:
+    """What comes below 2^-26 of each value, in units of it."""
+    return (unit.double() * 2**26) % 1
+
+
+@pytest.mark.parametrize("least", [0.0, 3.0])
+def test_low_bits_of_values_are_uniform(least: float) -> None:
+    unit = FIXED.normal((2**21,), 1.0, dtype=torch.float64)
+    assert _distance(low_bits(unit[unit.abs() >= least])) < 1
+
+
+def test_low_bits_of_values_in_float32_are_not() -> None:
+    """Companion of the test above: sums in float32 would lie on a lattice that is not far below the grid."""
+    assert _distance(low_bits(FIXED.normal((2**21,), 1.0))) > 1
 
 
 def test_many_small_draws_are_as_good_as_a_large_one() -> None:

@@ -142,6 +142,35 @@ def test_ghost_clipping_takes_one_vector_of_each_row() -> None:
     require_separate_rows(task, task.model(), task.train_data("source-1"), by(SGD, False))
 
 
+class InPlace(nn.Module):
+    """Writes to what a layer has made, to what another has read, or uses a layer twice."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.first, self.last = way, nn.Linear(3, 3), nn.Linear(3, 1)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        hidden = self.first(input=rows).mul_(2.0)
+        if self.way == "twice":
+            hidden = self.first(hidden)
+        outputs: Tensor = self.last(hidden)
+        if self.way == "read":
+            rows.add_(1.0)
+        return outputs
+
+
+def test_ghost_clipping_takes_the_gradient_of_a_layer_whose_output_is_written_to() -> None:
+    task = Line(InPlace("made"))
+    require_separate_rows(task, task.model(), task.train_data("source-1"), by(SGD, True))  # compares it with torch's
+
+
+@pytest.mark.parametrize("way", ["read", "twice"])
+def test_ghost_clipping_refuses_what_it_would_get_wrong(way: str) -> None:
+    """Torch refuses the first itself where it makes the gradient of the weight, which ghost clipping leaves out."""
+    with pytest.raises(TrainingError, match="no gradient of each row, or more than one"):
+        train(Line(InPlace(way)), by(SGD, True))
+
+
 class MixedLosses(Net):
     """Says the losses of rows in a quicker way, in which they mix."""
 

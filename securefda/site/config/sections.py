@@ -212,7 +212,7 @@ class NoiseSection(Settings):
     """Norm to which the gradient of each row is scaled down."""
 
     ghost_clipping: bool = False
-    """Whether to find these norms without holding every row's gradient: less memory, a second backward pass."""
+    """Whether to find these norms without holding every row's gradient: less memory and time; linear layers only."""
 
 
 class TrainingSection(Settings):
