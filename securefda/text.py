@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections.abc import Sequence
 from typing import Final
 
@@ -32,6 +34,45 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
     return "\n".join(line.rstrip() for line in lines)
+
+
+def wrapped(text: str, width: int, indent: str = "", later: str | None = None) -> str:
+    """A paragraph in lines of at most ``width`` characters, or of one word that is longer: no word is broken.
+
+    Args:
+        text: one paragraph; runs of blanks inside it stay.
+        width: in characters.
+        indent: before the first line.
+        later: before the others; default: the same.
+    """
+    lines = textwrap.wrap(
+        text,
+        width,
+        initial_indent=indent,
+        subsequent_indent=indent if later is None else later,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return "\n".join(lines)
+
+
+def fitted(text: str, width: int) -> str:
+    """Lines for a terminal of ``width`` characters: what is too long goes on below its last column.
+
+    A command to be copied stays one line, and the second line of a comment is a comment.
+    """
+    lines = []
+    for line in text.split("\n"):
+        words = line.lstrip(" ")
+        if len(line) <= width or words.startswith("securefda "):
+            lines.append(line)
+            continue
+        columns = [found.end() for found in re.finditer(r"\S {2,}(?=\S)", line)]
+        blanks = len(line) - len(words)
+        under = columns[-1] if columns and columns[-1] <= width // 2 else min(blanks + 2, width // 2)
+        later = "# " if words.startswith("# ") else " " * under
+        lines.append(wrapped(words, width, " " * min(blanks, width // 2), later))
+    return "\n".join(lines)
 
 
 def printable(text: str) -> str:

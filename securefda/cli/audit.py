@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from securefda.cli.options import OutputFormat, now
-from securefda.cli.output import Format, print_error, print_result
+from securefda.cli.output import Format, print_error, print_result, print_text
 
 if TYPE_CHECKING:
     from securefda.audit.verification import Outcome
@@ -248,8 +247,7 @@ def _print(output: Format, said: Outcome) -> None:
         print_result(output, said.data, said.text)
         return
     if output is Format.TXT and said.text:
-        sys.stdout.write(f"{said.text}\n")
-        sys.stdout.flush()
+        print_text(said.text)
     _leave(print_error(said.error, as_json=output is Format.JSON, data=said.data))
 
 

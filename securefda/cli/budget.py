@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-import textwrap
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from securefda.cli.options import OutputFormat, Overrides, now
-from securefda.cli.output import Format, print_result
+from securefda.cli.output import Format, print_result, width_of
 from securefda.errors import ConfigError
 from securefda.privacy.events import ACCOUNTANTS, ASSUMPTIONS, GUARANTEE, TERMS
-from securefda.text import aligned, printable
+from securefda.text import aligned, printable, wrapped
 
 if TYPE_CHECKING:
     from securefda.operations.figures import Series
@@ -577,4 +577,5 @@ def _finite(epsilon: float) -> float | None:
 
 
 def _filled(lines: Iterable[str]) -> str:
-    return "\n".join(textwrap.fill(line, _WIDTH, break_long_words=False) for line in lines)
+    width = min(_WIDTH, width_of(sys.stdout) or _WIDTH)
+    return "\n".join(wrapped(line, width) for line in lines)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-import textwrap
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from securefda.cli.options import OutputFormat, Overrides, file_or_sample
-from securefda.cli.output import Format, print_result
-from securefda.text import aligned
+from securefda.cli.output import Format, print_result, width_of
+from securefda.text import aligned, wrapped
 
 if TYPE_CHECKING:
     from securefda.site.config.effective import Effective
@@ -57,7 +57,7 @@ def _whole(one: ExplainedKey) -> str:
         ("stands", f"as {name} {place} of {', '.join(one.files)}"),
         ("set by", set_by),
     ]
-    meaning = textwrap.fill(_plain(one.key.meaning), _WIDTH, initial_indent="  ", subsequent_indent="  ")
+    meaning = wrapped(_plain(one.key.meaning), min(_WIDTH, width_of(sys.stdout) or _WIDTH), "  ")
     return f"{one.dotted}\n{meaning}\n" + "\n".join(f"  {label:8} {text}" for label, text in rows)
 
 

@@ -8,16 +8,19 @@ from contextlib import contextmanager
 from statistics import fmean
 from typing import TextIO
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from securefda.cli.output import Verbosity, verbosity
 from securefda.operations.notes import Note
 from securefda.operations.progress import Reporter
 from securefda.operations.records import RULES_WITHOUT_SOURCES, RoundLine, round_seconds
-from securefda.text import counted, duration, phase_words, printable
+from securefda.text import counted, duration, fitted, phase_words, printable
 
 _NAMED_SITES = 4
+_BESIDE_THE_BAR = 36
+"""Characters of ``round 1000 of 1000``, of the time, and of what divides them."""
 _ROUNDS_AVERAGED = 10
 """Of so many last rounds the mean says how long the others take."""
 
@@ -35,10 +38,20 @@ def console_reporter(stream: TextIO | None = None, *, knows_rounds: bool = True)
     if not stream.isatty():
         yield LineReporter(stream)
         return
-    far = (TextColumn("{task.fields[round]}"), BarColumn()) if knows_rounds else (SpinnerColumn("line"),)
-    columns = (*far, TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=Console(file=stream, highlight=False), transient=True) as progress:
+    console = Console(file=stream, highlight=False)
+    bar = BarColumn(bar_width=max(4, min(40, console.width - _BESIDE_THE_BAR)))
+    far = (TextColumn("{task.fields[round]}"), bar) if knows_rounds else (SpinnerColumn("line"),)
+    with _Rounds(*far, TimeElapsedColumn(), console=console, transient=True) as progress:
         yield BarReporter(progress)
+
+
+class _Rounds(Progress):
+    """A bar, and below it the phase: a line of words, which a narrow terminal shows in two."""
+
+    def get_renderables(self) -> Iterator[RenderableType]:
+        """The bar, and the phase."""
+        yield self.make_tasks_table(self.tasks)
+        yield from (Text(task.description) for task in self.tasks if task.description)
 
 
 class Progressed:
@@ -162,7 +175,8 @@ class BarReporter:
 
     def note(self, note: Note | str) -> None:
         """Leave the note above the bar."""
-        self._progress.console.print(printable(str(note)), markup=False, soft_wrap=True)
+        console = self._progress.console
+        console.print(fitted(printable(str(note)), console.width), markup=False, soft_wrap=True)
 
 
 def phase_text(name: str, waiting_for: Sequence[str], asked: int = 0) -> str:

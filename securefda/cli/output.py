@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any, TextIO
 
 from securefda.errors import ConfigErrors, SecureFdaError
-from securefda.text import printable
+from securefda.text import fitted, printable
 
 ENVELOPE_VERSION = 1
 
@@ -30,6 +30,7 @@ class Verbosity(IntEnum):
     """Progress in every phase, and what caused an error."""
 
 
+_USUAL_WIDTH, _NARROWEST = 80, 20
 _verbosity = Verbosity.NORMAL
 _COLOURS = {"ok": "32", "warn": "33", "fail": "31", "error:": "31", "hint:": "36", "warning:": "33"}
 """First words of lines -> how a terminal shows them; the word says the same without colour."""
@@ -54,9 +55,27 @@ def painted(text: str, stream: TextIO) -> str:
     return text if plain else _MARKED.sub(lambda word: f"\x1b[{_COLOURS[word[1]]}m{word[1]}\x1b[0m", text)
 
 
+def width_of(stream: TextIO) -> int | None:
+    """How many characters a line has where ``stream`` is a terminal; None elsewhere, where lines have no end."""
+    if not stream.isatty():
+        return None
+    given = os.environ.get("COLUMNS", "")
+    try:
+        columns = int(given) if given.isdecimal() else os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError):
+        columns = 0
+    return max(columns, _NARROWEST) if columns else _USUAL_WIDTH
+
+
+def shown(text: str, stream: TextIO) -> str:
+    """``text`` as ``stream`` shows it: on a terminal in colours, and in lines that end between words."""
+    width = width_of(stream)
+    return painted(text if width is None else fitted(text, width), stream)
+
+
 def print_text(text: str) -> None:
     """Print text for people to stdout."""
-    sys.stdout.write(painted(f"{text}\n", sys.stdout))
+    sys.stdout.write(shown(f"{text}\n", sys.stdout))
     sys.stdout.flush()
 
 
@@ -93,12 +112,12 @@ def print_error(error: SecureFdaError, *, as_json: bool, data: Mapping[str, Any]
         _print_envelope(envelope | {"hint": error.hint} | several | ({} if data is None else {"data": data}))
     else:
         for one in errors:
-            sys.stderr.write(painted(f"error: {_one_line(str(one))}\n", sys.stderr))
+            sys.stderr.write(shown(f"error: {_one_line(str(one))}\n", sys.stderr))
             if one.hint:
-                sys.stderr.write(painted(f"hint: {_one_line(one.hint)}\n", sys.stderr))
+                sys.stderr.write(shown(f"hint: {_one_line(one.hint)}\n", sys.stderr))
         if _verbosity is Verbosity.VERBOSE:
             for cause in _causes(error):
-                sys.stderr.write(f"caused by {type(cause).__name__}: {_one_line(str(cause))}\n")
+                sys.stderr.write(shown(f"caused by {type(cause).__name__}: {_one_line(str(cause))}\n", sys.stderr))
         sys.stderr.flush()
     return code
 
@@ -116,7 +135,7 @@ def say(text: str) -> None:
     """Write a line for people to stderr, beside a result; not with ``--quiet``."""
     if _verbosity is Verbosity.QUIET:
         return
-    sys.stderr.write(f"{_one_line(text)}\n")
+    sys.stderr.write(shown(f"{_one_line(text)}\n", sys.stderr))
     sys.stderr.flush()
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
-import textwrap
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from securefda.cli.options import OutputFormat
-from securefda.cli.output import Format, print_result
-from securefda.text import aligned
+from securefda.cli.output import Format, print_result, width_of
+from securefda.text import aligned, wrapped
 
 if TYPE_CHECKING:
     from securefda.threat_register import Kind, LastRun, Register
@@ -45,7 +43,7 @@ def threats(
         "threats": _threats_json(found, known),
     }
     # Where a program reads them, lines may have any length.
-    rows = _table(found, known, shutil.get_terminal_size().columns if sys.stdout.isatty() else None)
+    rows = _table(found, known, width_of(sys.stdout))
     print_result(output, data, "\n\n".join([aligned(rows), _summary(found, last), _LEGEND]))
 
 
@@ -92,7 +90,7 @@ def _table(register: Register, last: LastRun, width: int | None) -> list[tuple[s
     others = sum(max(map(len, column)) + 2 for place, column in enumerate(zip(*rows, strict=True)) if place != 1)
     lines: list[tuple[str, ...]] = []
     for first, title, *rest in rows:
-        parts = textwrap.wrap(title, max(_NARROWEST_TITLE, width - others))
+        parts = wrapped(title, max(_NARROWEST_TITLE, width - others)).splitlines()
         lines.append((first, parts[0], *rest))
         lines += [("", part, *("" for _ in rest)) for part in parts[1:]]
     return lines
@@ -106,7 +104,7 @@ def _summary(register: Register, last: LastRun | None) -> str:
     if last is not None:
         missing = sorted({threat.id for kind in _KINDS for threat in unproven(register, last, kind)})
         if missing:
-            lines.append(textwrap.fill(f"Mitigated, and not shown to be: {' '.join(missing)}", _SUMMARY_WIDTH))
+            lines.append(wrapped(f"Mitigated, and not shown to be: {' '.join(missing)}", _SUMMARY_WIDTH))
     if last is None or last.latest is None:
         lines.append("The tests of this have not run here: make test")
     elif last.full_run is None:
