@@ -103,6 +103,19 @@ def eventually(holds: Callable[[], bool]) -> None:
         pause.wait(0.1)
 
 
+def status_of(capsys: Any, place: Path, doing: str, text: str = "") -> tuple[str, dict[str, Any]]:
+    """What ``securefda status`` says as soon as the process is doing this, with such a text; a file follows in time."""
+    found = status(capsys, place)
+
+    def holds() -> bool:
+        nonlocal found
+        found = status(capsys, place)
+        return found[1]["doing"] == doing and re.search(text, found[0]) is not None
+
+    eventually(holds)
+    return found
+
+
 def status(capsys: Any, place: Path) -> tuple[str, dict[str, Any]]:
     """What ``securefda status`` says of one process: to people and to programs."""
     capsys.readouterr()

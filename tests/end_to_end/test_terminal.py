@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import time
 from pathlib import Path
 from typing import Any
 
 from bad_peers import Held, Peers
-from e2e_processes import WAIT_S, kits
-from terminals import Terminal, eventually, status, terminal
+from e2e_processes import kits
+from terminals import Terminal, eventually, status, status_of, terminal
 
 from securefda.protocol.messages import (
     Advertise,
@@ -27,8 +26,7 @@ def test_a_source_says_why_it_has_no_connection_and_when_it_is_back(tmp_path: Pa
         refused = rf"cannot reach {address}: connection refused; retrying until \d\d:\d\d"
         with terminal(federation, "source-1") as source:
             source.shows(refused)
-            text, state = status(capsys, me)
-            assert re.search(refused, text)
+            _, state = status_of(capsys, me, f"connecting to {address}", refused)
             assert (state["site"], state["process"], state["running"]) == ("source-1", source.process.pid, True)
             assert (state["doing"], state["waiting_for"]) == (f"connecting to {address}", ["target"])
 
@@ -36,8 +34,8 @@ def test_a_source_says_why_it_has_no_connection_and_when_it_is_back(tmp_path: Pa
             waiting = source.shows(f"connected to the aggregator at {address}")
             waiting = source.shows("joined; waiting for target to begin a round", waiting)
             source.shows(r"\d:\d\d:\d\d waiting for target to begin a round", waiting)
-            text, state = status(capsys, me)
-            assert (state["doing"], state["retrying"]) == ("waiting for target to begin a round", "")
+            text, state = status_of(capsys, me, "waiting for target to begin a round")
+            assert state["retrying"] == ""
             assert "waiting for target" in text
             lines = re.findall(rf"[\r\n]{refused}", source.text)  # behind the state's own words stands the time
             assert len(lines) == 1  # one for the reason, and none for each try
@@ -48,11 +46,7 @@ def test_a_source_says_why_it_has_no_connection_and_when_it_is_back(tmp_path: Pa
             )
             source.shows(refused, waiting)
             # That the stream broke may be noticed after the first try to dial was refused; the next try says so again.
-            until = time.monotonic() + WAIT_S
-            text, state = status(capsys, me)
-            while not re.search(refused, text) and time.monotonic() < until:
-                text, state = status(capsys, me)
-            assert re.search(refused, text)
+            _, state = status_of(capsys, me, "waiting for target to begin a round", refused)
             assert state["retrying_until"] > state["since"]
             assert "is gone without a word" in status(capsys, federation.kit("target"))[0]
 
@@ -77,18 +71,18 @@ def test_a_source_says_what_it_does_in_a_round(tmp_path: Path, capsys: Any) -> N
             for site in ("target", "source-2", "source-3"):
                 federation.start(site)
             training = source.shows(r"\d:\d\d:\d\d round 1 of 1: training")
-            assert status(capsys, me)[1]["doing"] == "training"
+            status_of(capsys, me, "training")
 
             holds["source-1"].unlink()
             trained = source.shows("round 1 of 1: waiting for the keys of the other sources", training)
-            _, state = status(capsys, me)
-            assert (state["doing"], state["waiting_for"]) == ("waiting for the keys of the other sources", ["target"])
+            _, state = status_of(capsys, me, "waiting for the keys of the other sources")
+            assert state["waiting_for"] == ["target"]
 
             eventually(lambda: status(capsys, federation.kit("target"))[1]["waiting_for"] == ["source-2"])
 
             holds["source-2"].unlink()
             source.shows("round 1 of 1: waiting for the result", trained)
-            assert status(capsys, me)[1]["doing"] == "waiting for the result"
+            status_of(capsys, me, "waiting for the result")
 
             holds["evaluation"].unlink()
             code, out = source.end()
@@ -112,11 +106,9 @@ def test_an_aggregator_waits_for_those_that_are_missing_and_names_no_other(tmp_p
         def waits_for(target: Terminal, *sites: str) -> None:
             answered = f"{3 - len(sites)} of 3"
             target.shows(rf"gathering sources \({answered}; waiting for {', '.join(sites)}\)")
-            eventually(lambda: status(capsys, me)[1]["waiting_for"] == list(sites))
-            text, state = status(capsys, me)
-            assert (state["doing"], state["waiting_for"]) == ("gathering sources", list(sites))
+            text, state = status_of(capsys, me, "gathering sources", f"waiting for {', '.join(sites)}\\n")
+            assert state["waiting_for"] == list(sites)
             assert f"target target: gathering sources ({answered}), round 1 of " in text
-            assert f"  waiting for {', '.join(sites)}\n" in text
 
         with terminal(federation, "target") as target:
             waits_for(target, "source-1", "source-2", "source-3")
@@ -132,13 +124,13 @@ def test_an_aggregator_waits_for_those_that_are_missing_and_names_no_other(tmp_p
 
 def test_an_aggregator_says_that_it_trains_itself_in_a_round_and_to_compare(tmp_path: Path, capsys: Any) -> None:
     slow = ("training.epochs=2000", "strategy.rule=fedavg", "strategy.rounds=1", "strategy.warm-up-rounds=0")
-    with kits(tmp_path, 1, settings=("privacy.visibility=individual",)) as federation:
+    with kits(tmp_path, 1, settings=("privacy.visibility=individual", "transport.join-deadline-s=600")) as federation:
         me = federation.kit("target")
         with terminal(federation, "target", *slow) as target:
             federation.start("source-1")
             for doing in ("training at the target", "training alone, to compare"):
                 target.shows(doing)
-                assert status(capsys, me)[1]["doing"] == doing
+                status_of(capsys, me, doing)
             assert target.end()[0] == 0
 
 
@@ -163,11 +155,9 @@ def test_both_sides_say_what_a_round_waits_for_and_the_target_names_who_is_missi
             nonlocal at_target, at_source
             at_target = target.shows(re.escape(f"{doing} (2 of 3; waiting for source-3)"), at_target)
             at_source = source.shows(f"round {number} of 2: {source_says}" if number else source_says, at_source)
-            eventually(lambda: status(capsys, federation.kit("target"))[1]["doing"] == doing)
-            text, state = status(capsys, federation.kit("target"))
+            text, state = status_of(capsys, federation.kit("target"), doing, "waiting for source-3\\n")
             assert (state["waiting_for"], state["waiting_of"]) == (["source-3"], 3)
             assert f"target target: {doing} (2 of 3), round " in text
-            assert "  waiting for source-3\n" in text
             eventually(lambda: source_says in status(capsys, federation.kit("source-1"))[0])
 
         both_say("gathering sources", "waiting for target to begin a round", 0)
