@@ -29,7 +29,7 @@ from securefda.site.config import (
     strategy_of,
     training_settings,
 )
-from securefda.site.config.effective import without_secrets
+from securefda.site.config.effective import secret_options, without_secrets
 from securefda.tasks import Samples, Task
 from securefda.training import OwnRows, PersonalMemory, PersonalModel, SecretSeed, require_steps
 from securefda.training.personal import Drawn, FineTuned, Mixture, Neighbours, OwnHead
@@ -347,6 +347,7 @@ def summary_of(
             seed=config.aggregator.seed,
             training=config.training.model_dump(mode="json", by_alias=True),
             task_options=without_secrets(config.task.options),
+            secret_options=secret_options(config.task.options),
             data_dir=str(config.task.data_dir or ""),
         ),
     )

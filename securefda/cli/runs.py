@@ -21,6 +21,27 @@ DataDir = Annotated[
 ]
 
 
+Options = Annotated[
+    list[str], typer.Option("--set", metavar="KEY=VALUE", help="An option of the task, e.g. task.options.token=...")
+]
+OptionsFile = Annotated[
+    Path | None, typer.Option("--config", metavar="FILE", help="Settings with the options of the task, secrets too.")
+]
+
+
+class WhichModel(StrEnum):
+    """The models that a run keeps."""
+
+    LAST = "last"
+    BEST = "best"
+
+
+Which = Annotated[
+    WhichModel,
+    typer.Option("--model", help="The model after the last round, or the best one on the target's validation rows."),
+]
+
+
 class ModelFormat(StrEnum):
     """What a model can be written as."""
 
@@ -108,14 +129,19 @@ def predict(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE.csv", help="Write a CSV file; default: print.")
     ] = None,
+    which: Which = WhichModel.LAST,
+    config: OptionsFile = None,
+    options: Options = [],
     data_dir: DataDir = None,
     output: OutputFormat = Format.TXT,
 ) -> None:
     """Say what the model of a run predicts for rows of your own, as CSV. Everything stays on this machine."""
     from securefda.operations.run_folder import replace_file
     from securefda.operations.trained import as_csv, predict, trained_model
+    from securefda.site.config.load import task_options
 
-    task, model = trained_model(run, data_dir=data_dir)
+    given = task_options(config, options)
+    task, model = trained_model(run, which=which.value, options=given, data_dir=data_dir)
     rows = predict(task, model, data)
     text = as_csv(rows)
     if out is not None:
@@ -134,6 +160,9 @@ def export(
         Path | None,
         typer.Option("--data", metavar="PATH", help="A few rows to trace the model with; default: the target's own."),
     ] = None,
+    which: Which = WhichModel.LAST,
+    config: OptionsFile = None,
+    options: Options = [],
     data_dir: DataDir = None,
 ) -> None:
     """Write the model of a run for other software, and check that the file gives the same outputs.
@@ -141,8 +170,10 @@ def export(
     Prefer ONNX: torch still reads TorchScript, but has deprecated it.
     """
     from securefda.operations.trained import export, trained_model
+    from securefda.site.config.load import task_options
 
-    task, model = trained_model(run, data_dir=data_dir)
+    given = task_options(config, options)
+    task, model = trained_model(run, which=which.value, options=given, data_dir=data_dir)
     file = out or run / ("model.onnx" if form is ModelFormat.ONNX else "model.pt")
     says = export(task, model, form.value, file, data)
     print_result(Format.TXT, {}, f"{file} {says}")

@@ -11,6 +11,7 @@ from statistics import fmean, median
 from typing import (
     Any,
     Literal,
+    NotRequired,
     Protocol,
     Required,  # typing's cannot be checked before Python 3.12
 )
@@ -300,6 +301,9 @@ class Setting(TypedDict):
     task_options: dict[str, Any]
     """The target's `[task.options]`, without those whose name marks a secret."""
 
+    secret_options: NotRequired[list[str]]
+    """Names of the options that are left out or hidden there."""
+
     data_dir: str
     """The target's `task.data-dir`; empty without one."""
 
@@ -388,6 +392,9 @@ class Summary:
 
     evaluated: Literal["global", "personal"] = "global"
     """Whose accuracy these are: `personal`, of a model of the target's own, or `global`."""
+
+    model_round: int = 0
+    """Round whose model `model.safetensors` is; 0 without a finished round."""
 
     best: BestModel | None = None
     """The best model by the target's validation rows; null without such rows."""
@@ -484,6 +491,7 @@ def summarise(
         refusals=_count_refusals(rounds),
         dropped=dict(Counter(site for line in rounds for site in line.get("dropped", []))),
         model_digest=finished[-1].get("model_digest", "") if finished else "",
+        model_round=finished[-1]["round"] if finished else 0,
         status=status,
         ended=max((line.get("ended", "") for line in rounds), default=""),
         setting=setting,

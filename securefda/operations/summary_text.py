@@ -15,7 +15,7 @@ from securefda.operations.records import (
     TargetOnly,
     TargetReleases,
 )
-from securefda.operations.run_folder import REPORT_FILE
+from securefda.operations.run_folder import BEST_FILE, MODEL_FILE, REPORT_FILE
 from securefda.text import aligned, counted
 
 _NAMED = 10
@@ -55,6 +55,11 @@ def run_text(summary: Summary, folder: Path) -> str:
     ]
     rows.extend((name, text) for name, text in privacy if text)
     rows.append(("report", str(folder / REPORT_FILE)))
+    if summary.model_round:
+        rows.append(("last model", f"of round {summary.model_round}: {MODEL_FILE}"))
+    if summary.best:
+        share = percent(summary.best["validation_accuracy"])
+        rows.append(("best model", f"of round {summary.best['round']}, {share} on the validation rows: {BEST_FILE}"))
     if summary.model_digest and summary.setting:
         rows.append(("load the model", "from securefda.operations.trained import trained_model"))
         rows.append(("", f"task, model = trained_model({str(folder)!r})"))

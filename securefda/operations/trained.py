@@ -11,10 +11,11 @@ import csv
 import io
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -23,7 +24,8 @@ from safetensors.torch import load
 from torch import Tensor, nn
 
 from securefda.errors import ConfigError
-from securefda.operations.run_folder import MODEL_FILE, read_run, replace_file
+from securefda.operations.records import best_round
+from securefda.operations.run_folder import BEST_FILE, MODEL_FILE, read_run, replace_file
 from securefda.protocol.encoding import vector_to_wire
 from securefda.tasks import Task, TaskSettings, load_task, task_code
 from securefda.training import build_model, derive_seed, layer_table, model_to_vector
@@ -31,11 +33,23 @@ from securefda.training import build_model, derive_seed, layer_table, model_to_v
 _BATCH_ROWS = 512
 
 
-def trained_model(run: Path | str, *, data_dir: Path | None = None) -> tuple[Task, nn.Module]:
+Which = Literal["last", "best"]
+"""The model after the last finished round, or the one that did best on the target's validation rows."""
+
+
+def trained_model(
+    run: Path | str,
+    *,
+    which: Which = "last",
+    options: Mapping[str, Any] = MappingProxyType({}),
+    data_dir: Path | None = None,
+) -> tuple[Task, nn.Module]:
     """Return the task of a run and its common model, in evaluation mode on the CPU.
 
     Args:
         run: the target's run folder, with its summary.
+        which: of its models.
+        options: of the task, over those in the summary, which leaves out options whose name marks a secret.
         data_dir: for the task, where its files are elsewhere now; None for the folder that the run used.
 
     Raises:
@@ -43,14 +57,26 @@ def trained_model(run: Path | str, *, data_dir: Path | None = None) -> tuple[Tas
         DataError: the task cannot be built.
     """
     run = Path(run)
-    summary = read_run(run).summary
+    record = read_run(run)
+    summary = record.summary
     setting = (summary or {}).get("setting")
     if summary is None or setting is None:
         why = "has no summary that says how the task was set up"
         raise ConfigError(str(run), why, hint="name the target's run folder, of a run that has ended")
-    file = run / MODEL_FILE
-    if not file.is_file() or not summary["model_digest"]:
-        raise ConfigError(str(file), "there is no model of a finished round")
+    file, digest, named = run / MODEL_FILE, summary["model_digest"], "the summary"
+    if which == "best":
+        best = best_round(record.rounds)
+        if best is None:
+            hint = "--model last takes the last one; strategy.validation-share has the next run keep the best"
+            raise ConfigError("--model best", f"{run} chose no best model", hint=hint)
+        file, digest, named = run / BEST_FILE, best["model_digest"], f"the line of round {best['round']}"
+    if not file.is_file() or not digest:
+        raise ConfigError(str(file), "there is no model of a finished round", hint="fetch the run folder again")
+    for name in setting.get("secret_options", []):
+        if not _has(options, name):
+            why = "this task takes it, and the summary of the run leaves it out, as a secret"
+            hint = f"name the settings file with --config FILE, or --set task.options.{name}=VALUE"
+            raise ConfigError(f"task.options.{name}", why, hint=hint)
     place = data_dir or (Path(setting["data_dir"]) if setting["data_dir"] else None)
     task = load_task(
         summary["task"],
@@ -59,7 +85,7 @@ def trained_model(run: Path | str, *, data_dir: Path | None = None) -> tuple[Tas
             sources=tuple(setting["sources"]),
             seed=setting["seed"],
             data_dir=place,
-            options=setting["task_options"],
+            options=_with(setting["task_options"], options),
         ),
     )
     model = build_model(task, derive_seed(setting["seed"], "model"))
@@ -71,10 +97,26 @@ def trained_model(run: Path | str, *, data_dir: Path | None = None) -> tuple[Tas
     if {name: tuple(tensor.shape) for name, tensor in tensors.items()} != expected:
         raise ConfigError(str(file), f"has other layers than the model of {summary['task']}")
     model.load_state_dict(tensors, strict=False)  # what is not trained is as the task makes it
-    if sha256(vector_to_wire(model_to_vector(model))).hexdigest() != summary["model_digest"]:
+    if sha256(vector_to_wire(model_to_vector(model))).hexdigest() != digest:
         hint = "fetch the run folder again: model and summary must be of one moment"
-        raise ConfigError(str(file), "is not the model that the summary names", hint=hint)
+        raise ConfigError(str(file), f"is not the model that {named} names", hint=hint)
     return task, model.eval()
+
+
+def _has(options: Mapping[str, Any], dotted: str) -> bool:
+    name, _, rest = dotted.partition(".")
+    inner = options.get(name)
+    return name in options and (not rest or (isinstance(inner, Mapping) and _has(inner, rest)))
+
+
+def _with(known: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """``known`` with what is given over it, tables one by one."""
+    both = dict(known)
+    for name, value in given.items():
+        before = known.get(name)
+        is_table = isinstance(value, Mapping) and isinstance(before, Mapping)
+        both[name] = _with(before, value) if is_table else value  # type: ignore[arg-type]  # both are tables then
+    return both
 
 
 def predict(task: Task, model: nn.Module, data: Path) -> list[dict[str, str | float]]:

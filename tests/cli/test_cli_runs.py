@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,11 @@ import pytest
 import torch
 
 from securefda.cli import main
+from securefda.operations.records import best_round
 from securefda.operations.run_folder import read_run
 from securefda.operations.trained import trained_model
+from securefda.protocol.encoding import vector_to_wire
+from securefda.training import model_to_vector
 
 SITES = ("clinic", "hospital-a", "hospital-b", "hospital-c")
 FEDERATION = """
@@ -190,6 +194,63 @@ def test_a_model_that_is_not_the_summarys_is_refused(
     assert "is no model file" in refused(capsys, "predict", run, "--data", runs / "new.csv")
     (run / "summary.json").unlink()
     assert "has no summary" in refused(capsys, "predict", run, "--data", runs / "new.csv")
+
+
+def test_the_best_model_is_read_where_a_run_chose_one(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, new = tmp_path / "best", runs / "new.csv"
+    command = ["simulate", runs / "federation.toml", "--out", run, "--set", "strategy.validation-share=0.3"]
+    printed(capsys, *command)
+    record = read_run(run)
+    best = best_round(record.rounds)
+    assert best is not None
+    text = printed(capsys, "runs", "show", run)
+    assert "of round 3: model.safetensors" in text
+    assert f"of round {best['round']}, " in text
+    assert "best.safetensors" in text
+    for which, line in (("best", best), ("last", record.rounds[-1])):
+        _, model = trained_model(run, which=which)  # type: ignore[arg-type]
+        assert sha256(vector_to_wire(model_to_vector(model))).hexdigest() == line["model_digest"]
+        assert len(printed(capsys, "predict", run, "--data", new, "--model", which).splitlines()) == 6
+    out = tmp_path / "best.pt"
+    printed(capsys, "export", run, "--format", "torchscript", "--model", "best", "--out", out)
+    assert out.exists()
+    shutil.copy(runs / "b" / "model.safetensors", run / "best.safetensors")
+    error = refused(capsys, "predict", run, "--data", new, "--model", "best")
+    assert f"is not the model that the line of round {best['round']} names" in error
+
+
+def test_a_run_that_chose_no_best_model_says_so(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    error = refused(capsys, "predict", runs / "a", "--data", runs / "new.csv", "--model", "best")
+    assert "chose no best model" in error
+    assert "--model last" in error
+    assert "best model" not in printed(capsys, "runs", "show", runs / "a")
+
+
+def test_an_option_that_marks_a_secret_is_asked_for_by_name_and_given(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    file, run, predict = tmp_path / "locked.toml", tmp_path / "locked", ("predict", tmp_path / "locked", "--data")
+    text = (runs / "federation.toml").read_text().replace("securefda.tasks.tabular:Tabular", "locked_tasks:LockedTable")
+    secrets = '[task.options]\naccess-token = "sesame"\nstore = { password = 7, host = "here" }\n'
+    file.write_text(text.replace("[task.options]\n", secrets))
+    printed(capsys, "simulate", file, "--out", run)
+    assert "sesame" not in (run / "summary.json").read_text()
+
+    error = refused(capsys, *predict, runs / "new.csv")
+    assert "task.options.access-token" in error
+    assert "--set task.options.access-token=VALUE" in error
+    token = ("--set", "task.options.access-token=sesame")
+    assert "task.options.store.password" in refused(capsys, *predict, runs / "new.csv", *token)
+    given = printed(capsys, *predict, runs / "new.csv", *token, "--set", "task.options.store.password=7")
+    assert printed(capsys, *predict, runs / "new.csv", "--config", file) == given
+    wrong = refused(capsys, *predict, runs / "new.csv", "--config", file, "--set", "task.options.access-token=open")
+    assert "opens nothing" in wrong
+    assert "only options of the task" in refused(capsys, *predict, runs / "new.csv", "--set", "strategy.rounds=3")
+    (tmp_path / "empty.toml").write_text("[task]\n")
+    assert "no table [task.options]" in refused(capsys, *predict, runs / "new.csv", "--config", tmp_path / "empty.toml")
 
 
 def test_torchscript_gives_the_outputs_of_the_model_for_any_number_of_rows(

@@ -212,6 +212,16 @@ def usage(
 ARGUMENTS = {
     "unknown-option": usage("--wxyz", "no such option: --wxyz", "--version"),
     "unknown-command": usage("bogus", "no such command 'bogus'", "--help"),
+    "model-newest": usage(
+        "predict taken --data new.csv --model newest", "'newest' is not one of 'last', 'best'", "predict --help"
+    ),
+    "predict-with-a-setting": Wrong(
+        "predict taken --data new.csv --set strategy.rounds=3",
+        "strategy.rounds: only options of the task can be set here",
+        "--set task.options",
+        again="predict taken --data new.csv --set task.options.token=x",
+        then="has no summary",
+    ),
     "no-subcommand": usage("federation", "missing command", "federation --help"),
     "misspelt-subcommand": usage(
         "federation inti", "no such command 'inti'", "federation init --help", hint="did you mean init"
@@ -377,6 +387,7 @@ SETTINGS_OF_A_RUN = {
     "unknown-optimiser": setting(
         "training.source.optimizer=sdg", "must be 'adam' or 'sgd', not 'sdg'", "sgd", r"did you mean sgd\?"
     ),
+    "keep-the-last": setting("model.sources-keep=last", "must be 'none' or 'final', not 'last'", "final"),
     "noise-negative": setting("training.source.dp.noise-multiplier=-1", "must be at least 0, not -1", "0"),
     "epsilon-zero": setting("privacy.budget.target-epsilon=0", "must be above 0, not 0", "8"),
     "listen-nowhere": setting("transport.listen=nope", "must be host:port with a port from 0", "127.0.0.1:0"),
@@ -1054,6 +1065,12 @@ POLICIES = {
         "template strickt: does not exist",
         "there are strict, clinical-default",
         again="policy template strict",
+    ),
+    "keep-all": Wrong(
+        f"policy explain {POLICY}",
+        "model.keep: must be 'any', 'final' or 'none', not 'all'",
+        harm=change(POLICY, 'keep = "any"', 'keep = "all"'),
+        follow=fetched(POLICY),
     ),
     "template-over-a-file": Wrong(
         "policy template strict --out federation.toml",

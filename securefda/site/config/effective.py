@@ -97,6 +97,19 @@ def without_secrets(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _shown(value) for name, value in options.items() if not _SECRET.search(name)}
 
 
+def secret_options(options: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Dotted names of the options that :func:`without_secrets` leaves out or hides; a list counts as one."""
+    found: list[str] = []
+    for name, value in options.items():
+        if _SECRET.search(name):
+            found.append(prefix + name)
+        elif isinstance(value, Mapping):
+            found += secret_options(value, f"{prefix}{name}.")
+        elif _shown(value) != (list(value) if isinstance(value, tuple) else value):
+            found.append(prefix + name)
+    return found
+
+
 def kept_settings(settings: Settings) -> bytes:
     """The values as a run's folder keeps them, for people to compare later."""
     return canonical_json({"version": _FORMAT, "settings": values_of(settings)}) + b"\n"

@@ -312,6 +312,36 @@ def load_settings(
     return Loaded(parse_settings(model, data, file=path, origins=origins), given, tuple(fitted.values()))
 
 
+def task_options(file: Path | None, overrides: Iterable[str] = ()) -> dict[str, Any]:
+    """The options of a task alone: those of a settings file, if one is named, with what ``--set`` says over them.
+
+    Raises:
+        ConfigError: the file cannot be read or sets no options, or an override is of another setting.
+    """
+    options: dict[str, Any] = {}
+    if file is not None:
+        task = read_toml(file).get("task")
+        found = task.get("options") if isinstance(task, dict) else None
+        if not isinstance(found, dict):
+            raise ConfigError(str(file), "has no table [task.options]", hint="name the settings file of the target")
+        options = found
+    for key, text, origin in map(_from_flag, overrides):
+        *tables, leaf = key.split(".")
+        if tables[:2] != ["task", "options"]:
+            hint = "for example --set task.options.token=..."
+            raise ConfigError(key, "only options of the task can be set here", hint=hint)
+        inner = options
+        for table in tables[2:]:
+            inner = inner.setdefault(table, {})
+            if not isinstance(inner, dict):
+                raise ConfigError(key, f"{table} is a value, not a table ({origin})")
+        try:
+            inner[leaf] = _parse_value(text, None)
+        except BeyondBounds as error:
+            raise ConfigError(key, f"{error} ({origin})", hint="no setting takes that") from error
+    return options
+
+
 def keys_in(table: Mapping[str, Any], known: Iterable[str], prefix: str = "") -> Iterator[str]:
     """The known keys that a table sets."""
     for key, value in table.items():
