@@ -95,12 +95,14 @@ def _one_run(
     in_one_process: bool,
 ) -> None:
     from securefda.operations.run_folder import clear_run
+    from securefda.operations.state import require_ended
     from securefda.operations.summary_text import run_text
     from securefda.site.config import load_federation
 
     config = load_federation(file, overrides, os.environ, note=say)
     folder = out or default_out(config.federation.name)
     if fresh:
+        require_ended(folder)
         clear_run(folder)
     elif in_one_process or is_finished(folder):
         require_fresh(folder)

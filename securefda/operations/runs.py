@@ -11,6 +11,7 @@ from typing import Any
 from securefda.errors import ConfigError
 from securefda.operations.records import REPORTED_ROUNDS
 from securefda.operations.run_folder import METRICS_FILE, SITES_FOLDER, SUMMARY_FILE, clear_run, read_run
+from securefda.operations.state import require_ended
 from securefda.operations.summary_text import percent
 from securefda.text import aligned
 
@@ -147,8 +148,8 @@ def delete_run(path: Path) -> None:
     """Delete a run with its folder.
 
     Raises:
-        ConfigError: the folder holds no run or something else as well, or belongs to a startup kit, whose state is what
-            keeps a site from releasing twice. Nothing was deleted.
+        ConfigError: the folder holds no run or something else as well, or the run goes on, or it belongs to a startup
+            kit, whose state is what keeps a site from releasing twice. Nothing was deleted.
         SecureFdaError: a file cannot be deleted.
     """
     place = path.absolute()
@@ -156,6 +157,7 @@ def delete_run(path: Path) -> None:
         hint = "a run of experiments is its own folder; a site's run is forgotten with its kit"
         raise ConfigError(str(path), "belongs to a startup kit, and remembers what the site released", hint=hint)
     read_run(path)
+    require_ended(path)
     clear_run(path)
     place.rmdir()
 

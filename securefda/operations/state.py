@@ -316,6 +316,18 @@ def find_states(place: Path, env: Mapping[str, str]) -> list[tuple[Path, Process
     return found
 
 
+def require_ended(run: Path) -> None:
+    """Check that no process of this machine works in a run folder.
+
+    Raises:
+        ConfigError: one does.
+    """
+    folders = [run, *sorted((run / SITES_FOLDER).glob("*"))]
+    states = [state for folder in folders if folder.is_dir() and (state := read_state(folder)) is not None]
+    if running := [f"{state.site} (process {state.process})" for state in states if state.is_running]:
+        raise ConfigError(str(run), f"is in use by {', '.join(running)}", hint="end the run first, with Ctrl-C")
+
+
 def _run_folder(settings: Path, env: Mapping[str, str]) -> Path:
     if "aggregator" in read_toml(settings):
         return load_aggregator(settings, (), env).aggregator.out

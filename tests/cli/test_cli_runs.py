@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
 from hashlib import sha256
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 from securefda.cli import main
 from securefda.operations.records import best_round
 from securefda.operations.run_folder import read_run
+from securefda.operations.state import state_file
 from securefda.operations.trained import trained_model
 from securefda.protocol.encoding import vector_to_wire
 from securefda.training import model_to_vector
@@ -149,6 +151,21 @@ def test_a_run_is_deleted_whole_and_only_when_told_to(
     assert "notes.txt" in refused(capsys, "runs", "rm", run, "--yes")
     assert (run / "summary.json").exists()
     (run / "notes.txt").unlink()
+    assert "deleted" in printed(capsys, "runs", "rm", run, "--yes")
+    assert not run.exists()
+
+
+def test_a_run_that_goes_on_is_not_deleted(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = copied(runs, tmp_path)
+    site = run / "sites" / "hospital-a"
+    site.mkdir(parents=True, exist_ok=True)
+    with state_file(site, site="hospital-a", role="source"):
+        before = sorted(run.rglob("*"))
+        for command in (("runs", "rm", run, "--yes"), ("simulate", "three_hospitals", "--fresh", "--out", run)):
+            said = refused(capsys, *command)
+            assert f"is in use by hospital-a (process {os.getpid()})" in said
+            assert "Ctrl-C" in said
+        assert sorted(run.rglob("*")) == before
     assert "deleted" in printed(capsys, "runs", "rm", run, "--yes")
     assert not run.exists()
 
