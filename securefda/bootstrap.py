@@ -283,11 +283,10 @@ def make_ledgers(config: FederationConfig, kits: Mapping[str, Path], seed: int) 
     for site in (target, *sources):
         training = config.training.target if site == target else config.training.source
         file = ledger_file(kits[site], DEFAULT_DATA_SET)
-        if not training.dp.noise_multiplier or file.exists():
+        if not training.with_noise or file.exists():
             continue
         make_ledger(file, data_set_of(site, DEFAULT_DATA_SET, rows_here(config, site, seed)), now=int(time.time()))
-    noisy = config.training.target.dp.noise_multiplier or config.training.source.dp.noise_multiplier
-    return (LEDGERS_OF_A_FOLDER,) if noisy else ()
+    return (LEDGERS_OF_A_FOLDER,) if config.training.target.with_noise or config.training.source.with_noise else ()
 
 
 def check_rows(kit: Kit, config: AggregatorConfig | SourceConfig) -> str:
@@ -307,6 +306,6 @@ def check_rows(kit: Kit, config: AggregatorConfig | SourceConfig) -> str:
     rows = training_rows(task, kit.site_id)
     member = Member.of(kit)
     _, notes = trainer_at(process, config.training, member, task, rows, secret=None, budget=budget)
-    if process.repeatable_training and not config.training.dp.noise_multiplier:
+    if process.repeatable_training and not config.training.with_noise:
         notes = (*notes, REPEATABLE)
     return "; ".join([f"{config.task.factory}: {len(rows)} training rows at {kit.site_id}", *notes])

@@ -62,14 +62,17 @@ class ProbedSource(SourceRun):
 
     def _probe(self, due: str, replayed: Replayed) -> Outcome:
         saved, watch = dict(vars(self)), SiteWatch()
-        self._round, self._patience, self._reporter = again(self._round), copy(self._patience), watch
+        self._round, self.standing, self._reporter = again(self._round), copy(self.standing), watch
         witness, memory = forgetting(self._site.witness)
         store: Any = _RunGoesOn(self._site.store)
         self._site = replace(self._site, witness=witness, store=store)
+        self._between = copy(self._between)
+        self._between._site = self._site
         before = self._round
         try:
             answers = super().handle(Parcel(replayed.passed.message, replayed.passed.vectors))
-            is_ended = self.goodbye is not saved["goodbye"] or any(type(one) is ProtocolError for one in watch.alarms)
+            says_goodbye = self.standing.goodbye is not saved["standing"].goodbye
+            is_ended = says_goodbye or any(type(one) is ProtocolError for one in watch.alarms)
             only_words = all(isinstance(one.message.body, (Abort, Refusal)) for one in answers)
             if is_ended and not answers:
                 return Outcome(due, replayed, "ended")

@@ -173,8 +173,7 @@ class Stage(MemoryNetwork[AggregatorEndpoint, SourceEndpoint]):
             witness = witness_at(logs, index, roster, store)
             site = replace(site, roster=roster, limits=replace(site.limits, trusted=trusted), witness=witness)
         trainer = self.trainers.get(index, site.trainer)
-        permits = replace(site.permits, metrics=not hasattr(trainer, "account"))  # with noise there are no figures
-        site = replace(site, trainer=trainer, permits=permits)
+        site = replace(site, trainer=trainer, with_noise=hasattr(trainer, "account"))  # then there are no figures
         self._sites[index] = site
         self._record(index)
         return self._makes.get(index, SourceRun)(site, self.watches.setdefault(index, SiteWatch()))

@@ -294,5 +294,5 @@ def expected_header(config: FederationConfig) -> Header:
         target=target,
         model_digest=_NO_DIGEST,
         session=session,
-        with_metrics=not config.training.source.dp.noise_multiplier,
+        with_metrics=not config.training.source.with_noise,
     )

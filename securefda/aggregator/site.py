@@ -214,7 +214,7 @@ def target_site(
         how = (config.aggregator, plain, member, task, owned)
         return trainer_at(*how, secret=secret, budget=budget, left_after=trained_on)[0]
 
-    compares = config.strategy.compare_target_only and not config.training.dp.noise_multiplier
+    compares = config.strategy.compare_target_only and not config.training.with_noise
     alone = TargetAlone(trainer_alone, rows.test, store) if compares and strategy.rule is not Rule.TARGET_ONLY else None
     personal = None
     if strategy.rule.is_personal:
@@ -315,7 +315,7 @@ def settings_of(config: AggregatorConfig | FederationConfig, config_digest: byte
         cohort_size=privacy.cohort_size,
         kappa=privacy.norm_cap_kappa,
         norm_cap_granularity=Granularity[privacy.norm_cap_granularity.upper()],
-        target_noise="dp-sgd" if training.dp.noise_multiplier else "none",
+        target_noise="dp-sgd" if training.with_noise else "none",
         learning_rate=training.learning_rate,
         patience=config.strategy.patience,
     )
@@ -336,7 +336,7 @@ def summary_of(
         kappa=privacy.norm_cap_kappa,
         granularity=privacy.norm_cap_granularity,
         releases=store.target_releases(),
-        target_budget=budget_of(config.privacy.budget) if config.training.dp.noise_multiplier else None,
+        target_budget=budget_of(config.privacy.budget) if config.training.with_noise else None,
         rounds_planned=config.strategy.rounds,
         status="failed" if isinstance(error, SecureFdaError) else status,
         error=error if isinstance(error, SecureFdaError) else None,

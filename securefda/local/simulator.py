@@ -82,7 +82,7 @@ class _Simulation(MemoryNetwork[AggregatorRun, SourceRun]):
 
     def at_source(self, index: int, act: Callable[[], list[Parcel]]) -> None:
         super().at_source(index, act)
-        if (failure := self.sources[index].failure) is not None:
+        if (failure := self.sources[index].standing.failure) is not None:
             raise SiteFailed(self.aggregator.site.name(index), failure) from failure
 
 
@@ -135,7 +135,7 @@ def simulate(
         recording.model_bytes = lambda line: model_file(run.layers, run.model, origin.after(line))
         sources = {entry.index: federation.source(entry.site_id) for entry in federation.roster.sources}
         training = config.training
-        if training.target.dp.noise_multiplier or training.source.dp.noise_multiplier:
+        if training.target.with_noise or training.source.with_noise:
             reporter.note(TERMS)
         try:
             _Simulation(run, sources, federation.observers, delivers).run()

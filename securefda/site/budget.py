@@ -90,7 +90,7 @@ class BudgetSite:
 
     def counts_nothing(self) -> bool:
         """Whether the rows have no ledger, never had one, and are trained on without noise."""
-        if self.config.training.dp.noise_multiplier:
+        if self.config.training.with_noise:
             return False
         try:
             require_no_ledger_at(self.file, self.data.name)

@@ -106,7 +106,7 @@ def secret_of_site(
     Raises:
         ConfigError: the secret cannot be read or written, is open to others, or is none.
     """
-    if training.dp.noise_multiplier:
+    if training.with_noise:
         return None, ()
     if process.repeatable_training:
         return None, (REPEATABLE,)

@@ -69,7 +69,7 @@ def accept_header(
     if own_index not in body.participants:
         raise FaultyAggregatorError("HEADER_PARTICIPANTS", "it does not name this site")
     site.check_policy(body)
-    check_metrics(body, handed_in=site.permits.metrics)
+    check_metrics(body, handed_in=not site.with_noise)
     encoding = check_signed_header(
         header,
         own_index=own_index,
@@ -93,8 +93,8 @@ def accept_header(
     before = site.store.trained_from(body.run_id, site.trainer.initial_model)
     if origin.number == 0:
         own_first = before.model if not before.units else site.trainer.initial_model()
-        require_initial(body, model, own_first, site.models.initial)
-    course = course_of(origin, model, target_update, before, layers=site.trainer.layers, limit=site.models.step)
+        require_initial(body, model, own_first, site.initial_models)
+    course = course_of(origin, model, target_update, before, layers=site.trainer.layers, limit=site.model_step)
 
     require_worth_charging(site.trainer, body, level, target_update)
     return AcceptedRound(header, terms, level, model, target_update, origin, course)

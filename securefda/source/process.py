@@ -14,7 +14,7 @@ from pathlib import Path
 
 from securefda.audit.journal import MessageRecorder
 from securefda.bootstrap import Member, credentials_of, endpoint_of, transport_settings
-from securefda.errors import FaultyAggregatorError, PolicyRefusal, RunEnded, SecureFdaError
+from securefda.errors import FaultyAggregatorError, PolicyRefusal, SecureFdaError
 from securefda.machine import give_free_memory_back, map_large_blocks
 from securefda.operations import SourceWatch, watch_source
 from securefda.operations.notes import Note
@@ -28,9 +28,10 @@ from securefda.site.config import SourceConfig
 from securefda.site.kit import Kit, load_kit, use_kit
 from securefda.site.policy import parse_policy
 from securefda.site.training_secret import secret_of_site
-from securefda.source.run import HINT, SourceRun
+from securefda.source.run import SourceRun
 from securefda.source.run_book import RunBook, run_book_file
 from securefda.source.site import source_site
+from securefda.source.standing import HINT
 from securefda.source.store import SourceStore
 from securefda.transport.client import AggregatorRestarted, SourceChannel, Trouble
 from securefda.transport.dialer import UploadRefusedError
@@ -65,8 +66,7 @@ def main(config: SourceConfig, reporter: Reporter, *, accept_run: bool = False) 
     out, site_id = config.source.out, kit.site_id
     watching = watch_source(reporter, config.logging, config.metrics, out=out, roster=kit.roster, site=site_id)
     with closing(store), watching as watch:
-        noisy = config.training.dp.noise_multiplier > 0
-        limit = policy.dp.budget.epsilon if noisy else None
+        limit = policy.dp.budget.epsilon if config.training.with_noise else None
         watch.state.know(epsilon_limit=limit)
         shown = _SourceReporter(kit.site_id, out, reporter, watch.state)
         secret, about_secret = secret_of_site(config.source, config.training, kit.local)
@@ -80,18 +80,9 @@ def main(config: SourceConfig, reporter: Reporter, *, accept_run: bool = False) 
         with closing(site.witness.journal) as journal:
             recorder = MessageRecorder(journal, kit.roster, member.index, then=watch.hear)
             run_until_told(_serve(config, kit, rounds, recorder, watch))
-        if rounds.kept_round is not None:
-            watch.note(f"{site_id}: the final model, of round {rounds.kept_round}, is {out / MODEL_FILE}")
-        if rounds.failure is not None:
-            raise rounds.failure
-        nothing_done = shown.rounds_finished == 0
-        if rounds.refusal is not None and nothing_done:
-            raise rounds.refusal
-        if rounds.fault is not None and nothing_done:
-            raise rounds.fault
-        if rounds.goodbye is not None and not rounds.goodbye.completed:
-            hint = "when the target has started it again, start this site again with the same command: the run goes on"
-            raise RunEnded(f"the aggregator ended the run: {rounds.goodbye.reason}", hint=hint)
+        if (kept := rounds.standing.kept_round) is not None:
+            watch.note(f"{site_id}: the final model, of round {kept}, is {out / MODEL_FILE}")
+        rounds.standing.require_success(finished_rounds=shown.rounds_finished)
 
 
 class _SourceReporter:
@@ -176,11 +167,6 @@ class SourceDriver:
         self._idle_deadline_s = idle_deadline_s
         self._joined = False
 
-    @property
-    def is_over(self) -> bool:
-        """Whether the aggregator said goodbye, or this site cannot go on."""
-        return self._rounds.goodbye is not None or self._rounds.failure is not None
-
     async def drive(self) -> None:
         """Join, and take part until it is over.
 
@@ -188,14 +174,14 @@ class SourceDriver:
             SecureFdaError: the aggregator did not come back, it refuses this site, or it broke the protocol.
         """
         try:
-            while not self.is_over:
-                await self.step()
+            while not self._rounds.standing.is_over:
+                await self.answer_one()
         except FaultyAggregatorError as error:
             error.place, error.hint = error.place or self._rounds.place(), error.hint or HINT
             raise
 
-    async def step(self) -> None:
-        """Wait for one message, or for the end of its deadline, and answer it; the first step joins before."""
+    async def answer_one(self) -> None:
+        """Join if that is not done; then wait for one message, or for the end of its deadline, and answer it."""
         try:
             if not self._joined:
                 await self._channel.send(await in_thread(partial(self._rounds.join, self._channel.run_id.hex())))
@@ -213,7 +199,7 @@ class SourceDriver:
                 parcel = await self._channel.receive()
         except TimeoutError:
             if deadline_s is None:
-                detail = f"no word for {self._idle_deadline_s:g} s"
+                detail = f"no message from the aggregator for {self._idle_deadline_s:g} s"
                 raise FaultyAggregatorError("DEADLINE", detail) from None
             return self._rounds.expire()
         if parcel.vectors:

@@ -13,7 +13,6 @@ from securefda.audit.journal import site_ids
 from securefda.errors import FaultyAggregatorError
 from securefda.operations.records import SiteLine
 from securefda.protocol import source as session_steps
-from securefda.protocol.checks import envelope_fault
 from securefda.protocol.contribution import (
     Metrics,
     NormReport,
@@ -50,6 +49,8 @@ from securefda.protocol.transcript import cohort_with
 from securefda.rules import Contribution
 from securefda.site.policy.verdict import check_metrics
 from securefda.source.acceptance import AcceptedRound
+from securefda.source.between_rounds import receipt_for
+from securefda.source.model_bound import TakenResult
 from securefda.source.site import SourceSite
 from securefda.training import Vector
 
@@ -57,8 +58,6 @@ from securefda.training import Vector
 @dataclass(frozen=True, slots=True)
 class AwaitingClearResult:
     """Visibility ``individual``: the update is sent, the result has not come."""
-
-    header: Signed[Header]
 
 
 _STEP_OF_PHASE: dict[type, Step] = {
@@ -72,8 +71,8 @@ _STEP_OF_PHASE: dict[type, Step] = {
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Part:
-    """A source's part of a sum, clipped, which waits for the norm reports of the others.
+class Summand:
+    """What a source adds to a sum, clipped, while it waits for the norm reports of the others.
 
     Attributes:
         terms: the terms of the round, by which it was computed.
@@ -96,13 +95,13 @@ class SourceRound:
         header: the signed header that opened the round.
         phase: of the masking session; or, at ``individual``, the wait for the result.
         record: this site's line of the round.
-        part: this source's part of the sum, until it is masked; None afterwards, and at ``individual``.
+        summand: what this source adds to the sum, until it is masked; None afterwards, and at ``individual``.
     """
 
     header: Signed[Header]
     phase: session_steps.Phase | AwaitingClearResult
     record: SiteLine
-    part: Part | None = None
+    summand: Summand | None = None
 
     @property
     def step(self) -> Step:
@@ -179,7 +178,8 @@ def begin_round(site: SourceSite, accepted: AcceptedRound) -> tuple[SourceRound,
     report = norm_report(terms, accepted.level, contribution, weight)
     session = session_steps.Session(site.signer, site.roster, site.limits, accepted.header, available_threads())
     phase, advertise = session_steps.advertise(session, site.random_bytes, report.codes if report else b"")
-    return SourceRound(accepted.header, phase, record, Part(terms, contribution, statistics, report)), Parcel(advertise)
+    summand = Summand(terms, contribution, statistics, report)
+    return SourceRound(accepted.header, phase, record, summand), Parcel(advertise)
 
 
 def continue_round(site: SourceSite, current: SourceRound, message: Signed[Body]) -> tuple[SourceRound, Parcel]:
@@ -224,12 +224,32 @@ def check_result(site: SourceSite, current: SourceRound, message: Signed[Body]) 
         case session_steps.AwaitingResult():
             session_steps.receive_result(current.phase, message)  # type: ignore[arg-type]
         case AwaitingClearResult():
-            header, target = current.header, site.roster.target.index
-            inside = {"session_id": header.envelope.session_id, "context": header.digest()}
-            if fault := envelope_fault(message, kind=Result, roster=site.roster, sender=target, **inside):
-                raise FaultyAggregatorError(fault, message.type_name)
+            session_id, context = current.header.envelope.session_id, current.header.digest()
+            site.require_from_target(message, kind=Result, session_id=session_id, context=context)
         case _:
             raise _out_of_order(message, current.phase)
+
+
+def remember_result(site: SourceSite, finished: SourceRound, message: Signed[Result]) -> Parcel:
+    """Write down the result of a round, which was checked, and give the receipt for it.
+
+    Raises:
+        SecureFdaError: the disk cannot be written.
+    """
+    header, envelope = finished.header.body, message.envelope
+    accepted = site.store.known(header.run_id).accepted
+    if accepted is None:
+        raise FaultyAggregatorError("ORDER", "a result of no header")
+    taken = TakenResult(
+        round=header.round,
+        number=accepted.number + 1,
+        digest=message.digest(),
+        model_digest=message.body.model_digest,
+        session_id=envelope.session_id,
+        context=envelope.context,
+    )
+    site.store.record_result(header.run_id, taken)
+    return receipt_for(site, header.run_id, taken)
 
 
 def _release_in_clear(
@@ -244,24 +264,24 @@ def _release_in_clear(
         accuracy=metrics.accuracy if metrics and "accuracy" in permits.may_leave else None,
     )
     site.check_update(body)
-    check_metrics(header.body, handed_in=permits.metrics, update=body)
+    check_metrics(header.body, handed_in=not site.with_noise, update=body)
     _burn_fuse(site, header)
     site.store.answered(header.body.run_id)
     record["summed"] = 1
     signed = site.signer.sign(header.envelope.session_id, header.digest(), body)
-    return SourceRound(header, AwaitingClearResult(header), record), Parcel(signed, (vector,))
+    return SourceRound(header, AwaitingClearResult(), record), Parcel(signed, (vector,))
 
 
 def capped_input(site: SourceSite, current: SourceRound, ready: session_steps.ReadyToMask) -> RingVector:
-    """The norm reports of all are known: scale this source's part down to the caps, and encode it."""
-    part = current.part
-    if part is None:
+    """The norm reports of all are known: scale what this source adds to the sum down to the caps, and encode it."""
+    own = current.summand
+    if own is None:
         raise FaultyAggregatorError("ORDER", "nothing to mask")
-    applied = apply_caps(part.terms, part.report, ready.reports, part.contribution)
+    applied = apply_caps(own.terms, own.report, ready.reports, own.contribution)
     if applied is not None:
         current.record["capped"], current.record["zeroed"] = applied.capped, applied.zeroed
         site.witness.journal.event("caps-computed", current.header, **asdict(applied))
-    return encode_contribution(part.terms, part.contribution, part.statistics, part.terms.error_units())
+    return encode_contribution(own.terms, own.contribution, own.statistics, own.terms.error_units())
 
 
 def release_masked(

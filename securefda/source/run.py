@@ -6,11 +6,11 @@ abort names the check, and the source waits for the next header. A policy refusa
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from securefda.audit.journal import site_ids
 from securefda.audit.store import AuditError
-from securefda.audit.witness import MOST_SHOWN, CheckpointError
 from securefda.errors import (
     BudgetExhausted,
     ConfigError,
@@ -22,9 +22,7 @@ from securefda.errors import (
     without_frames,
 )
 from securefda.operations.progress import SourceReporter
-from securefda.protocol.checks import envelope_fault
 from securefda.protocol.messages import (
-    NO_CONTEXT,
     NO_SESSION,
     Abort,
     Body,
@@ -32,7 +30,6 @@ from securefda.protocol.messages import (
     Cosigned,
     Goodbye,
     Header,
-    Join,
     MissedResult,
     Parcel,
     Refusal,
@@ -42,58 +39,72 @@ from securefda.protocol.messages import (
     SourcesKeep,
 )
 from securefda.source.acceptance import accept_header
+from securefda.source.between_rounds import BetweenRounds, receipt_for
 from securefda.source.final_model import HINT as ASK_FOR_THE_MODEL
 from securefda.source.final_model import final_model
-from securefda.source.model_bound import Missed, TakenResult, check_missed
-from securefda.source.rounds import SourceRound, begin_round, check_result, continue_round
+from securefda.source.rounds import SourceRound, begin_round, check_result, continue_round, remember_result
 from securefda.source.run_book import UNFINISHED
 from securefda.source.site import Permits, SourceSite
+from securefda.source.standing import Standing
 from securefda.state_file import ProcessGuard
 
 __all__ = ["Permits", "SourceReporter", "SourceRun", "SourceSite"]
 
 
-MOST_BROKEN_IN_A_ROW = 3
-"""After so many headers and sessions in a row that failed a check the source leaves: the cause does not pass."""
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The message is what it should be; ``answers`` are to be sent, in this order."""
 
-HINT = "the aggregator breaks the protocol or runs another version of it: ask the target's site"
+    answers: list[Parcel]
 
 
-class Patience:
-    """Counts what an aggregator breaks.
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """The message belongs to a session that this source has ended."""
 
-    ``last`` is the last failed check, ``failure`` what the source leaves with; None for as long as it stays.
-    """
 
-    def __init__(self) -> None:
-        self._broken = 0
-        self.last: FaultyAggregatorError | None = None
-        self.failure: FaultyAggregatorError | None = None
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """This site's policy forbids what the aggregator asks."""
 
-    def broken(self, error: FaultyAggregatorError) -> None:
-        """A check failed: the header is refused, or the session is dead.
+    refusal: PolicyRefusal
 
-        What another source may have done does not count against the aggregator; that the attempt came to no result is,
-        in the site's run book.
-        """
-        error.hint = error.hint or (HINT if error.blames else "ask the target's site what happened in the last rounds")
-        self._broken += error.suspect is None and error.blames
-        self.last = error
-        if self._broken >= MOST_BROKEN_IN_A_ROW:
-            self.failure = error
 
-    def kept(self) -> None:
-        """A round was finished."""
-        self._broken = 0
+@dataclass(frozen=True, slots=True)
+class Clipped:
+    """Too much of the update lies at the header's clip. The update depends on the rows, and so does this answer."""
+
+    header: Header
+    error: FaultyAggregatorError
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """The aggregator failed a check."""
+
+    error: FaultyAggregatorError
+
+
+@dataclass(frozen=True, slots=True)
+class Unable:
+    """This site cannot go on: its budget, its training or its disk does not allow it."""
+
+    error: SecureFdaError
+
+    @property
+    def key(self) -> str:
+        """What the aggregator hears of it."""
+        if isinstance(self.error, BudgetExhausted):
+            return "dp.target-epsilon"
+        return "TRAINING" if isinstance(self.error, (TrainingError, ConfigError)) else "STORAGE"
+
+
+Outcome = Accepted | Skipped | Refused | Clipped | Broken | Unable
+"""What becomes of one message."""
 
 
 class SourceRun:
-    """Takes part in the rounds of one run.
-
-    ``refusal`` is the last refusal by this site's policy, ``fault`` the last check that the aggregator failed,
-    ``goodbye`` its last message, if it came, and ``failure`` the error that ends this site's part in the run: the
-    driver sends what :meth:`handle` returned, then ends with it. ``kept_round`` is that of the final model, where this
-    site was left with it.
+    """Takes part in the rounds of one run; ``standing`` says how that goes, and why and when it ends.
 
     It belongs to the process that made it. In a copy of that process ``join``, ``handle`` and ``expire`` raise
     :class:`CopiedProcess` and return nothing that could be sent; the secrets of a session are erased there.
@@ -103,25 +114,10 @@ class SourceRun:
         self._site = site
         self._reporter = reporter
         self._process = ProcessGuard(f"the session of {self._name(site.signer.index)}", self.forget)
+        self._between = BetweenRounds(site)
         self._round: SourceRound | None = None
         self._ended_session = NO_SESSION
-        self._patience = Patience()
-        self._times_shown = 0
-        self._missed: Missed | None = None
-        """What the aggregator showed last; the next header is compared with it, and with no other."""
-        self._receipt_due = False
-        """Whether this process has joined and not yet said which result it took last."""
-        self._schedule_due = False
-        """Whether it has joined and not heard yet what the run comes to. A second schedule is another question."""
-        self.refusal: PolicyRefusal | None = None
-        self.goodbye: Goodbye | None = None
-        self.failure: SecureFdaError | None = None
-        self.kept_round: int | None = None
-
-    @property
-    def fault(self) -> FaultyAggregatorError | None:
-        """The last check that the aggregator failed."""
-        return self._patience.last
+        self.standing = Standing()
 
     def join(self, run: str) -> Parcel:
         """The first message to an aggregator, in a run that it names (32 hex digits): it identifies site and model.
@@ -133,18 +129,7 @@ class SourceRun:
             AuditError: the log of the run cannot be written, or is not what was signed.
         """
         self._process.require_original()
-        site, permits = self._site, self._site.permits
-        site.store.require_open(bytes.fromhex(run))
-        site.witness.enter(run)
-        self._missed, self._receipt_due, self._schedule_due = None, True, True
-        body = Join(
-            site.trainer.architecture_digest,
-            site.software_version,
-            permits.visibility,
-            permits.metrics,
-            known=site.witness.known_of(site.roster.target.index),
-        )
-        return Parcel(site.signer.sign(NO_SESSION, NO_CONTEXT, body))
+        return self._between.join(run)
 
     def vector_bytes(self) -> int:
         """The longest vector that an honest aggregator sends to this site, in bytes."""
@@ -166,40 +151,49 @@ class SourceRun:
         """
         self._process.require_original()
         try:
-            return self._answer(parcel)
+            match self._outcome_of(parcel):
+                case Accepted(messages):
+                    answers = messages
+                case Skipped():
+                    answers = []
+                case Refused(refusal):
+                    answers = self._refuse_by_policy(parcel, refusal)
+                case Clipped(header, error):
+                    self._site.store.never_paid(header.run_id, header.round)
+                    answers = self._reject(parcel, error)
+                case Broken(error):
+                    answers = self._reject(parcel, error)
+                case Unable(error) as unable:
+                    self._process.require_original()  # code of the task may have forked on the way here
+                    self._leave(error)
+                    answers = [self._refuse(parcel, unable.key)]
         except AuditError as error:  # what cannot be written down is not answered either
-            self.forget()
-            self.failure = error
+            self._leave(error)
             return []
+        return answers
 
-    def _answer(self, parcel: Parcel) -> list[Parcel]:
+    def _outcome_of(self, parcel: Parcel) -> Outcome:
+        """Process a message; of what can go wrong, only a log that cannot be written is raised, as AuditError."""
+        body = parcel.message.body
         try:
             return self._dispatch(parcel)
         except AuditError:
             raise
         except PolicyRefusal as refusal:
-            return self._refuse_by_policy(parcel, refusal)
+            return Refused(refusal)
         except FaultyAggregatorError as error:
-            body = parcel.message.body
-            if error.check == "CLIPPED" and isinstance(body, Header):  # it depends on the rows, and is an answer itself
-                self._site.store.never_paid(body.run_id, body.round)
-            self._fault(error, f"header of round {body.round}" if isinstance(body, Header) else self.place())
-            return self._abort(parcel, error)
+            return Clipped(body, error) if error.check == "CLIPPED" and isinstance(body, Header) else Broken(error)
         except SecureFdaError as error:
-            self._process.require_original()  # code of the task may have forked on the way here
-            self.forget()
-            self.failure = error
-            return [self._refuse(parcel, _word_for(error))]
+            return Unable(error)
 
     def expire(self) -> list[Parcel]:
         """The deadline passed without a message: the session is dead, and the aggregator is notified."""
         self._process.require_original()
         try:
             if self._round is not None:
-                self._fault(FaultyAggregatorError("DEADLINE", "no message in time"), self.place())
+                self._record_fault(FaultyAggregatorError("DEADLINE", "no message in time"), self.place())
         except AuditError as error:
-            self.forget()
-            self.failure = error
+            self._leave(error)
         return self._end_session("DEADLINE")
 
     def forget(self) -> None:
@@ -210,46 +204,51 @@ class SourceRun:
         self._ended_session = self._round.header.envelope.session_id
         self._round = None
 
-    def _dispatch(self, parcel: Parcel) -> list[Parcel]:
-        message = parcel.message
+    def _leave(self, error: SecureFdaError) -> None:
+        self.forget()
+        self.standing.failure = error
+
+    # --- what each message does -----------------------------------------------------------------------------------
+
+    def _dispatch(self, parcel: Parcel) -> Outcome:
+        message: Any = parcel.message
         match message.body:
             case Header():
-                answers = self._start_round(message, parcel)  # type: ignore[arg-type]
+                return self._start_round(message, parcel)
             case Checkpoint() | Cosigned():
-                answers = self._witness(message)
+                return Accepted(self._between.take_log(message))
             case MissedResult():
-                answers = self._take_missed(message)  # type: ignore[arg-type]
+                return Accepted(self._between.take_missed(message))
             case Schedule():
-                answers = self._take_schedule(message)  # type: ignore[arg-type]
+                self._between.take_schedule(message)
             case Goodbye() as goodbye:
-                self._require_from_target(message)
+                self._site.require_from_target(message)
                 self._end(goodbye, parcel)
-                answers = []
             case Abort():
-                self._require_from_target(message)
-                answers = self._aborted(message)  # type: ignore[arg-type]
+                self._site.require_from_target(message)
+                self._aborted(message)
             case _:
-                answers = self._continue_round(message)
-        return answers
+                return self._continue_round(message)
+        return Accepted([])
 
     def _end(self, goodbye: Goodbye, parcel: Parcel) -> None:
-        if self.goodbye is not None:
+        if self.standing.goodbye is not None:
             return
         self.forget()
-        self.goodbye = goodbye
+        self.standing.goodbye = goodbye
         if goodbye.completed:
             try:
                 self._complete(goodbye, parcel)
             except FaultyAggregatorError as error:
                 error.hint = ASK_FOR_THE_MODEL
-                self._fault(error, "the end of the run")
-                self.failure = error
+                self._record_fault(error, "the end of the run")
+                self.standing.failure = error
         self._log("run-ended", outcome="completed" if goodbye.completed else "failed", rounds=goodbye.rounds)
 
     def _complete(self, goodbye: Goodbye, parcel: Parcel) -> None:
         """Keep what the headers said that this site keeps; then no header of the run is accepted any more."""
         site, run = self._site, self._site.witness.journal.run
-        run_id, missed = bytes.fromhex(run), self._missed
+        run_id, missed = bytes.fromhex(run), self._between.shown_last()
         known = site.store.known(run_id)
         if known.accepted is None or known.ended:
             return
@@ -262,175 +261,110 @@ class SourceRun:
             if origin.caught_up is not None:
                 site.store.record_result(run_id, origin.caught_up)
             site.keep_model(model, run, origin.round)
-            self.kept_round = origin.round
+            self.standing.kept_round = origin.round
             self._log("model-kept", model=goodbye.model_digest.hex())
         site.store.end_run(run_id, keeps_own=known.accepted.sources_keep == SourcesKeep.FINAL)
 
-    def _start_round(self, header: Signed[Header], parcel: Parcel) -> list[Parcel]:
+    def _start_round(self, header: Signed[Header], parcel: Parcel) -> Outcome:
         site, body = self._site, header.body
-        self._require_from_target(header)
-        missed, self._missed = self._missed, None
-        accepted = accept_header(site, header, parcel, missed)
+        site.require_from_target(header)
+        accepted = accept_header(site, header, parcel, self._between.shown_last())
         self.forget()
         receipts = []
         if accepted.origin.caught_up is not None:  # the last session had a result, of which this site learns only now
             site.store.record_result(body.run_id, accepted.origin.caught_up)
-            receipts.append(self._receipt(body.run_id, accepted.origin.caught_up))
+            receipts.append(receipt_for(site, body.run_id, accepted.origin.caught_up))
         site.store.accept_header(header, accepted.origin.number, accepted.origin.round)
         site.witness.journal.enter(header)
         self._reporter.round_started(body.round, accepted.level.label, body.rule.rule)
         self._round, answer = begin_round(site, accepted)
-        return [*receipts, answer]
+        return Accepted([*receipts, answer])
 
-    def _continue_round(self, message: Signed[Body]) -> list[Parcel]:
+    def _continue_round(self, message: Signed[Body]) -> Outcome:
         if self._round is None:
             if message.envelope.session_id == self._ended_session:
-                return []
+                return Skipped()
             raise FaultyAggregatorError("ORDER", f"{message.type_name} outside a session")
+        # The owner may have tightened the policy meanwhile: then nothing more of this round leaves.
         self._site.check_policy(self._round.header.body)
         if isinstance(message.body, Result):
             check_result(self._site, self._round, message)
-            current = self._round
-            self._round = None
-            header = current.header.body
-            known = self._site.store.known(header.run_id).accepted
-            if known is None:
-                raise FaultyAggregatorError("ORDER", "a result of no header")
-            outside = (message.envelope.session_id, message.envelope.context)
-            taken = TakenResult(header.round, known.number + 1, message.digest(), message.body.model_digest, *outside)
-            self._site.store.record_result(header.run_id, taken)
-            self._patience.kept()
-            self._reporter.round_finished(current.record)
-            return [self._receipt(header.run_id, taken)]
+            finished, self._round = self._round, None
+            receipt = remember_result(self._site, finished, message)  # type: ignore[arg-type]  # its body is a result
+            self.standing.round_finished()
+            self._reporter.round_finished(finished.record)
+            return Accepted([receipt])
         self._round, answer = continue_round(self._site, self._round, message)
-        return [answer]
+        return Accepted([answer])
 
-    def _receipt(self, run_id: bytes, result: TakenResult) -> Parcel:
-        """This source's receipt for a result: the same bytes whenever it is asked for."""
-        return Parcel(self._site.signer.sign(result.session_id, result.context, result.receipt(run_id)))
+    def _end(self, goodbye: Goodbye) -> None:
+        if self.standing.goodbye is None:
+            self.forget()
+            self.standing.goodbye = goodbye
+            self._log("run-ended", outcome="completed" if goodbye.completed else "failed", rounds=goodbye.rounds)
 
-    def _last_receipt(self) -> list[Parcel]:
-        run_id = bytes.fromhex(self._site.witness.journal.run)
-        taken = self._site.store.known(run_id).taken
-        return [] if taken is None else [self._receipt(run_id, taken)]
-
-    def _take_missed(self, message: Signed[MissedResult]) -> list[Parcel]:
-        """The aggregator has no receipt of this source: give it again, or hold the next header against this result."""
-        site = self._site
-        self._require_from_target(message, session_id=NO_SESSION, context=NO_CONTEXT)
-        run_id = bytes.fromhex(site.witness.journal.run)
-        self._missed = check_missed(message.body, roster=site.roster, run_id=run_id)
-        taken = site.store.known(run_id).taken
-        return self._last_receipt() if taken and taken.digest == self._missed.result.digest() else []
-
-    def _take_schedule(self, schedule: Signed[Schedule]) -> list[Parcel]:
-        """Refuse, before anything is trained, a run whose headers this site's policy will not accept."""
-        self._require_from_target(schedule, session_id=NO_SESSION, context=NO_CONTEXT)
-        if not self._schedule_due:
-            raise FaultyAggregatorError("ORDER", "a second schedule")
-        if schedule.body.run_id.hex() != self._site.witness.journal.run:
-            raise FaultyAggregatorError("SCHEDULE_RUN", "not the run that the connection was opened for")
-        self._schedule_due = False
-        self._site.check_schedule(schedule.body)
-        return []
-
-    def _witness(self, message: Signed[Body]) -> list[Parcel]:
-        """The aggregator shows its log, or cosigns this site's: cosign, and show this site's own."""
-        self._require_from_target(message, session_id=NO_SESSION, context=NO_CONTEXT)
-        witness, target, body = self._site.witness, self._site.roster.target.index, message.body
-        try:
-            if isinstance(body, Cosigned):
-                if witness.take(target, body):
-                    witness.journal.save()
-                return []
-            if not isinstance(body, Checkpoint):
-                raise FaultyAggregatorError("ORDER", message.type_name)
-            before = witness.known_of(target)
-            answer = witness.cosign(target, body)
-            self._times_shown = self._times_shown + 1 if witness.known_of(target) == before else 0
-            if self._times_shown > MOST_SHOWN:
-                raise CheckpointError("CHECKPOINT_AGAIN", f"nothing new, more than {MOST_SHOWN} times")
-        except CheckpointError as error:
-            raise FaultyAggregatorError(error.check, error.detail) from error
-        witness.renew()
-        due, self._receipt_due = self._receipt_due, False
-        receipt = self._last_receipt() if due else []  # before it vouches, for headers follow that
-        return [*receipt, witness.show(target), *([answer] if answer else [])]
-
-    def _require_from_target(
-        self, message: Signed[Any], session_id: bytes | None = None, context: bytes | None = None
-    ) -> None:
-        """Raise unless the aggregator signed the message; session and context may be any where none is given."""
-        envelope, roster = message.envelope, self._site.roster
-        fault = envelope_fault(
-            message,
-            roster=roster,
-            sender=roster.target.index,
-            session_id=envelope.session_id if session_id is None else session_id,
-            context=envelope.context if context is None else context,
-        )
-        if fault:
-            raise FaultyAggregatorError(fault, message.type_name)
-
-    def _aborted(self, message: Signed[Abort]) -> list[Parcel]:
+    def _aborted(self, message: Signed[Abort]) -> None:
         current, body = self._round, message.body
         if message.envelope.session_id == NO_SESSION and body.check == "HEADER_ARCHITECTURE":
-            self.failure = ConfigError(
+            self.standing.failure = ConfigError(
                 "task.factory",
                 "this site builds another model than the aggregator",
                 hint="use the same task, task options and securefda version at every site",
             )
         if current is None or message.envelope.session_id != current.header.envelope.session_id:
-            return []
+            return
         accused = [] if body.accused is None else [body.accused]
         self._log("aborted", current.header, check=body.check, accused=site_ids(self._site.roster, accused))
         self.forget()
         accused_text = "" if body.accused is None else f", accused: {self._name(body.accused)}"
         text = f"the aggregator aborted at {body.step.label}: {body.check}{accused_text}"
         self._reporter.alarm(ProtocolError(body.check, text))
-        return []
+
+    # --- what a message that is not accepted leads to -------------------------------------------------------------
 
     def _refuse_by_policy(self, parcel: Parcel, refusal: PolicyRefusal) -> list[Parcel]:
         """Tell the operator everything and the aggregator the key; a session that was open is over."""
-        self.refusal = without_frames(refusal)
-        message = parcel.message
+        standing, message = self.standing, parcel.message
+        standing.refusal = without_frames(refusal)
         self._log("refused", self._header, check=refusal.key)
         if refusal.key == UNFINISHED or isinstance(message.body, Schedule):
-            self.failure = self.refusal
-        if isinstance(message.body, Schedule):  # the process ends with it, and shows it then
-            return [self._refuse(parcel, refusal.key)]
-        if not isinstance(message.body, Header):
-            self._reporter.alarm(refusal)
-            return self._end_session("POLICY")
-        self._reporter.refused(refusal, message)  # type: ignore[arg-type]  # its body is a header
-        return [self._refuse(parcel, refusal.key)]
+            standing.failure = refusal
+        match message.body:
+            case Schedule():  # the process ends with it, and shows it then
+                return [self._refuse(parcel, refusal.key)]
+            case Header():
+                self._reporter.refused(refusal, message)  # type: ignore[arg-type]  # its body is a header
+                return [self._refuse(parcel, refusal.key)]
+        self._reporter.alarm(refusal)
+        return self._end_session("POLICY")
 
-    def _refuse(self, parcel: Parcel, key: str) -> Parcel:
-        envelope = parcel.message.envelope
-        return Parcel(self._site.signer.sign(envelope.session_id, parcel.message.digest(), Refusal(key)))
+    def _reject(self, parcel: Parcel, error: FaultyAggregatorError) -> list[Parcel]:
+        """Say which check failed. A session that is open is dead, but for a header: that asks for another one.
 
-    def _fault(self, error: FaultyAggregatorError, place: str) -> None:
+        What is wrong with a log, a schedule, or a result that is shown again is reported to the operator alone, and is
+        no business of the session, unless it is the last that this source puts up with.
+        """
+        body = parcel.message.body
+        self._record_fault(error, f"header of round {body.round}" if isinstance(body, Header) else self.place())
+        match body:
+            case Header():
+                return [self._refuse(parcel, error.check)]
+            case Checkpoint() | Cosigned() | MissedResult() | Schedule() if self.standing.failure is None:
+                return []
+        return self._end_session(error.check, error.suspect)
+
+    def _record_fault(self, error: FaultyAggregatorError, place: str) -> None:
         suspect = "" if error.suspect is None else f"; {self._name(error.suspect)} may have done it in its place"
         error.place = place + suspect
         accused = [self._site.roster.target.index] if error.suspect is None else [error.suspect]
         accused = accused if error.blames else []
         self._log("alarm", self._header, check=error.check, accused=site_ids(self._site.roster, accused))
         self._reporter.alarm(error)
-        self._patience.broken(without_frames(error))
-        self.failure = self._patience.failure or self.failure
+        self.standing.broken(error)
 
-    def _abort(self, parcel: Parcel, error: FaultyAggregatorError) -> list[Parcel]:
-        """Say which check failed. A session that is open is dead, but for a header: that asks for another one.
-
-        What is wrong with a log, a schedule, or a result that is shown again is reported to the operator alone, and is
-        no business of the session, unless it is the last that this source puts up with.
-        """
-        match parcel.message.body:
-            case Header():
-                return [self._refuse(parcel, error.check)]
-            case Checkpoint() | Cosigned() | MissedResult() | Schedule() if self.failure is None:
-                return []
-        return self._end_session(error.check, error.suspect)
+    def _refuse(self, parcel: Parcel, key: str) -> Parcel:
+        envelope = parcel.message.envelope
+        return Parcel(self._site.signer.sign(envelope.session_id, parcel.message.digest(), Refusal(key)))
 
     def _end_session(self, check: str, suspect: int | None = None) -> list[Parcel]:
         current = self._round
@@ -452,10 +386,3 @@ class SourceRun:
     def _name(self, index: int) -> str:
         entries = self._site.roster.entries
         return entries[index].site_id if 0 <= index < len(entries) else f"index {index}"
-
-
-def _word_for(error: SecureFdaError) -> str:
-    """The refusal key sent for a local error."""
-    if isinstance(error, BudgetExhausted):
-        return "dp.target-epsilon"
-    return "TRAINING" if isinstance(error, (TrainingError, ConfigError)) else "STORAGE"

@@ -7,17 +7,18 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
+from typing import Any
 
 from securefda import __version__
 from securefda.audit.journal import logs_folder
 from securefda.audit.witness import Witness
 from securefda.bootstrap import Member, run_info, task_of, trainer_at, training_rows, witness_of
-from securefda.errors import ConfigError
+from securefda.errors import ConfigError, FaultyAggregatorError
 from securefda.operations.recording import ModelOrigin, model_file
 from securefda.operations.run_folder import MODEL_FILE, RunFolder
-from securefda.protocol.checks import SessionLimits
+from securefda.protocol.checks import SessionLimits, envelope_fault
 from securefda.protocol.encoding import vector_to_wire
-from securefda.protocol.messages import Header, Schedule, Signer, Update, Visibility
+from securefda.protocol.messages import Header, Schedule, Signed, Signer, Update, Visibility
 from securefda.protocol.roster import Roster
 from securefda.protocol.secret import RandomBytes
 from securefda.site.config import SourceConfig
@@ -43,26 +44,10 @@ class Permits:
     Attributes:
         visibility: the most that the aggregator may see; the first message says so.
         may_leave: which of ``loss`` and ``accuracy`` go in clear beside an update at ``individual``.
-        metrics: whether loss and accuracy leave at all, be it inside a sum; the first message says so. False where the
-            site trains with DP-SGD: noise protects gradients and not these.
     """
 
     visibility: Visibility
     may_leave: frozenset[str] = frozenset()
-    metrics: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class ModelBounds:
-    """Which models this site trains, see :mod:`securefda.source.model_bound`.
-
-    Attributes:
-        step: ``limits.model-step`` of the policy.
-        initial: SHA-256 digests of permitted first models; empty for the task's own.
-    """
-
-    step: float
-    initial: tuple[bytes, ...] = ()
 
 
 KeepsModel = Callable[[Vector, str, int], None]
@@ -75,10 +60,18 @@ def _nowhere(model: Vector, run: str, round_number: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SourceSite:
-    """Everything of a source that stays the same during a run; ``notes`` are for its operator, before it begins.
+    """Everything of a source that stays the same during a run.
 
-    ``trains_on`` says for people what computes: "cpu (1 thread)". ``keep_model`` writes the final model of a run, where
-    the run leaves it to its sources.
+    Attributes:
+        check_schedule, check_policy, check_update: raise PolicyRefusal where the policy forbids it; ``check_policy``
+            is that of a header.
+        model_step: ``limits.model-step`` of the policy, see :mod:`securefda.source.model_bound`.
+        initial_models: SHA-256 digests of permitted first models; empty for the task's own.
+        with_noise: whether the site trains by DP-SGD. Its loss and accuracy then leave in no form: noise protects
+            gradients and not these.
+        notes: for its operator, before the run begins.
+        trains_on: what computes, for people: "cpu (1 thread)".
+        keep_model: writes the final model of a run, where the run leaves it to its sources.
     """
 
     signer: Signer
@@ -88,12 +81,14 @@ class SourceSite:
     check_policy: Callable[[Header], None]
     check_update: Callable[[Update], None]
     permits: Permits
-    models: ModelBounds
+    model_step: float
+    initial_models: tuple[bytes, ...]
     trainer: Trainer
     store: SourceStore
     witness: Witness
     random_bytes: RandomBytes
     software_version: str
+    with_noise: bool = False
     unix_time: Callable[[], float] = time.time
     notes: tuple[str, ...] = ()
     trains_on: str = ""
@@ -111,13 +106,13 @@ class SourceSite:
         witness: Witness,
         random_bytes: RandomBytes,
         software_version: str,
-        metrics: bool = True,
+        with_noise: bool = False,
         unix_time: Callable[[], float] = time.time,
         trains_on: str = "",
         notes: tuple[str, ...] = (),
         keep_model: KeepsModel = _nowhere,
     ) -> SourceSite:
-        """A source that does what ``policy`` permits, and no more; ``metrics`` as :class:`Permits` has it."""
+        """A source that does what ``policy`` permits, and no more."""
         limits = policy.session_limits(roster)
         return cls(
             signer=signer,
@@ -125,21 +120,48 @@ class SourceSite:
             limits=limits,
             check_schedule=lambda schedule: check_schedule(policy, schedule),
             check_policy=lambda header: check_header_by_policy(
-                policy, header, signer.index, limits, with_noise=not metrics
+                policy, header, signer.index, limits, with_noise=with_noise
             ),
             check_update=lambda update: check_metadata(policy, update),
-            permits=Permits(policy.visibility, frozenset(policy.metadata.may_leave), metrics),
-            models=ModelBounds(policy.limits.model_step, policy.model.digests),
+            permits=Permits(policy.visibility, frozenset(policy.metadata.may_leave)),
+            model_step=policy.limits.model_step,
+            initial_models=policy.model.digests,
             trainer=trainer,
             store=store,
             witness=witness,
             random_bytes=random_bytes,
             software_version=software_version,
+            with_noise=with_noise,
             unix_time=unix_time,
             trains_on=trains_on,
             notes=notes,
             keep_model=keep_model,
         )
+
+    def require_from_target(
+        self,
+        message: Signed[Any],
+        *,
+        kind: type | None = None,
+        session_id: bytes | None = None,
+        context: bytes | None = None,
+    ) -> None:
+        """Refuse a message that the aggregator did not sign; kind, session and context are free where none is given.
+
+        Raises:
+            FaultyAggregatorError: named after what is wrong with its envelope.
+        """
+        envelope = message.envelope
+        fault = envelope_fault(
+            message,
+            kind=kind,
+            roster=self.roster,
+            sender=self.roster.target.index,
+            session_id=envelope.session_id if session_id is None else session_id,
+            context=envelope.context if context is None else context,
+        )
+        if fault:
+            raise FaultyAggregatorError(fault, message.type_name)
 
 
 def source_site(
@@ -155,7 +177,8 @@ def source_site(
 
     Training draws from ``secret`` and from which folder the state is in: the aggregator chooses the run's id, and two
     folders that were given one id do not train alike. None: it draws from the run's seed, which everybody knows.
-    ``policy_file`` is the policy as it was signed, whose digest the audit log has; without one, its default text.
+    ``policy_file`` holds the bytes of the signed policy, whose digest goes into the audit log; without one, the log has
+    the digest of the policy's default text.
 
     Raises:
         ConfigError, DataError, TrainingError: the policy, the task, its data or its model are unfit.
@@ -197,7 +220,7 @@ def source_site(
         policy,
         signer=member.signer,
         roster=member.roster,
-        metrics=config.training.dp.noise_multiplier == 0,
+        with_noise=config.training.with_noise,
         trainer=trainer,
         store=store,
         witness=witness,

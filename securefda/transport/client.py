@@ -178,7 +178,7 @@ ResultT = TypeVar("ResultT")
 class AggregatorRestarted(ConnectionFailed):
     """The aggregator is back as a new process that knows nothing of this one; the channel is connected to it.
 
-    Messages that were under way are gone. A source reports anew, with a ``Join``.
+    Messages that were under way are gone. A source joins again.
     """
 
 
@@ -475,7 +475,7 @@ class SourceChannel:
     def _raise_restart(self) -> None:
         if self._restarted:
             self._restarted = False
-            raise AggregatorRestarted("the aggregator has started anew", hint="report with a new Join")
+            raise AggregatorRestarted("the aggregator has restarted", hint="join it again")
 
     def _raise_failure(self) -> None:
         if self._failure is not None:

@@ -240,6 +240,6 @@ class UploadDesk:
         return True
 
     def forget(self) -> None:
-        """Drop what is unfinished and what was remembered: the source has started anew."""
+        """Drop what is unfinished and what was remembered: the source has restarted."""
         self._upload = None
         self._completed.clear()

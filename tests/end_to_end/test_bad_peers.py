@@ -96,7 +96,10 @@ def test_a_source_that_falls_silent_ends_the_run_and_is_named(tmp_path: Path) ->
             ("aggregator fails check HEADER_INITIAL_MODEL", "not the task's own first model", "(header of round 3)"),
         ),
         (of_suite_2, ("aggregator fails check WIRE: suite 2 is not known here", "(between rounds)")),
-        (first_header_only(), ("aggregator fails check DEADLINE: no word for 6 s", "(between rounds)")),
+        (
+            first_header_only(),
+            ("aggregator fails check DEADLINE: no message from the aggregator for 6 s", "(between rounds)"),
+        ),
     ],
     ids=["lying", "asking by a made model", "of another version", "slow"],
 )

@@ -243,7 +243,7 @@ class LyingAggregator:
         vectors = (MODEL,) if isinstance(message.body, Header) else ()
         was_result = isinstance(source.phase, src.AwaitingResult)
         passed = received(UnderWay.of(TARGET, victim, Parcel(message, vectors)))
-        if passed is None or source.rounds.failure is not None:
+        if passed is None or source.rounds.standing.failure is not None:
             return
         alarms = len(source.alarms)
         self.hear(victim, lambda: source.handle(passed.parcel))

@@ -172,7 +172,7 @@ class SessionNetwork(MemoryNetwork[AggregatorRun, Source]):
         answers = act()
         if index not in self.liars:
             self._accusations.by_source(index, answers, self.sources[index].alarms[alarms:])
-            failure = self.sources[index].rounds.failure
+            failure = self.sources[index].rounds.standing.failure
             must(failure is None or isinstance(failure, FaultyAggregatorError), f"source {index} fails: {failure}")
         super().at_source(index, lambda: answers)
 
@@ -188,7 +188,7 @@ class SessionNetwork(MemoryNetwork[AggregatorRun, Source]):
         passed = received(queue.popleft()) if queue else None
         if passed is None or (upwards and passed.message.sender != index):  # the transport refuses both
             return
-        if not upwards and self.sources[index].rounds.failure is not None:  # it has left the run
+        if not upwards and self.sources[index].rounds.standing.failure is not None:  # it has left the run
             return
         self.arrive(passed)
 

@@ -157,7 +157,7 @@ class EndingFederation(Federation):
         except AuditError as error:
             self._end(self._whose(error), error)
         for index in self.reached - set(self.ended):
-            if isinstance(failure := self.sources[index].failure, AuditError):
+            if isinstance(failure := self.sources[index].standing.failure, AuditError):
                 self._end(index, failure)
         if TARGET not in self.ended and self.run.done and isinstance(self.run.error, AuditError):
             self.ended[TARGET] = self.run.error

@@ -389,7 +389,7 @@ class Federation(MemoryNetwork[AggregatorRun, SourceRun]):
         self.join(index)
 
     def restart_aggregator(self) -> Federation:
-        """The aggregator comes back as a new process, and every source notices and reports anew."""
+        """The aggregator comes back as a new process, and every source notices and joins again."""
         self.under_way.clear()
         self.start_aggregator()
         for index in self.reached:

@@ -131,7 +131,7 @@ class PrivateFederation(Federation):
             made._site,
             trainer=self.trainer_of(index),
             random_bytes=self.stream(index, "session"),
-            permits=replace(made._site.permits, metrics=index not in self.private),
+            with_noise=index in self.private,
         )
         return SourceRun(site, made._reporter)
 

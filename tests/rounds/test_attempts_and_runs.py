@@ -150,7 +150,7 @@ def test_a_source_that_restarts_rejoins_at_the_next_round(build: Callable[..., F
     assert federation.statuses == ["finished"] * 3
     assert [record["round"] for record in federation.watch.records[VICTIM]] == [2, 3]
     assert federation.watch.alarms.get(VICTIM) == []
-    assert federation.sources[VICTIM].goodbye == Goodbye(True, 3, "")
+    assert federation.sources[VICTIM].standing.goodbye == Goodbye(True, 3, "")
 
 
 def test_a_source_that_restarts_before_its_loss_is_noticed_rejoins_too(build: Callable[..., Federation]) -> None:
@@ -197,8 +197,8 @@ def test_refusals_that_leave_too_few_end_the_run_and_say_who_refused_what(build:
     assert federation.statuses == ["lost"] * MOST_LOST_IN_A_ROW
     assert [record["attempts"] for record in federation.store.records()] == [1] * MOST_LOST_IN_A_ROW
     for source in federation.sources.values():
-        assert source.goodbye is not None
-        assert not source.goodbye.completed
+        assert source.standing.goodbye is not None
+        assert not source.standing.goodbye.completed
 
 
 def test_an_abort_of_a_source_is_shown_with_its_check(build: Callable[..., Federation]) -> None:
@@ -310,7 +310,7 @@ def test_a_late_source_gets_an_abort_and_stops_waiting(build: Callable[..., Fede
     assert federation.statuses == ["finished"]
     ((_, to, abort),) = [one for one in federation.passed if isinstance(one[2].body, Abort)]
     assert (to, abort.body.check, abort.body.accused) == (VICTIM, "DEADLINE", None)
-    assert federation.sources[VICTIM].fault is None, "an honest aggregator is not accused"
+    assert federation.sources[VICTIM].standing.fault is None, "an honest aggregator is not accused"
 
 
 @pytest.mark.parametrize(
@@ -329,7 +329,7 @@ def test_what_the_target_s_own_error_says_stays_at_the_target(
     until(federation.open(), VICTIM, Header)
     federation.post(federation.run.fail(error))
     federation.go()
-    goodbye = federation.sources[VICTIM].goodbye
+    goodbye = federation.sources[VICTIM].standing.goodbye
     assert goodbye is not None
     assert (goodbye.completed, goodbye.reason) == (False, f"the target cannot go on ({said})")
     assert federation.run.error is error
@@ -353,7 +353,7 @@ def test_a_later_attempt_asks_for_the_same_though_fewer_sources_are_there(
     (line,) = federation.store.records()
     assert (line["status"], line["attempts"]) == ("finished", 2)
     assert line["levels"] == dict.fromkeys(("source-3", "source-4", "source-5"), "sum")
-    assert all(source.fault is None for source in federation.sources.values())
+    assert all(source.standing.fault is None for source in federation.sources.values())
 
 
 def test_a_round_whose_second_attempt_would_ask_for_something_else_is_lost_and_nobody_is_accused(
@@ -371,7 +371,7 @@ def test_a_round_whose_second_attempt_would_ask_for_something_else_is_lost_and_n
     assert federation.statuses == ["lost", "finished"]
     assert federation.store.records()[0]["attempts"] == 1, "the second one never began"
     assert "cannot be tried again" in federation.watch.text
-    assert all(source.fault is None for source in federation.sources.values())
+    assert all(source.standing.fault is None for source in federation.sources.values())
 
 
 def test_a_later_attempt_leaves_those_at_cohort_there_where_enough_others_are_at_sum(
@@ -394,13 +394,13 @@ def test_a_later_attempt_leaves_those_at_cohort_there_where_enough_others_are_at
     at_sum = [f"source-{index}" for index in permits]
     assert [site for site, level in line["levels"].items() if level == "sum"] == at_sum
     assert line["target_update_to"] == at_sum
-    assert all(source.fault is None for source in federation.sources.values())
+    assert all(source.standing.fault is None for source in federation.sources.values())
 
 
 def test_policies_that_admit_no_plan_are_named_to_the_sources(build: Callable[..., Federation]) -> None:
     federation = build(2, visibility=Visibility.INDIVIDUAL, permits={1: Visibility.SUM})
     federation.open().go()
-    goodbye = federation.sources[2].goodbye
+    goodbye = federation.sources[2].standing.goodbye
     assert goodbye is not None
     assert goodbye.reason == str(federation.run.error)
     assert "max-visibility" in goodbye.reason
@@ -430,7 +430,7 @@ def test_a_replaced_source_hears_the_last_word(build: Callable[..., Federation])
     federation.restart(VICTIM)
     federation.deliver_all()
     assert federation.run.done
-    assert federation.sources[VICTIM].goodbye is not None
+    assert federation.sources[VICTIM].standing.goodbye is not None
 
 
 @pytest.mark.parametrize("kind", [Checkpoint, Cosigned])
@@ -441,12 +441,12 @@ def test_what_is_wrong_with_a_log_leaves_a_session_as_it_is(build: Callable[...,
     body = Checkpoint(b"no note", 0, (), 0) if kind is Checkpoint else Cosigned(1, "no signature")
     before = source.place()
     assert source.handle(Parcel(signer(1).sign(NO_SESSION, NO_CONTEXT, body))) == []
-    assert source.fault is not None
-    assert (source.fault.check, source.place()) == ("SENDER", before)
+    assert source.standing.fault is not None
+    assert (source.standing.fault.check, source.place()) == ("SENDER", before)
     assert source.handle(Parcel(signer(1).sign(NO_SESSION, NO_CONTEXT, body))) == []
     (abort,) = source.handle(Parcel(signer(1).sign(NO_SESSION, NO_CONTEXT, body)))
     assert isinstance(abort.message.body, Abort), "the third is the last that it puts up with"
-    assert source.failure is not None
+    assert source.standing.failure is not None
     assert source.place() == "between rounds"
 
 
@@ -507,7 +507,7 @@ def test_two_sources_of_three_are_quorum_lost_with_the_name_of_the_third(build: 
     assert str(federation.run.error) == "gathering sources: 2 of at least 3 sources; missing: source-3"
     assert federation.run.error.exit_code == 12
     assert federation.now == 60.0
-    goodbye = federation.sources[1].goodbye
+    goodbye = federation.sources[1].standing.goodbye
     assert goodbye is not None
     assert goodbye.reason == "gathering sources: 2 of at least 3 sources; missing: source-3"
 
@@ -549,7 +549,7 @@ def test_a_source_with_another_architecture_is_turned_away_and_the_others_go_on(
     federation = build(4, rounds=1)
     federation.sources[VICTIM] = federation.source(VICTIM, hidden=3)
     federation.open().go()
-    assert isinstance(federation.sources[VICTIM].failure, ConfigError)
+    assert isinstance(federation.sources[VICTIM].standing.failure, ConfigError)
     assert federation.store.records()[0]["survivors"] == ["source-1", "source-3", "source-4"]
     assert "source-2: its model has other layers" in federation.watch.text
     assert federation.names(to=VICTIM) == ["Abort"]
@@ -586,7 +586,7 @@ def test_a_source_that_joins_after_the_end_gets_a_goodbye(build: Callable[..., F
     federation.join(4)
     federation.deliver()
     federation.deliver()
-    assert federation.sources[4].goodbye == Goodbye(True, 1, "")
+    assert federation.sources[4].standing.goodbye == Goodbye(True, 1, "")
 
 
 def test_an_abort_of_an_attempt_reaches_all_that_are_left(build: Callable[..., Federation]) -> None:

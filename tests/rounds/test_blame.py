@@ -13,7 +13,7 @@ from rounds_federation import TARGET, AnySigned, Federation
 from securefda.errors import FaultyAggregatorError, QuorumLost
 from securefda.protocol.messages import Header, KeyList, Refusal, ShareBundle
 from securefda.site.policy import ReleaseLimits
-from securefda.source.run import HINT, MOST_BROKEN_IN_A_ROW
+from securefda.source.standing import HINT, MOST_BROKEN_IN_A_ROW
 
 VICTIM = 2
 
@@ -54,7 +54,7 @@ def test_a_run_whose_rounds_were_all_lost_has_failed_and_names_check_and_liar(bu
         "collecting shares of the keys: 2 of at least 3 sources; missing: source-2 (fails check SIGNATURE at shares)"
     )
     assert error.hint
-    goodbye = federation.sources[1].goodbye
+    goodbye = federation.sources[1].standing.goodbye
     assert goodbye is not None
     assert not goodbye.completed
     assert goodbye.reason == str(error)
@@ -110,7 +110,7 @@ def test_other_sources_do_not_hear_of_a_refusal(build: Callable[..., Federation]
     federation.link = unsigned(Header, by=TARGET, to=VICTIM)
     federation.open().go()
     assert Refusal("SIGNATURE") in [message.body for sender, _, message in federation.passed if sender == VICTIM]
-    goodbye = federation.sources[1].goodbye
+    goodbye = federation.sources[1].standing.goodbye
     assert goodbye is not None
     assert "SIGNATURE" not in goodbye.reason
 
@@ -127,13 +127,13 @@ def test_a_source_leaves_after_three_broken_sessions_in_a_row(build: Callable[..
     federation.link = unsigned(KeyList, by=TARGET, to=VICTIM)
     federation.open()
     me = federation.sources[VICTIM]
-    while me.failure is None:
+    while me.standing.failure is None:
         federation.step()
     alarms = federation.watch.alarms[VICTIM]
     assert [alarm.check for alarm in alarms] == ["SIGNATURE"] * MOST_BROKEN_IN_A_ROW
-    assert isinstance(me.failure, FaultyAggregatorError)
-    assert str(me.failure) == "aggregator fails check SIGNATURE: KeyList (round 3, advertise)"
-    assert (me.failure.exit_code, me.failure.hint) == (2, HINT)
+    assert isinstance(me.standing.failure, FaultyAggregatorError)
+    assert str(me.standing.failure) == "aggregator fails check SIGNATURE: KeyList (round 3, advertise)"
+    assert (me.standing.failure.exit_code, me.standing.failure.hint) == (2, HINT)
 
 
 def test_a_finished_round_starts_the_count_of_broken_sessions_anew(build: Callable[..., Federation]) -> None:
@@ -149,7 +149,7 @@ def test_a_finished_round_starts_the_count_of_broken_sessions_anew(build: Callab
     federation.link = link
     federation.open().go()
     me = federation.sources[VICTIM]
-    assert me.failure is None
-    assert me.fault is not None
+    assert me.standing.failure is None
+    assert me.standing.fault is not None
     assert len(federation.watch.records[VICTIM]) == 2
     assert len(federation.watch.alarms[VICTIM]) == 4

@@ -56,7 +56,7 @@ def test_aggregator_that_finishes_no_round_is_left_after_three_that_were_charged
     assert [type(answer) for answer in answers[:3]] == [Advertise] * 3
     assert answers[3] == Refusal("release.max-unfinished")
     assert federation.charged(ME) == [(1, 1), (2, 1), (3, 1)]
-    failure = federation.sources[ME].failure
+    failure = federation.sources[ME].standing.failure
     assert isinstance(failure, PolicyRefusal)
     assert "--accept-run" in (failure.hint or "")
 

@@ -68,7 +68,7 @@ def test_a_site_that_trains_by_dp_sgd_hands_in_no_loss_and_no_accuracy(
         make_ledger(tmp_path, federation)
     with closing(store_at(tmp_path / "state.sqlite")) as store:
         site = source_site(config, default_policy(max_samples=1000), member_of(federation), store, secret=None)
-        assert site.permits.metrics is handed_in
+        assert site.with_noise is not handed_in
     federation.close()
 
 

@@ -74,7 +74,7 @@ def test_each_source_is_left_with_the_final_model(build: Callable[..., Federatio
         assert (run, round_number) == (federation.run.run_id, 3)
         assert np.array_equal(model, federation.run.model)
         assert models_on_disk(federation, index) == []
-        assert federation.sources[index].kept_round == 3
+        assert federation.sources[index].standing.kept_round == 3
     assert not any(federation.watch.alarms.values())
 
 
@@ -88,7 +88,7 @@ def test_each_source_keeps_nothing_where_the_headers_say_so(build: Callable[...,
     assert federation.kept == {}
     assert models_on_disk(federation) == []
     assert federation.stores[ME].personal(federation.run.run_id, 9) is None
-    assert federation.sources[ME].failure is None
+    assert federation.sources[ME].standing.failure is None
 
 
 def test_layers_of_its_own_stay_where_the_model_does(build: Callable[..., Federation]) -> None:
@@ -164,7 +164,7 @@ def test_source_without_enough_receipts_says_so_and_accuses_nobody(build: Callab
     federation.go()
     assert ME not in federation.kept
     assert check_of(federation) == "FINAL_MODEL"
-    failure = federation.sources[ME].failure
+    failure = federation.sources[ME].standing.failure
     assert isinstance(failure, FaultyAggregatorError)
     assert not failure.blames
     assert "1 must have" in str(failure)
@@ -182,8 +182,8 @@ def test_source_that_had_no_part_in_a_result_is_left_with_nothing_and_misses_not
     federation.join(4)
     federation.go()
     assert set(federation.kept) == {1, 2, 3}
-    assert federation.sources[4].goodbye == Goodbye(True, 3, "")
-    assert (federation.sources[4].failure, federation.watch.alarms[4]) == (None, [])
+    assert federation.sources[4].standing.goodbye == Goodbye(True, 3, "")
+    assert (federation.sources[4].standing.failure, federation.watch.alarms[4]) == (None, [])
 
 
 OTHER = np.ones(1, "<f4")
@@ -206,7 +206,7 @@ def test_any_other_model_is_refused_and_what_the_source_had_stays(build: Callabl
     goodbye_to(federation, LIES[lie])
     assert ME not in federation.kept
     assert check_of(federation) == "FINAL_MODEL"
-    failure = federation.sources[ME].failure
+    failure = federation.sources[ME].standing.failure
     assert isinstance(failure, FaultyAggregatorError)
     assert failure.hint == "ask the target's site for the model file of the run"
     assert len(models_on_disk(federation)) == 1
@@ -267,7 +267,7 @@ def test_a_run_that_ended_early_can_be_resumed_so_nothing_is_deleted(build: Call
     for index in (2, 3):
         federation.kill(index)
     federation.go()
-    goodbye = federation.sources[ME].goodbye
+    goodbye = federation.sources[ME].standing.goodbye
     assert goodbye is not None
     assert not goodbye.completed
     assert federation.kept == {}

@@ -249,9 +249,9 @@ def test_a_full_disk_at_the_fuse_lets_nothing_out_and_says_so_in_one_line(
         answers = me.handle(delivery)
     assert bodies(answers) == [Refusal("STORAGE")]
     assert answers[0].vectors == ()
-    assert isinstance(me.failure, SecureFdaError)
-    assert "\n" not in str(me.failure)
-    assert "free disk space" in me.failure.hint
+    assert isinstance(me.standing.failure, SecureFdaError)
+    assert "\n" not in str(me.standing.failure)
+    assert "free disk space" in me.standing.failure.hint
     assert secrets
     assert all(len(secret) == 0 for secret in secrets)
     assert not released(federation)

@@ -46,7 +46,7 @@ class Telling(PrivateFederation):
 
     def source(self, index: int, **options: Any) -> SourceRun:
         made = super().source(index, **options)
-        site = replace(made._site, permits=replace(made._site.permits, metrics=True))
+        site = replace(made._site, with_noise=False)
         return SourceRun(site, made._reporter)
 
 

@@ -111,7 +111,7 @@ def test_an_update_in_clear_that_cannot_be_aligned_is_refused_and_does_not_leave
     target = replace(body_of(header).target, learning_rate=learning_rate)
     lie = Parcel(changed(header.message, target=target), header.vectors)
     assert keys(federation.sources[ME].handle(lie)) == [Refusal("HEADER_TARGET")]
-    assert federation.sources[ME].failure is None
+    assert federation.sources[ME].standing.failure is None
     federation.close()
 
 
@@ -190,7 +190,7 @@ def test_round_that_a_source_kept_back_at_its_clip_is_paid_for_by_no_result(tmp_
     refused = [record["refused"].get(site_id(ME)) for record in federation.store.records()]
     assert refused == ["CLIPPED", None, "CLIPPED", None, "CLIPPED", "release.max-unfinished", *[None] * 3]
     # It has left, and is asked no more.
-    assert "release.max-unfinished" in str(federation.sources[ME].failure)  # with which its process ends
+    assert "release.max-unfinished" in str(federation.sources[ME].standing.failure)  # with which its process ends
     assert federation.statuses == ["finished"] * 9
     assert len(federation.watch.records[ME]) == 2
     federation.close()

@@ -140,7 +140,7 @@ class Ending(PrivateFederation):
         sender = self.under_way[0].sender
         super().deliver()
         on_its_way = any(one.sender == sender for one in self.under_way)
-        if sender != TARGET and sender in self.reached and self.sources[sender].failure and not on_its_way:
+        if sender != TARGET and sender in self.reached and self.sources[sender].standing.failure and not on_its_way:
             self.kill(sender)
 
 
@@ -165,7 +165,7 @@ def test_source_whose_budget_ends_refuses_by_its_key_and_the_others_go_on(tmp_pa
     assert said[-1] == Refusal("dp.target-epsilon")
     assert federation.charged(POOR) == [(1, 1)]
     assert federation.charged(1)[-1][0] == 3
-    failure = federation.sources[POOR].failure
+    failure = federation.sources[POOR].standing.failure
     assert isinstance(failure, BudgetExhausted)
     assert failure.exit_code == ExitCode.BUDGET == 11
 
@@ -197,7 +197,7 @@ def test_run_fails_where_the_targets_budget_ends_and_nobody_is_asked_for_more(
     assert federation.run.error.exit_code == 11
     assert federation.statuses == ["finished"]
     assert [federation.charged(index) for index in EVERYONE] == [[(1, 1)]] * 4
-    goodbyes = [federation.sources[index].goodbye for index in (1, 2, 3)]
+    goodbyes = [federation.sources[index].standing.goodbye for index in (1, 2, 3)]
     assert all(goodbye is not None and not goodbye.completed for goodbye in goodbyes)
 
 

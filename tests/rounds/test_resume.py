@@ -92,12 +92,12 @@ def test_killed_before_the_goodbye_it_repeats_it_to_all_that_join(tmp_path: Path
     federation.go()
     assert federation.run.done
     federation.under_way.clear()
-    assert [source.goodbye for source in federation.sources.values()] == [None] * 3
+    assert [source.standing.goodbye for source in federation.sources.values()] == [None] * 3
     federation.link = lambda _sender, _recipient, message: message
     federation.restart_aggregator()
     assert federation.run.done
     federation.deliver_all()
-    assert [source.goodbye for source in federation.sources.values()] == [Goodbye(True, 0, "")] * 3
+    assert [source.standing.goodbye for source in federation.sources.values()] == [Goodbye(True, 0, "")] * 3
     assert federation.statuses == ["finished"]
     federation.close()
 

@@ -118,8 +118,7 @@ def _signing_with(federation: Federation, key: Signer) -> SourceRun:
     source = federation.source(key.index)
     source._site.witness.journal.close()
     witness = federation.witness_of(key.index, federation.stores[key.index], key.private_key)
-    source._site = replace(source._site, signer=key, witness=witness)
-    return source
+    return SourceRun(replace(source._site, signer=key, witness=witness), source._reporter)
 
 
 @pytest.mark.parametrize("changes", [{"not_after": UNIX_S - 1}, {"not_before": UNIX_S + 1}])

@@ -57,8 +57,8 @@ def test_a_run_that_one_policy_forbids_ends_before_anything_is_trained(tmp_path:
     error, refuser = federation.run.error, federation.sources[ME]
     assert isinstance(error, RunRefused)
     assert (error.exit_code, error.refusals) == (ExitCode.POLICY, {site_id(ME): key})
-    assert isinstance(refuser.failure, PolicyRefusal)
-    assert refuser.failure.key == key
+    assert isinstance(refuser.standing.failure, PolicyRefusal)
+    assert refuser.standing.failure.key == key
     assert not {"Header", "MaskedInput"} & {message.type_name for *_, message in federation.passed}
     assert federation.store.records() == []
 
@@ -66,7 +66,7 @@ def test_a_run_that_one_policy_forbids_ends_before_anything_is_trained(tmp_path:
 def test_other_sources_hear_neither_who_refused_nor_what(tmp_path: Path) -> None:
     federation = play(tmp_path, 3, allowed_rules=("source_only",))
     for index in (1, 3):
-        goodbye = federation.sources[index].goodbye
+        goodbye = federation.sources[index].standing.goodbye
         assert goodbye is not None
         assert goodbye.reason == "the policies of too few sources permit this run"
 
@@ -96,7 +96,7 @@ def test_headers_are_judged_by_themselves_whatever_a_schedule_said(tmp_path: Pat
     header = until(federation.open(), ME, Header)
     (answer,) = federation.sources[ME].handle(header)
     assert answer.message.body == Refusal("allowed-rules")
-    assert federation.sources[ME].failure is None
+    assert federation.sources[ME].standing.failure is None
 
 
 @pytest.mark.parametrize(
@@ -111,8 +111,8 @@ def test_a_schedule_is_taken_once_after_a_join_and_of_this_run(tmp_path: Path, c
     if not change:
         assert source.handle(parcel) == []
     assert source.handle(Parcel(changed(parcel.message, **change))) == []
-    assert source.fault is not None
-    assert (source.fault.check, source.refusal) == (check, None)
+    assert source.standing.fault is not None
+    assert (source.standing.fault.check, source.standing.refusal) == (check, None)
 
 
 def test_a_refusal_that_names_no_schedule_changes_nothing(tmp_path: Path) -> None:

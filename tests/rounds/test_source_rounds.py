@@ -84,7 +84,7 @@ def assert_refused(federation: Federation, answers: list[Parcel], key: str) -> N
     assert answer_of(answers) == Refusal(key)
     assert not fuse_is_burnt(federation)
     assert federation.sources[ME].deadline_s() is None
-    assert federation.sources[ME].failure is None
+    assert federation.sources[ME].standing.failure is None
 
 
 def resealed(parcel: Parcel, *vectors: np.ndarray, **changes: Any) -> Parcel:
@@ -209,7 +209,7 @@ def test_a_policy_refusal_names_the_key_and_nothing_else(tmp_path: Path) -> None
     header = until(federation, ME, Header)
     answers = federation.sources[ME].handle(header)
     assert_refused(federation, answers, "max-visibility")
-    refusal = federation.sources[ME].refusal
+    refusal = federation.sources[ME].standing.refusal
     assert isinstance(refusal, PolicyRefusal)
     assert (refusal.key, refusal.asked, refusal.allowed) == ("max-visibility", "individual", "sum")
     federation.close()
@@ -279,8 +279,8 @@ def test_a_failed_check_that_is_kept_keeps_nothing_of_the_update(
     assert {type(one) for one in reached_from(me._round)} & {Contribution, np.ndarray}
     answer = answer_of(me.handle(Parcel(replace(honest.message, signature=bytes(64)))))
     assert answer.check == "SIGNATURE"
-    assert me.fault is not None
-    assert not {type(one) for one in reached_from(me.fault)} & {Contribution, np.ndarray}
+    assert me.standing.fault is not None
+    assert not {type(one) for one in reached_from(me.standing.fault)} & {Contribution, np.ndarray}
 
 
 @pytest.mark.parametrize("expected", [KeyList, ShareDelivery, Survivors, Consistency])
@@ -314,10 +314,10 @@ def test_a_message_outside_a_session_is_answered_with_nothing(federation: Federa
 @pytest.mark.parametrize("body", [Goodbye(True, 1, ""), Abort(Step.HEADER, "HEADER_ARCHITECTURE", ME)])
 def test_only_the_target_can_end_the_run_of_a_source(federation: Federation, me: SourceRun, body: Any) -> None:
     assert me.handle(Parcel(signer(3).sign(NO_SESSION, NO_CONTEXT, body))) == []
-    assert (me.goodbye, me.failure) == (None, None)
+    assert (me.standing.goodbye, me.standing.failure) == (None, None)
     assert checks(federation) == ["SENDER"]
     me.handle(Parcel(signer(TARGET).sign(NO_SESSION, NO_CONTEXT, body)))
-    assert (me.goodbye is not None) or isinstance(me.failure, ConfigError)
+    assert (me.standing.goodbye is not None) or isinstance(me.standing.failure, ConfigError)
 
 
 def test_an_abort_of_another_session_leaves_this_one_alone(federation: Federation, me: SourceRun) -> None:
@@ -344,8 +344,8 @@ def test_a_disk_that_is_full_at_the_fuse_lets_nothing_out(federation: Federation
     database.execute(f"PRAGMA max_page_count = {pages}")
     database.execute("PRAGMA query_only = 1")
     assert answer_of(me.handle(delivery)) == Refusal("STORAGE")
-    assert isinstance(me.failure, SecureFdaError)
-    assert me.failure.hint
+    assert isinstance(me.standing.failure, SecureFdaError)
+    assert me.standing.failure.hint
     database.execute("PRAGMA query_only = 0")
     assert not fuse_is_burnt(federation)
     assert secrets
@@ -357,7 +357,7 @@ def test_training_that_diverges_ends_the_source_with_a_word(tmp_path: Path) -> N
     federation.sources[ME] = federation.source(ME, optimizer="sgd", weight_decay=1e38)
     header = until(federation.open(), ME, Header)
     assert answer_of(federation.sources[ME].handle(header)) == Refusal("TRAINING")
-    assert isinstance(federation.sources[ME].failure, TrainingError)
+    assert isinstance(federation.sources[ME].standing.failure, TrainingError)
     federation.close()
 
 
@@ -365,7 +365,7 @@ def test_more_rows_than_the_run_counts_up_to_end_the_source_with_a_word(tmp_path
     federation = Federation(tmp_path, settings={"max_samples": 10})
     header = until(federation.open(), ME, Header)
     assert answer_of(federation.sources[ME].handle(header)) == Refusal("TRAINING")
-    failure = federation.sources[ME].failure
+    failure = federation.sources[ME].standing.failure
     assert isinstance(failure, ConfigError)
     assert failure.key == "session.max-samples"
     federation.close()
@@ -412,6 +412,6 @@ def test_an_update_that_is_not_finite_ends_the_source_before_anything_leaves(
 
     source._site.trainer.train = train  # type: ignore[method-assign]
     federation.open().go()
-    assert isinstance(source.failure, TrainingError)
+    assert isinstance(source.standing.failure, TrainingError)
     assert federation.names(sender=ME) == ["Join", "Refusal"]
     federation.close()

@@ -52,7 +52,7 @@ def silence(federation: Federation, index: int, *, promised: bool = False) -> No
     """Let a source train without figures; ``promised`` is what its Join says of them."""
     site = federation.sources[index]._site
     object.__setattr__(site, "trainer", Silent(site.trainer))
-    object.__setattr__(site, "permits", replace(site.permits, metrics=promised))
+    object.__setattr__(site, "with_noise", not promised)
 
 
 def tails(federation: Federation) -> dict[int, tuple[int, int]]:
@@ -267,7 +267,7 @@ def test_figures_that_were_promised_and_are_not_there_end_the_source_and_no_zero
     federation = build(plan)
     silence(federation, ME, promised=True)
     federation.open().go()
-    assert isinstance(federation.sources[ME].failure, TrainingError)
+    assert isinstance(federation.sources[ME].standing.failure, TrainingError)
     assert federation.names(sender=ME) == ["Join", "Refusal"]
     assert bodies(federation, Refusal) == {ME: [Refusal("TRAINING")]}
     assert federation.watch.statuses == ["finished"]
@@ -314,7 +314,7 @@ def test_an_update_that_carries_figures_which_the_header_leaves_out_does_not_lea
     )
     answers = federation.sources[1].handle(header)
     assert [answer.message.body for answer in answers] == [Refusal("dp.metrics")]
-    refusal = federation.sources[1].refusal
+    refusal = federation.sources[1].standing.refusal
     assert isinstance(refusal, PolicyRefusal)
     assert not federation.stores[1].history(header.message.envelope.session_id, body.run_id, body.round).released
 

@@ -147,20 +147,20 @@ class ClaimsNorm(ColludingSource):
         current = self._round
         if current is None or not isinstance(current.phase, steps.AwaitingKeyList):
             return answers
-        if current.part is None or current.part.report is None:
+        if current.summand is None or current.summand.report is None:
             return answers
         own, layers = current.phase.own, current.header.body.layers
         limits, sizes = [layer.clip * layer.size**0.5 for layer in layers], [layer.size for layer in layers]
-        if len(current.part.report.exact) == 1:
+        if len(current.summand.report.exact) == 1:
             limits, sizes = [float(np.linalg.norm(limits))], [sum(sizes)]
-        claimed = np.minimum(self._factor * current.part.report.exact, limits)
+        claimed = np.minimum(self._factor * current.summand.report.exact, limits)
         codes = norm_codes(claimed, sizes, limits)
         row = Secret(bytes(REPORT_OPENING_BYTES) + codes)
         committed = report_commitment(row, own=self.signer.index, ctx=own.envelope.context)
         body: Advertise = replace(own.body, row_commitment=committed)
         signed = self.signer.sign(own.envelope.session_id, own.envelope.context, body)
         phase = replace(current.phase, own=signed, report=row)
-        self._round = replace(current, phase=phase, part=replace(current.part, report=NormReport(claimed, codes)))
+        self._round = replace(current, phase=phase, summand=replace(current.summand, report=NormReport(claimed, codes)))
         return [Parcel(signed)]
 
 

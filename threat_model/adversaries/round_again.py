@@ -30,7 +30,7 @@ class RoundAgain(MaliciousAggregator):
         way: how the second session is named: the next ``"attempt"`` at the round, the same ``"place"``, another
             ``"run"``, which the sources join and whose log they cosign before, or an ``"unannounced run"``; or by the
             first session's own ``"header"``, word for word.
-        after_restart: whether it waits for every source to have started anew.
+        after_restart: whether it waits for every source to have restarted.
     """
 
     threat = "T11"

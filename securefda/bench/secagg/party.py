@@ -307,11 +307,11 @@ class _Source:
             site = self._site(store, Path(folder) / "audit")
             rounds = SourceRun(site, _Alarms())
             driver = SourceDriver(rounds, channel, SilentReporter())
-            while not driver.is_over and not self._is_gone:
-                await driver.step()
+            while not rounds.standing.is_over and not self._is_gone:
+                await driver.answer_one()
             site.witness.journal.close()
-        if rounds.failure is not None:
-            raise rounds.failure
+        if rounds.standing.failure is not None:
+            raise rounds.standing.failure
 
     def _observe(
         self, direction: Direction, peer: int, message: Signed[Body], wire_bytes: int, *, more: bool = False

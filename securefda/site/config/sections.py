@@ -250,9 +250,14 @@ class TrainingSection(Settings):
 
     dp: NoiseSection = NoiseSection()
 
+    @property
+    def with_noise(self) -> bool:
+        """Whether this side trains by DP-SGD."""
+        return self.dp.noise_multiplier > 0
+
     @check
     def _a_head_is_not_trained_with_noise(self) -> Self:
-        if self.personal_layers and self.dp.noise_multiplier:
+        if self.personal_layers and self.with_noise:
             why = f"is {self.personal_layers}, and a ledger does not count their epochs"
             raise ConfigError("training.personal-layers", why, hint="set it, or dp.noise-multiplier, to 0")
         return self
@@ -510,7 +515,7 @@ def training_settings(section: TrainingSection) -> TrainingSettings:
 
     plain, dp = section.model_dump(exclude={"dp"}), section.dp
     try:
-        return TrainingSettings(**plain, dp=NoiseSettings(**dp.model_dump()) if dp.noise_multiplier else None)
+        return TrainingSettings(**plain, dp=NoiseSettings(**dp.model_dump()) if section.with_noise else None)
     except ValueError as error:
         raise _config_error("training", section, error) from error
 
@@ -544,14 +549,14 @@ def require_fit(strategy: StrategySection, target: TrainingSection, source: Trai
     if strategy.patience and not strategy.validation_share:
         hint = "set strategy.validation-share, for example to 0.2"
         raise ConfigError("strategy.patience", "needs rows of the target to see which model is better", hint=hint)
-    if strategy.validation_share and (target.dp.noise_multiplier or rule.is_personal):
+    if strategy.validation_share and (target.with_noise or rule.is_personal):
         why = (
             "its ledger does not count the rows that choose a model"
-            if target.dp.noise_multiplier
+            if target.with_noise
             else (f"under {rule} the target is measured with a model of its own")
         )
         raise ConfigError("strategy.validation-share", why, hint="set it to 0")
-    if rule.is_personal and target.dp.noise_multiplier:
+    if rule.is_personal and target.with_noise:
         hint = f"set {next(iter(sides))}.dp.noise-multiplier = 0, or another rule"
         raise ConfigError("strategy.rule", f"{rule} uses the target's rows beyond what is charged for", hint=hint)
 

@@ -83,7 +83,7 @@ def kit_settings_toml(config: FederationConfig, site: str, listen: str) -> str:
         "# securefda config explain KEY says more of one.\n"
     )
     essential = _ESSENTIAL[role]
-    if is_target and settings.training.dp.noise_multiplier:
+    if is_target and settings.training.with_noise:
         essential |= {"privacy.budget.target-epsilon", "privacy.budget.target-delta"}
     return heading + "".join(_commented(settings, essential, ""))
 

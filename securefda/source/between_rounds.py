@@ -1,0 +1,111 @@
+"""What a source and the aggregator say to each other outside of the sessions: join, logs, receipts, schedule."""
+
+from __future__ import annotations
+
+from securefda.audit.witness import MOST_SHOWN, CheckpointError
+from securefda.errors import FaultyAggregatorError
+from securefda.protocol.messages import (
+    NO_CONTEXT,
+    NO_SESSION,
+    Body,
+    Cosigned,
+    Join,
+    MissedResult,
+    Parcel,
+    Schedule,
+    Signed,
+)
+from securefda.source.model_bound import Missed, TakenResult, check_missed
+from securefda.source.site import SourceSite
+
+
+class BetweenRounds:
+    """One source's side of it, within one process.
+
+    Every method refuses a message that the aggregator did not sign for a time between sessions.
+    """
+
+    def __init__(self, site: SourceSite) -> None:
+        self._site = site
+        self._missed: Missed | None = None
+        self._receipt_due = False
+        self._schedule_due = False
+        self._shown_in_vain = 0
+
+    def join(self, run: str) -> Parcel:
+        """The first message to an aggregator, in a run that it names (32 hex digits): it identifies site and model.
+
+        Raises:
+            ConfigError, PolicyRefusal, FaultyAggregatorError: as :meth:`SourceStore.require_open`.
+            AuditError: the log of the run cannot be written, or is not what was signed.
+        """
+        site = self._site
+        site.store.require_open(bytes.fromhex(run))
+        site.witness.enter(run)
+        self._missed, self._receipt_due, self._schedule_due = None, True, True
+        body = Join(
+            site.trainer.architecture_digest,
+            site.software_version,
+            site.permits.visibility,
+            metrics=not site.with_noise,
+            known=site.witness.known_of(site.roster.target.index),
+        )
+        return Parcel(site.signer.sign(NO_SESSION, NO_CONTEXT, body))
+
+    def take_missed(self, message: Signed[MissedResult]) -> list[Parcel]:
+        """The aggregator has no receipt of this source: give it again, or hold the next header against this result."""
+        site = self._site
+        site.require_from_target(message, session_id=NO_SESSION, context=NO_CONTEXT)
+        run_id = bytes.fromhex(site.witness.journal.run)
+        self._missed = check_missed(message.body, roster=site.roster, run_id=run_id)
+        taken = site.store.known(run_id).taken
+        return [receipt_for(site, run_id, taken)] if taken and taken.digest == self._missed.result.digest() else []
+
+    def shown_last(self) -> Missed | None:
+        """The result that the aggregator showed last. It is given once: only the next header, or the end of the run, is
+        compared with it."""
+        missed, self._missed = self._missed, None
+        return missed
+
+    def take_schedule(self, message: Signed[Schedule]) -> None:
+        """Refuse, before anything is trained, a run whose headers this site's policy will not accept.
+
+        One schedule follows a join. A second one would be another question about the policy.
+        """
+        self._site.require_from_target(message, session_id=NO_SESSION, context=NO_CONTEXT)
+        if not self._schedule_due:
+            raise FaultyAggregatorError("ORDER", "a second schedule")
+        if message.body.run_id.hex() != self._site.witness.journal.run:
+            raise FaultyAggregatorError("SCHEDULE_RUN", "not the run that the connection was opened for")
+        self._schedule_due = False
+        self._site.check_schedule(message.body)
+
+    def take_log(self, message: Signed[Body]) -> list[Parcel]:
+        """The aggregator shows its log, or cosigns this site's: cosign, and show this site's own."""
+        self._site.require_from_target(message, session_id=NO_SESSION, context=NO_CONTEXT)
+        witness, target, body = self._site.witness, self._site.roster.target.index, message.body
+        try:
+            if isinstance(body, Cosigned):
+                if witness.take(target, body):
+                    witness.journal.save()
+                return []
+            before = witness.known_of(target)
+            answer = witness.cosign(target, body)  # type: ignore[arg-type]  # the only other body is a checkpoint
+            self._shown_in_vain = self._shown_in_vain + 1 if witness.known_of(target) == before else 0
+            if self._shown_in_vain > MOST_SHOWN:
+                raise CheckpointError("CHECKPOINT_AGAIN", f"nothing new, more than {MOST_SHOWN} times")
+        except CheckpointError as error:
+            raise FaultyAggregatorError(error.check, error.detail) from error
+        witness.renew()
+        answers = []
+        if self._receipt_due:  # it goes first: headers follow as soon as this site has vouched for a log
+            self._receipt_due = False
+            run_id = bytes.fromhex(witness.journal.run)
+            if taken := self._site.store.known(run_id).taken:
+                answers.append(receipt_for(self._site, run_id, taken))
+        return [*answers, witness.show(target), *([answer] if answer else [])]
+
+
+def receipt_for(site: SourceSite, run_id: bytes, result: TakenResult) -> Parcel:
+    """This source's receipt for a result: the same bytes whenever it is asked for."""
+    return Parcel(site.signer.sign(result.session_id, result.context, result.receipt(run_id)))

@@ -1,0 +1,68 @@
+"""How a source stands with its run: what it refused, what the aggregator broke, and why it leaves."""
+
+from __future__ import annotations
+
+from securefda.errors import FaultyAggregatorError, PolicyRefusal, RunEnded, SecureFdaError, without_frames
+from securefda.protocol.messages import Goodbye
+
+MOST_BROKEN_IN_A_ROW = 3
+"""After so many headers and sessions in a row that failed a check the source leaves: the cause does not pass."""
+
+HINT = "the aggregator breaks the protocol or runs another version of it: ask the target's site"
+
+
+class Standing:
+    """Of one source, within one process.
+
+    Attributes:
+        refusal: the last refusal by this site's policy.
+        fault: the last check that the aggregator failed.
+        goodbye: the aggregator's last message, once it has come.
+        failure: the error that ends this site's part in the run; None for as long as it stays.
+        kept_round: round of the final model, where this site was left with it.
+    """
+
+    def __init__(self) -> None:
+        self.refusal: PolicyRefusal | None = None
+        self.fault: FaultyAggregatorError | None = None
+        self.goodbye: Goodbye | None = None
+        self.failure: SecureFdaError | None = None
+        self.kept_round: int | None = None
+        self._broken_in_a_row = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the aggregator said goodbye, or this site cannot go on."""
+        return self.goodbye is not None or self.failure is not None
+
+    def broken(self, error: FaultyAggregatorError) -> None:
+        """A check failed: the header is refused, or the session is dead.
+
+        What another source may have done does not count against the aggregator. The site's run book counts that the
+        attempt came to no result.
+        """
+        error.hint = error.hint or (HINT if error.blames else "ask the target's site what happened in the last rounds")
+        self._broken_in_a_row += error.suspect is None and error.blames
+        self.fault = without_frames(error)
+        if self._broken_in_a_row >= MOST_BROKEN_IN_A_ROW:
+            self.failure = self.fault
+
+    def round_finished(self) -> None:
+        """A round came to its result."""
+        self._broken_in_a_row = 0
+
+    def require_success(self, *, finished_rounds: int) -> None:
+        """Raise what the process ends with, where that is an error.
+
+        Raises:
+            SecureFdaError: what this site cannot go on with.
+            PolicyRefusal, FaultyAggregatorError: what kept it from finishing any round.
+            RunEnded: the aggregator ended the run early.
+        """
+        if self.failure is not None:
+            raise self.failure
+        if finished_rounds == 0 and (reason := self.refusal or self.fault) is not None:
+            raise reason
+        if self.goodbye is not None and not self.goodbye.completed:
+            hint = "when the target has started it again, start this site again with the same command: the run goes on"
+            raise RunEnded(f"the aggregator ended the run: {self.goodbye.reason}", hint=hint)
