@@ -294,7 +294,11 @@ def _unknown_key_error(model: type[Settings], key: str, source: str) -> ConfigEr
 
 def _origin(key: str, file: Path, origins: Mapping[str, str]) -> str:
     """Where the value of a key came from, for an error."""
-    return next((where for name, where in origins.items() if _overlap(key, name)), file.name)
+    inside = f"{key}."
+    for name, where in origins.items():
+        if inside.startswith(f"{name}.") or f"{name}.".startswith(inside):  # one is the other, or a table around it
+            return where
+    return file.name
 
 
 def nearest_choice(given: str, why: str) -> str:
@@ -303,7 +307,3 @@ def nearest_choice(given: str, why: str) -> str:
     choices = listed.split(", ") if listed else re.findall(r"'([^']*)'", why)
     near = get_close_matches(given.lower(), choices, n=1)
     return f"did you mean {near[0]}?" if near else ""
-
-
-def _overlap(key: str, other: str) -> bool:
-    return f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.")

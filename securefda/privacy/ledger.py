@@ -5,9 +5,10 @@ nothing back. Every change is on the disk (write-ahead log, ``synchronous=FULL``
 processes may use one ledger: each change reads all rows, decides and writes under one lock, so that two cannot both
 spend the last of a budget.
 
-A ledger in doubt refuses: changed, shortened, older than it was, a copy, of other data. The chain of
-rows and the markers beside the file (:mod:`securefda.privacy.ledger_storage`) find this. Against anyone who can
-rewrite both there is the head that an audit log recorded.
+A ledger in doubt refuses every charge: one that was changed, shortened, copied or put back from an older state, or
+that belongs to other data. The chain of rows and the markers beside the file
+(:mod:`securefda.privacy.ledger_storage`) find this. An attacker who can rewrite both is found by the head that an audit
+log recorded.
 """
 
 from __future__ import annotations
@@ -156,7 +157,7 @@ class Ledger:
         Raises:
             BudgetExhausted: the round would exceed the budget; nothing was charged.
         """
-        # Without the lock at first: it takes seconds, which no other process has to wait for, and is remembered.
+        # First without the lock: this takes seconds, and no other process should wait for it. The result is cached.
         _before_and_after(self.events(), event, budget)
         with self._changing() as state:
             state.check(self._known_head, self._data, now)
@@ -180,7 +181,7 @@ class Ledger:
             raise self._exhausted(event, budget, before, after)
 
     def commit(self, reservation: Reservation, *, steps: int, now: int) -> Head:
-        """Write that a round is over; what it was charged stays, also where it took fewer steps.
+        """Write that a round is over. Its charge stays, even if it took fewer steps.
 
         Args:
             reservation: as :meth:`reserve` returned it.
@@ -213,11 +214,11 @@ class Ledger:
         return state.head
 
     def accept(self, reason: str, sign: Sign, *, now: int) -> Head:
-        """Go on with this file, these data and this clock, by the site's word; what the file knows of stays spent.
+        """Go on with this file, these data and this clock, because the site says so; all that was spent stays spent.
 
-        For data that have changed, a file that was copied, and a clock that was wrong. The row is kept for ever. A
-        file whose chain is broken stays refused, and so does one whose folder knows of rows that it lacks: what they
-        cost would be given back.
+        For data that have changed, a file that was copied, and a clock that was wrong. The row is kept for ever. Two
+        files stay refused: one whose chain is broken, and one that lacks rows of which its folder knows. To accept
+        the second would give back what these rows cost.
 
         Args:
             reason: why, in words; 1 to 500 characters.
@@ -229,7 +230,7 @@ class Ledger:
     def reset(self, reason: str, sign: Sign, *, now: int) -> Head:
         """As :meth:`accept`, and nothing counts as spent any more: rows that trained before lose their protection.
 
-        It goes on with a file that lacks rows, too, and says for ever how many.
+        A file that lacks rows can be reset too; the ledger then says for ever how many were missing.
         """
         return self._by_statement("reset", reason, sign, now)
 
@@ -256,17 +257,17 @@ class Ledger:
     def check_signatures(self, is_valid: Callable[[bytes, bytes], bool]) -> tuple[int, ...]:
         """Check what the site signed.
 
-        A statement signs the chain up to it. So the last one speaks for those before it, which a site that has renewed
-        its keys signed with an older one.
+        A statement signs the chain up to it. So the last one covers all before it, which a site may have signed with
+        an older key.
 
         Args:
-            is_valid: tells whether a statement and a signature are the site's.
+            is_valid: whether a statement and a signature are the site's.
 
         Returns:
-            Numbers of the rows before it that reset or accept and are not signed with the site's present key.
+            Numbers of the rows that reset or accept and are not signed with the site's present key.
 
         Raises:
-            LedgerError: the last row that resets or accepts is not signed by it.
+            LedgerError: the last such row is not signed with it.
         """
         rows = self.rows()
         pairs = [(before, row) for before, row in itertools.pairwise(rows) if row.is_statement]

@@ -1,8 +1,8 @@
 """One round of training at one site by DP-SGD (Abadi et al. 2016). Import it where it is needed: it imports Opacus.
 
 Opacus computes and clips the gradient of each row. Three parts of Opacus are replaced: its noise, by that of
-:mod:`securefda.privacy.noise`; its sampler, by `draw_rows` below; and the mean loss, by one per row, so that no row has
-a part in another's gradient.
+:mod:`securefda.privacy.noise`; its sampler, by `draw_rows` below; and the mean loss, by one per row, so that no row
+contributes to another's gradient.
 
 Everything that comes out of a round is computed from noisy gradients, the step count and the number of rows. There is
 no training loss and no training accuracy.
@@ -11,9 +11,9 @@ Each step draws every row by itself (Poisson sampling), with bits of the operati
 epsilon only as long as it is unknown which rows a step drew. Opacus' own sampler takes its bits from a generator of
 torch, whose 64-bit seed would be all that hides them.
 
-The sender of the model chooses its weights, so no step may depend on them being reasonable. A row whose gradient is not
-finite counts as one without gradient: an error would tell of it. And with ghost clipping, the sum must be made of the
-very gradients that were measured: see :func:`_ghost_backward`.
+The sender of the model chooses its weights, so no step may rely on them being reasonable. A row whose gradient is not
+finite counts as a row without a gradient, because an error would reveal it. Ghost clipping must sum exactly the
+gradients that it measured: see :func:`_ghost_backward`.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ Backward = Callable[[Tensor, Tensor], None]
 
 
 def draw_rows(samples: int, rate: float, random_bytes: Callable[[int], bytes] = os.urandom) -> NDArray[np.int64]:
-    """Return the rows of one step, ascending; none is an answer too.
+    """Return the rows of one step, ascending; there may be none.
 
     Args:
         samples: number of rows, >= 1.
-        rate: in (0, 1], the probability of each; what is drawn with is less by at most 2**-64.
+        rate: in (0, 1], the probability of each row; the probability used is lower by at most 2**-64.
         random_bytes: ``random_bytes(n)`` returns n of them.
 
     Raises:
@@ -96,7 +96,7 @@ def draw_rows(samples: int, rate: float, random_bytes: Callable[[int], bytes] = 
 
 
 def schedule_of(settings: TrainingSettings, samples: int, rounds: int = 1) -> Schedule:
-    """Return how often a site's rows are used: what a round is charged by.
+    """Return how often a site's rows are used; a round is charged accordingly.
 
     Raises:
         ConfigError: ``training.batch-size`` is larger than the data.
@@ -123,9 +123,10 @@ def train_private(
 
     Each step draws every row with probability 1 / (batches of an epoch), scales each row's gradient down to
     ``settings.dp.max_grad_norm`` over all layers, adds noise, and divides by the expected number of rows; a row
-    whose gradient is not finite has none. Two calls with the same arguments give different updates. Memory: with
-    per-sample gradients as many vectors of length m as a step drew rows; with ghost clipping none of that kind, but
-    it takes linear layers alone and scales a row down by powers of two, to between half the norm and the norm.
+    whose gradient is not finite has none. Two calls with the same arguments give different updates.
+
+    Memory: per-sample gradients need one vector of length m for each row that a step drew. Ghost clipping needs none of
+    these; it takes linear layers alone, and scales a row down by a power of two, to between half the norm and the norm.
 
     Args:
         task: gives the loss of each row by itself, ``row_losses``.
@@ -135,10 +136,10 @@ def train_private(
         settings: how to train; ``dp`` is set.
         site: site id, for messages.
         fewest_steps: refuse to train with fewer.
-        on_step: called after each step, in order, with what noise has touched already.
-        random_bytes: where noise, the rows of each step and what layers draw come from; anything but ``os.urandom`` is
-            for tests. Dropout draws by a row's place in its step: where others know what it draws, a row more would
-            change the gradients of all behind it.
+        on_step: called after each step, in order, with the step after noise was added.
+        random_bytes: source of the noise, of the rows of each step and of what layers draw; anything but ``os.urandom``
+            is for tests. Dropout draws by a row's position in its step. If others knew what it draws, one more row
+            would change the gradients of all rows behind it.
 
     Returns:
         The update; loss and accuracy are None.
@@ -181,9 +182,9 @@ def train_private(
 def steps_of(
     task: Task, model: nn.Module, data: Samples, settings: TrainingSettings, random_bytes: RandomBytes
 ) -> Iterator[Callable[[Tensor], None]]:
-    """Yield what takes a step on the rows whose numbers it is given, none being an answer too.
+    """Yield a function that takes one step on the rows whose numbers it is given, perhaps none.
 
-    Opacus' hooks are on the model for as long as the block.
+    Opacus' hooks stay on the model until the block ends.
 
     Raises:
         TrainingError: a layer that DP-SGD cannot train.
@@ -197,7 +198,7 @@ def steps_of(
             backward(features[rows], labels[rows])
             try:
                 optimizer.step()
-            except ValueError as error:  # of the noise, which no row can bring about: their sum is bounded
+            except ValueError as error:  # from the noise; no row can cause it, because their sum is bounded
                 raise TrainingError(f"training stopped at a step: {error}", hint=_HINT) from None
 
         yield step
@@ -280,7 +281,7 @@ def _plain_backward(wrapped: Any, optimizer: Any, row_loss: nn.Module, features:
         if not isinstance(found, Tensor) or len(found) != len(features):
             raise _no_gradient_of_each()
     sums = torch.stack([parameter.grad_sample.flatten(1).sum(1) for parameter in optimizer.params])
-    unfit_rows = ~sums.isfinite().all(dim=0)  # a sum that overflows counts too: whichever, the row alone decides
+    unfit_rows = ~sums.isfinite().all(dim=0)  # a sum that overflows counts too: it depends on the row alone
     if unfit_rows.any():
         for parameter in optimizer.params:
             parameter.grad_sample[unfit_rows] = 0.0
@@ -371,7 +372,7 @@ def _no_gradient(parameters: Iterable[Any], ghost: bool) -> None:
 
 
 def _no_gradient_of_each() -> TrainingError:
-    """For parts of rows that would be clipped each by itself: the row would then move the sum by a multiple."""
+    """For rows whose parts would be clipped separately: such a row would move the sum by a multiple of the bound."""
     return TrainingError(
         "a layer has no gradient of each row, or more than one",
         hint="use every parameter in each step, once, and keep the rows in dimension 0 of every layer",
@@ -430,10 +431,10 @@ def _torch_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.opti
 def require_separate_rows(task: Task, model: nn.Module, data: Samples, settings: TrainingSettings) -> None:
     """Refuse, before the first round, what DP-SGD cannot train: its bound holds for rows that do not mix.
 
-    That they were prepared apart, the task says of itself. Layers that Opacus knows are refused by name. Of any other,
-    rows of the site tell: what the model and the loss say of one row must not change with the rows beside it, with
-    their number or its place, and a row that is clipped must have its own gradient, shorter. Tried on a few rows, with
-    the model as it is and with one moved at random; this finds mistakes and is no proof.
+    The task itself says that it prepares each row separately. Layers that Opacus knows to mix rows are refused by name.
+    Everything else is tried on a few rows of the site, with the model as it is and with its parameters moved at random:
+    what the model and the loss give for a row must not depend on the other rows, their number or its position, and a
+    clipped row must have its own gradient, only shorter. This finds mistakes; it is no proof.
 
     Raises:
         TrainingError: names the layer and what to use instead.
@@ -459,13 +460,11 @@ def require_separate_rows(task: Task, model: nn.Module, data: Samples, settings:
 
 
 def _try_model(task: Task, model: nn.Module, data: Samples, settings: TrainingSettings) -> None:
-    # The first row alone, among others, behind them, and beside copies of one of them
     features, labels = data.features[:_PROBES], data.labels[:_PROBES]
     order = list(range(len(features)))
-    places = {"among others": order, "behind others": [*order[1:], 0], "beside copies": [0, *order[-1:] * 4]}
-    model.eval()  # dropout draws by place
+    model.eval()  # dropout draws by position
     alone = _said_of(task, model, features[:1], labels[:1], 0)
-    for rows in places.values():
+    for rows in (order, [*order[1:], 0], [0, *order[-1:] * 4]):  # among others, behind them, beside copies of one
         _require_same(model, alone, _said_of(task, model, features[rows], labels[rows], rows.index(0)))
     model.train()
     moved = features[1:].flip(0) + (1 if features.is_floating_point() else 0)  # a whole number may be a word's
@@ -499,7 +498,7 @@ def _said_of(task: Task, model: nn.Module, features: Tensor, labels: Tensor, row
 
 
 def _require_losses_agree(task: Task, model: nn.Module, data: Samples) -> None:
-    """A task that overrides ``loss`` alone, where the one it extends has both, would train on two different losses."""
+    """Refuse a task that overrides only one of ``loss`` and ``row_losses``: it would train on two different losses."""
     features, labels = data.features[:_PROBES], data.labels[:_PROBES]
     with seeded_torch(0, torch.device("cpu")), torch.no_grad(), task_code(type(task), "row_losses"):
         outputs = model(features)
@@ -513,7 +512,7 @@ def _require_losses_agree(task: Task, model: nn.Module, data: Samples) -> None:
 
 
 def _require_own_gradient(task: Task, model: nn.Module, row: Samples, settings: TrainingSettings) -> None:
-    """Opacus sees what passes through layers. A parameter that is used elsewhere too would escape it, and the clip."""
+    """Opacus sees only what passes through layers. A parameter used outside of them would escape the clip."""
     own = _gradient(task, model, row)
     length = float(torch.linalg.vector_norm(own))
     if settings.dp is None or not 0 < length < math.inf:

@@ -32,9 +32,9 @@ class _Kept:
 class PrivateTrainer(SiteTrainer):
     """As :class:`SiteTrainer`, by DP-SGD and within a budget.
 
-    What is asked for a second time within a round, because its first session came to nothing, is what the first
-    training gave: to send it costs nothing more, and to train again would. After a reset of the ledger it is trained
-    and charged anew, for what paid for it counts no more.
+    Where the first session of a round came to nothing, a second one gets the result of the first training: sending it
+    again costs nothing, training again would. After a reset of the ledger the first charge counts no more, so the round
+    is trained and charged again.
 
     Args:
         task, site, data, settings, seed: as for :class:`SiteTrainer`; ``settings.dp`` is set.

@@ -165,9 +165,9 @@ def check_missed(body: MissedResult, *, roster: Roster, run_id: bytes) -> Missed
         require(one.body.run_id == run_id, check, f"receipt of {name}: of another run")
         of_this = (one.body.result_digest, one.body.model_digest) == (result.digest(), result.body.model_digest)
         require(of_this, check, f"receipt of {name}: for another result")
-    places = {(one.body.round, one.body.number) for one in body.receipts}
-    require(len(places) <= 1, check, "its receipts differ in round or number")
-    round_number, number = max(places, default=(0, 0))
+    positions = {(one.body.round, one.body.number) for one in body.receipts}
+    require(len(positions) <= 1, check, "its receipts differ in round or number")
+    round_number, number = max(positions, default=(0, 0))
     return Missed(result, frozenset(givers), number, round_number)
 
 
@@ -283,7 +283,7 @@ class Course:
 
     Attributes:
         number: of the header's model.
-        steps: results between the two models.
+        results: how many lie between the two models.
         moved: L2 norm of their difference in each group of layers.
         target: of g_T, likewise; empty where it was not published.
         units: largest so far in this run; empty in this source's first round of it.
@@ -293,7 +293,7 @@ class Course:
     """
 
     number: int
-    steps: int
+    results: int
     moved: Units
     target: Units
     units: Units
@@ -318,19 +318,19 @@ class Course:
         Raises:
             FaultyAggregatorError: HEADER_STEP or HEADER_TARGET_STEP; the detail says how far it is.
         """
-        since = f"the model moved {{}} units in {self.steps} finished rounds"
-        self._require(self.moved, self.steps, "HEADER_STEP", since)
+        since = f"the model moved {{}} units in {self.results} finished rounds"
+        self._require(self.moved, self.results, "HEADER_STEP", since)
         self._require(self.target, 1, "HEADER_TARGET_STEP", "the target's update is {} units long")
 
-    def _require(self, lengths: Units, steps: int, check: str, what: str) -> None:
+    def _require(self, lengths: Units, results: int, check: str, what: str) -> None:
         for name, length, unit in zip(self.names, lengths, self.units, strict=False):
             # A refusal tells on which side of the limit a model is, and so of the unit a power of two at most.
             yardstick = 2.0 ** math.floor(math.log2(unit))
-            if not length <= self.limit * steps * yardstick:
+            if not length <= self.limit * results * yardstick:
                 detail = (
-                    f"in {name}, {what.format(f'{length / yardstick:.3g}')}; at most {self.limit * steps:g} is allowed "
-                    f"(limits.model-step = {self.limit:g} in policy.toml; a unit is what this site's own training "
-                    "moves, rounded down to a power of two)"
+                    f"in {name}, {what.format(f'{length / yardstick:.3g}')}; at most {self.limit * results:g} is "
+                    f"allowed (limits.model-step = {self.limit:g} in policy.toml; a unit is what this site's own "
+                    "training moves, rounded down to a power of two)"
                 )
                 raise FaultyAggregatorError(check, detail, blames=False)
 
@@ -361,7 +361,7 @@ def course_of(
     groups = layer_groups([math.prod(shape) for _, shape in layers])
     course = Course(
         number=origin.number,
-        steps=origin.number - before.number,
+        results=origin.number - before.number,
         moved=_norms(groups, model, before.model) if origin.number else (),
         target=_norms(groups, target_update) if target_update is not None else (),
         units=before.units,
@@ -390,11 +390,11 @@ def _norms(groups: Sequence[int], vector: Vector, origin: Vector | None = None) 
     for size in groups:
         squared = 0.0
         for block in blocks(size):
-            place = slice(start + block.start, start + block.stop)
-            part = vector[place].astype(np.float64)
+            where = slice(start + block.start, start + block.stop)
+            values = vector[where].astype(np.float64)
             if origin is not None:
-                part -= origin[place]
-            squared += float(np.dot(part, part))
+                values -= origin[where]
+            squared += float(np.dot(values, values))
         norms.append(math.sqrt(squared))
         start += size
     return tuple(norms)

@@ -41,7 +41,6 @@ from securefda.protocol.messages import (
     Signed,
     Step,
     Survivors,
-    Unmask,
     Update,
     Visibility,
 )
@@ -202,14 +201,18 @@ def continue_round(site: SourceSite, current: SourceRound, message: Signed[Body]
                 raise
         case steps.AwaitingSurvivors(), Survivors():
             following, signature = steps.receive_survivors(phase, message)  # type: ignore[arg-type]
-            survivors = [item.index for item in following.lists.survivors]
-            current.record["summed"] = len(cohort_with(site.signer.index, phase.cohorts).intersection(survivors))
-            names = site_ids(site.roster, survivors)
-            site.witness.journal.event("survivors-signed", current.header, survivors=names)
+            alive = [item.index for item in following.lists.survivors]
+            current.record["summed"] = len(cohort_with(site.signer.index, phase.cohorts).intersection(alive))
+            site.witness.journal.event("survivors-signed", current.header, survivors=site_ids(site.roster, alive))
             return replace(current, phase=following), Parcel(signature)
         case steps.AwaitingConsistency(), Consistency():
             waiting, unmask = steps.receive_consistency(phase, message)  # type: ignore[arg-type]
-            return _release_shares(site, current, phase.lists, waiting, unmask)
+            survivors = site_ids(site.roster, (item.index for item in phase.lists.survivors))
+            dropped = site_ids(site.roster, phase.lists.dropped)
+            journal, header = site.witness.journal, current.header
+            journal.event("unmask-shares-released", header, survivors=survivors, dropped=dropped)
+            site.store.answered(header.body.run_id)
+            return replace(current, phase=waiting), Parcel(unmask)  # with it the aggregator may open the sum
         case _:
             raise _out_of_order(message, phase)
 
@@ -291,21 +294,6 @@ def release_masked(
     phase, message = session_steps.masked_input(ready, encoded)
     _burn_fuse(site, current.header)
     return SourceRound(current.header, phase, current.record), Parcel(message, (encoded.data.cast("B"),))
-
-
-def _release_shares(
-    site: SourceSite,
-    current: SourceRound,
-    lists: Survivors,
-    phase: session_steps.AwaitingResult,
-    message: Signed[Unmask],
-) -> tuple[SourceRound, Parcel]:
-    """From here on the aggregator may open the sum over these sources."""
-    survivors = site_ids(site.roster, (item.index for item in lists.survivors))
-    dropped = site_ids(site.roster, lists.dropped)
-    site.witness.journal.event("unmask-shares-released", current.header, survivors=survivors, dropped=dropped)
-    site.store.answered(current.header.body.run_id)
-    return replace(current, phase=phase), Parcel(message)
 
 
 def _burn_fuse(site: SourceSite, header: Signed[Header]) -> None:

@@ -72,7 +72,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Clipped:
-    """Too much of the update lies at the header's clip. The update depends on the rows, and so does this answer."""
+    """Too much of the update lies at the header's clip. That depends on the rows, so this answer tells of them."""
 
     header: Header
     error: FaultyAggregatorError

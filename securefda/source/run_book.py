@@ -99,9 +99,8 @@ class RunBook(StateFile):
         run_id, number, session = header.body.run_id, header.body.round, header.envelope.session_id
         with self._transaction() as database:
             is_one_more = self._require_open(database, run_id, state, number)
-            remember = (
-                "INSERT OR REPLACE" if is_one_more else "INSERT OR IGNORE"
-            )  # begun anew with the operator's consent
+            # With the operator's consent the run begins again, and counts from now.
+            remember = "INSERT OR REPLACE" if is_one_more else "INSERT OR IGNORE"
             database.execute(f"{remember} INTO runs VALUES (?, ?, ?)", (run_id, state, self._unix_time()))
             database.execute("INSERT OR IGNORE INTO sessions VALUES (?, ?)", (session, run_id))
             (owner,) = database.execute("SELECT run_id FROM sessions WHERE session_id = ?", (session,)).fetchone()
@@ -137,7 +136,7 @@ class RunBook(StateFile):
     def _require_open(self, database: sqlite3.Connection, run_id: bytes, state: str, round_number: int | None) -> bool:
         """Whether the operator's consent alone opens the run; raises where nothing does."""
         known = database.execute("SELECT state, rowid FROM runs WHERE run_id = ?", (run_id,)).fetchone()
-        if known is None or round_number is not None:  # who rejoins may be asked for a round again that it began
+        if known is None or round_number is not None:  # a site that rejoins may be asked again for its round
             others = "SELECT count(*) FROM unfinished WHERE (run_id, round) != (?, ?)"
             (unfinished,) = database.execute(others, (run_id, round_number or 0)).fetchone()
             if unfinished >= self._limits.max_unfinished:

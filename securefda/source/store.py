@@ -233,10 +233,10 @@ class SourceStore(RunStore):
         body = header.body
         self._runs.begin_attempt(header, self._file_number)
         with self._transaction(durable=False) as database:
-            place = (body.run_id, body.round, body.attempt, round_terms(body))
+            position = (body.run_id, body.round, body.attempt, round_terms(body))
             model = (number, body.previous_result_digest, body.model_digest)
             end = (False, model_round, body.sources_keep, False)
-            row = (*place, *model, header.envelope.session_id, header.digest(), *end)
+            row = (*position, *model, header.envelope.session_id, header.digest(), *end)
             database.execute("INSERT OR REPLACE INTO positions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
 
     def end_run(self, run_id: bytes, *, keeps_own: bool) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -177,7 +176,7 @@ def _prepare(
         train_size=_TRAIN_FRACTION,
         test_size=1.0 - _TRAIN_FRACTION,
         random_state=_SPLIT_SEED,
-        stratify=labels if _can_stratify(labels) else None,
+        stratify=labels if np.bincount(labels, minlength=2).min() > 2 else None,
     )
     # FLamby keeps the file's order inside both parts.
     train, test = np.sort(train), np.sort(test)
@@ -189,11 +188,6 @@ def _prepare(
         mean, deviation = (np.array(numbers) for numbers in scaling)
     standard = (features - mean) / deviation
     return _Hospital(_samples(standard, labels, train), _samples(standard, labels, test))
-
-
-def _can_stratify(labels: NDArray[np.int64]) -> bool:
-    counts: Sequence[int] = np.bincount(labels, minlength=2).tolist()
-    return min(counts) > 2
 
 
 def _samples(features: NDArray[np.float64], labels: NDArray[np.int64], rows: NDArray[np.int64]) -> Samples:

@@ -23,7 +23,7 @@ FEWEST_TARGET_STEPS = 2
 """A target needs two steps in a round, since auto-beta estimates the variance between steps."""
 
 _EVALUATION_ROWS = 1024
-_MEND = "lower training.learning-rate, or look at the site's data"
+_DATA_HINT = "lower training.learning-rate, or look at the site's data"
 
 StepObserver = Callable[[Vector], None]
 """Receives a step x_j (m,), parameters after minus before; the array is only valid during the call."""
@@ -31,7 +31,7 @@ StepObserver = Callable[[Vector], None]
 Pull = Callable[[Tensor, Tensor], None]
 """Adds to the gradient of a step what pulls the parameters: (values, gradient), (m,) each, the second changed."""
 
-EVERYTHING = slice(None)
+WHOLE_MODEL = slice(None)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -82,7 +82,7 @@ def train_local(
     site: str,
     fewest_steps: int = 1,
     on_step: StepObserver | None = None,
-    part: slice = EVERYTHING,
+    trained: slice = WHOLE_MODEL,
     pull: Pull | None = None,
 ) -> LocalResult:
     """Train from the received model on one site's rows for one round.
@@ -102,7 +102,7 @@ def train_local(
         site: site id, for messages.
         fewest_steps: refuse to train with fewer; ``FEWEST_TARGET_STEPS`` at the target.
         on_step: called after each step, in order.
-        part: of the model, one piece of it: what is trained; the rest stays as received, to the last bit.
+        trained: which parameters are trained, as one slice of the vector; the others stay as received, to the last bit.
         pull: called before each step, in addition to the loss.
 
     Raises:
@@ -116,13 +116,13 @@ def train_local(
         flat = FlatModel(model, received, device)
         flat.model.train()
         steps, seen = _run_steps(
-            task, flat, data, settings=settings, seed=seed, site=site, on_step=on_step, part=part, pull=pull
+            task, flat, data, settings=settings, seed=seed, site=site, on_step=on_step, trained=trained, pull=pull
         )
         accuracy = seen.accuracy(task)
     flat.release_gradient()
     update: Vector = flat.values.cpu().numpy() - received
     if not np.isfinite(update).all():
-        raise TrainingError(f"{site}: the update is not finite after step {steps}", hint=_MEND)
+        raise TrainingError(f"{site}: the update is not finite after step {steps}", hint=_DATA_HINT)
     return LocalResult(update, steps, len(data), seen.mean_loss, accuracy, settings.learning_rate)
 
 
@@ -196,13 +196,13 @@ def _run_steps(
     seed: Seed,
     site: str,
     on_step: StepObserver | None,
-    part: slice,
+    trained: slice,
     pull: Pull | None,
 ) -> tuple[int, _Seen]:
     """Take all steps of the round; return their number and what they saw."""
     device = flat.values.device
     features, labels = data.features.to(device), data.labels.to(device)
-    values, gradient = flat.values[part], flat.gradient[part]
+    values, gradient = flat.values[trained], flat.gradient[trained]
     optimizer = new_optimizer(len(values), settings, device)
     before = flat.values.clone() if on_step is not None else None
     steps, seen = 0, _Seen(len(data))
@@ -214,7 +214,7 @@ def _run_steps(
         loss.backward()  # type: ignore[no-untyped-call]
         steps, loss_value = steps + 1, loss.item()
         if not math.isfinite(loss_value):
-            raise TrainingError(f"{site}: the loss is {loss_value} at step {steps}", hint=_MEND)
+            raise TrainingError(f"{site}: the loss is {loss_value} at step {steps}", hint=_DATA_HINT)
         if pull is not None:
             pull(flat.values, flat.gradient)
         optimizer.step(values, gradient)

@@ -227,7 +227,7 @@ def train_with_head(
         settings=replace(settings, epochs=settings.head_epochs),
         seed=derive_seed(seed, "head"),
         site=site,
-        part=own,
+        trained=own,
     )
     head = head + of_head.update[own]
     start = np.concatenate([received[body], head])
@@ -241,16 +241,13 @@ def train_with_head(
         site=site,
         fewest_steps=fewest_steps,
         on_step=on_step,
-        part=body,
+        trained=body,
     )
-    return replace(result, loss=_mean_loss(of_head, result, settings)), head
-
-
-def _mean_loss(of_head: LocalResult, of_body: LocalResult, settings: TrainingSettings) -> float | None:
-    if of_head.loss is None or of_body.loss is None:
-        return None
-    rows = settings.head_epochs + settings.epochs
-    return (settings.head_epochs * of_head.loss + settings.epochs * of_body.loss) / rows
+    if of_head.loss is not None and result.loss is not None:
+        passes = settings.head_epochs + settings.epochs
+        loss = (settings.head_epochs * of_head.loss + settings.epochs * result.loss) / passes
+        result = replace(result, loss=loss)
+    return result, head
 
 
 class OwnHead:

@@ -30,7 +30,7 @@ class SecretSeed(Protocol):
         """The seed for the purpose that ``parts`` names, as :func:`derive_seed` has it."""
 
     def stream(self) -> Callable[[int], bytes]:
-        """A function that returns the next n bytes of a stream, which begins anew with every call of this method."""
+        """A function that returns the next n bytes of a stream; the stream restarts with every call of this method."""
 
 
 Seed = int | SecretSeed
@@ -140,13 +140,14 @@ def _seed(seed: int, device: torch.device) -> None:
 @contextmanager
 def _own_generators(device: torch.device) -> Iterator[None]:
     with _GLOBAL_GENERATORS:
-        cpu, gpus = torch.get_rng_state(), {gpu: torch.cuda.get_rng_state(gpu) for gpu in _saved_gpus(device)}
+        cpu, gpus = torch.get_rng_state(), dict[int, torch.Tensor]()
+        if device.type == "cuda":  # only the GPU in use: to ask all for their state would start them
+            gpu = torch.cuda.current_device() if device.index is None else device.index
+            gpus[gpu] = torch.cuda.get_rng_state(gpu)
         try:
             yield
         except BaseException:
-            with suppress(
-                RuntimeError
-            ):  # once a kernel has failed, all of CUDA does; the cause is what the block raised
+            with suppress(RuntimeError):  # after a kernel that failed all of CUDA fails; the block raised the cause
                 _put_back(cpu, gpus)
             raise
         _put_back(cpu, gpus)
@@ -156,10 +157,3 @@ def _put_back(cpu: torch.Tensor, gpus: dict[int, torch.Tensor]) -> None:
     torch.set_rng_state(cpu)
     for gpu, state in gpus.items():
         torch.cuda.set_rng_state(state, gpu)
-
-
-def _saved_gpus(device: torch.device) -> list[int]:
-    """Only the GPU in use: to ask all for their state would start them."""
-    if device.type != "cuda":
-        return []
-    return [torch.cuda.current_device() if device.index is None else device.index]

@@ -141,8 +141,8 @@ def _breaks_translated() -> Iterator[None]:
 
 
 async def _send_chunks(connection: Connection, call: Any, view: memoryview, offset: int, chunk_bytes: int) -> None:
-    for place, data in chunks(view, offset, chunk_bytes):
-        await _write(connection, call, pb.UploadRequest(chunk=pb.UploadChunk(offset=place, data=data)))
+    for position, data in chunks(view, offset, chunk_bytes):
+        await _write(connection, call, pb.UploadRequest(chunk=pb.UploadChunk(offset=position, data=data)))
     await call.done_writing()
 
 

@@ -37,7 +37,7 @@ class Site:
         self.link = new_link(index)
         self._timer: asyncio.TimerHandle | None = None
 
-    def start_anew(self, instance_id: bytes) -> None:
+    def restarted(self, instance_id: bytes) -> None:
         """A new process at the source: whatever was meant for the old one is discarded."""
         self.instance_id = instance_id
         self.link.discard()

@@ -145,7 +145,7 @@ class FederationServicer(FederationServiceServicer):
             if not site.is_connected:
                 self._table.events.put(Joined(site.index, site.instance_id, resumed=True))
         else:
-            site.start_anew(hello.instance_id)
+            site.restarted(hello.instance_id)
             self._table.events.put(Joined(site.index, site.instance_id, resumed=False))
         return pace
 

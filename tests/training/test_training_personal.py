@@ -297,7 +297,7 @@ def test_what_is_not_trained_stays_to_the_last_bit_whatever_the_optimizer(optimi
         settings=settings,
         seed=1,
         site="target",
-        part=slice(0, 16),
+        trained=slice(0, 16),
     )
     assert result.update[:16].all()
     assert not result.update[16:].any()

@@ -71,10 +71,9 @@ def verdict_of(found: ReconciledRuns) -> Verdict:
     for run in found.runs:
         prefix = f"run {run.members.run[:12]}: " if several else ""
         points += [Point(one.severity, f"{prefix}{finding_line(one)}", True) for one in run.outcome.findings]
-        points += [
-            Point("attention", f"{prefix}{_sentence(sites, what)}", False)
-            for sites, what in gathered([one for one in run.outcome.notices if one.care])
-        ]
+        for sites, what in gathered([one for one in run.outcome.notices if one.care]):
+            text = f"{names(sites)}: {what}" if sites else f"{what[:1].upper()}{what[1:]}"
+            points.append(Point("attention", f"{prefix}{text}.", False))
     points += [Point("attention", f"{one.what}.", True) for one in found.history.findings]
     points.sort(key=lambda point: (-_GRAVITY.index(point.severity), not point.is_finding))
     return Verdict(tuple(points), " ".join(_scope(found.runs)))
@@ -100,11 +99,6 @@ def gathered(notices: Sequence[Notice]) -> list[tuple[list[str], str]]:
     for notice in notices:
         sites.setdefault(notice.what, []).extend([notice.site] if notice.site else [])
     return [(who, what) for what, who in sites.items()]
-
-
-def _sentence(sites: Sequence[str], what: str) -> str:
-    text = f"{names(sites)}: {what}" if sites else f"{what[:1].upper()}{what[1:]}"
-    return f"{text}."
 
 
 def _scope(runs: Sequence[ReconciledRun]) -> Iterator[str]:

@@ -11,7 +11,6 @@ from securefda.audit.report.overview import alike, all_flows, round_groups, shor
 from securefda.audit.report.party_tables import Flow, Incident, PartyTables
 from securefda.audit.report.sources import LogState, Sources
 from securefda.audit.report.words import (
-    arrival_text,
     cell_text,
     ending_text,
     event_text,
@@ -166,7 +165,9 @@ def matrix_table(sources: Sources) -> Table | None:
         line = Line(cell_text(flow), "strong" if shows_update(flow) else "")
         cells.setdefault((flow.discloser, flow.receiver), []).append(line)
     for item in arrivals:
-        cells.setdefault((item.sender, item.receiver), []).append(Line(arrival_text(item), "strong"))
+        cells.setdefault((item.sender, item.receiver), []).append(
+            Line(f"{item.messages:,} × {item.type}, as only the receiver says", "strong")
+        )
     nothing = [Line("–")]
     rows = [(Cell.of(site), *(Cell(tuple(cells.get((site, to), nothing))) for to in across)) for site in down]
     caption = "Who disclosed (rows) what to whom (columns), with the number of messages over the whole run"

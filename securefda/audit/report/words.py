@@ -8,7 +8,7 @@ from typing import Final
 
 from securefda.audit.reconcile.history import SiteRun, ranges
 from securefda.audit.report.overview import Alike, Moment
-from securefda.audit.report.party_tables import Arrival, Flow, Incident
+from securefda.audit.report.party_tables import Flow, Incident
 from securefda.audit.verify import Verification
 from securefda.text import counted, names
 
@@ -101,11 +101,6 @@ def cell_text(flow: Flow) -> str:
     """A flow in a cell of the matrix."""
     over = "in clear" if flow.level == "individual" else f"in a {flow.level} of ≥ {flow.fewest}"
     return f"{flow.messages:,} × {_SHORT.get(flow.what, flow.what)}, {over}"
-
-
-def arrival_text(arrival: Arrival) -> str:
-    """A release that only its receiver's log has."""
-    return f"{arrival.messages:,} × {arrival.type}, as only the receiver says"
 
 
 def updates_text(flows: Iterable[Flow]) -> str:

@@ -165,7 +165,7 @@ def check_header_by_policy(
         raise FaultyAggregatorError("HEADER_PARTICIPANTS", "the header does not name this site")
     _check_visibility(policy, header, own_index, limits)
     if header.norm_cap is not None and header.level_of(own_index) is Visibility.SUM:
-        _check_rows(policy, with_noise=with_noise)
+        _check_norm_reports(policy, with_noise=with_noise)
     _check_rule(policy, header.rule)
     digest = header.architecture_digest.hex()
     if policy.architectures and digest not in policy.architectures:
@@ -238,14 +238,14 @@ def check_training(policy: SourcePolicy, noise_multiplier: float, max_grad_norm:
     if with_noise and not max_grad_norm <= largest:
         raise _refusal("dp.max-grad-norm", f"{max_grad_norm:g}", f"at most {largest:g}")
     if policy.visibility is Visibility.SUM and policy.norm_cap.kappa > 0:
-        _check_rows(policy, with_noise=with_noise)
+        _check_norm_reports(policy, with_noise=with_noise)
 
 
-def _check_rows(policy: SourcePolicy, *, with_noise: bool) -> None:
-    """A source that colludes tells the aggregator the rows that it got; only noise bounds what they tell."""
+def _check_norm_reports(policy: SourcePolicy, *, with_noise: bool) -> None:
+    """A colluding source tells the aggregator the norm reports that it got; only noise bounds what they tell."""
     if policy.max_colluders and not with_noise and policy.norm_cap.reports == "hidden":
         asked = f"a norm report that max-colluders = {policy.max_colluders} colluders would see"
-        raise _refusal("norm-cap.reports", asked, "such a row only of training with noise")
+        raise _refusal("norm-cap.reports", asked, "such a report only of training with noise")
 
 
 def check_metadata(policy: SourcePolicy, update: Update) -> None:
