@@ -63,7 +63,7 @@ class Link:
         self._sent = 0
         self._arrived = 0
         self._taken = 0
-        self._told = 0
+        self._acknowledged = 0
         self._leaving = False
         self._wake = asyncio.Event()
         self._settled = asyncio.Event()
@@ -139,7 +139,7 @@ class Link:
 
     def rewind(self) -> None:
         """Start over on a new stream: whatever is not acknowledged is sent again."""
-        self._sent = self._told = 0
+        self._sent = self._acknowledged = 0
         self._wake.set()
 
     def is_new(self, delivery: pb.Delivery) -> bool:
@@ -170,7 +170,7 @@ class Link:
         if self._leaving:
             self._leaving = False
             return self._frame(pb.Frame(leave=pb.Leave()))
-        if self._told < self._taken:
+        if self._acknowledged < self._taken:
             return self.heartbeat()
         self._wake.clear()
         return None
@@ -185,7 +185,7 @@ class Link:
         return self._frame(pb.Frame(heartbeat=pb.Heartbeat()))
 
     def _frame(self, frame: pb.Frame) -> pb.Frame:
-        frame.acknowledged = self._told = self._taken
+        frame.acknowledged = self._acknowledged = self._taken
         return frame
 
     async def something_to_say(self, timeout_s: float) -> None:
