@@ -231,6 +231,38 @@ class SourceRun:
                 return self._continue_round(message)
         return Accepted([])
 
+    def _start_round(self, header: Signed[Header], parcel: Parcel) -> Outcome:
+        site, body = self._site, header.body
+        site.require_from_target(header)
+        accepted = accept_header(site, header, parcel, self._between.shown_last())
+        self.forget()
+        receipts = []
+        if accepted.origin.caught_up is not None:  # the last session had a result, of which this site learns only now
+            site.store.record_result(body.run_id, accepted.origin.caught_up)
+            receipts.append(receipt_for(site, body.run_id, accepted.origin.caught_up))
+        site.store.accept_header(header, accepted.origin.number, accepted.origin.round)
+        site.witness.journal.enter(header)
+        self._reporter.round_started(body.round, accepted.level.label, body.rule.rule)
+        self._round, answer = begin_round(site, accepted)
+        return Accepted([*receipts, answer])
+
+    def _continue_round(self, message: Signed[Body]) -> Outcome:
+        if self._round is None:
+            if message.envelope.session_id == self._ended_session:
+                return Skipped()
+            raise FaultyAggregatorError("ORDER", f"{message.type_name} outside a session")
+        # The owner may have tightened the policy meanwhile: then nothing more of this round leaves.
+        self._site.check_policy(self._round.header.body)
+        if isinstance(message.body, Result):
+            check_result(self._site, self._round, message)
+            finished, self._round = self._round, None
+            receipt = remember_result(self._site, finished, message)  # type: ignore[arg-type]  # its body is a result
+            self.standing.round_finished()
+            self._reporter.round_finished(finished.record)
+            return Accepted([receipt])
+        self._round, answer = continue_round(self._site, self._round, message)
+        return Accepted([answer])
+
     def _end(self, goodbye: Goodbye, parcel: Parcel) -> None:
         if self.standing.goodbye is not None:
             return
@@ -264,44 +296,6 @@ class SourceRun:
             self.standing.kept_round = origin.round
             self._log("model-kept", model=goodbye.model_digest.hex())
         site.store.end_run(run_id, keeps_own=known.accepted.sources_keep == SourcesKeep.FINAL)
-
-    def _start_round(self, header: Signed[Header], parcel: Parcel) -> Outcome:
-        site, body = self._site, header.body
-        site.require_from_target(header)
-        accepted = accept_header(site, header, parcel, self._between.shown_last())
-        self.forget()
-        receipts = []
-        if accepted.origin.caught_up is not None:  # the last session had a result, of which this site learns only now
-            site.store.record_result(body.run_id, accepted.origin.caught_up)
-            receipts.append(receipt_for(site, body.run_id, accepted.origin.caught_up))
-        site.store.accept_header(header, accepted.origin.number, accepted.origin.round)
-        site.witness.journal.enter(header)
-        self._reporter.round_started(body.round, accepted.level.label, body.rule.rule)
-        self._round, answer = begin_round(site, accepted)
-        return Accepted([*receipts, answer])
-
-    def _continue_round(self, message: Signed[Body]) -> Outcome:
-        if self._round is None:
-            if message.envelope.session_id == self._ended_session:
-                return Skipped()
-            raise FaultyAggregatorError("ORDER", f"{message.type_name} outside a session")
-        # The owner may have tightened the policy meanwhile: then nothing more of this round leaves.
-        self._site.check_policy(self._round.header.body)
-        if isinstance(message.body, Result):
-            check_result(self._site, self._round, message)
-            finished, self._round = self._round, None
-            receipt = remember_result(self._site, finished, message)  # type: ignore[arg-type]  # its body is a result
-            self.standing.round_finished()
-            self._reporter.round_finished(finished.record)
-            return Accepted([receipt])
-        self._round, answer = continue_round(self._site, self._round, message)
-        return Accepted([answer])
-
-    def _end(self, goodbye: Goodbye) -> None:
-        if self.standing.goodbye is None:
-            self.forget()
-            self.standing.goodbye = goodbye
-            self._log("run-ended", outcome="completed" if goodbye.completed else "failed", rounds=goodbye.rounds)
 
     def _aborted(self, message: Signed[Abort]) -> None:
         current, body = self._round, message.body
