@@ -86,17 +86,14 @@ def _state_without_process(seen: Seen, text: str) -> State:
 
 def _ended(summary: Mapping[str, Any], text: str) -> State:
     error = summary.get("error") or {}
+    hint = str(error.get("hint") or "")
     match summary.get("status"):
         case "finished":
             return State("done", "Finished", text)
         case "interrupted":
-            return State("failed", "Interrupted", text, str(error.get("hint", "")))
+            return State("failed", "Interrupted", text, hint)
         case _:
-            return State("failed", "Failed", f"{error.get('message', 'The run ended early.')} {text}", _hint(error))
-
-
-def _hint(error: Mapping[str, Any]) -> str:
-    return str(error.get("hint") or "")
+            return State("failed", "Failed", f"{error.get('message', 'The run ended early.')} {text}", hint)
 
 
 def _finished(rounds: Sequence[RoundLine]) -> list[RoundLine]:

@@ -12,11 +12,16 @@ from securefda.dashboard.parts import Lines, Section, Tone
 from securefda.dashboard.reading import Seen
 
 _MOST_LINES: Final = 30
+_FAILURES: Final = ("alarm", "aborted", "abort-sent", "abort-received")
+"""Kinds of incidents that end a session or accuse a site; the others are refusals and the like."""
 
 
 def incident_lines(incidents: Sequence[Incident]) -> list[tuple[Tone, str]]:
     """The last of them first, each with its check, whom it accuses, the rounds and the time."""
-    lines = [(_tone(one), _text(one)) for one in sorted(incidents, key=lambda one: one.last, reverse=True)]
+    lines: list[tuple[Tone, str]] = [
+        ("failed" if one.kind in _FAILURES else "waiting", _text(one))
+        for one in sorted(incidents, key=lambda one: one.last, reverse=True)
+    ]
     left = len(lines) - _MOST_LINES
     more: list[tuple[Tone, str]] = [("waiting", f"And {left} more, which the audit log has.")] if left > 0 else []
     return [*lines[:_MOST_LINES], *more]
@@ -58,10 +63,6 @@ def log_facts(seen: Seen) -> list[tuple[str, str]]:
     facts.append(("Verified", "no: this page shows what the site wrote. securefda audit verify checks it."))
     facts.append(("Last record", f"{log.last.entry.type}, {time_text(log.last.time)} UTC"))
     return facts
-
-
-def _tone(incident: Incident) -> Tone:
-    return "failed" if incident.kind in ("alarm", "aborted", "abort-sent", "abort-received") else "waiting"
 
 
 def _text(incident: Incident) -> str:

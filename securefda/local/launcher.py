@@ -285,16 +285,46 @@ def _environment(processes: int) -> dict[str, str]:
     return environment
 
 
+class Failures:
+    """The errors with which processes of a run ended, in the order in which they became known."""
+
+    def __init__(self) -> None:
+        self._known: list[ProcessFailed] = []
+        self._first_complaint_at: float | None = None
+
+    def add(self, failure: ProcessFailed, now: float) -> bool:
+        """Keep an error; False where it is known already. ``now`` is in seconds."""
+        if failure in self._known:
+            return False
+        self._known.append(failure)
+        if self._first_complaint_at is None and self.complaints:
+            self._first_complaint_at = now
+        return True
+
+    @property
+    def complaints(self) -> list[ProcessFailed]:
+        """Those that blame another site, which may yet say something of its own."""
+        return [one for one in self._known if one.blames_another and not one.follows]
+
+    def have_waited(self, now: float) -> bool:
+        """Whether the sites that others blame have had their time to say what happened to them."""
+        return self._first_complaint_at is not None and now - self._first_complaint_at > _CAUSE_S
+
+    @property
+    def first_cause(self) -> ProcessFailed:
+        """What a site says of itself comes before what it says of another, and what only follows comes last."""
+        own = [one for one in self._known if not one.blames_another]
+        return [*own, *self.complaints, *self._known][0]
+
+
 def _watch(sites: list[_Site], reporter: Reporter) -> None:
     """Show what the aggregator says until it ends; the first site that fails by itself ends the run.
 
     Raises:
         ProcessFailed: the cause. A site that blames another one is not it if the other says something of its own.
     """
-    aggregator = sites[0]
+    aggregator, failures, has_rounds = sites[0], Failures(), False
     reporter.phase("starting", [site.site for site in sites], len(sites))
-    failures: list[ProcessFailed] = []
-    blamed_at, has_rounds = 0.0, False
     with selectors.DefaultSelector() as selector:
         for site in sites:
             selector.register(site.link, selectors.EVENT_READ, site)
@@ -308,23 +338,18 @@ def _watch(sites: list[_Site], reporter: Reporter) -> None:
                 if site.has_ended:
                     selector.unregister(site.link)
                     site.process.wait()
-                if (failure := site.failure()) is None or failure in failures:
+                if (failure := site.failure()) is None or not failures.add(failure, time.monotonic()):
                     continue
-                failures.append(failure)
                 if failure.is_a_refusal and has_rounds and site is not aggregator:
                     reporter.note(f"{failure}")
                 elif not failure.blames_another:
                     raise failure
-                elif not failure.follows:
-                    blamed_at = blamed_at or time.monotonic()
-            complaints = [one for one in failures if one.blames_another and not one.follows]
             if aggregator.has_ended and not aggregator.failed:
-                for failure in complaints:
+                for failure in failures.complaints:
                     reporter.note(f"{failure}")
                 return
-            waited = bool(complaints) and time.monotonic() - blamed_at > _CAUSE_S
-            if waited or (aggregator.has_ended and all(site.has_ended for site in sites)):
-                raise [*(one for one in failures if not one.blames_another), *complaints, *failures][0]
+            if failures.have_waited(time.monotonic()) or all(site.has_ended for site in sites):
+                raise failures.first_cause
 
 
 def _show(events: list[dict[str, Any]], reporter: Reporter) -> None:
