@@ -14,6 +14,7 @@ import resource
 import shlex
 import shutil
 import socket
+import sqlite3
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -166,6 +167,21 @@ def _listen() -> None:
 def _hang_up() -> None:
     while _OPEN:
         _OPEN.pop().close()
+
+
+_STATE: list[sqlite3.Connection] = []
+
+
+def _work_there() -> None:
+    """Hold the state of a source's run, as its first process does."""
+    Path(f"{SOURCE}/local/run").mkdir()
+    _STATE.append(sqlite3.connect(f"{SOURCE}/local/run/state.sqlite", isolation_level=None))
+    _STATE[0].execute("BEGIN EXCLUSIVE")
+
+
+def _end_there() -> None:
+    while _STATE:
+        _STATE.pop().close()
 
 
 # --- the tables -------------------------------------------------------------------------------------------------------
@@ -1433,6 +1449,14 @@ PROCESSES = {
         again=f"source start --config {SETTINGS} --out federation.toml",
         then="federation.toml",
     ),
+    "a-second-process-of-a-source": Wrong(
+        f"source start --config {SETTINGS}",
+        "state.sqlite: another process uses it",
+        "stop it, or name another --out folder",
+        harm=_work_there,
+        follow=acts(_end_there, lambda: Path(f"{SOURCE}/startup/tls.key").chmod(0o644)),
+        then="tls.key: is open to others",
+    ),
     "out-of-a-source-is-a-file": Wrong(
         f"source start --config {SETTINGS} --out federation.toml",
         "federation.toml/state.sqlite: ",
@@ -1538,6 +1562,7 @@ def place(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     yield folder
     _unlimited()
     _hang_up()
+    _end_there()
     for name in ("SECUREFDA_STRATEGY_ROUNDZ", "SECUREFDA_STRATEGY_ROUNDS"):
         os.environ.pop(name, None)
 
