@@ -23,6 +23,7 @@ from securefda.cli import (
     preflight,
     processes,
     runs,
+    site,
     status,
     task,
     threats,
@@ -111,6 +112,7 @@ app.command("predict")(runs.predict)
 app.command("export")(runs.export)
 app.command("threats")(threats.threats)
 app.add_typer(federation.app, name="federation")
+app.add_typer(site.app, name="site")
 app.add_typer(kit.app, name="kit")
 app.add_typer(task.app, name="task")
 app.add_typer(config.app, name="config")

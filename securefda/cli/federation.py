@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +23,7 @@ from securefda.cli.output import Format, print_result, say
 from securefda.errors import ConfigError
 
 if TYPE_CHECKING:
+    from securefda.protocol.roster import Role
     from securefda.site.config import FederationConfig
     from securefda.site.enrolment import Enrolment
 
@@ -35,14 +37,28 @@ Names = Annotated[
 ]
 
 
+RequestFile = Annotated[
+    Path | None,
+    typer.Option("--request", metavar="FILE", help="Request of the site, which made its own keys (securefda site)."),
+]
+
+
 @app.command("init")
 def init(
     file: FederationFile,
     out: Annotated[Path, typer.Option("--out", help="Folder to make; one kit per site goes below it.")] = Path("kits"),
+    requests: Annotated[
+        Path | None,
+        typer.Option("--requests", metavar="DIR", help="Folder with each site's request (*.json): no keys are made."),
+    ] = None,
     address: Annotated[
-        str,
-        typer.Option("--address", metavar="HOST:PORT", help="Where the sources reach the aggregator."),
-    ] = "127.0.0.1:8443",
+        str | None,
+        typer.Option(
+            "--address",
+            metavar="HOST:PORT",
+            help="Where the sources reach the aggregator; default: 127.0.0.1:8443, or what the target's request says.",
+        ),
+    ] = None,
     listen: Annotated[
         str | None,
         typer.Option("--listen", metavar="HOST:PORT", help="Where the aggregator binds; default: --address."),
@@ -55,13 +71,24 @@ def init(
     overrides: Overrides = [],
     output: OutputFormat = Format.TXT,
 ) -> None:
-    """Make the CA, every site's identity, the signed roster and one startup kit per site."""
+    """Make the CA, the signed roster and one startup kit per site.
+
+    With --requests, each site has made its own keys: no kit holds any, and every site signs the roster at home, with
+    `securefda site join`. Without, the authority makes all keys, and knows them.
+    """
     from securefda.site.config import kit_settings_toml, load_federation
     from securefda.site.endpoints import Address, SiteSpec
-    from securefda.site.enrolment import init_federation
+    from securefda.site.enrolment import init_federation, read_requests
 
     config = load_federation(file, overrides, os.environ, note=say)
-    aggregator = Address.parse(address, "--address")
+    asked = None
+    if requests is not None:
+        _refuse_beside("--requests", {"--entity": entity, "--name": name})
+        roles: dict[str, Role] = {config.federation.target: "target"}
+        asked = read_requests(requests, roles | dict.fromkeys(config.federation.sources, "source"))
+    aggregator = Address.parse(address or "127.0.0.1:8443", "--address")
+    if asked and asked[0].address and not address:
+        aggregator = asked[0].address
     fixed = "" if config.transport.listen.endswith(":0") else config.transport.listen
     bound = Address.parse(listen, "--listen") if listen else fixed or aggregator
     site_ids = (config.federation.target, *config.federation.sources)
@@ -79,7 +106,7 @@ def init(
     enrolment = init_federation(
         out,
         config.federation.name,
-        sites,
+        asked or sites,
         aggregator=aggregator,
         server_name=server_name,
         policy_text=lambda site: _policy_text(config, site),
@@ -98,17 +125,25 @@ def add(
     ],
     entity: Annotated[str | None, typer.Option("--entity", help="Organisation behind it; default: the id.")] = None,
     name: Annotated[list[str], typer.Option("--name", metavar="HOST", help="Name in its certificate.")] = [],
+    request: RequestFile = None,
     output: OutputFormat = Format.TXT,
 ) -> None:
     """Enrol one more source; every kit in the folder gets the next roster epoch."""
     from securefda.site.config import kit_settings_toml, load_federation
     from securefda.site.endpoints import SiteSpec
-    from securefda.site.enrolment import add_site
+    from securefda.site.enrolment import add_site, read_request
 
     config = load_federation(config_file, (), os.environ)
+    asked = None
+    if request is not None:
+        _refuse_beside("--request", {"--entity": entity, "--name": name})
+        asked = read_request(request)
+        if asked.site.site_id != site:
+            hint = f"name the request of {site}, or the site {asked.site.site_id}"
+            raise ConfigError(str(request), f"is the request of {asked.site.site_id}, not of {site}", hint=hint)
     enrolment = add_site(
         folder,
-        SiteSpec(site, "source", entity or site, tuple(name)),
+        asked or SiteSpec(site, "source", entity or site, tuple(name)),
         policy_text=lambda site_id: _policy_text(config, site_id),
         settings_text=lambda site_id: kit_settings_toml(config, site_id, ""),
         now=now(),
@@ -132,12 +167,19 @@ def renew(
     folder: FederationFolder,
     site: SiteId,
     name: Annotated[list[str], typer.Option("--name", metavar="HOST", help="Name in its certificate.")] = [],
+    request: RequestFile = None,
     output: OutputFormat = Format.TXT,
 ) -> None:
-    """Give a site new keys and a new certificate, before it expires or after a theft."""
-    from securefda.site.enrolment import renew_site
+    """Give a site new keys and a new certificate, before it expires or after a theft.
 
-    enrolment = renew_site(folder, site, now=now(), names=name)
+    With --request, the site has made the new keys (securefda site renew); without, the authority makes them.
+    """
+    from securefda.site.enrolment import read_request, renew_site
+
+    if request is not None:
+        _refuse_beside("--request", {"--name": name})
+    asked = read_request(request) if request is not None else None
+    enrolment = renew_site(folder, site, now=now(), names=name, request=asked)
     signs = f"{site} then signs its policy with its new key, once it has read it: securefda policy sign KIT"
     print_result(output, _data(enrolment), f"renewed {site}\n{_changed_text(enrolment)}\n{signs}")
 
@@ -185,6 +227,12 @@ def merge(
     print_result(output, _data(enrolment), _changed_text(enrolment))
 
 
+def _refuse_beside(option: str, others: Mapping[str, object]) -> None:
+    for other, given in others.items():
+        if given:
+            raise ConfigError(other, f"cannot be given with {option}: the request says it", hint=f"leave {other} out")
+
+
 def _known(option: str, values: list[str], sites: tuple[str, ...]) -> dict[str, list[str]]:
     found = pairs(option, values)
     for site in found:
@@ -209,6 +257,7 @@ def _data(enrolment: Enrolment) -> dict[str, Any]:
         "sites": [entry.site_id for entry in roster.entries],
         "kits": [str(kit) for kit in enrolment.kits],
         "ca_fingerprint": enrolment.ca_fingerprint,
+        "key_fingerprints": enrolment.fingerprints,
         "missing_signatures": list(enrolment.missing_signatures),
     }
 
@@ -216,10 +265,16 @@ def _data(enrolment: Enrolment) -> dict[str, Any]:
 def _founded_text(enrolment: Enrolment) -> str:
     roster, target = enrolment.roster, enrolment.root / enrolment.roster.target.site_id
     source = enrolment.root / roster.sources[0].site_id
+    lines = [
+        f"federation {roster.federation_id}: {len(roster.entries)} startup kits in {enrolment.root}",
+        f"CA fingerprint (verify it by phone): {enrolment.ca_fingerprint}",
+    ]
+    if enrolment.missing_signatures:
+        return "\n".join([*lines, *_signing_lines(enrolment)])
     return "\n".join(
         [
-            f"federation {roster.federation_id}: {len(roster.entries)} startup kits in {enrolment.root}",
-            f"CA fingerprint (verify it by phone): {enrolment.ca_fingerprint}",
+            *lines,
+            "the authority made the sites' private keys and knew them; for keys that stay at home: securefda site init",
             f"keep {enrolment.root / 'ca'} offline, away from the target; hand every other folder to its site",
             "then, at the target and at every source:",
             f"  securefda preflight {target}",
@@ -233,9 +288,23 @@ def _changed_text(enrolment: Enrolment) -> str:
     roster = enrolment.roster
     lines = [f"federation {roster.federation_id}, epoch {roster.epoch}: {len(roster.entries)} sites"]
     if enrolment.missing_signatures:
-        roster_file = enrolment.root / "ca" / "roster.json"
-        lines.append(f"not yet usable: {', '.join(enrolment.missing_signatures)} must sign {roster_file}, each with")
-        lines.append("  securefda federation sign KIT roster.json")
-    else:
-        lines.append("every member has signed; hand the new startup/ folders to the sites")
-    return "\n".join(lines)
+        return "\n".join([*lines, *_signing_lines(enrolment)])
+    return "\n".join(
+        [
+            *lines,
+            "every member has signed; hand the new startup/ folders to the sites",
+            f"a site with keys of its own takes a package of its folder below {enrolment.root}: securefda site join",
+        ]
+    )
+
+
+def _signing_lines(enrolment: Enrolment) -> list[str]:
+    root = enrolment.root
+    return [
+        "fingerprints of the sites' keys (compare each with its site by phone):",
+        *(f"  {site}  {fingerprint}" for site, fingerprint in enrolment.fingerprints.items()),
+        f"not yet usable: {', '.join(enrolment.missing_signatures)} must sign {root / 'ca' / 'roster.json'}",
+        f"  hand each its package (securefda kit package {root}/SITE); it signs with: securefda site join KIT PACKAGE",
+        "  or roster.json alone; it signs with: securefda federation sign KIT roster.json",
+        f"  then, for each signed roster that comes back: securefda federation merge {root} FILE",
+    ]

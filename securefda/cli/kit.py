@@ -24,16 +24,19 @@ def package(
     ] = False,
     output: OutputFormat = Format.TXT,
 ) -> None:
-    """Write a kit into one file. It holds private keys: seal it, or carry it."""
-    from securefda.site.package import package_kit
+    """Write a kit into one file. If it holds private keys, seal it or carry it; where the site made them, it has none."""
+    from securefda.site.package import holds_keys, package_kit
     from securefda.site.sealed import obtain
 
     path = out or kit.with_name(f"{kit.resolve().name}.{'sealed' if seal else 'tar'}")
     digest = package_kit(kit, path, now(), obtain(str(path), confirm=True) if seal else None)
     sealed = "sealed: give its passphrase to the site by another way than the file"
     plain = "it holds the site's private keys in clear: send it encrypted, or carry it; --seal seals it"
+    has_keys = holds_keys(kit)
+    if not has_keys:
+        plain = f"it holds no private key: send it by any way; the site runs: securefda site join KIT {path.name}"
     text = f"{path}\nSHA-256 {digest}\n{sealed if seal else plain}"
-    print_result(output, {"package": str(path), "sha256": digest, "sealed": seal}, text)
+    print_result(output, {"package": str(path), "sha256": digest, "sealed": seal, "holds_keys": has_keys}, text)
 
 
 @app.command("unpack")

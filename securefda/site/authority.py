@@ -1,8 +1,10 @@
 """The federation's certificate authority: its keys, its folder, and the three things it signs.
 
-It signs TLS certificates (ECDSA P-256), rosters and startup kits (Ed25519). The authority makes the sites' private
-keys too, so an operator of it could pose as any site: it belongs with a party that all sites trust, offline between
-enrolments, and never with the target's aggregator.
+It signs TLS certificates (ECDSA P-256), rosters and startup kits (Ed25519). It decides who is in the roster, so it
+belongs with a party that all sites trust, offline between enrolments, and never with the target's aggregator.
+
+A site makes its own keys and sends a request, or has the authority make them. An operator of an authority that made
+a site's keys could pose as that site.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ from securefda.site.certificates import (
     tls_pin,
 )
 from securefda.site.endpoints import SiteSpec
+from securefda.site.request import SiteKeys, SiteRequest
 from securefda.site.sealed import is_sealed, seal, unseal
 
 CA_FILE = "ca.pem"
@@ -49,12 +52,12 @@ _ROSTER_KEY_FILE = "roster.key"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Identity:
-    """A site that was just enrolled: its certificate and both private keys."""
+    """A site that was just enrolled: its certificate, its public signing key, and its keys if they were made here."""
 
     site: SiteSpec
     certificate: Certificate
-    signing_key: Ed25519PrivateKey = field(repr=False)
-    tls_key: ec.EllipticCurvePrivateKey = field(repr=False)
+    signing_key: bytes
+    keys: SiteKeys | None = field(repr=False)
 
     def entry(self, index: int) -> RosterEntry:
         """The site's roster entry at this index; its validity is that of the certificate."""
@@ -63,7 +66,7 @@ class Identity:
             site_id=self.site.site_id,
             role=self.site.role,
             legal_entity=self.site.legal_entity,
-            signing_key=self.signing_key.public_key().public_bytes_raw(),
+            signing_key=self.signing_key,
             tls_pin=tls_pin(self.certificate),
             not_before=int(self.certificate.not_valid_before_utc.timestamp()),
             not_after=int(self.certificate.not_valid_after_utc.timestamp()),
@@ -108,13 +111,24 @@ class Authority:
         write_file(folder / _CA_KEY_FILE, private_pem(self.tls_key), SECRET_MODE)
         write_file(folder / _ROSTER_KEY_FILE, private_pem(self.roster_key), SECRET_MODE)
 
-    def issue(self, site: SiteSpec, now: datetime, validity: timedelta = SITE_VALIDITY) -> Identity:
-        """Make a site's keys and certificate. Raises CertificateError if the CA itself is not valid at ``now``."""
-        tls_key = ec.generate_private_key(ec.SECP256R1())
-        certificate = make_site_certificate(
-            self.ca, self.tls_key, tls_key.public_key(), site, now=now, validity=validity
-        )
-        return Identity(site, certificate, Ed25519PrivateKey.generate(), tls_key)
+    def issue(self, site: SiteSpec | SiteRequest, now: datetime, validity: timedelta = SITE_VALIDITY) -> Identity:
+        """Certify a site that made its keys and asks with a request, or make keys and certificate of a site.
+
+        Raises:
+            ConfigError: the request is for another federation.
+            CertificateError: the CA itself is not valid at ``now``.
+        """
+        if isinstance(site, SiteRequest):
+            spec, keys, signing_key, tls_key = site.site, None, site.signing_key, site.tls_key
+            if site.federation_id != self.ca.federation_id:
+                why = f"is for federation {site.federation_id}, not {self.ca.federation_id}"
+                hint = f"the site asks again: securefda site init {spec.site_id} --federation {self.ca.federation_id}"
+                raise ConfigError(f"request of {spec.site_id}", why, hint=hint)
+        else:
+            spec, keys = site, SiteKeys.generate()
+            signing_key, tls_key = keys.signing_public, keys.tls_key.public_key()
+        certificate = make_site_certificate(self.ca, self.tls_key, tls_key, spec, now=now, validity=validity)
+        return Identity(spec, certificate, signing_key, keys)
 
 
 def private_pem(key: Ed25519PrivateKey | ec.EllipticCurvePrivateKey) -> bytes:
@@ -135,8 +149,8 @@ def protect_keys(folder: Path, passphrase: Secret | None) -> tuple[Path, ...]:
     Raises:
         ConfigError: there are no keys in ``folder``, one cannot be read or written, or the passphrase is too short.
     """
-    below = folder / "startup" if (folder / "startup").is_dir() else folder
-    files = [below / name for name in ("tls.key", "signing.key", _CA_KEY_FILE, _ROSTER_KEY_FILE)]
+    names = ("tls.key", "signing.key", _CA_KEY_FILE, _ROSTER_KEY_FILE)
+    files = [below / name for below in (folder / "startup", folder / "requested", folder) for name in names]
     files = [file for file in files if file.exists()]
     if not files:
         raise ConfigError(

@@ -122,19 +122,51 @@ def make_site_certificate(
     usages = [ExtendedKeyUsageOID.CLIENT_AUTH]
     if site.role == "target":
         usages.append(ExtendedKeyUsageOID.SERVER_AUTH)
-    names = [*(_general_name(name) for name in site.names), _uri(ca.federation_id, site.site_id)]
     end = min(require_aware(now) + validity, ca.certificate.not_valid_after_utc)
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, site.site_id)])
     issuer_key = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
     builder = (
-        _builder(subject, ca.certificate.subject, public_key, now, end)
+        _builder(_subject(site), ca.certificate.subject, public_key, now, end)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_key_usage(signs_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
         .add_extension(issuer_key, critical=False)
-        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(_site_names(ca.federation_id, site), critical=False)
     )
     return builder.sign(ca_key, hashes.SHA256())
+
+
+def make_csr(key: ec.EllipticCurvePrivateKey, federation_id: str, site: SiteSpec) -> bytes:
+    """A certificate signing request (PKCS #10, DER): CN = site id, alternative names as in the certificate to be."""
+    builder = (
+        x509.CertificateSigningRequestBuilder()
+        .subject_name(_subject(site))
+        .add_extension(_site_names(federation_id, site), critical=False)
+    )
+    return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.DER)
+
+
+def csr_key(data: bytes, federation_id: str, site: SiteSpec) -> ec.EllipticCurvePublicKey:
+    """The public key of a certificate signing request, which must be what :func:`make_csr` makes for this site.
+
+    Raises:
+        ConfigError: ``request``; it is no CSR, of a key of another kind, not signed by this key, or of another site,
+            federation or names.
+    """
+    try:
+        csr = x509.load_der_x509_csr(data)
+        key, is_signed = csr.public_key(), csr.is_signature_valid
+        subject, extensions = csr.subject, list(csr.extensions)
+    except _MALFORMED as error:
+        raise ConfigError("request", "holds no certificate signing request that can be read") from error
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise ConfigError("request", "the CSR is of a key that is not ECDSA P-256")
+    if not is_signed:
+        raise ConfigError("request", "the CSR is not signed by its own key")
+    if subject != _subject(site) or [each.value for each in extensions] != [_site_names(federation_id, site)]:
+        raise ConfigError(
+            "request", f"the CSR is not of {site.site_id} of {federation_id} with the names of the request"
+        )
+    return key
 
 
 def parse_certificate(name: str, data: bytes) -> x509.Certificate:
@@ -308,6 +340,19 @@ def uri_names(certificate: x509.Certificate) -> tuple[str, str]:
     return (federation_id, site_id) if well_formed else ("", "")
 
 
+def host_names(certificate: x509.Certificate) -> tuple[str, ...]:
+    """The host names, then the IP addresses, of a site's certificate."""
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    addresses = (str(address) for address in names.get_values_for_type(x509.IPAddress))
+    return (*names.get_values_for_type(x509.DNSName), *addresses)
+
+
+def has_names(certificate: x509.Certificate, federation_id: str, site: SiteSpec) -> bool:
+    """Tell whether a certificate has exactly the names that this site asked for."""
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return bool(names == _site_names(federation_id, site))
+
+
 def to_pem(certificate: x509.Certificate) -> bytes:
     """The certificate as PEM."""
     return certificate.public_bytes(serialization.Encoding.PEM)
@@ -343,6 +388,16 @@ def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
         key_agreement=False,
         encipher_only=False,
         decipher_only=False,
+    )
+
+
+def _subject(site: SiteSpec) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, site.site_id)])
+
+
+def _site_names(federation_id: str, site: SiteSpec) -> x509.SubjectAlternativeName:
+    return x509.SubjectAlternativeName(
+        [*(_general_name(name) for name in site.names), _uri(federation_id, site.site_id)]
     )
 
 

@@ -3,15 +3,15 @@
 Layout below the federation's folder: ``ca/`` (the CA's keys and its copies of what it signed) and one startup kit
 per site, ``SITE/startup`` and ``SITE/local``. Each change makes the next roster epoch, which is of no use before
 every member has signed it. Members whose signing key is still below the folder sign at once; the others sign at
-home with :func:`countersign`, and :func:`merge_signatures` collects what they return. For a kit that has left,
-``SITE/startup`` then holds the public files only, to be copied over those that the site has.
+home with :func:`countersign`, and :func:`merge_signatures` collects what they return. For a kit that has left, and for
+a site that made its keys at home, ``SITE/startup`` holds the public files only.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from securefda.disk import PUBLIC_MODE, SECRET_MODE, make_folder, read_file, whole_folder, write_file, writing_errors
 from securefda.errors import ConfigError
-from securefda.protocol.roster import Roster, RosterEntry, SignedRoster, check_name, sign_roster
+from securefda.protocol.roster import Role, Roster, RosterEntry, SignedRoster, check_name, sign_roster
 from securefda.site.authority import CA_FILE, Authority, Identity, load_signing_key, private_pem
 from securefda.site.certificates import CA_VALIDITY, SITE_VALIDITY, check_server_name, to_pem
 from securefda.site.endpoints import Address, Endpoints, SiteSpec
@@ -29,6 +29,7 @@ from securefda.site.kit import (
     LOCAL,
     POLICY_FILE,
     ROSTER_FILE,
+    SECRET_FILES,
     SETTINGS_FILE,
     SIGNING_KEY_FILE,
     STARTUP,
@@ -39,6 +40,7 @@ from securefda.site.kit import (
     naming_roster,
 )
 from securefda.site.policy.signed import write_policy_signature
+from securefda.site.request import MAX_REQUEST_BYTES, SiteRequest, entry_fingerprint
 
 CA_FOLDER = "ca"
 _ISSUED = "issued"
@@ -69,6 +71,11 @@ class Enrolment:
         """The kit of every site, in roster order."""
         return tuple(self.root / entry.site_id for entry in self.roster.entries)
 
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """Site id -> fingerprint of its keys, in roster order: what each site compares by telephone."""
+        return {entry.site_id: entry_fingerprint(entry) for entry in self.roster.entries}
+
 
 @dataclass(frozen=True, slots=True)
 class _Store:
@@ -92,7 +99,7 @@ class _Store:
 def init_federation(
     root: Path,
     federation_id: str,
-    sites: Sequence[SiteSpec],
+    sites: Sequence[SiteSpec | SiteRequest],
     *,
     aggregator: Address,
     policy_text: SiteText,
@@ -107,7 +114,8 @@ def init_federation(
     Args:
         root: folder to make; an empty one may exist.
         federation_id: 1 to 63 characters of ``a-z 0-9 -``.
-        sites: exactly one target; the order is the roster's.
+        sites: exactly one target; the order is the roster's. A request is of a site that made its own keys; such a
+            site signs the roster at home, before it can be used.
         aggregator: where the sources will connect to.
         policy_text: contents of each source's ``local/policy.toml``; a target has none.
         settings_text: contents of each site's ``local/settings.toml``; None writes none.
@@ -117,7 +125,8 @@ def init_federation(
         ca_validity: of the CA.
 
     Raises:
-        ConfigError: the folder is not empty or not writable, or the sites do not make a valid roster.
+        ConfigError: the folder is not empty or not writable, the sites do not make a valid roster, or a request is for
+            another federation or address.
         CertificateError: the target's names lack ``server_name``.
     """
     check_name("federation-id", federation_id)
@@ -128,11 +137,13 @@ def init_federation(
     entries = tuple(identity.entry(index) for index, identity in enumerate(identities))
     roster = Roster(federation_id, 1, entries)
     endpoints = Endpoints(aggregator, server_name or aggregator.host)
+    _check_address(sites[roster.target.index], aggregator)
     target = identities[roster.target.index]
     check_server_name(
         f"certificate of {roster.target.site_id}", target.certificate, authority.ca, endpoints.server_name, now
     )
-    signed = sign_roster(roster, authority.roster_key, {i.site.site_id: i.signing_key for i in identities})
+    made_here = {i.site.site_id: i.keys.signing_key for i in identities if i.keys is not None}
+    signed = sign_roster(roster, authority.roster_key, made_here)
     with writing_errors(root), whole_folder(root) as partial:
         store = _Store(partial, authority, endpoints)
         make_folder(store.ca_folder / _ISSUED)
@@ -141,12 +152,53 @@ def init_federation(
         for identity in identities:
             _write_identity(store, identity, policy_text, settings_text)
         _publish(store, signed, roster)
-    return Enrolment(root, roster, authority.ca.fingerprint, ())
+    return Enrolment(root, roster, authority.ca.fingerprint, signed.missing_signatures(roster))
+
+
+def read_requests(folder: Path, roles: Mapping[str, Role]) -> list[SiteRequest]:
+    """Read every ``*.json`` in a folder as a request.
+
+    Args:
+        folder: with one request of each site, and no other.
+        roles: site id -> role of the federation's sites.
+
+    Returns:
+        The requests, in the order of ``roles``.
+
+    Raises:
+        ConfigError: one is not sound, two are of one site, one is of no site of the federation or asks for another
+            role, or a site has none.
+    """
+    found: dict[str, tuple[str, SiteRequest]] = {}
+    for file in sorted(folder.glob("*.json")):
+        request = read_request(file)
+        site_id, role = request.site.site_id, request.site.role
+        if site_id in found:
+            why = f"is a second request of {site_id}, beside {found[site_id][0]}"
+            raise ConfigError(str(file), why, hint="ask the site for its fingerprint, and remove the other request")
+        if site_id not in roles:
+            why = f"is of {site_id}, which is no site of this federation"
+            raise ConfigError(str(file), why, hint=f"sites: {', '.join(roles)}")
+        if role != roles[site_id]:
+            why = f"asks for the role of a {role}, but the federation's file has {site_id} as a {roles[site_id]}"
+            raise ConfigError(str(file), why, hint="the target asks with --address, a source without it")
+        found[site_id] = (file.name, request)
+    for site_id in roles:
+        if site_id not in found:
+            hint = f"the site makes it: securefda site init {site_id}; put it there as {site_id}.json"
+            raise ConfigError(str(folder), f"holds no request of {site_id}", hint=hint)
+    return [found[site_id][1] for site_id in roles]
+
+
+def read_request(file: Path) -> SiteRequest:
+    """Read a site's request. Raises ConfigError naming the file."""
+    content = read_file(file, limit=MAX_REQUEST_BYTES, hint="a site makes it: securefda site init")
+    return SiteRequest.from_bytes(str(file), content.data)
 
 
 def add_site(
     root: Path,
-    site: SiteSpec,
+    site: SiteSpec | SiteRequest,
     *,
     policy_text: SiteText,
     settings_text: SiteText,
@@ -160,9 +212,10 @@ def add_site(
             a file is not usable.
         CertificateError: the CA has expired.
     """
+    site_id = site.site.site_id if isinstance(site, SiteRequest) else site.site_id
     with _open_store(root) as (store, roster):
-        if any(entry.site_id == site.site_id for entry in roster.entries):
-            raise ConfigError(site.site_id, "is enrolled already", hint="name another site, or renew this one's keys")
+        if any(entry.site_id == site_id for entry in roster.entries):
+            raise ConfigError(site_id, "is enrolled already", hint="name another site, or renew this one's keys")
         identity = store.authority.issue(site, now, validity)
         entries = (*roster.entries, identity.entry(len(roster.entries)))
         changed = replace(roster, epoch=roster.epoch + 1, entries=entries)
@@ -193,6 +246,7 @@ def renew_site(
     *,
     now: datetime,
     names: Sequence[str] = (),
+    request: SiteRequest | None = None,
     validity: timedelta = SITE_VALIDITY,
 ) -> Enrolment:
     """Give an enrolled site new keys and a new certificate, against expiry or after a theft.
@@ -202,15 +256,25 @@ def renew_site(
         site_id: an enrolled site, the target included.
         now: current time, with a time zone.
         names: host names and IP addresses for the new certificate.
+        request: of a site that made its new keys; its names stand in it. Keys of the site that were made here go.
         validity: of the new certificate and roster entry.
 
     Raises:
-        ConfigError: the site is not enrolled, or a file is not usable.
+        ConfigError: the site is not enrolled, a file is not usable, or the request is of another site, or asks for
+            another role, legal entity or address than the site has.
         CertificateError: the CA has expired, or the target's new names lack the server name.
     """
     with _open_store(root) as (store, roster):
         entry = _find(roster, site_id)
-        identity = store.authority.issue(SiteSpec(site_id, entry.role, entry.legal_entity, tuple(names)), now, validity)
+        spec = SiteSpec(site_id, entry.role, entry.legal_entity, tuple(names))
+        if request is not None:
+            asked = request.site
+            if (asked.site_id, asked.role, asked.legal_entity) != (site_id, entry.role, entry.legal_entity):
+                why = f"is of {asked.role} {asked.site_id} ({asked.legal_entity}), not of {entry.role} {site_id}"
+                raise ConfigError("request", f"{why} ({entry.legal_entity})", hint="name the site's own request")
+            if entry.role == "target":
+                _check_address(request, store.endpoints.aggregator)
+        identity = store.authority.issue(request or spec, now, validity)
         if entry.role == "target":
             name = f"certificate of {site_id}"
             check_server_name(name, identity.certificate, store.authority.ca, store.endpoints.server_name, now)
@@ -269,8 +333,8 @@ def _change(
             key = load_signing_key(str(path), read_file(path))
             if key.public_key().public_bytes_raw() == entry.signing_key:
                 keys[entry.site_id] = key
-    if identity is not None:
-        keys[identity.site.site_id] = identity.signing_key
+    if identity is not None and identity.keys is not None:
+        keys[identity.site.site_id] = identity.keys.signing_key
     signed = sign_roster(roster, store.authority.roster_key, keys)
     with writing_errors(store.root):
         if identity is not None:
@@ -287,13 +351,19 @@ def _write_identity(
     startup, local = store.startup(site_id), store.root / site_id / LOCAL
     make_folder(startup)
     make_folder(local)
-    write_file(startup / TLS_KEY_FILE, private_pem(identity.tls_key), SECRET_MODE)
-    write_file(startup / SIGNING_KEY_FILE, private_pem(identity.signing_key), SECRET_MODE)
+    if identity.keys is not None:
+        write_file(startup / TLS_KEY_FILE, private_pem(identity.keys.tls_key), SECRET_MODE)
+        write_file(startup / SIGNING_KEY_FILE, private_pem(identity.keys.signing_key), SECRET_MODE)
+    else:
+        for name in SECRET_FILES:  # those that were made here before the site made its own
+            (startup / name).unlink(missing_ok=True)
     write_file(store.certificate_path(site_id), to_pem(identity.certificate), PUBLIC_MODE)
     policy = local / POLICY_FILE
-    has_policy = identity.site.role == "source"  # the policies of the sources bound what the target sees
-    if has_policy and (written := _write_local(policy, site_id, policy_text)) is not None:
-        write_policy_signature(policy, written, store.authority.ca.federation_id, site_id, identity.signing_key)
+    # A target has none: the policies of the sources bound what it sees
+    written = _write_local(policy, site_id, policy_text) if identity.site.role == "source" else None
+    if written is not None and identity.keys is not None:
+        federation_id, key = store.authority.ca.federation_id, identity.keys.signing_key
+        write_policy_signature(policy, written, federation_id, site_id, key)
     _write_local(local / SETTINGS_FILE, site_id, settings_text)
 
 
@@ -326,6 +396,15 @@ def _publish(store: _Store, signed: SignedRoster, roster: Roster) -> None:
         make_folder(startup)
         for name, data in (files | {ROSTER_FILE: signed.to_bytes(), KIT_FILE: manifest}).items():
             write_file(startup / name, data, PUBLIC_MODE)
+
+
+def _check_address(site: SiteSpec | SiteRequest, aggregator: Address) -> None:
+    if isinstance(site, SiteRequest) and site.address != aggregator:
+        raise ConfigError(
+            f"request of {site.site.site_id}",
+            f"names the address {site.address}, not {aggregator}",
+            hint="leave --address out; for another one, the target makes another request",
+        )
 
 
 def _find(roster: Roster, site_id: str) -> RosterEntry:

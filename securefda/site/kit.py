@@ -2,7 +2,7 @@
 
 ``startup/`` is read-only and comes from the CA; ``local/`` belongs to the site. ``kit.json`` is the CA's signed
 list of the public files. The two private keys are not in that list: they are bound through their public halves,
-which stand in the roster and in the certificate, so the CA need not keep a trace of them.
+which stand in the roster and in the certificate, so the CA need not keep a trace of them, nor ever have had them.
 
 A roster is changed because a site has to go: a key was stolen, a site has left. Putting the old ``startup/`` back, by
 mistake or because someone asks for it, would let it in again. So a site remembers in ``local/`` which roster it has
@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509 import Certificate
 
@@ -48,11 +49,12 @@ KIT_MESSAGE = "Kit"
 STARTUP, LOCAL = "startup", "local"
 KIT_FILE, ROSTER_FILE, ENDPOINTS_FILE = "kit.json", "roster.json", "endpoints.toml"
 TLS_CERTIFICATE_FILE, TLS_KEY_FILE, SIGNING_KEY_FILE = "tls.crt", "tls.key", "signing.key"
-ROSTERS_FILE = "rosters.json"
+ROSTERS_FILE, REQUEST_FILE = "rosters.json", "request.json"
 POLICY_FILE, POLICY_SIGNATURE_FILE, SETTINGS_FILE = "policy.toml", "policy.sig", "settings.toml"
 LISTED_FILES = (CA_FILE, ENDPOINTS_FILE, TLS_CERTIFICATE_FILE)
 SECRET_FILES = (SIGNING_KEY_FILE, TLS_KEY_FILE)
-STARTUP_FILES = (KIT_FILE, ROSTER_FILE, *LISTED_FILES, *SECRET_FILES)
+PUBLIC_FILES = (KIT_FILE, ROSTER_FILE, *LISTED_FILES)
+STARTUP_FILES = (*PUBLIC_FILES, *SECRET_FILES)
 _FORMAT = _ROSTERS_FORMAT = 1
 _FETCH = "fetch the site's startup kit again; startup/ is not for editing"
 
@@ -131,19 +133,18 @@ class Manifest:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Kit:
-    """A startup kit that passed every check of :func:`load_kit`.
+class PublicKit:
+    """What the authority signed for one site, checked by :func:`open_public`. It is whole without the site's keys.
 
     Attributes:
         root: the folder that holds ``startup/`` and ``local/``.
         entry: this site's own roster entry.
-        roster: the verified roster.
+        roster: the roster; of a :class:`Kit`, signed by every member.
         signed_roster: the same with its signatures, for handing on.
         ca: the federation's trust anchor.
         certificate: this site's TLS certificate.
+        certificate_pem: the same as it stands in ``tls.crt``.
         endpoints: where the aggregator is.
-        signing_key: this site's Ed25519 identity key.
-        tls_key_pem: this site's TLS key, PKCS #8 PEM.
     """
 
     root: Path
@@ -154,8 +155,6 @@ class Kit:
     certificate: Certificate
     certificate_pem: bytes
     endpoints: Endpoints
-    signing_key: Ed25519PrivateKey = field(repr=False)
-    tls_key_pem: Secret = field(repr=False)
 
     @property
     def federation_id(self) -> str:
@@ -181,6 +180,19 @@ class Kit:
     def local(self) -> Path:
         """The half that is the site's own: policy, settings, ledger, logs."""
         return self.root / LOCAL
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kit(PublicKit):
+    """A startup kit that passed every check of :func:`load_kit`.
+
+    Attributes:
+        signing_key: this site's Ed25519 identity key.
+        tls_key_pem: this site's TLS key, PKCS #8 PEM.
+    """
+
+    signing_key: Ed25519PrivateKey = field(repr=False)
+    tls_key_pem: Secret = field(repr=False)
 
     def signed_policy(self) -> tuple[Path, bytes]:
         """The path of ``local/policy.toml`` and its contents as the site signed them.
@@ -254,6 +266,45 @@ def use_kit(kit: Kit) -> None:
 
 def open_kit(root: Path, files: Mapping[str, FileContent], now: datetime, *, expected_ca: str | None = None) -> Kit:
     """Check a kit whose ``startup/`` files have been read. Raises as :func:`load_kit` does."""
+    public = open_public(root, files, now, expected_ca=expected_ca)
+    with naming_roster(str(root / STARTUP / ROSTER_FILE)):
+        public.signed_roster.verify(public.ca.roster_key)
+    signing_key, tls_key = load_keys(root / STARTUP, files)
+    entry = public.entry
+    if public_key_pin(tls_key.public_key()) != entry.tls_pin:
+        name = str(root / STARTUP / TLS_KEY_FILE)
+        raise ConfigError(name, f"is not the TLS key of {entry.site_id}", hint=_FETCH)
+    if signing_key.public_key().public_bytes_raw() != entry.signing_key:
+        name = str(root / STARTUP / SIGNING_KEY_FILE)
+        raise ConfigError(name, f"is not the signing key of {entry.site_id}", hint=_FETCH)
+    return Kit(
+        root=root,
+        entry=entry,
+        roster=public.roster,
+        signed_roster=public.signed_roster,
+        ca=public.ca,
+        certificate=public.certificate,
+        certificate_pem=public.certificate_pem,
+        endpoints=public.endpoints,
+        signing_key=signing_key,
+        tls_key_pem=Secret(private_pem(tls_key)),
+    )
+
+
+def load_keys(folder: Path, files: Mapping[str, FileContent]) -> tuple[Ed25519PrivateKey, ec.EllipticCurvePrivateKey]:
+    """The signing key and the TLS key out of a folder's files. Raises ConfigError naming the file."""
+    tls_key = load_tls_key(str(folder / TLS_KEY_FILE), files[TLS_KEY_FILE])
+    return load_signing_key(str(folder / SIGNING_KEY_FILE), files[SIGNING_KEY_FILE]), tls_key
+
+
+def open_public(
+    root: Path, files: Mapping[str, FileContent], now: datetime, *, expected_ca: str | None = None
+) -> PublicKit:
+    """Check the :data:`PUBLIC_FILES` of a kit. Signatures of members may still be missing; none is wrong.
+
+    Raises:
+        ConfigError, CertificateError: as :func:`load_kit` does.
+    """
     folder = root / STARTUP
     ca = parse_ca(str(folder / CA_FILE), files[CA_FILE].data)
     if expected_ca is not None and ca.fingerprint != expected_ca.replace(":", "").lower():
@@ -265,7 +316,7 @@ def open_kit(root: Path, files: Mapping[str, FileContent], now: datetime, *, exp
     name = str(folder / ROSTER_FILE)
     with naming_roster(name):
         signed_roster = SignedRoster.from_bytes(files[ROSTER_FILE].data)
-        roster = signed_roster.verify(ca.roster_key)
+        roster = signed_roster.verify_ca(ca.roster_key)
     if roster.federation_id != manifest.federation_id:
         raise CertificateError(f"{name}: is of federation {roster.federation_id}, not {manifest.federation_id}")
     if roster.digest() != manifest.roster_digest:
@@ -279,14 +330,6 @@ def open_kit(root: Path, files: Mapping[str, FileContent], now: datetime, *, exp
         raise ConfigError(
             str(folder / TLS_CERTIFICATE_FILE), f"the roster pins another TLS key of {entry.site_id}", hint=_FETCH
         )
-    name = str(folder / TLS_KEY_FILE)
-    tls_key = load_tls_key(name, files[TLS_KEY_FILE])
-    if public_key_pin(tls_key.public_key()) != entry.tls_pin:
-        raise ConfigError(name, f"is not the TLS key of {entry.site_id}", hint=_FETCH)
-    name = str(folder / SIGNING_KEY_FILE)
-    signing_key = load_signing_key(name, files[SIGNING_KEY_FILE])
-    if signing_key.public_key().public_bytes_raw() != entry.signing_key:
-        raise ConfigError(name, f"is not the signing key of {entry.site_id}", hint=_FETCH)
     listed = dict(manifest.files)
     for file in LISTED_FILES:
         if listed.get(file) != hashlib.sha256(files[file].data).hexdigest():
@@ -294,18 +337,7 @@ def open_kit(root: Path, files: Mapping[str, FileContent], now: datetime, *, exp
     endpoints = Endpoints.from_toml(files[ENDPOINTS_FILE].data)
     if entry.role == "target":
         check_server_name(certificate_name, certificate, ca, endpoints.server_name, now)
-    return Kit(
-        root=root,
-        entry=entry,
-        roster=roster,
-        signed_roster=signed_roster,
-        ca=ca,
-        certificate=certificate,
-        certificate_pem=files[TLS_CERTIFICATE_FILE].data,
-        endpoints=endpoints,
-        signing_key=signing_key,
-        tls_key_pem=Secret(private_pem(tls_key)),
-    )
+    return PublicKit(root, entry, roster, signed_roster, ca, certificate, files[TLS_CERTIFICATE_FILE].data, endpoints)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path, PurePosixPath
 
-from cryptography import x509
-
 from securefda.disk import (
     MAX_FILE_BYTES,
     PUBLIC_MODE,
@@ -25,20 +23,28 @@ from securefda.disk import (
 )
 from securefda.errors import ConfigError
 from securefda.protocol.secret import Secret
+from securefda.site.certificates import host_names
 from securefda.site.kit import (
+    KIT_FILE,
     LOCAL,
     POLICY_FILE,
     POLICY_SIGNATURE_FILE,
+    PUBLIC_FILES,
+    REQUEST_FILE,
     SECRET_FILES,
     SETTINGS_FILE,
     STARTUP,
     STARTUP_FILES,
     Kit,
+    PublicKit,
     load_kit,
     open_kit,
+    open_public,
 )
+from securefda.site.request import entry_fingerprint
 from securefda.site.sealed import is_sealed, seal, unseal
 
+_AGAIN = "ask the authority for the package again"
 _MAX_PACKAGE_BYTES = 4 * MAX_FILE_BYTES
 _LOCAL_FILES = (POLICY_FILE, POLICY_SIGNATURE_FILE, SETTINGS_FILE)
 _PACKED = {STARTUP: STARTUP_FILES, LOCAL: _LOCAL_FILES}
@@ -50,10 +56,13 @@ class KitSummary:
     """What a kit that passed every check says; nothing in it is secret.
 
     Attributes:
+        keys: where the site's private keys are, and who knew them.
+        key_fingerprint: of the site's keys: compare it by another way than the kit.
         sites: ids of all members in roster order.
         names: host names and IP addresses of the site's certificate.
         roster_digest: SHA-256 in hex.
         ca_fingerprint: SHA-256 of the CA certificate in hex: compare it by another way than the kit.
+        missing_signatures: members that have not signed the roster yet; a kit with its keys lacks none.
         package_digest: SHA-256 of the package in hex; ``""`` for a kit in a folder.
     """
 
@@ -61,6 +70,8 @@ class KitSummary:
     site_id: str
     role: str
     legal_entity: str
+    keys: str
+    key_fingerprint: str
     epoch: int
     sites: tuple[str, ...]
     names: tuple[str, ...]
@@ -70,13 +81,15 @@ class KitSummary:
     not_after: datetime
     roster_digest: str
     ca_fingerprint: str
+    missing_signatures: tuple[str, ...] = ()
     package_digest: str = ""
 
 
 def package_kit(path: Path, package: Path, now: datetime, passphrase: Secret | None = None) -> str:
-    """Write a kit into one file of mode 0600, private keys included: a tar, sealed where there is a passphrase.
+    """Write a kit into one file of mode 0600: a tar, sealed where there is a passphrase.
 
-    The same kit always makes the same tar; a sealed one is another file each time. From ``local/`` only policy and
+    The private keys go along if the kit :func:`holds_keys`; the package for a site that made its own has none. The
+    same kit always makes the same tar; a sealed one is another file each time. From ``local/`` only policy and
     settings go along.
 
     Returns:
@@ -85,7 +98,7 @@ def package_kit(path: Path, package: Path, now: datetime, passphrase: Secret | N
     Raises:
         ConfigError, CertificateError: the kit fails a check of ``load_kit``, or the file exists or cannot be written.
     """
-    kit = load_kit(path, now)
+    kit = load_kit(path, now) if holds_keys(path) else load_public(path, now)
     if package.exists():
         raise ConfigError("--out", f"{package} exists already", hint="name a new file, or remove that one")
     buffer = io.BytesIO()
@@ -100,6 +113,20 @@ def package_kit(path: Path, package: Path, now: datetime, passphrase: Secret | N
     return hashlib.sha256(data).hexdigest()
 
 
+def holds_keys(path: Path) -> bool:
+    """Whether a private key is in a kit's folder."""
+    return any((path / STARTUP / name).exists() for name in SECRET_FILES)
+
+
+def load_public(path: Path, now: datetime, *, expected_ca: str | None = None) -> PublicKit:
+    """Read and check what the authority signed for a site, out of a folder without private keys.
+
+    Raises:
+        ConfigError, CertificateError: as ``open_public`` does, or a file is missing.
+    """
+    return open_public(path, _public_files(path), now, expected_ca=expected_ca)
+
+
 def unpack_kit(package: Path, out: Path, now: datetime, *, expected_ca: str | None = None) -> KitSummary:
     """Check a package as a whole and unpack it into a new folder, which only its owner can read; or leave nothing.
 
@@ -110,11 +137,15 @@ def unpack_kit(package: Path, out: Path, now: datetime, *, expected_ca: str | No
         expected_ca: SHA-256 fingerprint of the CA certificate in hex, learnt by another way than the package.
 
     Raises:
-        ConfigError, CertificateError: as for :func:`inspect_kit`; or the folder exists or cannot be written.
+        ConfigError, CertificateError: as for :func:`inspect_kit`; or the package holds no keys, or the folder exists
+            or cannot be written.
     """
     if out.exists():
         raise ConfigError(str(out), "exists already", hint="name a new folder with --out")
-    digest, files, local = _read_package(package)
+    digest, files, local = read_package(package)
+    if not set(SECRET_FILES) & set(files):
+        hint = "the site joins with the keys that it made: securefda site join KIT PACKAGE"
+        raise ConfigError(str(package), "holds no private keys", hint=hint)
     kit = open_kit(package, files, now, expected_ca=expected_ca)
     with writing_errors(out):
         make_folder(out.resolve().parent)
@@ -134,22 +165,32 @@ def inspect_kit(path: Path, now: datetime, *, expected_ca: str | None = None) ->
     Raises:
         ConfigError, CertificateError: as ``load_kit`` does; also for a file that is no package.
     """
+    digest = ""
     if path.is_dir():
-        return _summary(load_kit(path, now, expected_ca=expected_ca))
-    digest, files, _ = _read_package(path)
-    return _summary(open_kit(path, files, now, expected_ca=expected_ca), digest)
+        has_keys = holds_keys(path) or not (path / STARTUP / KIT_FILE).exists()
+        kit = (load_kit if has_keys else load_public)(path, now, expected_ca=expected_ca)
+    else:
+        digest, files, _ = read_package(path)
+        has_keys = bool(set(SECRET_FILES) & set(files))
+        kit = (open_kit if has_keys else open_public)(path, files, now, expected_ca=expected_ca)
+    return _summary(kit, digest)
 
 
-def _members(kit: Kit) -> Mapping[str, FileContent]:
-    members = {f"{STARTUP}/{name}": read_file(kit.startup / name) for name in STARTUP_FILES}
+def _public_files(path: Path) -> dict[str, FileContent]:
+    return {name: read_file(path / STARTUP / name, hint=_AGAIN) for name in PUBLIC_FILES}
+
+
+def _members(kit: PublicKit) -> Mapping[str, FileContent]:
+    names = STARTUP_FILES if isinstance(kit, Kit) else PUBLIC_FILES
+    members = {f"{STARTUP}/{name}": read_file(kit.startup / name) for name in names}
     for name in _LOCAL_FILES:
         if (kit.local / name).exists():
             members[f"{LOCAL}/{name}"] = read_file(kit.local / name)
     return members
 
 
-def _read_package(path: Path) -> tuple[str, dict[str, FileContent], dict[str, FileContent]]:
-    """SHA-256 of a package, and the files of ``startup/`` and ``local/`` in it.
+def read_package(path: Path) -> tuple[str, dict[str, FileContent], dict[str, FileContent]]:
+    """SHA-256 of a package, and the files of ``startup/`` and ``local/`` in it, the private keys both or neither.
 
     All is read in memory: no name in a package is followed, and a file that no kit has is left out.
     """
@@ -166,28 +207,38 @@ def _read_package(path: Path) -> tuple[str, dict[str, FileContent], dict[str, Fi
     except (tarfile.TarError, EOFError, ValueError) as error:
         hint = "name the folder of a kit, or what securefda kit package has written"
         raise ConfigError(str(path), "is neither a kit's folder nor its package", hint=hint) from error
-    for name in STARTUP_FILES:
+    has_keys = bool(set(SECRET_FILES) & set(found[STARTUP]))
+    for name in STARTUP_FILES if has_keys else PUBLIC_FILES:
         if name not in found[STARTUP]:
             raise ConfigError(str(path), f"lacks {STARTUP}/{name}", hint="package the kit again")
     return hashlib.sha256(sealed).hexdigest(), found[STARTUP], found[LOCAL]
 
 
-def _summary(kit: Kit, package_digest: str = "") -> KitSummary:
-    names = kit.certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    addresses = (str(address) for address in names.get_values_for_type(x509.IPAddress))
+def _summary(kit: PublicKit, package_digest: str = "") -> KitSummary:
+    if not isinstance(kit, Kit):
+        keys = "at the site alone"
+    elif package_digest:
+        keys = "in this package, whose maker knew them"
+    elif (kit.local / REQUEST_FILE).exists():
+        keys = "made by this site"
+    else:
+        keys = "came with the kit, whose maker knew them"
     return KitSummary(
         federation_id=kit.federation_id,
         site_id=kit.site_id,
         role=kit.role,
         legal_entity=kit.entry.legal_entity,
+        keys=keys,
+        key_fingerprint=entry_fingerprint(kit.entry),
         epoch=kit.roster.epoch,
         sites=tuple(entry.site_id for entry in kit.roster.entries),
-        names=(*names.get_values_for_type(x509.DNSName), *addresses),
+        names=host_names(kit.certificate),
         aggregator=str(kit.endpoints.aggregator),
         server_name=kit.endpoints.server_name,
         not_before=kit.certificate.not_valid_before_utc,
         not_after=kit.certificate.not_valid_after_utc,
         roster_digest=kit.roster.digest().hex(),
         ca_fingerprint=kit.ca.fingerprint,
+        missing_signatures=kit.signed_roster.missing_signatures(kit.roster),
         package_digest=package_digest,
     )

@@ -1,0 +1,154 @@
+"""``securefda site``: a site makes its own keys, asks to be enrolled, and joins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from securefda.cli.options import Kit, OutputFormat, SiteId, now
+from securefda.cli.output import Format, print_result
+
+if TYPE_CHECKING:
+    from securefda.site.request import SiteRequest
+
+app = typer.Typer(help="Make a site's keys at the site, ask to be enrolled, and join.")
+
+
+@app.command("init")
+def init(
+    site: SiteId,
+    federation: Annotated[str, typer.Option("--federation", metavar="NAME", help="The federation to join.")],
+    out: Annotated[Path | None, typer.Option("--out", help="The kit to make; default: a folder named SITE.")] = None,
+    entity: Annotated[str | None, typer.Option("--entity", help="Organisation behind it; default: the id.")] = None,
+    address: Annotated[
+        str | None,
+        typer.Option("--address", metavar="HOST:PORT", help="Of the target only: where the sources will reach it."),
+    ] = None,
+    name: Annotated[list[str], typer.Option("--name", metavar="HOST", help="Name in its certificate.")] = [],
+    output: OutputFormat = Format.TXT,
+) -> None:
+    """Make a site's keys, and the request that the authority signs. With --address, it asks to be the target."""
+    from securefda.site.endpoints import Address, SiteSpec
+    from securefda.site.home import request_enrolment
+
+    kit = out or Path(site)
+    reached = Address.parse(address, "--address") if address else None
+    names = tuple(dict.fromkeys([*name, *([reached.host] if reached else [])]))
+    spec = SiteSpec(site, "target" if reached else "source", entity or site, names)
+    request = request_enrolment(kit, federation, spec, reached)
+    print_result(output, _data(request, kit), _asked_text(request, kit))
+
+
+@app.command("renew")
+def renew(
+    kit: Kit,
+    name: Annotated[
+        list[str], typer.Option("--name", metavar="HOST", help="Name in its certificate; default: those it has.")
+    ] = [],
+    output: OutputFormat = Format.TXT,
+) -> None:
+    """Make new keys of an enrolled site, and the request for them. The old ones work until the site joins."""
+    from securefda.site.home import request_renewal
+
+    request = request_renewal(kit, now(), name or None)
+    print_result(output, _data(request, kit), _asked_text(request, kit))
+
+
+@app.command("join")
+def join(
+    kit: Kit,
+    package: Annotated[Path, typer.Argument(metavar="PACKAGE", help="What the authority signed for this site.")],
+    ca: Annotated[
+        str | None,
+        typer.Option(
+            "--ca", metavar="FINGERPRINT", help="The CA's fingerprint, learnt another way; at the first join."
+        ),
+    ] = None,
+    output: OutputFormat = Format.TXT,
+) -> None:
+    """Take a package of the authority into a kit whose keys the site made, if it fits them, and sign its roster."""
+    from securefda.site.home import join as join_federation
+    from securefda.site.request import entry_fingerprint
+
+    joined = join_federation(kit, package, now(), expected_ca=ca)
+    roster, public = joined.public.roster, joined.public
+    fingerprints = {entry.site_id: entry_fingerprint(entry) for entry in roster.entries}
+    lines = [
+        f"{kit}: {public.role} {public.site_id} of federation {public.federation_id}, epoch {roster.epoch}",
+        f"CA fingerprint: {public.ca.fingerprint}",
+        f"roster (the same at every site): {roster.digest().hex()}",
+        "fingerprints of the sites' keys (compare them with the sites by phone):",
+        *(f"  {site}  {fingerprint}" for site, fingerprint in fingerprints.items()),
+    ]
+    if joined.is_ready:
+        lines.append("every member has signed")
+        then = f"securefda policy explain {kit}, then securefda policy sign {kit}"
+        lines.append(
+            f"read and sign your policy: {then}" if public.role == "source" else f"then: securefda preflight {kit}"
+        )
+    else:
+        if joined.signed is not None:
+            lines.append(f"signed: send {joined.signed} to the authority, then join with the package that comes back")
+        if joined.missing_signatures:
+            lines.append(f"not yet signed by: {', '.join(joined.missing_signatures)}")
+    data = {
+        "kit": str(kit),
+        "site": public.site_id,
+        "epoch": roster.epoch,
+        "ready": joined.is_ready,
+        "signed_roster": str(joined.signed) if joined.signed else None,
+        "missing_signatures": list(joined.missing_signatures),
+        "ca_fingerprint": public.ca.fingerprint,
+        "roster_digest": roster.digest().hex(),
+        "key_fingerprints": fingerprints,
+    }
+    print_result(output, data, "\n".join(lines))
+
+
+@app.command("show")
+def show(
+    request: Annotated[Path, typer.Argument(metavar="REQUEST", help="A site's request.")],
+    output: OutputFormat = Format.TXT,
+) -> None:
+    """Check a request and say what it asks for, with the fingerprint to compare by phone."""
+    from securefda.site.enrolment import read_request
+    from securefda.text import aligned
+
+    asked = read_request(request)
+    data = _data(asked, None)
+    rows = [(key.replace("_", " "), ", ".join(v) if isinstance(v, list) else str(v)) for key, v in data.items() if v]
+    print_result(output, data, aligned(rows))
+
+
+def _data(request: SiteRequest, kit: Path | None) -> dict[str, Any]:
+    data = {
+        "federation": request.federation_id,
+        "site": request.site.site_id,
+        "role": request.site.role,
+        "legal_entity": request.site.legal_entity,
+        "names": list(request.site.names),
+        "address": str(request.address) if request.address else "",
+        "key_fingerprint": request.fingerprint,
+    }
+    return data if kit is None else {"kit": str(kit), "request": str(_file(kit))} | data
+
+
+def _asked_text(request: SiteRequest, kit: Path) -> str:
+    site = request.site.site_id
+    return "\n".join(
+        [
+            f"{kit}: keys of {request.site.role} {site}, which no other site and no authority knows",
+            f"fingerprint of {site}: {request.fingerprint}",
+            f"send {_file(kit)} to the authority, and compare the fingerprint by phone",
+            f"then, with the package that comes back: securefda site join {kit} PACKAGE",
+        ]
+    )
+
+
+def _file(kit: Path) -> Path:
+    from securefda.site.home import REQUESTED
+    from securefda.site.kit import REQUEST_FILE
+
+    return kit / REQUESTED / REQUEST_FILE

@@ -1,0 +1,298 @@
+"""A site that makes its own keys: it asks to be enrolled, and joins with what the authority signed.
+
+New keys and the request lie in ``requested/`` of the kit. A package of the authority with these keys moves them to
+``startup/``, and the request to ``local/``; a package with the keys that are in ``startup/`` already is a new epoch of
+the roster. Every other package is refused: its authority enrolled a key that this site did not make.
+
+A roster is of use once every member has signed it. A package whose roster this site has not signed gets the site's
+signature, to be sent back; a kit that is of use already stays as it is until a package with all signatures comes.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from securefda.disk import (
+    PUBLIC_MODE,
+    SECRET_MODE,
+    FileContent,
+    make_folder,
+    read_file,
+    whole_folder,
+    write_file,
+    writing_errors,
+)
+from securefda.errors import CertificateError, ConfigError
+from securefda.protocol.roster import SignedRoster
+from securefda.site.authority import CA_FILE, private_pem
+from securefda.site.certificates import has_names, host_names, parse_ca, parse_certificate
+from securefda.site.endpoints import Address, SiteSpec
+from securefda.site.enrolment import read_request
+from securefda.site.kit import (
+    KIT_FILE,
+    LOCAL,
+    POLICY_FILE,
+    PUBLIC_FILES,
+    REQUEST_FILE,
+    SECRET_FILES,
+    SETTINGS_FILE,
+    SIGNING_KEY_FILE,
+    STARTUP,
+    TLS_CERTIFICATE_FILE,
+    TLS_KEY_FILE,
+    PublicKit,
+    check_not_older,
+    load_keys,
+    open_public,
+)
+from securefda.site.package import load_public, read_package
+from securefda.site.request import SiteKeys, SiteRequest
+
+REQUESTED = "requested"
+SIGNED_ROSTER_FILE = "roster.signed.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """What came of a package.
+
+    Attributes:
+        public: what the authority signed for this site.
+        is_ready: every member has signed, and the kit is of use now.
+        signed: the roster with this site's signature, to be sent to the authority; None where it had that already.
+        missing_signatures: members that have not signed, other than this site.
+    """
+
+    public: PublicKit
+    is_ready: bool
+    signed: Path | None
+    missing_signatures: tuple[str, ...]
+
+
+def request_enrolment(kit: Path, federation_id: str, site: SiteSpec, address: Address | None) -> SiteRequest:
+    """Make the keys of a new site and its request, in ``requested/`` of a new kit. All of it or nothing.
+
+    Args:
+        kit: folder to make.
+        federation_id: which federation it asks to join.
+        site: what it asks to be; the host of a target's address is among its names.
+        address: where the sources will reach it; of the target only.
+
+    Raises:
+        ConfigError: the folder exists or cannot be written, or a name is malformed.
+    """
+    if kit.exists():
+        raise ConfigError(
+            str(kit), "exists already", hint="name a new folder with --out, or renew: securefda site renew"
+        )
+    keys = SiteKeys.generate()
+    request = SiteRequest.make(federation_id, site, address, keys)
+    with writing_errors(kit), whole_folder(kit) as partial:
+        _write_requested(partial / REQUESTED, keys, request)
+    return request
+
+
+def request_renewal(kit: Path, now: datetime, names: Sequence[str] | None = None) -> SiteRequest:
+    """Make new keys of an enrolled site and the request for them. The kit works with the old ones until it joins.
+
+    Args:
+        kit: of the site; its certificate may have expired.
+        now: current time, with a time zone.
+        names: host names and IP addresses for the new certificate; None: those of the old one.
+
+    Raises:
+        ConfigError, CertificateError: the kit is not sound, has a request already, or cannot be written.
+    """
+    if (kit / REQUESTED).exists():
+        hint = "join with the authority's package, or remove that folder to make new keys"
+        raise ConfigError(str(kit / REQUESTED), "exists already: a request is under way", hint=hint)
+    file = kit / STARTUP / TLS_CERTIFICATE_FILE
+    certificate = parse_certificate(str(file), read_file(file, hint="name the site's startup kit").data)
+    # What an expired kit says about its site was right while it was valid
+    old = load_public(kit, min(now, certificate.not_valid_after_utc))
+    site = SiteSpec(
+        old.site_id, old.role, old.entry.legal_entity, host_names(certificate) if names is None else tuple(names)
+    )
+    address = old.endpoints.aggregator if old.role == "target" else None
+    keys = SiteKeys.generate()
+    request = SiteRequest.make(old.federation_id, site, address, keys)
+    with writing_errors(kit), whole_folder(kit / REQUESTED) as partial:
+        _write_requested(partial, keys, request)
+    return request
+
+
+def join(kit: Path, package: Path, now: datetime, *, expected_ca: str | None = None) -> Joined:
+    """Take what the authority signed for this site into its kit, if it fits the keys that the site made.
+
+    Args:
+        kit: folder that :func:`request_enrolment` made, or any later state of it.
+        package: of the authority, or the folder that it was made from.
+        now: current time, with a time zone.
+        expected_ca: SHA-256 fingerprint of the CA certificate in hex, learnt by another way than the package. A kit
+            that has joined once knows its CA.
+
+    Raises:
+        CertificateError: the CA is another one, or a certificate is not valid.
+        ConfigError: the package is not sound, or of another site; it has another key, role, legal entity, name or
+            address than the site asked for; its roster is not newer than the kit's, or the site signed another
+            roster of this epoch; or a file cannot be read or written.
+    """
+    known = kit / STARTUP / CA_FILE
+    if known.exists():
+        known_ca = parse_ca(str(known), read_file(known).data).fingerprint
+    elif expected_ca is None:
+        hint = "ask the authority for its CA's fingerprint by telephone, and give it as --ca FINGERPRINT"
+        raise ConfigError("--ca", "is needed: this kit knows no CA yet", hint=hint)
+    else:
+        known_ca = None
+    files, local = _read(package)
+    public = open_public(package, files, now, expected_ca=expected_ca)
+    if known_ca not in (None, public.ca.fingerprint):
+        hint = "ask the authority; for another federation, make another kit: securefda site init"
+        raise CertificateError(f"{package}: is of another CA than the one that {kit} has joined", hint=hint)
+    old = _installed(kit)
+    own = _fitting_keys(kit, public, old)
+    check_not_older(kit / LOCAL, public.ca.fingerprint, public.roster)
+    _check_follows(kit, public, old)
+    missing = public.signed_roster.missing_signatures(public.roster)
+    signed = None
+    with writing_errors(kit):
+        if public.site_id in missing:
+            signed = kit / LOCAL / SIGNED_ROSTER_FILE
+            make_folder(kit / LOCAL)
+            proposal = public.signed_roster.countersigned(public.site_id, own.keys.signing_key)
+            write_file(signed, proposal.to_bytes(), PUBLIC_MODE)
+        # A kit that works goes on working while signatures of the next epoch are collected
+        if not missing or old is None:
+            _install(kit, own, files, local)
+    return Joined(public, not missing, signed, tuple(site for site in missing if site != public.site_id))
+
+
+@dataclass(frozen=True, slots=True)
+class _Own:
+    """Keys of this site, and the request for them if they are in ``requested/``."""
+
+    keys: SiteKeys
+    request: SiteRequest | None
+
+
+def _write_requested(folder: Path, keys: SiteKeys, request: SiteRequest) -> None:
+    make_folder(folder)
+    write_file(folder / TLS_KEY_FILE, private_pem(keys.tls_key), SECRET_MODE)
+    write_file(folder / SIGNING_KEY_FILE, private_pem(keys.signing_key), SECRET_MODE)
+    write_file(folder / REQUEST_FILE, request.to_bytes(), PUBLIC_MODE)
+
+
+def _read(package: Path) -> tuple[dict[str, FileContent], dict[str, FileContent]]:
+    """The public files of ``startup/`` and those of ``local/``, from a package or the folder that it is made from."""
+    if not package.is_dir():
+        _, files, local = read_package(package)
+        return {name: files[name] for name in PUBLIC_FILES}, local
+    hint = "name the package that the authority made, or its folder of this site"
+    files = {name: read_file(package / STARTUP / name, hint=hint) for name in PUBLIC_FILES}
+    given = [name for name in (POLICY_FILE, SETTINGS_FILE) if (package / LOCAL / name).exists()]
+    return files, {name: read_file(package / LOCAL / name) for name in given}
+
+
+def _installed(kit: Path) -> PublicKit | None:
+    """What the kit has of an earlier package. It may have expired since then."""
+    file = kit / STARTUP / TLS_CERTIFICATE_FILE
+    if not (kit / STARTUP / KIT_FILE).exists():
+        return None
+    certificate = parse_certificate(str(file), read_file(file).data)
+    return load_public(kit, certificate.not_valid_after_utc)
+
+
+def _keys_in(folder: Path) -> SiteKeys | None:
+    if not any((folder / name).exists() for name in SECRET_FILES):
+        return None
+    return SiteKeys(*load_keys(folder, {name: read_file(folder / name) for name in SECRET_FILES}))
+
+
+def _fitting_keys(kit: Path, public: PublicKit, old: PublicKit | None) -> _Own:
+    """The keys of this site that the package is for; it says of the site what the site asked for, or was before.
+
+    Raises:
+        ConfigError: there are none, or it does not.
+    """
+    requested, current = _keys_in(kit / REQUESTED), _keys_in(kit / STARTUP)
+    request = read_request(kit / REQUESTED / REQUEST_FILE) if requested else None
+    known = requested or current
+    if known is None or (request is None and old is None):
+        raise ConfigError(str(kit), "holds no keys of a site", hint="make them: securefda site init")
+    site_id = request.site.site_id if request else old.site_id if old else ""
+    entry = public.entry
+    if entry.site_id != site_id:
+        hint = f"ask the authority for the package of {site_id}"
+        raise ConfigError(str(public.root), f"is of {entry.site_id}, and {kit} is of {site_id}", hint=hint)
+    for own in (_Own(requested, request) if requested else None, _Own(current, None) if current else None):
+        if own and (own.keys.signing_public, own.keys.tls_pin) == (entry.signing_key, entry.tls_pin):
+            break
+    else:
+        which = "signing" if known.signing_public != entry.signing_key else "TLS"
+        hint = "do not use this package: compare fingerprints with the authority, the request may have been replaced"
+        raise ConfigError("roster", f"has another {which} key of {site_id} than this site made", hint=hint)
+    if own.request:
+        asked = own.request
+        spec, federation, address = asked.site, asked.federation_id, asked.address
+        names_fit = has_names(public.certificate, federation, spec)
+    else:
+        assert old is not None
+        federation, address = old.federation_id, old.endpoints.aggregator
+        spec = SiteSpec(site_id, old.role, old.entry.legal_entity)
+        names_fit = True
+    fits = {
+        f"federation {federation}": public.federation_id == federation,
+        f"the role of a {spec.role}": public.role == spec.role,
+        f"the legal entity {spec.legal_entity!r}": entry.legal_entity == spec.legal_entity,
+        f"the names {', '.join(spec.names) or 'of no host'}": names_fit,
+        f"the address {address}": public.role != "target" or public.endpoints.aggregator == address,
+    }
+    for what, fit in fits.items():
+        if not fit:
+            hint = "do not use this package: ask the authority why it differs"
+            raise ConfigError(str(public.root), f"does not have {what}, for which {site_id} asked", hint=hint)
+    return own
+
+
+def _check_follows(kit: Path, public: PublicKit, old: PublicKit | None) -> None:
+    """Refuse a roster that goes back behind one that this site has or has signed, or is a second one of its epoch.
+
+    Raises:
+        ConfigError: it does or is, or the roster that the site signed last cannot be read.
+    """
+    file, seen = kit / LOCAL / SIGNED_ROSTER_FILE, [old.roster] if old else []
+    if file.exists():
+        seen.append(SignedRoster.from_bytes(read_file(file).data).verify_ca(public.ca.roster_key))
+    new = public.roster
+    for roster in seen:
+        if new.epoch < roster.epoch:
+            why = f"is of epoch {new.epoch}, but this site has or has signed epoch {roster.epoch}"
+            raise ConfigError("roster", why, hint="ask the authority for the package of the newest epoch")
+        if new.epoch == roster.epoch and new != roster:
+            why = f"is not the roster of epoch {roster.epoch} that this site has or has signed: its CA signed two"
+            raise ConfigError("roster", why, hint="ask the authority; other sites may have another roster, too")
+
+
+def _install(kit: Path, own: _Own, files: Mapping[str, FileContent], local: Mapping[str, FileContent]) -> None:
+    """Write the kit. Repeating it after a crash completes what was left half done: ``requested/`` goes last."""
+    make_folder(kit / STARTUP)
+    make_folder(kit / LOCAL)
+    if own.request is not None:
+        for name in SECRET_FILES:  # as they are: they may be sealed
+            write_file(kit / STARTUP / name, read_file(kit / REQUESTED / name).data, SECRET_MODE)
+        write_file(kit / LOCAL / REQUEST_FILE, own.request.to_bytes(), PUBLIC_MODE)
+    for name, content in files.items():
+        write_file(kit / STARTUP / name, content.data, PUBLIC_MODE)
+    for name in (POLICY_FILE, SETTINGS_FILE):
+        if name in local and not (kit / LOCAL / name).exists():
+            write_file(kit / LOCAL / name, local[name].data, 0o644)
+    if own.request is not None:
+        done = kit / f".{REQUESTED}.done"
+        shutil.rmtree(done, ignore_errors=True)
+        (kit / REQUESTED).rename(done)
+        shutil.rmtree(done)

@@ -1,0 +1,253 @@
+"""A site's request to be enrolled: its public keys, proof that it has the private ones, and what it asks to be.
+
+A site makes its keys at home and sends this request; the authority answers with a certificate and a roster. No private
+key travels. Both keys sign the same bytes, which name both, the site and its federation: a key of somebody else, one
+that was put in later, or a request of another federation has no valid proof. There is no third key: a session's
+exchange keys are made for that session, and the signing key signs them.
+
+The fingerprint is what two people compare by telephone. It follows from the keys and the site's id alone, so that the
+same fingerprint can be computed from the request and from every roster with these keys.
+
+Pure. A request is a value that was checked when it was built or parsed. Parsing accepts its one encoding only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from securefda.errors import ConfigError
+from securefda.parse import canonical_json, items, load_object, number, text
+from securefda.protocol.envelope import sign_bytes, signature_is_valid
+from securefda.protocol.roster import RosterEntry, check_name
+from securefda.site.certificates import csr_key, make_csr, public_key_pin
+from securefda.site.endpoints import Address, SiteSpec
+
+REQUEST_MESSAGE = "EnrolmentRequest"
+MAX_REQUEST_BYTES = 64 * 1024
+_TLS_STATEMENT = b"securefda/1/EnrolmentRequest.tls\0"
+_FINGERPRINT = b"securefda/1/SiteKeys\0"
+_FORMAT = 1
+_AGAIN = "ask the site for its request again: securefda site init"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SiteKeys:
+    """The two private keys of a site."""
+
+    signing_key: Ed25519PrivateKey = field(repr=False)
+    tls_key: ec.EllipticCurvePrivateKey = field(repr=False)
+
+    @classmethod
+    def generate(cls) -> SiteKeys:
+        """New keys: Ed25519, and ECDSA P-256."""
+        return cls(Ed25519PrivateKey.generate(), ec.generate_private_key(ec.SECP256R1()))
+
+    @property
+    def signing_public(self) -> bytes:
+        """The raw Ed25519 public key, 32 bytes."""
+        return self.signing_key.public_key().public_bytes_raw()
+
+    @property
+    def tls_pin(self) -> bytes:
+        """SHA-256 of the TLS key's SubjectPublicKeyInfo, 32 bytes."""
+        return public_key_pin(self.tls_key.public_key())
+
+
+def key_fingerprint(site_id: str, signing_key: bytes, tls_pin: bytes) -> str:
+    """SHA-256 over a site's id and both public keys, 64 hex digits."""
+    return hashlib.sha256(_FINGERPRINT + site_id.encode("ascii") + b"\0" + signing_key + tls_pin).hexdigest()
+
+
+def entry_fingerprint(entry: RosterEntry) -> str:
+    """The fingerprint of a member's keys as the roster has them."""
+    return key_fingerprint(entry.site_id, entry.signing_key, entry.tls_pin)
+
+
+@dataclass(frozen=True, slots=True)
+class SiteRequest:
+    """A request whose proofs are valid.
+
+    Attributes:
+        federation_id: the federation that the site asks to belong to.
+        site: id, role, legal entity, and the names for its certificate.
+        address: where the sources reach it; of the target only.
+        signing_key: raw Ed25519 public key, 32 bytes.
+        tls_pin: SHA-256 of the TLS key's SubjectPublicKeyInfo, 32 bytes.
+        csr: PKCS #10 certificate signing request of the TLS key, DER.
+        signing_proof: Ed25519 signature of the body by the signing key, 64 bytes.
+        tls_proof: ECDSA signature of the body by the TLS key, DER.
+
+    Raises:
+        ConfigError: ``request``; a field is malformed, the CSR is of another key, site or names, or a proof is wrong.
+    """
+
+    federation_id: str
+    site: SiteSpec
+    address: Address | None
+    signing_key: bytes
+    tls_pin: bytes
+    csr: bytes = field(repr=False)
+    signing_proof: bytes = field(repr=False)
+    tls_proof: bytes = field(repr=False)
+
+    def __post_init__(self) -> None:
+        check_name("federation-id", self.federation_id)
+        self.entry(0, 0, 1)  # its fields have the form that the roster needs
+        if (self.site.role == "target") != (self.address is not None):
+            raise ConfigError("request", "must name an address if it is the target's, and only then", hint=_AGAIN)
+        if len(set(self.site.names)) != len(self.site.names):
+            raise ConfigError("request", f"names a host of {self.site.site_id} twice", hint=_AGAIN)
+        key = self.tls_key
+        if public_key_pin(key) != self.tls_pin:
+            why = f"the CSR is of another TLS key than the request of {self.site.site_id} names"
+            raise ConfigError("request", why, hint=_AGAIN)
+        body = self.body()
+        if not signature_is_valid(self.signing_key, REQUEST_MESSAGE, body, self.signing_proof):
+            why = f"does not prove that {self.site.site_id} has the private signing key"
+            raise ConfigError("request", why, hint=_AGAIN)
+        try:
+            key.verify(self.tls_proof, _tls_statement(body), ec.ECDSA(hashes.SHA256()))
+        except InvalidSignature:
+            why = f"does not prove that {self.site.site_id} has the private TLS key"
+            raise ConfigError("request", why, hint=_AGAIN) from None
+
+    @classmethod
+    def make(cls, federation_id: str, site: SiteSpec, address: Address | None, keys: SiteKeys) -> SiteRequest:
+        """The request of a site that has these keys. Raises ConfigError for malformed names."""
+        check_name("federation-id", federation_id)
+        csr = make_csr(keys.tls_key, federation_id, site)
+        signing_key, tls_pin = keys.signing_public, keys.tls_pin
+        body = _body(federation_id, site, address, signing_key=signing_key, tls_pin=tls_pin, csr=csr)
+        return cls(
+            federation_id,
+            site,
+            address,
+            signing_key,
+            tls_pin,
+            csr,
+            sign_bytes(keys.signing_key, REQUEST_MESSAGE, body),
+            keys.tls_key.sign(_tls_statement(body), ec.ECDSA(hashes.SHA256())),
+        )
+
+    @classmethod
+    def from_bytes(cls, name: str, data: bytes) -> SiteRequest:
+        """Parse what :meth:`to_bytes` wrote, and check all of it; ``name`` is the file's, for the error.
+
+        Raises:
+            ConfigError: these are no such bytes, or not in their one encoding, or the request is not sound.
+        """
+        try:
+            envelope = load_object(data, "request", "signing_proof", "tls_proof")
+            fields = load_object(
+                text(envelope["request"]).encode("ascii"),
+                "version",
+                "federation_id",
+                "site_id",
+                "role",
+                "legal_entity",
+                "names",
+                "address",
+                "signing_key",
+                "tls_pin",
+                "csr",
+            )
+            role, address = text(fields["role"]), text(fields["address"])
+            if number(fields["version"]) != _FORMAT or role not in ("target", "source"):
+                raise ValueError("another version, or no role")
+            site = SiteSpec(
+                text(fields["site_id"]),
+                "target" if role == "target" else "source",
+                text(fields["legal_entity"]),
+                tuple(text(name) for name in items(fields["names"])),
+            )
+            request = cls(
+                text(fields["federation_id"]),
+                site,
+                Address.parse(address) if address else None,
+                bytes.fromhex(text(fields["signing_key"])),
+                bytes.fromhex(text(fields["tls_pin"])),
+                bytes.fromhex(text(fields["csr"])),
+                bytes.fromhex(text(envelope["signing_proof"])),
+                bytes.fromhex(text(envelope["tls_proof"])),
+            )
+        except ValueError as error:
+            raise ConfigError(name, "is not a request of a site", hint=_AGAIN) from error
+        except ConfigError as error:
+            where = "" if error.key == "request" else f"{error.key}: "
+            raise ConfigError(name, where + error.why, hint=error.hint or _AGAIN) from None
+        if request.to_bytes() != data:
+            raise ConfigError(name, "is not in canonical form", hint=_AGAIN)
+        return request
+
+    def to_bytes(self) -> bytes:
+        """The contents of the request's file: ASCII JSON that carries the signed bytes verbatim as a string."""
+        fields = {
+            "request": self.body().decode("ascii"),
+            "signing_proof": self.signing_proof.hex(),
+            "tls_proof": self.tls_proof.hex(),
+        }
+        return json.dumps(fields, sort_keys=True, indent=1).encode("ascii") + b"\n"
+
+    def body(self) -> bytes:
+        """What both keys sign: canonical JSON."""
+        return _body(
+            self.federation_id,
+            self.site,
+            self.address,
+            signing_key=self.signing_key,
+            tls_pin=self.tls_pin,
+            csr=self.csr,
+        )
+
+    @property
+    def tls_key(self) -> ec.EllipticCurvePublicKey:
+        """The public TLS key, out of the CSR. Raises ConfigError for a CSR that is not this site's."""
+        return csr_key(self.csr, self.federation_id, self.site)
+
+    @property
+    def fingerprint(self) -> str:
+        """What site and authority compare by telephone, 64 hex digits."""
+        return key_fingerprint(self.site.site_id, self.signing_key, self.tls_pin)
+
+    def entry(self, index: int, not_before: int, not_after: int) -> RosterEntry:
+        """The roster entry that this request asks for, valid between these seconds of Unix time."""
+        return RosterEntry(
+            index=index,
+            site_id=self.site.site_id,
+            role=self.site.role,
+            legal_entity=self.site.legal_entity,
+            signing_key=self.signing_key,
+            tls_pin=self.tls_pin,
+            not_before=not_before,
+            not_after=not_after,
+        )
+
+
+def _body(
+    federation_id: str, site: SiteSpec, address: Address | None, *, signing_key: bytes, tls_pin: bytes, csr: bytes
+) -> bytes:
+    return canonical_json(
+        {
+            "version": _FORMAT,
+            "federation_id": federation_id,
+            "site_id": site.site_id,
+            "role": site.role,
+            "legal_entity": site.legal_entity,
+            "names": list(site.names),
+            "address": str(address) if address else "",
+            "signing_key": signing_key.hex(),
+            "tls_pin": tls_pin.hex(),
+            "csr": csr.hex(),
+        }
+    )
+
+
+def _tls_statement(body: bytes) -> bytes:
+    return _TLS_STATEMENT + hashlib.sha256(body).digest()
