@@ -24,7 +24,7 @@ def package(
     ] = False,
     output: OutputFormat = Format.TXT,
 ) -> None:
-    """Write a kit into one file. If it holds private keys, seal it or carry it; where the site made them, it has none."""
+    """Write a kit into one file. Private keys go along, unless the site made its own: seal it, or carry it."""
     from securefda.site.package import holds_keys, package_kit
     from securefda.site.sealed import obtain
 

@@ -84,10 +84,11 @@ def join(
     ]
     if joined.is_ready:
         lines.append("every member has signed")
-        then = f"securefda policy explain {kit}, then securefda policy sign {kit}"
-        lines.append(
-            f"read and sign your policy: {then}" if public.role == "source" else f"then: securefda preflight {kit}"
-        )
+        if public.role == "source":
+            lines.append(
+                f"read your policy and sign it: securefda policy explain {kit}, then securefda policy sign {kit}"
+            )
+        lines.append(f"then: securefda preflight {kit}")
     else:
         if joined.signed is not None:
             lines.append(f"signed: send {joined.signed} to the authority, then join with the package that comes back")

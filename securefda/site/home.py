@@ -42,6 +42,7 @@ from securefda.site.kit import (
     SETTINGS_FILE,
     SIGNING_KEY_FILE,
     STARTUP,
+    STARTUP_FILES,
     TLS_CERTIFICATE_FILE,
     TLS_KEY_FILE,
     PublicKit,
@@ -53,6 +54,7 @@ from securefda.site.package import load_public, read_package
 from securefda.site.request import SiteKeys, SiteRequest
 
 REQUESTED = "requested"
+_JOINING = "joining"
 SIGNED_ROSTER_FILE = "roster.signed.json"
 
 
@@ -86,9 +88,7 @@ def request_enrolment(kit: Path, federation_id: str, site: SiteSpec, address: Ad
         ConfigError: the folder exists or cannot be written, or a name is malformed.
     """
     if kit.exists():
-        raise ConfigError(
-            str(kit), "exists already", hint="name a new folder with --out, or renew: securefda site renew"
-        )
+        raise ConfigError(str(kit), "exists already", hint="name a new folder with --out")
     keys = SiteKeys.generate()
     request = SiteRequest.make(federation_id, site, address, keys)
     with writing_errors(kit), whole_folder(kit) as partial:
@@ -107,6 +107,8 @@ def request_renewal(kit: Path, now: datetime, names: Sequence[str] | None = None
     Raises:
         ConfigError, CertificateError: the kit is not sound, has a request already, or cannot be written.
     """
+    with writing_errors(kit):
+        _finish(kit)
     if (kit / REQUESTED).exists():
         hint = "join with the authority's package, or remove that folder to make new keys"
         raise ConfigError(str(kit / REQUESTED), "exists already: a request is under way", hint=hint)
@@ -141,6 +143,8 @@ def join(kit: Path, package: Path, now: datetime, *, expected_ca: str | None = N
             address than the site asked for; its roster is not newer than the kit's, or the site signed another
             roster of this epoch; or a file cannot be read or written.
     """
+    with writing_errors(kit):
+        _finish(kit)
     known = kit / STARTUP / CA_FILE
     if known.exists():
         known_ca = parse_ca(str(known), read_file(known).data).fingerprint
@@ -166,7 +170,7 @@ def join(kit: Path, package: Path, now: datetime, *, expected_ca: str | None = N
             make_folder(kit / LOCAL)
             proposal = public.signed_roster.countersigned(public.site_id, own.keys.signing_key)
             write_file(signed, proposal.to_bytes(), PUBLIC_MODE)
-        # A kit that works goes on working while signatures of the next epoch are collected
+        # A kit that works goes on working while the others sign the next epoch
         if not missing or old is None:
             _install(kit, own, files, local)
     return Joined(public, not missing, signed, tuple(site for site in missing if site != public.site_id))
@@ -279,20 +283,36 @@ def _check_follows(kit: Path, public: PublicKit, old: PublicKit | None) -> None:
 
 
 def _install(kit: Path, own: _Own, files: Mapping[str, FileContent], local: Mapping[str, FileContent]) -> None:
-    """Write the kit. Repeating it after a crash completes what was left half done: ``requested/`` goes last."""
-    make_folder(kit / STARTUP)
+    """Write the kit: all that is new into ``joining/`` first, so that a crash leaves nothing half of two epochs."""
+    with whole_folder(kit / _JOINING) as partial:
+        for name, content in files.items():
+            write_file(partial / name, content.data, PUBLIC_MODE)
+        if own.request is not None:
+            for name in SECRET_FILES:  # as they are: they may be sealed
+                write_file(partial / name, read_file(kit / REQUESTED / name).data, SECRET_MODE)
+            write_file(partial / REQUEST_FILE, own.request.to_bytes(), PUBLIC_MODE)
     make_folder(kit / LOCAL)
-    if own.request is not None:
-        for name in SECRET_FILES:  # as they are: they may be sealed
-            write_file(kit / STARTUP / name, read_file(kit / REQUESTED / name).data, SECRET_MODE)
-        write_file(kit / LOCAL / REQUEST_FILE, own.request.to_bytes(), PUBLIC_MODE)
-    for name, content in files.items():
-        write_file(kit / STARTUP / name, content.data, PUBLIC_MODE)
     for name in (POLICY_FILE, SETTINGS_FILE):
         if name in local and not (kit / LOCAL / name).exists():
             write_file(kit / LOCAL / name, local[name].data, 0o644)
-    if own.request is not None:
-        done = kit / f".{REQUESTED}.done"
-        shutil.rmtree(done, ignore_errors=True)
-        (kit / REQUESTED).rename(done)
-        shutil.rmtree(done)
+    _finish(kit)
+
+
+def _finish(kit: Path) -> None:
+    """Move what is in ``joining/`` to its place, also after a crash in the middle of that."""
+    joining = kit / _JOINING
+    if not joining.exists():
+        return
+    make_folder(kit / STARTUP)
+    make_folder(kit / LOCAL)
+    for name in (*STARTUP_FILES, REQUEST_FILE):
+        if (joining / name).exists():
+            mode = SECRET_MODE if name in SECRET_FILES else PUBLIC_MODE
+            folder = kit / (LOCAL if name == REQUEST_FILE else STARTUP)
+            write_file(folder / name, read_file(joining / name).data, mode)
+    if (joining / REQUEST_FILE).exists():
+        shutil.rmtree(kit / REQUESTED, ignore_errors=True)
+    # The request goes last: as long as it is there, what is left of requested/ is known to be done with
+    for name in (*STARTUP_FILES, REQUEST_FILE):
+        (joining / name).unlink(missing_ok=True)
+    joining.rmdir()

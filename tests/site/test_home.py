@@ -1,0 +1,455 @@
+"""Sites that make their own keys: joining, what is refused then, adding and renewing; no private key ever travels."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from federation_builder import NOW
+from home_federation import ADDRESS, SPECS, HomeFederation, tree
+
+from securefda.disk import read_file
+from securefda.errors import CertificateError, ConfigError
+from securefda.protocol.roster import SignedRoster, sign_roster
+from securefda.protocol.secret import Secret
+from securefda.site import home as home_module
+from securefda.site.authority import Authority, protect_keys
+from securefda.site.certificates import to_pem
+from securefda.site.endpoints import SiteSpec
+from securefda.site.enrolment import add_site, merge_signatures, read_request, renew_site, revoke_site
+from securefda.site.home import REQUESTED, SIGNED_ROSTER_FILE, join, request_enrolment, request_renewal
+from securefda.site.kit import SECRET_FILES, STARTUP_FILES, load_kit, make_manifest
+from securefda.site.package import inspect_kit, package_kit, unpack_kit
+from securefda.site.request import SiteKeys, SiteRequest, entry_fingerprint
+from securefda.site.sealed import is_sealed
+
+
+@pytest.fixture(scope="module")
+def signed_once(tmp_path_factory: pytest.TempPathFactory) -> HomeFederation:
+    """Requests, and what the authority made of them; nobody has joined."""
+    federation = HomeFederation(tmp_path_factory.mktemp("home"))
+    federation.ask()
+    federation.found()
+    return federation
+
+
+@pytest.fixture
+def home(signed_once: HomeFederation, tmp_path: Path) -> HomeFederation:
+    """A copy that a test may change."""
+    copy = HomeFederation(Path(shutil.copytree(signed_once.root, tmp_path / "home")))
+    copy.ca = signed_once.ca
+    return copy
+
+
+def refused(home: HomeFederation, site: str, why: str, package: Path | None = None, error: type = ConfigError) -> None:
+    """Joining is refused with this error, and nothing at the site has changed."""
+    package = package or home.package(site)
+    before = tree(home.kit(site))
+    with pytest.raises(error, match=why or None):
+        join(home.kit(site), package, NOW, expected_ca=home.ca)
+    assert tree(home.kit(site)) == before
+
+
+# --- the way that is meant --------------------------------------------------------------------------------------------
+
+
+def test_every_site_signs_and_then_has_a_kit_that_loads(home: HomeFederation) -> None:
+    assert home.join_and_send("geneva").missing_signatures == ("lyon", "basel")
+    with pytest.raises(ConfigError, match="is not signed by geneva, lyon, basel"):
+        load_kit(home.kit("geneva"), NOW)
+    home.complete(("lyon", "basel"))
+    assert home.join("geneva").is_ready
+    for site, spec in SPECS.items():
+        kit = load_kit(home.kit(site), NOW, expected_site=site, expected_role=spec.role, expected_ca=home.ca)
+        assert kit.entry.legal_entity == spec.legal_entity
+        assert not (home.kit(site) / REQUESTED).exists()
+        assert (home.kit(site) / "local" / "settings.toml").read_text() == f'site-id = "{site}"\n'
+        assert not (home.kit(site) / "local" / "policy.sig").exists()
+        assert inspect_kit(home.kit(site), NOW).keys == "made by this site"
+
+
+def test_no_private_key_of_a_site_is_in_a_file_of_anyone_else(home: HomeFederation) -> None:
+    home.complete()
+    for site in SPECS:
+        keys = home.secrets(site)
+        assert len(keys) == len(SECRET_FILES)
+        for folder in ("authority", *(other for other in SPECS if other != site)):
+            for name, data in tree(home.root / folder).items():
+                assert not any(key in data or key.splitlines()[1] in data for key in keys), name
+    assert not any(home.fed.glob("*/startup/*.key"))
+
+
+def test_fingerprints_are_the_same_at_the_site_and_at_the_authority(
+    signed_once: HomeFederation, tmp_path: Path
+) -> None:
+    requests = signed_once.root / "authority" / "requests"
+    at_sites = {site: read_request(signed_once.request_file(site)).fingerprint for site in SPECS}
+    at_authority = {site: read_request(requests / f"{site}.json").fingerprint for site in SPECS}
+    roster = SignedRoster.from_bytes((signed_once.fed / "ca/roster.json").read_bytes()).verify_ca(
+        Authority.load(signed_once.fed / "ca").ca.roster_key
+    )
+    in_roster = {entry.site_id: entry_fingerprint(entry) for entry in roster.entries}
+    assert at_sites == at_authority == in_roster
+    package_kit(signed_once.fed / "lyon", tmp_path / "lyon.tar", NOW)
+    summary = inspect_kit(tmp_path / "lyon.tar", NOW)
+    assert (summary.key_fingerprint, summary.keys) == (at_sites["lyon"], "at the site alone")
+    assert summary.missing_signatures == tuple(SPECS)
+
+
+def test_joining_again_changes_nothing(home: HomeFederation) -> None:
+    home.complete()
+    before = tree(home.kit("lyon"))
+    assert home.join("lyon").is_ready
+    assert tree(home.kit("lyon")) == before
+
+
+def test_a_kit_joins_from_the_authoritys_folder_as_from_its_package(home: HomeFederation) -> None:
+    joined = join(home.kit("lyon"), home.fed / "lyon", NOW, expected_ca=home.ca)
+    assert joined.signed is not None
+    assert (home.kit("lyon") / "local" / "policy.toml").read_text() == "min-others = 2\n"
+
+
+def test_sealed_keys_join_sealed(home: HomeFederation, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    protect_keys(home.kit("lyon"), Secret(b"five words by pure chance"))
+    (tmp_path / "passphrase").write_bytes(b"five words by pure chance\n")
+    with (tmp_path / "passphrase").open("rb") as stream:
+        monkeypatch.setenv("SECUREFDA_PASSPHRASE_FD", str(stream.fileno()))
+        home.complete()
+        load_kit(home.kit("lyon"), NOW)
+    assert all(is_sealed(data) for data in home.secrets("lyon"))
+    assert len(home.secrets("lyon")) == len(SECRET_FILES)
+
+
+class PowerFailure(OSError):
+    """Nothing is written any more."""
+
+
+def test_a_crash_at_any_moment_of_joining_is_completed_by_joining_again(
+    home: HomeFederation, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    home.complete()
+    request_renewal(home.kit("lyon"), NOW)
+    home.send_request("lyon")
+    renew_site(home.fed, "lyon", now=NOW, request=read_request(home.request_file("lyon")))
+    for site in SPECS:
+        home.join_and_send(site)
+    package, real, kit, writes = home.package("lyon"), home_module.write_file, home.kit("lyon"), 0
+    saved = shutil.copytree(kit, tmp_path / "saved")
+    while True:
+        left = [writes]
+
+        def write_until(path: Path, data: bytes, mode: int, left: list[int] = left) -> None:
+            if left[0] == 0:
+                raise PowerFailure
+            left[0] -= 1
+            real(path, data, mode)
+
+        monkeypatch.setattr(home_module, "write_file", write_until)
+        try:
+            join(kit, package, NOW)
+        except ConfigError as error:
+            assert isinstance(error.__cause__, PowerFailure)  # noqa: PT017
+        else:
+            break
+        monkeypatch.setattr(home_module, "write_file", real)
+        assert join(kit, package, NOW).is_ready, writes
+        assert load_kit(kit, NOW).roster.epoch == 2
+        assert not {path.name for path in kit.iterdir()} - {"startup", "local"}
+        shutil.rmtree(kit)
+        shutil.copytree(saved, kit)
+        writes += 1
+    assert writes == 2 * (len(STARTUP_FILES) + 1)
+
+
+# --- what a site refuses ----------------------------------------------------------------------------------------------
+
+
+def forged(home: HomeFederation, site: str, **changes: object) -> None:
+    """Have the authority sign another entry for ``site``, in the roster and all kits."""
+    authority = Authority.load(home.fed / "ca")
+    signed = SignedRoster.from_bytes((home.fed / "ca/roster.json").read_bytes())
+    roster = signed.verify_ca(authority.ca.roster_key)
+    entries = tuple(replace(e, **changes) if e.site_id == site else e for e in roster.entries)  # type: ignore[arg-type]
+    publish(home, authority, sign_roster(replace(roster, entries=entries), authority.roster_key))
+
+
+def publish(home: HomeFederation, authority: Authority, signed: SignedRoster) -> None:
+    roster = signed.verify_ca(authority.ca.roster_key)
+    for entry in roster.entries:
+        startup = home.fed / entry.site_id / "startup"
+        files = {name: (startup / name).read_bytes() for name in ("ca.pem", "endpoints.toml", "tls.crt")}
+        manifest = make_manifest(roster, entry.site_id, files).to_signed_bytes(authority.roster_key)
+        for name, data in (("roster.json", signed.to_bytes()), ("kit.json", manifest)):
+            (startup / name).unlink()
+            (startup / name).write_bytes(data)
+
+
+def certify(home: HomeFederation, request: SiteRequest) -> None:
+    """Have the authority put this certificate into the kit of its site."""
+    certificate = Authority.load(home.fed / "ca").issue(request, NOW).certificate
+    file = home.fed / request.site.site_id / "startup" / "tls.crt"
+    file.unlink()
+    file.write_bytes(to_pem(certificate))
+
+
+def test_an_authority_that_enrols_another_signing_key_is_refused(home: HomeFederation) -> None:
+    forged(home, "lyon", signing_key=SiteKeys.generate().signing_public)
+    refused(home, "lyon", "roster: has another signing key of lyon than this site made")
+
+
+def test_an_authority_that_enrols_another_tls_key_is_refused(home: HomeFederation) -> None:
+    own = read_request(home.request_file("lyon"))
+    stranger = SiteKeys.generate()
+    certify(home, SiteRequest.make("heart-study", own.site, None, stranger))
+    forged(home, "lyon", tls_pin=stranger.tls_pin)
+    refused(home, "lyon", "roster: has another TLS key of lyon than this site made")
+
+
+def test_a_request_that_was_replaced_on_its_way_shows_another_fingerprint_and_is_refused(tmp_path: Path) -> None:
+    home = HomeFederation(tmp_path)
+    home.ask()
+    request_enrolment(tmp_path / "thief", "heart-study", SPECS["lyon"], None)
+    shown = read_request(home.send_request("lyon", tmp_path / "thief")).fingerprint
+    home.found()
+    assert shown != read_request(home.request_file("lyon")).fingerprint
+    refused(home, "lyon", "roster: has another signing key of lyon than this site made")
+    # No roster with the thief's key is ever of use to the others without the thief's signature
+    assert home.join_and_send("geneva").missing_signatures == ("lyon", "basel")
+
+
+def test_a_roster_with_another_legal_entity_of_the_site_is_refused(home: HomeFederation) -> None:
+    forged(home, "lyon", legal_entity="Hospital of Nice")
+    refused(home, "lyon", "does not have the legal entity 'Hospital of Lyon', for which lyon asked")
+
+
+def test_a_roster_with_the_key_under_another_name_is_refused(home: HomeFederation) -> None:
+    own = read_request(home.request_file("lyon"))
+    authority = Authority.load(home.fed / "ca")
+    file = home.request_file("lyon").parent
+    keys = SiteKeys(*(_key(file / name) for name in SECRET_FILES))  # type: ignore[arg-type]
+    other = SiteRequest.make("heart-study", replace(own.site, site_id="nice"), None, keys)
+    signed = SignedRoster.from_bytes((home.fed / "ca/roster.json").read_bytes())
+    roster = signed.verify_ca(authority.ca.roster_key)
+    entries = tuple(replace(e, site_id="nice") if e.site_id == "lyon" else e for e in roster.entries)
+    (home.fed / "lyon").rename(home.fed / "nice")
+    certify(home, other)
+    publish(home, authority, sign_roster(replace(roster, entries=entries), authority.roster_key))
+    refused(home, "lyon", "is of nice, and .* is of lyon", home.package("nice"))
+
+
+def test_a_certificate_with_other_names_is_refused(home: HomeFederation) -> None:
+    file = home.request_file("lyon").parent
+    keys = SiteKeys(*(_key(file / name) for name in ("signing.key", "tls.key")))  # type: ignore[arg-type]
+    certify(home, SiteRequest.make("heart-study", replace(SPECS["lyon"], names=("bank.example.org",)), None, keys))
+    forged(home, "lyon")
+    refused(home, "lyon", "does not have the names of no host, for which lyon asked")
+
+
+def _key(file: Path) -> object:
+    return load_pem_private_key(file.read_bytes(), None)
+
+
+def test_the_target_refuses_an_address_for_which_it_did_not_ask(home: HomeFederation) -> None:
+    startup = home.fed / "geneva" / "startup"
+    data = (startup / "endpoints.toml").read_bytes()
+    (startup / "endpoints.toml").unlink()
+    (startup / "endpoints.toml").write_bytes(data.replace(b":8443", b":9443"))
+    forged(home, "geneva")
+    refused(home, "geneva", f"does not have the address {ADDRESS}, for which geneva asked")
+
+
+def test_the_package_of_another_site_is_refused(home: HomeFederation) -> None:
+    refused(home, "lyon", "is of basel, and .* is of lyon", home.package("basel"))
+
+
+def test_the_package_of_another_federation_is_refused(home: HomeFederation, tmp_path: Path) -> None:
+    kit = tmp_path / "kit"
+    request_enrolment(kit, "lung-study", SPECS["lyon"], None)
+    with pytest.raises(ConfigError, match="has another signing key of lyon"):
+        join(kit, home.package("lyon"), NOW, expected_ca=home.ca)
+
+
+def test_the_first_join_needs_the_fingerprint_of_the_ca_and_checks_it(home: HomeFederation) -> None:
+    package, before = home.package("lyon"), tree(home.kit("lyon"))
+    with pytest.raises(ConfigError, match="--ca: is needed: this kit knows no CA yet"):
+        join(home.kit("lyon"), package, NOW)
+    with pytest.raises(CertificateError, match="is not the CA with the expected fingerprint"):
+        join(home.kit("lyon"), package, NOW, expected_ca="00" * 32)
+    assert tree(home.kit("lyon")) == before
+
+
+def test_a_kit_that_joined_takes_no_package_of_another_ca(home: HomeFederation) -> None:
+    home.join("lyon")
+    shutil.rmtree(home.fed)
+    for site in ("geneva", "basel"):
+        home.send_request(site)
+    home.found()
+    refused(home, "lyon", "is of another CA than the one that", error=CertificateError)
+
+
+def test_a_second_roster_of_an_epoch_that_the_site_signed_is_refused(home: HomeFederation) -> None:
+    home.join("lyon")
+    forged(home, "basel", legal_entity="Hospital of Bern")
+    refused(home, "lyon", "is not the roster of epoch 1 that this site has or has signed: its CA signed two")
+
+
+def test_a_package_of_an_earlier_epoch_is_refused(home: HomeFederation) -> None:
+    old = home.package("lyon").rename(home.root / "old.tar")
+    home.complete()
+    add(home, SiteSpec("nice", "source", "Hospital of Nice"))
+    home.join_and_send("lyon")
+    refused(home, "lyon", "is of epoch 1, but this site has or has signed epoch 2", old)
+
+
+def test_a_package_that_was_damaged_is_refused(home: HomeFederation) -> None:
+    package = home.package("lyon")
+    for at in (0, 600, 1400, 3000, 5000):
+        data = package.read_bytes()
+        spoilt = package.with_name("spoilt.tar")
+        spoilt.write_bytes(data[:at])
+        refused(home, "lyon", "", spoilt, (ConfigError, CertificateError))  # type: ignore[arg-type]
+
+
+def test_an_expired_certificate_is_refused(home: HomeFederation) -> None:
+    with pytest.raises(CertificateError, match="expired"):
+        join(home.kit("lyon"), home.package("lyon"), NOW + timedelta(days=900), expected_ca=home.ca)
+
+
+def test_a_kit_without_keys_joins_nothing(home: HomeFederation, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds no keys of a site"):
+        join(tmp_path / "nowhere", home.package("lyon"), NOW, expected_ca=home.ca)
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_package_without_keys_is_not_unpacked_as_a_kit(home: HomeFederation, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds no private keys"):
+        unpack_kit(home.package("lyon"), tmp_path / "out", NOW)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_kit_is_not_made_over_another(home: HomeFederation) -> None:
+    before = tree(home.kit("lyon"))
+    with pytest.raises(ConfigError, match="exists already"):
+        request_enrolment(home.kit("lyon"), "heart-study", SPECS["lyon"], None)
+    assert tree(home.kit("lyon")) == before
+
+
+# --- a federation that changes ----------------------------------------------------------------------------------------
+
+
+def add(home: HomeFederation, site: SiteSpec) -> None:
+    kit = home.kit(site.site_id)
+    if not kit.exists():
+        request_enrolment(kit, "heart-study", site, None)
+    request = read_request(home.send_request(site.site_id))
+    add_site(home.fed, request, policy_text="min-others = 2\n", settings_text="", now=NOW)
+
+
+def test_a_site_is_added_and_the_keys_of_the_others_stay(home: HomeFederation) -> None:
+    home.complete()
+    keys = {site: home.secrets(site) for site in SPECS}
+    add(home, SiteSpec("nice", "source", "Hospital of Nice"))
+
+    assert home.join("lyon").missing_signatures == ("geneva", "basel", "nice")
+    assert load_kit(home.kit("lyon"), NOW).roster.epoch == 1  # it works on until all have signed
+    home.complete(("geneva", "lyon", "basel", "nice"))
+
+    assert {site: home.secrets(site) for site in SPECS} == keys
+    for site in ("geneva", "lyon", "basel", "nice"):
+        assert load_kit(home.kit(site), NOW).roster.epoch == 2
+    assert not any(home.fed.glob("*/startup/*.key"))
+
+
+def test_a_site_is_revoked_and_the_keys_of_the_others_stay(home: HomeFederation) -> None:
+    home.complete()
+    keys = {site: home.secrets(site) for site in SPECS}
+    assert revoke_site(home.fed, "basel").missing_signatures == ("geneva", "lyon")
+    home.complete(("geneva", "lyon"))
+    assert {site: home.secrets(site) for site in SPECS} == keys
+    assert [entry.site_id for entry in load_kit(home.kit("lyon"), NOW).roster.entries] == ["geneva", "lyon"]
+
+
+@pytest.mark.parametrize("days", [0, 2000])
+def test_a_site_renews_its_keys_by_a_request_before_or_after_they_expire(home: HomeFederation, days: int) -> None:
+    home.complete()
+    old, fingerprint = home.secrets("geneva"), inspect_kit(home.kit("geneva"), NOW).key_fingerprint
+    request = request_renewal(home.kit("geneva"), NOW + timedelta(days=days))
+    assert (request.site, request.address) == (SPECS["geneva"], ADDRESS)
+    home.send_request("geneva")
+    renew_site(home.fed, "geneva", now=NOW, request=read_request(home.request_file("geneva")))
+    home.join_and_send("geneva")
+    assert load_kit(home.kit("geneva"), NOW).roster.epoch == 1  # the old keys work until all have signed
+    home.complete(("lyon", "basel"))
+    assert home.join("geneva").is_ready
+    kit = load_kit(home.kit("geneva"), NOW)
+    assert kit.roster.epoch == 2
+    assert entry_fingerprint(kit.entry) == request.fingerprint != fingerprint
+    assert not set(old) & set(home.secrets("geneva"))
+
+
+def test_a_second_request_for_new_keys_is_refused_while_one_is_under_way(home: HomeFederation) -> None:
+    home.complete()
+    request_renewal(home.kit("lyon"), NOW)
+    before = tree(home.kit("lyon"))
+    with pytest.raises(ConfigError, match="a request is under way"):
+        request_renewal(home.kit("lyon"), NOW)
+    assert tree(home.kit("lyon")) == before
+
+
+@pytest.mark.parametrize(
+    ("spec", "port", "why"),
+    [
+        (SPECS["basel"], 0, r"request: is of source basel \(Hospital of Basel\), not of source lyon"),
+        (SiteSpec("lyon", "source", "Hospital of Nice"), 0, "request: is of source lyon .*Nice.*not of source lyon"),
+        (SiteSpec("lyon", "target", "Hospital of Lyon", ("localhost",)), 8443, "request: is of target lyon"),
+    ],
+)
+def test_keys_are_not_renewed_on_the_request_of_another(
+    home: HomeFederation, spec: SiteSpec, port: int, why: str
+) -> None:
+    request = SiteRequest.make("heart-study", spec, ADDRESS if port else None, SiteKeys.generate())
+    before = tree(home.fed)
+    with pytest.raises(ConfigError, match=why):
+        renew_site(home.fed, "lyon", now=NOW, request=request)
+    assert tree(home.fed) == before
+
+
+def test_a_site_with_another_address_is_not_renewed(home: HomeFederation) -> None:
+    request = SiteRequest.make("heart-study", SPECS["geneva"], replace(ADDRESS, port=9443), SiteKeys.generate())
+    before = tree(home.fed)
+    with pytest.raises(ConfigError, match=r"request of geneva: names the address 127\.0\.0\.1:9443"):
+        renew_site(home.fed, "geneva", now=NOW, request=request)
+    assert tree(home.fed) == before
+
+
+def test_a_key_of_another_member_is_not_enrolled_twice(home: HomeFederation) -> None:
+    lyon = home.request_file("lyon").parent
+    keys = SiteKeys(*(_key(lyon / name) for name in ("signing.key", "tls.key")))  # type: ignore[arg-type]
+    request = SiteRequest.make("heart-study", SiteSpec("nice", "source", "Hospital of Nice"), None, keys)
+    before = tree(home.fed)
+    with pytest.raises(ConfigError, match="lyon and nice have the same signing key"):
+        add_site(home.fed, request, policy_text="", settings_text="", now=NOW)
+    assert tree(home.fed) == before
+
+
+def test_a_kit_from_the_authority_gets_keys_of_its_own_and_the_authority_keeps_none(
+    federation: Path, tmp_path: Path
+) -> None:
+    kit = Path(shutil.copytree(federation / "lyon", tmp_path / "lyon"))
+    assert inspect_kit(kit, NOW).keys == "came with the kit, whose maker knew them"
+    request = request_renewal(kit, NOW)
+    changed = renew_site(federation, "lyon", now=NOW, request=request)
+    assert changed.missing_signatures == ("lyon",)
+    assert not any((federation / "lyon" / "startup").glob("*.key"))
+    package_kit(federation / "lyon", tmp_path / "first.tar", NOW)
+    joined = join(kit, tmp_path / "first.tar", NOW)
+    assert joined.signed == kit / "local" / SIGNED_ROSTER_FILE
+    merge_signatures(federation, SignedRoster.from_bytes(read_file(joined.signed).data))
+    package_kit(federation / "lyon", tmp_path / "second.tar", NOW)
+    assert join(kit, tmp_path / "second.tar", NOW).is_ready
+    assert load_kit(kit, NOW).roster.epoch == load_kit(federation / "basel", NOW).roster.epoch == 2
+    assert inspect_kit(kit, NOW).keys == "made by this site"
