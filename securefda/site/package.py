@@ -217,8 +217,6 @@ def read_package(path: Path) -> tuple[str, dict[str, FileContent], dict[str, Fil
 def _summary(kit: PublicKit, package_digest: str = "") -> KitSummary:
     if not isinstance(kit, Kit):
         keys = "at the site alone"
-    elif package_digest:
-        keys = "in this package, whose maker knew them"
     elif (kit.local / REQUEST_FILE).exists():
         keys = "made by this site"
     else:
