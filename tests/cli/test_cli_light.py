@@ -69,6 +69,11 @@ COMMANDS = {
     "federation merge {kits} {signed}": 0,
     "kit package {kits}/source-2 --out {package}": 0,
     "kit inspect {package}": 0,
+    "site init new --federation digits --out {made}": 0,
+    "site show {made}/requested/request.json": 0,
+    "site renew {bare}": 0,
+    "federation renew {kits} target --request {bare}/requested/request.json": 0,
+    "site join {bare} {kits}/target": 0,
     "policy template research-open --out {policy}": 0,
     "policy explain {policy} {sample} --site source-1": 0,
     "policy explain {away}": 0,
@@ -125,7 +130,7 @@ def placed(folder: Path) -> dict[str, Any]:
         "lies": Equivocation(folder / "lies").write(),
         "roster": folder / "roster.json",
     }
-    return made | {name: folder / name for name in ("new", "signed", "package", "policy", "page", "evidence")}
+    return made | {name: folder / name for name in ("new", "made", "signed", "package", "policy", "page", "evidence")}
 
 
 def header_of(kit: Path) -> bytes:

@@ -27,6 +27,7 @@ from budget_owner import found_noisy
 
 from securefda.cli import federation as federation_commands
 from securefda.cli import main
+from securefda.site.certificates import parse_ca
 
 FEDERATION = """\
 [federation]
@@ -1075,6 +1076,217 @@ KITS |= {
     )
 }
 
+NEW = "site init source-4 --federation digits"
+ASKED = "source-4/requested/request.json"
+JOIN = "site join source-4 source-4.tar"
+ADD = f"federation add kits source-4 --config federation.toml --request {ASKED}"
+FOUND = "federation init federation.toml --requests requests --out more"
+
+
+def _asked() -> None:
+    """A request of each site of the federation, in ``requests``; each site's kit is in ``sites``."""
+    Path("requests").mkdir()
+    for site in ("target", "source-1", "source-2", "source-3"):
+        reached = "--address 127.0.0.1:8443" if site == "target" else ""
+        command(f"site init {site} --federation digits --out sites/{site} {reached}")()
+        shutil.copy(f"sites/{site}/requested/request.json", f"requests/{site}.json")
+
+
+def _added() -> Act:
+    """The authority has enrolled source-4, which asked, and packaged what it signed."""
+    return acts(command(NEW), command(ADD), command("kit package kits/source-4 --out source-4.tar"))
+
+
+def _fingerprint() -> str:
+    return parse_ca("ca.pem", Path("kits/ca/ca.pem").read_bytes()).fingerprint
+
+
+def _joins() -> None:
+    command(f"{JOIN} --ca {_fingerprint()}")()
+
+
+SITES = {
+    "kit-made-twice": Wrong(NEW, "source-4: exists already", "--out", harm=command(NEW), again=f"{NEW} --out new"),
+    "site-with-a-blank": Wrong(
+        "site init 'So urce' --federation digits", "'So urce' is no valid name", "lower-case", again=NEW
+    ),
+    "site-called-ca": Wrong("site init ca --federation digits", "'ca' is reserved", "another site id", again=NEW),
+    "federation-with-a-blank": Wrong(
+        "site init source-4 --federation 'a b'", "federation-id: 'a b' is no valid name", "lower-case", again=NEW
+    ),
+    "no-federation-named": usage("site init source-4", "missing option '--federation'", NEW),
+    "site-name-of-no-host": Wrong(
+        f"{NEW} --name 'a b'", "'a b' is neither a host name nor an IP address", again=f"{NEW} --name a-b"
+    ),
+    "site-address-without-port": Wrong(
+        f"{NEW} --address nope", "--address: 'nope' is not host:port", "for example", again=f"{NEW} --address nope:1"
+    ),
+    "renewed-no-kit": Wrong(
+        "site renew nowhere",
+        "nowhere/startup/tls.crt: is missing",
+        "name the site's startup kit",
+        again=f"site renew {SOURCE}",
+    ),
+    "renewed-twice": Wrong(
+        f"site renew {SOURCE}",
+        "requested: exists already: a request is under way",
+        "remove that folder",
+        harm=command(f"site renew {SOURCE}"),
+        follow=remove(f"{SOURCE}/requested"),
+    ),
+    "joined-with-keys-that-are-not-in-the-roster": Wrong(
+        "site join thief source-4.tar",
+        "roster: has another signing key of source-4 than this site made",
+        "the request may have been replaced",
+        harm=acts(
+            _added(),
+            _joins,
+            command("site init source-4 --federation digits --out thief"),
+            lambda: Path("thief/startup").mkdir(),
+            copy("kits/ca/ca.pem", "thief/startup/ca.pem"),
+        ),
+        again=JOIN,
+    ),
+    "no-request-to-show": Wrong(
+        f"site show {ASKED}", "request.json: is missing", "securefda site init", follow=command(NEW)
+    ),
+    "a-request-that-is-none": Wrong(
+        "site show federation.toml",
+        "federation.toml: is not a request of a site",
+        "ask the site for its request again",
+        follow=command(NEW),
+        again=f"site show {ASKED}",
+    ),
+    "a-request-that-was-edited": Wrong(
+        ADD,
+        "request.json: does not prove that source-4 has the private signing key",
+        "ask the site for its request again: securefda site init",
+        harm=acts(
+            command(NEW),
+            lambda: Path(ASKED).chmod(0o600),
+            change(ASKED, '\\"legal_entity\\":\\"source-4\\"', '\\"legal_entity\\":\\"source-5\\"'),
+        ),
+        follow=acts(remove("source-4"), command(NEW)),
+    ),
+    "request-of-another-site": Wrong(
+        ADD.replace("kits source-4", "kits source-5"),
+        "is the request of source-4, not of source-5",
+        "name the request of source-5, or the site source-4",
+        harm=command(NEW),
+        again=ADD,
+    ),
+    "request-for-another-federation": Wrong(
+        ADD,
+        "request of source-4: is for federation lungs, not digits",
+        "securefda site init source-4 --federation digits",
+        harm=command(NEW.replace("digits", "lungs")),
+        follow=acts(remove("source-4"), command(NEW)),
+    ),
+    "entity-beside-a-request": Wrong(
+        f"{ADD} --entity X",
+        "--entity: cannot be given with --request: the request says it",
+        "leave --entity out",
+        harm=command(NEW),
+        again=ADD,
+    ),
+    "name-beside-a-request": Wrong(
+        f"federation renew kits source-4 --request {ASKED} --name x",
+        "--name: cannot be given with --request",
+        "leave --name out",
+        again=f"federation renew kits source-4 --request {ASKED}",
+        then="request.json: is missing",
+    ),
+    "name-beside-requests": Wrong(
+        f"{FOUND} --name target=x", "--name: cannot be given with --requests", "leave", harm=_asked, again=FOUND
+    ),
+    "no-requests": Wrong(FOUND, "requests: holds no request of target", "securefda site init target", follow=_asked),
+    "two-requests-of-one-site": Wrong(
+        FOUND,
+        "requests/z.json: is a second request of source-2, beside source-2.json",
+        "remove the other request",
+        harm=acts(_asked, copy("requests/source-2.json", "requests/z.json")),
+        follow=remove("requests/z.json"),
+    ),
+    "request-of-a-stranger": Wrong(
+        FOUND,
+        "requests/z.json: is of source-4, which is no site of this federation",
+        "sites: target, source-1",
+        harm=acts(_asked, command(NEW), copy(ASKED, "requests/z.json")),
+        follow=remove("requests/z.json"),
+    ),
+    "source-that-asks-to-be-the-target": Wrong(
+        FOUND,
+        "asks for the role of a target, but the federation's file has source-3 as a source",
+        "a source without it",
+        harm=acts(
+            _asked,
+            command("site init source-3 --federation digits --out again --address host:1"),
+            copy("again/requested/request.json", "requests/source-3.json"),
+        ),
+        follow=copy("sites/source-3/requested/request.json", "requests/source-3.json"),
+    ),
+    "address-for-which-nobody-asked": Wrong(
+        f"{FOUND} --address host:1",
+        "request of target: names the address 127.0.0.1:8443, not host:1",
+        "leave --address out",
+        harm=_asked,
+        again=FOUND,
+    ),
+    "joined-without-a-fingerprint": Wrong(
+        JOIN, "--ca: is needed: this kit knows no CA yet", "--ca FINGERPRINT", harm=_added(), follow=_joins
+    ),
+    "joined-with-a-wrong-fingerprint": Wrong(
+        f"{JOIN} --ca abc",
+        "is not the CA with the expected fingerprint",
+        "",
+        14,
+        harm=_added(),
+        follow=_joins,
+        again=JOIN,
+    ),
+    "joined-nothing": Wrong(
+        "site join source-4 nowhere.tar --ca abc",
+        "nowhere.tar: is missing",
+        "check the path",
+        harm=_added(),
+        follow=_joins,
+        again=JOIN,
+    ),
+    "joined-anothers-package": Wrong(
+        "site join source-4 kits/source-2",
+        "kits/source-2: is of source-2, and source-4 is of source-4",
+        "ask the authority for the package of source-4",
+        harm=acts(_added(), _joins),
+        again=JOIN,
+    ),
+    "joined-another-federation": Wrong(
+        "site join source-4 noisy/source-1",
+        "noisy/source-1: is of another CA than the one that source-4 has joined",
+        "make another kit: securefda site init",
+        14,
+        harm=acts(_added(), _joins),
+        again=JOIN,
+    ),
+    "keys-to-unpack-that-are-at-home": Wrong(
+        "kit unpack source-4.tar --out out",
+        "source-4.tar: holds no private keys",
+        "securefda site join KIT PACKAGE",
+        harm=_added(),
+        follow=_joins,
+        again=JOIN,
+    ),
+    "kit-that-not-all-have-signed": Wrong(
+        "kit inspect source-4",
+        "roster: is not signed by source-4",
+        "every site must countersign",
+        harm=acts(_added(), _joins),
+        follow=acts(
+            command("federation merge kits source-4/local/roster.signed.json"),
+            command("site join source-4 kits/source-4"),
+        ),
+    ),
+}
+
 POLICIES = {
     "unknown-template": Wrong(
         "policy template strickt",
@@ -1529,7 +1741,7 @@ FULL = {
 }
 """No file may grow, which is what a full disk comes to."""
 
-TABLES = (FULL, ARGUMENTS, SETTINGS_OF_A_RUN, FILES, KITS, POLICIES, BUDGETS, AUDITS, PROCESSES)
+TABLES = (FULL, ARGUMENTS, SETTINGS_OF_A_RUN, FILES, KITS, SITES, POLICIES, BUDGETS, AUDITS, PROCESSES)
 EVERY = {name: wrong for table in TABLES for name, wrong in table.items()}
 
 # --- the test ---------------------------------------------------------------------------------------------------------
