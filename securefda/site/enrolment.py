@@ -28,6 +28,8 @@ from securefda.site.kit import (
     KIT_FILE,
     LOCAL,
     POLICY_FILE,
+    PROPOSAL_FILE,
+    PROPOSED_FILES,
     ROSTER_FILE,
     SECRET_FILES,
     SETTINGS_FILE,
@@ -37,6 +39,7 @@ from securefda.site.kit import (
     TLS_KEY_FILE,
     Kit,
     make_manifest,
+    make_proposal,
     naming_roster,
 )
 from securefda.site.policy.signed import write_policy_signature
@@ -396,6 +399,12 @@ def _publish(store: _Store, signed: SignedRoster, roster: Roster) -> None:
         make_folder(startup)
         for name, data in (files | {ROSTER_FILE: signed.to_bytes(), KIT_FILE: manifest}).items():
             write_file(startup / name, data, PUBLIC_MODE)
+        local = store.root / entry.site_id / LOCAL
+        proposed = {name: read_file(local / name).data for name in PROPOSED_FILES if (local / name).exists()}
+        if proposed and not any((startup / name).exists() for name in SECRET_FILES):
+            key = store.authority.roster_key
+            proposal = make_proposal(key, roster.federation_id, entry.site_id, proposed)
+            write_file(local / PROPOSAL_FILE, proposal, PUBLIC_MODE)
 
 
 def _check_address(site: SiteSpec | SiteRequest, aggregator: Address) -> None:

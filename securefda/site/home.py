@@ -35,11 +35,11 @@ from securefda.site.enrolment import read_request
 from securefda.site.kit import (
     KIT_FILE,
     LOCAL,
-    POLICY_FILE,
+    PROPOSAL_FILE,
+    PROPOSED_FILES,
     PUBLIC_FILES,
     REQUEST_FILE,
     SECRET_FILES,
-    SETTINGS_FILE,
     SIGNING_KEY_FILE,
     STARTUP,
     STARTUP_FILES,
@@ -47,6 +47,7 @@ from securefda.site.kit import (
     TLS_KEY_FILE,
     PublicKit,
     check_not_older,
+    check_proposal,
     load_keys,
     open_public,
 )
@@ -139,9 +140,9 @@ def join(kit: Path, package: Path, now: datetime, *, expected_ca: str | None = N
 
     Raises:
         CertificateError: the CA is another one, or a certificate is not valid.
-        ConfigError: the package is not sound, or of another site; it has another key, role, legal entity, name or
-            address than the site asked for; its roster is not newer than the kit's, or the site signed another
-            roster of this epoch; or a file cannot be read or written.
+        ConfigError: the package is not sound, or of another site; its policy or settings are not the authority's; it
+            has another key, role, legal entity, name or address than the site asked for; its roster is not newer than
+            the kit's, or the site signed another roster of this epoch; or a file cannot be read or written.
     """
     with writing_errors(kit):
         _finish(kit)
@@ -160,6 +161,7 @@ def join(kit: Path, package: Path, now: datetime, *, expected_ca: str | None = N
         raise CertificateError(f"{package}: is of another CA than the one that {kit} has joined", hint=hint)
     old = _installed(kit)
     own = _fitting_keys(kit, public, old)
+    check_proposal(public, local)
     check_not_older(kit / LOCAL, public.ca.fingerprint, public.roster)
     _check_follows(kit, public, old)
     missing = public.signed_roster.missing_signatures(public.roster)
@@ -198,7 +200,7 @@ def _read(package: Path) -> tuple[dict[str, FileContent], dict[str, FileContent]
         return {name: files[name] for name in PUBLIC_FILES}, local
     hint = "name the package that the authority made, or its folder of this site"
     files = {name: read_file(package / STARTUP / name, hint=hint) for name in PUBLIC_FILES}
-    given = [name for name in (POLICY_FILE, SETTINGS_FILE) if (package / LOCAL / name).exists()]
+    given = [name for name in (*PROPOSED_FILES, PROPOSAL_FILE) if (package / LOCAL / name).exists()]
     return files, {name: read_file(package / LOCAL / name) for name in given}
 
 
@@ -292,7 +294,7 @@ def _install(kit: Path, own: _Own, files: Mapping[str, FileContent], local: Mapp
                 write_file(partial / name, read_file(kit / REQUESTED / name).data, SECRET_MODE)
             write_file(partial / REQUEST_FILE, own.request.to_bytes(), PUBLIC_MODE)
     make_folder(kit / LOCAL)
-    for name in (POLICY_FILE, SETTINGS_FILE):
+    for name in PROPOSED_FILES:
         if name in local and not (kit / LOCAL / name).exists():
             write_file(kit / LOCAL / name, local[name].data, 0o644)
     _finish(kit)

@@ -45,12 +45,13 @@ from securefda.site.policy.model import SourcePolicy, load_policy
 from securefda.site.policy.signed import load_signed_policy, read_signed_policy
 from securefda.site.training_secret import read_training_secret
 
-KIT_MESSAGE = "Kit"
+KIT_MESSAGE, PROPOSAL_MESSAGE = "Kit", "Proposal"
 STARTUP, LOCAL = "startup", "local"
 KIT_FILE, ROSTER_FILE, ENDPOINTS_FILE = "kit.json", "roster.json", "endpoints.toml"
 TLS_CERTIFICATE_FILE, TLS_KEY_FILE, SIGNING_KEY_FILE = "tls.crt", "tls.key", "signing.key"
 ROSTERS_FILE, REQUEST_FILE = "rosters.json", "request.json"
 POLICY_FILE, POLICY_SIGNATURE_FILE, SETTINGS_FILE = "policy.toml", "policy.sig", "settings.toml"
+PROPOSAL_FILE, PROPOSED_FILES = "proposal.json", (POLICY_FILE, SETTINGS_FILE)
 LISTED_FILES = (CA_FILE, ENDPOINTS_FILE, TLS_CERTIFICATE_FILE)
 SECRET_FILES = (SIGNING_KEY_FILE, TLS_KEY_FILE)
 PUBLIC_FILES = (KIT_FILE, ROSTER_FILE, *LISTED_FILES)
@@ -209,6 +210,47 @@ def make_manifest(roster: Roster, site_id: str, files: Mapping[str, bytes]) -> M
     entry = roster.by_id(site_id)
     hashes = tuple((name, hashlib.sha256(files[name]).hexdigest()) for name in sorted(LISTED_FILES))
     return Manifest(roster.federation_id, site_id, entry.role, roster.epoch, roster.digest(), hashes)
+
+
+def make_proposal(key: Ed25519PrivateKey, federation_id: str, site_id: str, files: Mapping[str, bytes]) -> bytes:
+    """The contents of ``proposal.json``: the CA vouches for the policy and settings that a package brings to a site.
+
+    Where the CA makes no keys, the package need not be kept secret on its way, and nothing else signs these two.
+    """
+    hashes = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+    fields = canonical_json({"federation_id": federation_id, "site_id": site_id, "files": hashes})
+    signature = sign_bytes(key, PROPOSAL_MESSAGE, fields)
+    envelope = {"proposal": fields.decode("ascii"), "ca_signature": signature.hex()}
+    return json.dumps(envelope, sort_keys=True, indent=1).encode("ascii") + b"\n"
+
+
+def check_proposal(public: PublicKit, files: Mapping[str, FileContent]) -> None:
+    """Check that the CA signed the policy and settings among a package's files of ``local/`` for this site.
+
+    Raises:
+        ConfigError: one was changed on its way, or the proposal is missing, malformed, or not of this CA and site.
+    """
+    proposed = {name: hashlib.sha256(files[name].data).hexdigest() for name in PROPOSED_FILES if name in files}
+    if not proposed:
+        return
+    name, hint = f"{public.root}: {PROPOSAL_FILE}", "ask the authority for the package again"
+    if PROPOSAL_FILE not in files:
+        raise ConfigError(name, "is missing: nobody vouches for the policy and settings in here", hint=hint)
+    try:
+        envelope = load_object(files[PROPOSAL_FILE].data, "proposal", "ca_signature")
+        signed = text(envelope["proposal"]).encode("ascii")
+        signature = bytes.fromhex(text(envelope["ca_signature"]))
+        fields = load_object(signed, "federation_id", "site_id", "files")
+        listed = texts(fields["files"])
+    except ValueError as error:
+        raise ConfigError(name, "is not the authority's proposal for a site", hint=hint) from error
+    if not signature_is_valid(public.ca.roster_key, PROPOSAL_MESSAGE, signed, signature):
+        raise ConfigError(name, f"is not signed by the CA in {CA_FILE}", hint=hint)
+    if (fields["federation_id"], fields["site_id"]) != (public.federation_id, public.site_id):
+        raise ConfigError(name, f"is for {fields['site_id']}, not {public.site_id}", hint=hint)
+    for file, digest in proposed.items():
+        if listed.get(file) != digest:
+            raise ConfigError(f"{public.root}: {file}", f"was changed after the CA signed {PROPOSAL_FILE}", hint=hint)
 
 
 def load_kit(

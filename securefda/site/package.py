@@ -29,6 +29,7 @@ from securefda.site.kit import (
     LOCAL,
     POLICY_FILE,
     POLICY_SIGNATURE_FILE,
+    PROPOSAL_FILE,
     PUBLIC_FILES,
     REQUEST_FILE,
     SECRET_FILES,
@@ -37,6 +38,7 @@ from securefda.site.kit import (
     STARTUP_FILES,
     Kit,
     PublicKit,
+    check_proposal,
     load_kit,
     open_kit,
     open_public,
@@ -46,7 +48,7 @@ from securefda.site.sealed import is_sealed, seal, unseal
 
 _AGAIN = "ask the authority for the package again"
 _MAX_PACKAGE_BYTES = 4 * MAX_FILE_BYTES
-_LOCAL_FILES = (POLICY_FILE, POLICY_SIGNATURE_FILE, SETTINGS_FILE)
+_LOCAL_FILES = (POLICY_FILE, POLICY_SIGNATURE_FILE, SETTINGS_FILE, PROPOSAL_FILE)
 _PACKED = {STARTUP: STARTUP_FILES, LOCAL: _LOCAL_FILES}
 """What a package holds, by the folder in the kit."""
 
@@ -101,9 +103,13 @@ def package_kit(path: Path, package: Path, now: datetime, passphrase: Secret | N
     kit = load_kit(path, now) if holds_keys(path) else load_public(path, now)
     if package.exists():
         raise ConfigError("--out", f"{package} exists already", hint="name a new file, or remove that one")
+    members = _members(kit)
+    if not isinstance(kit, Kit):
+        prefix = f"{LOCAL}/"
+        check_proposal(kit, {name.removeprefix(prefix): member for name, member in members.items()})
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-        for name, content in sorted(_members(kit).items()):
+        for name, content in sorted(members.items()):
             member = tarfile.TarInfo(f"{kit.site_id}/{name}")  # owner 0, time 0: nothing of this machine
             member.size, member.mode = len(content.data), content.mode
             tar.addfile(member, io.BytesIO(content.data))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import shutil
+import tarfile
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -238,7 +240,7 @@ def test_a_roster_with_the_key_under_another_name_is_refused(home: HomeFederatio
     (home.fed / "lyon").rename(home.fed / "nice")
     certify(home, other)
     publish(home, authority, sign_roster(replace(roster, entries=entries), authority.roster_key))
-    refused(home, "lyon", "is of nice, and .* is of lyon", home.package("nice"))
+    refused(home, "lyon", "is of nice, and .* is of lyon", home.fed / "nice")
 
 
 def test_a_certificate_with_other_names_is_refused(home: HomeFederation) -> None:
@@ -312,6 +314,43 @@ def test_a_package_that_was_damaged_is_refused(home: HomeFederation) -> None:
         spoilt = package.with_name("spoilt.tar")
         spoilt.write_bytes(data[:at])
         refused(home, "lyon", "", spoilt, (ConfigError, CertificateError))  # type: ignore[arg-type]
+
+
+def repacked(package: Path, change: dict[str, bytes | None]) -> Path:
+    """The package with members of other contents, or without them."""
+    changed = package.with_name("changed.tar")
+    with tarfile.open(package) as old, tarfile.open(changed, "w") as new:
+        for member in old:
+            content = old.extractfile(member)
+            assert content is not None
+            data = change.get(Path(member.name).name, content.read())
+            if data is not None:
+                member.size = len(data)
+                new.addfile(member, io.BytesIO(data))
+    return changed
+
+
+def test_policy_and_settings_that_were_changed_on_their_way_are_refused(home: HomeFederation) -> None:
+    package = home.package("lyon")
+    for name in ("policy.toml", "settings.toml"):
+        changed = repacked(package, {name: b"# another\n"})
+        refused(home, "lyon", f"{name}: was changed after the CA signed proposal.json", changed)
+    refused(home, "lyon", "proposal.json: is missing", repacked(package, {"proposal.json": None}))
+    refused(home, "lyon", "is not the authority's proposal", repacked(package, {"proposal.json": b"{}"}))
+    others = (home.fed / "basel/local/proposal.json").read_bytes()
+    refused(home, "lyon", "proposal.json: is for basel, not lyon", repacked(package, {"proposal.json": others}))
+    spoilt = (home.fed / "lyon/local/proposal.json").read_bytes().replace(b'\\"site_id\\"', b'\\"site_id\\" ')
+    refused(home, "lyon", "proposal.json: is not signed by the CA", repacked(package, {"proposal.json": spoilt}))
+
+
+def test_settings_that_the_authority_edits_are_packaged_once_it_has_signed_them(home: HomeFederation) -> None:
+    settings = home.fed / "lyon" / "local" / "settings.toml"
+    settings.write_text("# edited\n")
+    with pytest.raises(ConfigError, match=r"settings\.toml: was changed after the CA signed"):
+        home.package("lyon")
+    add(home, SiteSpec("nice", "source", "Hospital of Nice"))
+    home.join("lyon")
+    assert (home.kit("lyon") / "local" / "settings.toml").read_text() == "# edited\n"
 
 
 def test_an_expired_certificate_is_refused(home: HomeFederation) -> None:
