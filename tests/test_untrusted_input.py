@@ -37,7 +37,7 @@ from securefda.cli import main
 from securefda.dashboard import place
 from securefda.dashboard.place import Place
 from securefda.dashboard.reading import SiteReader, _Lines
-from securefda.disk import write_file
+from securefda.disk import FileContent, write_file
 from securefda.errors import ConfigError, ExitCode, SecureFdaError
 from securefda.local import launcher
 from securefda.operations.run_folder import ROUND, read_run
@@ -52,9 +52,10 @@ from securefda.site.config.effective import changes_since, effective_policy
 from securefda.site.config.load import model_of
 from securefda.site.endpoints import Address, Endpoints, SiteSpec
 from securefda.site.enrolment import init_federation
-from securefda.site.kit import check_not_older, load_kit
+from securefda.site.kit import check_not_older, check_proposal, load_kit
 from securefda.site.policy import load_policy
 from securefda.site.policy.model import parse_policy
+from securefda.site.request import SiteRequest
 from securefda.threat_register import load_last_run, load_register
 
 PACKAGE = Path(securefda.__file__).parent
@@ -304,6 +305,18 @@ READERS = {
     "site.kit.Manifest.from_signed_bytes": Reader(in_kit("startup/kit.json"), b'{"ca_signature":@,"manifest":""}'),
     "site.kit.Manifest._parse": Quoted(
         in_kit("startup/kit.json"), b'{"ca_signature":"","manifest":@}', inner=b'{"version":@}'
+    ),
+    "site.kit.check_proposal": Quoted(
+        lambda _, data: check_proposal(
+            load_kit(KIT[0], NOW), {name: FileContent(data, 0o644) for name in ("proposal.json", "policy.toml")}
+        ),
+        b'{"ca_signature":"","proposal":@}',
+        inner=b'{"federation_id":"","site_id":"","files":@}',
+    ),
+    "site.request.SiteRequest.from_bytes": Quoted(
+        lambda _, data: SiteRequest.from_bytes("request.json", data),
+        b'{"request":@,"signing_proof":"","tls_proof":""}',
+        inner=b'{"version":@}',
     ),
     "site.policy.signed._parse": Reader(in_kit("local/policy.sig"), b'{"policy":"","site_signature":@}'),
     "site.policy.signed._Statement.parse": Quoted(
