@@ -304,7 +304,9 @@ class MessageRecorder:
             raise FaultyAggregatorError("ORDER", f"{message.type_name} before this site has joined")
         sent = direction is Direction.SENT
         entry = self._entry(sent, peer, message, wire_bytes)
-        self._unforced = self._unforced or (sent and _is_release(message.body))
+        body = message.body
+        releases = isinstance(body, _RELEASES) or (isinstance(body, Header) and _has_update(body))
+        self._unforced = self._unforced or (sent and releases)
         self._journal.append(entry, durable=self._unforced and not more)
         self._unforced = self._unforced and more
         if message.type_name not in NOT_KEPT and entry.digest not in self._kept:
@@ -377,10 +379,6 @@ def disclosure_of(message: Signed[Any], header: Signed[Header] | None, own: int,
         fewest = header.body.cohort_quorum if level is Visibility.COHORT else header.body.sum_quorum
         return Disclosure(level.label, "update", fewest)
     return None
-
-
-def _is_release(body: Body) -> bool:
-    return isinstance(body, _RELEASES) or (isinstance(body, Header) and _has_update(body))
 
 
 def _has_update(header: Header) -> bool:
