@@ -279,7 +279,9 @@ def test_known_malformed_envelope_is_refused(case: dict[str, str]) -> None:
 def _plain(value: Any) -> Any:
     """The JSON form of ``tests/vectors/message_vectors.py``, written a second time."""
     if hasattr(value, "__dataclass_fields__"):
-        return {"type": type(value).__name__} | {one.name: _plain(getattr(value, one.name)) for one in fields(value)}
+        return {"type": type(value).__name__} | {
+            one.name: _plain(getattr(value, one.name)) for one in fields(value) if one.init
+        }
     if isinstance(value, tuple | list):
         return [_plain(one) for one in value]
     if isinstance(value, bytes):
