@@ -1277,7 +1277,7 @@ SITES = {
     ),
     "kit-that-not-all-have-signed": Wrong(
         "kit inspect source-4",
-        "roster: is not signed by source-4",
+        "source-4/startup/roster.json: is not signed by source-4",
         "every site must countersign",
         harm=acts(_added(), _joins),
         follow=acts(
