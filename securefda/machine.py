@@ -33,7 +33,7 @@ def map_large_blocks() -> bool:
     By itself it raises that threshold up to 32 MiB as blocks are freed. The vectors of a round then share a heap with
     small objects that outlive them, and a source of a model of 20 MB keeps holes of some more such vectors.
     All threads share one heap: with one each, every message that a new thread handles would leave its own holes.
-    Smaller blocks, as activations are, stay on the heap: mapping them anew for each batch doubles the time of a step.
+    Smaller blocks, as activations are, stay on the heap: mapping them again for each batch doubles the time of a step.
 
     Returns:
         Whether it is so; False changes nothing but the process's peak memory.

@@ -167,7 +167,7 @@ def _toml_hint(found: str) -> str:
     if "overwrite" in found or "twice" in found:
         return "a key or table stands twice: keep one of them"
     if "Illegal character" in found:
-        return "remove that character, or save the file as UTF-8 text anew"
+        return "remove that character, or save the file again as UTF-8 text"
     return "correct that place; text values need quotes"
 
 

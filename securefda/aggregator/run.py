@@ -596,7 +596,7 @@ class AggregatorRun:
             return [*self._goodbyes([index], self._phase.farewell), *self._advance()]
         lost: list[Send] = []
         if isinstance(self._phase, InAttempt) and index in attendance.present:
-            lost = self._phase.attempt.lose(index, "it began anew") + self._advance()
+            lost = self._phase.attempt.lose(index, "its process restarted") + self._advance()
         attendance.came(index, body)
         self._cosigners.reported(index, body.known)
         schedule = [] if self._schedule is None else [Send(index, Parcel(self._schedule))]

@@ -97,7 +97,7 @@ def show(
 ) -> None:
     """Show what is spent of the budget of a site's rows, over all rounds, runs and restarts, and what is left.
 
-    All is computed anew from the ledger's rows, by the accountant and for the delta of the budget as it is now.
+    All is recomputed from the ledger's rows, by the accountant and for the delta of the budget as it is now.
     """
     from securefda.site.budget import charges_of, standing_of
 

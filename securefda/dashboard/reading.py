@@ -296,7 +296,7 @@ class _Lines:
         self.found: list[Any] = []
 
     def catch_up(self) -> None:
-        """Read the lines that were added. A file that was replaced or cut is read anew. Raises ConfigError, OSError."""
+        """Read the added lines. A file that was replaced or cut is read again. Raises ConfigError, OSError."""
         try:
             file = self._file.open("rb")
         except FileNotFoundError:
@@ -329,7 +329,7 @@ class _Log:
         self._heard: dict[str, str] = {}
 
     def catch_up(self) -> None:
-        """Read the records that were added. A log that was replaced is read anew. Raises AuditError."""
+        """Read the records that were added. A log that was replaced is read again. Raises AuditError."""
         if self._log is None or not self._is_the_same(self._log):
             self._log = None
             self._begin(open_log(self.folder))

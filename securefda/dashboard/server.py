@@ -3,7 +3,7 @@
 Every request must name this machine in its Host header, so that no page of another site can reach the server under a
 name of its own (DNS rebinding); must be a GET; and must have the token as the first part of its path. The token is in
 the path and not in a cookie: a browser sends a cookie of 127.0.0.1 to every port of it, also to those of other users.
-It is drawn anew at each start, logged nowhere, and sent to no other page (Referrer-Policy).
+It is drawn again at each start, logged nowhere, and sent to no other page (Referrer-Policy).
 """
 
 from __future__ import annotations

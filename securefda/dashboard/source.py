@@ -161,7 +161,7 @@ def _budget(seen: Seen) -> Section:
         facts.append(
             ("last charge", f"{dp.steps} steps, noise multiplier {dp.noise_multiplier}, {time_text(charge.time)} UTC")
         )
-    note = "As the last charge says. securefda budget show computes it anew from the ledger, resets included."
+    note = "As the last charge says. securefda budget show recomputes it from the ledger, resets included."
     parts: list[Part] = [Facts(facts)]
     return Section("budget", heading, [*([Lines(lines)] if lines else []), *parts], note)
 

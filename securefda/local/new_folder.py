@@ -352,7 +352,7 @@ def _look_of(paths: Sequence[Path]) -> tuple[int, str]:
                 sides.append(max(image.size))
                 colours = colours or (image.mode not in ("L", "LA", "1") and not image.mode.startswith("I"))
         except OSError as error:
-            raise DataError(str(path), "cannot be read as PNG or JPEG", hint="remove it, or save it anew") from error
+            raise DataError(str(path), "cannot be read as PNG or JPEG", hint="remove it, or save it again") from error
     smallest = min(sides, default=64)
     return min(64, max(8, smallest // 8 * 8)), "rgb" if colours else "grey"
 

@@ -114,7 +114,7 @@ class _OwnFile(RotatingFileHandler):
         return stream
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the name is the library's
-        """Drop the line, and say so once; the next line opens the file anew, so that it is written once it can be."""
+        """Drop the line, and say so once; the next line opens the file again, so that it is written once it can be."""
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
             super().handleError(record)

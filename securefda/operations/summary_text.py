@@ -215,7 +215,7 @@ def unprotected(
         parts.append(f"the aggregator saw every single update of {_who(clear, levels)}, and its row count")
     if _at(levels, "cohort"):
         parts.append(
-            "cohorts are drawn anew in every round, so the sums of many rounds together can tell more of one source "
+            "cohorts are drawn again for every round, so the sums of many rounds together can tell more of one source "
             "than one sum does"
         )
     if sent_to:

@@ -250,7 +250,7 @@ def standing_of(site: BudgetSite, budget: Budget, now: int) -> Standing:
 
 
 def charges_of(rows: Sequence[Row], budget: Budget) -> list[Charge]:
-    """Every row that charges, in order, with epsilon computed anew under ``budget``."""
+    """Every row that charges, in order, with epsilon recomputed under ``budget``."""
     committed = {row.fields["of"] for row in rows if row.kind == "committed"}
     reset = last_reset(rows)
     past: list[DpEvent] = []

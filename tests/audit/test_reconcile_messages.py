@@ -32,7 +32,7 @@ def test_logs_of_an_honest_run_give_no_finding(tmp_path: Path) -> None:
     assert found.findings == ()
     assert found.counts["messages in both logs"] == 141
     assert found.counts["releases"] == 9
-    assert found.counts["epsilons computed anew"] == 9
+    assert found.counts["epsilons recomputed"] == 9
 
 
 @pytest.mark.parametrize("kind", ["Advertise", "MaskedInput", "SurvivorSignature"])

@@ -333,7 +333,7 @@ def test_a_run_in_cohorts_says_how_large_they_were_and_whose_beta_it_shows(tmp_p
     assert "cohorts of 2 and 3" in text
     assert "evaluated on the mean of each" in text
     assert "one weighted sum per cohort" in protected(levels, "fedgp_auto")
-    assert "drawn anew in every round" in unprotected(levels, "fedgp_auto")
+    assert "drawn again for every round" in unprotected(levels, "fedgp_auto")
     assert "saw the target's own update" not in unprotected(levels, "fedgp_auto")
 
 

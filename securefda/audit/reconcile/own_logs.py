@@ -36,7 +36,7 @@ HONEST: Final = ("missing-cosignature", "torn", "newer-version")
 """What a verification finds where nobody has to be at fault: a site is away, or died, or has a later release."""
 _MOST_TROUBLE: Final = 20
 _MOST_SLOW: Final = 24
-"""By PRV an epsilon takes seconds: of one log so many are computed anew, evenly, and always the last."""
+"""By PRV an epsilon takes seconds: of one log so many are recomputed, evenly, and always the last."""
 
 
 class VerifiedLogs(Check):
@@ -325,10 +325,10 @@ class Spending(Check):
         self._policy: dict[str, str] = {}
 
     def counts(self) -> Mapping[str, int]:
-        """How many charges there are, and how many epsilons were computed anew."""
+        """How many charges there are, and how many epsilons were recomputed."""
         return {
             "ledger updates": sum(map(len, self._by_party.values())),
-            "epsilons computed anew": self._recomputed,
+            "epsilons recomputed": self._recomputed,
         }
 
     def notices(self) -> Iterator[Notice]:

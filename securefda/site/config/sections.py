@@ -219,7 +219,7 @@ class TrainingSection(Settings):
     """Local training of one side; the fields are those of ``securefda.training.TrainingSettings``."""
 
     optimizer: Literal["adam", "sgd"] = "adam"
-    """Optimizer of local training; its state begins anew in every round."""
+    """Optimizer of local training; its state starts afresh in every round."""
 
     learning_rate: Positive = 0.001
     """Learning rate before the factor of the round."""

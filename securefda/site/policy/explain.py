@@ -207,7 +207,7 @@ def _seen(facts: _Facts) -> tuple[str, ...]:
     if policy.visibility <= Visibility.COHORT:
         lines.append(
             f"At level cohort: one such sum per round over a cohort of at least {policy.smallest_sum} sources, drawn "
-            f"by lot anew in every round, beside {facts.others}. Many rounds give many different sums with {site} in "
+            f"by lot again for every round, beside {facts.others}. Many rounds give many different sums with {site} in "
             "them, which together tell more of it than one sum does. No norm cap holds for cohorts: where its part "
             "is much larger than the others', such a sum shows it nearly alone."
         )

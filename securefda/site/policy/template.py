@@ -31,7 +31,7 @@ COMMENTS: Mapping[str, str] = {
     "max-visibility": """\
 The most that the aggregator may see of this site's updates.
 "sum":        one weighted sum over all sources at this level, in which this site's update is one term.
-"cohort":     one weighted sum over a few sources, drawn by lot anew in every round, this site among them.
+"cohort":     one weighted sum over a few sources, drawn by lot again for every round, this site among them.
 "individual": this site's own update, in clear, every round.""",
     "min-others": "A sum must contain at least this many other sources that this site trusts ...",
     "max-colluders": """\
