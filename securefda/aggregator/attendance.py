@@ -260,7 +260,7 @@ class Candidates:
     planner: Planner
 
     def expected(self, current: CurrentRound) -> frozenset[int]:
-        """Sources that can take part in the round: all that the roster admits now and that have refused neither."""
+        """Sources that can take part: all that the roster admits now and that refused neither the round nor the run."""
         out = self.cosigners.faulty | current.refused.keys() | self.attendance.refused.keys()
         return frozenset(index for index in self.site.sources - out if self.site.admits(index))
 

@@ -47,7 +47,7 @@ class AskingCosigners:
 class AwaitingCosignatures:
     """The target has trained, if that was worth it, and the run waits for cosignatures.
 
-    ``began`` is set so that the time of both phases, less that of training, counts from it.
+    ``began`` is moved forward by the time of training, which is recorded separately.
     """
 
     current: CurrentRound

@@ -38,6 +38,7 @@ from securefda.site.kit import Kit, load_kit, use_kit
 from securefda.site.training_secret import secret_of_site
 from securefda.transport.event_loop import in_thread, run_until_told
 from securefda.transport.events import Event, Joined, Left, Misbehaved, Received
+from securefda.transport.limits import UNREAD_MESSAGES
 from securefda.transport.observer import TrafficMeter
 from securefda.transport.server import AggregatorServer
 
@@ -153,6 +154,8 @@ class RunDriver:
         self._server = server
         self._roster = roster
         self._reporter = reporter
+        self._events_late = 0
+        """Events in a row that came first although the deadline had passed."""
         self._joined: set[int] = set()
         """Sources of which the run has received a :class:`Join` from the process that is connected now."""
 
@@ -169,8 +172,16 @@ class RunDriver:
             raise self._run.error
 
     async def _next(self) -> Callable[[], list[Send]]:
-        """What to do next: whatever event comes first, or the deadline."""
+        """What to do next: whatever event comes first, or the deadline.
+
+        Past the deadline, events that wait still come first, as many as honest sources may have waiting. More of them
+        do not put the deadline off: a single source could do so for ever.
+        """
         patience = None if self._run.deadline is None else max(0.0, self._run.deadline - time.monotonic())
+        self._events_late = self._events_late + 1 if patience == 0 else 0
+        if self._events_late > UNREAD_MESSAGES * len(self._roster.sources):
+            self._events_late = 0
+            return self._run.expire
         try:
             async with asyncio.timeout(patience):
                 return self._reaction(await self._server.receive())

@@ -1,10 +1,11 @@
 """A whole run at the aggregator: it gathers sources, makes attempts round after round, and ends.
 
 The driver, which is the aggregator's process or the simulator, reports messages, sources that come or leave, and
-deadlines that pass. It sends what it gets back. Nothing here blocks, and the only clock is the one passed in.
+deadlines that pass. It sends what it gets back. No call waits for the network, but a call may train or write to the
+disk: make it in a thread. Time comes from the given clock alone.
 
-An event changes what is known of the sources or of an attempt, and then :meth:`AggregatorRun._advance` looks at the
-phase: what follows it at once is a :data:`Change`, and the loop goes on until a phase waits.
+An event updates the sources or the attempt. Then :meth:`AggregatorRun._advance` enters phase after phase until one has
+to wait; a :data:`Change` is a phase with what is to be sent as it begins.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ class AggregatorRun:
     the model, and each source gets the result. Without them the round is tried again, or is lost. At the end the last
     checkpoint is cosigned, and the sources hear why the run ended.
 
-    A new run is called ``run_id``, 16 bytes, or draws one; one that is resumed keeps its own.
+    ``run_id``, 16 bytes, names a new run; without it one is drawn. A resumed run keeps its own.
 
     Raises:
         ConfigError: the store holds a run with other settings.
@@ -170,7 +171,7 @@ class AggregatorRun:
     def deadline(self) -> float | None:
         """The clock's time at which :meth:`expire` is due; None before the run is opened and when it is done.
 
-        A round that is over leaves it at the present: its last messages are sent before the target trains again.
+        Between rounds it is now, so that the last messages of a round leave before the target trains again.
         """
         return self._phase.deadline if isinstance(self._phase, DuePhase) else None
 
@@ -199,7 +200,7 @@ class AggregatorRun:
         return self._advance((Opening(), []))
 
     def receive(self, parcel: Parcel) -> list[Send]:
-        """Process one message; what belongs to no open attempt is discarded."""
+        """Process one message. Those of a session are dropped unless its attempt is open."""
         match parcel.message.body:
             case Join():
                 return self._join(parcel.message)
@@ -211,7 +212,7 @@ class AggregatorRun:
                 return self._refused(parcel.message, key)
         if not isinstance(self._phase, InAttempt):
             return []
-        self._site.witness.journal.save()  # while others train
+        self._site.witness.journal.save()  # new cosignatures, while the sources are busy
         return self._phase.attempt.receive(parcel) + self._advance()
 
     def left(self, index: int, why: str = "its connection ended") -> list[Send]:
@@ -257,10 +258,10 @@ class AggregatorRun:
         return sends + self._advance(following)
 
     def fail(self, error: SecureFdaError) -> list[Send]:
-        """End the run because of something that the driver met. Of an end that fails in turn the first cause counts."""
+        """End the run because of an error that the driver met. If ending it fails too, the first error is reported."""
         if self.done:
             return []
-        if isinstance(self._phase, LastPhase):  # to ask for cosignatures once more would fail, and be asked, for ever
+        if isinstance(self._phase, LastPhase):  # asking for cosignatures again would fail without end
             return self._advance(self._say_goodbye(self._phase.farewell, self._phase.error or error))
         return self._advance((self._failed(error), []))
 
@@ -365,7 +366,7 @@ class AggregatorRun:
         return BetweenRounds(self._site.clock()), []
 
     def _begin_round(self, number: int, attempts: int = 0, asked: Asked | None = None) -> Change:
-        """Go to a round, of which ``attempts`` were begun before a restart. The target's own rounds need no source."""
+        """Begin a round; ``attempts`` counts those before a restart. The target's own rounds need no source."""
         if number > self._settings.strategy.rounds or self._has_stopped_early():
             if any(record["status"] == "finished" for record in self._store.records()):
                 self._store.complete()
@@ -425,7 +426,7 @@ class AggregatorRun:
         return Gathering(current, now, now + self._settings.join_deadline_s)
 
     def _need_not_wait(self, current: CurrentRound) -> bool:
-        """Whether all sources are ready, or enough where this process has waited for all of them once."""
+        """Whether all sources are ready; after this process's first attempt, whether enough are."""
         able = self._candidates.able(current)
         if able == self._candidates.expected(current):
             return True
@@ -486,7 +487,7 @@ class AggregatorRun:
         return self._lose_attempt(current, attempt, attempt.outcome), []
 
     def _finish_round(self, current: CurrentRound, attempt: Attempt, sums: RoundSum) -> Change:
-        """Move the model by the sums, and tell each source in them, or tell it that one of them lied."""
+        """Apply the sums and send the result, or an abort where no honest parts give such sums."""
         header, signer = attempt.header, self._site.signer
         waiting = sorted(sums.survivors - attempt.gone)
         try:
@@ -517,7 +518,7 @@ class AggregatorRun:
         return self._lose_round(current, attempt.header.body.participants, error)
 
     def _lose_round(self, current: CurrentRound, participants: Iterable[int], error: SecureFdaError) -> Phase:
-        """Write down that a round has no result, and end the run where the next one would have none either."""
+        """Write down that a round has no result. After three in a row, or with too few sources left, the run ends."""
         self._model.lose(current, participants)
         error.hint = error.hint or "ask the sites that are named what happened there"
         if isinstance(error, QuorumLost) and current.refused:
@@ -563,7 +564,7 @@ class AggregatorRun:
         return Ended(farewell, error), self._goodbyes(sorted(self._attendance.present), farewell)
 
     def _goodbyes(self, sources: Sequence[int], farewell: Goodbye) -> list[Send]:
-        """The last message to these sources, for those that are left with the final model beside it."""
+        """The last message to these sources, with the final model for those that may keep it."""
         signer, keep = self._site.signer, farewell.completed and self._settings.sources_keep is SourcesKeep.FINAL
         had_part = {name for record in self._store.records() for name in record["survivors"]} if keep else set()
         kept = [index for index in sources if self._site.name(index) in had_part]
@@ -649,7 +650,7 @@ class AggregatorRun:
         self._site.witness.journal.event("alarm", check=error.check, accused=[error.source_id])
 
     def _missing(self) -> frozenset[int]:
-        """Sources that the present phase waits for: those that are away, and when all have come, for what they owe."""
+        """Sources that the phase waits for: those that are away; once all have joined, those that owe something."""
         match self._phase:
             case InAttempt(attempt=attempt):
                 return attempt.waiting_for

@@ -70,7 +70,7 @@ class TargetSite:
         return frozenset(entry.index for entry in self.roster.sources)
 
     def admits(self, index: int) -> bool:
-        """Whether the roster lets this source take part at present; every source would refuse a header with it else."""
+        """Whether the roster lets this source take part now; else every source would refuse a header that names it."""
         return not self.roster.out_of_date((index,), int(self.unix_time()))
 
     def name(self, index: int) -> str:

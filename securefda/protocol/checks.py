@@ -393,7 +393,7 @@ def check_key_list(key_list: KeyList, *, own: Signed[Advertise], header: Header,
 
 
 def report_fault(sender: int, advertise: Advertise, header: Header) -> str | None:
-    """What is wrong with a source's commitment to its norm report, or None: those of the sum have one, under a rule."""
+    """What is wrong with the commitment to a norm report, or None. With a norm cap, sources at ``sum`` have one."""
     due = sender in report_readers(header, sender)
     if bool(advertise.row_commitment) is due:
         return None

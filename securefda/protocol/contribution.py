@@ -216,12 +216,13 @@ def contribution_at_source(
     the aggregator evaluates the rule on the mean of each cohort.
 
     Raises:
-        FaultyAggregatorError: HEADER_TARGET where the published numbers contradict the published update.
+        FaultyAggregatorError: HEADER_TARGET where the published numbers contradict each other or the published update.
     """
-    if level is Visibility.COHORT:
-        return Contribution(vector=update.astype(np.float64), keep=0.0, beta=None)
     target = terms.header.target
     try:
+        terms.error_units()  # at every level: the encoding needs them
+        if level is Visibility.COHORT:
+            return Contribution(vector=update.astype(np.float64), keep=0.0, beta=None)
         statistics = published_statistics(target) if target else None
         return evaluate_rule(terms, statistics, target_update, update)
     except ValueError as error:

@@ -101,7 +101,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class AwaitingKeyList:
-    """R0 is sent; ``report`` is this source's norm report behind its opening, if it has one."""
+    """R0 is sent; ``report`` is the random opening of its commitment, then the norm report, if there is one."""
 
     session: Session
     own: Signed[Advertise]

@@ -53,7 +53,7 @@ class BetweenRounds:
         return Parcel(site.signer.sign(NO_SESSION, NO_CONTEXT, body))
 
     def take_missed(self, message: Signed[MissedResult]) -> list[Parcel]:
-        """The aggregator has no receipt of this source: give it again, or hold the next header against this result."""
+        """The aggregator lacks a receipt: send it again, or check the next header by this result if it was missed."""
         site = self._site
         site.require_from_target(message, session_id=NO_SESSION, context=NO_CONTEXT)
         run_id = bytes.fromhex(site.witness.journal.run)
@@ -98,7 +98,7 @@ class BetweenRounds:
             raise FaultyAggregatorError(error.check, error.detail) from error
         witness.renew()
         answers = []
-        if self._receipt_due:  # it goes first: headers follow as soon as this site has vouched for a log
+        if self._receipt_due:  # before our cosignature, after which a header may come
             self._receipt_due = False
             run_id = bytes.fromhex(witness.journal.run)
             if taken := self._site.store.known(run_id).taken:

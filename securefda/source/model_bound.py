@@ -1,6 +1,6 @@
 """Which model a source trains: the task's own at first, then that of a result, and none that is a long step away.
 
-A model is a question: one that is made for it lets single rows show in an update, however well the sum is hidden. So a
+A model is a question: a crafted one can make single rows visible in an update, however well the sum is hidden. So a
 target may not choose it. Each model is that of the result that the header continues. How far it lies from the one
 before is bounded in units of what this site's own training moves, in each group of layers. Groups have at least
 `LEAST` parameters, so that no number is about a handful of them. Everything here is a function of its arguments.

@@ -72,7 +72,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Clipped:
-    """Too much of the update lies at the header's clip. That depends on the rows, so this answer tells of them."""
+    """Too much of the update lies at the header's clip. Refusing for this reason reveals something about the rows."""
 
     header: Header
     error: FaultyAggregatorError
@@ -251,7 +251,7 @@ class SourceRun:
             if message.envelope.session_id == self._ended_session:
                 return Skipped()
             raise FaultyAggregatorError("ORDER", f"{message.type_name} outside a session")
-        # The owner may have tightened the policy meanwhile: then nothing more of this round leaves.
+        # The specification's check POLICY. A process reads its policy once; a caller's check may change meanwhile.
         self._site.check_policy(self._round.header.body)
         if isinstance(message.body, Result):
             check_result(self._site, self._round, message)
@@ -333,10 +333,10 @@ class SourceRun:
         return self._end_session("POLICY")
 
     def _reject(self, parcel: Parcel, error: FaultyAggregatorError) -> list[Parcel]:
-        """Say which check failed. A session that is open is dead, but for a header: that asks for another one.
+        """Say which check failed. An open session ends, unless the message is a header, which belongs to another.
 
-        What is wrong with a log, a schedule, or a result that is shown again is reported to the operator alone, and is
-        no business of the session, unless it is the last that this source puts up with.
+        A fault in a log, in a schedule, or in a result that is shown again is reported to the operator and does not end
+        the session, unless it is the last that this source tolerates.
         """
         body = parcel.message.body
         self._record_fault(error, f"header of round {body.round}" if isinstance(body, Header) else self.place())

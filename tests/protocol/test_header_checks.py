@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Any
 
+import numpy as np
 import pytest
 from cohort import (
     LAST_SECOND,
@@ -26,7 +27,15 @@ from cohort import (
 )
 
 from securefda.errors import FaultyAggregatorError
-from securefda.protocol.checks import History, PastResult, SessionLimits, check_signed_header, check_vectors
+from securefda.protocol.checks import (
+    History,
+    PastResult,
+    SessionLimits,
+    check_signed_header,
+    check_vectors,
+    quantisation,
+)
+from securefda.protocol.contribution import RoundTerms, contribution_at_source
 from securefda.protocol.messages import (
     NO_CONTEXT,
     Abort,
@@ -407,3 +416,16 @@ def test_source_below_sum_refuses_the_update_of_the_target_that_others_get(level
         check_vectors(asking, level, MODEL, UPDATE)
     assert refused.value.check == "HEADER_TARGET"
     check_vectors(asking, level, MODEL, None)
+
+
+@pytest.mark.parametrize("level", [COHORT, SUM])
+@pytest.mark.parametrize("wrong", [{"steps": 1}, {"scatter": 9.0}], ids=str)
+def test_target_numbers_that_contradict_each_other_are_refused(wrong: dict[str, Any], level: Visibility) -> None:
+    """At a cohort too: the source does not evaluate the rule there, but its encoding rests on the numbers."""
+    header = replace(header_body(N), rule=SELECT, target=replace(PUBLISHED, **wrong))
+    terms = RoundTerms.of(header, quantisation(header))
+    update = np.zeros(sum(terms.sizes), dtype=np.float32)
+
+    with pytest.raises(FaultyAggregatorError) as refused:
+        contribution_at_source(terms, level, update, update)
+    assert refused.value.check == "HEADER_TARGET"

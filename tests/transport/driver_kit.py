@@ -96,25 +96,31 @@ class Process:
 class Driven:
     """A run of ``rounds`` rounds with four sources; a session needs three of them."""
 
-    def __init__(self, folder: Path, rounds: int, phase_deadline_s: float = PATIENCE_S) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        rounds: int,
+        phase_deadline_s: float = PATIENCE_S,
+        join_deadline_s: float = PATIENCE_S,
+    ) -> None:
         self._folder, self._sites, self._stack = folder, Sites(4), ExitStack()
         self.roster = known_roster("study", ["target", *(f"source-{index}" for index in range(1, 5))])
         self.watch, self.sent = Watch(), []
         """Roster index and type of every message that the aggregator says it has sent."""
         self._processes: list[Process] = []
-        self.run = self._run(rounds, phase_deadline_s)
+        self.run = self._run(rounds, phase_deadline_s, join_deadline_s)
         self.address = ""
 
     def _member(self, index: int) -> Member:
         site_id = self.roster.by_index(index).site_id
         return Member(self.roster, site_id, known_key(site_id))
 
-    def _run(self, rounds: int, phase_deadline_s: float) -> AggregatorRun:
+    def _run(self, rounds: int, phase_deadline_s: float, join_deadline_s: float) -> AggregatorRun:
         settings = run_settings(
             Strategy(rule=Rule.SOURCE_ONLY, rounds=rounds),
             max_samples=SAMPLES,
             attempts=1,
-            join_deadline_s=PATIENCE_S,
+            join_deadline_s=join_deadline_s,
             training_deadline_s=PATIENCE_S,
             phase_deadline_s=phase_deadline_s,
         )

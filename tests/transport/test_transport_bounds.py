@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+from pathlib import Path
 
 import grpc
+import pytest
+from driver_kit import Driven
 from transport_kit import (
     CALM,
     HELLO,
@@ -22,7 +26,8 @@ from transport_kit import (
     status_of,
 )
 
-from securefda.transport.events import Joined, Left
+from securefda.errors import QuorumLost
+from securefda.transport.events import Joined, Left, Misbehaved
 from securefda.transport.observer import Direction
 from securefda.v1 import federation_pb2 as pb
 from securefda.v1.federation_pb2_grpc import FederationServiceStub
@@ -109,3 +114,20 @@ async def test_a_source_that_takes_its_messages_is_never_given_up() -> None:
             assert number_of(await soon(channel.receive())) == number
         assert server.connected() == {1}
         assert not server._table.events._events
+
+
+@scenario
+async def test_a_source_whose_messages_never_stop_puts_no_deadline_off(tmp_path: Path) -> None:
+    federation = Driven(tmp_path, rounds=1, join_deadline_s=0.2)
+    async with federation.driven() as (server, driving):
+
+        async def never_stop() -> None:
+            while True:
+                for number in range(8):
+                    server._table.events.put(Misbehaved(1, f"CHECK_{number}", "on and on"))
+                await asyncio.sleep(0)
+
+        flood = asyncio.create_task(never_stop())
+        with pytest.raises(QuorumLost):
+            await soon(driving)
+        flood.cancel()
