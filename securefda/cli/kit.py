@@ -10,7 +10,7 @@ import typer
 
 from securefda.cli.options import Kit, OutputFormat, now
 from securefda.cli.output import Format, print_result
-from securefda.text import aligned
+from securefda.text import aligned, printable
 
 app = typer.Typer(help="Package, unpack, inspect and protect a site's startup kit.")
 
@@ -94,7 +94,7 @@ def inspect(
 
     summary = asdict(inspect_kit(kit, now(), expected_ca=ca))
     rows = [
-        (key.replace("_", " "), (", ".join(value) if isinstance(value, tuple) else str(value)))
+        (key.replace("_", " "), printable(", ".join(value) if isinstance(value, tuple) else str(value)))
         for key, value in summary.items()
         if value
     ]

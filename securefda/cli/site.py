@@ -115,12 +115,12 @@ def show(
 ) -> None:
     """Check a request and say what it asks for, with the fingerprint to compare by phone."""
     from securefda.site.enrolment import read_request
-    from securefda.text import aligned
+    from securefda.text import aligned, printable
 
     asked = read_request(request)
     data = _data(asked, None)
     rows = [(key.replace("_", " "), ", ".join(v) if isinstance(v, list) else str(v)) for key, v in data.items() if v]
-    print_result(output, data, aligned(rows))
+    print_result(output, data, aligned([(key, printable(value)) for key, value in rows]))
 
 
 def _data(request: SiteRequest, kit: Path | None) -> dict[str, Any]:

@@ -22,12 +22,15 @@ _FILE = "endpoints.toml"
 
 
 def is_ip_address(host: str) -> bool:
-    """Tell whether ``host`` is an IPv4 or IPv6 address in its usual text form."""
+    """Tell whether ``host`` is an IPv4 or IPv6 address in its usual text form, without a scope.
+
+    A scope (``%eth0``) names an interface of one machine. Python's parser takes every text for one, line ends included.
+    """
     try:
         ipaddress.ip_address(host)
     except ValueError:
         return False
-    return True
+    return "%" not in host
 
 
 def check_host(key: str, host: str) -> str:
@@ -38,7 +41,8 @@ def check_host(key: str, host: str) -> str:
     """
     if is_ip_address(host) or (len(host) <= _MAX_DNS_NAME and _DNS_NAME.fullmatch(host)):
         return host
-    raise ConfigError(key, f"{host!r} is neither a host name nor an IP address")
+    hint = "leave out the % and what follows: it names an interface of one machine" if "%" in host else ""
+    raise ConfigError(key, f"{host!r} is neither a host name nor an IP address", hint=hint)
 
 
 @dataclass(frozen=True, slots=True)

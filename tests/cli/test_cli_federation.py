@@ -14,6 +14,8 @@ import pytest
 from securefda.cli import main
 from securefda.samples import sample
 from securefda.site.config import load_aggregator, load_source
+from securefda.site.endpoints import Address, SiteSpec
+from securefda.site.enrolment import init_federation
 from securefda.site.kit import load_kit
 from securefda.site.policy import load_policy
 from securefda.site.policy.signed import write_policy_signature
@@ -145,6 +147,30 @@ def test_a_packaged_kit_says_what_it_is_and_shows_no_key(kits: Path, capsys: pyt
     assert (data["site_id"], data["role"], data["package_digest"]) == ("source-1", "source", digest)
     assert package.stat().st_mode & 0o777 == 0o600
     assert "PRIVATE" not in printed
+
+
+def test_what_an_authority_certified_cannot_print_a_line_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    specs = [
+        SiteSpec("target", "target", "Target", ("localhost",)),
+        *(SiteSpec(f"source-{i}", "source", f"Source {i}") for i in range(1, 4)),
+    ]
+    # An honest authority's software refuses such a name
+    object.__setattr__(specs[1], "names", ("x\nkey fingerprint  0123\x1b[8m",))
+    init_federation(
+        tmp_path / "fed",
+        "heart-study",
+        specs,
+        aggregator=Address("localhost", 8443),
+        policy_text="min-others = 2\n",
+        settings_text=None,
+        now=datetime.now(UTC),
+    )
+    assert main(["kit", "inspect", str(tmp_path / "fed" / "source-1")]) == 0
+    printed = capsys.readouterr().out
+    assert "x?key fingerprint  0123?[8m" in printed
+    assert "\x1b" not in printed
 
 
 def test_inspecting_with_another_ca_ends_with_14(kits: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,11 +43,19 @@ def test_address_reads_host_and_port(text: str, host: str, port: int) -> None:
         "a:1\n",
         'a":1',
         "host:٣",
+        "[fe80::1%eth0]:1",
+        "[fe80::1%x\nkey fingerprint  0123\x1b[8m]:1",
     ],
 )
 def test_malformed_address_is_refused(text: str) -> None:
     with pytest.raises(ConfigError):
         Address.parse(text)
+
+
+def test_the_hint_for_an_address_with_a_scope_says_what_to_leave_out() -> None:
+    with pytest.raises(ConfigError) as caught:
+        Address("fe80::1%eth0", 8443)
+    assert caught.value.hint == "leave out the % and what follows: it names an interface of one machine"
 
 
 @given(st.text())
@@ -83,6 +91,8 @@ def test_unknown_key_names_the_nearest_known_one() -> None:
         (b'[aggregator]\naddress = 1\nserver-name = "a"', "must be a string"),
         (b'[aggregator]\naddress = "a"\nserver-name = "a"', "is not host:port"),
         (b'[aggregator]\naddress = "a:1"\nserver-name = ""', "neither a host name"),
+        (b'[aggregator]\naddress = "[fe80::1%x\\u001b]:1"\nserver-name = "a"', "neither a host name"),
+        (b'[aggregator]\naddress = "a:1"\nserver-name = "fe80::1%x\\u001b"', "neither a host name"),
         (b'[agregator]\naddress = "a:1"', "agregator: is no known key"),
     ],
 )

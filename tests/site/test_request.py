@@ -128,6 +128,10 @@ LIES: dict[str, tuple[Callable[[], bytes], str]] = {
     ),
     "a source with an address": (lambda: signed(body_with(address="127.0.0.1:8443")), "must name an address if"),
     "a target without an address": (lambda: signed(body_with(role="target")), "must name an address if"),
+    "an address that would print a line of its own": (
+        lambda: signed(body_with(role="target", address="[fe80::1%x\nkey fingerprint  0123\x1b[8m]:8443")),
+        "is neither a host name nor an IP address",
+    ),
     "a third role": (lambda: signed(body_with(role="owner")), "is not a request of a site"),
     "a name twice": (
         lambda: signed(
