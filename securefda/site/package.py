@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path, PurePosixPath
@@ -204,13 +204,11 @@ def read_package(path: Path) -> tuple[str, dict[str, FileContent], dict[str, Fil
     data = unseal(str(path), sealed) if is_sealed(sealed) else sealed
     found: dict[str, dict[str, FileContent]] = {STARTUP: {}, LOCAL: {}}
     try:
-        with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
-            for member in tar:
-                parts = PurePosixPath(member.name).parts
-                content = tar.extractfile(member) if member.isreg() else None
-                if content is not None and len(parts) == 3 and parts[2] in _PACKED.get(parts[1], ()):
-                    found[parts[1]][parts[2]] = FileContent(content.read(), member.mode & 0o7777)
-    except (tarfile.TarError, EOFError, ValueError) as error:
+        for name, content in _plain_files(data):
+            parts = PurePosixPath(name).parts
+            if len(parts) == 3 and parts[2] in _PACKED.get(parts[1], ()):
+                found[parts[1]][parts[2]] = content
+    except (tarfile.TarError, ValueError) as error:
         hint = "name the folder of a kit, or what securefda kit package has written"
         raise ConfigError(str(path), "is neither a kit's folder nor its package", hint=hint) from error
     has_keys = bool(set(SECRET_FILES) & set(found[STARTUP]))
@@ -218,6 +216,28 @@ def read_package(path: Path) -> tuple[str, dict[str, FileContent], dict[str, Fil
         if name not in found[STARTUP]:
             raise ConfigError(str(path), f"lacks {STARTUP}/{name}", hint="package the kit again")
     return hashlib.sha256(sealed).hexdigest(), found[STARTUP], found[LOCAL]
+
+
+def _plain_files(tar: bytes) -> Iterator[tuple[str, FileContent]]:
+    """Names and contents of the files in a tar whose members are files and folders.
+
+    Nothing has been verified yet. So this walks plain USTAR headers: a member with an extension (sparse, a long name)
+    could announce contents that the tar does not hold, or headers without end.
+
+    Raises:
+        TarError, ValueError: it is no such tar.
+    """
+    offset = 0
+    while any(header := tar[offset : offset + tarfile.BLOCKSIZE]):
+        member = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
+        start, size = offset + tarfile.BLOCKSIZE, member.size
+        if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE):
+            raise ValueError(f"a member of type {member.type!r}")
+        if not 0 <= size <= min(MAX_FILE_BYTES, len(tar) - start):
+            raise ValueError(f"a member of {size} bytes")
+        if member.type != tarfile.DIRTYPE:
+            yield member.name, FileContent(tar[start : start + size], member.mode & 0o7777)
+        offset = start + -(-size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
 
 
 def _summary(kit: PublicKit, package_digest: str = "") -> KitSummary:

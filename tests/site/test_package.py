@@ -5,15 +5,19 @@ from __future__ import annotations
 import io
 import stat
 import tarfile
+import tracemalloc
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from federation_builder import NOW
 
+from securefda.disk import MAX_FILE_BYTES
 from securefda.errors import CertificateError, ConfigError
+from securefda.protocol.secret import Secret
 from securefda.site.kit import SECRET_FILES, load_kit
 from securefda.site.package import inspect_kit, package_kit
+from securefda.site.sealed import seal
 
 
 def repack(package: Path, change: dict[str, bytes | None], mode: int | None = None) -> Path:
@@ -102,6 +106,55 @@ def test_truncated_package_and_other_files_are_refused(package: Path, keep: int)
         inspect_kit(package, NOW)
     with pytest.raises(ConfigError, match="is missing"):
         inspect_kit(package.with_name("absent.tar"), NOW)
+
+
+def member_of(kind: bytes, size: int, data: bytes) -> bytes:
+    """One member whose header announces ``size`` bytes, whatever comes after it."""
+    header = tarfile.TarInfo("lyon/startup/ca.pem")
+    header.type, header.size = kind, size
+    return header.tobuf(tarfile.GNU_FORMAT) + data + bytes(-len(data) % tarfile.BLOCKSIZE)
+
+
+def sparse() -> bytes:
+    """Some kilobytes of tar whose one file unpacks to 300 MiB of zeros."""
+    size, tar = 300 * 1024 * 1024, io.BytesIO()
+    with tarfile.open(fileobj=tar, mode="w", format=tarfile.PAX_FORMAT) as writer:
+        member = tarfile.TarInfo("lyon/startup/ca.pem")
+        member.pax_headers = {"GNU.sparse.map": "0,0", "GNU.sparse.size": str(size), "GNU.sparse.name": member.name}
+        writer.addfile(member, io.BytesIO())
+    return tar.getvalue()
+
+
+HOSTILE = {
+    "a sparse file": sparse(),
+    "headers of long names without end": member_of(tarfile.GNUTYPE_LONGNAME, 2, b"a\0") * 1200,
+    "a file that is larger than the tar": member_of(tarfile.REGTYPE, 1 << 30, b""),
+    "a file of negative size": member_of(tarfile.REGTYPE, -tarfile.BLOCKSIZE, b""),
+    "a file that is too large for a kit": member_of(tarfile.REGTYPE, MAX_FILE_BYTES + 1, bytes(MAX_FILE_BYTES + 1)),
+    "a link": member_of(tarfile.SYMTYPE, 0, b""),
+}
+
+
+@pytest.mark.parametrize("tar", HOSTILE.values(), ids=list(HOSTILE))
+@pytest.mark.parametrize("sealed", [False, True])
+def test_package_that_is_more_than_plain_files_is_refused_before_it_is_read(
+    tmp_path: Path, tar: bytes, sealed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "lyon.tar"
+    if sealed:
+        (tmp_path / "passphrase").write_bytes(b"five words by pure chance\n")
+        tar = seal(tar, Secret(b"five words by pure chance"))
+    package.write_bytes(tar)
+    with (tmp_path / "passphrase").open("ab+") as stream:
+        stream.seek(0)
+        monkeypatch.setenv("SECUREFDA_PASSPHRASE_FD", str(stream.fileno()))
+        tracemalloc.start()
+        try:
+            with pytest.raises(ConfigError, match="neither a kit's folder nor its package"):
+                inspect_kit(package, NOW)
+            assert tracemalloc.get_traced_memory()[1] < 64 * 1024 * 1024
+        finally:
+            tracemalloc.stop()
 
 
 def test_package_that_cannot_be_written_is_one_clear_error(pristine: Path, tmp_path: Path) -> None:
