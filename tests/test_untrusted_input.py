@@ -315,7 +315,7 @@ READERS = {
     ),
     "site.request.SiteRequest.from_bytes": Quoted(
         lambda _, data: SiteRequest.from_bytes("request.json", data),
-        b'{"request":@,"signing_proof":"","tls_proof":""}',
+        b'{"request":@,"signing_proof":"","tls_proof":"","renewal_proof":""}',
         inner=b'{"version":@}',
     ),
     "site.policy.signed._parse": Reader(in_kit("local/policy.sig"), b'{"policy":"","site_signature":@}'),

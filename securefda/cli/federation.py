@@ -43,6 +43,12 @@ RequestFile = Annotated[
 ]
 
 
+Fingerprint = Annotated[
+    str | None,
+    typer.Option("--fingerprint", metavar="HEX", help="Of the request's keys, as the site read it out by phone."),
+]
+
+
 @app.command("init")
 def init(
     file: FederationFile,
@@ -126,6 +132,7 @@ def add(
     entity: Annotated[str | None, typer.Option("--entity", help="Organisation behind it; default: the id.")] = None,
     name: Annotated[list[str], typer.Option("--name", metavar="HOST", help="Name in its certificate.")] = [],
     request: RequestFile = None,
+    fingerprint: Fingerprint = None,
     output: OutputFormat = Format.TXT,
 ) -> None:
     """Enrol one more source; every kit in the folder gets the next roster epoch."""
@@ -135,6 +142,7 @@ def add(
 
     config = load_federation(config_file, (), os.environ)
     asked = None
+    _check_has_request(fingerprint, request)
     if request is not None:
         _refuse_beside("--request", {"--entity": entity, "--name": name})
         asked = read_request(request)
@@ -147,6 +155,7 @@ def add(
         policy_text=lambda site_id: _policy_text(config, site_id),
         settings_text=lambda site_id: kit_settings_toml(config, site_id, ""),
         now=now(),
+        fingerprint=fingerprint,
     )
     print_result(output, _data(enrolment), f"enrolled {site}\n{_changed_text(enrolment)}")
 
@@ -168,6 +177,7 @@ def renew(
     site: SiteId,
     name: Annotated[list[str], typer.Option("--name", metavar="HOST", help="Name in its certificate.")] = [],
     request: RequestFile = None,
+    fingerprint: Fingerprint = None,
     output: OutputFormat = Format.TXT,
 ) -> None:
     """Give a site new keys and a new certificate, before it expires or after a theft.
@@ -176,10 +186,11 @@ def renew(
     """
     from securefda.site.enrolment import read_request, renew_site
 
+    _check_has_request(fingerprint, request)
     if request is not None:
         _refuse_beside("--request", {"--name": name})
     asked = read_request(request) if request is not None else None
-    enrolment = renew_site(folder, site, now=now(), names=name, request=asked)
+    enrolment = renew_site(folder, site, now=now(), names=name, request=asked, fingerprint=fingerprint)
     signs = f"{site} then signs its policy with its new key, once it has read it: securefda policy sign KIT"
     print_result(output, _data(enrolment), f"renewed {site}\n{_changed_text(enrolment)}\n{signs}")
 
@@ -225,6 +236,12 @@ def merge(
         returned = SignedRoster.from_bytes(data)
     enrolment = merge_signatures(folder, returned)
     print_result(output, _data(enrolment), _changed_text(enrolment))
+
+
+def _check_has_request(fingerprint: str | None, request: Path | None) -> None:
+    if fingerprint is not None and request is None:
+        hint = "give the site's request with --request FILE, or leave --fingerprint out"
+        raise ConfigError("--fingerprint", "is of a request, and there is none", hint=hint)
 
 
 def _refuse_beside(option: str, others: Mapping[str, object]) -> None:

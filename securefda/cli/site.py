@@ -47,12 +47,15 @@ def renew(
     name: Annotated[
         list[str], typer.Option("--name", metavar="HOST", help="Name in its certificate; default: those it has.")
     ] = [],
+    lost_key: Annotated[
+        bool, typer.Option("--lost-key", help="The present signing key or its passphrase is lost: it signs nothing.")
+    ] = False,
     output: OutputFormat = Format.TXT,
 ) -> None:
     """Make new keys of an enrolled site, and the request for them. The old ones work until the site joins."""
     from securefda.site.home import request_renewal
 
-    request = request_renewal(kit, now(), name or None)
+    request = request_renewal(kit, now(), name or None, lost_key=lost_key)
     print_result(output, _data(request, kit), _asked_text(request, kit))
 
 

@@ -150,7 +150,11 @@ def protect_keys(folder: Path, passphrase: Secret | None) -> tuple[Path, ...]:
         ConfigError: there are no keys in ``folder``, one cannot be read or written, or the passphrase is too short.
     """
     names = ("tls.key", "signing.key", _CA_KEY_FILE, _ROSTER_KEY_FILE)
-    files = [below / name for below in (folder / "startup", folder / "requested", folder) for name in names]
+    files = [
+        below / name
+        for below in (folder / "startup", folder / "requested", folder / "joining", folder)
+        for name in names
+    ]
     files = [file for file in files if file.exists()]
     if not files:
         raise ConfigError(
@@ -192,4 +196,5 @@ def _load_private_key(name: str, content: FileContent) -> PrivateKeyTypes:
     except (ValueError, TypeError, UnsupportedAlgorithm):
         # Not chained: the parser's message could quote what it read.
         why = "is neither a PEM private key nor one that `securefda kit protect` sealed"
-        raise ConfigError(name, why, hint="it is damaged: fetch the kit again") from None
+        hint = "it is damaged: fetch the kit again; keys that the site made: securefda site renew KIT --lost-key"
+        raise ConfigError(name, why, hint=hint) from None

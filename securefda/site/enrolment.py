@@ -206,19 +206,30 @@ def add_site(
     policy_text: SiteText,
     settings_text: SiteText,
     now: datetime,
+    fingerprint: str | None = None,
     validity: timedelta = SITE_VALIDITY,
 ) -> Enrolment:
     """Enrol one more source at the end of the roster; every kit below ``root`` gets the new epoch.
 
+    Args:
+        root: the federation's folder.
+        site: what it is, or its request.
+        policy_text: contents of its ``local/policy.toml``.
+        settings_text: contents of its ``local/settings.toml``.
+        now: current time, with a time zone.
+        fingerprint: of the request's keys, as the site read it out; the request must have it.
+        validity: of the certificate and roster entry.
+
     Raises:
-        ConfigError: the site is enrolled already, it, its legal entity or a second target does not fit the roster, or
-            a file is not usable.
+        ConfigError: the request has another fingerprint, the site is enrolled already, it, its legal entity or a second
+            target does not fit the roster, or a file is not usable.
         CertificateError: the CA has expired.
     """
     site_id = site.site.site_id if isinstance(site, SiteRequest) else site.site_id
     with _open_store(root) as (store, roster):
         if any(entry.site_id == site_id for entry in roster.entries):
             raise ConfigError(site_id, "is enrolled already", hint="name another site, or renew this one's keys")
+        _check_fingerprint(site, fingerprint)
         identity = store.authority.issue(site, now, validity)
         entries = (*roster.entries, identity.entry(len(roster.entries)))
         changed = replace(roster, epoch=roster.epoch + 1, entries=entries)
@@ -250,6 +261,7 @@ def renew_site(
     now: datetime,
     names: Sequence[str] = (),
     request: SiteRequest | None = None,
+    fingerprint: str | None = None,
     validity: timedelta = SITE_VALIDITY,
 ) -> Enrolment:
     """Give an enrolled site new keys and a new certificate, against expiry or after a theft.
@@ -260,11 +272,14 @@ def renew_site(
         now: current time, with a time zone.
         names: host names and IP addresses for the new certificate.
         request: of a site that made its new keys; its names stand in it. Keys of the site that were made here go.
+        fingerprint: of the request's keys, as the site read it out; needed where the request is not signed by the key
+            that the site has in the roster.
         validity: of the new certificate and roster entry.
 
     Raises:
         ConfigError: the site is not enrolled, a file is not usable, or the request is of another site, or asks for
-            another role, legal entity or address than the site has.
+            another role, legal entity or address than the site has, has another fingerprint, has keys that are in the
+            roster already, or is not signed by the site's present key and no fingerprint is given.
         CertificateError: the CA has expired, or the target's new names lack the server name.
     """
     with _open_store(root) as (store, roster):
@@ -277,6 +292,14 @@ def renew_site(
                 raise ConfigError("request", f"{why} ({entry.legal_entity})", hint="name the site's own request")
             if entry.role == "target":
                 _check_address(request, store.endpoints.aggregator)
+            _check_fingerprint(request, fingerprint)
+            if request.signing_key == entry.signing_key or request.tls_pin == entry.tls_pin:
+                hint = "it is an old one; the site makes another: securefda site renew KIT"
+                raise ConfigError(f"request of {site_id}", "has a key that the site has already", hint=hint)
+            if fingerprint is None and not request.is_signed_by(entry.signing_key):
+                why = f"is not signed by the key that {site_id} has now: it may be another's"
+                hint = "have the site read its fingerprint to you by phone, and give it as --fingerprint HEX"
+                raise ConfigError(f"request of {site_id}", why, hint=hint)
         identity = store.authority.issue(request or spec, now, validity)
         if entry.role == "target":
             name = f"certificate of {site_id}"
@@ -405,6 +428,15 @@ def _publish(store: _Store, signed: SignedRoster, roster: Roster) -> None:
             key = store.authority.roster_key
             proposal = make_proposal(key, roster.federation_id, entry.site_id, proposed)
             write_file(local / PROPOSAL_FILE, proposal, PUBLIC_MODE)
+
+
+def _check_fingerprint(site: SiteSpec | SiteRequest, expected: str | None) -> None:
+    if not isinstance(site, SiteRequest) or expected is None:
+        return
+    if expected.replace(":", "").replace(" ", "").lower() != site.fingerprint:
+        why = f"has the fingerprint {site.fingerprint}, not the expected one"
+        hint = "do not sign it: it may have been replaced on its way; have the site send it another way"
+        raise ConfigError(f"request of {site.site.site_id}", why, hint=hint)
 
 
 def _check_address(site: SiteSpec | SiteRequest, aggregator: Address) -> None:

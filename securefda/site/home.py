@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
 from securefda.disk import (
     PUBLIC_MODE,
     SECRET_MODE,
@@ -27,8 +29,9 @@ from securefda.disk import (
     writing_errors,
 )
 from securefda.errors import CertificateError, ConfigError
-from securefda.protocol.roster import SignedRoster
-from securefda.site.authority import CA_FILE, private_pem
+from securefda.protocol.roster import RosterEntry, SignedRoster
+from securefda.protocol.secret import Secret
+from securefda.site.authority import CA_FILE, load_signing_key, private_pem
 from securefda.site.certificates import has_names, host_names, parse_ca, parse_certificate
 from securefda.site.endpoints import Address, SiteSpec
 from securefda.site.enrolment import read_request
@@ -53,6 +56,7 @@ from securefda.site.kit import (
 )
 from securefda.site.package import load_public, read_package
 from securefda.site.request import SiteKeys, SiteRequest
+from securefda.site.sealed import is_sealed, obtain, seal, unseal
 
 REQUESTED = "requested"
 _JOINING = "joining"
@@ -97,21 +101,28 @@ def request_enrolment(kit: Path, federation_id: str, site: SiteSpec, address: Ad
     return request
 
 
-def request_renewal(kit: Path, now: datetime, names: Sequence[str] | None = None) -> SiteRequest:
+def request_renewal(
+    kit: Path, now: datetime, names: Sequence[str] | None = None, *, lost_key: bool = False
+) -> SiteRequest:
     """Make new keys of an enrolled site and the request for them. The kit works with the old ones until it joins.
+
+    The present signing key signs the request. Where the present keys are sealed, the new ones are, too.
 
     Args:
         kit: of the site; its certificate may have expired.
         now: current time, with a time zone.
         names: host names and IP addresses for the new certificate; None: those of the old one.
+        lost_key: the present signing key or its passphrase is lost. It signs nothing then, and the authority needs the
+            fingerprint by telephone. A kit whose keys were sealed asks for a new passphrase.
 
     Raises:
-        ConfigError, CertificateError: the kit is not sound, has a request already, or cannot be written.
+        ConfigError, CertificateError: the kit is not sound, is no site's own, has a request already, or cannot be
+            written; or its present key cannot be used.
     """
     with writing_errors(kit):
         _finish(kit)
     if (kit / REQUESTED).exists():
-        hint = "join with the authority's package, or remove that folder to make new keys"
+        hint = "join with the authority's package; remove that folder to make new keys only if the request was not sent"
         raise ConfigError(str(kit / REQUESTED), "exists already: a request is under way", hint=hint)
     file = kit / STARTUP / TLS_CERTIFICATE_FILE
     certificate = parse_certificate(str(file), read_file(file, hint="name the site's startup kit").data)
@@ -121,10 +132,11 @@ def request_renewal(kit: Path, now: datetime, names: Sequence[str] | None = None
         old.site_id, old.role, old.entry.legal_entity, host_names(certificate) if names is None else tuple(names)
     )
     address = old.endpoints.aggregator if old.role == "target" else None
+    present_key, passphrase = _present_key(kit, old, lost_key=lost_key)
     keys = SiteKeys.generate()
-    request = SiteRequest.make(old.federation_id, site, address, keys)
+    request = SiteRequest.make(old.federation_id, site, address, keys, present_key)
     with writing_errors(kit), whole_folder(kit / REQUESTED) as partial:
-        _write_requested(partial, keys, request)
+        _write_requested(partial, keys, request, passphrase)
     return request
 
 
@@ -185,11 +197,43 @@ class _Own:
     keys: SiteKeys
     request: SiteRequest | None
 
+    def fits(self, entry: RosterEntry) -> bool:
+        """Whether the roster has exactly these keys for the site."""
+        return (self.keys.signing_public, self.keys.tls_pin) == (entry.signing_key, entry.tls_pin)
 
-def _write_requested(folder: Path, keys: SiteKeys, request: SiteRequest) -> None:
+
+def _present_key(kit: Path, old: PublicKit, *, lost_key: bool) -> tuple[Ed25519PrivateKey | None, Secret | None]:
+    """The key that signs for the site until it has new ones, unless lost, and the passphrase to seal the new ones by.
+
+    Raises:
+        ConfigError: the folder is not the site's own kit, or a key cannot be read or opened, or is another one.
+    """
+    files = [kit / STARTUP / name for name in SECRET_FILES]
+    found = {file: read_file(file) for file in files if file.exists()}
+    if not found and not (kit / LOCAL / REQUEST_FILE).exists():
+        hint = "name the kit at the site; where the authority makes the keys: securefda federation renew"
+        raise ConfigError(str(kit), "holds no keys of a site", hint=hint)
+    sealed = next((file for file, content in found.items() if is_sealed(content.data)), None)
+    passphrase = None
+    if sealed is not None:
+        passphrase = obtain(str(kit if lost_key else sealed), confirm=lost_key)
+    if lost_key:
+        return None, passphrase
+    file = kit / STARTUP / SIGNING_KEY_FILE
+    content = read_file(file, hint=f"put it back; if it is lost: securefda site renew {kit} --lost-key")
+    if sealed is not None:
+        unseal(str(sealed), found[sealed].data, passphrase)  # the passphrase is the right one, and not asked for again
+    key = load_signing_key(str(file), content)
+    if key.public_key().public_bytes_raw() != old.entry.signing_key:
+        hint = f"put the right one back; if it is lost: securefda site renew {kit} --lost-key"
+        raise ConfigError(str(file), f"is not the signing key of {old.site_id}", hint=hint)
+    return key, passphrase
+
+
+def _write_requested(folder: Path, keys: SiteKeys, request: SiteRequest, passphrase: Secret | None = None) -> None:
     make_folder(folder)
-    write_file(folder / TLS_KEY_FILE, private_pem(keys.tls_key), SECRET_MODE)
-    write_file(folder / SIGNING_KEY_FILE, private_pem(keys.signing_key), SECRET_MODE)
+    for name, key in ((TLS_KEY_FILE, private_pem(keys.tls_key)), (SIGNING_KEY_FILE, private_pem(keys.signing_key))):
+        write_file(folder / name, key if passphrase is None else seal(key, passphrase), SECRET_MODE)
     write_file(folder / REQUEST_FILE, request.to_bytes(), PUBLIC_MODE)
 
 
@@ -225,21 +269,24 @@ def _fitting_keys(kit: Path, public: PublicKit, old: PublicKit | None) -> _Own:
     Raises:
         ConfigError: there are none, or it does not.
     """
-    requested, current = _keys_in(kit / REQUESTED), _keys_in(kit / STARTUP)
+    requested = _keys_in(kit / REQUESTED)
     request = read_request(kit / REQUESTED / REQUEST_FILE) if requested else None
-    known = requested or current
-    if known is None or (request is None and old is None):
+    if request is None and (old is None or not any((kit / STARTUP / name).exists() for name in SECRET_FILES)):
         raise ConfigError(str(kit), "holds no keys of a site", hint="make them: securefda site init")
     site_id = request.site.site_id if request else old.site_id if old else ""
     entry = public.entry
     if entry.site_id != site_id:
         hint = f"ask the authority for the package of {site_id}"
         raise ConfigError(str(public.root), f"is of {entry.site_id}, and {kit} is of {site_id}", hint=hint)
-    for own in (_Own(requested, request) if requested else None, _Own(current, None) if current else None):
-        if own and (own.keys.signing_public, own.keys.tls_pin) == (entry.signing_key, entry.tls_pin):
-            break
-    else:
-        which = "signing" if known.signing_public != entry.signing_key else "TLS"
+    own = _Own(requested, request) if requested else None
+    if old and not (own and own.fits(entry)):
+        # Not before: new keys replace present ones that cannot be opened any more
+        current = _keys_in(kit / STARTUP)
+        if current and (own is None or _Own(current, None).fits(entry)):
+            own = _Own(current, None)
+    assert own is not None
+    if not own.fits(entry):
+        which = "signing" if own.keys.signing_public != entry.signing_key else "TLS"
         hint = "do not use this package: compare fingerprints with the authority, the request may have been replaced"
         raise ConfigError("roster", f"has another {which} key of {site_id} than this site made", hint=hint)
     if own.request:
@@ -249,8 +296,8 @@ def _fitting_keys(kit: Path, public: PublicKit, old: PublicKit | None) -> _Own:
     else:
         assert old is not None
         federation, address = old.federation_id, old.endpoints.aggregator
-        spec = SiteSpec(site_id, old.role, old.entry.legal_entity)
-        names_fit = True
+        spec = SiteSpec(site_id, old.role, old.entry.legal_entity, host_names(old.certificate))
+        names_fit = host_names(public.certificate) == spec.names
     fits = {
         f"federation {federation}": public.federation_id == federation,
         f"the role of a {spec.role}": public.role == spec.role,

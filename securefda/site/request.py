@@ -3,7 +3,8 @@
 A site makes its keys at home and sends this request; the authority answers with a certificate and a roster. No private
 key travels. Both keys sign the same bytes, which name both, the site and its federation: a key of somebody else, one
 that was put in later, or a request of another federation has no valid proof. There is no third key: a session's
-exchange keys are made for that session, and the signing key signs them.
+exchange keys are made for that session, and the signing key signs them. A site that has keys already signs the request
+for new ones by its present signing key, too: another request in its place is seen without a telephone.
 
 The fingerprint is what two people compare by telephone. It follows from the keys and the site's id alone, so that the
 same fingerprint can be computed from the request and from every roster with these keys.
@@ -29,7 +30,7 @@ from securefda.protocol.roster import RosterEntry, check_name
 from securefda.site.certificates import csr_key, make_csr, public_key_pin
 from securefda.site.endpoints import Address, SiteSpec
 
-REQUEST_MESSAGE = "EnrolmentRequest"
+REQUEST_MESSAGE, RENEWAL_MESSAGE = "EnrolmentRequest", "RenewalRequest"
 MAX_REQUEST_BYTES = 64 * 1024
 _TLS_STATEMENT = b"securefda/1/EnrolmentRequest.tls\0"
 _FINGERPRINT = b"securefda/1/SiteKeys\0"
@@ -83,6 +84,8 @@ class SiteRequest:
         csr: PKCS #10 certificate signing request of the TLS key, DER.
         signing_proof: Ed25519 signature of the body by the signing key, 64 bytes.
         tls_proof: ECDSA signature of the body by the TLS key, DER.
+        renewal_proof: Ed25519 signature of the body by the signing key that the site had before, 64 bytes; empty in a
+            first request, and where that key is lost. The roster says by which key: see :meth:`is_signed_by`.
 
     Raises:
         ConfigError: ``request``; a field is malformed, the CSR is of another key, site or names, or a proof is wrong.
@@ -96,6 +99,7 @@ class SiteRequest:
     csr: bytes = field(repr=False)
     signing_proof: bytes = field(repr=False)
     tls_proof: bytes = field(repr=False)
+    renewal_proof: bytes = field(default=b"", repr=False)
 
     def __post_init__(self) -> None:
         check_name("federation-id", self.federation_id)
@@ -119,8 +123,19 @@ class SiteRequest:
             raise ConfigError("request", why, hint=_AGAIN) from None
 
     @classmethod
-    def make(cls, federation_id: str, site: SiteSpec, address: Address | None, keys: SiteKeys) -> SiteRequest:
-        """The request of a site that has these keys. Raises ConfigError for malformed names."""
+    def make(
+        cls,
+        federation_id: str,
+        site: SiteSpec,
+        address: Address | None,
+        keys: SiteKeys,
+        present_key: Ed25519PrivateKey | None = None,
+    ) -> SiteRequest:
+        """The request of a site with these new keys; ``present_key`` signs for it until then.
+
+        Raises:
+            ConfigError: a name is malformed.
+        """
         check_name("federation-id", federation_id)
         csr = make_csr(keys.tls_key, federation_id, site)
         signing_key, tls_pin = keys.signing_public, keys.tls_pin
@@ -134,6 +149,7 @@ class SiteRequest:
             csr,
             sign_bytes(keys.signing_key, REQUEST_MESSAGE, body),
             keys.tls_key.sign(_tls_statement(body), ec.ECDSA(hashes.SHA256())),
+            b"" if present_key is None else sign_bytes(present_key, RENEWAL_MESSAGE, body),
         )
 
     @classmethod
@@ -144,7 +160,7 @@ class SiteRequest:
             ConfigError: these are no such bytes, or not in their one encoding, or the request is not sound.
         """
         try:
-            envelope = load_object(data, "request", "signing_proof", "tls_proof")
+            envelope = load_object(data, "request", "signing_proof", "tls_proof", "renewal_proof")
             fields = load_object(
                 text(envelope["request"]).encode("ascii"),
                 "version",
@@ -176,6 +192,7 @@ class SiteRequest:
                 bytes.fromhex(text(fields["csr"])),
                 bytes.fromhex(text(envelope["signing_proof"])),
                 bytes.fromhex(text(envelope["tls_proof"])),
+                bytes.fromhex(text(envelope["renewal_proof"])),
             )
         except ValueError as error:
             raise ConfigError(name, "is not a request of a site", hint=_AGAIN) from error
@@ -192,6 +209,7 @@ class SiteRequest:
             "request": self.body().decode("ascii"),
             "signing_proof": self.signing_proof.hex(),
             "tls_proof": self.tls_proof.hex(),
+            "renewal_proof": self.renewal_proof.hex(),
         }
         return json.dumps(fields, sort_keys=True, indent=1).encode("ascii") + b"\n"
 
@@ -210,6 +228,10 @@ class SiteRequest:
     def tls_key(self) -> ec.EllipticCurvePublicKey:
         """The public TLS key, out of the CSR. Raises ConfigError for a CSR that is not this site's."""
         return csr_key(self.csr, self.federation_id, self.site)
+
+    def is_signed_by(self, present_key: bytes) -> bool:
+        """Whether the site that has this raw Ed25519 key signed this request for new ones."""
+        return signature_is_valid(present_key, RENEWAL_MESSAGE, self.body(), self.renewal_proof)
 
     @property
     def fingerprint(self) -> str:

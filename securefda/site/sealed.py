@@ -86,7 +86,7 @@ def unseal(name: str, data: bytes, passphrase: Secret | None = None) -> bytes:
     try:
         contents = AESGCM(key.reveal()).decrypt(header[-_NONCE_BYTES:], sealed, header)
     except InvalidTag:
-        hint = "type it again; if it is lost, ask for new keys: securefda federation renew"
+        hint = "type it again; if it is lost, make new keys: securefda site renew KIT --lost-key"
         raise ConfigError(name, "does not open with this passphrase, or was changed", hint=hint) from None
     _keys[salt, cost] = key
     return contents

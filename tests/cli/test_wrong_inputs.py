@@ -1196,6 +1196,26 @@ SITES = {
         again=f"federation renew kits source-4 --request {ASKED}",
         then="request.json: is missing",
     ),
+    "added-with-another-fingerprint": Wrong(
+        f"{ADD} --fingerprint {'00' * 32}",
+        "request of source-4: has the fingerprint",
+        "do not sign it",
+        harm=command(NEW),
+        again=ADD,
+    ),
+    "fingerprint-without-a-request": Wrong(
+        "federation renew kits source-3 --fingerprint abc",
+        "--fingerprint: is of a request, and there is none",
+        "--request FILE",
+        again="federation renew kits source-3",
+    ),
+    "renewed-without-the-present-key": Wrong(
+        f"federation renew kits source-3 --request {ASKED.replace('source-4', 'source-3')}",
+        "request of source-3: is not signed by the key that source-3 has now",
+        "--fingerprint HEX",
+        harm=command(NEW.replace("source-4", "source-3")),
+        again="federation renew kits source-3",
+    ),
     "name-beside-requests": Wrong(
         f"{FOUND} --name target=x", "--name: cannot be given with --requests", "leave", harm=_asked, again=FOUND
     ),

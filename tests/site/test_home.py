@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import shutil
 import tarfile
 from dataclasses import replace
@@ -19,15 +20,16 @@ from securefda.errors import CertificateError, ConfigError
 from securefda.protocol.roster import SignedRoster, sign_roster
 from securefda.protocol.secret import Secret
 from securefda.site import home as home_module
+from securefda.site import sealed as sealed_module
 from securefda.site.authority import Authority, protect_keys
-from securefda.site.certificates import to_pem
+from securefda.site.certificates import make_site_certificate, to_pem
 from securefda.site.endpoints import SiteSpec
 from securefda.site.enrolment import add_site, merge_signatures, read_request, renew_site, revoke_site
 from securefda.site.home import REQUESTED, SIGNED_ROSTER_FILE, join, request_enrolment, request_renewal
 from securefda.site.kit import SECRET_FILES, STARTUP_FILES, load_kit, make_manifest
 from securefda.site.package import inspect_kit, package_kit, unpack_kit
 from securefda.site.request import SiteKeys, SiteRequest, entry_fingerprint
-from securefda.site.sealed import is_sealed
+from securefda.site.sealed import FD_VARIABLE, is_sealed
 
 
 @pytest.fixture(scope="module")
@@ -437,6 +439,159 @@ def test_a_second_request_for_new_keys_is_refused_while_one_is_under_way(home: H
     with pytest.raises(ConfigError, match="a request is under way"):
         request_renewal(home.kit("lyon"), NOW)
     assert tree(home.kit("lyon")) == before
+
+
+def test_a_request_for_new_keys_that_was_replaced_is_not_signed(home: HomeFederation) -> None:
+    home.complete()
+    request_renewal(home.kit("lyon"), NOW)
+    first, thief = read_request(home.kit("lyon") / "local/request.json"), SiteKeys.generate()
+    of_thief = SiteRequest.make("heart-study", SPECS["lyon"], None, thief)
+    signed_by_thief = SiteRequest.make("heart-study", SPECS["lyon"], None, thief, SiteKeys.generate().signing_key)
+    own = read_request(home.request_file("lyon"))
+    with_proof_of_own = replace(of_thief, renewal_proof=own.renewal_proof)
+    before = tree(home.fed)
+    for request, why in (
+        (of_thief, "is not signed by the key that lyon has now"),
+        (signed_by_thief, "is not signed by the key that lyon has now"),
+        (with_proof_of_own, "is not signed by the key that lyon has now"),
+        (first, "has a key that the site has already"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            renew_site(home.fed, "lyon", now=NOW, request=request)
+    with pytest.raises(ConfigError, match="not the expected one"):
+        renew_site(home.fed, "lyon", now=NOW, request=of_thief, fingerprint=own.fingerprint)
+    assert tree(home.fed) == before
+    assert renew_site(home.fed, "lyon", now=NOW, request=own).roster.epoch == 2
+
+
+def test_an_old_request_is_not_signed_after_the_keys_that_it_names_were_replaced(home: HomeFederation) -> None:
+    home.complete()
+    first = read_request(home.kit("lyon") / "local/request.json")
+    renew(home, "lyon")
+    home.complete()
+    with pytest.raises(ConfigError, match="is not signed by the key that lyon has now"):
+        renew_site(home.fed, "lyon", now=NOW, request=first)
+
+
+def test_a_site_is_not_added_by_a_request_with_another_fingerprint(home: HomeFederation, tmp_path: Path) -> None:
+    nice = SiteSpec("nice", "source", "Hospital of Nice")
+    own = request_enrolment(tmp_path / "nice", "heart-study", nice, None)
+    thief = request_enrolment(tmp_path / "thief", "heart-study", nice, None)
+    texts = {"policy_text": "min-others = 2\n", "settings_text": ""}
+    before = tree(home.fed)
+    with pytest.raises(ConfigError, match=r"request of nice: has the fingerprint .* not the expected one"):
+        add_site(home.fed, thief, now=NOW, fingerprint=own.fingerprint, **texts)
+    assert tree(home.fed) == before
+    spelt = ":".join(own.fingerprint.upper()[i : i + 2] for i in range(0, 64, 2))
+    assert add_site(home.fed, own, now=NOW, fingerprint=spelt, **texts).roster.epoch == 2
+
+
+def renew(home: HomeFederation, site: str, *, lost_key: bool = False) -> None:
+    request = request_renewal(home.kit(site), NOW, lost_key=lost_key)
+    home.send_request(site)
+    renew_site(home.fed, site, now=NOW, request=request, fingerprint=request.fingerprint if lost_key else None)
+
+
+def test_a_lost_signing_key_is_replaced_on_a_call(home: HomeFederation) -> None:
+    home.complete()
+    (home.kit("lyon") / "startup/signing.key").unlink()
+    with pytest.raises(ConfigError, match=r"signing\.key: is missing") as caught:
+        request_renewal(home.kit("lyon"), NOW)
+    assert "--lost-key" in str(caught.value.hint)
+    request = request_renewal(home.kit("lyon"), NOW, lost_key=True)
+    with pytest.raises(ConfigError, match="is not signed by the key that lyon has now") as caught:
+        renew_site(home.fed, "lyon", now=NOW, request=request)
+    assert "--fingerprint" in str(caught.value.hint)
+    renew_site(home.fed, "lyon", now=NOW, request=request, fingerprint=request.fingerprint)
+    home.complete()
+    assert load_kit(home.kit("lyon"), NOW).roster.epoch == 2
+
+
+def given(monkeypatch: pytest.MonkeyPatch, passphrase: bytes) -> None:
+    """A process that has this passphrase and has opened nothing yet."""
+    monkeypatch.setattr(sealed_module, "_keys", {})
+    monkeypatch.setattr(sealed_module, "_given", [])
+    ours, theirs = os.pipe()
+    os.write(theirs, passphrase)
+    os.close(theirs)
+    monkeypatch.setenv(FD_VARIABLE, str(ours))
+
+
+OLD_PASSPHRASE, NEW_PASSPHRASE = b"five words by pure chance", b"another five words by chance"
+
+
+def test_new_keys_of_a_sealed_kit_are_sealed(home: HomeFederation, monkeypatch: pytest.MonkeyPatch) -> None:
+    home.complete()
+    protect_keys(home.kit("lyon"), Secret(OLD_PASSPHRASE))
+    given(monkeypatch, OLD_PASSPHRASE)
+    renew(home, "lyon")
+    assert len(home.secrets("lyon")) == 2 * len(SECRET_FILES)
+    assert all(is_sealed(data) for data in home.secrets("lyon"))
+    home.complete()
+    given(monkeypatch, OLD_PASSPHRASE)
+    assert load_kit(home.kit("lyon"), NOW).roster.epoch == 2
+    assert all(is_sealed(data) for data in home.secrets("lyon"))
+
+
+def test_a_wrong_passphrase_makes_no_request(home: HomeFederation, monkeypatch: pytest.MonkeyPatch) -> None:
+    home.complete()
+    protect_keys(home.kit("lyon"), Secret(OLD_PASSPHRASE))
+    before = tree(home.kit("lyon"))
+    given(monkeypatch, NEW_PASSPHRASE)
+    with pytest.raises(ConfigError, match="does not open with this passphrase") as caught:
+        request_renewal(home.kit("lyon"), NOW)
+    assert "securefda site renew KIT --lost-key" in str(caught.value.hint)
+    assert tree(home.kit("lyon")) == before
+
+
+def test_a_lost_passphrase_is_replaced_with_the_keys(home: HomeFederation, monkeypatch: pytest.MonkeyPatch) -> None:
+    home.complete()
+    protect_keys(home.kit("lyon"), Secret(OLD_PASSPHRASE))
+    given(monkeypatch, NEW_PASSPHRASE)
+    renew(home, "lyon", lost_key=True)
+    assert all(is_sealed(data) for data in home.secrets("lyon"))
+    home.complete()
+    given(monkeypatch, NEW_PASSPHRASE)
+    assert load_kit(home.kit("lyon"), NOW).roster.epoch == 2
+
+
+def test_keys_that_a_join_has_not_moved_yet_are_sealed(home: HomeFederation, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_more(kit: Path) -> None:
+        if (kit / "joining").exists():
+            raise PowerFailure
+
+    with monkeypatch.context() as patch:
+        patch.setattr(home_module, "_finish", no_more)
+        with pytest.raises(ConfigError):
+            home.join("lyon")
+    assert (home.kit("lyon") / "joining/signing.key").exists()
+    protect_keys(home.kit("lyon"), Secret(OLD_PASSPHRASE))
+    given(monkeypatch, OLD_PASSPHRASE)
+    home.complete()
+    assert len(home.secrets("lyon")) == len(SECRET_FILES)
+    assert all(is_sealed(data) for data in home.secrets("lyon"))
+
+
+def test_the_authoritys_folder_of_a_site_with_keys_of_its_own_makes_none(home: HomeFederation) -> None:
+    before = tree(home.fed)
+    for lost_key in (False, True):
+        with pytest.raises(ConfigError, match="holds no keys of a site"):
+            request_renewal(home.fed / "lyon", NOW, lost_key=lost_key)
+    assert tree(home.fed) == before
+
+
+def test_a_second_package_with_other_names_in_the_certificate_is_refused(home: HomeFederation) -> None:
+    for site in SPECS:
+        home.join_and_send(site)
+    asked = read_request(home.kit("basel") / "local/request.json")
+    authority = Authority.load(home.fed / "ca")
+    spec = replace(asked.site, names=("evil.example.org",))
+    certificate = make_site_certificate(authority.ca, authority.tls_key, asked.tls_key, spec, now=NOW)
+    file = home.fed / "basel/startup/tls.crt"
+    file.unlink()
+    file.write_bytes(to_pem(certificate))
+    publish(home, authority, SignedRoster.from_bytes((home.fed / "ca/roster.json").read_bytes()))
+    refused(home, "basel", r"does not have the names basel\.example\.org, for which basel asked")
 
 
 @pytest.mark.parametrize(

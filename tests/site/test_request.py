@@ -35,6 +35,7 @@ def signed(body: bytes, keys: SiteKeys = OWN, tls_keys: SiteKeys | None = None) 
         "request": body.decode("ascii"),
         "signing_proof": sign_bytes(keys.signing_key, REQUEST_MESSAGE, body).hex(),
         "tls_proof": proof.hex(),
+        "renewal_proof": "",
     }
     return json.dumps(fields, sort_keys=True, indent=1).encode("ascii") + b"\n"
 
