@@ -9,11 +9,12 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import secrets
 import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -130,17 +131,54 @@ def make_folder(path: Path, mode: int = 0o700) -> None:
 
 @contextmanager
 def whole_folder(root: Path) -> Iterator[Path]:
-    """A folder beside ``root`` that takes its place when the block ends well, and disappears otherwise."""
+    """A folder beside ``root`` that takes its place when the block ends well, and disappears otherwise.
+
+    After a kill in the block it stays; the next maker of ``root`` removes it.
+    """
     root = root.resolve()
-    partial = root.with_name(f".{root.name}.partial-{os.getpid()}")
+    partial = root.with_name(f".{root.name}.partial-{secrets.token_hex(8)}")
     make_folder(root.parent)
+    remove_leftovers(root)
     partial.mkdir(mode=0o700)
     try:
-        yield partial
-        partial.replace(root)
+        with _locked(partial):
+            yield partial
+            partial.replace(root)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
+
+
+def remove_leftovers(path: Path) -> None:
+    """Remove what a killed :func:`write_file` or :func:`whole_folder` left beside ``path``: it may hold a private key.
+
+    A folder that another process makes at this moment stays, as does what this user may not remove. For a file there
+    is no check of the first kind: call this where nobody else writes ``path``.
+
+    Raises:
+        OSError: the folder cannot be listed, or the disk fails.
+    """
+    if not path.parent.is_dir():
+        return
+    partial = re.compile(rf"\.{re.escape(path.name)}\.([0-9a-f]{{16}}|partial-[0-9a-f]+)")
+    for left in [other for other in path.parent.iterdir() if partial.fullmatch(other.name)]:
+        with suppress(BlockingIOError, PermissionError, FileNotFoundError):
+            if left.is_dir() and not left.is_symlink():
+                with _locked(left):
+                    shutil.rmtree(left)
+            else:
+                left.unlink()
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder; the kernel lets it go when the process ends. Raises OSError."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def sync_folder(folder: Path) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from securefda.disk import make_folder, write_file
+from securefda.disk import make_folder, remove_leftovers, whole_folder, write_file
 
 
 def mode(path: Path) -> int:
@@ -96,3 +98,49 @@ def test_file_or_link_to_nowhere_in_the_place_of_a_folder_is_refused(tmp_path: P
         with pytest.raises(OSError, match="a"):
             make_folder(tmp_path / place)
         (tmp_path / "a").unlink()
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from securefda.disk import whole_folder, write_file
+with whole_folder(Path(sys.argv[1])) as partial:
+    write_file(partial / "key", b"secret", 0o600)
+    os._exit(9)
+"""
+
+
+def test_folder_that_a_killed_process_left_is_removed_by_the_next_maker(tmp_path: Path) -> None:
+    assert subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "kit")], check=False).returncode == 9
+    (left,) = tmp_path.iterdir()
+    assert (left / "key").read_bytes() == b"secret"
+    # Left by an earlier version, which numbered them by process
+    (tmp_path / f".kit.partial-{os.getpid()}").mkdir()
+
+    with whole_folder(tmp_path / "kit") as partial:
+        write_file(partial / "key", b"new", 0o600)
+
+    assert [path.name for path in tmp_path.iterdir()] == ["kit"]
+    assert (tmp_path / "kit" / "key").read_bytes() == b"new"
+
+
+def test_folder_that_another_one_makes_at_this_moment_is_left_alone(tmp_path: Path) -> None:
+    with whole_folder(tmp_path / "kit") as first:
+        write_file(first / "key", b"first", 0o600)
+        with pytest.raises(RuntimeError), whole_folder(tmp_path / "kit"):
+            raise RuntimeError
+        remove_leftovers(tmp_path / "kit")
+
+    assert (tmp_path / "kit" / "key").read_bytes() == b"first"
+
+
+def test_only_what_a_killed_writer_left_is_removed(tmp_path: Path) -> None:
+    stays = {".keys.0123456789abcdef", ".key.bak", ".key.partial-", "key", "xkey.0123456789abcdef"}
+    for name in (*stays, ".key.0123456789abcdef"):
+        (tmp_path / name).touch()
+    (tmp_path / ".key.partial-1").symlink_to(tmp_path, target_is_directory=True)
+
+    remove_leftovers(tmp_path / "key")
+
+    assert {path.name for path in tmp_path.iterdir()} == stays
+    remove_leftovers(tmp_path / "absent" / "key")

@@ -26,6 +26,7 @@ from securefda.disk import (
     FileContent,
     check_secret_mode,
     read_file,
+    remove_leftovers,
     write_file,
     writing_errors,
 )
@@ -141,7 +142,8 @@ def private_pem(key: Ed25519PrivateKey | ec.EllipticCurvePrivateKey) -> bytes:
 def protect_keys(folder: Path, passphrase: Secret | None) -> tuple[Path, ...]:
     """Seal the private keys of a kit or of the authority's folder by a passphrase, or with None make them plain again.
 
-    A crash in between leaves each key sealed or plain, and all of them usable with this passphrase.
+    A crash in between leaves each key sealed or plain, and all of them usable with this passphrase. Keys that an
+    earlier crash left beside the kit's files are removed.
 
     Returns:
         The files that hold them.
@@ -169,6 +171,9 @@ def protect_keys(folder: Path, passphrase: Secret | None) -> tuple[Path, ...]:
     for file, data in plain.items():
         with writing_errors(file):
             write_file(file, data if passphrase is None else seal(data, passphrase), SECRET_MODE)
+    with writing_errors(folder):
+        for written in (folder / "joining", folder / "requested", *files):
+            remove_leftovers(written)
     return tuple(files)
 
 

@@ -24,6 +24,7 @@ from securefda.disk import (
     FileContent,
     make_folder,
     read_file,
+    remove_leftovers,
     whole_folder,
     write_file,
     writing_errors,
@@ -348,8 +349,10 @@ def _install(kit: Path, own: _Own, files: Mapping[str, FileContent], local: Mapp
 
 
 def _finish(kit: Path) -> None:
-    """Move what is in ``joining/`` to its place, also after a crash in the middle of that."""
+    """Move what is in ``joining/`` to its place, also after a crash in the middle of that, and remove what one left."""
     joining = kit / _JOINING
+    for written in (joining, kit / REQUESTED, *(kit / STARTUP / name for name in SECRET_FILES)):
+        remove_leftovers(written)
     if not joining.exists():
         return
     make_folder(kit / STARTUP)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import os
 import shutil
+import subprocess
+import sys
 import tarfile
 from dataclasses import replace
 from datetime import timedelta
@@ -167,6 +169,55 @@ def test_a_crash_at_any_moment_of_joining_is_completed_by_joining_again(
         shutil.copytree(saved, kit)
         writes += 1
     assert writes == 2 * (len(STARTUP_FILES) + 1)
+
+
+KILLED = """
+import os, sys
+from datetime import datetime
+from pathlib import Path
+from securefda.site import home
+kit, package, now, ca, file = sys.argv[1:]
+write = home.write_file
+def write_and_die(path, data, mode):
+    write(path, data, mode)
+    if path.name == file:
+        os._exit(9)
+home.write_file = write_and_die
+if package:
+    home.join(Path(kit), Path(package), datetime.fromisoformat(now), expected_ca=ca)
+home.request_renewal(Path(kit), datetime.fromisoformat(now))
+"""
+
+
+def killed(home: HomeFederation, package: str, file: str) -> Path:
+    """Kill a process that joins, or without a package renews, when it has written ``file``; return what it left."""
+    kit = home.kit("lyon")
+    given = [str(kit), package, NOW.isoformat(), home.ca, file]
+    assert subprocess.run([sys.executable, "-c", KILLED, *given], check=False).returncode == 9
+    (left,) = kit.glob(".*")
+    assert {path.name for path in left.iterdir()} >= set(SECRET_FILES)
+    return left
+
+
+def test_keys_that_a_killed_join_left_go_when_it_joins_again(home: HomeFederation) -> None:
+    killed(home, str(home.package("lyon")), "request.json")
+    assert home.join("lyon").signed is not None
+    assert {path.name for path in home.kit("lyon").iterdir()} == {"startup", "local"}
+
+
+def test_keys_that_a_killed_renewal_left_go_with_the_next_one(home: HomeFederation) -> None:
+    home.complete()
+    killed(home, "", "request.json")
+    request_renewal(home.kit("lyon"), NOW)
+    assert {path.name for path in home.kit("lyon").iterdir()} == {"startup", "local", REQUESTED}
+
+
+def test_a_kit_that_is_sealed_after_a_kill_holds_no_plain_key(home: HomeFederation) -> None:
+    killed(home, str(home.package("lyon")), "request.json")
+    (home.kit("lyon") / REQUESTED / ".tls.key.0123456789abcdef").write_bytes(home.secrets("lyon")[0])
+    protect_keys(home.kit("lyon"), Secret(b"five words by pure chance"))
+    assert {path.name for path in home.kit("lyon").iterdir()} == {"local", REQUESTED}
+    assert not any(b"PRIVATE" in data for data in tree(home.kit("lyon")).values())
 
 
 # --- what a site refuses ----------------------------------------------------------------------------------------------
