@@ -43,7 +43,7 @@ from securefda.site.kit import (
     open_kit,
     open_public,
 )
-from securefda.site.request import entry_fingerprint
+from securefda.site.request import MAX_REQUEST_BYTES, SiteRequest, entry_fingerprint
 from securefda.site.sealed import is_sealed, seal, unseal
 
 _AGAIN = "ask the authority for the package again"
@@ -169,7 +169,8 @@ def inspect_kit(path: Path, now: datetime, *, expected_ca: str | None = None) ->
     """Check a kit, in a folder or packaged, and say what it is.
 
     Raises:
-        ConfigError, CertificateError: as ``load_kit`` does; also for a file that is no package.
+        ConfigError, CertificateError: as ``load_kit`` does; also for a file that is no package, or a kit whose own
+            request is damaged.
     """
     digest = ""
     if path.is_dir():
@@ -240,10 +241,19 @@ def _plain_files(tar: bytes) -> Iterator[tuple[str, FileContent]]:
         offset = start + -(-size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
 
 
+def _made_keys(kit: Kit) -> bool:
+    """Whether the kit has the site's own request for the keys that it holds now."""
+    file = kit.local / REQUEST_FILE
+    if not file.exists():
+        return False
+    request = SiteRequest.from_bytes(str(file), read_file(file, limit=MAX_REQUEST_BYTES).data)
+    return (request.signing_key, request.tls_pin) == (kit.entry.signing_key, kit.entry.tls_pin)
+
+
 def _summary(kit: PublicKit, package_digest: str = "") -> KitSummary:
     if not isinstance(kit, Kit):
         keys = "at the site alone"
-    elif (kit.local / REQUEST_FILE).exists():
+    elif _made_keys(kit):
         keys = "made by this site"
     else:
         keys = "came with the kit, whose maker knew them"

@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 from federation_builder import NOW
 
-from securefda.disk import MAX_FILE_BYTES
+from securefda.disk import MAX_FILE_BYTES, read_file
 from securefda.errors import CertificateError, ConfigError
 from securefda.protocol.secret import Secret
-from securefda.site.kit import SECRET_FILES, load_kit
+from securefda.site.endpoints import SiteSpec
+from securefda.site.kit import SECRET_FILES, load_keys, load_kit
 from securefda.site.package import inspect_kit, package_kit
+from securefda.site.request import SiteKeys, SiteRequest
 from securefda.site.sealed import seal
 
 
@@ -70,6 +72,26 @@ def test_folder_and_package_say_the_same_and_nothing_secret(pristine: Path, pack
     assert (packed.site_id, packed.role, packed.sites) == ("lyon", "source", ("geneva", "lyon", "basel"))
     assert inspect_kit(pristine / "geneva", NOW).names == ("localhost", "127.0.0.1")
     assert "PRIVATE" not in repr(packed)
+
+
+def test_a_kit_says_that_its_site_made_the_keys_only_with_the_request_for_them(federation: Path) -> None:
+    kit = load_kit(federation / "lyon", NOW)
+    own = SiteKeys(*load_keys(kit.startup, {name: read_file(kit.startup / name) for name in SECRET_FILES}))
+    spec = SiteSpec("lyon", "source", kit.entry.legal_entity)
+
+    def said(keys: SiteKeys) -> str:
+        request = SiteRequest.make(kit.federation_id, spec, None, keys)
+        (kit.local / "request.json").write_bytes(request.to_bytes())
+        return inspect_kit(federation / "lyon", NOW).keys
+
+    other, foreign = SiteKeys.generate(), "came with the kit, whose maker knew them"
+    assert said(own) == "made by this site"
+    assert said(other) == foreign
+    assert said(SiteKeys(own.signing_key, other.tls_key)) == foreign
+    assert said(SiteKeys(other.signing_key, own.tls_key)) == foreign
+    (kit.local / "request.json").write_bytes(b"{}")
+    with pytest.raises(ConfigError, match=r"lyon/local/request\.json: is not a request of a site"):
+        inspect_kit(federation / "lyon", NOW)
 
 
 def test_unsound_kit_is_not_packaged(federation: Path, tmp_path: Path) -> None:
