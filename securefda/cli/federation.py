@@ -287,7 +287,7 @@ def _founded_text(enrolment: Enrolment) -> str:
         f"CA fingerprint (verify it by phone): {enrolment.ca_fingerprint}",
     ]
     if enrolment.missing_signatures:
-        return "\n".join([*lines, *_signing_lines(enrolment)])
+        return "\n".join([*lines, *_signing_lines(enrolment, is_new=True)])
     return "\n".join(
         [
             *lines,
@@ -303,7 +303,10 @@ def _founded_text(enrolment: Enrolment) -> str:
 
 def _changed_text(enrolment: Enrolment) -> str:
     roster = enrolment.roster
-    lines = [f"federation {roster.federation_id}, epoch {roster.epoch}: {len(roster.entries)} sites"]
+    lines = [
+        f"federation {roster.federation_id}, epoch {roster.epoch}: {len(roster.entries)} sites",
+        f"CA fingerprint (a new site verifies it by phone): {enrolment.ca_fingerprint}",
+    ]
     if enrolment.missing_signatures:
         return "\n".join([*lines, *_signing_lines(enrolment)])
     return "\n".join(
@@ -315,13 +318,19 @@ def _changed_text(enrolment: Enrolment) -> str:
     )
 
 
-def _signing_lines(enrolment: Enrolment) -> list[str]:
+def _signing_lines(enrolment: Enrolment, *, is_new: bool = False) -> list[str]:
     root = enrolment.root
+    # A site without a kit yet can only join; one that has its kit knows the CA
+    joins = "site join KIT PACKAGE" + (" --ca FINGERPRINT" if is_new else "")
+    others = [
+        "  a new site adds: --ca FINGERPRINT",
+        "  or roster.json alone; a site that has its kit signs it with: securefda federation sign KIT roster.json",
+    ]
     return [
         "fingerprints of the sites' keys (compare each with its site by phone):",
         *(f"  {site}  {fingerprint}" for site, fingerprint in enrolment.fingerprints.items()),
         f"not yet usable: {', '.join(enrolment.missing_signatures)} must sign {root / 'ca' / 'roster.json'}",
-        f"  hand each its package (securefda kit package {root}/SITE); it signs with: securefda site join KIT PACKAGE",
-        "  or roster.json alone; it signs with: securefda federation sign KIT roster.json",
+        f"  hand each its package (securefda kit package {root}/SITE); it signs with: securefda {joins}",
+        *([] if is_new else others),
         f"  then, for each signed roster that comes back: securefda federation merge {root} FILE",
     ]

@@ -11,6 +11,7 @@ from securefda.cli.options import Kit, OutputFormat, SiteId, now
 from securefda.cli.output import Format, print_result
 
 if TYPE_CHECKING:
+    from securefda.site.home import Joined
     from securefda.site.request import SiteRequest
 
 app = typer.Typer(help="Make a site's keys at the site, ask to be enrolled, and join.")
@@ -38,7 +39,7 @@ def init(
     names = tuple(dict.fromkeys([*name, *([reached.host] if reached else [])]))
     spec = SiteSpec(site, "target" if reached else "source", entity or site, names)
     request = request_enrolment(kit, federation, spec, reached)
-    print_result(output, _data(request, kit), _asked_text(request, kit))
+    print_result(output, _data(request, kit), _asked_text(request, kit, " --ca FINGERPRINT"))
 
 
 @app.command("renew")
@@ -82,6 +83,7 @@ def join(
         f"{kit}: {public.role} {public.site_id} of federation {public.federation_id}, epoch {roster.epoch}",
         f"CA fingerprint: {public.ca.fingerprint}",
         f"roster (the same at every site): {roster.digest().hex()}",
+        *_changes_lines(joined),
         "fingerprints of the sites' keys (compare them with the sites by phone):",
         *(f"  {site}  {fingerprint}" for site, fingerprint in fingerprints.items()),
     ]
@@ -104,6 +106,8 @@ def join(
         "ready": joined.is_ready,
         "signed_roster": str(joined.signed) if joined.signed else None,
         "missing_signatures": list(joined.missing_signatures),
+        "previous_epoch": joined.previous.epoch if joined.previous else None,
+        "changes": {what.replace(" ", "_"): list(sites) for what, sites in joined.changes.items()},
         "ca_fingerprint": public.ca.fingerprint,
         "roster_digest": roster.digest().hex(),
         "key_fingerprints": fingerprints,
@@ -126,6 +130,16 @@ def show(
     print_result(output, data, aligned([(key, printable(value)) for key, value in rows]))
 
 
+def _changes_lines(joined: Joined) -> list[str]:
+    if joined.previous is None:
+        return []
+    changes = [f"  {what}: {', '.join(sites)}" for what, sites in joined.changes.items() if sites]
+    if not changes:
+        return [f"members and keys are those of epoch {joined.previous.epoch}"]
+    signing = " before you send your signature" if joined.signed else ""
+    return [f"changed since epoch {joined.previous.epoch} (ask each site by phone{signing}):", *changes]
+
+
 def _data(request: SiteRequest, kit: Path | None) -> dict[str, Any]:
     data = {
         "federation": request.federation_id,
@@ -139,14 +153,14 @@ def _data(request: SiteRequest, kit: Path | None) -> dict[str, Any]:
     return data if kit is None else {"kit": str(kit), "request": str(_file(kit))} | data
 
 
-def _asked_text(request: SiteRequest, kit: Path) -> str:
+def _asked_text(request: SiteRequest, kit: Path, ca: str = "") -> str:
     site = request.site.site_id
     return "\n".join(
         [
             f"{kit}: keys of {request.site.role} {site}, which no other site and no authority knows",
             f"fingerprint of {site}: {request.fingerprint}",
             f"send {_file(kit)} to the authority, and compare the fingerprint by phone",
-            f"then, with the package that comes back: securefda site join {kit} PACKAGE",
+            f"then, with the package that comes back: securefda site join {kit} PACKAGE{ca}",
         ]
     )
 

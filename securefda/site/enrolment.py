@@ -21,7 +21,14 @@ from securefda.disk import PUBLIC_MODE, SECRET_MODE, make_folder, read_file, who
 from securefda.errors import ConfigError
 from securefda.protocol.roster import Role, Roster, RosterEntry, SignedRoster, check_name, sign_roster
 from securefda.site.authority import CA_FILE, Authority, Identity, load_signing_key, private_pem
-from securefda.site.certificates import CA_VALIDITY, SITE_VALIDITY, check_server_name, to_pem
+from securefda.site.certificates import (
+    CA_VALIDITY,
+    SITE_VALIDITY,
+    check_server_name,
+    parse_certificate,
+    tls_pin,
+    to_pem,
+)
 from securefda.site.endpoints import Address, Endpoints, SiteSpec
 from securefda.site.kit import (
     ENDPOINTS_FILE,
@@ -33,11 +40,13 @@ from securefda.site.kit import (
     ROSTER_FILE,
     SECRET_FILES,
     SETTINGS_FILE,
+    SIGNED_ROSTER_FILE,
     SIGNING_KEY_FILE,
     STARTUP,
     TLS_CERTIFICATE_FILE,
     TLS_KEY_FILE,
     Kit,
+    check_follows,
     make_manifest,
     make_proposal,
     naming_roster,
@@ -311,9 +320,11 @@ def renew_site(
 def countersign(kit: Kit, proposal: SignedRoster) -> SignedRoster:
     """Sign a new roster as a member, having checked that it follows from the one in the member's kit.
 
+    The kit keeps what it signed, as a join does: it signs no other roster of this epoch, and none of an earlier one.
+
     Raises:
-        ConfigError: the CA did not sign it, it is of another federation or not of a later epoch, or it changes the
-            member's own keys or role.
+        ConfigError: the CA did not sign it, it is of another federation or not of a later epoch, it changes the
+            member's own keys or role, the member has signed another of this epoch, or the kit cannot be written.
     """
     roster = proposal.verify_ca(kit.ca.roster_key)
     if roster.federation_id != kit.federation_id:
@@ -323,7 +334,12 @@ def countersign(kit: Kit, proposal: SignedRoster) -> SignedRoster:
     own = _find(roster, kit.site_id)
     if replace(own, index=kit.entry.index) != kit.entry:
         raise ConfigError("roster", f"changes the entry of {kit.site_id} itself", hint="ask the CA why before signing")
-    return proposal.countersigned(kit.site_id, kit.signing_key)
+    check_follows(kit.local, kit.ca, roster, kit.roster)
+    signed = proposal.countersigned(kit.site_id, kit.signing_key)
+    with writing_errors(kit.local):
+        make_folder(kit.local)
+        write_file(kit.local / SIGNED_ROSTER_FILE, signed.to_bytes(), PUBLIC_MODE)
+    return signed
 
 
 def merge_signatures(root: Path, returned: SignedRoster) -> Enrolment:
@@ -338,6 +354,7 @@ def merge_signatures(root: Path, returned: SignedRoster) -> Enrolment:
             raise ConfigError("roster", f"is not the roster of epoch {roster.epoch} that the CA signed last")
         merged = current.with_signatures(dict(returned.member_signatures))
         merged.verify_ca(store.authority.ca.roster_key)
+        _check_issued(store, roster)
         with writing_errors(root):
             _publish(store, merged, roster)
         missing = merged.missing_signatures(roster)
@@ -362,12 +379,32 @@ def _change(
     if identity is not None and identity.keys is not None:
         keys[identity.site.site_id] = identity.keys.signing_key
     signed = sign_roster(roster, store.authority.roster_key, keys)
+    _check_issued(store, roster, identity.site.site_id if identity else None)
     with writing_errors(store.root):
         if identity is not None:
             _write_identity(store, identity, policy_text, settings_text)
         _publish(store, signed, roster)
     fingerprint = store.authority.ca.fingerprint
     return Enrolment(store.root, roster, fingerprint, signed.missing_signatures(roster))
+
+
+def _check_issued(store: _Store, roster: Roster, site_id: str | None = None) -> None:
+    """Refuse to publish beside a certificate of another key than the roster's: its renewal was cut off.
+
+    Args:
+        store: the authority's folder.
+        roster: that is published next.
+        site_id: the site whose certificate this change replaces.
+
+    Raises:
+        ConfigError: there is one, or a certificate cannot be read.
+    """
+    for entry in roster.entries:
+        file = store.certificate_path(entry.site_id)
+        if entry.site_id != site_id and tls_pin(parse_certificate(str(file), read_file(file).data)) != entry.tls_pin:
+            hint = f"renew it again: securefda federation renew {store.root} {entry.site_id}, as it was done then"
+            why = f"is of another key than {entry.site_id} has in the roster: its renewal was cut off"
+            raise ConfigError(str(file), why, hint=hint)
 
 
 def _write_identity(

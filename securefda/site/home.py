@@ -30,7 +30,7 @@ from securefda.disk import (
     writing_errors,
 )
 from securefda.errors import CertificateError, ConfigError
-from securefda.protocol.roster import RosterEntry, SignedRoster
+from securefda.protocol.roster import Roster, RosterEntry
 from securefda.protocol.secret import Secret
 from securefda.site.authority import CA_FILE, load_signing_key, private_pem
 from securefda.site.certificates import has_names, host_names, parse_ca, parse_certificate
@@ -44,12 +44,14 @@ from securefda.site.kit import (
     PUBLIC_FILES,
     REQUEST_FILE,
     SECRET_FILES,
+    SIGNED_ROSTER_FILE,
     SIGNING_KEY_FILE,
     STARTUP,
     STARTUP_FILES,
     TLS_CERTIFICATE_FILE,
     TLS_KEY_FILE,
     PublicKit,
+    check_follows,
     check_not_older,
     check_proposal,
     load_keys,
@@ -61,7 +63,6 @@ from securefda.site.sealed import is_sealed, obtain, seal, unseal
 
 REQUESTED = "requested"
 _JOINING = "joining"
-SIGNED_ROSTER_FILE = "roster.signed.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +74,31 @@ class Joined:
         is_ready: every member has signed, and the kit is of use now.
         signed: the roster with this site's signature, to be sent to the authority; None where it had that already.
         missing_signatures: members that have not signed, other than this site.
+        previous: the roster that the kit had before; None at the first join.
     """
 
     public: PublicKit
     is_ready: bool
     signed: Path | None
     missing_signatures: tuple[str, ...]
+    previous: Roster | None
+
+    @property
+    def changes(self) -> dict[str, tuple[str, ...]]:
+        """What differs from the roster before -> the members of which it does; none at the first join."""
+        before = {} if self.previous is None else {entry.site_id: entry for entry in self.previous.entries}
+        found: dict[str, list[str]] = {"new": [], "new keys": [], "another role or legal entity": [], "gone": []}
+        for entry in self.public.roster.entries if self.previous else ():
+            old = before.pop(entry.site_id, None)
+            if old is None:
+                found["new"].append(entry.site_id)
+            else:
+                if (old.signing_key, old.tls_pin) != (entry.signing_key, entry.tls_pin):
+                    found["new keys"].append(entry.site_id)
+                if (old.role, old.legal_entity) != (entry.role, entry.legal_entity):
+                    found["another role or legal entity"].append(entry.site_id)
+        found["gone"] = list(before)
+        return {what: tuple(sites) for what, sites in found.items()}
 
 
 def request_enrolment(kit: Path, federation_id: str, site: SiteSpec, address: Address | None) -> SiteRequest:
@@ -176,7 +196,7 @@ def join(kit: Path, package: Path, now: datetime, *, expected_ca: str | None = N
     own = _fitting_keys(kit, public, old)
     check_proposal(public, local)
     check_not_older(kit / LOCAL, public.ca.fingerprint, public.roster)
-    _check_follows(kit, public, old)
+    check_follows(kit / LOCAL, public.ca, public.roster, old.roster if old else None)
     missing = public.signed_roster.missing_signatures(public.roster)
     signed = None
     with writing_errors(kit):
@@ -188,7 +208,8 @@ def join(kit: Path, package: Path, now: datetime, *, expected_ca: str | None = N
         # A kit that works goes on working while the others sign the next epoch
         if not missing or old is None:
             _install(kit, own, files, local)
-    return Joined(public, not missing, signed, tuple(site for site in missing if site != public.site_id))
+    others = tuple(site for site in missing if site != public.site_id)
+    return Joined(public, not missing, signed, others, old.roster if old else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,25 +332,6 @@ def _fitting_keys(kit: Path, public: PublicKit, old: PublicKit | None) -> _Own:
             hint = "do not use this package: ask the authority why it differs"
             raise ConfigError(str(public.root), f"does not have {what}, for which {site_id} asked", hint=hint)
     return own
-
-
-def _check_follows(kit: Path, public: PublicKit, old: PublicKit | None) -> None:
-    """Refuse a roster that goes back behind one that this site has or has signed, or is a second one of its epoch.
-
-    Raises:
-        ConfigError: it does or is, or the roster that the site signed last cannot be read.
-    """
-    file, seen = kit / LOCAL / SIGNED_ROSTER_FILE, [old.roster] if old else []
-    if file.exists():
-        seen.append(SignedRoster.from_bytes(read_file(file).data).verify_ca(public.ca.roster_key))
-    new = public.roster
-    for roster in seen:
-        if new.epoch < roster.epoch:
-            why = f"is of epoch {new.epoch}, but this site has or has signed epoch {roster.epoch}"
-            raise ConfigError("roster", why, hint="ask the authority for the package of the newest epoch")
-        if new.epoch == roster.epoch and new != roster:
-            why = f"is not the roster of epoch {roster.epoch} that this site has or has signed: its CA signed two"
-            raise ConfigError("roster", why, hint="ask the authority; other sites may have another roster, too")
 
 
 def _install(kit: Path, own: _Own, files: Mapping[str, FileContent], local: Mapping[str, FileContent]) -> None:

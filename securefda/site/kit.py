@@ -49,7 +49,7 @@ KIT_MESSAGE, PROPOSAL_MESSAGE = "Kit", "Proposal"
 STARTUP, LOCAL = "startup", "local"
 KIT_FILE, ROSTER_FILE, ENDPOINTS_FILE = "kit.json", "roster.json", "endpoints.toml"
 TLS_CERTIFICATE_FILE, TLS_KEY_FILE, SIGNING_KEY_FILE = "tls.crt", "tls.key", "signing.key"
-ROSTERS_FILE, REQUEST_FILE = "rosters.json", "request.json"
+ROSTERS_FILE, REQUEST_FILE, SIGNED_ROSTER_FILE = "rosters.json", "request.json", "roster.signed.json"
 POLICY_FILE, POLICY_SIGNATURE_FILE, SETTINGS_FILE = "policy.toml", "policy.sig", "settings.toml"
 PROPOSAL_FILE, PROPOSED_FILES = "proposal.json", (POLICY_FILE, SETTINGS_FILE)
 LISTED_FILES = (CA_FILE, ENDPOINTS_FILE, TLS_CERTIFICATE_FILE)
@@ -309,8 +309,10 @@ def use_kit(kit: Kit) -> None:
 def open_kit(root: Path, files: Mapping[str, FileContent], now: datetime, *, expected_ca: str | None = None) -> Kit:
     """Check a kit whose ``startup/`` files have been read. Raises as :func:`load_kit` does."""
     public = open_public(root, files, now, expected_ca=expected_ca)
-    with naming_roster(str(root / STARTUP / ROSTER_FILE)):
-        public.signed_roster.verify(public.ca.roster_key)
+    missing = public.signed_roster.missing_signatures(public.roster)
+    if missing:
+        hint = f"wait for the authority's package with all signatures, then: securefda site join {root} PACKAGE"
+        raise ConfigError(str(root / STARTUP / ROSTER_FILE), f"is not signed by {', '.join(missing)}", hint=hint)
     signing_key, tls_key = load_keys(root / STARTUP, files)
     entry = public.entry
     if public_key_pin(tls_key.public_key()) != entry.tls_pin:
@@ -458,6 +460,32 @@ def check_not_older(local: Path, ca_fingerprint: str, roster: Roster) -> None:
     if roster.epoch == epoch and roster.digest().hex() != digest:
         why = f"is not the roster of epoch {epoch} that this site has used: its CA signed two"
         raise ConfigError("roster", why, hint="ask the CA; other sites may have been given another roster, too")
+
+
+def check_follows(local: Path, ca: CaCertificate, new: Roster, current: Roster | None) -> None:
+    """Refuse a roster that goes back behind one that this site has or has signed, or is a second one of its epoch.
+
+    Args:
+        local: the kit's folder ``local/``, with the roster that the site signed last.
+        ca: of this federation.
+        new: verified as far as the CA's signature.
+        current: the roster of the kit, if it has one.
+
+    Raises:
+        ConfigError: it does or is, or the roster that the site signed last cannot be read.
+    """
+    file, seen = local / SIGNED_ROSTER_FILE, [current] if current else []
+    if file.exists():
+        data = read_file(file).data
+        with naming_roster(file):
+            seen.append(SignedRoster.from_bytes(data).verify_ca(ca.roster_key))
+    for roster in seen:
+        if new.epoch < roster.epoch:
+            why = f"is of epoch {new.epoch}, but this site has or has signed epoch {roster.epoch}"
+            raise ConfigError("roster", why, hint="ask the authority for the package of the newest epoch")
+        if new.epoch == roster.epoch and new != roster:
+            why = f"is not the roster of epoch {roster.epoch} that this site has or has signed: its CA signed two"
+            raise ConfigError("roster", why, hint="ask the authority; other sites may have another roster, too")
 
 
 def remember(local: Path, ca_fingerprint: str, roster: Roster) -> None:

@@ -1298,7 +1298,7 @@ SITES = {
     "kit-that-not-all-have-signed": Wrong(
         "kit inspect source-4",
         "source-4/startup/roster.json: is not signed by source-4",
-        "every site must countersign",
+        "wait for the authority's package with all signatures",
         harm=acts(_added(), _joins),
         follow=acts(
             command("federation merge kits source-4/local/roster.signed.json"),

@@ -21,14 +21,15 @@ from securefda.disk import read_file
 from securefda.errors import CertificateError, ConfigError
 from securefda.protocol.roster import SignedRoster, sign_roster
 from securefda.protocol.secret import Secret
+from securefda.site import enrolment as enrolment_module
 from securefda.site import home as home_module
 from securefda.site import sealed as sealed_module
 from securefda.site.authority import Authority, protect_keys
 from securefda.site.certificates import make_site_certificate, to_pem
 from securefda.site.endpoints import SiteSpec
-from securefda.site.enrolment import add_site, merge_signatures, read_request, renew_site, revoke_site
-from securefda.site.home import REQUESTED, SIGNED_ROSTER_FILE, join, request_enrolment, request_renewal
-from securefda.site.kit import SECRET_FILES, STARTUP_FILES, load_kit, make_manifest
+from securefda.site.enrolment import add_site, countersign, merge_signatures, read_request, renew_site, revoke_site
+from securefda.site.home import REQUESTED, join, request_enrolment, request_renewal
+from securefda.site.kit import SECRET_FILES, SIGNED_ROSTER_FILE, STARTUP_FILES, load_kit, make_manifest
 from securefda.site.package import inspect_kit, package_kit, unpack_kit
 from securefda.site.request import SiteKeys, SiteRequest, entry_fingerprint
 from securefda.site.sealed import FD_VARIABLE, is_sealed
@@ -350,6 +351,62 @@ def test_a_second_roster_of_an_epoch_that_the_site_signed_is_refused(home: HomeF
     home.join("lyon")
     forged(home, "basel", legal_entity="Hospital of Bern")
     refused(home, "lyon", "is not the roster of epoch 1 that this site has or has signed: its CA signed two")
+
+
+def test_a_member_signs_one_roster_of_an_epoch_at_home(home: HomeFederation) -> None:
+    home.complete()
+    kit, authority = load_kit(home.kit("lyon"), NOW), Authority.load(home.fed / "ca")
+    one = replace(kit.roster, epoch=2)
+    others = tuple(replace(e, signing_key=os.urandom(32)) if e.site_id == "basel" else e for e in one.entries)
+    signed = countersign(kit, sign_roster(one, authority.roster_key))
+    assert (kit.local / SIGNED_ROSTER_FILE).read_bytes() == signed.to_bytes()
+    with pytest.raises(ConfigError, match="is not the roster of epoch 2 that this site has or has signed"):
+        countersign(kit, sign_roster(replace(one, entries=others), authority.roster_key))
+    countersign(kit, sign_roster(replace(one, epoch=3, entries=others), authority.roster_key))
+    with pytest.raises(ConfigError, match="is of epoch 2, but this site has or has signed epoch 3"):
+        countersign(kit, sign_roster(one, authority.roster_key))
+
+
+def test_a_join_says_what_is_new_changed_and_gone(home: HomeFederation) -> None:
+    assert home.join("geneva").previous is None
+    home.complete()
+    none = {"new": (), "new keys": (), "another role or legal entity": (), "gone": ()}
+    assert home.join("geneva").changes == none
+    add(home, SiteSpec("nice", "source", "Hospital of Nice"))
+    add(home, SiteSpec("bern", "source", "Hospital of Bern"))
+    renew(home, "lyon")
+    revoke_site(home.fed, "basel")
+    joined = home.join("geneva")
+    assert joined.previous is not None
+    assert (joined.previous.epoch, joined.public.roster.epoch) == (1, 5)
+    assert joined.changes == none | {"new": ("nice", "bern"), "new keys": ("lyon",), "gone": ("basel",)}
+    forged(home, "lyon", legal_entity="Hospital of Nizza")
+    assert home.join("bern").previous is None
+    shutil.rmtree(home.kit("geneva") / "local")  # else it refuses the second roster of this epoch
+    assert home.join("geneva").changes["another role or legal entity"] == ("lyon",)
+
+
+def test_a_renewal_that_was_cut_off_is_done_again_before_anything_else(
+    home: HomeFederation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut_off(*_: object) -> None:
+        raise PowerFailure
+
+    home.complete()
+    request = request_renewal(home.kit("lyon"), NOW)
+    home.send_request("lyon")
+    with monkeypatch.context() as patch:
+        patch.setattr(enrolment_module, "_publish", cut_off)
+        with pytest.raises(ConfigError):
+            renew_site(home.fed, "lyon", now=NOW, request=request)
+    before = tree(home.fed)
+    with pytest.raises(ConfigError, match=r"lyon\.crt: is of another key .* its renewal was cut off") as caught:
+        revoke_site(home.fed, "basel")
+    assert "federation renew" in str(caught.value.hint)
+    assert tree(home.fed) == before
+    assert renew_site(home.fed, "lyon", now=NOW, request=request).roster.epoch == 2
+    assert revoke_site(home.fed, "basel").roster.epoch == 3
+    home.complete(("geneva", "lyon"))
 
 
 def test_a_package_of_an_earlier_epoch_is_refused(home: HomeFederation) -> None:
