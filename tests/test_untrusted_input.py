@@ -311,7 +311,7 @@ READERS = {
             load_kit(KIT[0], NOW), {name: FileContent(data, 0o644) for name in ("proposal.json", "policy.toml")}
         ),
         b'{"ca_signature":"","proposal":@}',
-        inner=b'{"federation_id":"","site_id":"","files":@}',
+        inner=b'{"federation_id":"","site_id":"","roster_digest":"","files":@}',
     ),
     "site.request.SiteRequest.from_bytes": Quoted(
         lambda _, data: SiteRequest.from_bytes("request.json", data),

@@ -461,9 +461,10 @@ def _publish(store: _Store, signed: SignedRoster, roster: Roster) -> None:
             write_file(startup / name, data, PUBLIC_MODE)
         local = store.root / entry.site_id / LOCAL
         proposed = {name: read_file(local / name).data for name in PROPOSED_FILES if (local / name).exists()}
-        if proposed and not any((startup / name).exists() for name in SECRET_FILES):
+        if not any((startup / name).exists() for name in SECRET_FILES):
             key = store.authority.roster_key
-            proposal = make_proposal(key, roster.federation_id, entry.site_id, proposed)
+            proposal = make_proposal(key, roster, entry.site_id, proposed)
+            make_folder(local)
             write_file(local / PROPOSAL_FILE, proposal, PUBLIC_MODE)
 
 

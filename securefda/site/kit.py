@@ -212,35 +212,43 @@ def make_manifest(roster: Roster, site_id: str, files: Mapping[str, bytes]) -> M
     return Manifest(roster.federation_id, site_id, entry.role, roster.epoch, roster.digest(), hashes)
 
 
-def make_proposal(key: Ed25519PrivateKey, federation_id: str, site_id: str, files: Mapping[str, bytes]) -> bytes:
+def make_proposal(key: Ed25519PrivateKey, roster: Roster, site_id: str, files: Mapping[str, bytes]) -> bytes:
     """The contents of ``proposal.json``: the CA vouches for the policy and settings that a package brings to a site.
+
+    It is for this roster, and lists all of the files: none can be left out, or taken from a package of another epoch.
 
     Where the CA makes no keys, the package need not be kept secret on its way, and nothing else signs these two.
     """
     hashes = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
-    fields = canonical_json({"federation_id": federation_id, "site_id": site_id, "files": hashes})
+    fields = canonical_json(
+        {
+            "federation_id": roster.federation_id,
+            "site_id": site_id,
+            "roster_digest": roster.digest().hex(),
+            "files": hashes,
+        }
+    )
     signature = sign_bytes(key, PROPOSAL_MESSAGE, fields)
     envelope = {"proposal": fields.decode("ascii"), "ca_signature": signature.hex()}
     return json.dumps(envelope, sort_keys=True, indent=1).encode("ascii") + b"\n"
 
 
 def check_proposal(public: PublicKit, files: Mapping[str, FileContent]) -> None:
-    """Check that the CA signed the policy and settings among a package's files of ``local/`` for this site.
+    """Check that the policy and settings among a package's files of ``local/`` are those that the CA signed.
 
     Raises:
-        ConfigError: one was changed on its way, or the proposal is missing, malformed, or not of this CA and site.
+        ConfigError: one was changed on its way, left out or put in, or the proposal is missing, malformed, or not of
+            this CA, site and roster.
     """
     proposed = {name: hashlib.sha256(files[name].data).hexdigest() for name in PROPOSED_FILES if name in files}
-    if not proposed:
-        return
     name, hint = f"{public.root}: {PROPOSAL_FILE}", "ask the authority for the package again"
     if PROPOSAL_FILE not in files:
-        raise ConfigError(name, "is missing: nobody vouches for the policy and settings in here", hint=hint)
+        raise ConfigError(name, "is missing: nothing says which policy and settings the CA signed", hint=hint)
     try:
         envelope = load_object(files[PROPOSAL_FILE].data, "proposal", "ca_signature")
         signed = text(envelope["proposal"]).encode("ascii")
         signature = bytes.fromhex(text(envelope["ca_signature"]))
-        fields = load_object(signed, "federation_id", "site_id", "files")
+        fields = load_object(signed, "federation_id", "site_id", "roster_digest", "files")
         listed = texts(fields["files"])
     except ValueError as error:
         raise ConfigError(name, "is not the authority's proposal for a site", hint=hint) from error
@@ -248,6 +256,10 @@ def check_proposal(public: PublicKit, files: Mapping[str, FileContent]) -> None:
         raise ConfigError(name, f"is not signed by the CA in {CA_FILE}", hint=hint)
     if (fields["federation_id"], fields["site_id"]) != (public.federation_id, public.site_id):
         raise ConfigError(name, f"is for {fields['site_id']}, not {public.site_id}", hint=hint)
+    if fields["roster_digest"] != public.roster.digest().hex():
+        raise ConfigError(name, f"is not of this roster (epoch {public.roster.epoch})", hint=hint)
+    for file in sorted(listed.keys() - proposed.keys()):
+        raise ConfigError(f"{public.root}: {file}", f"is missing, but the CA signed {PROPOSAL_FILE} with it", hint=hint)
     for file, digest in proposed.items():
         if listed.get(file) != digest:
             raise ConfigError(f"{public.root}: {file}", f"was changed after the CA signed {PROPOSAL_FILE}", hint=hint)

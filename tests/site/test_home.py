@@ -29,7 +29,16 @@ from securefda.site.certificates import make_site_certificate, to_pem
 from securefda.site.endpoints import SiteSpec
 from securefda.site.enrolment import add_site, countersign, merge_signatures, read_request, renew_site, revoke_site
 from securefda.site.home import REQUESTED, join, request_enrolment, request_renewal
-from securefda.site.kit import SECRET_FILES, SIGNED_ROSTER_FILE, STARTUP_FILES, load_kit, make_manifest
+from securefda.site.kit import (
+    PROPOSAL_FILE,
+    PROPOSED_FILES,
+    SECRET_FILES,
+    SIGNED_ROSTER_FILE,
+    STARTUP_FILES,
+    load_kit,
+    make_manifest,
+    make_proposal,
+)
 from securefda.site.package import inspect_kit, package_kit, unpack_kit
 from securefda.site.request import SiteKeys, SiteRequest, entry_fingerprint
 from securefda.site.sealed import FD_VARIABLE, is_sealed
@@ -242,6 +251,10 @@ def publish(home: HomeFederation, authority: Authority, signed: SignedRoster) ->
         for name, data in (("roster.json", signed.to_bytes()), ("kit.json", manifest)):
             (startup / name).unlink()
             (startup / name).write_bytes(data)
+        local = startup.parent / "local"
+        proposed = {name: (local / name).read_bytes() for name in PROPOSED_FILES if (local / name).exists()}
+        (local / PROPOSAL_FILE).unlink()
+        (local / PROPOSAL_FILE).write_bytes(make_proposal(authority.roster_key, roster, entry.site_id, proposed))
 
 
 def certify(home: HomeFederation, request: SiteRequest) -> None:
@@ -449,8 +462,23 @@ def test_policy_and_settings_that_were_changed_on_their_way_are_refused(home: Ho
     refused(home, "lyon", "is not the authority's proposal", repacked(package, {"proposal.json": b"{}"}))
     others = (home.fed / "basel/local/proposal.json").read_bytes()
     refused(home, "lyon", "proposal.json: is for basel, not lyon", repacked(package, {"proposal.json": others}))
+    nothing = {"proposal.json": None, "policy.toml": None, "settings.toml": None}
+    refused(home, "lyon", "proposal.json: is missing", repacked(package, nothing))
+    for name in ("policy.toml", "settings.toml"):
+        why = f"{name}: is missing, but the CA signed proposal.json with it"
+        refused(home, "lyon", why, repacked(package, {name: None}))
     spoilt = (home.fed / "lyon/local/proposal.json").read_bytes().replace(b'\\"site_id\\"', b'\\"site_id\\" ')
     refused(home, "lyon", "proposal.json: is not signed by the CA", repacked(package, {"proposal.json": spoilt}))
+
+
+def test_policy_and_settings_out_of_the_package_of_another_epoch_are_refused(home: HomeFederation) -> None:
+    names = ("policy.toml", "settings.toml", "proposal.json")
+    earlier: dict[str, bytes | None] = {name: (home.fed / "lyon/local" / name).read_bytes() for name in names}
+    (home.fed / "lyon/local/settings.toml").write_text("# corrected\n")
+    add(home, SiteSpec("nice", "source", "Hospital of Nice"))
+    package = home.package("lyon")
+    refused(home, "lyon", r"proposal\.json: is not of this roster \(epoch 2\)", repacked(package, earlier))
+    assert join(home.kit("lyon"), package, NOW, expected_ca=home.ca).signed is not None
 
 
 def test_settings_that_the_authority_edits_are_packaged_once_it_has_signed_them(home: HomeFederation) -> None:
