@@ -44,7 +44,7 @@ def read_file(path: Path, *, limit: int = MAX_FILE_BYTES, hint: str = "check the
         ConfigError: it is missing, unreadable, no regular file, or larger.
     """
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=_open_at_once) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise ConfigError(str(path), "is not a file")
@@ -56,6 +56,11 @@ def read_file(path: Path, *, limit: int = MAX_FILE_BYTES, hint: str = "check the
     if len(data) > limit:
         raise ConfigError(str(path), f"is larger than {limit} bytes")
     return FileContent(data, stat.S_IMODE(status.st_mode))
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """An opener. A FIFO without a writer must not hold the process up; a regular file does not mind the flag."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def check_secret_mode(name: str, content: FileContent) -> None:

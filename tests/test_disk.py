@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from securefda.disk import make_folder, remove_leftovers, whole_folder, write_file
+from securefda.disk import make_folder, read_file, remove_leftovers, whole_folder, write_file
+from securefda.errors import ConfigError
 
 
 def mode(path: Path) -> int:
@@ -98,6 +99,14 @@ def test_file_or_link_to_nowhere_in_the_place_of_a_folder_is_refused(tmp_path: P
         with pytest.raises(OSError, match="a"):
             make_folder(tmp_path / place)
         (tmp_path / "a").unlink()
+
+
+def test_pipe_and_folder_are_refused_and_hold_nobody_up(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="pipe: is not a file"):
+        read_file(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+        read_file(tmp_path)
 
 
 KILLED = """

@@ -52,6 +52,19 @@ def check_name(key: str, name: str) -> str:
     return name
 
 
+def check_legal_entity(key: str, name: str) -> str:
+    """Return the name of an organisation unchanged, or refuse it.
+
+    Raises:
+        ConfigError: it is not 1 to 200 printable characters, or begins or ends with a blank.
+    """
+    if not isinstance(name, str) or not 1 <= len(name) <= _MAX_LEGAL_ENTITY:
+        raise ConfigError(key, f"must have 1 to {_MAX_LEGAL_ENTITY} characters")
+    if not name.isprintable() or name != name.strip():
+        raise ConfigError(key, "must be printable and must not begin or end with a blank")
+    return name
+
+
 @dataclass(frozen=True, slots=True)
 class RosterEntry:
     """One site of the federation.
@@ -84,12 +97,7 @@ class RosterEntry:
         _require_number(self._key("index"), self.index)
         if self.role not in ("target", "source"):
             raise ConfigError(self._key("role"), f"{self.role!r} is neither target nor source")
-        key = self._key("legal_entity")
-        value = self.legal_entity
-        if not isinstance(value, str) or not 1 <= len(value) <= _MAX_LEGAL_ENTITY:
-            raise ConfigError(key, f"must have 1 to {_MAX_LEGAL_ENTITY} characters")
-        if not value.isprintable() or value != value.strip():
-            raise ConfigError(key, "must be printable and must not begin or end with a blank")
+        check_legal_entity(self._key("legal_entity"), self.legal_entity)
         _require_bytes(self._key("signing_key"), self.signing_key, PUBLIC_KEY_BYTES)
         _require_bytes(self._key("tls_pin"), self.tls_pin, PIN_BYTES)
         _require_number(self._key("not_before"), self.not_before)

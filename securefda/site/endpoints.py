@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from securefda.errors import ConfigError
 from securefda.parse import toml_table
-from securefda.protocol.roster import Role, check_name
+from securefda.protocol.roster import Role, check_legal_entity, check_name
 
 _DNS_LABEL = r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)"
 _DNS_NAME = re.compile(rf"{_DNS_LABEL}(\.{_DNS_LABEL})*")
@@ -149,7 +149,8 @@ class SiteSpec:
         names: host names and IP addresses for its TLS certificate; the target's must hold the server name.
 
     Raises:
-        ConfigError: the site id is malformed or reserved, or a name is neither host name nor IP address.
+        ConfigError: the site id is malformed or reserved, the legal entity is not printable, empty or too long, or a
+            name is neither host name nor IP address.
     """
 
     site_id: str
@@ -161,5 +162,6 @@ class SiteSpec:
         check_name("site-id", self.site_id)
         if self.site_id in _RESERVED:
             raise ConfigError("site-id", f"{self.site_id!r} is reserved", hint="choose another site id")
+        check_legal_entity(f"legal entity of {self.site_id}", self.legal_entity)
         for name in self.names:
             check_host(f"names of {self.site_id}", name)

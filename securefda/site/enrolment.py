@@ -178,9 +178,12 @@ def read_requests(folder: Path, roles: Mapping[str, Role]) -> list[SiteRequest]:
         The requests, in the order of ``roles``.
 
     Raises:
-        ConfigError: one is not sound, two are of one site, one is of no site of the federation or asks for another
-            role, or a site has none.
+        ConfigError: it is no folder, one is not sound, two are of one site, one is of no site of the federation or
+            asks for another role, or a site has none.
     """
+    if not folder.is_dir():
+        why = "is not a folder" if folder.exists() else "is missing"
+        raise ConfigError(str(folder), why, hint="name the folder that has one request of each site")
     found: dict[str, tuple[str, SiteRequest]] = {}
     for file in sorted(folder.glob("*.json")):
         request = read_request(file)

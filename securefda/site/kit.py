@@ -441,14 +441,14 @@ def naming(site: str) -> Iterator[None]:
 
 
 @contextmanager
-def naming_roster(file: Path | str) -> Iterator[None]:
-    """Let an error of the block about a roster name the file that holds it."""
+def naming_roster(file: Path | str, hint: str = "") -> Iterator[None]:
+    """Let an error of the block about a roster name the file that holds it; ``hint`` replaces the error's own."""
     try:
         yield
     except ConfigError as error:
         part = error.key.removeprefix("roster").removeprefix(".")
         why = f"{part}: {error.why}" if part else error.why
-        raise ConfigError(str(file), why, hint=error.hint or _FETCH) from error
+        raise ConfigError(str(file), why, hint=hint or error.hint or _FETCH) from error
 
 
 def check_not_older(local: Path, ca_fingerprint: str, roster: Roster) -> None:
@@ -489,7 +489,7 @@ def check_follows(local: Path, ca: CaCertificate, new: Roster, current: Roster |
     file, seen = local / SIGNED_ROSTER_FILE, [current] if current else []
     if file.exists():
         data = read_file(file).data
-        with naming_roster(file):
+        with naming_roster(file, "restore it from a backup: it is the roster that this site signed last"):
             seen.append(SignedRoster.from_bytes(data).verify_ca(ca.roster_key))
     for roster in seen:
         if new.epoch < roster.epoch:

@@ -1219,7 +1219,26 @@ SITES = {
     "name-beside-requests": Wrong(
         f"{FOUND} --name target=x", "--name: cannot be given with --requests", "leave", harm=_asked, again=FOUND
     ),
-    "no-requests": Wrong(FOUND, "requests: holds no request of target", "securefda site init target", follow=_asked),
+    "no-requests": Wrong(FOUND, "requests: is missing", "name the folder that has one request", follow=_asked),
+    "a-request-in-the-place-of-all": Wrong(
+        FOUND.replace(" requests ", " requests/target.json "),
+        "requests/target.json: is not a folder",
+        "name the folder that has one request",
+        harm=_asked,
+        again=FOUND,
+    ),
+    "requests-without-one": Wrong(
+        FOUND,
+        "requests: holds no request of source-2",
+        "securefda site init source-2",
+        harm=acts(_asked, remove("requests/source-2.json")),
+        follow=copy("sites/source-2/requested/request.json", "requests/source-2.json"),
+    ),
+    "a-blank-as-an-organisation": Wrong(
+        f"{NEW} --entity ' '",
+        "legal entity of source-4: must be printable and must not begin or end with a blank",
+        again=NEW,
+    ),
     "two-requests-of-one-site": Wrong(
         FOUND,
         "requests/z.json: is a second request of source-2, beside source-2.json",

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from securefda.errors import ConfigError
-from securefda.site.endpoints import Address, Endpoints
+from securefda.site.endpoints import Address, Endpoints, SiteSpec
 
 
 @pytest.mark.parametrize(
@@ -71,6 +71,12 @@ def test_any_text_is_an_address_or_a_config_error(text: str) -> None:
 def test_file_gives_back_what_was_written(host: str) -> None:
     endpoints = Endpoints(Address(host, 8443), host)
     assert Endpoints.from_toml(endpoints.to_toml()) == endpoints
+
+
+@pytest.mark.parametrize("entity", ["", " ", "a ", "a\x1b[8m", "a" * 201])
+def test_the_legal_entity_of_a_site_is_printable_and_has_a_length(entity: str) -> None:
+    with pytest.raises(ConfigError, match="legal entity of lyon: must "):
+        SiteSpec("lyon", "source", entity)
 
 
 def test_unknown_key_names_the_nearest_known_one() -> None:

@@ -163,7 +163,6 @@ def test_init_refuses_a_folder_with_something_in_it_and_leaves_it_alone(tmp_path
     [
         ([SiteSpec("a", "source", "A"), SiteSpec("b", "source", "B")], "exactly one target"),
         ([SiteSpec("a", "target", "A", ("127.0.0.1",)), SiteSpec("b", "target", "B")], "exactly one target"),
-        ([SiteSpec("a", "target", "A", ("127.0.0.1",)), SiteSpec("b", "source", "a ")], "blank"),
         ([SiteSpec("a", "target", "A", ("127.0.0.1",)), SiteSpec("b", "source", "a")], "same legal entity"),
         ([SiteSpec("a", "target", "A", ("127.0.0.1",)), SiteSpec("a", "source", "B")], "same site id"),
         ([], "1 to"),

@@ -265,6 +265,15 @@ def certify(home: HomeFederation, request: SiteRequest) -> None:
     file.write_bytes(to_pem(certificate))
 
 
+def test_a_damaged_roster_that_the_site_signed_is_named_with_its_file(home: HomeFederation) -> None:
+    signed = home.join("lyon").signed
+    assert signed is not None
+    signed.chmod(0o600)
+    for damaged in (b"{}", signed.read_bytes().replace(b"a", b"b", 1)):
+        signed.write_bytes(damaged)
+        refused(home, "lyon", r"local/roster\.signed\.json: ")
+
+
 def test_an_authority_that_enrols_another_signing_key_is_refused(home: HomeFederation) -> None:
     forged(home, "lyon", signing_key=SiteKeys.generate().signing_public)
     refused(home, "lyon", "roster: has another signing key of lyon than this site made")

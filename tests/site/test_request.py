@@ -146,7 +146,10 @@ LIES: dict[str, tuple[Callable[[], bytes], str]] = {
     "another version": (lambda: signed(body_with(version=2)), "is not a request of a site"),
     "a version that is true": (lambda: signed(body_with(version=True)), "is not a request of a site"),
     "a reserved site": (lambda: signed(body_with(site_id="ca")), "'ca' is reserved"),
-    "no legal entity": (lambda: signed(body_with(legal_entity="")), "legal_entity"),
+    "no legal entity": (
+        lambda: signed(body_with(legal_entity="")),
+        "legal entity of lyon: must have 1 to 200 char",
+    ),
     "a short key": (lambda: signed(body_with(signing_key="00")), "signing_key"),
     "upper-case hex": (lambda: signed(body_with(signing_key=OWN.signing_public.hex().upper())), "prove|canonical"),
     "blanks between fields": (lambda: REQUEST.to_bytes().replace(b"\n ", b"\n  "), "is not in canonical form"),
@@ -210,6 +213,13 @@ def test_a_site_without_a_request_is_named(folder: Path) -> None:
     (folder / "basel.json").unlink()
     with pytest.raises(ConfigError, match="holds no request of basel"):
         read_requests(folder, ROLES)
+
+
+def test_requests_that_are_in_no_folder_are_named(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"absent: is missing"):
+        read_requests(folder / "absent", ROLES)
+    with pytest.raises(ConfigError, match=r"lyon\.json: is not a folder"):
+        read_requests(folder / "lyon.json", ROLES)
 
 
 def test_a_source_that_asks_to_be_the_target_is_refused(folder: Path) -> None:
