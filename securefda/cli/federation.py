@@ -320,11 +320,11 @@ def _changed_text(enrolment: Enrolment) -> str:
 
 def _signing_lines(enrolment: Enrolment, *, is_new: bool = False) -> list[str]:
     root = enrolment.root
-    # A site without a kit yet can only join; one that has its kit knows the CA
+    # A site without a kit, or with new keys, can only join; one that has a kit knows the CA
     joins = "site join KIT PACKAGE" + (" --ca FINGERPRINT" if is_new else "")
     others = [
         "  a new site adds: --ca FINGERPRINT",
-        "  or roster.json alone; a site that has its kit signs it with: securefda federation sign KIT roster.json",
+        "  or roster.json alone; a site whose keys stay signs it with: securefda federation sign KIT roster.json",
     ]
     return [
         "fingerprints of the sites' keys (compare each with its site by phone):",

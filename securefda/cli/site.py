@@ -131,7 +131,7 @@ def show(
 
 
 def _changes_lines(joined: Joined) -> list[str]:
-    if joined.previous is None:
+    if joined.previous is None or joined.previous == joined.public.roster:
         return []
     changes = [f"  {what}: {', '.join(sites)}" for what, sites in joined.changes.items() if sites]
     if not changes:

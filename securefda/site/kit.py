@@ -294,7 +294,10 @@ def load_kit(
     """
     folder = path / STARTUP
     if not folder.is_dir():
-        raise ConfigError(str(path), f"is not a startup kit: it has no folder {STARTUP}/", hint=_FETCH)
+        hint = f"join with the authority's package: securefda site join {path} PACKAGE --ca FINGERPRINT"
+        asked = (path / "requested").is_dir()
+        why = f"is not a startup kit: it has no folder {STARTUP}/"
+        raise ConfigError(str(path), why, hint=hint if asked else _FETCH)
     files = {name: read_file(folder / name, hint=_FETCH) for name in STARTUP_FILES}
     kit = open_kit(path, files, now, expected_ca=expected_ca)
     check_not_older(kit.local, kit.ca.fingerprint, kit.roster)

@@ -286,3 +286,58 @@ def test_ctrl_c_in_any_command_is_one_line(
     settings.write_text(settings.read_text().replace("securefda.tasks.digits:Digits", "task_under_ctrl_c:Task"))
     assert main(["preflight", str(kits / "target")]) == 1
     assert capsys.readouterr().err == "error: interrupted\n"
+
+
+HOME_FEDERATION = """\
+[federation]
+name = "study"
+target = "clinic"
+sources = ["north", "south"]
+[task]
+factory = "securefda.tasks.digits:Digits"
+[privacy]
+min-others = 1
+"""
+
+
+def test_commands_that_a_federation_with_keys_at_home_is_told_to_run_can_be_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(command: str, code: int = 0) -> str:
+        assert main(command.split()) == code, command
+        shown = capsys.readouterr()
+        return shown.out + shown.err
+
+    monkeypatch.chdir(tmp_path)
+    Path("federation.toml").write_text(HOME_FEDERATION)
+    Path("requests").mkdir()
+    for site in ("clinic", "north", "south"):
+        asked = run(f"site init {site} --federation study{' --address 127.0.0.1:8443' if site == 'clinic' else ''}")
+        assert f"securefda site join {site} PACKAGE --ca FINGERPRINT" in asked
+        shutil.copy(f"{site}/requested/request.json", f"requests/{site}.json")
+    assert "securefda site join north PACKAGE --ca FINGERPRINT" in run("preflight north --offline", 4)
+
+    founded = run("federation init federation.toml --requests requests")
+    assert "securefda site join KIT PACKAGE --ca FINGERPRINT" in founded
+    assert "federation sign" not in founded  # no site has a kit yet that could
+    ca = founded.split("CA fingerprint (verify it by phone): ")[1].split()[0]
+    for site in ("clinic", "north", "south"):
+        assert "changed since" not in run(f"site join {site} kits/{site} --ca {ca}")
+    incomplete = run("preflight north --offline", 4)
+    assert "wait for the authority's package with all signatures" in incomplete
+    for site in ("clinic", "north", "south"):
+        run(f"federation merge kits {site}/local/roster.signed.json")
+    for site in ("clinic", "north", "south"):
+        assert "changed since" not in run(f"site join {site} kits/{site}")
+
+    renewing = run("site renew north")
+    assert "securefda site join north PACKAGE" in renewing
+    assert "--ca" not in renewing
+    changed = run("federation renew kits north --request north/requested/request.json")
+    assert ca in changed
+    joined = run("site join south kits/south")
+    assert "changed since epoch 1 (ask each site by phone before you send your signature):\n  new keys: north" in joined
+    assert "securefda federation sign KIT roster.json" in changed
+    run("federation sign clinic kits/ca/roster.json")
+    data = json.loads(run("site join clinic kits/clinic --format json"))["data"]
+    assert data["changes"] == {"new": [], "new_keys": ["north"], "another_role_or_legal_entity": [], "gone": []}
