@@ -272,6 +272,9 @@ def test_a_damaged_roster_that_the_site_signed_is_named_with_its_file(home: Home
     for damaged in (b"{}", signed.read_bytes().replace(b"a", b"b", 1)):
         signed.write_bytes(damaged)
         refused(home, "lyon", r"local/roster\.signed\.json: ")
+        with pytest.raises(ConfigError) as caught:
+            home.join("lyon")
+        assert caught.value.hint.startswith("restore it from a backup")
 
 
 def test_an_authority_that_enrols_another_signing_key_is_refused(home: HomeFederation) -> None:
