@@ -49,7 +49,7 @@ from securefda.protocol.roster import Roster, SignedRoster
 from securefda.site.budget import load_site
 from securefda.site.config import FederationConfig, aggregator_toml, kit_settings_toml, load_aggregator, load_federation
 from securefda.site.config.effective import changes_since, effective_policy
-from securefda.site.config.load import model_of
+from securefda.site.config.load import model_of, task_options
 from securefda.site.endpoints import Address, Endpoints, SiteSpec
 from securefda.site.enrolment import init_federation
 from securefda.site.kit import check_not_older, check_proposal, load_kit
@@ -279,6 +279,7 @@ def looked_at(read: Callable[[SiteReader, Place], object]) -> Callable[[Path], o
 READERS = {
     "site.config.load.load_settings": TomlReader(in_file("f.toml", load_federation), FEDERATION),
     "site.config.load.model_of": TomlReader(in_file("f.toml", model_of), b"[tool]\ny = 1"),
+    "site.config.load.task_options": TomlReader(in_file("f.toml", task_options), b"[tool]\ny = 1"),
     "site.config.effective.effective_policy": TomlReader(in_file("p.toml", effective_policy), b"min-others = 2"),
     "site.config.effective.changes_since": Reader(
         lambda folder, data: changes_since(data, federation_in(folder)), b'{"version":1,"settings":@}', ValueError

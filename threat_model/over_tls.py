@@ -11,6 +11,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,7 @@ from securefda.audit.journal import MessageRecorder
 from securefda.bootstrap import Member, credentials_of, source_of_pin, transport_settings
 from securefda.operations.progress import SilentReporter
 from securefda.protocol.checks import quantisation
-from securefda.protocol.messages import NO_CONTEXT, NO_SESSION, Body, Goodbye, Parcel, Send, Signed
+from securefda.protocol.messages import NO_CONTEXT, NO_SESSION, Body, Goodbye, Parcel, Send, Signed, SourcesKeep
 from securefda.site.config import load_aggregator
 from securefda.site.kit import load_kit
 from securefda.transport.event_loop import in_thread
@@ -121,7 +122,9 @@ class OverTls(Generic[AttackerT]):
         member = Member(kit.roster, kit.site_id, kit.signing_key)
         with closing(AggregatorStore(self._state)) as store:
             site = target_site(config, member, TrafficMeter().counts, store, secret=None)
-            seat = AggregatorSeat(site, run_settings(config, kit.roster), store, SilentReporter(), {})
+            # Its goodbye has no model with it.
+            settings = replace(run_settings(config, kit.roster), sources_keep=SourcesKeep.NONE)
+            seat = AggregatorSeat(site, settings, store, SilentReporter(), {})
             self.adversary = self._makes(seat)
             with closing(site.witness.journal):
                 await self._play()

@@ -257,7 +257,7 @@ def test_rows_far_from_zero_are_pointed_at(folder: Path, capsys: pytest.CaptureF
     ("arguments", "message"),
     [
         (["own.toml", "--site", "east"], "--site east: is no site of this federation"),
-        (["nowhere"], "nowhere: file not found"),
+        (["nowhere"], "nowhere: is neither a file here nor the name of a sample"),
         (["."], "startup"),
     ],
 )

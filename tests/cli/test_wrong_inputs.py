@@ -1107,7 +1107,7 @@ def _joins() -> None:
 
 SITES = {
     "kit-made-twice": Wrong(NEW, "source-4: exists already", "--out", harm=command(NEW), again=f"{NEW} --out new"),
-    "site-with-a-blank": Wrong(
+    "kit-of-a-site-with-a-blank": Wrong(
         "site init 'So urce' --federation digits", "'So urce' is no valid name", "lower-case", again=NEW
     ),
     "site-called-ca": Wrong("site init ca --federation digits", "'ca' is reserved", "another site id", again=NEW),

@@ -92,11 +92,11 @@ def test_every_part_is_reached_and_opened_by_keyboard(tab: Tab, source: Site) ->
         tab.open(served.url)
         tab.wait_until(_LIVE)
         stops = []
-        for _ in range(9):
+        for _ in range(10):
             tab.press_tab()
             stops.append(tab.evaluate(_FOCUS))
-        summaries = [f"policy-{key}-summary" for key in ("learns", "hidden", "noise", "pays", "rests")]
-        assert stops[:8] == ["#page", "left-table", "rounds-table", *summaries]
+        summaries = [f"policy-{key}-summary" for key in ("learns", "hidden", "noise", "pays", "keeps", "rests")]
+        assert stops[:9] == ["#page", "left-table", "rounds-table", *summaries]
         tab.evaluate("document.getElementById('policy-hidden-summary').focus()")
         tab.press_enter()
         tab.wait_until("document.getElementById('policy-hidden').open")

@@ -40,7 +40,7 @@ from securefda.protocol.messages import (
     Visibility,
 )
 from securefda.rules.norm_caps import SMALL_LAYER
-from securefda.source.run import MOST_BROKEN_IN_A_ROW
+from securefda.source.standing import MOST_BROKEN_IN_A_ROW
 from securefda.transport import wire
 from securefda.v1 import messages_pb2 as pb
 
@@ -48,7 +48,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "threat_model" / "sfda-sa-1.md").read_text(encoding="utf-8")
 PACKAGES = ("protocol", "source", "aggregator", "audit", "site", "transport")
 NAME = re.compile(r"[A-Z]+(_[A-Z]+)*")
-NOT_CHECKS = {"Z", "T", "B", "BOUND", "GRPC_SSL_CIPHER_SUITES", "GRPC_VERBOSITY", "NFKC", "NONE", "Q"} | {
+NOT_CHECKS = {"Z", "T", "B", "BOUND", "GRPC_SSL_CIPHER_SUITES", "GRPC_VERBOSITY", "NFKC", "NONE", "Q", "TLS"} | {
     *("CREDENTIALS_DIRECTORY", "SECUREFDA_PASSPHRASE_FD"),
 }
 """Strings in these packages that look like names of checks: formats, SQL, settings of libraries, variables of the

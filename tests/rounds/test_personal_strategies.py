@@ -14,7 +14,7 @@ from source_stores import store_at
 
 from securefda.aggregator.store import AggregatorStore
 from securefda.operations.records import summarise
-from securefda.protocol.messages import Advertise, Header, Result, ShareDelivery, Update, Visibility
+from securefda.protocol.messages import Advertise, Header, Result, ShareDelivery, SourcesKeep, Update, Visibility
 from securefda.source.store import SourceStore
 from securefda.training import Vector
 from securefda.training.personal import FineTuned
@@ -34,7 +34,8 @@ Undisturbed = Callable[[str], "tuple[Federation, Left]"]
 
 def begun(folder: Path, rule: str, level: Visibility = Visibility.SUM) -> Federation:
     strategy = STRATEGIES.get(rule, {})
-    return Federation(folder, rounds=ROUNDS, visibility=level, settings=NO_CAPS, rule=rule, **strategy).open()
+    settings = {**NO_CAPS, "sources_keep": SourcesKeep.FINAL}  # NONE deletes own layers at the end
+    return Federation(folder, rounds=ROUNDS, visibility=level, settings=settings, rule=rule, **strategy).open()
 
 
 def left_by(federation: Federation) -> Left:

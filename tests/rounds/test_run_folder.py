@@ -72,7 +72,7 @@ def test_a_run_that_is_recorded_is_shown_too(tmp_path: Path) -> None:
     recording.round_finished(line(1))
     assert shown == [
         ("round_started", 1, 2),
-        ("phase", "masking", ["source-1"]),
+        ("phase", "masking", ["source-1"], 0),
         ("note", "source-1 is back"),
         ("round_finished", line(1)),
     ]

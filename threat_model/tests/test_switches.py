@@ -15,8 +15,8 @@ from securefda.errors import FaultyAggregatorError
 from securefda.protocol import checks, masking, source
 from securefda.protocol.messages import SelfMaskShare, Unmask
 from securefda.protocol.roster import Roster
-from securefda.source import rounds
-from securefda.source import run as rounds_source
+from securefda.source import model_bound
+from securefda.source import site as source_site
 from threat_model.sites import roster_of
 from threat_model.switches import (
     ONE_SHARE_PER_OWNER,
@@ -57,8 +57,8 @@ def in_place() -> list[object]:
         source.require,
         checks.envelope_fault,
         source.envelope_fault,
-        rounds_source.envelope_fault,
-        rounds.envelope_fault,
+        source_site.envelope_fault,
+        model_bound.envelope_fault,
         masking.mask,
         source.mask,
         vars(Unmask)["__post_init__"],
