@@ -28,6 +28,7 @@ from securefda.privacy.ledger import Reservation
 from securefda.protocol.messages import (
     NO_SESSION,
     Body,
+    Goodbye,
     Header,
     MaskedInput,
     Refusal,
@@ -369,6 +370,8 @@ class MessageRecorder:
 def disclosure_of(message: Signed[Any], header: Signed[Header] | None, own: int, peer: int) -> Disclosure | None:
     """What site ``peer`` learns by a message of site ``own``; None where that is nothing of its rows or its model."""
     body = message.body
+    if isinstance(body, Goodbye) and body.model_digest:
+        return Disclosure("individual", "model", 1)
     if isinstance(body, Header):
         with_update = _has_update(body) and peer in body.at(Visibility.SUM)
         return Disclosure("individual", "model-and-target-update" if with_update else "model", 1)

@@ -47,6 +47,7 @@ class HeaderSaid:
         threshold, sum_quorum, cohort_quorum: as in the header.
         norm_cap: whether a norm cap holds.
         target_update: whether g_T travels to those at ``sum``.
+        leaves_model: whether the end of the run leaves its sources the final model.
         previous_checkpoint: the note, verbatim.
     """
 
@@ -62,6 +63,7 @@ class HeaderSaid:
     cohort_quorum: int
     norm_cap: bool
     target_update: bool
+    leaves_model: bool
     previous_checkpoint: bytes = field(repr=False)
 
     @property
@@ -93,13 +95,21 @@ class ResultSaid:
 
 
 @dataclass(frozen=True, slots=True)
+class GoodbyeSaid:
+    """The end of a run: digests of the result and of the final model that it leaves its receiver; empty for none."""
+
+    result: str
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointSaid:
     """A checkpoint of the sender's log: the note, verbatim."""
 
     note: bytes
 
 
-Said = HeaderSaid | SurvivorsSaid | ResultSaid | CheckpointSaid
+Said = HeaderSaid | SurvivorsSaid | ResultSaid | GoodbyeSaid | CheckpointSaid
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,13 +147,13 @@ class Statements(Protocol):
     """The signed messages that the sites have kept."""
 
     def transcript(self) -> Iterable[Statement]:
-        """Every ``Header``, ``Survivors``, ``Result`` and ``Checkpoint`` with a valid signature, each once."""
+        """Every Header, Survivors, Result, Goodbye and Checkpoint with a valid signature, each once."""
 
     def find(self, digests: Collection[str]) -> Mapping[str, Statement]:
         """Those of the messages with these digests that a site kept with a valid signature, by digest."""
 
 
-_TRANSCRIPT: Final = frozenset(BODY_FIELDS[kind] for kind in (m.Header, m.Survivors, m.Result, m.Checkpoint))
+_TRANSCRIPT: Final = frozenset(BODY_FIELDS[kind] for kind in (m.Header, m.Survivors, m.Result, m.Goodbye, m.Checkpoint))
 
 
 class StatementReader:
@@ -186,6 +196,8 @@ class StatementReader:
                 return SurvivorsSaid(alive, tuple(map(self._name, dropped)))
             case m.Result(sum_digest=digest, count=count, model_digest=model):
                 return ResultSaid(model.hex(), count, bool(digest))
+            case m.Goodbye(result_digest=result, model_digest=model):
+                return GoodbyeSaid(result.hex(), model.hex())
             case m.Checkpoint(note=note):
                 return CheckpointSaid(note)
             case _:
@@ -206,6 +218,7 @@ class StatementReader:
             cohort_quorum=body.cohort_quorum,
             norm_cap=body.norm_cap is not None,
             target_update=body.target is not None and body.target.update_digest != b"",
+            leaves_model=body.sources_keep is m.SourcesKeep.FINAL,
             previous_checkpoint=body.previous_checkpoint,
         )
 
@@ -231,7 +244,7 @@ class KeptStatements:
         self.faults: dict[Path, str] = {}
 
     def transcript(self) -> Iterator[Statement]:
-        """Every ``Header``, ``Survivors``, ``Result`` and ``Checkpoint`` with a valid signature, each once."""
+        """Every Header, Survivors, Result, Goodbye and Checkpoint with a valid signature, each once."""
         seen: set[bytes] = set()
         self.unreadable = 0
         for data in self._all():

@@ -22,6 +22,8 @@ Series = Mapping[str, Sequence[tuple[int, float]]]
 
 _INK = "#010203"  # stands for the page's text colour, which changes with light and dark
 _WIDTH, _HEIGHT = 4.0, 2.9  # inches; small, so that labels stay readable when a phone shrinks the figure
+_NAME_WIDTH, _NAME_HEIGHT = 0.068, 0.16  # inches of a letter and of a line in a legend; browsers have other fonts
+_NAME_SIGN = 0.4  # inches of the colour before a name, and of the gap behind it
 _MANY_LINES = 10
 _UPRIGHT_LABELS = 4
 # Okabe and Ito's colours without black and yellow, apart for every kind of colour vision, and two greys.
@@ -153,9 +155,14 @@ def _axes(x_label: str, y_label: str) -> tuple[Figure, Axes]:
 
 
 def _legend(figure: Figure, axes: Axes) -> None:
+    """Name what is drawn below the axes, in as many columns as fit; the figure grows by the rows after the first."""
     handles, labels = axes.get_legend_handles_labels()
-    if len(labels) > 1:
-        figure.legend(handles, labels, loc="outside lower center", ncols=3, columnspacing=1.2, handlelength=1.2)
+    if len(labels) < 2:
+        return
+    widest = max(map(len, labels)) * _NAME_WIDTH + _NAME_SIGN
+    columns = max(1, min(3, int(_WIDTH / widest)))
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, columnspacing=1.2, handlelength=1.2)
+    figure.set_figheight(_HEIGHT + _NAME_HEIGHT * (-(-len(labels) // columns) - 1))
 
 
 def _svg(figure: Figure, name: str) -> str:

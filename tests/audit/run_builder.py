@@ -350,10 +350,12 @@ class Run:
         for site in SITES:
             self.event(site, "run-ended", outcome="completed", rounds=len(self.levels))
         self.witness()
-        goodbye = sign(TARGET, m.Goodbye(True, len(self.levels), ""))
         for site in SOURCES:
-            self.send(Passing(TARGET, site, goodbye))
+            self.say_goodbye(site)
         self.close()
+
+    def say_goodbye(self, site: str) -> None:
+        self.send(Passing(TARGET, site, sign(TARGET, m.Goodbye(True, len(self.levels), ""))))
 
     def close(self) -> None:
         for one in self.sites.values():

@@ -12,7 +12,7 @@ happened, not why: a source that is too slow in every round sees the same.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -27,6 +27,7 @@ from securefda.audit.records import Entry, Record
 from securefda.audit.store import AuditError
 from securefda.audit.verification import verification_progress
 from securefda.audit.verify import Verification, verify_log
+from securefda.text import names
 
 MOST_UNFINISHED_IN_A_ROW: Final = 2
 """Rounds of one source. A target gives up after three lost rounds in a row, and a source leaves then."""
@@ -228,7 +229,18 @@ def _of_rounds(row: Sequence[tuple[SiteRun, RoundTaken]], source: str, target: s
 
 def words(left: Sequence[Left]) -> str:
     """What left a site, in words."""
-    return ", ".join(map(str, left)) or "nothing"
+    return ", ".join(left_lines(left)) or "nothing"
+
+
+def left_lines(left: Sequence[Left]) -> list[str]:
+    """The same, a line for all receivers that got as many of a thing."""
+    receivers: defaultdict[tuple[int, str], list[str]] = defaultdict(list)
+    for one in left:
+        receivers[one.count, one.what].append(one.to)
+    return [
+        str(Left(what, to[0] if len(to) == 1 else f"each of {names(to)}", count))
+        for (count, what), to in receivers.items()
+    ]
 
 
 def ranges(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
@@ -324,6 +336,8 @@ class _Reader:
         is_receipt = entry.type == "Receipt" and sent  # of a result that was shown again
         if entry.round and (is_result or is_receipt):
             self._round(entry.round, time).results.add(entry.session)
+        if sent and entry.type == "Goodbye" and entry.disclosure is not None:
+            self._left["final model", entry.peer] += 1
         if not sent or not entry.round:
             return
         what = _RELEASES.get(entry.type, "")

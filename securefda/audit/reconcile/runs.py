@@ -24,6 +24,7 @@ from securefda.audit.notes import Note, NoteError
 from securefda.audit.reading import LogFolder, NoLog, being_written, find_logs, open_log
 from securefda.audit.reconcile.check import Check, PartyLog, Required, RunLogs
 from securefda.audit.reconcile.continuity import Continuity, CosignatureCheck
+from securefda.audit.reconcile.final_models import FinalModels
 from securefda.audit.reconcile.history import History, read_history
 from securefda.audit.reconcile.messages import Disclosures, EquivocationCheck, Pairing
 from securefda.audit.reconcile.own_logs import KeptEvidence, LogLifecycle, Spending, StepsTaken, VerifiedLogs
@@ -48,6 +49,7 @@ CHECKS: Final[tuple[type[Check], ...]] = (
     CosignatureCheck,
     Spending,
     Continuity,
+    FinalModels,
     KeptEvidence,
 )
 """All checks, in the order in which they run."""

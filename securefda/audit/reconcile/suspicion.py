@@ -30,6 +30,7 @@ RunKind = Literal[
     "unmask-differs",
     "disclosure-differs",
     "not-allowed",
+    "wrong-model",
     "wrong-epsilon",
     "ledger-went-back",
     "evidence-damaged",
@@ -60,6 +61,7 @@ RunKind = Literal[
 - unmask-differs: a source signed, or released shares for, other survivors than it was shown.
 - disclosure-differs: a record says of a message that it discloses something else than its header makes it disclose.
 - not-allowed: an update left without a decision of the policy that allows it.
+- wrong-model: a source kept another final model than that of the last result, or one that the headers leave to none.
 - wrong-epsilon: epsilon is not what the charges in the log come to.
 - ledger-went-back: a privacy ledger has no more rows than before.
 - evidence-...: a message that a site keeps beside its log is not what its record says, see `kept_check`. The log itself

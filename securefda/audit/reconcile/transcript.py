@@ -1,4 +1,4 @@
-"""The members of a run, and the messages that hold it together: headers, lists, results, checkpoints. Pure.
+"""The members of a run, and the messages that hold it together: headers, lists, results, the end, checkpoints. Pure.
 
 Everything here is what a site kept with a valid signature, whether or not a record speaks of it.
 """
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from securefda.audit.notes import COSIGNATURE_V1, ED25519, Checkpoint, LogName, Note, NoteError, NoteKey, witness_name
-from securefda.audit.statements import CheckpointSaid, HeaderSaid, ResultSaid, Statement, SurvivorsSaid
+from securefda.audit.statements import CheckpointSaid, GoodbyeSaid, HeaderSaid, ResultSaid, Statement, SurvivorsSaid
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class SignedHeader:
 
 @dataclass(slots=True)
 class SignedTranscript:
-    """The target's headers, lists and results of one run, and everybody's checkpoints.
+    """The target's headers, lists, results and goodbyes of one run, and everybody's checkpoints.
 
     Attributes:
         headers: by session; of several in one session, the first that was met.
@@ -70,6 +70,7 @@ class SignedTranscript:
         survivors: lists by the digest of their message.
         of_type: digests of ``Header``, ``Survivors`` and ``Result`` by type and session; two are an equivocation.
         results: by session.
+        goodbyes: by the digest of their message.
         notes: by origin and size, then by root: checkpoints that their party signed.
         ignored: how many messages were of another run, or not the target's to send.
     """
@@ -79,6 +80,7 @@ class SignedTranscript:
     survivors: dict[str, SurvivorsSaid] = field(default_factory=dict)
     of_type: dict[tuple[str, str], dict[str, Statement]] = field(default_factory=dict)
     results: dict[str, tuple[Statement, ResultSaid]] = field(default_factory=dict)
+    goodbyes: dict[str, GoodbyeSaid] = field(default_factory=dict)
     notes: dict[tuple[str, int], dict[str, bytes]] = field(default_factory=dict)
     ignored: int = 0
 
@@ -98,6 +100,8 @@ def read_transcript(statements: Iterable[Statement], members: Members) -> Signed
             _take_note(transcript, statement.sender, said.note, members)
         elif statement.sender != members.target or (isinstance(said, HeaderSaid) and said.run != members.run):
             transcript.ignored += 1
+        elif isinstance(said, GoodbyeSaid):
+            transcript.goodbyes[statement.digest] = said
         else:
             transcript.of_type.setdefault((statement.type, statement.session), {})[statement.digest] = statement
             _take(transcript, statement, members)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
+from securefda.audit.reconcile.history import left_lines
 from securefda.audit.reconcile.own_logs import HONEST
 from securefda.audit.report.overview import alike, all_flows, round_groups, shortened, timeline, unreported
 from securefda.audit.report.party_tables import Flow, Incident, PartyTables
@@ -108,7 +109,7 @@ def runs_table(sources: Sources) -> Table:
             f"{one.headers:,}",
             f"{one.finished:,}",
             Cell.of(f"{one.lost:,}", care=one.lost > 0),
-            Cell.of(*(map(str, one.left)), *([one.problem] if one.problem else [])) if one.left else "nothing",
+            Cell.of(*left_lines(one.left), *([one.problem] if one.problem else [])) if one.left else "nothing",
         )
         for one in sources.history.runs[:MOST_RUNS]
     ]
