@@ -43,6 +43,10 @@ RequestFile = Annotated[
 ]
 
 
+Fingerprints = Annotated[
+    list[str],
+    typer.Option("--fingerprint", metavar="SITE=HEX", help="Of a request's keys, as the site read it out by phone."),
+]
 Fingerprint = Annotated[
     str | None,
     typer.Option("--fingerprint", metavar="HEX", help="Of the request's keys, as the site read it out by phone."),
@@ -57,6 +61,7 @@ def init(
         Path | None,
         typer.Option("--requests", metavar="DIR", help="Folder with each site's request (*.json): no keys are made."),
     ] = None,
+    fingerprint: Fingerprints = [],
     address: Annotated[
         str | None,
         typer.Option(
@@ -87,17 +92,21 @@ def init(
     from securefda.site.enrolment import init_federation, read_requests
 
     config = load_federation(file, overrides, os.environ, note=say)
+    site_ids = (config.federation.target, *config.federation.sources)
     asked = None
+    if fingerprint and requests is None:
+        hint = "give the folder of the sites' requests with --requests DIR, or leave --fingerprint out"
+        raise ConfigError("--fingerprint", "is of a request, and there is none", hint=hint)
     if requests is not None:
         _refuse_beside("--requests", {"--entity": entity, "--name": name})
         roles: dict[str, Role] = {config.federation.target: "target"}
-        asked = read_requests(requests, roles | dict.fromkeys(config.federation.sources, "source"))
+        heard = {site: values[-1] for site, values in _known("--fingerprint", fingerprint, site_ids).items()}
+        asked = read_requests(requests, roles | dict.fromkeys(config.federation.sources, "source"), heard)
     aggregator = Address.parse(address or "127.0.0.1:8443", "--address")
     if asked and asked[0].address and not address:
         aggregator = asked[0].address
     fixed = "" if config.transport.listen.endswith(":0") else config.transport.listen
     bound = Address.parse(listen, "--listen") if listen else fixed or aggregator
-    site_ids = (config.federation.target, *config.federation.sources)
     entities, names = _known("--entity", entity, site_ids), _known("--name", name, site_ids)
     names.setdefault(config.federation.target, []).append(server_name or aggregator.host)
     sites = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Sequence
 from typing import Any
@@ -16,9 +17,35 @@ _TWO_COLUMNS = 60
 """A narrower terminal has the explanation below what it explains."""
 
 
+_IN_WORDS = (
+    (re.compile(rf"(\d+)<=x<={2**63 - 1}"), r"at least \1"),
+    (re.compile(r"(\d+)<=x<=(\d+)"), r"from \1 to \2"),
+    (re.compile(r"x>=(\d+)"), r"at least \1"),
+    (re.compile(r"x<=(\d+)"), r"at most \1"),
+)
+"""Bounds of a number as Click writes them, and in words."""
+
+
 def _one(paragraph: str) -> str:
-    """A paragraph without its line breaks."""
+    """A paragraph without its line breaks, its bounds in words."""
+    for bounds, words in _IN_WORDS:
+        paragraph = bounds.sub(words, paragraph)
     return " ".join(paragraph.split())
+
+
+def _term(term: str) -> str:
+    """An option with what it takes, or an argument, without names of Python's types."""
+    if not term.startswith("-"):
+        return re.sub(r" <.*>$", "", term)
+    number = re.sub(r"<(int|float)( range)?>", "N", term)
+    return number.replace("<path>", "PATH").replace("<str>", "TEXT")
+
+
+def _usage(arguments: str) -> str:
+    """Arguments as they are typed: braces are for a choice alone, and ``...`` stands once."""
+    return re.sub(
+        r"\{([^{}|]+?)\}(\.\.\.)?", lambda found: found[1] + ("" if "..." in found[1] else found[2] or ""), arguments
+    )
 
 
 class HelpFormatter(TyperContext.formatter_class):  # type: ignore[misc, valid-type]  # a class, to which typer gives no name
@@ -29,7 +56,7 @@ class HelpFormatter(TyperContext.formatter_class):  # type: ignore[misc, valid-t
 
     def write_usage(self, prog: str, args: str = "", prefix: str | None = None) -> None:
         """Write how the command is typed."""
-        self.write(wrapped(f"{prefix or 'Usage: '}{prog} {args}", self.width, later=" " * 7) + "\n")
+        self.write(wrapped(f"{prefix or 'Usage: '}{prog} {_usage(args)}", self.width, later=" " * 7) + "\n")
 
     def write_text(self, text: str) -> None:
         """Write paragraphs, which an empty line divides."""
@@ -38,6 +65,7 @@ class HelpFormatter(TyperContext.formatter_class):  # type: ignore[misc, valid-t
 
     def write_dl(self, rows: Sequence[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
         """Write terms and what each means: in two columns, or one below the other where there is no room."""
+        rows = [(_term(term), meaning) for term, meaning in rows]
         indent = " " * self.current_indent
         column = min(max(len(term) for term, _ in rows), col_max) + col_spacing
         for term, meaning in rows:

@@ -120,7 +120,8 @@ def explain(
     elif file.kit is not None:
         sources = tuple(entry.site_id for entry in file.kit.roster.sources)
     if site and sources and site not in sources:
-        raise ConfigError(f"--site {site}", "is no source here", hint=f"sources: {', '.join(sources)}")
+        why = f"is no source of the federation in {federation}"
+        raise ConfigError(f"--site {site}", why, hint=f"sources: {', '.join(sources)}")
     with naming(name):
         found = load_policy(file.path)
     if sources and name in sources:

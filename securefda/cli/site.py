@@ -154,10 +154,15 @@ def _data(request: SiteRequest, kit: Path | None) -> dict[str, Any]:
 
 
 def _asked_text(request: SiteRequest, kit: Path, ca: str = "") -> str:
+    from securefda.site.enrolment import is_below_authority
+
     site = request.site.site_id
+    known = "which no other site and no authority knows"
+    if is_below_authority(kit):
+        known = f"in the authority's own folder {kit.parent}: the authority can read them, and pose as {site}"
     return "\n".join(
         [
-            f"{kit}: keys of {request.site.role} {site}, which no other site and no authority knows",
+            f"{kit}: keys of {request.site.role} {site}, {known}",
             f"fingerprint of {site}: {request.fingerprint}",
             f"send {_file(kit)} to the authority, and compare the fingerprint by phone",
             f"then, with the package that comes back: securefda site join {kit} PACKAGE{ca}",

@@ -162,13 +162,14 @@ def verdicts_on(
             loaded.append(error)
     if asked.suffix == ".toml":
         config = load_federation(asked, (), env)
-        names = _names(files, sites, config.federation.sources)
+        where = f"federation {config.federation.name} ({asked})"
+        names = _names(files, sites, config.federation.sources, where)
         found = zip(names, loaded, strict=True)
         permitted = {name: policy.max_visibility for name, policy in found if isinstance(policy, SourcePolicy)}
         question = question_of_federation(config, permitted)
     else:
         question = question_of_header(asked, [file.kit for file in files if file.kit is not None])
-        names = _names(files, sites, tuple(question.indices))
+        names = _names(files, sites, tuple(question.indices), f"the federation of {asked}")
     verdicts = []
     for name, file, policy in zip(names, files, loaded, strict=True):
         try:
@@ -182,8 +183,8 @@ def verdicts_on(
     return verdicts, {name: first.level_of(index).label for name, index in here.items()}
 
 
-def _names(files: Sequence[PolicyFile], sites: Sequence[str], sources: Sequence[str]) -> list[str]:
-    """Whose policies these are.
+def _names(files: Sequence[PolicyFile], sites: Sequence[str], sources: Sequence[str], where: str) -> list[str]:
+    """Whose policies these are; ``where`` names the federation for messages.
 
     Raises:
         ConfigError: a site is no source, or has two policies or none, or there are more policies than sources.
@@ -191,7 +192,7 @@ def _names(files: Sequence[PolicyFile], sites: Sequence[str], sources: Sequence[
     hint = f"sources: {', '.join(sources)}"
     for site in sites:
         if site not in sources:
-            raise ConfigError(f"--site {site}", "is no source here", hint=hint)
+            raise ConfigError(f"--site {site}", f"is no source of {where}", hint=hint)
     loose = sum(file.kit is None for file in files)
     if len(sites) > loose:
         why = "no policy is left for it: --site says whose a policy.toml is, and a kit says it itself"
@@ -202,8 +203,10 @@ def _names(files: Sequence[PolicyFile], sites: Sequence[str], sources: Sequence[
     names = [name or next(left, "") for name in names]
     for place, name in enumerate(names):
         if not name or name in names[:place]:
-            why = "there are more policies than sources" if not name else f"{name} has two policies"
-            raise ConfigError("POLICY", why, hint=hint)
+            why = f"is a second policy of {name}" if name else f"is of no source that is left of {where}"
+            raise ConfigError(str(files[place].path), why, hint=f"leave it out; {hint}")
         if name not in sources:
-            raise ConfigError("POLICY", f"{name} is no source here", hint=hint)
+            why = f"{name} is no source of {where}"
+            fix = f"name kits of its sources ({', '.join(sources)}), or the federation of {name}"
+            raise ConfigError(str(files[place].path), why, hint=fix)
     return names

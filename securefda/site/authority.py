@@ -47,7 +47,7 @@ from securefda.site.request import SiteKeys, SiteRequest
 from securefda.site.sealed import is_sealed, seal, unseal
 
 CA_FILE = "ca.pem"
-_CA_KEY_FILE = "ca.key"
+CA_KEY_FILE = "ca.key"
 _ROSTER_KEY_FILE = "roster.key"
 
 
@@ -98,10 +98,10 @@ class Authority:
             ConfigError: a file is missing or malformed, a key is open to others, or keys and certificate differ.
         """
         ca = parse_ca(str(folder / CA_FILE), read_file(folder / CA_FILE).data)
-        tls_key = load_tls_key(str(folder / _CA_KEY_FILE), read_file(folder / _CA_KEY_FILE))
+        tls_key = load_tls_key(str(folder / CA_KEY_FILE), read_file(folder / CA_KEY_FILE))
         roster_key = load_signing_key(str(folder / _ROSTER_KEY_FILE), read_file(folder / _ROSTER_KEY_FILE))
         if tls_key.public_key() != ca.certificate.public_key():
-            raise ConfigError(str(folder / _CA_KEY_FILE), f"does not belong to {CA_FILE}")
+            raise ConfigError(str(folder / CA_KEY_FILE), f"does not belong to {CA_FILE}")
         if roster_key.public_key().public_bytes_raw() != ca.roster_key:
             raise ConfigError(str(folder / _ROSTER_KEY_FILE), f"does not belong to {CA_FILE}")
         return cls(ca, tls_key, roster_key)
@@ -109,7 +109,7 @@ class Authority:
     def save(self, folder: Path) -> None:
         """Write certificate and keys (mode 0600) into an existing folder. Raises OSError."""
         write_file(folder / CA_FILE, self.ca.pem, PUBLIC_MODE)
-        write_file(folder / _CA_KEY_FILE, private_pem(self.tls_key), SECRET_MODE)
+        write_file(folder / CA_KEY_FILE, private_pem(self.tls_key), SECRET_MODE)
         write_file(folder / _ROSTER_KEY_FILE, private_pem(self.roster_key), SECRET_MODE)
 
     def issue(self, site: SiteSpec | SiteRequest, now: datetime, validity: timedelta = SITE_VALIDITY) -> Identity:
@@ -151,7 +151,7 @@ def protect_keys(folder: Path, passphrase: Secret | None) -> tuple[Path, ...]:
     Raises:
         ConfigError: there are no keys in ``folder``, one cannot be read or written, or the passphrase is too short.
     """
-    names = ("tls.key", "signing.key", _CA_KEY_FILE, _ROSTER_KEY_FILE)
+    names = ("tls.key", "signing.key", CA_KEY_FILE, _ROSTER_KEY_FILE)
     files = [
         below / name
         for below in (folder / "startup", folder / "requested", folder / "joining", folder)

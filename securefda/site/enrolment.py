@@ -20,7 +20,7 @@ from pathlib import Path
 from securefda.disk import PUBLIC_MODE, SECRET_MODE, make_folder, read_file, whole_folder, write_file, writing_errors
 from securefda.errors import ConfigError
 from securefda.protocol.roster import Role, Roster, RosterEntry, SignedRoster, check_name, sign_roster
-from securefda.site.authority import CA_FILE, Authority, Identity, load_signing_key, private_pem
+from securefda.site.authority import CA_FILE, CA_KEY_FILE, Authority, Identity, load_signing_key, private_pem
 from securefda.site.certificates import (
     CA_VALIDITY,
     SITE_VALIDITY,
@@ -167,19 +167,20 @@ def init_federation(
     return Enrolment(root, roster, authority.ca.fingerprint, signed.missing_signatures(roster))
 
 
-def read_requests(folder: Path, roles: Mapping[str, Role]) -> list[SiteRequest]:
+def read_requests(folder: Path, roles: Mapping[str, Role], fingerprints: Mapping[str, str] = {}) -> list[SiteRequest]:
     """Read every ``*.json`` in a folder as a request.
 
     Args:
         folder: with one request of each site, and no other.
         roles: site id -> role of the federation's sites.
+        fingerprints: site id -> fingerprint of its request's keys, as the site read it out; not of every site.
 
     Returns:
         The requests, in the order of ``roles``.
 
     Raises:
         ConfigError: it is no folder, one is not sound, two are of one site, one is of no site of the federation or
-            asks for another role, or a site has none.
+            asks for another role, a site has none, or a request has another fingerprint.
     """
     if not folder.is_dir():
         why = "is not a folder" if folder.exists() else "is missing"
@@ -202,7 +203,13 @@ def read_requests(folder: Path, roles: Mapping[str, Role]) -> list[SiteRequest]:
         if site_id not in found:
             hint = f"the site makes it: securefda site init {site_id}; put it there as {site_id}.json"
             raise ConfigError(str(folder), f"holds no request of {site_id}", hint=hint)
+        _check_fingerprint(found[site_id][1], fingerprints.get(site_id))
     return [found[site_id][1] for site_id in roles]
+
+
+def is_below_authority(kit: Path) -> bool:
+    """Whether a kit is one of an authority's own folder, where the authority can read its keys."""
+    return (kit.resolve().parent / CA_FOLDER / CA_KEY_FILE).exists()
 
 
 def read_request(file: Path) -> SiteRequest:

@@ -50,6 +50,19 @@ def test_init_makes_a_kit_per_site_with_settings_and_policy_that_load(kits: Path
     assert (policy.min_others, policy.release.max_attempts) == (3, 4)
 
 
+def test_new_keys_in_the_authoritys_own_folder_are_not_said_to_be_unknown_to_it(
+    kits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    moved = Path(shutil.copytree(kits / "source-2", tmp_path / "at-home" / "source-2"))
+    unknown = "which no other site and no authority knows"
+    for kit, is_known in ((kits / "source-1", True), (moved, False)):
+        capsys.readouterr()
+        assert main(["site", "renew", str(kit)]) == 0
+        first = capsys.readouterr().out.splitlines()[0]
+        assert (f"in the authority's own folder {kits}: the authority can read them" in first) == is_known
+        assert (unknown in first) != is_known
+
+
 @pytest.mark.parametrize(
     ("options", "listen"),
     [

@@ -170,9 +170,9 @@ def test_a_policy_file_by_itself_is_of_the_site_that_is_named(
     _, found = envelope([*command, "--site", "source-4"], capsys)
     assert [item["site"] for item in found["data"]["policies"]] == ["source-1", "source-4"]
     code, found = envelope([*command, "--site", "source-1"], capsys)
-    assert (code, found["message"]) == (4, "POLICY: source-1 has two policies")
+    assert (code, found["message"]) == (4, f"{file}: is a second policy of source-1")
     code, found = envelope([*command, "--site", "target"], capsys)
-    assert (code, found["message"]) == (4, "--site target: is no source here")
+    assert (code, found["message"]) == (4, f"--site target: is no source of federation digits ({FEDERATION})")
 
 
 def test_a_policy_that_was_not_signed_again_is_unusable(kits: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -65,6 +65,7 @@ def test_help_is_whole(path: tuple[str, ...], width: int, monkeypatch: pytest.Mo
     monkeypatch.undo()
     text = printed([*path, "--help"], width, monkeypatch)
     require_whole(text, width, words)
+    assert not re.search(r"x[<>]=|<=x|<(int|float|str|path|list)\b", text)
 
 
 RESULTS = {

@@ -192,6 +192,7 @@ INIT = command(f"budget init {NOISY}")
 SIMULATE = "simulate federation.toml --out taken"
 INSPECT = f"kit inspect {SOURCE}"
 CHECK = f"policy check {SOURCE} federation.toml"
+LUNGS = "lungs.toml"
 LEDGERS = "noisy/source-1/local/ledgers"
 
 
@@ -1209,6 +1210,26 @@ SITES = {
         "--request FILE",
         again="federation renew kits source-3",
     ),
+    "fingerprint-without-requests": Wrong(
+        "federation init federation.toml --out joined --fingerprint source-1=abc",
+        "--fingerprint: is of a request, and there is none",
+        "--requests DIR",
+        again="federation init federation.toml --out joined",
+    ),
+    "founded-with-another-fingerprint": Wrong(
+        f"{FOUND} --fingerprint source-1={'00' * 32}",
+        "request of source-1: has the fingerprint",
+        "do not sign it",
+        harm=_asked,
+        again=FOUND,
+    ),
+    "fingerprint-of-no-site": Wrong(
+        f"{FOUND} --fingerprint source-9={'00' * 32}",
+        "--fingerprint source-9: is no site of this federation",
+        "sites: target, source-1",
+        harm=_asked,
+        again=FOUND,
+    ),
     "renewed-without-the-present-key": Wrong(
         f"federation renew kits source-3 --request {ASKED.replace('source-4', 'source-3')}",
         "request of source-3: is not signed by the key that source-3 has now",
@@ -1377,7 +1398,10 @@ POLICIES = {
         f"policy check {SOURCE} nowhere.toml", "nowhere.toml: file not found", "check the path", again=CHECK
     ),
     "check-for-an-unknown-site": Wrong(
-        f"{CHECK} --site x", "--site x: is no source here", "sources: source-1, source-2", again=CHECK
+        f"{CHECK} --site x",
+        r"--site x: is no source of federation digits \(federation.toml\)",
+        "sources: source-1, source-2",
+        again=CHECK,
     ),
     "check-of-a-kit-for-another": Wrong(
         f"{CHECK} --site source-2", "--site source-2: no policy is left for it", "leave it out", again=CHECK
@@ -1396,13 +1420,29 @@ POLICIES = {
     ),
     "explain-a-file-for-an-unknown-site": Wrong(
         "policy explain loose.toml federation.toml --site x",
-        "--site x: is no source here",
+        "--site x: is no source of the federation in federation.toml",
         "sources: source-1, source-2",
         harm=copy(POLICY, "loose.toml"),
         again="policy explain loose.toml federation.toml --site source-1",
     ),
+    "check-of-a-kit-of-another-federation": Wrong(
+        f"policy check {SOURCE} {LUNGS}",
+        rf"{POLICY}: source-1 is no source of federation lungs \({LUNGS}\)",
+        r"name kits of its sources \(clinic-1, clinic-2, clinic-3\), or the federation of source-1",
+        harm=write(LUNGS, FEDERATION.replace("digits", "lungs", 1).replace("source-", "clinic-")),
+        again=CHECK,
+    ),
+    "check-of-two-policies-of-one-site": Wrong(
+        f"policy check {SOURCE} noisy/source-1 federation.toml",
+        "noisy/source-1/local/policy.toml: is a second policy of source-1",
+        "leave it out",
+        again=CHECK,
+    ),
     "check-of-a-target": Wrong(
-        "policy check kits/target federation.toml", "target is no source here", "sources: source-1", again=CHECK
+        "policy check kits/target federation.toml",
+        r"kits/target/local/policy.toml: target is no source of federation digits \(federation.toml\)",
+        r"name kits of its sources \(source-1, .*\), or the federation of target",
+        again=CHECK,
     ),
     "refused-by-policy": Wrong(
         CHECK,
