@@ -26,7 +26,7 @@ def header_of(participants: int, layers: int) -> Header:
         levels=(Visibility.SUM,) * participants,
         rule=RuleTerms("fedgp_auto", 0.5, "orthogonal", True, True, "mean-field", 1.0, True),
         target=TargetTerms(steps=10, learning_rate=0.1, update_digest=bytes(32)),
-        layers=tuple(Layer(f"layer-{place}", (64, 64), 1.0) for place in range(layers)),
+        layers=tuple(Layer(f"layer-{place}", (64, 64), 1.0, 1.0) for place in range(layers)),
         architecture_digest=bytes(32),
         model_digest=bytes(32),
         roster_digest=bytes(32),

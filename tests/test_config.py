@@ -58,7 +58,7 @@ def test_a_minimal_file_gets_the_documented_defaults(file: Path) -> None:
     assert (config.privacy.visibility, config.privacy.min_others, config.privacy.max_colluders) == ("sum", 2, 0)
     assert (config.privacy.norm_cap_kappa, config.privacy.norm_cap_granularity) == (1.0, "layer")
     assert config.privacy.site_visibility == {}
-    assert (config.session.threshold, config.session.modulus_bits, config.session.clip) == (0, 32, 1.0)
+    assert (config.session.threshold, config.session.bits, config.session.clip) == (0, "auto", 1.0)
     assert config.transport.listen == "127.0.0.1:0"
 
 
@@ -201,7 +201,7 @@ BAD_VALUES = [
     ("[session]\nthreshold = 1", "session.threshold", "below min-others + max-colluders + 1 = 3", "leave it at 0"),
     ("[session]\nthreshold = 2", "session.threshold", "below min-others + max-colluders + 1 = 3", "leave it at 0"),
     ("[session]\nthreshold = 4", "session.threshold", "outside [2, 3]", "leave it at 0"),
-    ("[session]\nmodulus-bits = 16", "session.modulus-bits", "32 or 64", ""),
+    ("[session]\nbits = 18", "session.bits", "16", ""),
     ("[session]\nclip = inf", "session.clip", "finite", ""),
     ("[transport]\nlisten = 'localhost'", "transport.listen", "host:port", ""),
     ("[transport]\nlisten = 'localhost:70000'", "transport.listen", "65535", ""),

@@ -28,6 +28,7 @@ from securefda.operations.progress import Reporter
 from securefda.operations.records import SiteLine
 from securefda.protocol.messages import Header, Signed, Signer
 from securefda.protocol.roster import Roster
+from securefda.protocol.secret import Secret
 from securefda.protocol.transcript import architecture_digest
 from securefda.site.policy import SourcePolicy
 from securefda.site.throwaway import throwaway_roster
@@ -209,4 +210,5 @@ def source_site(
         witness=witness_at(logs, index, roster, store),
         random_bytes=os.urandom,
         software_version="1",
+        rounding_key=lambda _run, number: Secret(sha256(f"{index} {number}".encode()).digest()),
     )

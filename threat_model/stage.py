@@ -76,7 +76,7 @@ def run_settings(visibility: Visibility, changes: Mapping[str, Any]) -> RunSetti
         "min_others": 2,
         "max_colluders": 0,
         "threshold": 0,
-        "modulus_bits": 32,
+        "bits": 32,
         "clip": CLIP,
         "max_samples": MAX_SAMPLES,
         "attempts": 2,
@@ -320,9 +320,9 @@ class Stage(MemoryNetwork[AggregatorEndpoint, SourceEndpoint]):
         return samples_of(index) / self.settings.max_samples
 
     def precision(self, index: int) -> float:
-        """Largest error of an update that was recovered from its encoding: of the vector and of its weight."""
+        """Largest error of an update that is the difference of two sums over all: each part is rounded in both."""
         header = next(one.message.body for one in self.passed if isinstance(one.message.body, Header))
-        return 2 * quantisation(header).step(0) / self.weight(index)
+        return 2 * len(header.participants) * quantisation(header).step(0) / self.weight(index)
 
     @property
     def adversary(self) -> Any:

@@ -31,7 +31,7 @@ from typing import Any
 import securefda.protocol
 from securefda.audit.log import AuditLog
 from securefda.errors import FaultyAggregatorError
-from securefda.protocol import agreement, checks, contribution, masking
+from securefda.protocol import agreement, checks, contribution, encoding, masking
 from securefda.protocol import roster as roster_module
 from securefda.protocol import source as source_steps
 from securefda.protocol.masking import Mask, RingVector, add_masks
@@ -326,6 +326,22 @@ UPDATE_AT_THE_CLIP = replaced(
 )
 """A source clips and lets any number of coordinates be at the clip."""
 
+
+class _Halves:
+    """Draws of which each is one half."""
+
+    @staticmethod
+    def update_into(zeros: memoryview, out: memoryview) -> None:
+        out[:] = b"\x00\x80" * (len(zeros) // 2)
+
+
+ROUNDING_AT_RANDOM = replaced(
+    "rounding at random",
+    encoding,
+    "_encode_layer",
+    lambda original: lambda *values, **how: original(*values, **(how | {"stream": _Halves})),
+)
+"""A source rounds to the nearest: what is below half a step vanishes."""
 
 _NOTHING_CAPPED = contribution.AppliedCaps(0, sha256(b"").hexdigest(), 0, 0)
 NORM_CAP = replaced("scaling to the caps", contribution, "apply_caps", lambda _: lambda *_arguments: _NOTHING_CAPPED)

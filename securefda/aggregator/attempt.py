@@ -44,6 +44,7 @@ from securefda.protocol.messages import (
     Update,
     Visibility,
 )
+from securefda.protocol.secret import Secret
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -373,7 +374,7 @@ class ClearAttempt(_BaseAttempt):
         """
         super().__init__(session, terms, terms.header.at(Visibility.INDIVIDUAL))
         self._target, self._units = target, units
-        self._total = np.zeros(terms.encoding.length, terms.encoding.dtype)
+        self._total = np.zeros(terms.encoding.length, np.uint32)
         self._answered: dict[int, Update] = {}
 
     @property
@@ -437,10 +438,10 @@ class ClearAttempt(_BaseAttempt):
             raise FaultySourceError(name, "INPUT_DIGEST")
         if body.samples > header.max_samples:
             raise FaultySourceError(name, "INPUT_SAMPLES", f"{body.samples} of at most {header.max_samples}")
-        self._evaluate(name, vector_from_wire(vector), body.samples)
+        self._evaluate(name, vector_from_wire(vector), body)
         self._answered[index] = body
 
-    def _evaluate(self, name: str, update: Vector, samples: int) -> None:
+    def _evaluate(self, name: str, update: Vector, body: Update) -> None:
         """Do with an update in clear what a source at ``sum`` does by itself: rule, clip, encode, add."""
         if not np.all(np.isfinite(update)):
             raise FaultySourceError(name, "INPUT_FINITE", "the update holds NaN or infinity")
@@ -448,9 +449,11 @@ class ClearAttempt(_BaseAttempt):
             contribution = evaluate_at_target(self.terms, self._target, update)
         except ValueError as error:
             raise FaultySourceError(name, "INPUT_VALUE", str(error)) from None
-        clip_contribution(self.header.body, contribution)
-        statistics = statistics_of(contribution, weight_of(self.header.body, samples), None)
-        accumulate(self._total, encode_contribution(self.terms, contribution, statistics, self._units))
+        weight = weight_of(self.header.body, body.samples)
+        clip_contribution(self.header.body, contribution, weight)
+        statistics = statistics_of(contribution, weight, None)
+        rounding = Secret(body.rounding_key)
+        accumulate(self._total, encode_contribution(self.terms, contribution, statistics, self._units, rounding))
 
     def _go_on(self) -> list[Send]:
         if self.waiting_for:

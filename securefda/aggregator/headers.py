@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 
+from securefda.aggregator.ranges import WordFormat, narrowest
 from securefda.aggregator.site import RunSettings, TargetSite, require_no_step_updates, settings_of
 from securefda.aggregator.target import TargetRound, published_terms
 from securefda.errors import ConfigError, QuorumLost
@@ -155,6 +156,7 @@ def make_header(
     target: TargetRound | None,
     model: Vector,
     session: SessionPlan,
+    words: WordFormat,
     with_metrics: bool,
 ) -> Signed[Header]:
     """Sign the header of an attempt, with a fresh session id."""
@@ -166,6 +168,7 @@ def make_header(
         target=published_terms(target, plan, to_sources=Visibility.SUM in session.levels.values()),
         model_digest=sha256(vector_to_wire(model)).digest(),
         session=session,
+        words=words,
         with_metrics=with_metrics,
     )
     return site.signer.sign(draw(site.random_bytes, SESSION_ID_BYTES), NO_CONTEXT, body)
@@ -189,6 +192,7 @@ def header_of(
     target: TargetTerms | None,
     model_digest: bytes,
     session: SessionPlan,
+    words: WordFormat,
     with_metrics: bool,
 ) -> Header:
     """The header of an attempt; with loss and accuracy only where the join of every participant said so."""
@@ -199,14 +203,17 @@ def header_of(
         levels=tuple(session.levels[index] for index in session.participants),
         rule=rule,
         target=target,
-        layers=tuple(Layer(name, shape, settings.clip) for name, shape in federation.layers),
+        layers=tuple(
+            Layer(name, shape, settings.clip, limit)
+            for (name, shape), limit in zip(federation.layers, words.ranges, strict=True)
+        ),
         architecture_digest=architecture_digest(federation.layers),
         model_digest=model_digest,
         roster_digest=federation.roster_digest,
         participants=session.participants,
         threshold=session.threshold,
-        modulus_bits=settings.modulus_bits,
-        n_max=2 * federation.sources,  # room to spare: a sum that is noise then leaves the range at once
+        modulus_bits=words.bits,
+        n_max=room_of(federation.sources),
         max_samples=settings.max_samples,
         training_deadline_ms=round(1000 * settings.training_deadline_s),
         phase_deadline_ms=round(1000 * settings.phase_deadline_s),
@@ -219,6 +226,11 @@ def header_of(
         metrics=with_metrics,
         sources_keep=settings.sources_keep,
     )
+
+
+def room_of(sources: int) -> int:
+    """How many inputs a sum is laid out for: more than there are, so that one which is noise leaves the range."""
+    return 2 * sources
 
 
 def rules_of_run(strategy: Strategy) -> list[RuleTerms]:
@@ -239,8 +251,8 @@ def schedule_of(run_id: bytes, settings: RunSettings, sources: int) -> Schedule 
         rules=rules,
         learning_rate=settings.learning_rate,
         clip=settings.clip,
-        modulus_bits=settings.modulus_bits,
-        n_max=2 * sources,
+        modulus_bits=narrowest(settings.bits, room_of(sources)),
+        n_max=room_of(sources),
         max_samples=settings.max_samples,
         training_deadline_ms=round(1000 * settings.training_deadline_s),
         phase_deadline_ms=round(1000 * settings.phase_deadline_s),
@@ -286,13 +298,15 @@ def expected_header(config: FederationConfig) -> Header:
         options=config.task.options,
     )
     model = build_model(load_task(config.task.factory, task), derive_seed(0, "model"))
+    layers = layer_table(model)
     return header_of(
-        Federation(_NO_DIGEST, len(names), layer_table(model)),
+        Federation(_NO_DIGEST, len(names), layers),
         settings,
         AttemptPosition(bytes(RUN_ID_BYTES), number, 1, b""),
         rule=terms_of(plan),
         target=target,
         model_digest=_NO_DIGEST,
         session=session,
+        words=WordFormat(narrowest(settings.bits, room_of(len(names))), (settings.clip,) * len(layers)),
         with_metrics=not config.training.source.with_noise,
     )

@@ -9,15 +9,16 @@ from hashlib import sha256
 import numpy as np
 
 from securefda.aggregator.attempt import RoundSum
-from securefda.aggregator.headers import AttemptPosition, SessionPlan, make_header
+from securefda.aggregator.headers import AttemptPosition, SessionPlan, make_header, room_of
+from securefda.aggregator.ranges import WordFormat, format_for, narrowest, peaks_after, question_of
 from securefda.aggregator.rounds import CurrentRound, RoundTotal, total_of, update_of
 from securefda.aggregator.site import RunSettings, TargetSite
-from securefda.aggregator.store import AggregatorStore, Asked, KeptResult, Position, TargetRelease
+from securefda.aggregator.store import AggregatorStore, Asked, KeptPeaks, KeptResult, Position, TargetRelease
 from securefda.aggregator.target import train_target
 from securefda.errors import FaultySourceError
 from securefda.operations.progress import Reporter
 from securefda.protocol.checks import envelope_fault
-from securefda.protocol.contribution import RoundTerms
+from securefda.protocol.contribution import RoundTerms, terms_of
 from securefda.protocol.encoding import vector_to_wire
 from securefda.protocol.messages import (
     NO_CONTEXT,
@@ -161,8 +162,22 @@ class RunModel:
             target=current.target,
             model=self.vector,
             session=session,
+            words=self._words(current, session),
             with_metrics=with_metrics,
         )
+
+    def _words(self, current: CurrentRound, session: SessionPlan) -> WordFormat:
+        settings, sizes = self._settings, self._site.trainer.sizes
+        bits = narrowest(settings.bits, room_of(len(self._site.sources)))
+        peaks = self._store.peaks(question_of(terms_of(current.plan), session.levels.values()))
+        return format_for(bits, peaks, clip=settings.clip, sizes=sizes)
+
+    def _peaks(self, current: CurrentRound, outcome: RoundSum) -> KeptPeaks:
+        """What a round leaves for the ranges of the next. One in which a source was beyond them leaves nothing."""
+        if current.out_of_range:
+            return KeptPeaks(current.question, None)
+        before = self._store.peaks(current.question)
+        return KeptPeaks(current.question, peaks_after(before, outcome.parts, self._site.trainer.sizes))
 
     def publish(self, current: CurrentRound, header: Header, asked: Asked) -> None:
         """Write down that an attempt begins, and what of the target leaves with its header."""
@@ -214,7 +229,8 @@ class RunModel:
         result = self._site.signer.sign(header.envelope.session_id, header.digest(), body)
         self._result_digest = result.digest()
         kept = self.receipts.following(current.number, result)
-        self._record(current, header.body.participants, outcome, change.total, kept)
+        peaks = self._peaks(current, outcome)
+        self._record(current, header.body.participants, outcome, change.total, kept=kept, peaks=peaks)
         self.receipts.published(kept)
         return result
 
@@ -229,7 +245,7 @@ class RunModel:
     def lose(self, current: CurrentRound, participants: Iterable[int]) -> None:
         """Give a round up: the model stays as it is."""
         line = current.line(self._site, self.vector, "lost", participants)
-        self._store.lose_round(dict(line))
+        self._store.lose_round(dict(line), KeptPeaks(current.question, None) if current.out_of_range else None)
         self._reporter.round_finished(line)
 
     def _record(
@@ -238,7 +254,9 @@ class RunModel:
         participants: Iterable[int] = (),
         outcome: RoundSum | None = None,
         total: RoundTotal | None = None,
+        *,
         kept: KeptResult | None = None,
+        peaks: KeptPeaks | None = None,
     ) -> None:
         site, began = self._site, self._site.clock()
         if site.personal is None:
@@ -256,5 +274,5 @@ class RunModel:
         if site.validation is not None:
             seen = site.trainer.evaluate(self.vector, site.validation)
             line["validation_accuracy"], line["validation_loss"] = seen.metrics["accuracy"], seen.loss
-        self._store.finish_round(dict(line), self.vector, self._result_digest, self._server, kept)
+        self._store.finish_round(dict(line), self.vector, self._result_digest, self._server, kept, peaks=peaks)
         self._reporter.round_finished(line)

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from securefda.aggregator.attempt import PartialSum, RoundSum
+from securefda.aggregator.ranges import question_of
 from securefda.aggregator.site import ByteCounts, TargetSite
 from securefda.aggregator.store import Asked
 from securefda.aggregator.target import TargetRound, evaluate_at_target
@@ -106,6 +107,8 @@ class CurrentRound:
         levels: roster index -> what the aggregator sees of the source in the last attempt.
         with_metrics: whether the sources hand in loss and accuracy in the last attempt.
         released_to: site ids that were sent the target's update.
+        question: what the last attempt asked, see :func:`securefda.aggregator.ranges.question_of`.
+        out_of_range: whether a source refused, since too much of its part was beyond the ranges (CLIPPED).
         target_cosine: of g_T and the round's update of the model, which every site gets to know: how far that shows
             g_T. None where there is no g_T.
     """
@@ -122,6 +125,8 @@ class CurrentRound:
     levels: dict[int, Visibility] = field(default_factory=dict)
     with_metrics: bool = False
     released_to: set[str] = field(default_factory=set)
+    question: bytes = b""
+    out_of_range: bool = False
     target_cosine: float | None = None
 
     @property
@@ -132,6 +137,7 @@ class CurrentRound:
     def begin(self, header: Header, asked: Asked) -> None:
         """An attempt begins with this header."""
         self.attempt, self.with_metrics, self.asked = header.attempt, header.metrics, asked
+        self.question = question_of(header.rule, header.levels)
         self.levels = dict(zip(header.participants, header.levels, strict=True))
 
     def spent(self, phase: str, seconds: float) -> None:

@@ -470,6 +470,7 @@ class AggregatorRun:
         if isinstance(attempt, SecureFdaError):
             return self._lose_round(current, current.levels, attempt), []
         current.refused |= attempt.refused
+        current.out_of_range |= "CLIPPED" in attempt.refused.values()
         for index, key in attempt.refused.items():
             name = self._site.name(index)
             self._reporter.note(Note(f"{name} refused: {key}", "warning", name))

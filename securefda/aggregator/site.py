@@ -84,8 +84,9 @@ class RunSettings:
     """How a run goes; ``threshold`` 0 is the default formula, deadlines are seconds.
 
     ``cohort_size`` is the fewest members of a cohort when it forms; 0 lets each cohort lose one source. ``kappa`` is of
-    the norm cap, 0 for none. ``target_noise`` is what protects g_T when it is published, as its releases are
-    accounted. ``learning_rate`` is the target's, before the factor of a round;
+    the norm cap, 0 for none. ``bits`` is the width of a parameter's word once there are sums to go by, 0 for the fewest
+    that do, see :mod:`securefda.aggregator.ranges`. ``target_noise`` is what protects g_T when it is published, as its
+    releases are accounted. ``learning_rate`` is the target's, before the factor of a round;
     ``patience`` is after how many rounds without a better model the run ends, 0 for never. ``sources_keep`` is what the
     sources keep of the model when the run is complete.
     """
@@ -95,7 +96,7 @@ class RunSettings:
     min_others: int
     max_colluders: int
     threshold: int
-    modulus_bits: int
+    bits: int
     clip: float
     max_samples: int
     attempts: int
@@ -303,7 +304,7 @@ def settings_of(config: AggregatorConfig | FederationConfig, config_digest: byte
         min_others=privacy.min_others,
         max_colluders=privacy.max_colluders,
         threshold=session.threshold,
-        modulus_bits=session.modulus_bits,
+        bits=0 if session.bits == "auto" else session.bits,
         clip=session.clip,
         max_samples=session.max_samples,
         attempts=session.attempts,

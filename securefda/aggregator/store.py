@@ -17,6 +17,7 @@ import numpy as np
 
 from securefda.errors import ConfigError
 from securefda.parse import json_value
+from securefda.protocol.encoding import Vector64
 from securefda.protocol.messages import Envelope, Receipt, Result, Signed
 from securefda.rules import ServerState
 from securefda.state_file import RunStore
@@ -37,6 +38,7 @@ CREATE TABLE last_result (
     model_digest BLOB NOT NULL, signed_bytes BLOB NOT NULL, signature BLOB NOT NULL
 );
 CREATE TABLE receipts (sender INTEGER PRIMARY KEY, signed_bytes BLOB NOT NULL, signature BLOB NOT NULL);
+CREATE TABLE peaks (question BLOB PRIMARY KEY, peaks BLOB NOT NULL);
 CREATE TABLE target_releases (
     round INTEGER NOT NULL, attempt INTEGER NOT NULL, update_digest TEXT NOT NULL, recipients TEXT NOT NULL,
     noise TEXT NOT NULL, PRIMARY KEY (round, attempt)
@@ -101,6 +103,14 @@ class TargetRelease:
     update_digest: str
     recipients: list[str]
     noise: str
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class KeptPeaks:
+    """What is known of the size of sums of one question, see :mod:`securefda.aggregator.ranges`; None for nothing."""
+
+    question: bytes
+    peaks: Vector64 | None
 
 
 class AggregatorStore(RunStore):
@@ -187,6 +197,8 @@ class AggregatorStore(RunStore):
         result_digest: bytes,
         server: ServerState | None = None,
         kept: KeptResult | None = None,
+        *,
+        peaks: KeptPeaks | None = None,
     ) -> None:
         """Write a finished round, what it leaves and its result in one transaction, before the result is published.
 
@@ -203,6 +215,8 @@ class AggregatorStore(RunStore):
                 database.execute("UPDATE run SET result_model = ?", (b"",))
             else:
                 database.execute("UPDATE run SET result_model = model WHERE length(result_model) = 0")
+            if peaks is not None:
+                self._keep_peaks(database, peaks)
             self._insert_record(database, record)
             values = (model.astype("<f4").tobytes(), result_digest, record["round"], state)
             database.execute("UPDATE run SET model = ?, result_digest = ?, round = ?, released = 1, server = ?", values)
@@ -224,9 +238,11 @@ class AggregatorStore(RunStore):
         with self._clear_errors():
             return self._database.execute("SELECT * FROM receipts ORDER BY sender").fetchall()
 
-    def lose_round(self, record: dict[str, Any]) -> None:
+    def lose_round(self, record: dict[str, Any], peaks: KeptPeaks | None = None) -> None:
         """Write a round that was given up; the model stays as it is."""
         with self._transaction() as database:
+            if peaks is not None:
+                self._keep_peaks(database, peaks)
             self._insert_record(database, record)
             database.execute("UPDATE run SET round = ?, released = 1", (record["round"],))
 
@@ -247,6 +263,20 @@ class AggregatorStore(RunStore):
         except ValueError as error:
             hint = "put the folder back as it was, or name another --out folder"
             raise ConfigError(str(self._path), "holds a record that is damaged", hint=hint) from error
+
+    def peaks(self, question: bytes) -> Vector64 | None:
+        """What sums of this question came to, float64 (layers,); None where nothing is known of them."""
+        with self._clear_errors():
+            row = self._database.execute("SELECT peaks FROM peaks WHERE question = ?", (question,)).fetchone()
+        return np.frombuffer(row[0], dtype="<f8").astype(np.float64) if row else None
+
+    @staticmethod
+    def _keep_peaks(database: sqlite3.Connection, kept: KeptPeaks) -> None:
+        if kept.peaks is None:
+            database.execute("DELETE FROM peaks WHERE question = ?", (kept.question,))
+        else:
+            row = (kept.question, kept.peaks.astype("<f8").tobytes())
+            database.execute("INSERT OR REPLACE INTO peaks VALUES (?, ?)", row)
 
     @staticmethod
     def _insert_record(database: sqlite3.Connection, record: dict[str, Any]) -> None:

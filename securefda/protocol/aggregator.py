@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from typing import Any
 
 import numpy as np
 
@@ -239,7 +238,7 @@ class OpenedSum:
 class Opened:
     """The sums are open, one per cohort that was not given up, and so is from which sources wrong shares came.
 
-    ``sum_digest`` is SHA-256 of the sums' ring vectors, one after the other.
+    ``sum_digest`` is SHA-256 of the sums' ring vectors, each packed as a masked input is, one after the other.
     """
 
     session: AggregatorSession
@@ -337,7 +336,7 @@ def close_shares(state: CollectingShares) -> tuple[CollectingInputs, dict[int, S
     deliveries = {index: session.sign(state.ctx1, ShareDelivery(tuple(boxes))) for index, boxes in inbox.items()}
     nonces = {index: state.received[index].body.nonce for index in u2}
     cohorts = cohorts_of(header, state.ctx1, nonces)
-    totals = {cohort: np.zeros(session.encoding.length, session.encoding.dtype) for cohort in cohorts}
+    totals = {cohort: np.zeros(session.encoding.length, np.uint32) for cohort in cohorts}
     return CollectingInputs(session, members_context(state.ctx1, u2), state.u1, totals, {}), deliveries
 
 
@@ -348,17 +347,20 @@ def add_input(
 
     Raises:
         FaultySourceError: the envelope is not right, or the vector is not the one that was signed (INPUT_LENGTH,
-            INPUT_DIGEST). The sum is unchanged then.
+            INPUT_DIGEST), or has a bit set behind its parameters (INPUT_PADDING). The sum is unchanged then.
     """
     session = state.session
     session.admit(signed, state.ctx2, state.u2, state.received, MaskedInput)
     name = session.name(signed.sender)
     total = next(total for cohort, total in state.totals.items() if signed.sender in cohort)
-    if not len(vector) == signed.body.length_bytes == total.nbytes:
-        raise FaultySourceError(name, "INPUT_LENGTH", f"{len(vector)} bytes, not {total.nbytes}")
+    if not len(vector) == signed.body.length_bytes == session.encoding.nbytes:
+        raise FaultySourceError(name, "INPUT_LENGTH", f"{len(vector)} bytes, not {session.encoding.nbytes}")
     if sha256(vector).digest() != signed.body.digest:
         raise FaultySourceError(name, "INPUT_DIGEST")
-    masked: Any = np.frombuffer(vector, total.dtype.newbyteorder("<"))
+    try:
+        masked = session.encoding.unpack(vector)
+    except ValueError as error:
+        raise FaultySourceError(name, "INPUT_PADDING", str(error)) from None
     accumulate(total, masked)
     return replace(state, received={**state.received, signed.sender: signed})
 
@@ -445,7 +447,7 @@ def close_unmask(state: CollectingUnmask) -> Opened:
     digest = sha256()
     for cohort, total in state.totals.items():
         if cohort & state.survivors:
-            digest.update(total.data)
+            digest.update(session.encoding.pack(total))
     faults = []
     for holder, owners in sorted(opened.wrong_shares.items()):
         names = ", ".join(session.name(owner) for owner in sorted(owners))

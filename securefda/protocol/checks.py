@@ -13,7 +13,7 @@ from hashlib import sha256
 
 from securefda.errors import FaultyAggregatorError
 from securefda.protocol.agreement import REPORT_OPENING_BYTES
-from securefda.protocol.encoding import TAIL, ClippedLayer, Quantisation
+from securefda.protocol.encoding import TAIL, EncodedLayer, Quantisation
 from securefda.protocol.messages import (
     NO_CONTEXT,
     SUITE,
@@ -29,6 +29,7 @@ from securefda.protocol.messages import (
     SurvivorSignature,
     Visibility,
 )
+from securefda.protocol.packing import WORD_BITS
 from securefda.protocol.roster import Roster
 from securefda.protocol.transcript import (
     Cohorts,
@@ -45,8 +46,6 @@ from securefda.protocol.transcript import (
 #
 # ``n`` is the number of sources that the header names (U0). Members of later sets only become fewer, so every bound
 # that holds for U0 holds for U1, U2 and U3; the threshold is never recomputed downwards.
-
-MODULUS_BITS = (32, 64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,8 +198,8 @@ def check_signed_header(
     Raises:
         FaultyAggregatorError: with TYPE, SUITE, SENDER, CONTEXT, SIGNATURE, HEADER_ROSTER, HEADER_RUN, HEADER_REPLAY,
             HEADER_ORDER, RELEASE_FUSE, HEADER_KEEP, HEADER_CHAIN, HEADER_PARTICIPANTS, HEADER_VALIDITY,
-            HEADER_ARCHITECTURE, HEADER_RATE, HEADER_TARGET, HEADER_COHORT, HEADER_SUM, HEADER_MODULUS, HEADER_WRAP,
-            HEADER_THRESHOLD, HEADER_QUORUM or HEADER_ENERGY.
+            HEADER_ARCHITECTURE, HEADER_RATE, HEADER_TARGET, HEADER_COHORT, HEADER_SUM, HEADER_RANGE, HEADER_MODULUS,
+            HEADER_WRAP, HEADER_THRESHOLD, HEADER_QUORUM or HEADER_ENERGY.
     """
     header = signed.body
     fault = envelope_fault(
@@ -231,6 +230,7 @@ def check_signed_header(
     _check_target_terms(header)
     _check_cohort_plan(header)
     _check_sum_plan(header)
+    _check_ranges(header)
     if header.level_of(own_index) is Visibility.INDIVIDUAL:
         return None
     return _check_session_numbers(header, own_index, limits)
@@ -298,10 +298,16 @@ def _check_sum_plan(header: Header) -> None:
     require(2 <= quorum <= members, "HEADER_SUM", f"a sum of {members} sources that opens over {quorum}")
 
 
+def _check_ranges(header: Header) -> None:
+    """A weighted coordinate is never above the clip, so a range beyond it would make steps coarser for nothing."""
+    for layer in header.layers:
+        require(layer.range <= layer.clip, "HEADER_RANGE", f"{layer.range:g} above the clip in layer {layer.name}")
+
+
 def _check_session_numbers(header: Header, own_index: int, limits: SessionLimits) -> Quantisation:
     """Modulus, threshold and quorum of the masking session; returns the encoding of what it sums."""
     n = len(header.masked)
-    require(header.modulus_bits in MODULUS_BITS, "HEADER_MODULUS", f"{header.modulus_bits} bits")
+    require(header.modulus_bits in WORD_BITS, "HEADER_MODULUS", f"{header.modulus_bits} bits")
     require(header.n_max >= n, "HEADER_WRAP", f"n_max {header.n_max} is below {n} sources")
     encoding = quantisation(header)
     require(sum_cannot_wrap(header.n_max, encoding.q_max, header.modulus_bits), "HEADER_WRAP", "a sum could wrap")
@@ -334,9 +340,9 @@ def quantisation(header: Header) -> Quantisation:
     """The fixed-point encoding that a header prescribes: the model's layers, then the tail.
 
     Raises:
-        FaultyAggregatorError: HEADER_WRAP where no resolution is left beside ``n_max`` inputs, or a clip is unusable.
+        FaultyAggregatorError: HEADER_WRAP where no resolution is left beside ``n_max`` inputs, or a range is unusable.
     """
-    layers = tuple(ClippedLayer(layer.size, layer.clip) for layer in header.layers)
+    layers = tuple(EncodedLayer(layer.size, layer.range) for layer in header.layers)
     try:
         return Quantisation(layers, n_max=header.n_max, modulus_bits=header.modulus_bits, tail=TAIL)
     except ValueError as error:

@@ -27,6 +27,7 @@ from securefda.protocol.encoding import (
 )
 from securefda.protocol.masking import RingVector
 from securefda.protocol.messages import Granularity, Header, Parcel, RuleTerms, TargetTerms, Visibility
+from securefda.protocol.secret import Secret
 from securefda.rules import (
     Contribution,
     RoundPlan,
@@ -43,9 +44,9 @@ from securefda.rules import (
 StepUpdates = NDArray[np.float32]
 
 MOST_CLIPPED = 8
-"""At most one in so many coordinates of a layer may be at the clip."""
+"""At most one in so many coordinates of a layer may be at the clip or the range."""
 
-LEAST_STEPS = 8.0
+LEAST_STEPS = 2.0
 """Fewest steps of the encoding that a part must be long per coordinate, in root mean square, to count for the caps."""
 
 _BLOCK = 1 << 16
@@ -232,19 +233,26 @@ def contribution_at_source(
 # --- clip -------------------------------------------------------------------------------------------------------------
 
 
-def clip_contribution(header: Header, contribution: Contribution) -> tuple[int, ...]:
+def clip_contribution(header: Header, contribution: Contribution, weight: float | None = None) -> tuple[int, ...]:
     """Clip a contribution in place to the header's bounds; returns how many coordinates of each layer changed.
 
     The same bounds hold at every visibility, so that levels differ in what is seen and not in what is computed.
+
+    Args:
+        header: of the attempt.
+        contribution: v_i.
+        weight: with which it will be encoded, so that the weighted part is within the ranges, too. None for one that
+            is not encoded: the mean of a cohort.
     """
     start, clipped = 0, []
     for layer in header.layers:
+        bound = layer.clip if weight is None else min(layer.clip, layer.range / weight)
         part, count = contribution.vector[start : start + layer.size], 0
         for first in range(0, part.size, _BLOCK):  # a mask of a whole layer would take more than the model
             block = part[first : first + _BLOCK]
-            outside = int(np.count_nonzero(np.abs(block) > layer.clip))
+            outside = int(np.count_nonzero(np.abs(block) > bound))
             if outside:
-                np.clip(block, -layer.clip, layer.clip, out=block)
+                np.clip(block, -bound, bound, out=block)
                 count += outside
         clipped.append(count)
         start += layer.size
@@ -252,12 +260,13 @@ def clip_contribution(header: Header, contribution: Contribution) -> tuple[int, 
 
 
 def require_few_at_the_clip(header: Header, clipped: Iterable[int]) -> None:
-    """Refuse to release a layer of which more than one coordinate in eight is at the clip.
+    """Refuse to release a layer of which more than one coordinate in eight is at the clip or at the range.
 
-    Where all sources are at the clip, a sum is one of bare signs weighted by rows, and tells the sites apart.
+    Where all sources are at the clip, a sum is one of bare signs weighted by rows, and tells the sites apart. Where all
+    are at the range, it counts signs, and where they agree it tells the sign of each.
 
     Args:
-        header: of the attempt; its clips are the aggregator's choice, layer by layer.
+        header: of the attempt; its clips and ranges are the aggregator's choice, layer by layer.
         clipped: what :func:`clip_contribution` returned.
 
     Raises:
@@ -311,9 +320,10 @@ def apply_caps(
     """Scale a source's contribution in place to the caps; None without a norm cap.
 
     The caps are those of the parts that are still there once they are rounded to the ring. The aggregator chooses the
-    steps of the encoding. Parts that are spread out vanish below them sooner than one that is concentrated, which would
-    then be alone in the sum though all norms were as asked. So a norm below a floor counts as zero. Where all are, the
-    cap is zero: the part is zeroed, and a masked input of zeros still leaves.
+    steps of the encoding. Of parts shorter than these, chance decides what is left, and a concentrated one might be
+    alone in the sum though all norms were as asked. So a norm below a floor counts as zero. Where all are, the cap is
+    zero: the part is zeroed, and a masked input of zeros still leaves. What counts keeps more than half of its length
+    whatever is drawn.
 
     Args:
         terms: of the attempt.
@@ -390,7 +400,11 @@ def statistics_of(contribution: Contribution, weight: float, metrics: Metrics | 
 
 
 def encode_contribution(
-    terms: RoundTerms, contribution: Contribution, statistics: AggregateStatistics, units: ErrorUnits | None
+    terms: RoundTerms,
+    contribution: Contribution,
+    statistics: AggregateStatistics,
+    units: ErrorUnits | None,
+    rounding: Secret,
 ) -> RingVector:
     """The ring vector of a clipped contribution, weighted by samples; the contribution is scaled in place.
 
@@ -399,9 +413,10 @@ def encode_contribution(
         contribution: v_i and its share of the target's update.
         statistics: of the source, weighted; they travel behind the parameters.
         units: as for :func:`securefda.protocol.encoding.encode_statistics`.
+        rounding: as for :meth:`securefda.protocol.encoding.Quantisation.encode`; of the source, for this round.
     """
     np.multiply(contribution.vector, statistics.weight, out=contribution.vector)
-    return terms.encoding.encode(contribution.vector, encode_statistics(statistics, units))
+    return terms.encoding.encode(contribution.vector, rounding, encode_statistics(statistics, units))
 
 
 def check_sum(terms: RoundTerms, total: Vector64, samples: float, count: int) -> None:
@@ -419,10 +434,11 @@ def check_sum(terms: RoundTerms, total: Vector64, samples: float, count: int) ->
     Raises:
         ValueError: the sum is beyond the clip; the message names the layer.
     """
-    slack = 2 * count / terms.encoding.q_max  # rounding, half a step for each part and its weight
+    of_weights = count / terms.encoding.tail_q_max  # rounding: a step for each weight, and below one for each part
     start = 0
-    for layer in terms.header.layers:
+    for number, layer in enumerate(terms.header.layers):
         part = total[start : start + layer.size]
-        if max(float(part.max()), -float(part.min())) > layer.clip * (samples + slack):
+        most = layer.clip * (samples + of_weights) + count * terms.encoding.step(number)
+        if max(float(part.max()), -float(part.min())) > most:
             raise ValueError(f"the sum of layer {layer.name} is beyond the clip at the weight that came with it")
         start += layer.size

@@ -1,12 +1,15 @@
-"""The vectors of a round: float32 in memory and on the wire, and fixed point in the ring Z/2^b, where they are summed.
+"""The vectors of a round: float32 in memory and on the wire, and fixed point in a ring, where they are summed.
 
 This is the one module that owns rounding, range and overflow. A coordinate x of layer l is clipped to
-[-clip_l, clip_l] and becomes ``q = round(x / step_l)`` with ``step_l = clip_l / q_max``, ties to even; negative q sits
-in the upper half of the ring. With ``n_max * q_max < 2^(b-1)`` a sum of at most n_max encoded vectors never wraps, so
-the centred value of the ring sum is the exact sum of the q.
+[-range_l, range_l] and becomes ``q = floor(x / step_l + d)`` with ``step_l = range_l / q_max`` and d drawn from (0, 1):
+on average q is x / step_l. With ``n_max * q_max < 2^(k-1)`` a sum of at most n_max encoded vectors never wraps in k
+bits, so the centred value of the ring sum is the exact sum of the q.
 
-Behind the parameters travels a tail of aggregate statistics. A ring element of it holds a weight in [0, 1]. So each
-number is divided by a bound, and weighted by samples as the layers are; a number beyond its bound counts as the bound.
+Behind the parameters travels a tail of aggregate statistics. An element of it holds a weight in [0, 1]. So each number
+is divided by a bound, and weighted by samples as the layers are; a number beyond its bound counts as the bound. The
+tail has words of 32 bits whatever k is, and is rounded to the nearest: denominators keep their resolution.
+
+In memory a ring vector has 32 bits for each element. On the wire the parameters have k, without gaps.
 """
 
 from __future__ import annotations
@@ -17,9 +20,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from cryptography.hazmat.primitives.ciphers import CipherContext
 from numpy.typing import NDArray
 
-from securefda.protocol.masking import RingVector, check_ring_vector
+from securefda.protocol.masking import RingVector, check_ring_vector, keystream
+from securefda.protocol.packing import WORD_BITS, pack_into, packed_bytes, unpack
+from securefda.protocol.secret import Secret
 from securefda.rules import DeltaErrors, TargetStatistics
 
 Vector = NDArray[np.float32]
@@ -38,11 +44,13 @@ def vector_to_wire(vector: Vector) -> memoryview:
 
 # --- fixed point ------------------------------------------------------------------------------------------------------
 
-Q_MAX_CAP = 2**40
-"""Finest resolution, reached in the 64-bit ring only: beyond it float64 itself would round by more than 2^-12 step."""
+TAIL_BITS = 32
+"""Width of a word of the tail."""
 
 _BLOCK = 1 << 15  # float64 temporaries of 256 KiB, whatever the length of the vector
 _TINY = float(np.finfo(np.float64).tiny)
+_DITHER_STEP, _DITHER_LEAST = 2.0**-16, 2.0**-17
+_ZEROS = memoryview(bytes(2 * _BLOCK))
 
 
 class RangeAlarm(ValueError):
@@ -50,21 +58,21 @@ class RangeAlarm(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class ClippedLayer:
-    """Coordinates that share one clip: how many, and the largest magnitude kept.
+class EncodedLayer:
+    """Coordinates that share one range: how many, and the largest magnitude that is encoded.
 
     Raises:
-        ValueError: no coordinate, or a clip that is not positive and finite.
+        ValueError: no coordinate, or a range that is not positive and finite.
     """
 
     size: int
-    clip: float
+    range: float
 
     def __post_init__(self) -> None:
         if self.size < 1:
             raise ValueError("a layer has at least one coordinate")
-        if not (math.isfinite(self.clip) and self.clip > 0):
-            raise ValueError(f"clip {self.clip} is not positive and finite")
+        if not (math.isfinite(self.range) and self.range > 0):
+            raise ValueError(f"range {self.range} is not positive and finite")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,37 +88,42 @@ class Quantisation:
     """Map between real vectors and the ring, agreed in the header and the same for every party of a session.
 
     Args:
-        layers: size and clip of each layer, in the order of the vector.
+        layers: size and range of each layer, in the order of the vector.
         n_max: most inputs that may be summed.
-        modulus_bits: b, 32 or 64.
-        tail: number of extra elements behind the layers, weights in [0, 1] that are encoded with clip 1.
+        modulus_bits: k, the width of a parameter's word: 16, 20, 24 or 32.
+        tail: number of extra elements behind the layers, weights in [0, 1] in words of 32 bits.
 
     Raises:
-        ValueError: another modulus, no layer, a negative tail, n_max so large that no resolution is left, or a clip
+        ValueError: another width, no layer, a negative tail, n_max so large that no resolution is left, or a range
             whose step is no normal float64.
     """
 
-    layers: tuple[ClippedLayer, ...]
+    layers: tuple[EncodedLayer, ...]
     n_max: int
     modulus_bits: int = 32
     tail: int = 0
 
     def __post_init__(self) -> None:
-        if self.modulus_bits not in (32, 64):
-            raise ValueError(f"a ring of {self.modulus_bits} bits is not supported: 32 or 64")
+        if self.modulus_bits not in WORD_BITS:
+            widths = ", ".join(map(str, WORD_BITS))
+            raise ValueError(f"words of {self.modulus_bits} bits are not supported: {widths}")
         if not self.layers or self.tail < 0:
             raise ValueError("a vector has at least one layer, and its tail no negative length")
         if self.n_max < 1 or self.q_max < 1:
             raise ValueError(f"n_max {self.n_max} leaves no resolution in {self.modulus_bits} bits")
         for number, layer in enumerate(self.layers):
-            if self.step(number) < _TINY or not math.isfinite(self.q_max / layer.clip):
-                raise ValueError(f"clip {layer.clip} of layer {number} is beyond the steps of float64")
+            if self.step(number) < _TINY or not math.isfinite(self.q_max / layer.range):
+                raise ValueError(f"range {layer.range} of layer {number} is beyond the steps of float64")
 
     @property
     def q_max(self) -> int:
-        """Largest magnitude of an encoded coordinate: ``floor((2^(b-1) - 1) / n_max)``, at most ``Q_MAX_CAP``."""
-        largest: int = ((1 << (self.modulus_bits - 1)) - 1) // self.n_max
-        return min(largest, Q_MAX_CAP)
+        """Largest magnitude of an encoded coordinate: ``floor((2^(k-1) - 1) / n_max)``."""
+        return ((1 << (self.modulus_bits - 1)) - 1) // self.n_max
+
+    @property
+    def tail_q_max(self) -> int:
+        """Likewise of an element of the tail, in 32 bits."""
+        return ((1 << (TAIL_BITS - 1)) - 1) // self.n_max
 
     @property
     def layer_length(self) -> int:
@@ -124,25 +137,28 @@ class Quantisation:
 
     @property
     def nbytes(self) -> int:
-        """Length of an encoded vector in bytes."""
-        return self.length * self.dtype.itemsize
-
-    @property
-    def dtype(self) -> np.dtype[np.uint32] | np.dtype[np.uint64]:
-        """Element type of the ring."""
-        return np.dtype(np.uint32) if self.modulus_bits == 32 else np.dtype(np.uint64)
+        """Length of an encoded vector on the wire, in bytes."""
+        return packed_bytes(self.layer_length, self.modulus_bits) + self.tail * TAIL_BITS // 8
 
     def step(self, layer: int) -> float:
-        """Distance of neighbouring values of a layer: ``clip / q_max``."""
-        return self.layers[layer].clip / self.q_max
+        """Distance of neighbouring values of a layer: ``range / q_max``."""
+        return self.layers[layer].range / self.q_max
 
-    def encode(self, vector: NDArray[np.floating[Any]], tail: NDArray[np.floating[Any]] | None = None) -> RingVector:
+    def encode(
+        self,
+        vector: NDArray[np.floating[Any]],
+        rounding: Secret,
+        tail: NDArray[np.floating[Any]] | None = None,
+    ) -> RingVector:
         """Clip and round a vector into the ring.
 
-        Of a coordinate within its clip, ``|q * step - x| <= step / 2 * (1 + 2^-10)``; the last factor is float64's.
+        Of a coordinate within its range, ``|q * step - x| < step``, and the mean of ``q * step`` over all keys is x
+        but for 2^-17 of a step.
 
         Args:
             vector: float32 or float64, shape ``(layer_length,)``; not changed.
+            rounding: key of 32 bytes that the d follow from: 16 bits of its AES-256-CTR keystream for each coordinate.
+                Whoever knows it knows of each coordinate to which side it was rounded.
             tail: the extra elements in [0, 1], float32 or float64, shape ``(tail,)``; left out where there are none.
 
         Returns:
@@ -158,16 +174,50 @@ class Quantisation:
         _require_floats("tail", extra, self.tail)
         if not np.all((extra >= 0) & (extra <= 1)):
             raise ValueError("an element of the tail lies outside [0, 1]")
-        values: RingVector = np.empty(self.length, dtype=self.dtype)
+        values: RingVector = np.empty(self.length, dtype=np.uint32)
+        stream = keystream(rounding)
         for number, (start, stop) in enumerate(self._bounds()):
-            _encode_layer(vector[start:stop], values[start:stop], self.layers[number].clip, self.q_max, number)
-        _encode_layer(extra, values[self.layer_length :], 1.0, self.q_max, len(self.layers))
+            part, out, limit = vector[start:stop], values[start:stop], self.layers[number].range
+            _encode_layer(part, out, limit, self.q_max, stream=stream, layer=number)
+        values[self.layer_length :] = np.rint(extra.astype(np.float64) * self.tail_q_max).astype(np.uint32)
         return values
+
+    def pack(self, vector: RingVector) -> memoryview:
+        """A ring vector as it travels: the low k bits of each parameter without gaps, then the tail, little-endian.
+
+        Args:
+            vector: shape ``(length,)``; where k is 32, what is returned may share its memory.
+
+        Returns:
+            ``nbytes`` bytes.
+        """
+        self._require_vector(vector)
+        if self.modulus_bits == TAIL_BITS:
+            return np.ascontiguousarray(vector, dtype="<u4").data.cast("B")
+        packed = np.empty(self.nbytes, np.uint8)
+        of_layers = packed_bytes(self.layer_length, self.modulus_bits)
+        pack_into(vector[: self.layer_length], self.modulus_bits, packed[:of_layers])
+        packed[of_layers:].view("<u4")[:] = vector[self.layer_length :]
+        return packed.data
+
+    def unpack(self, data: bytes | bytearray | memoryview) -> RingVector:
+        """A ring vector as it came, shape ``(length,)``.
+
+        Raises:
+            ValueError: another length than ``nbytes``, or a bit that fills up the last byte of the parameters is set.
+        """
+        if len(data) != self.nbytes:
+            raise ValueError(f"{len(data)} bytes where {self.nbytes} are due")
+        vector = np.empty(self.length, np.uint32)
+        of_layers = packed_bytes(self.layer_length, self.modulus_bits)
+        vector[: self.layer_length] = unpack(memoryview(data)[:of_layers], self.layer_length, self.modulus_bits)
+        vector[self.layer_length :] = np.frombuffer(data, np.uint8)[of_layers:].view("<u4")
+        return vector
 
     def decode(self, total: RingVector, count: int) -> Decoded:
         """Turn the ring sum of ``count`` encoded vectors into real numbers.
 
-        Each coordinate is off by at most ``count`` times the error of one encoding.
+        Each coordinate is off by less than ``count`` steps.
 
         Args:
             total: ring vector, shape ``(length,)``; not changed.
@@ -177,19 +227,25 @@ class Quantisation:
             RangeAlarm: a coordinate exceeds ``count * q_max`` in magnitude, or a sum of the tail is negative.
             ValueError: another shape, type or count.
         """
-        check_ring_vector(total)
-        if total.shape != (self.length,) or total.dtype != self.dtype:
-            raise ValueError(f"the sum has shape {total.shape} of {total.dtype}, not ({self.length},) of {self.dtype}")
+        self._require_vector(total)
         if not 1 <= count <= self.n_max:
             raise ValueError(f"a sum of {count} inputs where 1 to {self.n_max} were agreed")
-        # The same words as two's complement: every value in [-2^(b-1), 2^(b-1)).
-        centred: NDArray[np.signedinteger[Any]] = total.view(np.int32 if self.modulus_bits == 32 else np.int64)
+        # As two's complement of k bits: every value in [-2^(k-1), 2^(k-1)).
+        unused = TAIL_BITS - self.modulus_bits
+        centred = np.left_shift(total[: self.layer_length], np.uint32(unused)).view(np.int32)
+        np.right_shift(centred, unused, out=centred)
         _check_range(centred, -count * self.q_max, count * self.q_max)
-        _check_range(centred[self.layer_length :], 0, count * self.q_max)
+        of_tail = total[self.layer_length :].view(np.int32)
+        _check_range(of_tail, 0, count * self.tail_q_max)
         vector = np.empty(self.layer_length, dtype=np.float64)
         for number, (start, stop) in enumerate(self._bounds()):
             np.multiply(centred[start:stop], self.step(number), out=vector[start:stop])
-        return Decoded(vector, np.true_divide(centred[self.layer_length :], self.q_max))
+        return Decoded(vector, np.true_divide(of_tail, self.tail_q_max))
+
+    def _require_vector(self, vector: RingVector) -> None:
+        check_ring_vector(vector)
+        if vector.shape != (self.length,):
+            raise ValueError(f"a ring vector of shape {vector.shape}, not ({self.length},)")
 
     def _bounds(self) -> Iterator[tuple[int, int]]:
         start = 0
@@ -203,26 +259,35 @@ def _require_floats(name: str, array: NDArray[np.floating[Any]], length: int) ->
         raise ValueError(f"the {name} has shape {array.shape} of {array.dtype}, not ({length},) of float32 or float64")
 
 
-def _check_range(centred: NDArray[np.signedinteger[Any]], low: int, high: int) -> None:
+def _check_range(centred: NDArray[np.int32], low: int, high: int) -> None:
     if centred.size and not low <= int(centred.min()) <= int(centred.max()) <= high:
         outside = int(np.count_nonzero((centred < low) | (centred > high)))
         raise RangeAlarm(f"{outside} of {centred.size} sums lie beyond what the inputs can reach")
 
 
-def _encode_layer(source: NDArray[np.floating[Any]], out: RingVector, clip: float, q_max: int, layer: int) -> None:
-    """Encode one layer, block by block."""
-    block = np.empty(min(_BLOCK, source.size), dtype=np.float64)
+def _encode_layer(
+    source: NDArray[np.floating[Any]], out: RingVector, limit: float, q_max: int, *, stream: CipherContext, layer: int
+) -> None:
+    """Encode one layer, block by block, with the next bytes of a keystream."""
+    block, above = (np.empty(min(_BLOCK, source.size), dtype=np.float64) for _ in range(2))
+    drawn = bytearray(2 * block.size)
     for start in range(0, source.size, _BLOCK):
         part = block[: min(_BLOCK, source.size - start)]
         np.copyto(part, source[start : start + part.size])
         low, high = float(part.min()), float(part.max())
         if not (math.isfinite(low) and math.isfinite(high)):  # min and max hand on a NaN
             raise ValueError(f"layer {layer} holds NaN or infinity")
-        if low < -clip or high > clip:
-            np.clip(part, -clip, clip, out=part)
-        np.multiply(part, q_max / clip, out=part)
-        np.rint(part, out=part)
-        np.copyto(out[start : start + part.size], part.astype(np.int64).view(np.uint64), casting="same_kind")
+        if low < -limit or high > limit:
+            np.clip(part, -limit, limit, out=part)
+        np.multiply(part, q_max / limit, out=part)
+        stream.update_into(_ZEROS[: 2 * part.size], memoryview(drawn)[: 2 * part.size])
+        # d from 2^-17 to 1 - 2^-17 keeps q within q_max, whatever float64 makes of the product.
+        dither = above[: part.size]
+        np.multiply(np.frombuffer(drawn, "<u2", part.size), _DITHER_STEP, out=dither)
+        np.add(dither, _DITHER_LEAST, out=dither)
+        np.add(part, dither, out=part)
+        np.floor(part, out=part)
+        out[start : start + part.size] = part.astype(np.int32).view(np.uint32)
 
 
 # --- the tail ---------------------------------------------------------------------------------------------------------

@@ -48,16 +48,21 @@ class SourcesKeep(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One named parameter tensor and the largest absolute coordinate that travels of it."""
+    """One named parameter tensor, the largest absolute coordinate that counts of it, and the range of what travels.
+
+    ``clip`` bounds a coordinate of a source's part, ``range`` the same coordinate once it is weighted by samples.
+    """
 
     name: str
     shape: tuple[int, ...]
     clip: float
+    range: float
 
     def __post_init__(self) -> None:
         expect(0 < len(self.name) <= 200, "a layer's name must have 1 to 200 characters")
         expect(all(0 < side < 2**31 for side in self.shape), f"layer {self.name}: every side must be above 0")
         expect_finite(self.clip, f"layer {self.name}: clip", positive=True)
+        expect_finite(self.range, f"layer {self.name}: range", positive=True)
 
     @property
     def size(self) -> int:

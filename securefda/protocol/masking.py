@@ -5,8 +5,10 @@ over all parties the pairwise masks cancel; what is left of a dropped peer's is 
 
 Mask streams: the AES-256-CTR keystream of a one-time key, added to a ring vector word by word.
 
-The words are little-endian and as wide as the ring, so every word is uniform: nothing is reduced or rejected. The key
-is used for one stream only, hence the counter starts at zero. Lineage: PRG of Bonawitz et al., CCS 2017, Section 4.
+The words are little-endian and have 32 bits, as all ring vectors have in memory. Where only the low k bits of a word
+travel, those of a mask are as uniform as the word, and sums modulo 2^32 are right modulo 2^k: nothing is reduced or
+rejected. The key is used for one stream only, hence the counter starts at zero. Lineage: PRG of Bonawitz et al., CCS
+2017, Section 4.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ from numpy.typing import NDArray
 from securefda.machine import usable_cores
 from securefda.protocol.secret import Secret
 
-RingVector: TypeAlias = NDArray[np.uint32] | NDArray[np.uint64]
-"""Vector of the ring Z/2^b, b = 32 or 64 by its dtype, shape ``(length,)``."""
+RingVector: TypeAlias = NDArray[np.uint32]
+"""Vector of the ring Z/2^32, shape ``(length,)``; of a parameter only the low bits that travel count."""
 
 KEY_BYTES = 32
 AES_BLOCK_BYTES = 16
@@ -69,17 +71,17 @@ def useful_threads(keystream_bytes: int, threads: int) -> int:
 
 
 def check_ring_vector(vector: RingVector) -> None:
-    """Require a one-dimensional array of uint32 or uint64 in native byte order.
+    """Require a one-dimensional array of uint32 in native byte order.
 
     Raises:
         ValueError: it is anything else.
     """
-    if vector.ndim != 1 or vector.dtype not in (np.dtype(np.uint32), np.dtype(np.uint64)):
-        raise ValueError(f"a ring vector is a flat array of uint32 or uint64, not {vector.ndim}-d {vector.dtype}")
+    if vector.ndim != 1 or vector.dtype != np.dtype(np.uint32):
+        raise ValueError(f"a ring vector is a flat array of uint32, not {vector.ndim}-d {vector.dtype}")
 
 
 def add_masks(vector: RingVector, masks: Sequence[Mask], *, threads: int = 1) -> None:
-    """Add every mask to ``vector`` modulo 2^b, in place.
+    """Add every mask to ``vector`` modulo 2^32, in place.
 
     Peak extra memory is ``BLOCK_BYTES`` per thread, whatever the number of masks: all of them are applied to one
     block of the vector before the next block is touched. The result does not depend on ``threads``.
@@ -115,8 +117,8 @@ def _segments(length: int, block: int, threads: int) -> list[tuple[int, int]]:
     return [(start, min(start + size, length)) for start in range(0, length, size)]
 
 
-def _keystream(key: Secret, first_byte: int) -> CipherContext:
-    """Open the stream of ``key`` at ``first_byte``, a multiple of the AES block."""
+def keystream(key: Secret, first_byte: int = 0) -> CipherContext:
+    """Open the stream of ``key`` at ``first_byte``, a multiple of the AES block; it is what zeros encrypt to."""
     counter = (first_byte // AES_BLOCK_BYTES).to_bytes(AES_BLOCK_BYTES, "big")
     return Cipher(algorithms.AES256(key.reveal()), modes.CTR(counter)).encryptor()
 
@@ -124,7 +126,7 @@ def _keystream(key: Secret, first_byte: int) -> CipherContext:
 def _add_to_segment(segment: RingVector, masks: Sequence[Mask], offset: int) -> None:
     """Add the masks to a segment that starts ``offset`` words into the whole vector, a multiple of the block."""
     width = segment.itemsize
-    streams = [(_keystream(mask.key, offset * width), np.add if mask.sign == 1 else np.subtract) for mask in masks]
+    streams = [(keystream(mask.key, offset * width), np.add if mask.sign == 1 else np.subtract) for mask in masks]
     buffer = bytearray(BLOCK_BYTES)
     words = np.frombuffer(buffer, dtype=segment.dtype.newbyteorder("<"))
     for start in range(0, segment.size, words.size):
@@ -161,14 +163,15 @@ def mask(
 
 
 def accumulate(total: RingVector, masked: RingVector) -> None:
-    """Add a masked input to the running sum modulo 2^b, in place.
+    """Add a masked input to the running sum modulo 2^32, in place.
 
     Raises:
-        ValueError: the two differ in shape or ring. The sum is unchanged then.
+        ValueError: one of both is no ring vector, or they differ in length. The sum is unchanged then.
     """
     check_ring_vector(total)
-    if masked.shape != total.shape or masked.dtype != total.dtype:
-        raise ValueError(f"{masked.shape} of {masked.dtype} does not add to {total.shape} of {total.dtype}")
+    check_ring_vector(masked)
+    if masked.shape != total.shape:
+        raise ValueError(f"{masked.shape} does not add to {total.shape}")
     np.add(total, masked, out=total)
 
 

@@ -49,6 +49,10 @@ from securefda.protocol.header import (
     TargetTerms,
     Visibility,
 )
+from securefda.protocol.packing import WORD_BITS
+
+KEY_BYTES = 32
+"""Of a key of AES-256."""
 
 MAX_RULES = 64
 """Of a schedule. A run comes to a handful."""
@@ -116,7 +120,8 @@ class Schedule:
         rules: every rule, with its settings, that a header can have.
         learning_rate: of the target, before the factor of a rule.
         clip: of every layer.
-        modulus_bits, n_max, max_samples, training_deadline_ms, phase_deadline_ms: as in the headers.
+        modulus_bits: fewest that a header can have.
+        n_max, max_samples, training_deadline_ms, phase_deadline_ms: as in the headers.
         norm_cap_kappa, norm_cap_granularity: of the norm cap at ``sum``; a kappa of 0 for none.
         sources_keep: as in the headers.
     """
@@ -141,7 +146,7 @@ class Schedule:
         expect(len(set(self.rules)) == len(self.rules), "the rules of a schedule must differ")
         for name in ("learning_rate", "clip"):
             expect_finite(getattr(self, name), name, positive=True)
-        expect(self.modulus_bits in (32, 64), "modulus_bits must be 32 or 64")
+        expect(self.modulus_bits in WORD_BITS, f"modulus_bits must be one of {WORD_BITS}")
         expect(min(self.rounds, self.n_max, self.max_samples) >= 1, "rounds, n_max and max_samples count from 1")
         expect(min(self.training_deadline_ms, self.phase_deadline_ms) >= 1, "deadlines must be above 0")
         expect_finite(self.norm_cap_kappa, "norm_cap_kappa")
@@ -206,6 +211,7 @@ class Goodbye:
 
 __all__ = [
     "DIGEST_BYTES",
+    "KEY_BYTES",
     "MAX_BOX_BYTES",
     "MAX_LINE_CHARACTERS",
     "MAX_NOTE_BYTES",
@@ -363,6 +369,7 @@ class MaskedInput:
 class Update:
     """Visibility ``individual``: the digest of the update in clear (float32) and the number of samples behind it.
 
+    ``rounding_key`` is that with which the aggregator rounds the source's part, as the source does by itself elsewhere.
     ``loss`` and ``accuracy`` are means over the training rows, where the header has ``metrics`` and the site's policy
     lets them leave.
     """
@@ -370,12 +377,14 @@ class Update:
     digest: bytes
     length_bytes: int
     samples: int
+    rounding_key: bytes = field(repr=False)
     loss: float | None = None
     accuracy: float | None = None
 
     def __post_init__(self) -> None:
         expect_bytes(self.digest, DIGEST_BYTES, "digest")
         expect(self.length_bytes > 0 and self.samples >= 1, "length_bytes and samples must be above 0")
+        expect_bytes(self.rounding_key, KEY_BYTES, "rounding_key")
         if self.loss is not None:
             expect_finite(self.loss, "loss")
         expect(self.accuracy is None or 0 <= self.accuracy <= 1, "accuracy must lie in [0, 1]")

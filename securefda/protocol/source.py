@@ -30,6 +30,7 @@ from securefda.protocol.checks import (
     report_readers,
     require,
 )
+from securefda.protocol.encoding import Quantisation
 from securefda.protocol.masking import RingVector, mask
 from securefda.protocol.messages import (
     Advertise,
@@ -291,14 +292,20 @@ def _open(state: AwaitingShares, box: DeliveredBox, me: int, *, with_report: boo
     return pair, report.reveal()[agreement.REPORT_OPENING_BYTES :]
 
 
-def masked_input(state: ReadyToMask, encoded: RingVector) -> tuple[AwaitingSurvivors, Signed[MaskedInput]]:
+def masked_input(
+    state: ReadyToMask, encoded: RingVector, encoding: Quantisation
+) -> tuple[AwaitingSurvivors, Signed[MaskedInput], memoryview]:
     """R2: adds the self mask and one pairwise mask per other member of the cohort, and forgets the keys.
 
     The caller writes the release fuse before the message or the vector leaves the process.
 
     Args:
         state: the phase in which all shares are here.
-        encoded: the encoded input (m + tail,), uint32 or uint64; overwritten with the masked input.
+        encoded: the encoded input (m + tail,); overwritten with the masked input.
+        encoding: that the header prescribes.
+
+    Returns:
+        The next phase, the message, and the masked input as it travels.
     """
     session, me = state.session, state.session.signer.index
     own_pair = agreement.mask_pair(state.master, own=me, ctx=session.ctx)
@@ -313,9 +320,10 @@ def masked_input(state: ReadyToMask, encoded: RingVector) -> tuple[AwaitingSurvi
     mask(encoded, own=me, self_seed=self_seed, pair_seeds=seeds, threads=session.threads)
     for secret in (self_seed, own_pair.private, *seeds.values(), state.master, state.self_secret):
         secret.erase()
-    digest = sha256(encoded.data).digest()
-    message = session.sign(state.ctx2, MaskedInput(digest, encoded.nbytes))
-    return AwaitingSurvivors(session, state.ctx2, state.cohorts, state.shares, digest), message
+    packed = encoding.pack(encoded)
+    digest = sha256(packed).digest()
+    message = session.sign(state.ctx2, MaskedInput(digest, len(packed)))
+    return AwaitingSurvivors(session, state.ctx2, state.cohorts, state.shares, digest), message, packed
 
 
 def receive_survivors(

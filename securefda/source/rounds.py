@@ -44,6 +44,7 @@ from securefda.protocol.messages import (
     Update,
     Visibility,
 )
+from securefda.protocol.secret import Secret
 from securefda.protocol.transcript import cohort_with
 from securefda.rules import Contribution
 from securefda.site.policy.verdict import check_metrics
@@ -78,12 +79,14 @@ class Summand:
         contribution: v_i and its share of the target's update.
         statistics: the weighted statistics that follow the vector.
         report: of its norms; None where no norm cap holds.
+        rounding: key of the rounding in this round.
     """
 
     terms: RoundTerms
     contribution: Contribution
     statistics: AggregateStatistics
     report: NormReport | None
+    rounding: Secret
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -164,20 +167,21 @@ def begin_round(site: SourceSite, accepted: AcceptedRound) -> tuple[SourceRound,
     update = aligned_update(header, result.update, steps=result.steps, learning_rate=result.learning_rate)
     units = accepted.course.after(result.update)
     site.store.remember_trained(header.run_id, accepted.course.number, accepted.model, header.model_digest, units)
+    rounding = site.rounding_key(header.run_id.hex(), header.round)
     if accepted.level is Visibility.INDIVIDUAL:
-        return _release_in_clear(site, accepted.header, update, record, metrics)
+        return _release_in_clear(site, accepted.header, update, record, metrics=metrics, rounding=rounding)
 
     weight = weight_of(header, result.samples)
     contribution = contribution_at_source(terms, accepted.level, accepted.target_update, update)
     del result, update  # vectors of the model's length less, while the contribution is at work
     statistics = statistics_of(contribution, weight, metrics)
-    clipped = clip_contribution(header, contribution)
+    clipped = clip_contribution(header, contribution, weight)
     require_few_at_the_clip(header, clipped)
     record["beta"], record["clipped"] = contribution.beta, sum(clipped)
     report = norm_report(terms, accepted.level, contribution, weight)
     session = session_steps.Session(site.signer, site.roster, site.limits, accepted.header, available_threads())
     phase, advertise = session_steps.advertise(session, site.random_bytes, report.codes if report else b"")
-    summand = Summand(terms, contribution, statistics, report)
+    summand = Summand(terms, contribution, statistics, report, rounding)
     return SourceRound(accepted.header, phase, record, summand), Parcel(advertise)
 
 
@@ -256,13 +260,20 @@ def remember_result(site: SourceSite, finished: SourceRound, message: Signed[Res
 
 
 def _release_in_clear(
-    site: SourceSite, header: Signed[Header], update: Vector, record: SiteLine, metrics: Metrics | None
+    site: SourceSite,
+    header: Signed[Header],
+    update: Vector,
+    record: SiteLine,
+    *,
+    metrics: Metrics | None,
+    rounding: Secret,
 ) -> tuple[SourceRound, Parcel]:
     permits, vector = site.permits, vector_to_wire(update)
     body = Update(
         sha256(vector).digest(),
         len(vector),
         record["samples"],
+        rounding.reveal(),
         loss=metrics.loss if metrics and "loss" in permits.may_leave else None,
         accuracy=metrics.accuracy if metrics and "accuracy" in permits.may_leave else None,
     )
@@ -284,16 +295,21 @@ def capped_input(site: SourceSite, current: SourceRound, ready: session_steps.Re
     if applied is not None:
         current.record["capped"], current.record["zeroed"] = applied.capped, applied.zeroed
         site.witness.journal.event("caps-computed", current.header, **asdict(applied))
-    return encode_contribution(own.terms, own.contribution, own.statistics, own.terms.error_units())
+    units = own.terms.error_units()
+    encoded = encode_contribution(own.terms, own.contribution, own.statistics, units, own.rounding)
+    own.rounding.erase()
+    return encoded
 
 
 def release_masked(
     site: SourceSite, current: SourceRound, ready: session_steps.ReadyToMask, encoded: RingVector
 ) -> tuple[SourceRound, Parcel]:
     """Mask, then burn the fuse before anything is handed out: from there on the update may have left."""
-    phase, message = session_steps.masked_input(ready, encoded)
+    if current.summand is None:
+        raise FaultyAggregatorError("ORDER", "nothing to mask")
+    phase, message, vector = session_steps.masked_input(ready, encoded, current.summand.terms.encoding)
     _burn_fuse(site, current.header)
-    return SourceRound(current.header, phase, current.record), Parcel(message, (encoded.data.cast("B"),))
+    return SourceRound(current.header, phase, current.record), Parcel(message, (vector,))
 
 
 def _burn_fuse(site: SourceSite, header: Signed[Header]) -> None:

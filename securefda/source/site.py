@@ -20,7 +20,7 @@ from securefda.protocol.checks import SessionLimits, envelope_fault
 from securefda.protocol.encoding import vector_to_wire
 from securefda.protocol.messages import Header, Schedule, Signed, Signer, Update, Visibility
 from securefda.protocol.roster import Roster
-from securefda.protocol.secret import RandomBytes
+from securefda.protocol.secret import RandomBytes, Secret
 from securefda.site.config import SourceConfig
 from securefda.site.policy import (
     SourcePolicy,
@@ -34,6 +34,7 @@ from securefda.site.policy import (
 )
 from securefda.source.store import SourceStore
 from securefda.training import SecretSeed, Vector
+from securefda.training.seeds import encode_parts
 from securefda.training.trainer import Trainer
 
 
@@ -71,6 +72,7 @@ class SourceSite:
             gradients and not these.
         notes: for its operator, before the run begins.
         trains_on: what computes, for people: "cpu (1 thread)".
+        rounding_key: a key for the rounding in a round of a run (hex), by its number.
         keep_model: writes the final model of a run, where the run leaves it to its sources.
     """
 
@@ -88,6 +90,7 @@ class SourceSite:
     witness: Witness
     random_bytes: RandomBytes
     software_version: str
+    rounding_key: Callable[[str, int], Secret]
     with_noise: bool = False
     unix_time: Callable[[], float] = time.time
     notes: tuple[str, ...] = ()
@@ -106,13 +109,14 @@ class SourceSite:
         witness: Witness,
         random_bytes: RandomBytes,
         software_version: str,
+        rounding_key: Callable[[str, int], Secret] | None = None,
         with_noise: bool = False,
         unix_time: Callable[[], float] = time.time,
         trains_on: str = "",
         notes: tuple[str, ...] = (),
         keep_model: KeepsModel = _nowhere,
     ) -> SourceSite:
-        """A source that does what ``policy`` permits, and no more."""
+        """A source that does what ``policy`` permits, and no more; its keys for rounding are random unless given."""
         limits = policy.session_limits(roster)
         return cls(
             signer=signer,
@@ -131,6 +135,7 @@ class SourceSite:
             witness=witness,
             random_bytes=random_bytes,
             software_version=software_version,
+            rounding_key=rounding_key or (lambda _run, _round: Secret.random(random_bytes)),
             with_noise=with_noise,
             unix_time=unix_time,
             trains_on=trains_on,
@@ -176,7 +181,8 @@ def source_site(
     """A source's side of a run.
 
     Training draws from ``secret`` and from which folder the state is in: the aggregator chooses the run's id, and two
-    folders that were given one id do not train alike. None: it draws from the run's seed, which everybody knows.
+    folders that were given one id do not train alike. None: it draws from the run's seed, which everybody knows, and so
+    does rounding, unless training is with noise. Elsewhere rounding draws from the operating system.
     ``policy_file`` holds the bytes of the signed policy, whose digest goes into the audit log; without one, the log has
     the digest of the policy's default text.
 
@@ -216,10 +222,14 @@ def source_site(
         said = origin.of(round_number, sha256(vector_to_wire(model)).hexdigest())
         RunFolder(config.source.out).write(MODEL_FILE, model_file(trainer.layers, model, said))
 
+    def repeatable_key(_run: str, round_number: int) -> Secret:
+        return Secret(sha256(encode_parts("securefda/1/rounding", seed, site_id, round_number)).digest())
+
     return SourceSite.under_policy(
         policy,
         signer=member.signer,
         roster=member.roster,
+        rounding_key=repeatable_key if secret is None and not config.training.with_noise else None,
         with_noise=config.training.with_noise,
         trainer=trainer,
         store=store,

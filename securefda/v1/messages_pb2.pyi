@@ -352,10 +352,13 @@ class Layer(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     SHAPE_FIELD_NUMBER: _builtins.int
     CLIP_FIELD_NUMBER: _builtins.int
+    RANGE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the tensor; 1 to 200 characters, unique in the model."""
     clip: _builtins.float
     """Largest absolute coordinate that travels of this layer; finite, above 0, in units of the parameter."""
+    range: _builtins.float
+    """Largest absolute coordinate that is encoded, once it is weighted by samples; finite, above 0, at most the clip."""
     @_builtins.property
     def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Sides of the tensor, outermost first, each from 1 to 2^31 - 1; none for a scalar; at most 16."""
@@ -366,10 +369,11 @@ class Layer(_message.Message):
         name: _builtins.str = ...,
         shape: _abc.Iterable[_builtins.int] | None = ...,
         clip: _builtins.float = ...,
+        range: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clip", b"clip", "name", b"name", "shape", b"shape"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clip", b"clip", "name", b"name", "range", b"range", "shape", b"shape"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -509,7 +513,7 @@ class Header(_message.Message):
     threshold: _builtins.int
     """t: shares that reconstruct a secret; 1 where no participant masks."""
     modulus_bits: _builtins.int
-    """Bits of a word of the masked vector, 32 or 64."""
+    """Bits of a word of the masked parameters: 16, 20, 24 or 32."""
     n_max: _builtins.int
     """Largest number of contributions that a sum may hold without wrapping."""
     max_samples: _builtins.int
@@ -804,7 +808,7 @@ class MaskedInput(_message.Message):
     DIGEST_FIELD_NUMBER: _builtins.int
     LENGTH_BYTES_FIELD_NUMBER: _builtins.int
     digest: _builtins.bytes
-    """Digest of the masked vector (words of modulus_bits, little-endian); 32 bytes."""
+    """Digest of the masked vector (packed words of modulus_bits, then the tail); 32 bytes."""
     length_bytes: _builtins.int
     """Length of that vector in bytes; above 0."""
     def __init__(
@@ -832,6 +836,7 @@ class Update(_message.Message):
     SAMPLES_FIELD_NUMBER: _builtins.int
     LOSS_FIELD_NUMBER: _builtins.int
     ACCURACY_FIELD_NUMBER: _builtins.int
+    ROUNDING_KEY_FIELD_NUMBER: _builtins.int
     digest: _builtins.bytes
     """Digest of the update (float32, little-endian); 32 bytes."""
     length_bytes: _builtins.int
@@ -842,6 +847,8 @@ class Update(_message.Message):
     """Mean loss over the training rows; finite. Absent unless the header has metrics and the site's policy lets it leave."""
     accuracy: _builtins.float
     """Accuracy over the training rows, in [0, 1]. Absent likewise."""
+    rounding_key: _builtins.bytes
+    """Key with which A rounds the part of this source; 32 bytes."""
     def __init__(
         self,
         *,
@@ -850,10 +857,11 @@ class Update(_message.Message):
         samples: _builtins.int = ...,
         loss: _builtins.float | None = ...,
         accuracy: _builtins.float | None = ...,
+        rounding_key: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_accuracy", b"_accuracy", "_loss", b"_loss", "accuracy", b"accuracy", "loss", b"loss"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_accuracy", b"_accuracy", "_loss", b"_loss", "accuracy", b"accuracy", "digest", b"digest", "length_bytes", b"length_bytes", "loss", b"loss", "samples", b"samples"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_accuracy", b"_accuracy", "_loss", b"_loss", "accuracy", b"accuracy", "digest", b"digest", "length_bytes", b"length_bytes", "loss", b"loss", "rounding_key", b"rounding_key", "samples", b"samples"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__accuracy: _TypeAlias = _typing.Literal["accuracy"]  # noqa: Y015
     _WhichOneofArgType__accuracy: _TypeAlias = _typing.Literal["_accuracy", b"_accuracy"]  # noqa: Y015
@@ -1350,7 +1358,7 @@ class Schedule(_message.Message):
     clip: _builtins.float
     """Largest absolute coordinate that travels of any layer; finite, above 0."""
     modulus_bits: _builtins.int
-    """32 or 64."""
+    """Fewest bits of a word that a header can have: 16, 20, 24 or 32."""
     n_max: _builtins.int
     """Number of inputs that a sum is laid out for; at least 1."""
     max_samples: _builtins.int

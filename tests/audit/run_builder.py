@@ -241,7 +241,7 @@ class Run:
             "levels": (level,) * 3,
             "rule": m.RuleTerms("fedavg", 0.5, "orthogonal", True, True, "mean-field", 1.0),
             "target": None,
-            "layers": (m.Layer("w", (4,), 1.0),),
+            "layers": (m.Layer("w", (4,), 1.0, 1.0),),
             "architecture_digest": digest("architecture"),
             "model_digest": self.model,
             "roster_digest": ROSTER.digest(),
@@ -282,7 +282,7 @@ class Run:
             self.release(site, self.update(site, header), place, Disclosure("individual", "update", 1))
 
     def update(self, site: str, header: m.Signed[m.Header], again: str = "") -> m.Signed[m.Update]:
-        body = m.Update(digest("update", site, header.body.round, again), 16, 100)
+        body = m.Update(digest("update", site, header.body.round, again), 16, 100, bytes(32))
         return sign(site, body, header.envelope.session_id, header.digest())
 
     def release(self, site: str, message: m.Signed[Any], place: tuple[int, int, str], shown: Disclosure) -> None:

@@ -52,7 +52,7 @@ BODIES: dict[str, Callable[[int], Any]] = {
     "Advertise": lambda n: m.Advertise(*(digest(name, n) for name in ("mask", "box", "self", "nonce"))),
     "ShareBundle": lambda n: m.ShareBundle((), digest(n)),
     "MaskedInput": lambda n: m.MaskedInput(digest(n), 16),
-    "Update": lambda n: m.Update(digest(n), 16, 100),
+    "Update": lambda n: m.Update(digest(n), 16, 100, bytes(32)),
     "SurvivorSignature": lambda n: m.SurvivorSignature(digest(n)),
     "Unmask": lambda n: m.Unmask((m.SelfMaskShare(n, bytes(33)),)),
 }

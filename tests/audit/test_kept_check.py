@@ -147,7 +147,7 @@ def test_a_message_that_is_there_twice_is_moved(log: Path) -> None:
 
 def other_run(kind: str) -> bytes:
     header = sign(TARGET, Run.header(_Other(), 1, 1, m.Visibility.SUM).body, b"o" * 32)
-    one = {"Header": header, "Update": sign(A, m.Update(bytes(32), 16, 100), b"o" * 32)}[kind]
+    one = {"Header": header, "Update": sign(A, m.Update(bytes(32), 16, 100, bytes(32)), b"o" * 32)}[kind]
     return wire.encode_signed(one)
 
 

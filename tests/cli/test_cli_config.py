@@ -50,7 +50,7 @@ def test_a_table_lists_its_keys(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[0].split() == ["key", "default", "what", "it", "means"]
     assert [line.split()[0] for line in lines[1:6]] == [
         "session.threshold",
-        "session.modulus-bits",
+        "session.bits",
         "session.clip",
         "session.max-samples",
         "session.attempts",

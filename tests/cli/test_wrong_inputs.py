@@ -391,7 +391,7 @@ SETTINGS_OF_A_RUN = {
     "threshold-above-all": setting(
         "session.threshold=99", r"99 is outside \[2, 3\] for 3 sources", "0", "leave it at 0"
     ),
-    "modulus-of-33-bits": setting("session.modulus-bits=33", "must be 32 or 64, not 33", "64"),
+    "words-of-33-bits": setting("session.bits=33", "not 33", "32"),
     "clip-zero": setting("session.clip=0", "session.clip: must be above 0, not 0", "1"),
     "clip-nan": setting("session.clip=nan", "must be a finite number, not nan", "1"),
     "no-attempts": setting("session.attempts=0", "must be at least 1, not 0", "1"),

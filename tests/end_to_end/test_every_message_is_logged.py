@@ -35,6 +35,7 @@ VECTOR_BYTES = 4 * 9610
 SETTINGS = (
     f"strategy.rounds={ROUNDS}",
     "strategy.warm-up-rounds=0",
+    "session.bits=32",  # so that all vectors are above one length
     "transport.chunk-bytes=8192",
     "transport.heartbeat-s=2",
 )

@@ -47,7 +47,7 @@ TARGET = 1
 NOW, LAST_SECOND = 2**30, 2**32
 RUN_ID = bytes(range(16))
 SESSION_ID = sha256(b"the session").digest()
-LAYERS = (Layer("weight", (3, 4), 0.5), Layer("bias", (4,), 2.0))
+LAYERS = (Layer("weight", (3, 4), 0.5, 0.5), Layer("bias", (4,), 2.0, 2.0))
 MODEL = bytes(range(64))
 OVER = object()
 """What stands in the place of a phase once the session has its result."""
@@ -96,6 +96,11 @@ def roster_of(n_sources: int) -> Roster:
 def _published(entry: RosterEntry) -> RosterEntry:
     """As it stands in the published sessions."""
     return replace(entry, tls_pin=sha256(f"tls {entry.index}".encode()).digest(), not_after=LAST_SECOND)
+
+
+def rounding_of(index: int) -> Secret:
+    """The key with which a source rounds."""
+    return Secret(sha256(f"rounding {index}".encode()).digest())
 
 
 def signer(index: int) -> Signer:
@@ -192,7 +197,7 @@ class Cohort:
     phases: dict[int, Any] = field(default_factory=dict)
     inbox: dict[int, AnySigned] = field(default_factory=dict)
     outbox: dict[int, AnySigned] = field(default_factory=dict)
-    vectors: dict[int, RingVector] = field(default_factory=dict)
+    vectors: dict[int, bytes] = field(default_factory=dict)
     opened: agg.Opened | None = None
 
     def __post_init__(self) -> None:
@@ -235,7 +240,7 @@ class Cohort:
         encoding = quantisation(self.header.body)
         numbers = np.random.default_rng(index)
         vector = numbers.uniform(-1, 1, encoding.layer_length).astype(np.float32)
-        return encoding.encode(vector, numbers.uniform(0, 1, encoding.tail))
+        return encoding.encode(vector, rounding_of(index), numbers.uniform(0, 1, encoding.tail))
 
     def sum_of(self, members: list[int]) -> RingVector:
         """The ring sum of the encoded inputs of some sources, computed in the clear."""
@@ -253,8 +258,10 @@ class Cohort:
             case src.AwaitingKeyList():
                 return src.receive_key_list(phase, message, self.random[index])  # type: ignore[arg-type]
             case src.AwaitingShares():
-                self.vectors[index] = self.encoded(index)
-                return src.masked_input(src.receive_shares(phase, message), self.vectors[index])  # type: ignore[arg-type]
+                ready, encoding = src.receive_shares(phase, message), quantisation(self.header.body)  # type: ignore[arg-type]
+                following, answer, packed = src.masked_input(ready, self.encoded(index), encoding)
+                self.vectors[index] = bytes(packed)
+                return following, answer
             case src.AwaitingSurvivors():
                 return src.receive_survivors(phase, message)  # type: ignore[arg-type]
             case src.AwaitingConsistency():
@@ -264,7 +271,7 @@ class Cohort:
                 return OVER, None
         raise AssertionError(f"no message is due in {type(phase).__name__}")
 
-    def add(self, message: AnySigned, state: Any = None, vector: RingVector | None = None) -> Any:
+    def add(self, message: AnySigned, state: Any = None, vector: bytes | None = None) -> Any:
         """What the aggregator makes of a source's message: its next phase. The cohort is left as it is."""
         state = self.aggregator if state is None else state
         match state:
@@ -274,7 +281,7 @@ class Cohort:
                 return agg.add_shares(state, message)
             case agg.CollectingInputs():
                 masked = self.vectors.get(message.sender) if vector is None else vector
-                return agg.add_input(state, message, b"" if masked is None else masked.tobytes())
+                return agg.add_input(state, message, b"" if masked is None else masked)
             case agg.CollectingSignatures():
                 return agg.add_signature(state, message)
             case agg.CollectingUnmask():

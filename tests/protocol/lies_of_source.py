@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 from cohort import TARGET, AnySigned, Cohort, forged, resigned, signer
 from lies_of_aggregator import STRANGER
 
@@ -102,11 +101,11 @@ LIES = [
     SourceLie("SHARE_RECIPIENTS", "one twice, one not", SHARES, _boxes(lambda b: [b[0], *b[:-1]])),
     SourceLie("SHARE_RECIPIENTS", "box for itself", SHARES, _boxes(lambda b: [*b, replace(b[0], peer=LIAR)])),
     SourceLie("SHARE_RECIPIENTS", "box for a stranger", SHARES, _boxes(lambda b: [*b, replace(b[0], peer=TARGET)])),
-    SourceLie("INPUT_LENGTH", "one word less", INPUT, _honest, lambda v: v[:-1]),
-    SourceLie("INPUT_LENGTH", "one word more", INPUT, _honest, lambda v: np.append(v, v[:1])),
+    SourceLie("INPUT_LENGTH", "one byte less", INPUT, _honest, lambda v: v[:-1]),
+    SourceLie("INPUT_LENGTH", "one byte more", INPUT, _honest, lambda v: v + v[:1]),
     SourceLie("INPUT_LENGTH", "declares another length", INPUT, _length(4)),
-    SourceLie("INPUT_LENGTH", "declares and sends another length", INPUT, _length(-4), lambda v: v[:-1]),
-    SourceLie("INPUT_DIGEST", "another vector", INPUT, _honest, lambda v: v + v.dtype.type(1)),
+    SourceLie("INPUT_LENGTH", "declares and sends another length", INPUT, _length(-4), lambda v: v[:-4]),
+    SourceLie("INPUT_DIGEST", "another vector", INPUT, _honest, lambda v: bytes([v[0] ^ 1]) + v[1:]),
     SourceLie("INPUT_DIGEST", "another digest", INPUT, lambda c, m: resigned(m, replace(m.body, digest=STRANGER))),
     SourceLie(
         "SURVIVORS_DIGEST", "signs other lists", SIGNATURE, lambda c, m: resigned(m, SurvivorSignature(STRANGER))

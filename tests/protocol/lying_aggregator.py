@@ -156,7 +156,7 @@ class LyingAggregator:
 
     def header(self, session_id: bytes, **changes: Any) -> AnySigned:
         """A header that every source takes, but for the changes."""
-        layers = (Layer("weight", (WIDTH,), 1.0),)
+        layers = (Layer("weight", (WIDTH,), 1.0, 1.0),)
         digest = UnitTrainer(TARGET).architecture_digest
         fixed = {
             "layers": layers,

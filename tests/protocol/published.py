@@ -23,6 +23,7 @@ from securefda.protocol.checks import History, PastResult, SessionLimits, check_
 from securefda.protocol.masking import RingVector
 from securefda.protocol.messages import Result, Signed, Signer
 from securefda.protocol.roster import Roster
+from securefda.protocol.secret import Secret
 from securefda.protocol.transcript import layer_names_and_shapes
 from securefda.transport import wire
 
@@ -90,10 +91,9 @@ def signer_of(one: Entry, index: int) -> Signer:
     return Signer(index, key, wire.encode)
 
 
-def words_of(text: str, modulus_bits: int) -> RingVector:
-    """A ring vector from its little-endian bytes."""
-    width = modulus_bits // 8
-    return np.frombuffer(bytes.fromhex(text), f"<u{width}").astype(f"u{width}")
+def words_of(text: str) -> RingVector:
+    """A ring vector from its little-endian words of 32 bits."""
+    return np.frombuffer(bytes.fromhex(text), "<u4").astype(np.uint32)
 
 
 class SourceUnderTest:
@@ -102,7 +102,7 @@ class SourceUnderTest:
     def __init__(self, one: Entry, index: int, limits: Entry | None = None) -> None:
         self._fields, self.index = one["sources"][str(index)], index
         self._draws = [bytes.fromhex(text) for text in self._fields["random"]]
-        self.vector: RingVector | None = None
+        self.vector = b""
         header, roster = received(one["header"]), Roster.from_canonical_bytes(one["roster"].encode())
         asked = limits_of(limits or one["limits"])
         layers = layer_names_and_shapes(header.body.layers)
@@ -155,8 +155,11 @@ class SourceUnderTest:
 
     def _masked(self, ready: src.ReadyToMask) -> tuple[src.AwaitingSurvivors, Signed[Any]]:
         reals = (np.array([float.fromhex(text) for text in self._fields[name]]) for name in ("input", "tail"))
-        self.vector = quantisation(self._session.header.body).encode(*reals)
-        return src.masked_input(ready, self.vector)
+        encoding, rounding = quantisation(self._session.header.body), Secret(bytes.fromhex(self._fields["rounding"]))
+        vector, tail = reals
+        following, answer, packed = src.masked_input(ready, encoding.encode(vector, rounding, tail), encoding)
+        self.vector = bytes(packed)
+        return following, answer
 
 
 class AggregatorUnderTest:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import math
 import random
 import struct
 from collections.abc import Callable, Sequence
@@ -135,10 +136,10 @@ def field_elements(drawn: bytes) -> list[int]:
     return [value for value in draws if value < PRIME]
 
 
-def encode_exactly(x: float, clip: float, q_max: int, bits: int) -> int:
-    """Ring element of a coordinate in rational arithmetic; ``round`` of a fraction takes ties to even."""
-    kept = max(-Fraction(clip), min(Fraction(clip), Fraction(x)))
-    return round(kept * q_max / Fraction(clip)) % 2**bits
+def encode_exactly(x: float, limit: float, q_max: int, drawn: int) -> int:
+    """A coordinate in steps, in rational arithmetic, rounded to the side that 16 drawn bits decide."""
+    kept = max(-Fraction(limit), min(Fraction(limit), Fraction(x)))
+    return math.floor(kept * q_max / Fraction(limit) + Fraction(2 * drawn + 1, 2**17))
 
 
 def chi_square(counts: Sequence[int]) -> float:

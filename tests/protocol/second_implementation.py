@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -125,7 +126,7 @@ class Terms:
     threshold: int
     bits: int
     n_max: int
-    clips: list[float]
+    ranges: list[float]
     cohort_size: int
     quorums: dict[int, int]
 
@@ -133,19 +134,19 @@ class Terms:
     def of(cls, header: bytes) -> Terms:
         envelope = read(header)
         body = read(envelope[16][0])
-        clips: list[float] = []
+        ranges: list[float] = []
         for layer in map(read, body[7]):
             size = 1
             for side in numbers(layer[2][0]) if 2 in layer else []:
                 size *= side
-            clips += [struct.unpack("<d", layer[3][0])[0]] * size
+            ranges += [struct.unpack("<d", layer[4][0])[0]] * size
         return cls(
             envelope[2][0],
             dict(zip(numbers(body[11][0]), numbers(body[4][0]), strict=True)),
             body[12][0],
             body[13][0],
             body[14][0],
-            clips,
+            ranges,
             body.get(20, [0])[0],
             {COHORT: body.get(21, [0])[0], SUM: body.get(22, [0])[0]},
         )
@@ -155,8 +156,11 @@ class Terms:
         return [own for own, level in self.levels.items() if level in (COHORT, SUM)]
 
     @property
-    def q_max(self) -> int:
-        return int(min((2 ** (self.bits - 1) - 1) // self.n_max, 2**40))
+    def widths(self) -> list[int]:
+        return [self.bits] * len(self.ranges) + [32] * TAIL
+
+    def q_max(self, width: int) -> int:
+        return int((2 ** (width - 1) - 1) // self.n_max)
 
     def quorum(self, cohort: list[int]) -> int:
         return self.quorums[self.levels[cohort[0]]]
@@ -170,20 +174,39 @@ class Terms:
         bounds = [place * len(others) // count for place in range(count + 1)] if others else []
         return [of_sum] * bool(of_sum) + [sorted(others[start:end]) for start, end in itertools.pairwise(bounds)]
 
-    def encode(self, reals: Iterable[float]) -> list[int]:
-        """Clip, scale, round to the nearest with ties to even; the tail has clip 1."""
-        words = []
-        for x, clip in zip(reals, [*self.clips, *[1.0] * TAIL], strict=True):
-            words.append(round(min(max(x, -clip), clip) * (self.q_max / clip)) % 2**self.bits)
-        return words
+    def encode(self, reals: list[float], rounding: bytes) -> list[int]:
+        """Clip, scale, round to a side that the key decides; the tail to the nearest, with ties to even."""
+        drawn = oracle.keystream_words(rounding, 16, len(self.ranges))
+        words, q_max = [], self.q_max(self.bits)
+        for x, limit, word in zip(reals, self.ranges, drawn, strict=False):
+            scaled = min(max(x, -limit), limit) * (q_max / limit)
+            words.append(math.floor(scaled + (2 * word + 1) / 2**17) % 2**self.bits)
+        return words + [round(x * self.q_max(32)) for x in reals[-TAIL:]]
 
     def decode(self, words: list[int]) -> list[float]:
-        centred = [word - 2**self.bits * (word >> (self.bits - 1)) for word in words]
-        layers = [value * (clip / self.q_max) for value, clip in zip(centred, self.clips, strict=False)]
-        return layers + [value / self.q_max for value in centred[-TAIL:]]
+        centred = [word - 2**width * (word >> (width - 1)) for word, width in zip(words, self.widths, strict=True)]
+        q_max = self.q_max(self.bits)
+        layers = [value * (limit / q_max) for value, limit in zip(centred, self.ranges, strict=False)]
+        return layers + [value / self.q_max(32) for value in centred[-TAIL:]]
 
     def to_bytes(self, words: Iterable[int]) -> bytes:
-        return b"".join(word.to_bytes(self.bits // 8, "little") for word in words)
+        """One number of k bits for each parameter, the first lowest; then the tail."""
+        words = list(words)
+        parameters = words[:-TAIL]
+        packed = sum(word << self.bits * place for place, word in enumerate(parameters))
+        data = packed.to_bytes(-(-len(parameters) * self.bits // 8), "little")
+        return data + b"".join(word.to_bytes(4, "little") for word in words[-TAIL:])
+
+    def from_bytes(self, data: bytes) -> list[int]:
+        split = len(data) - 4 * TAIL
+        packed, tail = int.from_bytes(data[:split], "little"), data[split:]
+        parameters = [packed >> self.bits * place & 2**self.bits - 1 for place in range(len(self.ranges))]
+        return parameters + [int.from_bytes(tail[start : start + 4], "little") for start in range(0, 4 * TAIL, 4)]
+
+    def add(self, words: list[int], seed: bytes, sign: int) -> list[int]:
+        """A mask has 32 bits for each element; of a parameter's the low ones count."""
+        stream = oracle.keystream_words(seed, 32, len(words))
+        return [(word + sign * mask) % 2**w for word, mask, w in zip(words, stream, self.widths, strict=True)]
 
 
 class Source:
@@ -240,17 +263,12 @@ class Source:
         return derive(oracle.x25519(self.mask_private, peer.mask_key), ctx2, "pair-mask", low, high)
 
 
-def add(words: list[int], seed: bytes, sign: int, bits: int) -> list[int]:
-    stream = oracle.keystream_words(seed, bits, len(words))
-    return [(word + sign * mask) % 2**bits for word, mask in zip(words, stream, strict=True)]
-
-
 class Replica:
     """A whole session: every site of it, and the list of what they send.
 
     Args:
-        one: a session of ``sessions.json``; of its sources only ``random``, ``row``, ``input`` and ``tail`` are
-            read.
+        one: a session of ``sessions.json``; of its sources only ``random``, ``row``, ``input``, ``tail`` and
+            ``rounding`` are read.
         arrives: whether a message (type, sender) reaches the aggregator.
     """
 
@@ -264,7 +282,10 @@ class Replica:
         }
         self.sources = {own: Source(own, *self._given(one["sources"][str(own)], self.ctx)) for own in self.terms.masked}
         self._inputs = {
-            int(own): [float.fromhex(text) for text in (*fields["input"], *fields["tail"])]
+            int(own): (
+                [float.fromhex(text) for text in (*fields["input"], *fields["tail"])],
+                bytes.fromhex(fields["rounding"]),
+            )
             for own, fields in one["sources"].items()
             if "input" in fields
         }
@@ -329,12 +350,12 @@ class Replica:
 
     def masked(self, own: int) -> list[int]:
         """The masked input of a source."""
-        words = self.terms.encode(self._inputs[own])
-        words = add(words, self.sources[own].self_seed(self.ctx2), 1, self.terms.bits)
+        words = self.terms.encode(*self._inputs[own])
+        words = self.terms.add(words, self.sources[own].self_seed(self.ctx2), 1)
         for peer in self.cohort_of(own):
             if peer != own:
                 seed = self.sources[own].pair_seed(self.sources[peer], self.ctx2)
-                words = add(words, seed, 1 if peer < own else -1, self.terms.bits)
+                words = self.terms.add(words, seed, 1 if peer < own else -1)
         return words
 
     def cohort_of(self, own: int) -> list[int]:
@@ -382,23 +403,19 @@ class Replica:
     def _open(self, cohort: list[int]) -> list[int]:
         """The sum of a cohort, from the masked inputs that arrived and the shares of t answers alone."""
         alive = [own for own in cohort if own in self.u3]
-        masked = [[int.from_bytes(word, "little") for word in self._split(self.inputs[own])] for own in alive]
-        total = [sum(column) % 2**self.terms.bits for column in zip(*masked, strict=True)]
+        masked = [self.terms.from_bytes(self.inputs[own]) for own in alive]
+        total = [sum(column) % 2**w for column, w in zip(zip(*masked, strict=True), self.terms.widths, strict=True)]
         for own in alive:
             seed = derive(self._reconstruct(own, 1), self.ctx2, "self-mask", own)
-            total = add(total, seed, -1, self.terms.bits)
+            total = self.terms.add(total, seed, -1)
         for lost in (own for own in cohort if own in self.dropped):
             private = derive(self._reconstruct(lost, 0), self.ctx, "mask-sk", lost)
             for own in alive:
                 low, high = sorted((lost, own))
                 shared = oracle.x25519(private, self.sources[own].mask_key)
                 seed = derive(shared, self.ctx2, "pair-mask", low, high)
-                total = add(total, seed, 1 if own < lost else -1, self.terms.bits)
+                total = self.terms.add(total, seed, 1 if own < lost else -1)
         return total
-
-    def _split(self, data: bytes) -> list[bytes]:
-        width = self.terms.bits // 8
-        return [data[start : start + width] for start in range(0, len(data), width)]
 
     def _reconstruct(self, owner: int, kind: int) -> bytes:
         holders = self.answers[: self.terms.threshold]

@@ -256,12 +256,14 @@ class SessionNetwork(MemoryNetwork[AggregatorRun, Source]):
         factors = _factors(header, {index: self._codes_of(index, attempt) for index in of_sum})
         q_max = quantisation(header).q_max
         for part in outcome.parts:
-            total = np.zeros(WIDTH + TAIL, np.int64)
+            total, rounded_up = np.zeros(WIDTH + TAIL, np.int64), np.zeros(WIDTH + TAIL, np.int64)
             for member in part.members:
-                total[place_of(header.round, member)] += round(factors.get(member, 1.0) * q_max)
+                place, steps = place_of(header.round, member), factors.get(member, 1.0) * q_max
+                total[place] += math.floor(steps)
+                rounded_up[place] += steps != math.floor(steps)  # at most: the source draws to which side
                 total[WEIGHT] += q_max
                 total += self._added(member, digests[member])
-            self._judge_part(attempt, part, total)
+            self._judge_part(attempt, part, total, rounded_up)
             self.events[f"opened {part.level.label} beside {len(outcome.parts) - 1}"] += 1
         if any(factor < 1 for factor in factors.values()):
             self.events["capped"] += 1
@@ -276,13 +278,18 @@ class SessionNetwork(MemoryNetwork[AggregatorRun, Source]):
                 return false.reveal()[REPORT_OPENING_BYTES:]
         return norm_codes([1.0], [WIDTH], most)
 
-    def _judge_part(self, attempt: Attempt, part: PartialSum, total: Any) -> None:
-        """The ring sum is exact, and so is what it decodes to; at ``sum`` its length may be restored after that."""
+    def _judge_part(self, attempt: Attempt, part: PartialSum, total: Any, rounded_up: Any) -> None:
+        """The ring sum is exact but for what may have been rounded up, and so is what it decodes to.
+
+        At ``sum`` its length may be restored after that.
+        """
         totals = attempt._state.totals  # type: ignore[attr-defined]
         ring = next(ring for cohort, ring in totals.items() if part.members <= cohort)
+        above = (ring - total) % RING
+        total = total + above
         centred = ((total + RING // 2) % RING - RING // 2) / quantisation(attempt.header.body).q_max
         decoded = part.level is Visibility.SUM or bool(np.allclose(part.vector, centred[:WIDTH], rtol=0, atol=1e-9))
-        exact = np.array_equal(ring, total % RING) and abs(part.statistics.weight - centred[WEIGHT]) < 1e-9
+        exact = bool(np.all(above <= rounded_up)) and abs(part.statistics.weight - centred[WEIGHT]) < 1e-9
         must(exact and decoded, f"the sum over {sorted(part.members)} is wrong")
 
     def _added(self, member: int, digest: bytes) -> Any:

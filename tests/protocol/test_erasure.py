@@ -6,6 +6,7 @@ import pytest
 from cohort import PHASES, Cohort, leaving, secrets_in
 
 from securefda.protocol import source as src
+from securefda.protocol.checks import quantisation
 
 VICTIM = 2
 DROPS = {5: 2}
@@ -57,7 +58,7 @@ def test_keys_are_gone_once_the_masked_input_is_made() -> None:
     ready = src.receive_shares(left, cohort.inbox[VICTIM])
     keys = set(secrets_in(left))
     assert keys == {ready.master.reveal(), ready.self_secret.reveal()}
-    following, _ = src.masked_input(ready, cohort.encoded(VICTIM))
+    following, _, _ = src.masked_input(ready, cohort.encoded(VICTIM), quantisation(cohort.header.body))
     assert list(secrets_in(left)) == []
     assert keys.isdisjoint(secrets_in(following))
 

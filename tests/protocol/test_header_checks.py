@@ -165,9 +165,14 @@ LIES = [
     HeaderLie("HEADER_TARGET", "g_T published at cohort", {"rule": FEDGP, "target": PUBLISHED, **COHORTS}),
     HeaderLie("HEADER_TARGET", "terms for a rule that needs none", {"target": PUBLISHED}),
     HeaderLie("HEADER_TARGET", "estimates of errors without the target's terms", {"rule": SELECT}),
-    *(HeaderLie("HEADER_MODULUS", f"{bits} bits", {"modulus_bits": bits}) for bits in (0, 1, 2, 16, 33, 128)),
+    *(HeaderLie("HEADER_MODULUS", f"{bits} bits", {"modulus_bits": bits}) for bits in (0, 1, 2, 15, 18, 33, 64)),
     HeaderLie("HEADER_WRAP", "a ring for fewer than take part", {"n_max": N - 1}),
     HeaderLie("HEADER_WRAP", "no resolution left", {"n_max": 2**31}),
+    HeaderLie("HEADER_WRAP", "no resolution left in 16 bits", {"n_max": 2**15, "modulus_bits": 16}),
+    HeaderLie("HEADER_RANGE", "a range above its clip", {"layers": (replace(LAYERS[0], range=0.5001), LAYERS[1])}),
+    HeaderLie(
+        "HEADER_RANGE", "such a range in clear", {"layers": (LAYERS[0], replace(LAYERS[1], range=2.1)), **IN_CLEAR}
+    ),
     *(HeaderLie("HEADER_THRESHOLD", f"t = {t} of {N}", {"threshold": t}) for t in (0, 1, 2, N + 1)),
     HeaderLie(
         "HEADER_THRESHOLD", "t too low for my max-colluders", {"threshold": 3}, limits=limits_of(N, max_colluders=1)
@@ -282,7 +287,7 @@ def test_source_refuses_another_attempt_at_a_round_that_asks_for_something_else(
         ({"round": 5, "previous_result_digest": OTHER, "model_digest": OTHER}, RAN),
         ({"rule": FEDGP, "target": PUBLISHED}, History()),
         ({"rule": FEDGP, "target": KEPT, **IN_CLEAR}, History()),
-        ({"modulus_bits": 64}, History()),
+        ({"modulus_bits": 16, "layers": (replace(LAYERS[0], range=1e-6), LAYERS[1])}, History()),
         ({"participants": (0, 2, 4), "threshold": 3}, History()),
         (COHORTS, History()),
         ({**COHORTS, "cohort_size": N}, History()),
@@ -302,7 +307,7 @@ def test_source_refuses_another_attempt_at_a_round_that_asks_for_something_else(
         "missed a round",
         "sum",
         "individual",
-        "64",
+        "16 bits and a narrow range",
         "3",
         "cohort",
         "one cohort of all",

@@ -16,7 +16,7 @@ import secagg_oracles as oracle
 
 from securefda.protocol import agreement, masking, shamir
 from securefda.protocol.agreement import BoxAddress, BoxError, KeyAgreementError, KeyPair, Label, SharePair
-from securefda.protocol.encoding import ClippedLayer, Quantisation
+from securefda.protocol.encoding import EncodedLayer, Quantisation
 from securefda.protocol.masking import Mask, add_masks
 from securefda.protocol.secret import Secret
 
@@ -172,11 +172,11 @@ def test_box_error_vector_is_refused(case: dict[str, Any]) -> None:
         agreement.open_box(secret(load("boxes")["key"]), address, bytes.fromhex(case["box"]))
 
 
-@pytest.mark.parametrize("case", load("masks")["streams"], ids=lambda case: f"{case['bits']} bits")
+@pytest.mark.parametrize("case", load("masks")["streams"])
 def test_mask_stream(case: dict[str, Any]) -> None:
-    words = np.zeros(case["words"], dtype=f"u{case['bits'] // 8}")
+    words = np.zeros(case["words"], dtype=np.uint32)
     add_masks(words, [Mask(secret(case["key"]))])
-    by_hand = oracle.keystream(bytes.fromhex(case["key"]), case["words"] * case["bits"] // 8)
+    by_hand = oracle.keystream(bytes.fromhex(case["key"]), 4 * case["words"])
     assert hashlib.sha256(by_hand).hexdigest() == case["sha256"]
     assert words.astype(words.dtype.newbyteorder("<")).tobytes() == by_hand
     assert words[:8].tolist() == case["first"]
@@ -204,11 +204,11 @@ def test_seed_folded_to_32_bits_would_give_streams_twice() -> None:
     assert len(set(folded)) == 33
 
 
-@pytest.mark.parametrize("case", load("masks")["sessions"], ids=lambda case: f"{case['bits']} bits")
+@pytest.mark.parametrize("case", load("masks")["sessions"])
 def test_masked_inputs_follow_the_formula(case: dict[str, Any]) -> None:
-    bits, parties = case["bits"], load("keys")["parties"]
+    bits, parties = 32, load("keys")["parties"]
     for own, (clear, expected) in enumerate(zip(case["inputs"], case["masked"], strict=True)):
-        vector = np.array(clear, dtype=f"u{bits // 8}")
+        vector = np.array(clear, dtype=np.uint32)
         seeds = {int(peer): secret(seed) for peer, seed in parties[own]["pair_seeds"].items()}
         masking.mask(vector, own=own, self_seed=secret(parties[own]["self_seed"]), pair_seeds=seeds)
         assert vector.tolist() == expected
@@ -221,10 +221,10 @@ def test_masked_inputs_follow_the_formula(case: dict[str, Any]) -> None:
         assert by_hand == expected
 
 
-@pytest.mark.parametrize("case", load("masks")["sessions"], ids=lambda case: f"{case['bits']} bits")
+@pytest.mark.parametrize("case", load("masks")["sessions"])
 def test_sum_without_the_dropped_party_opens(case: dict[str, Any]) -> None:
-    bits, parties, survivors = case["bits"], load("keys")["parties"], case["survivors"]
-    total = np.array(case["masked_sum"], dtype=f"u{bits // 8}")
+    bits, parties, survivors = 32, load("keys")["parties"], case["survivors"]
+    total = np.array(case["masked_sum"], dtype=np.uint32)
     masked = [case["masked"][own] for own in survivors]
     assert total.tolist() == [sum(column) % 2**bits for column in zip(*masked, strict=True)]
     seeds = {own: secret(parties[2]["pair_seeds"][str(own)]) for own in survivors}
@@ -238,38 +238,44 @@ def test_sum_without_the_dropped_party_opens(case: dict[str, Any]) -> None:
     "case", load("fixed_point")["valid"], ids=lambda case: f"{case['modulus_bits']}-{case['n_max']}"
 )
 def test_fixed_point(case: dict[str, Any]) -> None:
-    layers = tuple(ClippedLayer(size, float.fromhex(clip)) for size, clip in case["layers"])
+    layers = tuple(EncodedLayer(size, float.fromhex(limit)) for size, limit in case["layers"])
+    bits, n_max = case["modulus_bits"], case["n_max"]
     quantisation = Quantisation(layers, case["n_max"], case["modulus_bits"], tail=len(case["tail"]))
     vector = [float.fromhex(text) for text in case["vector"]]
     tail = [float.fromhex(text) for text in case["tail"]]
-    assert quantisation.q_max == case["q_max"] == min((2 ** (case["modulus_bits"] - 1) - 1) // case["n_max"], 2**40)
-    encoded = quantisation.encode(np.array(vector), np.array(tail))
-    clips = [layer.clip for layer in layers for _ in range(layer.size)] + [1.0] * len(tail)
-    coordinates = [*vector, *tail]
-    exact = [
-        oracle.encode_exactly(x, clip, case["q_max"], case["modulus_bits"])
-        for x, clip in zip(coordinates, clips, strict=True)
-    ]
-    assert encoded.tolist() == case["encoded"] == exact
-    assert case["clipped"] == sum(abs(x) > c for x, c in zip(coordinates, clips, strict=True))
-    decoded = quantisation.decode(encoded, 1)
+    assert quantisation.q_max == case["q_max"] == (2 ** (bits - 1) - 1) // n_max
+    encoded = quantisation.encode(np.array(vector), secret(case["rounding"]), np.array(tail))
+    limits = [layer.range for layer in layers for _ in range(layer.size)]
+    drawn = oracle.keystream_words(bytes.fromhex(case["rounding"]), 16, len(vector))
+    exact = [oracle.encode_exactly(x, c, case["q_max"], w) for x, c, w in zip(vector, limits, drawn, strict=True)]
+    of_tail = [round(Fraction(x) * ((2**31 - 1) // n_max)) for x in tail]
+    assert encoded.tolist() == case["encoded"] == [q % 2**32 for q in (*exact, *of_tail)]
+    packed = sum(q % 2**bits << bits * place for place, q in enumerate(exact))
+    on_wire = packed.to_bytes(-(-len(exact) * bits // 8), "little") + b"".join(q.to_bytes(4, "little") for q in of_tail)
+    assert bytes(quantisation.pack(encoded)).hex() == case["packed"] == on_wire.hex()
+    received = quantisation.unpack(on_wire)
+    assert received.tolist() == [*(q % 2**bits for q in exact), *of_tail]
+    assert case["clipped"] == sum(abs(x) > c for x, c in zip(vector, limits, strict=True))
+    decoded = quantisation.decode(received, 1)
     assert [value.hex() for value in (*decoded.vector.tolist(), *decoded.tail.tolist())] == case["decoded"]
-    for text, word, clip in zip(case["decoded"], exact, clips, strict=True):
-        signed = word - 2 ** case["modulus_bits"] * (word >> (case["modulus_bits"] - 1))
-        true = Fraction(clip) * signed / case["q_max"]
+    for text, q, limit in zip(case["decoded"], exact, limits, strict=False):
+        true = Fraction(limit) * q / case["q_max"]
         assert abs(Fraction(float.fromhex(text)) - true) <= abs(true) / 2**51
 
 
 def refused_encoding(case: dict[str, Any]) -> Any:
     """The act of an error vector; all but those about the terms share one encoding."""
-    terms = Quantisation((ClippedLayer(2, 1.0),), 4, 32, tail=1)
+    terms = Quantisation((EncodedLayer(2, 1.0),), 4, 32, tail=1)
     match case["refused_at"]:
         case "terms":
-            clip = float.fromhex(case["clip"])
-            return lambda: Quantisation((ClippedLayer(2, clip),), case["n_max"], case["modulus_bits"], tail=1)
+            limit = float.fromhex(case["range"])
+            return lambda: Quantisation((EncodedLayer(2, limit),), case["n_max"], case["modulus_bits"], tail=1)
         case "encode":
             vector, tail = ([float.fromhex(text) for text in case[name]] for name in ("vector", "tail"))
-            return lambda: terms.encode(np.array(vector), np.array(tail))
+            return lambda: terms.encode(np.array(vector), Secret(bytes(32)), np.array(tail))
+        case "unpack":
+            narrow = Quantisation((EncodedLayer(3, 1.0),), 4, 20, tail=1)
+            return lambda: narrow.unpack(bytes.fromhex(case["packed"]))
     return lambda: terms.decode(np.array(case["words"], dtype=np.uint32), case["count"])
 
 
@@ -281,8 +287,8 @@ def test_fixed_point_error_vector_is_refused(case: dict[str, Any]) -> None:
 
 
 def test_fixed_point_error_vectors_differ_from_right_ones_in_one_thing() -> None:
-    terms = Quantisation((ClippedLayer(2, 1.0),), 4, 32, tail=1)
-    encoded = terms.encode(np.zeros(2), np.ones(1))
+    terms = Quantisation((EncodedLayer(2, 1.0),), 4, 32, tail=1)
+    encoded = terms.encode(np.zeros(2), Secret(bytes(32)), np.ones(1))
     assert encoded.tolist() == [0, 0, terms.q_max]
     reached = np.array([2 * terms.q_max, 2**32 - 2 * terms.q_max, 2 * terms.q_max], dtype=np.uint32)
     assert terms.decode(reached, 2).vector.tolist() == [2.0, -2.0]

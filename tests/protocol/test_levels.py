@@ -57,9 +57,10 @@ def test_every_sum_is_exact_after_any_loss(of_sum: int, phase: int) -> None:
         assert_sum_is_exact(session(terms, {lost: phase}), {lost: phase})
 
 
-def test_sum_is_exact_in_the_64_bit_ring_beside_cohorts() -> None:
+@pytest.mark.parametrize("bits", [16, 20, 24])
+def test_sum_is_exact_in_narrow_words_beside_cohorts(bits: int) -> None:
     drops = {0: 2, 3: 2}
-    assert_sum_is_exact(session(changes(4, 5, 4, modulus_bits=64, threshold=6), drops), drops)
+    assert_sum_is_exact(session(changes(4, 5, 4, modulus_bits=bits, threshold=6), drops), drops)
 
 
 def test_every_source_and_the_aggregator_find_the_same_groups() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cohort import PHASES, AnySigned, Cohort, leaving, over_the_wire, resigned
+from cohort import LAYERS, PHASES, AnySigned, Cohort, leaving, over_the_wire, resigned
 from lies_of_source import DROPPED, LIAR, LIES, OUTSIDE, UNMASK, SourceLie, from_outside
 from test_session import assert_sum_is_exact
 
@@ -222,13 +222,26 @@ def test_sum_beyond_the_range_of_honest_inputs_names_the_survivors() -> None:
     assert_close_blames(cohort, "RANGE", *(f"source-{index}" for index in cohort.indices))
 
 
+def test_input_with_a_bit_set_behind_its_parameters_is_refused_and_the_sum_is_unchanged() -> None:
+    layers = (replace(LAYERS[0], shape=(3, 5)), LAYERS[1])  # 19 words of 20 bits, and four bits to fill a byte
+    cohort = Cohort(5, changes={"modulus_bits": 20, "layers": layers}).until(2)
+    vector = bytearray(cohort.vectors[LIAR])
+    vector[47] |= 1 << 7
+    honest, before = cohort.outbox[LIAR], cohort.running_sum()
+    lie = resigned(honest, replace(honest.body, digest=sha256(vector).digest()))
+    with pytest.raises(FaultySourceError) as refused:
+        cohort.add(lie, vector=bytes(vector))
+    assert (refused.value.check, refused.value.source_id) == ("INPUT_PADDING", f"source-{LIAR}")
+    assert np.array_equal(cohort.running_sum(), before)
+    assert LIAR not in cohort.aggregator.received
+
+
 def test_masks_that_do_not_cancel_raise_the_range_alarm() -> None:
     """A source whose pair masks are not the agreed ones: the sum is noise, and noise is out of range."""
     cohort = Cohort(5, changes={"n_max": 10}).until(2)
-    noise = np.random.default_rng(1).integers(0, 2**32, cohort.vectors[LIAR].size, dtype=np.uint32)
-    cohort.vectors[LIAR] += noise  # type: ignore[misc]
+    cohort.vectors[LIAR] = np.random.default_rng(1).bytes(len(cohort.vectors[LIAR]))
     honest = cohort.outbox[LIAR]
-    lie = resigned(honest, replace(honest.body, digest=sha256(cohort.vectors[LIAR].data).digest()))
+    lie = resigned(honest, replace(honest.body, digest=sha256(cohort.vectors[LIAR]).digest()))
     cohort.outbox[LIAR] = lie
     cohort.phases[LIAR] = replace(cohort.phases[LIAR], input_digest=lie.body.digest)
     cohort.collect()

@@ -47,7 +47,7 @@ def test_source_sends_the_published_bytes(name: str, index: int) -> None:
     assert [answer for answer in answers if answer] == [as_sent(entry) for entry in from_source(one, index)]
     assert source.draws_left == 0
     masked = [entry["vector"] for entry in from_source(one, index) if entry["type"] == "MaskedInput"]
-    assert masked == ([] if source.vector is None else [source.vector.tobytes().hex()])
+    assert masked == ([source.vector.hex()] if source.vector else [])
 
 
 @pytest.mark.parametrize("name", SESSIONS)

@@ -82,7 +82,7 @@ def recorded(**changes: Any) -> list[tuple[int, AnySigned]]:
         signer(TARGET).sign(NO_SESSION, NO_CONTEXT, MissedResult(result, (receipt,))),
         signer(TARGET).sign(NO_SESSION, NO_CONTEXT, SCHEDULE),
         signer(LIAR).sign(cohort.header.envelope.session_id, context, Refusal("key")),
-        signer(LIAR).sign(cohort.header.envelope.session_id, context, Update(bytes(32), 4, 1)),
+        signer(LIAR).sign(cohort.header.envelope.session_id, context, Update(bytes(32), 4, 1, bytes(32))),
     ]
     return seen + [(VICTIM, message) for message in outside]
 

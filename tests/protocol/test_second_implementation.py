@@ -38,6 +38,7 @@ def test_second_implementation_imports_nothing_of_the_library(module: Any) -> No
         "hashlib",
         "hmac",
         "itertools",
+        "math",
         "random",
         "secagg_oracles",
         "struct",
@@ -80,11 +81,12 @@ def test_every_key_share_and_seed_of_a_source_is_the_published_one(name: str) ->
             found["self_seed"] = source.self_seed(other.ctx2).hex()
             found["pair_seeds"] = {str(peer.own): source.pair_seed(peer, other.ctx2).hex() for peer in peers}
             reals = [float.fromhex(x) for x in (*published["input"], *published["tail"])]
-            found["encoded"] = other.terms.to_bytes(other.terms.encode(reals)).hex()
+            rounding = bytes.fromhex(published["rounding"])
+            found["encoded"] = other.terms.to_bytes(other.terms.encode(reals, rounding)).hex()
             found["masked"] = other.inputs[source.own].hex()
         if source.row:
             found["row_commitment"] = source.row_commitment.hex()
-        given = {"random", "row", "norms", "input", "tail"}
+        given = {"random", "row", "norms", "input", "tail", "rounding"}
         assert found == {field: value for field, value in published.items() if field not in given}
         assert source.rest == []
 
@@ -94,11 +96,9 @@ def test_every_sum_is_that_of_the_survivors_inputs_and_the_published_one(name: s
     one, other = session(name), replica(name)
     assert len(other.sums) == len(one["sums"])
     for words, published in zip(other.sums, one["sums"], strict=True):
-        clear = [one["sources"][str(own)]["encoded"] for own in published["survivors"]]
-        width = other.terms.bits // 4
-        columns = zip(*([text[at : at + width] for at in range(0, len(text), width)] for text in clear), strict=True)
-        total = [sum(int.from_bytes(bytes.fromhex(x), "little") for x in column) for column in columns]
-        assert words == [value % 2**other.terms.bits for value in total]
+        clear = [bytes.fromhex(one["sources"][str(own)]["encoded"]) for own in published["survivors"]]
+        columns = zip(*map(other.terms.from_bytes, clear), strict=True)
+        assert words == [sum(column) % 2**width for column, width in zip(columns, other.terms.widths, strict=True)]
         assert other.terms.to_bytes(words).hex() == published["words"]
         assert [x.hex() for x in other.terms.decode(words)] == [*published["vector"], *published["tail"]]
 
@@ -167,9 +167,9 @@ def test_sessions_cover_caps_that_bind_and_caps_that_do_not() -> None:
     assert binding == {True, False}
 
 
-def test_sessions_cover_both_rings_cohorts_and_a_loss_in_every_phase() -> None:
+def test_sessions_cover_all_widths_cohorts_and_a_loss_in_every_phase() -> None:
     headers = [one["header_fields"] for one in load("sessions")["valid"]]
-    assert {header["modulus_bits"] for header in headers} == {32, 64}
+    assert {header["modulus_bits"] for header in headers} == {16, 20, 24, 32}
     assert {tuple(sorted(set(header["levels"]))) for header in headers} == {(2,), (3,), (2, 3), (1, 2, 3)}
     assert {header["norm_cap"]["granularity"] for header in headers if header["norm_cap"]} == {1, 2}
     assert None in [header["norm_cap"] for header in headers]

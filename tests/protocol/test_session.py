@@ -9,7 +9,7 @@ from hashlib import sha256
 
 import numpy as np
 import pytest
-from cohort import OVER, PHASES, TARGET, AnySigned, Cohort, Link, leaving
+from cohort import OVER, PHASES, TARGET, AnySigned, Cohort, Link, leaving, rounding_of
 from depth import at_depth
 
 from securefda.errors import FaultySourceError, QuorumLost
@@ -37,7 +37,7 @@ def assert_sum_is_exact(cohort: Cohort, drops: Mapping[int, int]) -> None:
     assert opened.dropped == {index for index, phase in drops.items() if phase == 2}
     assert opened.faults == ()
     totals = [cohort.sum_of(sorted(one.survivors)) for one in opened.sums]
-    assert opened.sum_digest == sha256(b"".join(total.tobytes() for total in totals)).digest()
+    assert opened.sum_digest == sha256(b"".join(map(quantisation(cohort.header.body).pack, totals))).digest()
     assert sorted(itertools.chain.from_iterable(one.survivors for one in opened.sums)) == survivors
     for one, total in zip(opened.sums, totals, strict=True):
         plain = quantisation(cohort.header.body).decode(total, len(one.survivors))
@@ -76,23 +76,26 @@ def test_sum_is_exact_at_the_least_threshold_that_is_sound(n: int) -> None:
         assert_sum_is_exact(Cohort(n, leaving(drops), {"threshold": threshold}), drops)
 
 
-def test_sum_is_exact_in_the_64_bit_ring() -> None:
+@pytest.mark.parametrize("bits", [16, 20, 24])
+def test_sum_is_exact_in_narrow_words(bits: int) -> None:
     drops = {0: 2, 4: 3}
-    assert_sum_is_exact(Cohort(7, leaving(drops), {"modulus_bits": 64}), drops)
+    assert_sum_is_exact(Cohort(7, leaving(drops), {"modulus_bits": bits}), drops)
 
 
-def test_sum_is_exact_with_as_many_inputs_at_the_clip_as_the_ring_holds() -> None:
-    cohort = Cohort(5)
+@pytest.mark.parametrize("bits", [16, 20, 24, 32])
+def test_sum_is_exact_with_as_many_inputs_at_the_range_as_the_ring_holds(bits: int) -> None:
+    cohort = Cohort(5, changes={"modulus_bits": bits})
     encoding = quantisation(cohort.header.body)
-    extreme = np.repeat([layer.clip for layer in encoding.layers], [layer.size for layer in encoding.layers])
-    cohort.encoded = lambda index: encoding.encode(extreme, np.ones(encoding.tail))  # type: ignore[method-assign]
+    extreme = np.repeat([layer.range for layer in encoding.layers], [layer.size for layer in encoding.layers])
+    tail = np.ones(encoding.tail)
+    cohort.encoded = lambda index: encoding.encode(extreme, rounding_of(index), tail)  # type: ignore[method-assign]
     opened = cohort.finish()
     np.testing.assert_allclose(opened.sums[0].decoded.vector, 5 * extreme, rtol=1e-12)
     np.testing.assert_array_equal(opened.sums[0].decoded.tail, [5.0] * encoding.tail)
 
 
 def test_two_threads_and_any_order_of_arrival_give_the_same_sum_as_one() -> None:
-    layers = (Layer("weight", (257, 400), 0.5),)  # several blocks of keystream
+    layers = (Layer("weight", (257, 400), 0.5, 0.5),)  # several blocks of keystream
     drops = {4: 2}
     alone = Cohort(5, leaving(drops), {"layers": layers}).finish()
     with ThreadPoolExecutor(2) as pool:
@@ -146,7 +149,7 @@ def test_late_masked_input_of_a_dropped_source_is_refused_and_the_sum_is_without
 
 
 def test_masked_inputs_of_one_session_have_nothing_of_the_inputs_in_common() -> None:
-    cohort = Cohort(3, changes={"layers": (Layer("weight", (100, 100), 0.5),)}).until(2)
+    cohort = Cohort(3, changes={"layers": (Layer("weight", (100, 100), 0.5, 0.5),)}).until(2)
     for index in cohort.indices:
-        same = np.count_nonzero(cohort.vectors[index] == cohort.encoded(index))
+        same = np.count_nonzero(np.frombuffer(cohort.vectors[index], "<u4") == cohort.encoded(index))
         assert same <= 1  # 10007 uniform words of 32 bits: two or more equal with probability below 3e-12

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Self
@@ -295,6 +296,7 @@ class Federation(MemoryNetwork[AggregatorRun, SourceRun]):
             witness=self.witness_of(index, store),
             random_bytes=os.urandom,
             software_version="1",
+            rounding_key=lambda _run, number: Secret(sha256(f"{index} {number}".encode()).digest()),
             unix_time=lambda: self.unix_s,
             keep_model=lambda *model: self.kept.update({index: model}),
         )

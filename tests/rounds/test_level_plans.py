@@ -12,6 +12,7 @@ from rounds_federation import roster_of
 from run_settings import run_settings
 
 from securefda.aggregator.headers import AttemptPosition, Federation, Planner, header_of
+from securefda.aggregator.ranges import WordFormat
 from securefda.aggregator.site import RunSettings
 from securefda.errors import ConfigError
 from securefda.protocol.checks import threshold_is_sound
@@ -92,6 +93,7 @@ def planned_header(run: RunSettings, permitted: list[Visibility]) -> Header:
         target=None,
         model_digest=bytes(32),
         session=Planner(names, run).plan(dict(enumerate(permitted, start=1))),
+        words=WordFormat.wide(run.clip, 1),
         with_metrics=True,
     )
 

@@ -20,7 +20,7 @@ from securefda.site.policy import NormCapBounds
 
 INDIVIDUAL, COHORT, SUM = Visibility
 N = 5
-FINE = {"modulus_bits": 64, "kappa": 2.0}
+FINE = {"bits": 32, "kappa": 2.0}
 
 
 class Seen:

@@ -119,7 +119,7 @@ def negative_weight(encoded: Any, header: Header) -> None:
     """Nothing in the layers, and a weight that takes those of the three others away, but for a thousandth."""
     others = 3 * 24 / header.max_samples
     encoded[:] = 0
-    encoded[SAMPLES] = 2**header.modulus_bits - round((others - 0.001) * quantisation(header).q_max)
+    encoded[SAMPLES] = 2**32 - round((others - 0.001) * quantisation(header).tail_q_max)
 
 
 def honest(encoded: Any, header: Header) -> None:
@@ -167,7 +167,7 @@ def test_a_layer_that_the_header_drives_to_the_clip_does_not_leave_though_most_o
     federation = Federation(tmp_path, 4, rule="source_only")
     header = until(federation.open(), ME, Header)
     first, *others = body_of(header).layers
-    layers = (replace(first, clip=0.1), *(replace(layer, clip=10.0) for layer in others))
+    layers = (replace(first, clip=0.1, range=0.1), *(replace(layer, clip=10.0, range=10.0) for layer in others))
     lie = Parcel(changed(header.message, layers=layers), header.vectors)
     assert keys(federation.sources[ME].handle(lie)) == [Refusal("CLIPPED")]
     federation.close()

@@ -79,5 +79,5 @@ def test_no_source_is_left_alone_where_it_alone_is_long_enough(tmp_path: Path) -
 
 @pytest.mark.parametrize("granularity", Granularity)
 def test_parts_of_some_steps_are_in_the_sum(tmp_path: Path, granularity: Granularity) -> None:
-    """A row is rounded down by less than a step of 2^(1/2), and counts from 8 steps of the encoding on."""
-    assert all(left_after_rounding(tmp_path, 12.0, 14.0, granularity).values())
+    """A row is rounded down by less than a step of 2^(1/2), and counts from 2 steps of the encoding on."""
+    assert all(left_after_rounding(tmp_path, 3.0, 3.5, granularity).values())

@@ -37,7 +37,7 @@ FORBIDS = {
     "quantisation.clip-max": {"quantisation": {"clip_min": 1e-9, "clip_max": 1e-8}},
     "quantisation.clip-min": {"quantisation": {"clip_min": 1e8, "clip_max": 1e9}},
     "quantisation.max-samples-max": {"quantisation": {"max_samples_min": 6, "max_samples_max": 7}},
-    "quantisation.modulus-bits-min": {"quantisation": {"modulus_bits_min": 64}},
+    "quantisation.modulus-bits-min": {"quantisation": {"modulus_bits_min": 32}},
     "quantisation.n-max": {"quantisation": {"n_max": 4}},
     "norm-cap.kappa": {"norm_cap": {"kappa": 1.9}},
 }
@@ -45,7 +45,7 @@ FORBIDS = {
 
 @pytest.mark.parametrize("key", FORBIDS)
 def test_a_run_that_one_policy_forbids_ends_before_anything_is_trained(tmp_path: Path, key: str) -> None:
-    federation = Federation(tmp_path, 3, rounds=4, rule="fedgp_auto", warm_up_rounds=3)
+    federation = Federation(tmp_path, 3, rounds=4, rule="fedgp_auto", warm_up_rounds=3, settings={"bits": 0})
     policy = federation.policy(ME)
     changes = {
         name: getattr(policy, name).model_copy(update=value) if isinstance(value, dict) else value

@@ -50,7 +50,7 @@ def header(number: int) -> Signed[Header]:
         levels=(Visibility.INDIVIDUAL,),
         rule=RuleTerms("source_only", 0.5, "orthogonal", True, True, "mean-field", 1.0),
         target=None,
-        layers=(Layer("weight", (2, 3), 1.0),),
+        layers=(Layer("weight", (2, 3), 1.0, 1.0),),
         architecture_digest=bytes(32),
         model_digest=bytes(32),
         roster_digest=bytes(32),

@@ -40,7 +40,7 @@ POLICY = SourcePolicy(
     architectures=(ARCHITECTURE.hex(),),
     norm_cap=NormCapBounds(kappa=2.0, granularity="layer", reports="colluders-may-see"),
     quantisation=QuantisationBounds(
-        modulus_bits_min=64, clip_min=0.5, clip_max=2.0, n_max=8, max_samples_min=1000, max_samples_max=1000
+        modulus_bits_min=20, clip_min=0.5, clip_max=2.0, n_max=8, max_samples_min=1000, max_samples_max=1000
     ),
     limits=WorkLimits(
         model_bytes_max=36,
@@ -64,13 +64,13 @@ def header_at_every_limit() -> Header:
         levels=(Visibility.SUM,) * 7,
         rule=rule("fedgp_auto"),
         target=TargetTerms(steps=10, learning_rate=0.25, update_digest=bytes(32)),
-        layers=(Layer("weight", (2, 3), 0.5), Layer("bias", (3,), 2.0)),
+        layers=(Layer("weight", (2, 3), 0.5, 0.5), Layer("bias", (3,), 2.0, 2.0)),
         architecture_digest=ARCHITECTURE,
         model_digest=bytes(32),
         roster_digest=bytes(32),
         participants=(1, 2, 3, 4, 5, 6, 7),
         threshold=5,
-        modulus_bits=64,
+        modulus_bits=20,
         n_max=8,
         max_samples=1000,
         training_deadline_ms=60_500,

@@ -125,7 +125,7 @@ def test_the_default_text_shows_and_explains_every_key() -> None:
         ("allowed-rules = ['fedgp_aut']", "allowed-rules.0", "fedgp_auto"),
         ("allowed-rules = 'fedgp_auto'", "allowed-rules", "a list"),
         ("architectures = ['ab']", "architectures.0", "64 small hex digits"),
-        ("[quantisation]\nmodulus-bits-min = 2", "quantisation.modulus-bits-min", "32 or 64"),
+        ("[quantisation]\nmodulus-bits-min = 2", "quantisation.modulus-bits-min", "16, 20, 24 or 32"),
         ("[quantisation]\nclip-min = 0.0", "quantisation.clip-min", "above 0"),
         ("[quantisation]\nclip-max = inf", "quantisation.clip-max", "finite"),
         ("[quantisation]\nmax-samples-min = 2\nmax-samples-max = 1", "quantisation.max-samples-min", "above max"),

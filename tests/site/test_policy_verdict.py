@@ -71,7 +71,7 @@ def all_in_cohorts(**changes: Any) -> Header:
 
 
 def updating(**changes: Any) -> Asks:
-    update = replace(Update(bytes(32), 4, 10), **changes)
+    update = replace(Update(bytes(32), 4, 10, bytes(32)), **changes)
     return lambda policy: check_metadata(policy, update)
 
 
@@ -129,15 +129,15 @@ CASES = [
     Case("norm-cap.reports", AT_EVERY_LIMIT, "colluders-may-see", at=asked_of_noise(), policy=HIDING),
     Case("norm-cap.reports", trained_with(0.0), "colluders-may-see", at=trained_with(0.01), policy=HIDING),
     Case("norm-cap.unfiltered-projection", asking(rule=rule("fedgp_auto", filtered=False)), True),
-    Case("quantisation.modulus-bits-min", asking(modulus_bits=32), 32),
-    Case("quantisation.clip-min", asking(layers=(LAYERS[0], Layer("bias", (3,), 0.4999))), 0.4),
-    Case("quantisation.clip-max", asking(layers=(Layer("weight", (6,), 2.0001), LAYERS[1])), 3.0),
+    Case("quantisation.modulus-bits-min", asking(modulus_bits=16), 16),
+    Case("quantisation.clip-min", asking(layers=(LAYERS[0], Layer("bias", (3,), 0.4999, 0.4999))), 0.4),
+    Case("quantisation.clip-max", asking(layers=(Layer("weight", (6,), 2.0001, 2.0001), LAYERS[1])), 3.0),
     Case("quantisation.n-max", asking(n_max=9), 9),
     Case("quantisation.max-samples-min", asking(max_samples=999), 999),
     Case("quantisation.max-samples-max", asking(max_samples=1001), 1001),
     Case("dp.required", trained_with(0.0), False, at=trained_with(0.01), policy=REQUIRING),
     Case("dp.max-grad-norm", trained_with(1.0, 10.001), 10.001, at=trained_with(1.0, 10.0)),
-    Case("limits.model-bytes-max", asking(layers=(*LAYERS, Layer("one", (1,), 1.0))), 40),
+    Case("limits.model-bytes-max", asking(layers=(*LAYERS, Layer("one", (1,), 1.0, 1.0))), 40),
     Case("limits.learning-rate-max", asking(target=TARGET), 0.2501),
     Case("limits.learning-rate-min", asking(target=replace(TARGET, learning_rate=0.2499)), 0.2499),
     Case("limits.training-deadline-s-max", asking(training_deadline_ms=60_501), 60.501),
@@ -361,7 +361,7 @@ def test_every_accepted_header_satisfies_every_inequality(
         threshold=threshold,
         sum_quorum=quorum,
         norm_cap=norms(kappa=kappa, others=others),
-        layers=(Layer("weight", (2, 3), clips[0]), Layer("bias", (3,), clips[1])),
+        layers=(Layer("weight", (2, 3), clips[0], clips[0]), Layer("bias", (3,), clips[1], clips[1])),
         attempt=attempt,
     )
     within = (
@@ -396,7 +396,7 @@ def test_loss_and_accuracy_are_refused_where_the_site_hands_in_none(handed_in: b
 
 @pytest.mark.parametrize("figures", [{"loss": 0.0}, {"accuracy": 0.0}, {"loss": 0.5, "accuracy": 0.5}])
 def test_an_update_carries_loss_or_accuracy_only_where_the_header_has_metrics(figures: dict[str, float]) -> None:
-    header, bare = header_at_every_limit(), Update(bytes(32), 4, 10)
+    header, bare = header_at_every_limit(), Update(bytes(32), 4, 10, bytes(32))
     check_metrics(replace(header, metrics=True), handed_in=True, update=replace(bare, **figures))
     for handed_in in (True, False):
         check_metrics(header, handed_in=handed_in, update=bare)

@@ -16,7 +16,7 @@ def run_settings(strategy: Strategy, visibility: Visibility = Visibility.SUM, **
         "min_others": 2,
         "max_colluders": 0,
         "threshold": 0,
-        "modulus_bits": 32,
+        "bits": 32,
         "clip": 1.0,
         "max_samples": 100,
         "attempts": 2,

@@ -70,7 +70,7 @@ def _body(kind: str, unique: bytes, run: str) -> m.Body:
         case "MaskedInput":
             return m.MaskedInput(unique, 16)
         case "Update":
-            return m.Update(unique, 16, 100)
+            return m.Update(unique, 16, 100, bytes(32))
         case "Result":
             return m.Result(unique, 3, unique)
         case "Refusal":
@@ -88,7 +88,7 @@ def _header(unique: bytes, run: str) -> m.Header:
         levels=(m.Visibility.SUM,) * 3,
         rule=m.RuleTerms("fedavg", 0.5, "orthogonal", True, True, "mean-field", 1.0),
         target=None,
-        layers=(m.Layer("w", (4,), 1.0),),
+        layers=(m.Layer("w", (4,), 1.0, 1.0),),
         architecture_digest=bytes(32),
         model_digest=unique,
         roster_digest=bytes(32),

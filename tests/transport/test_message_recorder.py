@@ -106,7 +106,7 @@ def test_a_message_is_in_the_log_before_anybody_else_hears_of_it(logs: list[Log]
 
 def bodies_of_a_source() -> dict[str, Body]:
     return {
-        "Update": Update(bytes(32), 4, 1),
+        "Update": Update(bytes(32), 4, 1, bytes(32)),
         "MaskedInput": MaskedInput(bytes(32), 4),
         "Unmask": Unmask((SelfMaskShare(1, SECRET),)),
         "Advertise": Advertise(*[bytes([n]) * 32 for n in range(5)]),
@@ -307,7 +307,11 @@ def test_messages_are_placed_by_the_header_that_their_site_took_for_their_sessio
 @pytest.mark.parametrize(
     ("body", "disclosure", "decision"),
     [
-        (Update(bytes(32), 4, 1), Disclosure("individual", "update", 1), Decision("allowed", "max-visibility")),
+        (
+            Update(bytes(32), 4, 1, bytes(32)),
+            Disclosure("individual", "update", 1),
+            Decision("allowed", "max-visibility"),
+        ),
         (MaskedInput(bytes(32), 4), Disclosure("sum", "update", 3), Decision("allowed", "max-visibility")),
         (Advertise(*[bytes([n]) * 32 for n in range(5)]), None, None),
         (Refusal("min-others"), None, Decision("refused", "min-others")),

@@ -38,7 +38,7 @@ some_uint64 = st.integers(1, 2**64 - 1)
 checkpoints = st.binary(max_size=100)
 
 layers = st.lists(
-    st.builds(m.Layer, words, st.lists(st.integers(1, 2**31 - 1), max_size=4).map(tuple), positive),
+    st.builds(m.Layer, words, st.lists(st.integers(1, 2**31 - 1), max_size=4).map(tuple), positive, positive),
     min_size=1,
     max_size=4,
     unique_by=lambda layer: layer.name,
@@ -133,7 +133,13 @@ BODIES: dict[type, st.SearchStrategy[Any]] = {
     m.ShareDelivery: st.builds(m.ShareDelivery, st.lists(delivered, max_size=5).map(tuple)),
     m.MaskedInput: masked_inputs,
     m.Update: st.builds(
-        m.Update, digests, some_uint64, some_uint32, st.none() | finite, st.none() | st.floats(min_value=0, max_value=1)
+        m.Update,
+        digests,
+        some_uint64,
+        some_uint32,
+        digests,
+        st.none() | finite,
+        st.none() | st.floats(min_value=0, max_value=1),
     ),
     m.Survivors: st.builds(
         m.Survivors,
@@ -169,7 +175,7 @@ BODIES: dict[type, st.SearchStrategy[Any]] = {
         rules=st.lists(rules, min_size=1, max_size=4, unique=True).map(tuple),
         learning_rate=positive,
         clip=positive,
-        modulus_bits=st.sampled_from((32, 64)),
+        modulus_bits=st.sampled_from((16, 20, 24, 32)),
         n_max=some_uint32,
         max_samples=some_uint32,
         training_deadline_ms=some_uint64,
@@ -309,10 +315,12 @@ def test_fields_have_the_numbers_of_the_schema() -> None:
             "levels",
         ),
         (
-            replace(header_body(b"m" * 32), layers=tuple(m.Layer(str(i), (1,), 1.0) for i in range(MAX_LAYERS + 1))),
+            replace(
+                header_body(b"m" * 32), layers=tuple(m.Layer(str(i), (1,), 1.0, 1.0) for i in range(MAX_LAYERS + 1))
+            ),
             "layers",
         ),
-        (replace(header_body(b"m" * 32), layers=(m.Layer("w", (1,) * 17, 1.0),)), "shape"),
+        (replace(header_body(b"m" * 32), layers=(m.Layer("w", (1,) * 17, 1.0, 1.0),)), "shape"),
         (replace(header_body(b"m" * 32), previous_checkpoint=bytes(m.MAX_NOTE_BYTES + 1)), "checkpoint"),
         (m.Checkpoint(b"n", 2**64, (), 0), "Checkpoint"),
         (m.Checkpoint(b"n", 0, (), 2**64), "Checkpoint"),
@@ -326,7 +334,7 @@ def test_fields_have_the_numbers_of_the_schema() -> None:
         (m.ShareBundle((m.ShareBox(2**31, b"x"),), bytes(32)), "peer"),
         (m.Survivors((), (2**31,)), "dropped"),
         (m.Abort(m.Step.HEADER, "CHECK", 2**31), "accused"),
-        (replace(header_body(b"m" * 32), layers=(m.Layer("\ud800", (1,), 1.0),)), "Header"),
+        (replace(header_body(b"m" * 32), layers=(m.Layer("\ud800", (1,), 1.0, 1.0),)), "Header"),
     ],
 )
 def test_what_would_not_be_read_is_not_written(body: m.Body, text: str) -> None:

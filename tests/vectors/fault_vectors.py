@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from hashlib import sha256
 from typing import Any
 
 import lies_of_aggregator as false_aggregator
@@ -180,7 +181,7 @@ def lies_to_source() -> object:
 
 # What a source tells the aggregator.
 
-Event = tuple[AnySigned, RingVector | None] | None
+Event = tuple[AnySigned, bytes | None] | None
 """A message with its vector, or None: the aggregator ends the phase."""
 
 
@@ -241,10 +242,10 @@ def _event(event: Event) -> dict[str, Any]:
     if event is None:
         return {"close": True}
     message, vector = event
-    return {**signed(message), **({} if vector is None else {"vector": vector.tobytes().hex()})}
+    return {**signed(message), **({} if vector is None else {"vector": vector.hex()})}
 
 
-def _vector_of(cohort: Cohort, slot: int) -> RingVector | None:
+def _vector_of(cohort: Cohort, slot: int) -> bytes | None:
     return cohort.vectors[LIAR] if slot == false_source.INPUT else None
 
 
@@ -368,6 +369,17 @@ def _out_of_range() -> dict[str, Any]:
     return _aggregator_case(USUAL, "RANGE", "input outside the agreed range", false_source.INPUT, events)
 
 
+def _set_padding() -> dict[str, Any]:
+    """A bit behind the last of 19 words of 20 bits is set."""
+    cohort = begun("four-20").until(false_source.INPUT)
+    honest, vector = cohort.outbox[LIAR], bytearray(cohort.vectors[LIAR])
+    vector[47] |= 1 << 4
+    body = replace(honest.body, digest=sha256(vector).digest())
+    events: list[Event] = [(resigned(honest, body), bytes(vector))]
+    claim = "a bit behind the last parameter is set"
+    return _aggregator_case("four-20", "INPUT_PADDING", claim, false_source.INPUT, events)
+
+
 def lies_to_aggregator() -> object:
     """What the aggregator refuses, or finds out at the end."""
     cases = [
@@ -378,6 +390,7 @@ def lies_to_aggregator() -> object:
         *_wrong_shares(),
         _wrong_commitment(),
         _out_of_range(),
+        _set_padding(),
     ]
     return {"valid": [], "invalid": cases}
 

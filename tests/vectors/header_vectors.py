@@ -100,7 +100,7 @@ ACCEPTED: Mapping[str, tuple[Terms, Terms]] = {
     "a sum beside updates in clear, to a source in the sum": (table.WITH_CLEAR, {}),
     "a sum beside updates in clear, to a source in clear": (table.WITH_CLEAR, {"source": 4}),
     "no norm cap": ({"norm_cap": None}, {}),
-    "a ring of 64 bits, and loss and accuracy beside the sum": ({"modulus_bits": 64, "metrics": True}, {}),
+    "words of 16 bits, and loss and accuracy beside the sum": ({"modulus_bits": 16, "metrics": True}, {}),
     "fewer than all": ({"participants": (0, 2, 4), "threshold": 3}, {}),
     "the least threshold": ({"threshold": 3}, {}),
     "the least learning rate": ({"rule": replace(table.header().body.rule, learning_rate_factor=1e-6)}, {}),

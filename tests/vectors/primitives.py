@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from securefda.protocol import agreement, masking, shamir
 from securefda.protocol.agreement import BoxAddress, Label, SharePair
-from securefda.protocol.encoding import ClippedLayer, Quantisation
+from securefda.protocol.encoding import EncodedLayer, Quantisation
 from securefda.protocol.masking import BLOCK_BYTES, Mask, add_masks
 from securefda.protocol.secret import Secret
 
@@ -201,16 +201,12 @@ def _boxes_with_wrong_content(key: Secret, case: Callable[[str, bytes], dict[str
 
 def masks() -> object:
     """Streams, four masked inputs, and the sum without party 2, who dropped after sharing."""
-    streams = []
-    for bits in (32, 64):
-        words = np.zeros(3 * BLOCK_BYTES // (bits // 8) + 3, dtype=f"u{bits // 8}")
-        key = _hash(f"stream {bits}")
-        add_masks(words, [Mask(Secret(key))])
-        digest = hashlib.sha256(words.astype(words.dtype.newbyteorder("<")).tobytes()).hexdigest()
-        first = [int(word) for word in words[:8]]
-        streams.append({"bits": bits, "key": key.hex(), "words": words.size, "first": first, "sha256": digest})
-    sessions = [_masked_session(np.dtype(name)) for name in ("u4", "u8")]
-    return {"streams": streams, "seed_bits": _seed_bits(_hash("stream 32")), "sessions": sessions}
+    words = np.zeros(3 * BLOCK_BYTES // 4 + 3, dtype=np.uint32)
+    key = _hash("stream 32")
+    add_masks(words, [Mask(Secret(key))])
+    digest = hashlib.sha256(words.astype("<u4").tobytes()).hexdigest()
+    stream = {"key": key.hex(), "words": words.size, "first": [int(word) for word in words[:8]], "sha256": digest}
+    return {"streams": [stream], "seed_bits": _seed_bits(key), "sessions": [_masked_session()]}
 
 
 def _seed_bits(key: bytes) -> dict[str, Any]:
@@ -229,9 +225,9 @@ def _first_bytes(key: bytes) -> str:
     return words.astype("<u4").tobytes().hex()
 
 
-def _masked_session(dtype: np.dtype[Any]) -> dict[str, Any]:
-    top = 2 ** (8 * dtype.itemsize) - 1
-    inputs = [np.array([0, 1, top, top - party, party * 1000, 12345], dtype=dtype) for party in range(PARTIES)]
+def _masked_session() -> dict[str, Any]:
+    top = 2**32 - 1
+    inputs = [np.array([0, 1, top, top - party, party * 1000, 12345], np.uint32) for party in range(PARTIES)]
     masked = [vector.copy() for vector in inputs]
     seeds = [agreement.self_seed(secret, own=own, ctx2=CTX2) for own, secret in enumerate(SELF_SECRETS)]
     for own, vector in enumerate(masked):
@@ -244,7 +240,6 @@ def _masked_session(dtype: np.dtype[Any]) -> dict[str, Any]:
     dropped = {2: {own: seed for own, seed in _pair_seeds(2).items() if own in survivors}}
     masking.unmask(total, self_seeds={own: seeds[own] for own in survivors}, dropped=dropped)
     return {
-        "bits": 8 * dtype.itemsize,
         "inputs": [[int(word) for word in vector] for vector in inputs],
         "masked": [[int(word) for word in vector] for vector in masked],
         "survivors": survivors,
@@ -254,28 +249,32 @@ def _masked_session(dtype: np.dtype[Any]) -> dict[str, Any]:
 
 
 def fixed_point() -> object:
-    return {"valid": _encodings(), "invalid": [*_refused_terms(), *_refused_inputs(), *_refused_sums()]}
+    return {
+        "valid": _encodings(),
+        "invalid": [*_refused_terms(), *_refused_inputs(), *_refused_sums(), *_refused_bytes()],
+    }
 
 
 def _refused_terms() -> list[dict[str, Any]]:
-    def case(why: str, bits: int, n_max: int, clip: float) -> dict[str, Any]:
-        return {"why": why, "refused_at": "terms", "modulus_bits": bits, "n_max": n_max, "clip": clip.hex()}
+    def case(why: str, bits: int, n_max: int, limit: float) -> dict[str, Any]:
+        return {"why": why, "refused_at": "terms", "modulus_bits": bits, "n_max": n_max, "range": limit.hex()}
 
     return [
-        case("a ring of 16 bits", 16, 4, 1.0),
+        case("words of 18 bits", 18, 4, 1.0),
+        case("words of 64 bits", 64, 4, 1.0),
         case("no input may be summed", 32, 0, 1.0),
         case("no resolution is left", 32, 2**31, 1.0),
-        case("no resolution is left in the wide ring", 64, 2**63, 1.0),
-        case("a clip of zero", 32, 4, 0.0),
-        case("a clip below zero", 32, 4, -1.0),
-        case("an infinite clip", 32, 4, float("inf")),
-        case("a clip that is no number", 32, 4, float("nan")),
-        case("a clip whose step is no normal float64", 32, 4, 2.0**-1000),
+        case("no resolution is left in narrow words", 16, 2**15, 1.0),
+        case("a range of zero", 32, 4, 0.0),
+        case("a range below zero", 32, 4, -1.0),
+        case("an infinite range", 32, 4, float("inf")),
+        case("a range that is no number", 32, 4, float("nan")),
+        case("a range whose step is no normal float64", 32, 4, 2.0**-1000),
     ]
 
 
 def _refused_inputs() -> list[dict[str, Any]]:
-    """Two coordinates with clip 1 and a tail of one, for up to four inputs in 32 bits."""
+    """Two coordinates with range 1 and a tail of one, for up to four inputs in 32 bits."""
 
     def case(why: str, vector: list[float], tail: float) -> dict[str, Any]:
         return {"why": why, "refused_at": "encode", "vector": [x.hex() for x in vector], "tail": [tail.hex()]}
@@ -309,27 +308,45 @@ def _refused_sums() -> list[dict[str, Any]]:
     ]
 
 
+def _refused_bytes() -> list[dict[str, Any]]:
+    """Three words of 20 bits and a tail of one: eight bytes, of which four bits are left, and four."""
+
+    def case(why: str, data: str) -> dict[str, Any]:
+        return {"why": why, "refused_at": "unpack", "packed": data}
+
+    return [
+        case("the first bit behind the last word is set", "0000000000000010" + "00000000"),
+        case("the last bit behind the last word is set", "0000000000000080" + "00000000"),
+        case("one byte short", "00000000000000" + "00000000"),
+        case("one byte long", "000000000000000000" + "00000000"),
+        case("empty", ""),
+    ]
+
+
 def _encodings() -> list[dict[str, Any]]:
-    """Ties stand in a layer whose step is 2^-20 exactly; in the other no coordinate is near one."""
+    """One layer has a step of 2^-20 exactly."""
     cases = []
-    for bits, n_max in ((32, 1), (32, 3), (32, 10), (32, 2**31 - 1), (64, 10), (64, 2**40)):
-        clip = Quantisation((ClippedLayer(1, 1.0),), n_max, bits).q_max / 2**20
-        quantisation = Quantisation((ClippedLayer(7, clip), ClippedLayer(5, 0.1)), n_max, bits, tail=2)
+    for bits, n_max in ((32, 1), (32, 3), (32, 10), (32, 2**31 - 1), (24, 10), (20, 10), (20, 64), (16, 10), (16, 3)):
+        clip = Quantisation((EncodedLayer(1, 1.0),), n_max, bits).q_max / 2**20
+        quantisation = Quantisation((EncodedLayer(7, clip), EncodedLayer(6, 0.1)), n_max, bits, tail=2)
         ties = [halves / 2**21 for halves in (0, 1, -1, 3, -5)]
-        vector = np.array([*ties, clip, -2 * clip, 0.1, -0.1, 0.0123, -0.07, 7.0])
+        vector = np.array([*ties, clip, -2 * clip, 0.1, -0.1, 0.0123, -0.07, 7.0, -1e-9])
         tail = np.array([1.0, 0.25])
-        encoded = quantisation.encode(vector, tail)
+        rounding = _hash(f"rounding {bits} {n_max}")
+        encoded = quantisation.encode(vector, Secret(rounding), tail)
         decoded = quantisation.decode(encoded, 1)
         cases.append(
             {
                 "modulus_bits": bits,
                 "n_max": n_max,
-                "layers": [[layer.size, layer.clip.hex()] for layer in quantisation.layers],
+                "layers": [[layer.size, layer.range.hex()] for layer in quantisation.layers],
                 "q_max": quantisation.q_max,
                 "vector": [float(value).hex() for value in vector],
                 "tail": [float(value).hex() for value in tail],
+                "rounding": rounding.hex(),
                 "encoded": [int(word) for word in encoded],
-                "clipped": int(np.count_nonzero(np.abs(vector) > [clip] * 7 + [0.1] * 5)),
+                "packed": bytes(quantisation.pack(encoded)).hex(),
+                "clipped": int(np.count_nonzero(np.abs(vector) > [clip] * 7 + [0.1] * 6)),
                 "decoded": [float(value).hex() for value in (*decoded.vector, *decoded.tail)],
             }
         )

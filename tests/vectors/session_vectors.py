@@ -12,7 +12,7 @@ from hashlib import sha256
 from typing import Any
 
 import numpy as np
-from cohort import MODEL, NOW, TARGET, AnySigned, Bytes, Cohort, identity, leaving, limits_of
+from cohort import MODEL, NOW, TARGET, AnySigned, Bytes, Cohort, identity, leaving, limits_of, rounding_of
 from lies_of_aggregator import MIXED
 from message_vectors import plain
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ from securefda.protocol import agreement, shamir
 from securefda.protocol.agreement import BoxAddress, KeyPair
 from securefda.protocol.checks import quantisation
 from securefda.protocol.masking import RingVector
-from securefda.protocol.messages import Granularity, NormCapTerms, Visibility
+from securefda.protocol.messages import Granularity, Layer, NormCapTerms, Visibility
 from securefda.protocol.secret import Secret
 from securefda.protocol.transcript import (
     cohort_with,
@@ -60,15 +60,25 @@ GIVEN_UP = {
     "norm_cap": NormCapTerms(1.5, 2, Granularity.LAYER),
 }
 
+NARROW = (Layer("weight", (3, 5), 0.5, 0.25), Layer("bias", (4,), 2.0, 2.0))
+"""19 parameters, so that words of 20 bits leave four bits, and a range below the clip."""
+
 PLANS = {
     "three": Plan("three sources whose caps are above their norms, nobody is lost", 3, {}, {"norm_cap": LENIENT}),
-    "four-64": Plan(
-        "four sources in the 64-bit ring with norms of the model as a whole, one is lost in R2",
+    "four-20": Plan(
+        "four sources with words of 20 bits and norms of the model as a whole, one is lost in R2",
         4,
         {4: 2},
-        {"modulus_bits": 64, "norm_cap": OF_WHOLE},
+        {"modulus_bits": 20, "norm_cap": OF_WHOLE, "layers": NARROW},
     ),
+    "four-24": Plan("four sources with words of 24 bits", 4, {}, {"modulus_bits": 24, "norm_cap": None}),
     "five": Plan("five sources, nobody is lost", 5),
+    "five-16": Plan(
+        "five sources with words of 16 bits, one is lost in R2",
+        5,
+        {2: 2},
+        {"modulus_bits": 16, "threshold": 3, "norm_cap": LENIENT, "layers": NARROW},
+    ),
     "five-lost": Plan(
         "five sources without a norm cap, one is lost in R2 and one is silent in R4",
         5,
@@ -132,9 +142,9 @@ class VectorCohort(Cohort):
         return vector, np.array(tail) / 2**16
 
     def _contribution(self, index: int) -> NDArray[np.float64]:
-        """Exact multiples of 2^-17: at ``sum`` within the clip, elsewhere in part beyond it."""
+        """Exact multiples of 2^-17: at ``sum`` within the range, elsewhere in part beyond it."""
         encoding, at_sum = quantisation(self.header.body), self.header.body.level_of(index) is SUM
-        clips = np.repeat([layer.clip for layer in encoding.layers], [layer.size for layer in encoding.layers])
+        clips = np.repeat([layer.range for layer in encoding.layers], [layer.size for layer in encoding.layers])
         numbers = [self._number(index, place) for place in range(encoding.layer_length)]
         factor = 2.0 ** -(index % 3) if at_sum else 1.125
         return clips * (np.array(numbers) / 2**15 - 1) * factor
@@ -170,7 +180,8 @@ class VectorCohort(Cohort):
         return caps_for(rows, kappa=header.norm_cap.kappa, others=header.norm_cap.others).tolist()
 
     def encoded(self, index: int) -> RingVector:
-        return quantisation(self.header.body).encode(*self.reals(index))
+        vector, tail = self.reals(index)
+        return quantisation(self.header.body).encode(vector, rounding_of(index), tail)
 
     @staticmethod
     def _number(index: int, place: int) -> int:
@@ -295,8 +306,9 @@ def _masking(cohort: VectorCohort, view: _View, index: int, pair: KeyPair, self_
         "pair_seeds": {str(peer): seed.reveal().hex() for peer, seed in seeds.items()},
         "input": [x.hex() for x in vector.tolist()],
         "tail": [x.hex() for x in tail.tolist()],
-        "encoded": _words(cohort.encoded(index)),
-        "masked": _words(cohort.vectors[index]),
+        "rounding": rounding_of(index).reveal().hex(),
+        "encoded": _packed(cohort, cohort.encoded(index)),
+        "masked": cohort.vectors[index].hex(),
     }
 
 
@@ -318,8 +330,8 @@ def _box_keys(view: _View, index: int, pair: KeyPair) -> dict[str, str]:
     }
 
 
-def _words(vector: RingVector) -> str:
-    return vector.astype(vector.dtype.newbyteorder("<")).tobytes().hex()
+def _packed(cohort: Cohort, vector: RingVector) -> str:
+    return bytes(quantisation(cohort.header.body).pack(vector)).hex()
 
 
 def _messages(cohort: VectorCohort, seen: list[tuple[int, int, AnySigned, bool]]) -> list[dict[str, Any]]:
@@ -332,14 +344,14 @@ def _messages(cohort: VectorCohort, seen: list[tuple[int, int, AnySigned, bool]]
         )
         entry["to"].append(recipient)
         if message.type_name == "MaskedInput":
-            entry["vector"] = _words(cohort.vectors[sender])
+            entry["vector"] = cohort.vectors[sender].hex()
     return list(listed.values())
 
 
 def _sum(cohort: Cohort, one: Any) -> dict[str, Any]:
     return {
         "survivors": sorted(one.survivors),
-        "words": _words(cohort.sum_of(sorted(one.survivors))),
+        "words": _packed(cohort, cohort.sum_of(sorted(one.survivors))),
         "vector": [x.hex() for x in one.decoded.vector.tolist()],
         "tail": [x.hex() for x in one.decoded.tail.tolist()],
     }

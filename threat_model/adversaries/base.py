@@ -12,6 +12,7 @@ from hashlib import sha256
 
 from securefda.aggregator.attendance import CosignerTracker
 from securefda.aggregator.headers import AttemptPosition, Planner, SessionPlan, make_header
+from securefda.aggregator.ranges import WordFormat
 from securefda.aggregator.target import TargetRound, train_target
 from securefda.errors import FaultySourceError
 from securefda.protocol.encoding import vector_from_wire, vector_to_wire
@@ -268,6 +269,7 @@ class MaliciousAggregator(Opens):
             target=self.target,
             model=self.model,
             session=session,
+            words=WordFormat(settings.bits, tuple(settings.clip for _ in site.trainer.layers)),
             with_metrics=members <= self.with_metrics,
         )
         self.sessions.append(Heard(header.body, header.envelope.session_id))

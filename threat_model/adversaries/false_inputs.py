@@ -66,12 +66,12 @@ def added(amount: int, coordinates: int) -> Falsify:
 
 def at_the_limit(header: Header, encoded: RingVector) -> None:
     """The largest input there is: every coordinate at the clip, + and - by turns, at the largest weight."""
-    q_max = quantisation(header).q_max
+    encoding = quantisation(header)
     parameters, tail = encoded[: header.n_params], encoded[header.n_params :]
-    parameters[::2] = q_max
-    parameters[1::2] = 2**header.modulus_bits - q_max
+    parameters[::2] = encoding.q_max
+    parameters[1::2] = 2**32 - encoding.q_max
     tail[:] = 0
-    tail[1] = q_max  # n
+    tail[1] = encoding.tail_q_max  # n
 
 
 class TightRing(MaliciousAggregator):

@@ -49,14 +49,15 @@ def peel(masked: RingVector, *, own: int, self_seed: Secret | None, pair_seeds: 
 
 
 def ring_vector(header: Header, data: bytes) -> RingVector:
-    """A vector that a source sent, as a ring vector of the header's ring."""
-    return np.frombuffer(data, np.dtype("<u4")) if header.modulus_bits == 32 else np.frombuffer(data, np.dtype("<u8"))
+    """A vector that a source sent, as a ring vector."""
+    return quantisation(header).unpack(data)
 
 
 def decode(header: Header, vector: RingVector) -> Decoded:
     """Read a ring vector as the header's encoding, without the range checks of an honest aggregator."""
     encoding = quantisation(header)
-    centred = vector.view(np.int32) if vector.dtype == np.dtype(np.uint32) else vector.view(np.int64)
     steps = np.repeat([encoding.step(place) for place in range(len(header.layers))], [x.size for x in header.layers])
-    _, weight, *_ = centred[steps.size :]  # the tail: w, n, and figures that travel with them
-    return Decoded(centred[: steps.size] * steps, float(weight) / encoding.q_max)
+    unused = 32 - header.modulus_bits
+    centred = np.left_shift(vector[: steps.size], np.uint32(unused)).view(np.int32) >> unused
+    _, weight, *_ = vector[steps.size :].view(np.int32)  # the tail: w, n, and figures that travel with them
+    return Decoded(centred * steps, float(weight) / encoding.tail_q_max)

@@ -73,7 +73,7 @@ class SignHeader(MaliciousAggregator):
 
     def layers_of(self, header: Header) -> tuple[Layer, ...]:
         """The layer table of the session in progress."""
-        return tuple(replace(layer, clip=self.clip) for layer in header.layers)
+        return tuple(replace(layer, clip=self.clip, range=self.clip) for layer in header.layers)
 
     def attack(self) -> Signs | None:
         """The signs behind the sum; None without one."""
@@ -126,7 +126,9 @@ class LayerSigns(SignHeader):
     def layers_of(self, header: Header) -> tuple[Layer, ...]:
         """One layer under the smaller clip."""
         return tuple(
-            replace(layer, clip=self.clip if layer.name == self.layer else self._others) for layer in header.layers
+            replace(layer, clip=clip, range=clip)
+            for layer in header.layers
+            for clip in (self.clip if layer.name == self.layer else self._others,)
         )
 
     def attack(self) -> Signs | None:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from source_stores import store_at
 
 from securefda.aggregator.headers import AttemptPosition, Planner, make_header
+from securefda.aggregator.ranges import WordFormat
 from securefda.aggregator.site import TargetSite
 from securefda.audit import notes
 from securefda.audit.notes import Note, witness_name
@@ -65,7 +66,7 @@ from threat_model.sites import (
     witness_at,
 )
 from threat_model.stage import MakesStage, Stage, run_settings
-from threat_model.switches import ONE_RUN, POLICY, UPDATE_AT_THE_CLIP, switched_off
+from threat_model.switches import ONE_RUN, POLICY, ROUNDING_AT_RANDOM, UPDATE_AT_THE_CLIP, all_of, switched_off
 
 N = 3
 CLIPS = (1e-9, 1e-4, 0.05, 0.1, 0.2, 0.3, 0.4, 0.46, 0.48, 1.0)
@@ -256,14 +257,25 @@ def test_least_rate_of_the_policy_leaves_the_sum_as_it_is(staged: MakesStage) ->
 
 @pytest.mark.threat("T15")
 @pytest.mark.control
-def test_tiny_rate_leaves_the_largest_update_alone_where_the_policy_lets_it_pass(staged: MakesStage) -> None:
+def test_tiny_rate_leaves_the_largest_update_alone_where_parts_are_rounded_to_the_nearest(staged: MakesStage) -> None:
     stage = rounded_away(staged, TINY_RATE)
-    with switched_off(POLICY, roster=stage.roster):
+    with switched_off(all_of("policy and rounding", POLICY, ROUNDING_AT_RANDOM), roster=stage.roster):
         stage.play()
     total = stage.adversary.attack()
     left = total != 0
     assert np.mean(left) > 0.4
     assert cosine(total[left], stage.update(LARGEST)[left]) > 0.97
+
+
+@pytest.mark.threat("T15")
+def test_tiny_rate_leaves_nobody_alone_where_the_policy_lets_it_pass(staged: MakesStage) -> None:
+    """Rounding at random keeps a share of every part: the coordinates that are left are of all sources."""
+    stage = rounded_away(staged, TINY_RATE)
+    with switched_off(POLICY, roster=stage.roster):
+        stage.play()
+    total = stage.adversary.attack()
+    left = total != 0
+    assert cosine(total[left], stage.update(LARGEST)[left]) < 0.85
 
 
 # Every header: what the victim accepts, against inequalities that are written down here once more.
@@ -342,6 +354,7 @@ def honest_header(site: TargetSite) -> Header:
         target=None,
         model=np.zeros(N_PARAMS, np.float32),
         session=Planner(names, wanted).plan(dict.fromkeys(names, Visibility.SUM)),
+        words=WordFormat.wide(CLIP, 2),
         with_metrics=True,
     ).body
     return _with_norm_cap(header, others=2)  # one more of the four others in the smallest sum is not trusted
@@ -349,7 +362,12 @@ def honest_header(site: TargetSite) -> Header:
 
 def _with_clips(header: Header, clips: tuple[float, float]) -> Header:
     pairs = zip(header.layers, clips, strict=True)
-    return replace(header, layers=tuple(replace(layer, clip=clip) for layer, clip in pairs))
+    return replace(header, layers=tuple(replace(layer, clip=clip, range=clip) for layer, clip in pairs))
+
+
+def _with_ranges(header: Header, ranges: tuple[float, float]) -> Header:
+    pairs = zip(header.layers, ranges, strict=True)
+    return replace(header, layers=tuple(replace(layer, range=limit) for layer, limit in pairs))
 
 
 def _with_rule(header: Header, **changes: Any) -> Header:
@@ -399,9 +417,10 @@ CHANGES = st.one_of(
         st.sets(st.integers(1, SITES), min_size=4, max_size=5),
         st.integers(4, 5),
     ),
-    st.builds(lambda b: lambda h: replace(h, modulus_bits=b), st.sampled_from([1, 2, 16, 31, 32, 33, 64, 128])),
+    st.builds(lambda b: lambda h: replace(h, modulus_bits=b), st.sampled_from([1, 2, 15, 16, 20, 24, 31, 32, 33, 64])),
     st.builds(lambda n: lambda h: replace(h, n_max=n), st.one_of(st.integers(1, 2048), st.integers(2**30, 2**32 - 1))),
     st.builds(lambda *c: lambda h: _with_clips(h, c), AROUND_THE_CLIPS, AROUND_THE_CLIPS),
+    st.builds(lambda *c: lambda h: _with_ranges(h, c), AROUND_THE_CLIPS, AROUND_THE_CLIPS),
     st.builds(
         lambda n: lambda h: replace(h, max_samples=n),
         st.one_of(st.integers(1, 10**9), st.sampled_from([MAX_SAMPLES - 1, MAX_SAMPLES, 10 * MAX_SAMPLES, 1001])),
@@ -447,9 +466,10 @@ def inequalities(header: Header, policy: SourcePolicy) -> dict[str, bool]:
         "n": ME in header.participants and set(header.participants) <= set(range(1, SITES + 1)),
         "t": 2 * t > n + max_colluders and max_colluders < t <= n,
         "k": left >= min_others,
-        "modulus": header.modulus_bits in (32, 64) and header.modulus_bits >= bounds.modulus_bits_min,
+        "modulus": header.modulus_bits in (16, 20, 24, 32) and header.modulus_bits >= bounds.modulus_bits_min,
         "n-max": n <= header.n_max <= bounds.n_max,
-        "wrap": header.n_max * min((half - 1) // header.n_max, 2**40) < half and (half - 1) // header.n_max >= 1,
+        "wrap": header.n_max * ((half - 1) // header.n_max) < half and (half - 1) // header.n_max >= 1,
+        "range": all(layer.range <= layer.clip for layer in header.layers),
         "clip": all(bounds.clip_min <= layer.clip <= bounds.clip_max for layer in header.layers),
         "rows": bounds.max_samples_min <= header.max_samples <= bounds.max_samples_max,
         "attempt": header.attempt <= policy.release.max_attempts and header.round <= policy.release.max_rounds,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from securefda.protocol import masking
-from securefda.protocol.encoding import ClippedLayer, Quantisation
+from securefda.protocol.encoding import EncodedLayer, Quantisation
 from securefda.protocol.masking import KEYSTREAM_PER_THREAD, useful_threads
 from securefda.protocol.messages import MaskedInput, Result, Update, Visibility
 from securefda.protocol.secret import Secret
@@ -65,7 +65,8 @@ PARTIES = (1, 2, 3)
 M = KEYSTREAM_PER_THREAD * 2 // (4 * len(PARTIES)) + 3
 """So long that a second thread is worth starting, and not a multiple of anything."""
 
-ENCODING = Quantisation((ClippedLayer(M - 2, 1.0),), n_max=6, tail=2)
+KEY = Secret(bytes(32))
+ENCODING = Quantisation((EncodedLayer(M - 2, 1.0),), n_max=6, tail=2)
 
 
 def summed(order: Iterable[int], *, masked_by: int, unmasked_by: int) -> bytes:
@@ -74,7 +75,7 @@ def summed(order: Iterable[int], *, masked_by: int, unmasked_by: int) -> bytes:
     self_seeds = {own: Secret(bytes([own]) * 32) for own in PARTIES}
     for own in order:
         update = np.random.default_rng(own).uniform(-1, 1, M - 2).astype(np.float32)
-        vector: Any = ENCODING.encode(update, np.array([0.0, 1.0]))
+        vector: Any = ENCODING.encode(update, KEY, np.array([0.0, 1.0]))
         seeds = {peer: Secret(bytes([own + peer]) * 32) for peer in PARTIES if peer != own}
         masking.mask(vector, own=own, self_seed=self_seeds[own], pair_seeds=seeds, threads=masked_by)
         masking.accumulate(total, vector)

@@ -62,7 +62,9 @@ def asks(**changes: Any) -> Change:
 
 
 def clipped_at(clip: float) -> Change:
-    return lambda header, _: replace(header, layers=tuple(replace(layer, clip=clip) for layer in header.layers))
+    return lambda header, _: replace(
+        header, layers=tuple(replace(layer, clip=clip, range=clip) for layer in header.layers)
+    )
 
 
 def ruled(**changes: Any) -> Change:
@@ -103,7 +105,7 @@ CASES = [
     Case("norm-cap.granularity", with_norms(granularity=Granularity.MODEL)),
     Case("norm-cap.reports", with_norms(others=2), {"min-others": 1, "max-colluders": 1}),
     Case("norm-cap.unfiltered-projection", unfiltered, policy_alone=False),
-    Case("quantisation.modulus-bits-min", asks(), {"quantisation.modulus-bits-min": 64}),
+    Case("quantisation.modulus-bits-min", asks(modulus_bits=16), {"quantisation.modulus-bits-min": 20}),
     Case("quantisation.clip-min", clipped_at(0.48), {"quantisation.clip-min": 0.5}),
     Case("quantisation.clip-max", clipped_at(10 * CLIP + 0.1)),
     Case("quantisation.n-max", asks(n_max=1025)),

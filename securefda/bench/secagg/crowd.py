@@ -25,10 +25,9 @@ from securefda.errors import SecureFdaError
 from securefda.protocol import source as src
 from securefda.protocol.checks import History, SessionLimits, check_signed_header, quantisation
 from securefda.protocol.encoding import TAIL
-from securefda.protocol.masking import RingVector
 from securefda.protocol.messages import Signed, Signer
 from securefda.protocol.roster import Roster
-from securefda.protocol.secret import RandomBytes
+from securefda.protocol.secret import RandomBytes, Secret
 from securefda.protocol.transcript import layer_names_and_shapes
 from securefda.transport.wire import decode_signed, encode, encode_signed
 
@@ -65,7 +64,7 @@ class Crowd:
         self._phases: dict[int, Any] = {}
         self.seconds: dict[int, Seconds] = {index: {} for index in setting.private_keys}
 
-    def answer(self, index: int, data: bytes) -> tuple[bytes, RingVector | None]:
+    def answer(self, index: int, data: bytes) -> tuple[bytes, memoryview | None]:
         """A source's answer to the aggregator's next message, and the masked input that goes with it in R2."""
         phase = self._phases.get(index)
         match phase:
@@ -99,18 +98,19 @@ class Crowd:
         signer = Signer(index, Ed25519PrivateKey.from_private_bytes(key), encode)
         return src.advertise(src.Session(signer, roster, limits, header), self._random_bytes)
 
-    def _masked_input(self, index: int, phase: src.AwaitingShares, data: bytes) -> tuple[bytes, RingVector]:
+    def _masked_input(self, index: int, phase: src.AwaitingShares, data: bytes) -> tuple[bytes, memoryview]:
         job = self._setting.job
         update = update_of(job.site_ids[index - 1], job.params)
         began = time.thread_time()
         ready = src.receive_shares(phase, decode_signed(data))  # type: ignore[arg-type]
         opened = time.thread_time()
         alone = np.eye(TAIL)[1]  # n = 1, and every other figure zero
-        values = quantisation(phase.session.header.body).encode(update, alone)
-        self._phases[index], message = src.masked_input(ready, values)
+        encoding = quantisation(phase.session.header.body)
+        values = encoding.encode(update, Secret.random(self._random_bytes), alone)
+        self._phases[index], message, vector = src.masked_input(ready, values, encoding)
         answer = encode_signed(message)
         self.seconds[index] |= {"r2_open_boxes": opened - began, "r2_masked_input": time.thread_time() - opened}
-        return answer, values
+        return answer, vector
 
 
 class CrowdProcess:
@@ -178,4 +178,4 @@ def _serve(connection: Connection, setting: Setting) -> None:
             answer, vector = members.answer(index, message)
             connection.send((index, answer, vector is not None))
             if vector is not None:
-                connection.send_bytes(vector.data)
+                connection.send_bytes(vector)

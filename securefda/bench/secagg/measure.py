@@ -25,7 +25,7 @@ from securefda.bench.secagg.session import (
     threads_of_masks,
 )
 from securefda.errors import ConfigError, SecureFdaError
-from securefda.protocol.encoding import ClippedLayer, Quantisation
+from securefda.protocol.encoding import EncodedLayer, Quantisation
 
 ONE_PROCESS_EACH = 16
 """Up to so many sources each has a process of its own, unless the caller says otherwise."""
@@ -125,9 +125,9 @@ def _measure(job: Job, repeats: int, processes: int) -> _Measured:
         for _ in range(repeats):
             if running is not None:
                 measured.plain.append(_checked(job, running.round("individual"), job.sources, 0.0))
-                measured.masked.append(_checked(job, running.round("sum"), job.sources - job.dropped, _half_step(job)))
+                measured.masked.append(_checked(job, running.round("sum"), job.sources - job.dropped, _step_of(job)))
             session = measured_session(job)
-            _check_sum(job, len(session.survivors), session.error, job.sources - job.dropped, _half_step(job))
+            _check_sum(job, len(session.survivors), session.error, job.sources - job.dropped, _step_of(job))
             measured.sessions.append(session)
             measured.parts.extend(_part(job) for _ in range(PARTS_PER_ROUND))
     return measured
@@ -139,9 +139,9 @@ def _part(job: Job) -> Figures:
     return {"raw": raw, "add": add, "over_raw": add / raw, "shared": shared}
 
 
-def _half_step(job: Job) -> float:
-    """How far fixed point may move a mean."""
-    return Quantisation((ClippedLayer(job.params, CLIP),), n_max=job.sources).step(0) / 2
+def _step_of(job: Job) -> float:
+    """How far fixed point may move a mean: less than a step."""
+    return Quantisation((EncodedLayer(job.params, CLIP),), n_max=job.sources).step(0)
 
 
 def _checked(job: Job, figures: Figures, survivors: int, allowed: float) -> Figures:

@@ -118,7 +118,7 @@ def settings_of(visibility: Visibility) -> RunSettings:
         min_others=K_MIN,
         max_colluders=0,
         threshold=0,
-        modulus_bits=32,
+        bits=32,
         clip=CLIP,
         max_samples=SAMPLES,
         attempts=1,

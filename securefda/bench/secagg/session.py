@@ -215,7 +215,7 @@ def session_figures(sessions: Sequence[SessionCosts]) -> dict[str, Any]:
 
 
 def _header(job: Job, roster: Roster, signer: Signer) -> Signed[Header]:
-    layers = (Layer("parameters", (job.params,), CLIP),)
+    layers = (Layer("parameters", (job.params,), CLIP, CLIP),)
     body = Header(
         run_id=os.urandom(16),
         round=1,

@@ -44,6 +44,7 @@ _RENAMED = {
     "privacy.kappa": "privacy.norm-cap-kappa",
     "privacy.energy-granularity": "privacy.norm-cap-granularity",
     "privacy.norm-rows": "privacy.norm-reports",
+    "session.modulus-bits": "session.bits",
 }
 
 
@@ -419,7 +420,7 @@ def _parse_value(text: str, annotation: object) -> object:
     if _takes(annotation, Path):
         value = value if isinstance(value, str) else text
         return str(Path(value).expanduser().absolute()) if value else ""
-    if _takes(annotation, str) and not isinstance(value, str):
+    if _takes(annotation, str) and not isinstance(value, str) and not _takes(annotation, type(value)):
         return text
     return value
 

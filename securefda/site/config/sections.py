@@ -359,8 +359,10 @@ class SessionSection(Settings):
     threshold: Natural = 0
     """How many sources must survive for a sum to open; 0 takes the default, more than two thirds."""
 
-    modulus_bits: Literal[32, 64] = 32
-    """Width of the ring in which masked inputs are added."""
+    bits: Literal["auto", 16, 20, 24, 32] = "auto"
+    """Bits in which a parameter of a masked input travels; `auto` takes the fewest that leave 14 to one source beside
+    the room for a sum over twice as many: 20 with up to 32 sources, 24 with up to 512. The first round, and the first
+    after a change of rule, has 32, and what its sum shows sets the ranges of the next."""
 
     clip: Positive = 1.0
     """The largest absolute coordinate that a source contributes."""

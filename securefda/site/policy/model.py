@@ -84,7 +84,8 @@ class QuantisationBounds(Settings):
     """Bounds on the numbers with which updates are encoded.
 
     Attributes:
-        modulus_bits_min: fewest bits of the ring; fewer would wrap or coarsen sums.
+        modulus_bits_min: fewest bits of a word in which a parameter travels; fewer make sums coarser. Parts are rounded
+            at random, so that none vanishes, and a sum that could wrap is refused in any case.
         clip_min: smallest clip of any layer; a tiny one lets only signs through.
         clip_max: largest clip of any layer; a huge one drowns the other layers in rounding error.
         n_max: largest number of inputs that one sum may be laid out for.
@@ -93,7 +94,7 @@ class QuantisationBounds(Settings):
         max_samples_max: largest such number; a huge one leaves only the largest site after rounding.
     """
 
-    modulus_bits_min: Literal[32, 64] = 32
+    modulus_bits_min: Literal[16, 20, 24, 32] = 16
     clip_min: Positive = 0.001
     clip_max: Positive = 1000.0
     n_max: Count = 1024

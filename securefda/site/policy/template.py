@@ -60,7 +60,8 @@ the sum is this site's update although all norms are as asked.""",
 For the caps, the other sources of a sum see the norm of this site's part, per layer and on a coarse grid; the
 aggregator does not. With max-colluders above 0, some of them may pass it on. "hidden": then this site takes part only
 if it trains with noise. "colluders-may-see": it takes part anyway.""",
-    "quantisation.modulus-bits-min": "Bits of the ring in which sums are taken: 32 or 64.",
+    "quantisation.modulus-bits-min": """\
+Fewest bits in which a parameter of this site may travel: 16, 20, 24 or 32. Fewer make sums coarser.""",
     "quantisation.clip-min": """\
 Bounds on the largest absolute coordinate that travels: a tiny one would let only signs through,
 a huge one would leave nothing of the update but rounding error.""",
@@ -243,7 +244,7 @@ _STRICT = NamedPolicy(
         max_colluders=1,
         allowed_rules=("source_only", "fedavg", "fedda"),
         norm_cap=NormCapBounds(kappa=2.0, granularity="layer"),
-        quantisation=QuantisationBounds(modulus_bits_min=32, clip_min=0.1, clip_max=10.0, n_max=256),
+        quantisation=QuantisationBounds(modulus_bits_min=16, clip_min=0.1, clip_max=10.0, n_max=256),
         dp=DpPolicy(required=True, target_epsilon=1.0, target_delta=1e-6, accountant="rdp", max_grad_norm=10.0),
         limits=WorkLimits(
             model_bytes_max=1 << 28,
@@ -269,7 +270,7 @@ automatic ones) a target that lies about its update can weight one source up; th
         "norm-cap.granularity": "-> a single layer, as an embedding or a last one, can tell as much as the model.",
         "norm-cap.unfiltered-projection": "-> no: every part has the sign of its own update.",
         "norm-cap.reports": "-> hidden: with dp.required, norm reports describe noisy updates only.",
-        "quantisation.modulus-bits-min": "-> 32 bits: more of them hide nothing better.",
+        "quantisation.modulus-bits-min": "-> 16 bits: more of them hide nothing better.",
         "quantisation.clip-min": "-> a factor of ten either way around the usual clip of 1.",
         "quantisation.n-max": "-> more sources than any federation that this site would join, times two.",
         "quantisation.max-samples-min": _SIZES,
@@ -307,7 +308,7 @@ _CLINICAL = NamedPolicy(
         max_colluders=0,
         allowed_rules=_AT_SUM,
         norm_cap=NormCapBounds(kappa=1.0, granularity="layer"),
-        quantisation=QuantisationBounds(modulus_bits_min=32, clip_min=0.01, clip_max=100.0, n_max=1024),
+        quantisation=QuantisationBounds(modulus_bits_min=16, clip_min=0.01, clip_max=100.0, n_max=1024),
         dp=DpPolicy(required=False, target_epsilon=8.0, target_delta=1e-5, accountant="rdp", max_grad_norm=10.0),
         limits=WorkLimits(
             model_bytes_max=1 << 30,
@@ -335,7 +336,7 @@ make its update up, keep only source_only, fedavg and fedda: in the others it ch
         "norm-cap.granularity": "-> a single layer, as an embedding or a last one, can tell as much as the model.",
         "norm-cap.unfiltered-projection": "-> no: every part has the sign of its own update.",
         "norm-cap.reports": "-> hidden: with max-colluders = 0 the other hospitals alone see them, on a coarse grid.",
-        "quantisation.modulus-bits-min": "-> 32 bits: more of them hide nothing better.",
+        "quantisation.modulus-bits-min": "-> 16 bits: more of them hide nothing better.",
         "quantisation.clip-min": "-> a factor of a hundred either way around the usual clip of 1.",
         "quantisation.n-max": "-> the most that a session can have.",
         "quantisation.max-samples-min": _SIZES,
@@ -399,7 +400,7 @@ _RESEARCH = NamedPolicy(
         "norm-cap.granularity": "-> without kappa this asks for nothing.",
         "norm-cap.unfiltered-projection": "-> without kappa nothing is claimed that it could break.",
         "norm-cap.reports": "-> without kappa there are none, unless a header has them; colluders are not considered.",
-        "quantisation.modulus-bits-min": "-> both rings, to compare them.",
+        "quantisation.modulus-bits-min": "-> all widths, to compare them.",
         "quantisation.clip-min": "-> wide, so that experiments may look for their own clip.",
         "quantisation.n-max": "-> the most that a session can have.",
         "quantisation.max-samples-min": "-> room for large public data sets.",

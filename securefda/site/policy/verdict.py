@@ -108,7 +108,7 @@ _HINTS = {
     "norm-cap.reports": 'set training.dp.noise-multiplier, or norm-cap.reports = "colluders-may-see" in policy.toml',
     "norm-cap.unfiltered-projection": "set strategy.filter = true at the aggregator",
     "allowed-rules": "set a strategy.rule at the aggregator that every source allows",
-    "quantisation.modulus-bits-min": "set session.modulus-bits = 64 at the aggregator",
+    "quantisation.modulus-bits-min": "raise session.bits at the aggregator",
     "quantisation.clip-min": "raise session.clip at the aggregator",
     "quantisation.clip-max": "lower session.clip at the aggregator",
     "quantisation.max-samples-min": "raise session.max-samples at the aggregator",

@@ -1,0 +1,104 @@
+"""Narrow words: the target takes ranges from sums that it has opened, and begins with wide words where it has none."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rounds_federation import Federation, changed, until
+
+from securefda.aggregator.attempt import PartialSum
+from securefda.aggregator.ranges import WordFormat, format_for, narrowest, peaks_after
+from securefda.protocol.checks import quantisation
+from securefda.protocol.encoding import AggregateStatistics
+from securefda.protocol.messages import Header, MaskedInput, Parcel, Refusal, Visibility
+
+SIZES = (300, 2)
+ME = 2
+
+
+def a_sum(*values: float, members: int = 4) -> PartialSum:
+    """A sum whose two layers are filled with one value each."""
+    vector = np.repeat(values, SIZES)
+    return PartialSum(Visibility.SUM, vector, AggregateStatistics(0, 1, 0, 0), frozenset(range(members)))
+
+
+@pytest.mark.parametrize(
+    ("bits", "n_max", "width"),
+    [(0, 4, 16), (0, 5, 20), (0, 20, 20), (0, 64, 20), (0, 65, 24), (0, 1024, 24), (0, 1025, 32), (16, 2000, 16)],
+)
+def test_auto_takes_the_fewest_bits_that_leave_14_to_a_source(bits: int, n_max: int, width: int) -> None:
+    assert narrowest(bits, n_max) == width
+
+
+def test_ranges_lie_above_the_largest_coordinate_that_a_source_may_have() -> None:
+    """0.4 over four sources that have nothing to do with each other is 0.2 of one of them; small layers get more."""
+    peaks = peaks_after(None, [a_sum(0.4, -0.1)], SIZES)
+    assert peaks.tolist() == [0.2, 0.05]
+    assert format_for(20, peaks, clip=10.0, sizes=SIZES) == WordFormat(20, (0.8, 1.6))
+    assert format_for(20, peaks, clip=0.5, sizes=SIZES) == WordFormat(20, (0.5, 0.5))
+
+
+def test_of_several_sums_the_largest_counts_and_rounds_before_fade() -> None:
+    peaks = peaks_after(np.array([1.0, 0.01]), [a_sum(0.4, 0.1), a_sum(0.2, 0.3, members=1)], SIZES)
+    assert peaks.tolist() == [0.8, 0.3]
+
+
+def test_a_layer_of_zeros_says_nothing_and_has_the_range_of_the_largest() -> None:
+    assert peaks_after(np.array([1.0, 0.01]), [a_sum(0.4, 0.0)], SIZES).tolist() == [0.8, 0.01]
+    assert format_for(16, np.array([0.1, 0.0]), clip=10.0, sizes=SIZES).ranges == pytest.approx((0.4, 3.2))
+
+
+@pytest.mark.parametrize(
+    ("bits", "peaks"), [(32, np.array([1.0, 1.0])), (20, None), (20, np.zeros(2))], ids=["wide", "new", "all zero"]
+)
+def test_words_are_wide_where_there_is_nothing_to_go_by(bits: int, peaks: np.ndarray | None) -> None:
+    assert format_for(bits, peaks, clip=2.0, sizes=SIZES) == WordFormat(32, (2.0, 2.0))
+
+
+def headers_of(federation: Federation) -> list[Header]:
+    sent = [message.body for _, to, message in federation.passed if to == ME]
+    return [body for body in sent if isinstance(body, Header)]
+
+
+@pytest.mark.parametrize("bits", [16, 20, 24])
+def test_first_round_of_a_rule_is_wide_and_inputs_of_the_next_are_shorter(tmp_path: Path, bits: int) -> None:
+    federation = Federation(tmp_path, 4, rule="fedgp_auto", rounds=5, warm_up_rounds=2, settings={"bits": bits})
+    federation.open().go()
+    assert federation.statuses == ["finished"] * 5
+    headers = headers_of(federation)
+    assert [header.modulus_bits for header in headers] == [32, bits, 32, bits, bits]
+    sent = [message.body for index, _, message in federation.passed if index == ME]
+    lengths = [body.length_bytes for body in sent if isinstance(body, MaskedInput)]
+    m = headers[0].n_params
+    assert lengths == [-(-m * header.modulus_bits // 8) + 28 for header in headers]
+    assert [quantisation(header).nbytes for header in headers] == lengths
+    federation.close()
+
+
+def test_a_target_that_goes_on_after_a_crash_has_the_same_ranges(tmp_path: Path) -> None:
+    settings = {"bits": 20}
+    whole = Federation(tmp_path / "whole", 4, rule="source_only", rounds=4, settings=settings).open().go()
+    killed = Federation(tmp_path / "killed", 4, rule="source_only", rounds=4, settings=settings).open()
+    killed.kill_aggregator_at(Header, 3).restart_aggregator().go()
+    assert killed.run.model.tobytes() == whole.run.model.tobytes()
+    tables = [{(one.round, one.modulus_bits, one.layers) for one in headers_of(run)} for run in (whole, killed)]
+    assert tables[0] == tables[1]
+    whole.close()
+    killed.close()
+
+
+def test_a_layer_beyond_its_range_does_not_leave_and_the_next_round_is_wide(tmp_path: Path) -> None:
+    """The lie reaches one source; the target hears the refusal and trusts its ranges no more."""
+    federation = Federation(tmp_path, 4, rule="source_only", rounds=4, settings={"bits": 20})
+    header = until(federation.open(), ME, Header, round_number=3)
+    first, *others = header.message.body.layers
+    layers = (replace(first, range=first.range * 1e-6), *others)
+    lie = Parcel(changed(header.message, layers=layers), header.vectors)
+    answers = federation.sources[ME].handle(lie)
+    assert [answer.message.body for answer in answers] == [Refusal("CLIPPED")]
+    for answer in answers:
+        federation.submit(ME, answer)
+    federation.go()
+    assert headers_of(federation)[-1].modulus_bits == 32
+    federation.close()
