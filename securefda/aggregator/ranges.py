@@ -23,13 +23,17 @@ from securefda.protocol.transcript import labelled_digest
 RESOLUTION_BITS = 14
 """Bits of a word, sign included, that ``auto`` leaves to one source's coordinate beside the room for the sum."""
 
-ROOM = 4.0
-"""How far a range lies above the largest coordinate that is expected of a source."""
+ROOM = 16.0
+"""How far a range lies above the largest coordinate that is expected of a source.
+
+A sum shows parts as the norm cap left them, and ranges hold before it: with 4, honest sources of a projecting rule were
+seen to refuse.
+"""
 
 SMALL_LAYER = 256
 """Below so many coordinates their largest varies much from round to round, ..."""
 
-ROOM_IN_SMALL_LAYERS = 32.0
+ROOM_IN_SMALL_LAYERS = 128.0
 """... and there is more room above it: a small layer has fewer coordinates that are far below the largest."""
 
 FADE = 0.8

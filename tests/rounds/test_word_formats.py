@@ -35,7 +35,7 @@ def test_ranges_lie_above_the_largest_coordinate_that_a_source_may_have() -> Non
     """0.4 over four sources that have nothing to do with each other is 0.2 of one of them; small layers get more."""
     peaks = peaks_after(None, [a_sum(0.4, -0.1)], SIZES)
     assert peaks.tolist() == [0.2, 0.05]
-    assert format_for(20, peaks, clip=10.0, sizes=SIZES) == WordFormat(20, (0.8, 1.6))
+    assert format_for(20, peaks, clip=10.0, sizes=SIZES) == WordFormat(20, (3.2, 6.4))
     assert format_for(20, peaks, clip=0.5, sizes=SIZES) == WordFormat(20, (0.5, 0.5))
 
 
@@ -46,7 +46,7 @@ def test_of_several_sums_the_largest_counts_and_rounds_before_fade() -> None:
 
 def test_a_layer_of_zeros_says_nothing_and_has_the_range_of_the_largest() -> None:
     assert peaks_after(np.array([1.0, 0.01]), [a_sum(0.4, 0.0)], SIZES).tolist() == [0.8, 0.01]
-    assert format_for(16, np.array([0.1, 0.0]), clip=10.0, sizes=SIZES).ranges == pytest.approx((0.4, 3.2))
+    assert format_for(16, np.array([0.1, 0.0]), clip=10.0, sizes=SIZES).ranges == pytest.approx((1.6, 10.0))
 
 
 @pytest.mark.parametrize(
