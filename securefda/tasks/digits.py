@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from functools import cache, cached_property
+from importlib.metadata import distribution
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from securefda.tasks.base import Samples, TaskSettings
@@ -106,8 +106,13 @@ class Digits(Classification):
 
 @cache
 def _pixels_and_labels() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    digits = load_digits()
-    return digits.images, digits.target
+    """Return what `sklearn.datasets.load_digits` does, images (1797, 8, 8) and labels, from the same file.
+
+    To import scikit-learn, and SciPy with it, would take every process almost as long as to import torch.
+    """
+    file = distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")
+    rows = np.loadtxt(str(file), delimiter=",")
+    return rows[:, :-1].reshape(-1, _SIDE, _SIDE), rows[:, -1].astype(np.int64)
 
 
 def _images(rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:

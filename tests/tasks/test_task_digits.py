@@ -1,9 +1,11 @@
+import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_digits
 
 from securefda.errors import ConfigError
 from securefda.tasks import TaskSettings, load_task
+from securefda.tasks.digits import _pixels_and_labels
 
 SOURCES = tuple(f"source-{number}" for number in range(1, 6))
 
@@ -19,6 +21,14 @@ def test_every_image_belongs_to_exactly_one_site_and_part():
     sources = sum(len(task.train_data(s)) + len(task.test_data(s)) for s in SOURCES)
     assert (len(task.test_data("target")), len(task.oracle_data())) == (500, 400)
     assert target + sources == 1797
+
+
+def test_images_and_labels_are_those_of_scikit_learn():
+    images, labels = _pixels_and_labels()
+    theirs = load_digits()
+    assert np.array_equal(images, theirs.images)
+    assert np.array_equal(labels, theirs.target)
+    assert (images.dtype, labels.dtype) == (theirs.images.dtype, theirs.target.dtype)
 
 
 def test_plain_source_and_mirrored_target_hold_the_bundled_images():
