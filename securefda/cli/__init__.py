@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import re
 import sys
@@ -40,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is not None:
         return run(arguments)
     code = run(sys.argv[1:])
+    gc.freeze()  # else Python looks for cycles among all that torch has made, for a quarter of a second, before it ends
     # End the process at once where a thread still trains: it cannot be stopped, and Python would abort over it
     offload = sys.modules.get("securefda.transport.event_loop")
     if offload is not None and offload.work_goes_on():

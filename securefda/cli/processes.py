@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -49,7 +50,9 @@ def start_aggregator(
     with launched(launcher) as ours:
         settings = load_aggregator(config, [*overrides, *_flags("aggregator", out, seed)], os.environ, note=say)
         folder = settings.aggregator.out
-        with interruptible(folder), report_after(folder), console_reporter() as reporter:
+        # Who launched this process writes the report, which then has the last words of the sources too
+        report = report_after(folder) if launcher is None else nullcontext()
+        with interruptible(folder), report, console_reporter() as reporter:
             reporter.phase("starting")
             from securefda.aggregator import process  # with torch, for which no wrong file should have to wait
 

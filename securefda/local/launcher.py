@@ -19,7 +19,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
-from securefda.bootstrap import make_ledgers
 from securefda.errors import ConfigError, ExitCode, RunEnded, SecureFdaError
 from securefda.machine import usable_cores
 from securefda.operations.progress import Reporter
@@ -94,8 +93,11 @@ def run_processes(config: FederationConfig, out: Path, seed: int, reporter: Repo
     else:
         address = free_address()
         _enrol(config, folder.path / _KITS, address)
-    for note in make_ledgers(config, kits, seed):
-        reporter.note(note)
+    if config.training.target.with_noise or config.training.source.with_noise:
+        from securefda.bootstrap import make_ledgers  # with torch, for which processes should not have to wait
+
+        for note in make_ledgers(config, kits, seed):
+            reporter.note(note)
     files = _write_settings(config, folder, address, seed)
     environment = _environment(len(files))
     sites = [_Site.start(site, files[site], folder, target == site, environment) for site in files]
