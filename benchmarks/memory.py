@@ -119,7 +119,7 @@ def source_figures(sources: int, width: int, rounds: int) -> dict[str, float]:
     )
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     with tempfile.TemporaryDirectory() as folder, PeakSampler() as sampler:
-        run_processes(config, Path(folder) / "run", 0, SilentReporter())
+        run_processes(config, Path(folder) / "run", 0, SilentReporter(), as_copies=False)
     params = width * (_INPUTS + 1 + _OUTPUTS) + _OUTPUTS
     model, torch_bytes = 4 * params, import_torch_bytes()
     peak = max(size for site, size in sampler.peaks.items() if site != "target")

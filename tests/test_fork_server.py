@@ -13,12 +13,14 @@ from pathlib import Path
 
 import fork_server
 import pytest
-from fork_server import ForkedProcess, ForkServer
+from fork_server import ForkServer, PipedProcess
+
+from securefda.local.fork_server import ForkServerError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere tests start every process by exec")
 LIGHT = ("numpy", "tempfile")
 WAIT_S = 60.0
-Run = Callable[..., ForkedProcess]
+Run = Callable[..., PipedProcess]
 
 
 @pytest.fixture(scope="module")
@@ -34,10 +36,10 @@ def run(server: ForkServer, tmp_path: Path) -> Run:
     """Runs the text of a module, each in a file of its own: a process may read it after the next has started."""
     numbers = itertools.count(1)
 
-    def start(text: str, *arguments: str, of: ForkServer = server, **environment: str) -> ForkedProcess:
+    def start(text: str, *arguments: str, of: ForkServer = server, **environment: str) -> PipedProcess:
         name = f"program{next(numbers)}"
         (tmp_path / f"{name}.py").write_text(text)
-        return of.start(name, arguments, cwd=tmp_path, env=surrounding() | environment)
+        return of.run(name, arguments, cwd=tmp_path, env=surrounding() | environment)
 
     return start
 
@@ -46,7 +48,7 @@ def surrounding() -> dict[str, str]:
     return os.environ | {"OMP_NUM_THREADS": "1"}
 
 
-def says(process: ForkedProcess) -> str:
+def says(process: PipedProcess) -> str:
     """What it printed, once it has ended well."""
     assert process.wait(WAIT_S) == 0, process.stderr.read()
     return process.stdout.read()
@@ -171,14 +173,14 @@ def test_a_server_with_a_thread_forks_nothing(tmp_path: Path, run: Run) -> None:
         "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
     )
     threaded = ForkServer(("threaded",), [tmp_path])
-    with pytest.raises(RuntimeError, match="the fork server has 2 threads"):
+    with pytest.raises(ForkServerError, match="the fork server has 2 threads"):
         run("", of=threaded)
     threaded.close()
 
 
 def test_a_server_that_could_not_start_says_so(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
     broken = ForkServer(("no_such_module",))
-    with pytest.raises(RuntimeError, match="the fork server"):
+    with pytest.raises(ForkServerError, match="the fork server"):
         run("", of=broken)
     broken.close()
     assert "No module named 'no_such_module'" in capfd.readouterr().err
@@ -186,7 +188,7 @@ def test_a_server_that_could_not_start_says_so(run: Run, capfd: pytest.CaptureFi
 
 @pytest.mark.parametrize("changes", [{"OMP_NUM_THREADS": "2"}, {"PYTHONHASHSEED": "7"}, {"LC_ALL": "xx_XX"}])
 def test_a_variable_that_acts_at_the_start_is_refused(run: Run, changes: Mapping[str, str]) -> None:
-    with pytest.raises(RuntimeError, match=f"{next(iter(changes))} acts when a process starts"):
+    with pytest.raises(ForkServerError, match=f"{next(iter(changes))} acts when a process starts"):
         run("", **changes)
 
 
@@ -205,14 +207,14 @@ def test_a_server_that_is_left_takes_its_children_with_it(tmp_path: Path) -> Non
     (tmp_path / "tests.py").write_text(
         "import os, sys\nfrom pathlib import Path\nfrom fork_server import ForkServer\n"
         "server = ForkServer(())\n"
-        "child = server.start('program', [], cwd=Path(sys.argv[1]), env=os.environ | {'OMP_NUM_THREADS': '1'})\n"
+        "child = server.run('program', [], cwd=Path(sys.argv[1]), env=os.environ | {'OMP_NUM_THREADS': '1'})\n"
         "assert child.stdout.readline() == 'ready\\n'\n"
         "print(server.pid, child.pid, flush=True)\n"
         "os.kill(os.getpid(), 9)\n"
     )
     support = str(Path(fork_server.__file__).parent)
     command = [sys.executable, tmp_path / "tests.py", tmp_path]
-    environment = os.environ | {"PYTHONPATH": support}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([support, str(fork_server.REPOSITORY)])}
     killed = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
     assert killed.returncode == -signal.SIGKILL
     left = [Path("/proc") / pid for pid in killed.stdout.split()]

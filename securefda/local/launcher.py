@@ -2,6 +2,9 @@
 
 The processes are the ones that people start by hand from startup kits, with the same command; nothing is shared
 between them but this machine's loopback interface and the folder of each site. Each says over a socket what happens.
+
+They are copies of one process that has imported torch and nothing that a site has of its own, where the system has such
+copies: :mod:`securefda.local.fork_server` says why that keeps them apart. Else each starts by itself.
 """
 
 from __future__ import annotations
@@ -14,12 +17,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
 from securefda.errors import ConfigError, ExitCode, RunEnded, SecureFdaError
+from securefda.local.fork_server import ForkedProcess, ForkServer, ForkServerError
 from securefda.machine import usable_cores
 from securefda.operations.progress import Reporter
 from securefda.operations.records import RoundLine, Summary
@@ -33,6 +38,9 @@ from securefda.site.kit import load_kit
 from securefda.site.policy import default_policy_text
 
 _HOST = "127.0.0.1"
+_MODULE = "securefda.cli"
+_PRELOADED = ("torch", "securefda.cli.app", "securefda.settings", "rich.console", "rich.progress")
+"""What takes a site's process longest to import; without gRPC and ``cryptography``, which each imports by itself."""
 _POLL_S = 0.1
 _STOP_S = 10.0
 _CAUSE_S = 10.0
@@ -68,7 +76,9 @@ class ProcessFailed(SecureFdaError):
         return self.exit_code in (ExitCode.POLICY, ExitCode.BUDGET)
 
 
-def run_processes(config: FederationConfig, out: Path, seed: int, reporter: Reporter) -> Summary:
+def run_processes(
+    config: FederationConfig, out: Path, seed: int, reporter: Reporter, *, as_copies: bool = True
+) -> Summary:
     """Run a federation on this machine, one process per site, and leave a run folder in ``out``.
 
     A folder in which such a run was interrupted goes on with it.
@@ -78,6 +88,8 @@ def run_processes(config: FederationConfig, out: Path, seed: int, reporter: Repo
         out: run folder; ``kits/`` and ``sites/SITE/`` in it hold what belongs to each site.
         seed: of the run.
         reporter: shows progress.
+        as_copies: start the processes as copies of one that has imported torch, where the system has such copies.
+            False starts each by itself: for whoever looks at their memory, of which copies share a part.
 
     Raises:
         ConfigError: the folder holds a run with other settings.
@@ -87,33 +99,35 @@ def run_processes(config: FederationConfig, out: Path, seed: int, reporter: Repo
     folder = RunFolder(out)
     target = config.federation.target
     kits = {site: folder.path / _KITS / site for site in (target, *config.federation.sources)}
-    if kits[target].exists():
-        address = _enrolled(config, folder.path / _KITS)
-        reporter.note(f"going on with the run in {folder.path}")
-    else:
-        address = free_address()
-        _enrol(config, folder.path / _KITS, address)
-    if config.training.target.with_noise or config.training.source.with_noise:
-        from securefda.bootstrap import make_ledgers  # with torch, for which processes should not have to wait
+    with closing(
+        _Starter(_environment(len(kits)), as_copies)
+    ) as starter:  # first: it imports torch while sites are enrolled
+        if kits[target].exists():
+            address = _enrolled(config, folder.path / _KITS)
+            reporter.note(f"going on with the run in {folder.path}")
+        else:
+            address = free_address()
+            _enrol(config, folder.path / _KITS, address)
+        if config.training.target.with_noise or config.training.source.with_noise:
+            from securefda.bootstrap import make_ledgers  # with torch, for which processes should not have to wait
 
-        for note in make_ledgers(config, kits, seed):
-            reporter.note(note)
-    files = _write_settings(config, folder, address, seed)
-    environment = _environment(len(files))
-    sites = [_Site.start(site, files[site], folder, target == site, environment) for site in files]
-    try:
-        _watch(sites, reporter)
-    except ProcessFailed as error:
-        _stop(sites)
-        if error.exit_code == ExitCode.QUORUM:  # its own hint is for sites that are started one by one
-            error.hint = f"give the same command with --out {out}: the run goes on after its last finished round"
-        _name_cause(folder, error)
-        raise
-    finally:
-        _stop(sites)
-        for site in sites:
-            site.link.close()
-    return _summary(folder.path / SUMMARY_FILE)
+            for note in make_ledgers(config, kits, seed):
+                reporter.note(note)
+        files = _write_settings(config, folder, address, seed)
+        sites = [_Site.start(site, files[site], folder, target == site, starter) for site in files]
+        try:
+            _watch(sites, reporter)
+        except ProcessFailed as error:
+            _stop(sites)
+            if error.exit_code == ExitCode.QUORUM:  # its own hint is for sites that are started one by one
+                error.hint = f"give the same command with --out {out}: the run goes on after its last finished round"
+            _name_cause(folder, error)
+            raise
+        finally:
+            _stop(sites)
+            for site in sites:
+                site.link.close()
+        return _summary(folder.path / SUMMARY_FILE)
 
 
 def _summary(file: Path) -> Summary:
@@ -128,12 +142,59 @@ def _name_cause(folder: RunFolder, error: ProcessFailed) -> None:
         folder.write_summary(replace(_summary(file), status="failed", error=named))
 
 
+_Process = subprocess.Popen[bytes] | ForkedProcess
+
+
+class _Starter:
+    """Starts the processes of a run, all in one environment."""
+
+    def __init__(self, environment: dict[str, str], as_copies: bool) -> None:
+        self._environment = environment
+        self._server: ForkServer | None = None
+        if as_copies and sys.platform == "linux":
+            self._server = ForkServer(
+                _PRELOADED, environment, safe_path=True, grace_s=_STOP_S, stderr=subprocess.DEVNULL
+            )
+
+    def start(self, arguments: list[str], *, out: int, log: int, link: int) -> _Process:
+        """Run ``securefda`` with these arguments and ``--launcher``, in a session of its own.
+
+        Ctrl-C reaches this process first then, which ends the others in order. What lies in the folder that the command
+        was typed in does not stand in for a module.
+        """
+        if self._server is not None:
+            copied = [*arguments, "--launcher", "3"]
+            try:
+                with Path(os.devnull).open("rb") as nothing:
+                    descriptors = (nothing.fileno(), out, log, link)
+                    return self._server.start(
+                        _MODULE, copied, cwd=Path.cwd(), env=self._environment, descriptors=descriptors
+                    )
+            except ForkServerError:  # what keeps it from copying itself does not keep a process from starting
+                self.close()
+        return subprocess.Popen(  # noqa: S603 - this interpreter, with arguments made here
+            [sys.executable, "-P", "-m", _MODULE, *arguments, "--launcher", str(link)],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=log,
+            env=self._environment,
+            pass_fds=(link,),
+            start_new_session=True,
+        )
+
+    def close(self) -> None:
+        """End what starts them; processes that still run have to end with it."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+
 @dataclass(slots=True)
 class _Site:
     """A running process of one site."""
 
     site: str
-    process: subprocess.Popen[bytes]
+    process: _Process
     folder: Path
     link: socket.socket
     """What the process says; at its end once the process has ended."""
@@ -143,21 +204,12 @@ class _Site:
     _unread: bytearray = field(default_factory=bytearray)
 
     @classmethod
-    def start(cls, site: str, file: Path, folder: RunFolder, is_target: bool, environment: dict[str, str]) -> _Site:
+    def start(cls, site: str, file: Path, folder: RunFolder, is_target: bool, starter: _Starter) -> _Site:
         own = folder.site(site)
         link, theirs = socket.socketpair()
-        # -P: what lies in the folder that the command was typed in must not stand in for a module.
-        command = [sys.executable, "-P", "-m", "securefda.cli", "aggregator" if is_target else "source", "start"]
+        command = ["aggregator" if is_target else "source", "start", "--config", str(file), "--format", "json"]
         with (own / _RESULT).open("wb") as result, (own / _LOG).open("ab") as log, theirs:
-            process = subprocess.Popen(  # noqa: S603 - this interpreter, with arguments made here
-                [*command, "--config", str(file), "--format", "json", "--launcher", str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=result,
-                stderr=log,
-                env=environment,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,  # Ctrl-C reaches this process first, which then ends the others in order
-            )
+            process = starter.start(command, out=result.fileno(), log=log.fileno(), link=theirs.fileno())
         return cls(site, process, own, link)
 
     def events(self) -> list[dict[str, Any]]:
@@ -284,6 +336,7 @@ def _environment(processes: int) -> dict[str, str]:
     """The processes share this machine's cores; more threads than cores would only get in each other's way."""
     environment = child_environment(os.environ)
     environment.setdefault("OMP_THREAD_LIMIT", str(max(1, usable_cores() // processes)))
+    environment.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's; as it is imported it would start the others at once
     return environment
 
 

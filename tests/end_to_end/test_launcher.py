@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pty
 import re
@@ -73,13 +74,44 @@ def test_the_first_cause_is_named_and_not_what_it_does_to_others(tmp_path: Path)
 def test_a_killed_launcher_takes_its_processes_with_it(tmp_path: Path) -> None:
     run = Process(["run", str(federation(tmp_path, 5000)), "--out", str(tmp_path / "out")], by_exec=True)
     run.until("round 1 of ")
-    children = children_of(run.process.pid)
-    assert len(children) == 3
+    (server,) = children_of(run.process.pid)
+    children = [server, *children_of(server)]
+    assert len(children) == 4
     run.kill()
     deadline = time.monotonic() + WAIT_S
     while (left := [child for child in children if is_running(child)]) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert left == []
+
+
+def test_sites_are_processes_that_share_no_file_and_whose_end_is_their_own(tmp_path: Path) -> None:
+    """Copies of one process: each in a session of its own, with its own ends of sockets, and known by its exit code."""
+    run = Process(["run", str(federation(tmp_path, 5000)), "--out", str(tmp_path / "out")], by_exec=True)
+    run.until("round 1 of ")
+    (server,) = children_of(run.process.pid)
+    sites = children_of(server)
+    assert [os.getsid(site) for site in sites] == sites
+    opened = [{str(link.readlink()) for link in Path(f"/proc/{one}/fd").iterdir()} for one in (server, *sites)]
+    for one, other in itertools.combinations(opened, 2):
+        both = one & other - {os.devnull}
+        assert [name for name in both if not name.startswith("anon_inode:")] == []  # which has no name of its own
+    os.kill(sites[-1], signal.SIGSEGV)
+    assert_one_clear_line(run, ExitCode.FAILED, "source-2", "ended without a result (exit code -11)", hint="log.txt")
+
+
+def test_where_no_process_can_be_copied_each_starts_by_itself(tmp_path: Path) -> None:
+    """What keeps the server from copying itself here is a thread that every process of this Python has."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    )
+    path = os.pathsep.join([str(tmp_path), str(REPOSITORY)])
+    command = ["run", str(federation(tmp_path, 5000)), "--out", str(tmp_path / "out")]
+    run = Process(command, by_exec=True, env={"PYTHONPATH": path})
+    run.until("round 1 of ")
+    commands = [Path(f"/proc/{child}/cmdline").read_text().split("\0") for child in children_of(run.process.pid)]
+    assert [command[4:6] for command in commands] == [["aggregator", "start"], ["source", "start"], ["source", "start"]]
+    run.interrupt(signal.SIGINT)
+    assert_one_clear_line(run, ExitCode.FAILED, "interrupted", hint="goes on")
 
 
 def test_an_interrupted_run_goes_on_in_its_folder_and_only_with_its_settings(tmp_path: Path) -> None:

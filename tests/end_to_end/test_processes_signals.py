@@ -48,8 +48,9 @@ def test_a_run_takes_all_of_its_processes_with_it(tmp_path: Path, number: signal
     )
     run = Process(["run", str(file), "--out", str(tmp_path / "out")], by_exec=True)
     run.until("round 2 of ")
-    children = children_of(run.process.pid)
-    assert len(children) == 3
+    (server,) = children_of(run.process.pid)
+    children = [server, *children_of(server)]
+    assert len(children) == 4
     run.interrupt(number)
     assert_one_clear_line(run, ExitCode.FAILED, "interrupted", hint=str(tmp_path / "out"))
     assert [child for child in children if Path(f"/proc/{child}").exists()] == []

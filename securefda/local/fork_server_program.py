@@ -1,15 +1,18 @@
-"""The fork server itself: ``python fork_server_program.py CONTROL MODULE...``, started by :mod:`fork_server`.
+"""The fork server itself: ``python fork_server_program.py CONTROL GRACE MODULE...``.
 
-It imports the modules, and then forks for each request on the socket CONTROL: a length, with the descriptors of stdin,
-stdout, stderr and a channel; and so many bytes of JSON, a list of module, arguments, folder and environment. It answers
-on the channel with the child's process id and, once the child has ended, its exit code, in 8 bytes each. A byte that
-comes back is a signal for the child. When CONTROL closes it kills the children that are left, and ends.
+:mod:`securefda.local.fork_server` starts it, and says why its copies are processes like any other. It imports the
+modules, and then forks for each request on the socket CONTROL: a length, with the child's descriptors from 0 on and a
+channel; and so many bytes of JSON, a list of module, arguments, folder and environment. It answers on the channel with
+the child's process id and, once the child has ended, its exit code, in 8 bytes each. A byte that comes back is a signal
+for the child. When CONTROL closes, the children have GRACE seconds to end by themselves; it kills those that are left,
+and ends.
 
 It has one thread, always: a fork copies no other, and what another has locked would stay locked in the child.
 """
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import importlib
 import json
@@ -27,15 +30,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 _RECORD = struct.Struct("!q")
+_MOST_DESCRIPTORS = 16
+_POLL_S = 0.05
 _CONTROL, _ENDED = "control", "ended"
 _ACT_AT_START = ("GRPC_", "KMP_", "LANG", "LC_", "LD_", "MALLOC_", "MKL_", "MPL", "OMP_", "OPEN", "PYTHON", "TORCH_")
 """Beginnings of names of variables that Python or a library reads once."""
 
 
 class Request(NamedTuple):
-    """What a child runs."""
+    """What a child runs; ``descriptors`` become 0, 1, 2 and so on."""
 
-    streams: list[int]
+    descriptors: list[int]
     module: str
     arguments: list[str]
     folder: str
@@ -45,8 +50,8 @@ class Request(NamedTuple):
 class Server:
     """Forks, until its control socket closes. ``imported`` is what the imports have set in the environment."""
 
-    def __init__(self, control: socket.socket, imported: dict[str, str]) -> None:
-        self._control, self._imported = control, imported
+    def __init__(self, control: socket.socket, grace_s: float, imported: dict[str, str]) -> None:
+        self._control, self._grace_s, self._imported = control, grace_s, imported
         self._channels: dict[int, socket.socket] = {}
         self._selector = selectors.DefaultSelector()
 
@@ -58,10 +63,10 @@ class Server:
         with ExitStack() as stack:
             for thing in (self._control, self._selector):
                 stack.enter_context(thing)
-            stack.callback(lambda: [channel.close() for channel in self._channels.values()])
+            stack.callback(self._close_channels)
             ended, woken = map(stack.enter_context, socket.socketpair())
             woken.setblocking(False)
-            stack.callback(signal.signal, signal.SIGCHLD, signal.signal(signal.SIGCHLD, lambda number, frame: None))
+            stack.callback(signal.signal, signal.SIGCHLD, signal.signal(signal.SIGCHLD, lambda *_: None))
             stack.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(woken.fileno()))
             self._selector.register(self._control, selectors.EVENT_READ, _CONTROL)
             self._selector.register(ended, selectors.EVENT_READ, _ENDED)
@@ -73,27 +78,40 @@ class Server:
                     elif key.data != _CONTROL:
                         self._pass_signals_on(key.data)
                     elif (request := self._next()) is None:
-                        for pid in self._channels:
-                            os.kill(pid, signal.SIGKILL)
+                        self._outlive_children()
                         return None
                     elif self._fork(request):
                         return request
 
+    def _close_channels(self) -> None:
+        for channel in self._channels.values():
+            channel.close()
+
+    def _outlive_children(self) -> None:
+        deadline = time.monotonic() + self._grace_s
+        while self._channels and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+            self._reap()
+        for pid in self._channels:
+            os.kill(pid, signal.SIGKILL)
+
     def _next(self) -> Request | None:
-        """The request that has come, with the channel as its last stream; None at the end."""
-        header, streams, _, _ = socket.recv_fds(self._control, _RECORD.size, 4, socket.MSG_CMSG_CLOEXEC)
+        """The request that has come, with the channel as its last descriptor; None at the end."""
+        header, descriptors, _, _ = socket.recv_fds(
+            self._control, _RECORD.size, _MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+        )
         if not header:
             return None
         (length,) = _RECORD.unpack(header)
         text = self._control.recv(length, socket.MSG_WAITALL)
-        if len(text) < length:  # the tests were killed while they asked
+        if len(text) < length:  # who asked was killed meanwhile
             return None
         module, arguments, folder, environment = json.loads(text)
-        return Request(streams, module, arguments, folder, environment | self._imported)
+        return Request(descriptors, module, arguments, folder, environment | self._imported)
 
     def _fork(self, request: Request) -> bool:
         """Whether this is the child."""
-        channel = socket.socket(fileno=request.streams.pop())
+        channel = socket.socket(fileno=request.descriptors.pop())
         refusal = refused(request.environment)
         if refusal:
             with channel, suppress(BrokenPipeError):
@@ -106,8 +124,8 @@ class Server:
         else:
             channel.close()
             return True
-        for stream in request.streams:
-            os.close(stream)
+        for descriptor in request.descriptors:
+            os.close(descriptor)
         return False
 
     def _pass_signals_on(self, pid: int) -> None:
@@ -146,16 +164,21 @@ def refused(environment: dict[str, str]) -> str:
 
 
 def become(request: Request, installed: list[str]) -> None:
-    """Make this child what ``python -m`` would have made it."""
+    """Make this child what ``python -m`` would have made it, with this interpreter's own options."""
     os.setsid()
-    for place, stream in enumerate(request.streams):
-        os.dup2(stream, place)
-        os.close(stream)
+    # By way of others above them all, for one may stand where another has to go.
+    above = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _MOST_DESCRIPTORS) for descriptor in request.descriptors]
+    for place, (descriptor, copy) in enumerate(zip(request.descriptors, above, strict=True)):
+        if descriptor >= len(above):
+            os.close(descriptor)
+        os.dup2(copy, place)
+        os.close(copy)
     os.chdir(request.folder)
     os.environ.clear()
     os.environ.update(request.environment)
     paths = request.environment.get("PYTHONPATH", "")
-    sys.path[:] = [str(Path.cwd()), *filter(None, paths.split(os.pathsep)), *installed]
+    first = [] if sys.flags.safe_path else [str(Path.cwd())]
+    sys.path[:] = [*first, *filter(None, paths.split(os.pathsep)), *installed]
     sys.argv[:] = [request.module, *request.arguments]
     # What is read or drawn once in the life of a process.
     importlib.invalidate_caches()
@@ -169,17 +192,17 @@ def become(request: Request, installed: list[str]) -> None:
 
 def main() -> None:
     """Returns in the server. A child ends as the process that it became."""
-    control, *modules = sys.argv[1:]
-    own, paths = sys.path[0], os.environ["PYTHONPATH"].split(os.pathsep)
-    installed = [path for path in sys.path if path not in (own, *paths)]
+    control, grace_s, *modules = sys.argv[1:]
+    own = [] if sys.flags.safe_path else [sys.path.pop(0)]
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    installed = [path for path in sys.path if path not in (*own, *paths)]
     before = dict(os.environ)
     for module in modules:
         importlib.import_module(module)
     imported = {name: value for name, value in os.environ.items() if before.get(name) != value}
-    sys.path.remove(own)
     gc.collect()
     gc.freeze()  # no collection in a child touches, and so copies, what all share
-    request = Server(socket.socket(fileno=int(control)), imported).serve()
+    request = Server(socket.socket(fileno=int(control)), float(grace_s), imported).serve()
     if request is not None:
         become(request, installed)
         runpy.run_module(request.module, run_name="__main__", alter_sys=True)

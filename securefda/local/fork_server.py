@@ -1,0 +1,165 @@
+"""Starts processes as ``python -m MODULE`` does, without the second and more that importing torch takes each of them.
+
+A server imports torch once and runs a copy of itself for each process (:mod:`securefda.local.fork_server_program`).
+A copy is a process of its own. It shares with the others only pages of memory that none of them has written to, which
+hold code and what a module sets up when it is imported:
+
+* It is forked before there is anything to share: no key, no row, no connection, no file and no second thread. The
+  server refuses to fork with two. gRPC and ``cryptography`` are imported by the copy; no device is in use before it.
+* Keys, masks, shares and noise come from the kernel (``os.urandom``), which has no state in a process. OpenSSL and
+  ``random`` seed themselves anew in a copy; torch's and NumPy's generators are seeded anew.
+* It has a session, an environment, a folder and descriptors of its own, and a signal or a crash ends it alone. It ends
+  as Python ends.
+
+What differs from a process that a shell starts: the copies of one server share the layout of their addresses and the
+seed of ``hash``, and ``ps`` shows the server's command line. So sites that are apart are started by ``exec``, each by
+its own operator; copies are for processes of one user on one machine, where that user could read them all anyway.
+Only Linux has them: on macOS libraries of the system cannot bear a fork.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from multiprocessing import connection
+from pathlib import Path
+
+from securefda.errors import SecureFdaError
+
+_RECORD = struct.Struct("!q")
+
+
+class ForkServerError(SecureFdaError):
+    """The server has ended, or refuses: it has threads, or a variable of the environment comes too late for a copy."""
+
+
+class ForkServer:
+    """A process that has imported ``modules`` and forks.
+
+    Args:
+        modules: what every copy has imported. None may start a thread.
+        environment: of the server. Those of its variables that act when a process starts are those of its copies too.
+        safe_path: whether the folder in which a copy runs is kept out of its search path, as by ``python -P``.
+        grace_s: how long copies may go on after this object, or its process, has come to its end.
+        stderr: of the server, a descriptor; by default this process's own.
+    """
+
+    def __init__(
+        self,
+        modules: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        safe_path: bool,
+        grace_s: float,
+        stderr: int | None = None,
+    ) -> None:
+        self._control, theirs = socket.socketpair()
+        self._lock = threading.Lock()
+        self._options = ["-P"] if safe_path else []
+        program = Path(__file__).with_name("fork_server_program.py")
+        with theirs:
+            self._process = subprocess.Popen(  # noqa: S603 - this interpreter, with arguments made here
+                [sys.executable, *self._options, program, str(theirs.fileno()), str(grace_s), *modules],
+                cwd="/",
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        self.pid = self._process.pid
+
+    def start(
+        self, module: str, arguments: Iterable[str], *, cwd: Path, env: Mapping[str, str], descriptors: Sequence[int]
+    ) -> ForkedProcess:
+        """Run ``python -m module`` with these arguments in a copy of the server.
+
+        Args:
+            module: name of what runs.
+            arguments: its own.
+            cwd: folder in which it runs.
+            env: its environment.
+            descriptors: of this process, three or more, which become 0, 1, 2 and so on in the copy.
+
+        Raises:
+            ForkServerError: there is no copy.
+        """
+        args = [sys.executable, *self._options, "-m", module, *arguments]
+        request = json.dumps([module, args[args.index(module) + 1 :], str(cwd), dict(env)]).encode()
+        channel, theirs = socket.socketpair()
+        try:
+            with self._lock, theirs:
+                socket.send_fds(self._control, [_RECORD.pack(len(request))], [*descriptors, theirs.fileno()])
+                self._control.sendall(request)
+        except OSError as error:
+            channel.close()
+            raise ForkServerError(f"the fork server ended with {self._process.wait()}") from error
+        return ForkedProcess(args, channel)
+
+    def close(self) -> None:
+        """End the server and, when their grace is over, every copy that still runs."""
+        self._control.close()
+        self._process.wait()
+
+
+class ForkedProcess:
+    """A copy of the server, with a part of :class:`subprocess.Popen`.
+
+    Raises:
+        ForkServerError: the server refused to make it.
+    """
+
+    def __init__(self, args: list[str], channel: socket.socket) -> None:
+        self.args, self._channel = args, channel
+        self.returncode: int | None = None
+        self.pid = self._hear()
+        if not self.pid:
+            raise ForkServerError(channel.makefile().read())
+
+    def poll(self) -> int | None:
+        """The exit code, negative for a signal; None while it runs."""
+        return self._ended_within(0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code, once it has ended; the timeout is in seconds.
+
+        Raises:
+            TimeoutExpired: of :mod:`subprocess`.
+            ForkServerError: the server was killed, so that nobody can say how it ended.
+        """
+        code = self._ended_within(timeout)
+        if code is None:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """Through the server, which knows whether the process is still there to get it."""
+        if self.poll() is None:
+            self._channel.sendall(bytes([number]))
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it."""
+        self.send_signal(signal.SIGKILL)
+
+    def _ended_within(self, timeout: float | None) -> int | None:
+        if self.returncode is None and connection.wait([self._channel], timeout):
+            self.returncode = self._hear()
+        return self.returncode
+
+    def _hear(self) -> int:
+        record = self._channel.recv(_RECORD.size, socket.MSG_WAITALL)
+        if len(record) < _RECORD.size:
+            raise ForkServerError("the fork server, which starts the processes, has ended")
+        number: int = _RECORD.unpack(record)[0]
+        return number
