@@ -42,6 +42,9 @@ from securefda.transport.limits import UNREAD_MESSAGES
 from securefda.transport.observer import TrafficMeter
 from securefda.transport.server import AggregatorServer
 
+Reaction = Callable[[], list[Send]]
+"""What the run does about one event; it gives what is to be sent."""
+
 STATE_FILE, SETTINGS_FILE = "state.sqlite", "settings.json"
 FINISHED_GRACE_S, INTERRUPTED_GRACE_S = 5.0, 1.0
 
@@ -165,30 +168,35 @@ class RunDriver:
         Raises:
             SecureFdaError: why the run ended early.
         """
-        await self._react_by(self._run.open)
+        await self._react_by([self._run.open])
         while not self._run.done:
             await self._react_by(await self._next())
         if self._run.error is not None:
             raise self._run.error
 
-    async def _next(self) -> Callable[[], list[Send]]:
-        """What to do next: whatever event comes first, or the deadline.
+    async def _next(self) -> list[Reaction]:
+        """What to do next: whatever event comes first, with the messages that wait behind it, or the deadline.
 
         Past the deadline, events that wait still come first, as many as honest sources may have waiting. More of them
         do not put the deadline off: a single source could do so for ever.
         """
         patience = None if self._run.deadline is None else max(0.0, self._run.deadline - time.monotonic())
-        self._events_late = self._events_late + 1 if patience == 0 else 0
+        if patience:
+            self._events_late = 0
         if self._events_late > UNREAD_MESSAGES * len(self._roster.sources):
             self._events_late = 0
-            return self._run.expire
+            return [self._run.expire]
         try:
             async with asyncio.timeout(patience):
-                return self._reaction(await self._server.receive())
+                events: list[Event] = [await self._server.receive()]
         except TimeoutError:
-            return self._run.expire
+            return [self._run.expire]
+        events += self._server.more_messages()  # one thread and one round of sending for all of them
+        if patience == 0:
+            self._events_late += len(events)
+        return [self._reaction(event) for event in events]
 
-    def _reaction(self, event: Event) -> Callable[[], list[Send]]:
+    def _reaction(self, event: Event) -> Reaction:
         match event:
             case Received(index=index, parcel=parcel):
                 if isinstance(parcel.message.body, Join):
@@ -210,17 +218,32 @@ class RunDriver:
                     return partial(self._run.misbehaved, index, check, detail)
         return list
 
-    def _gone(self, index: int, why: str, report: Callable[[int, str], list[Send]]) -> Callable[[], list[Send]]:
+    def _gone(self, index: int, why: str, report: Callable[[int, str], list[Send]]) -> Reaction:
         name = self._roster.by_index(index).site_id
         self._reporter.note(Note(f"{name}: {why}", "warning", name))
         return partial(report, index, why)
 
-    async def _react_by(self, work: Callable[[], list[Send]]) -> None:
+    async def _react_by(self, reactions: list[Reaction]) -> None:
         """Let the run react, then allow the uploads that it expects, then send what it says."""
         try:
-            await self._send(await in_thread(work))
+            sends, failure = await in_thread(partial(self._react, reactions))
+            await self._send(sends)
+            if failure is not None:
+                raise failure
         except SecureFdaError as error:
             await self._send(self._run.fail(error))
+
+    def _react(self, reactions: list[Reaction]) -> tuple[list[Send], SecureFdaError | None]:
+        """What the run says to one event after the other; and the error that kept it from the rest."""
+        sends: list[Send] = []
+        for reaction in reactions:
+            if self._run.done:
+                break
+            try:
+                sends += reaction()
+            except SecureFdaError as error:
+                return sends, error
+        return sends, None
 
     async def _send(self, sends: list[Send]) -> None:
         if any(isinstance(send.parcel.message.body, Header) for send in sends):

@@ -464,15 +464,13 @@ def _open_sum(state: CollectingUnmask, opened: OpenedSecrets, cohort: frozenset[
         index: agreement.self_seed(opened.self_secrets[index], own=index, ctx2=state.ctx2)
         for index in sorted(survivors)
     }
-    dropped = {
-        index: {
-            peer: agreement.pair_seed(
-                opened.pairs[index], state.u1[peer].mask_key, own=index, peer=peer, ctx2=state.ctx2
-            )
+    dropped = {}
+    for index in sorted(cohort - survivors):
+        key = opened.pairs[index].loaded()
+        dropped[index] = {
+            peer: agreement.pair_seed(key, state.u1[peer].mask_key, own=index, peer=peer, ctx2=state.ctx2)
             for peer in sorted(survivors)
         }
-        for index in sorted(cohort - survivors)
-    }
     total = state.totals[cohort]
     unmask(total, self_seeds=self_seeds, dropped=dropped, threads=session.threads)
     try:

@@ -101,6 +101,27 @@ def derive(
     return Secret(kdf.derive(secret.reveal()))
 
 
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class LoadedKey:
+    """A private key of X25519, ready for exchanges."""
+
+    _key: X25519PrivateKey
+
+    def exchange(self, peer_public: bytes) -> Secret:
+        """Shared secret with the owner of ``peer_public``: raw, so to be used through :func:`derive` only.
+
+        Raises:
+            KeyAgreementError: the key has another length than 32 bytes, or the result would be all zero
+                (a low-order point lets its sender fix the outcome).
+        """
+        if len(peer_public) != KEY_BYTES:
+            raise KeyAgreementError(f"an X25519 public key has {KEY_BYTES} bytes, not {len(peer_public)}")
+        try:
+            return Secret(self._key.exchange(X25519PublicKey.from_public_bytes(peer_public)))
+        except ValueError as error:
+            raise KeyAgreementError("the public key is a point of low order") from error
+
+
 @dataclass(frozen=True, slots=True)
 class KeyPair:
     """X25519 pair (RFC 7748): 32 private bytes, clamped by the library, and the 32 public bytes that follow.
@@ -118,21 +139,19 @@ class KeyPair:
         public = X25519PrivateKey.from_private_bytes(self.private.reveal()).public_key()
         object.__setattr__(self, "public", public.public_bytes_raw())
 
-    def exchange(self, peer_public: bytes) -> Secret:
-        """Shared secret with the owner of ``peer_public``: raw, so to be used through :func:`derive` only.
+    def loaded(self) -> LoadedKey:
+        """The private key as the library works with it, for many exchanges: making it costs as much as one of them.
 
-        Raises:
-            KeyAgreementError: the key has another length than 32 bytes, or the result would be all zero
-                (a low-order point lets its sender fix the outcome).
+        The library holds a copy of the private key for as long as the result is kept: do not keep it in a state.
         """
-        if len(peer_public) != KEY_BYTES:
-            raise KeyAgreementError(f"an X25519 public key has {KEY_BYTES} bytes, not {len(peer_public)}")
-        own = X25519PrivateKey.from_private_bytes(self.private.reveal())
-        try:
-            shared = own.exchange(X25519PublicKey.from_public_bytes(peer_public))
-        except ValueError as error:
-            raise KeyAgreementError("the public key is a point of low order") from error
-        return Secret(shared)
+        return LoadedKey(X25519PrivateKey.from_private_bytes(self.private.reveal()))
+
+    def exchange(self, peer_public: bytes) -> Secret:
+        """One exchange; see :meth:`LoadedKey.exchange`."""
+        return self.loaded().exchange(peer_public)
+
+
+_NO_SECRET = KeyPair(Secret(bytes(KEY_BYTES))).loaded()
 
 
 def check_public_key(public: bytes) -> None:
@@ -144,7 +163,7 @@ def check_public_key(public: bytes) -> None:
     Raises:
         KeyAgreementError: wrong length, or a point of low order.
     """
-    KeyPair(Secret(bytes(KEY_BYTES))).exchange(public).erase()
+    _NO_SECRET.exchange(public).erase()
 
 
 def mask_pair(master: Secret, *, own: int, ctx: bytes) -> KeyPair:
@@ -160,7 +179,9 @@ def channel_pair(random_bytes: RandomBytes) -> KeyPair:
     return KeyPair(Secret.random(random_bytes, KEY_BYTES))
 
 
-def pair_seed(own_pair: KeyPair, peer_public: bytes, *, own: int, peer: int, ctx2: bytes, block: int = 0) -> Secret:
+def pair_seed(
+    own_pair: KeyPair | LoadedKey, peer_public: bytes, *, own: int, peer: int, ctx2: bytes, block: int = 0
+) -> Secret:
     """Key s_ij of a pairwise mask, 32 bytes; both ends get the same one only if they agree on the whole transcript.
 
     Args:
@@ -171,7 +192,7 @@ def pair_seed(own_pair: KeyPair, peer_public: bytes, *, own: int, peer: int, ctx
         block: number of the vector block, 0 for the first or only one.
 
     Raises:
-        KeyAgreementError: see :meth:`KeyPair.exchange`.
+        KeyAgreementError: see :meth:`LoadedKey.exchange`.
         ValueError: ``own`` equals ``peer``.
     """
     if own == peer:
@@ -275,7 +296,7 @@ class SharePair:
         element_of(self.self_secret)
 
 
-def box_key(own_pair: KeyPair, peer_public: bytes, address: BoxAddress) -> Secret:
+def box_key(own_pair: KeyPair | LoadedKey, peer_public: bytes, address: BoxAddress) -> Secret:
     """AES-256-GCM key of the boxes from sender to recipient in this session; both ends derive the same.
 
     Args:
@@ -284,7 +305,7 @@ def box_key(own_pair: KeyPair, peer_public: bytes, address: BoxAddress) -> Secre
         address: gives the direction and the transcript.
 
     Raises:
-        KeyAgreementError: see :meth:`KeyPair.exchange`.
+        KeyAgreementError: see :meth:`LoadedKey.exchange`.
     """
     parties = (address.sender, address.recipient)
     return derive(own_pair.exchange(peer_public), salt=address.ctx1, label=Label.SHARE_BOX, parties=parties)

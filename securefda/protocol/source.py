@@ -16,7 +16,7 @@ from hashlib import sha256
 
 from securefda.errors import FaultyAggregatorError
 from securefda.protocol import agreement
-from securefda.protocol.agreement import BoxAddress, BoxError, KeyAgreementError, KeyPair, SharePair
+from securefda.protocol.agreement import BoxAddress, BoxError, KeyAgreementError, KeyPair, LoadedKey, SharePair
 from securefda.protocol.checks import (
     SessionLimits,
     check_consistency,
@@ -218,11 +218,11 @@ def receive_key_list(
     u1 = {item.sender: item.body for item in signed.body.advertisements}
     ctx1 = key_list_context(session.ctx, signed.body.advertisements)
     pairs, readers = _deal(state, sorted(u1), random_bytes), report_readers(header, me)
-    boxes = []
+    channel_key, boxes = state.channel.loaded(), []
     for peer in sorted(set(u1) - {me}):
         address, report = BoxAddress(ctx1, me, peer), state.report if peer in readers else None
         try:
-            key = agreement.box_key(state.channel, u1[peer].box_key, address)
+            key = agreement.box_key(channel_key, u1[peer].box_key, address)
         except KeyAgreementError as error:
             raise FaultyAggregatorError("KEY_INVALID", str(error)) from None
         boxes.append(ShareBox(peer, agreement.seal_box(key, address, pairs[peer], random_bytes, report)))
@@ -259,7 +259,8 @@ def receive_shares(state: AwaitingShares, signed: Signed[ShareDelivery]) -> Read
     cohorts = cohorts_of(header, state.ctx1, nonces)
     check_own_cohort(cohorts, own_index=me, header=header, limits=limits)
     readers = report_readers(header, me)  # whose boxes hold a report for me: the same
-    opened = {box.peer: _open(state, box, me, with_report=box.peer in readers) for box in signed.body.boxes}
+    key = state.channel.loaded()
+    opened = {box.peer: _open(state, key, box, with_report=box.peer in readers) for box in signed.body.boxes}
     reports = {peer: report for peer, (_, report) in opened.items() if report}
     if state.report is not None:
         reports[me] = state.report.reveal()[agreement.REPORT_OPENING_BYTES :]
@@ -270,12 +271,15 @@ def receive_shares(state: AwaitingShares, signed: Signed[ShareDelivery]) -> Read
     return ReadyToMask(session, ctx2, state.u1, cohorts, state.master, state.self_secret, shares, reports)
 
 
-def _open(state: AwaitingShares, box: DeliveredBox, me: int, *, with_report: bool) -> tuple[SharePair, bytes]:
+def _open(
+    state: AwaitingShares, channel_key: LoadedKey, box: DeliveredBox, *, with_report: bool
+) -> tuple[SharePair, bytes]:
     """The shares in a box, and the norm report without its opening."""
-    address, session = BoxAddress(state.ctx1, box.peer, me), state.session
+    session = state.session
+    address = BoxAddress(state.ctx1, box.peer, session.signer.index)
     name = session.roster.by_index(box.peer).site_id
     try:
-        key = agreement.box_key(state.channel, state.u1[box.peer].box_key, address)
+        key = agreement.box_key(channel_key, state.u1[box.peer].box_key, address)
         pair, report = agreement.open_box(
             key, address, box.box, report_bytes(session.header.body) if with_report else 0
         )
@@ -310,9 +314,10 @@ def masked_input(
     session, me = state.session, state.session.signer.index
     own_pair = agreement.mask_pair(state.master, own=me, ctx=session.ctx)
     self_seed = agreement.self_seed(state.self_secret, own=me, ctx2=state.ctx2)
+    own_key = own_pair.loaded()
     try:
         seeds = {
-            peer: agreement.pair_seed(own_pair, state.u1[peer].mask_key, own=me, peer=peer, ctx2=state.ctx2)
+            peer: agreement.pair_seed(own_key, state.u1[peer].mask_key, own=me, peer=peer, ctx2=state.ctx2)
             for peer in sorted(cohort_with(me, state.cohorts) - {me})
         }
     except KeyAgreementError as error:

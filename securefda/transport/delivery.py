@@ -19,6 +19,10 @@ from securefda.v1 import federation_pb2 as pb
 
 INSTANCE_BYTES = 16
 
+ACKNOWLEDGE_WITHIN_S = 0.1
+"""An acknowledgement waits so long for a message to travel with. In a round nearly every message is answered by then,
+and a frame of its own would wake the peer for nothing."""
+
 
 @dataclass(frozen=True, slots=True)
 class Pace:
@@ -64,6 +68,8 @@ class Link:
         self._arrived = 0
         self._taken = 0
         self._acknowledged = 0
+        self._acknowledge_in: asyncio.TimerHandle | None = None
+        self._acknowledge_now = False
         self._leaving = False
         self._wake = asyncio.Event()
         self._settled = asyncio.Event()
@@ -140,7 +146,7 @@ class Link:
     def rewind(self) -> None:
         """Start over on a new stream: whatever is not acknowledged is sent again."""
         self._sent = self._acknowledged = 0
-        self._wake.set()
+        self._acknowledgement_is_due()
 
     def is_new(self, delivery: pb.Delivery) -> bool:
         """Whether a delivery of the peer has not been accepted yet.
@@ -157,12 +163,18 @@ class Link:
         self._arrived = delivery.sequence
 
     def take(self, sequence: int) -> None:
-        """Acknowledge everything up to ``sequence``, with the next frame."""
+        """Acknowledge everything up to ``sequence`` with the next frame, after ``ACKNOWLEDGE_WITHIN_S`` at the latest."""
         self._taken = sequence
+        if self._acknowledge_in is None:
+            loop = asyncio.get_running_loop()
+            self._acknowledge_in = loop.call_later(ACKNOWLEDGE_WITHIN_S, self._acknowledgement_is_due)
+
+    def _acknowledgement_is_due(self) -> None:
+        self._acknowledge_now = True
         self._wake.set()
 
     def next_frame(self) -> pb.Frame | None:
-        """The next frame that has something to say: a message not yet sent on this stream, or an acknowledgement."""
+        """The next frame that has something to say: a message not yet sent on this stream, or a due acknowledgement."""
         for one in self._pending:
             if one.delivery.sequence > self._sent:
                 self._sent = one.delivery.sequence
@@ -170,7 +182,7 @@ class Link:
         if self._leaving:
             self._leaving = False
             return self._frame(pb.Frame(leave=pb.Leave()))
-        if self._acknowledged < self._taken:
+        if self._acknowledge_now and self._acknowledged < self._taken:
             return self.heartbeat()
         self._wake.clear()
         return None
@@ -186,6 +198,10 @@ class Link:
 
     def _frame(self, frame: pb.Frame) -> pb.Frame:
         frame.acknowledged = self._acknowledged = self._taken
+        self._acknowledge_now = False
+        if self._acknowledge_in is not None:
+            self._acknowledge_in.cancel()
+            self._acknowledge_in = None
         return frame
 
     async def something_to_say(self, timeout_s: float) -> None:

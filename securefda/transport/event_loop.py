@@ -6,10 +6,13 @@ The event loop of a process, and how the process is asked to end.
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import threading
+from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 
@@ -37,9 +40,29 @@ ResultT = TypeVar("ResultT")
 _NAME = "securefda-work"
 
 
+class _Worker(threading.Thread):
+    """A daemon thread that does one piece of work after another."""
+
+    def __init__(self) -> None:
+        super().__init__(name=_NAME, daemon=True)
+        self.work: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self.busy = True
+
+    def run(self) -> None:
+        while True:
+            self.work.get()()
+            self.busy = False
+            _idle.append(self)
+
+
+_idle: deque[_Worker] = deque()
+"""Workers that wait; to start a thread for each piece costs more than most pieces do."""
+os.register_at_fork(after_in_child=_idle.clear)  # threads stay with the parent
+
+
 def work_goes_on() -> bool:
-    """Whether a thread of :func:`in_thread` still runs, though nothing waits for it any more."""
-    return any(thread.name == _NAME for thread in threading.enumerate())
+    """Whether work of :func:`in_thread` still runs, though nothing waits for it any more."""
+    return any(isinstance(thread, _Worker) and thread.busy for thread in threading.enumerate())
 
 
 async def in_thread(work: Callable[[], ResultT]) -> ResultT:
@@ -64,5 +87,11 @@ async def in_thread(work: Callable[[], ResultT]) -> ResultT:
             else:
                 loop.call_soon_threadsafe(settle, result, None)
 
-    threading.Thread(target=run, name=_NAME, daemon=True).start()
+    try:
+        worker = _idle.pop()
+    except IndexError:
+        worker = _Worker()
+        worker.start()
+    worker.busy = True
+    worker.work.put(run)
     return await done

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from dataclasses import dataclass
+from typing import cast
 
 from securefda.protocol.messages import Parcel
 from securefda.transport.limits import UNREAD_MESSAGES
@@ -123,6 +124,16 @@ class EventQueue:
                 raise self._failure
             self._changed.clear()
             await self._changed.wait()
+        return self._take()
+
+    def more_messages(self) -> list[Received]:
+        """The messages that wait now, up to the first event of another kind; empty after :meth:`fail`."""
+        messages = []
+        while self._failure is None and self._events and isinstance(self._events[0], Received):
+            messages.append(cast(Received, self._take()))
+        return messages
+
+    def _take(self) -> Event:
         event = self._events.popleft()
         match event:
             case Received(index=index, parcel=parcel):

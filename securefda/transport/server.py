@@ -332,6 +332,13 @@ class AggregatorServer:
         """
         return await self._table.events.get()
 
+    def more_messages(self) -> list[Received]:
+        """Messages that wait already, up to the first event of another kind: :meth:`receive` gives that one.
+
+        Until then nothing reaches a new process of a source that is meant for the one before.
+        """
+        return self._table.events.more_messages()
+
     async def send(self, sends: Sequence[tuple[int, Parcel]]) -> None:
         """Queue messages for sources and offer their vectors for download.
 
