@@ -163,7 +163,7 @@ class Link:
         self._arrived = delivery.sequence
 
     def take(self, sequence: int) -> None:
-        """Acknowledge everything up to ``sequence`` with the next frame, after ``ACKNOWLEDGE_WITHIN_S`` at the latest."""
+        """Acknowledge everything up to ``sequence`` with the next frame, at the latest in ``ACKNOWLEDGE_WITHIN_S``."""
         self._taken = sequence
         if self._acknowledge_in is None:
             loop = asyncio.get_running_loop()

@@ -86,3 +86,30 @@ def test_a_misbehaviour_is_reported_again_after_it_was_read() -> None:
 
     kinds = [("WIRE", "first"), ("SENDER", "first"), ("WIRE", "second"), ("SENDER", "second")]
     assert asyncio.run(read()) == [Misbehaved(1, check, detail) for check, detail in kinds]
+
+
+def test_messages_that_wait_are_taken_together_up_to_an_event_of_another_kind() -> None:
+    async def read() -> None:
+        queue, other = EventQueue(), Received(2, note(2, 2))
+        for event in (MESSAGE, other, JOINED, MESSAGE):
+            if isinstance(event, Received):
+                await queue.slot(event.index)
+            queue.put(event)
+        assert await queue.get() == MESSAGE
+        assert queue.more_messages() == [other]
+        assert queue.more_messages() == []
+        assert queue.new_process_waits(1)
+        assert await _waiting(queue) == [JOINED, MESSAGE]
+
+    asyncio.run(read())
+
+
+def test_after_a_failure_no_more_messages_are_given() -> None:
+    async def read() -> None:
+        queue = EventQueue()
+        await queue.slot(1)
+        queue.put(MESSAGE)
+        queue.fail(RuntimeError("the log is full"))
+        assert queue.more_messages() == []
+
+    asyncio.run(read())

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -38,8 +40,30 @@ def test_work_that_outlasts_its_loop_ends_quietly(ending: Callable[[], object]) 
 
     asyncio.run(walk_away())
     assert work_goes_on()
-    threads = [thread for thread in threading.enumerate() if thread.name == "securefda-work"]
     held.set()
-    for thread in threads:
-        thread.join(WAIT_S)
+    give_up = time.monotonic() + WAIT_S
+    while work_goes_on() and time.monotonic() < give_up:
+        time.sleep(0.01)
     assert not work_goes_on()
+
+
+def test_a_thread_that_has_done_its_work_does_the_next() -> None:
+    async def idents() -> list[int]:
+        found = [await in_thread(threading.get_ident)]
+        while work_goes_on():  # it says what it found before it waits again
+            await asyncio.sleep(0.001)
+        return [*found, await in_thread(threading.get_ident)]
+
+    first, second = asyncio.run(idents())
+    assert first == second != threading.get_ident()
+
+
+def test_a_forked_process_asks_no_thread_of_its_parent() -> None:
+    asyncio.run(in_thread(threading.get_ident))
+    child = os.fork()
+    if child == 0:
+        try:
+            os._exit(0 if asyncio.run(asyncio.wait_for(in_thread(lambda: 7), WAIT_S)) == 7 else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
