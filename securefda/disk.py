@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from securefda.errors import ConfigError
+from securefda.errors import ConfigError, reading_hint
 
 SECRET_MODE = 0o600
 PUBLIC_MODE = 0o444
@@ -52,7 +52,8 @@ def read_file(path: Path, *, limit: int = MAX_FILE_BYTES, hint: str = "check the
     except FileNotFoundError:
         raise ConfigError(str(path), "is missing", hint=hint) from None
     except OSError as error:
-        raise ConfigError(str(path), f"cannot be read: {error.strerror}") from error
+        why = f"cannot be read: {error.strerror}"
+        raise ConfigError(str(path), why, hint=reading_hint(error, "check the path")) from error
     if len(data) > limit:
         raise ConfigError(str(path), f"is larger than {limit} bytes")
     return FileContent(data, stat.S_IMODE(status.st_mode))

@@ -12,6 +12,9 @@ from typing import TypeVar
 
 from securefda.text import phase_words
 
+OWNERS_ALONE = "run as the user that owns it, or give this user the permission"
+"""What to do about a file or folder that this user may not read."""
+
 _Error = TypeVar("_Error", bound=BaseException)
 
 
@@ -272,3 +275,8 @@ def without_frames(error: _Error) -> _Error:
             one.__traceback__ = None
             left += [one.__cause__, one.__context__]
     return error
+
+
+def reading_hint(error: OSError, otherwise: str) -> str:
+    """What to do about a file that cannot be read: where only its owner may, that, else ``otherwise``."""
+    return OWNERS_ALONE if isinstance(error, PermissionError) else otherwise

@@ -18,7 +18,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo, model_validator
 from pydantic_core import ErrorDetails
 
-from securefda.errors import ConfigError, ConfigErrors
+from securefda.errors import ConfigError, ConfigErrors, reading_hint
 from securefda.parse import BeyondBounds, toml_table
 
 _SHOWN_CHARACTERS = 60
@@ -138,9 +138,8 @@ def read_toml(path: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise ConfigError(str(path), "file not found", hint="check the path") from error
     except OSError as error:
-        raise ConfigError(
-            str(path), f"cannot be read: {error.strerror}", hint="name a file that can be read"
-        ) from error
+        hint = reading_hint(error, "name a file that can be read")
+        raise ConfigError(str(path), f"cannot be read: {error.strerror}", hint=hint) from error
     if len(data) > _MAX_FILE_BYTES:
         raise ConfigError(str(path), f"is larger than {_MAX_FILE_BYTES} bytes", hint="check the path")
     return parse_toml(data, path)

@@ -25,7 +25,7 @@ from pathlib import Path
 from weakref import WeakMethod, WeakSet
 
 from securefda.disk import file_number, make_folder, sync_folder
-from securefda.errors import ConfigError, SecureFdaError
+from securefda.errors import OWNERS_ALONE, ConfigError, SecureFdaError
 
 
 class CopiedProcess(SecureFdaError):
@@ -226,13 +226,16 @@ class StateFile:
         except sqlite3.DatabaseError as error:
             raise self._disk_error(error) from error
         except OSError as error:
-            kind = ConfigError if isinstance(error, NotADirectoryError | FileExistsError) else None
             hint = "choose a folder that can be written"
-            if kind is not None:
-                raise kind(str(self._path), error.strerror or "is in no folder", hint=hint) from error
+            if isinstance(error, NotADirectoryError | FileExistsError):
+                raise ConfigError(str(self._path), error.strerror or "is in no folder", hint=hint) from error
+            if isinstance(error, PermissionError):
+                raise ConfigError(str(self._path), f"cannot be used: {error.strerror}", hint=OWNERS_ALONE) from error
             raise SecureFdaError(f"{self._path}: {error.strerror}", hint=hint) from error
 
     def _disk_error(self, error: sqlite3.DatabaseError) -> SecureFdaError:
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_READONLY:
+            return ConfigError(str(self._path), "cannot be written", hint=OWNERS_ALONE)
         damaged = getattr(error, "sqlite_errorcode", None) in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
         hint = (
             "the file is damaged: name another folder with --out, in which a new run begins"

@@ -14,7 +14,7 @@ from typer.exceptions import TyperException
 
 from securefda.cli.options import RunInterruptedError
 from securefda.cli.output import Verbosity, print_error, set_verbosity, wants_json
-from securefda.errors import ConfigError, ExitCode, SecureFdaError
+from securefda.errors import OWNERS_ALONE, ConfigError, ExitCode, SecureFdaError
 
 __all__ = ["main", "run"]
 
@@ -105,6 +105,8 @@ def _usage_error(error: TyperException) -> UsageError:
     suggestion = re.sub(r"^Did you mean '(.*)'\?", r"did you mean \1?", suggestion)
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "securefda"
+    if what.endswith("is not readable"):
+        suggestion = OWNERS_ALONE
     return UsageError(
         "arguments", what[:1].lower() + what[1:], hint=suggestion or f"{command} --help lists what there is"
     )

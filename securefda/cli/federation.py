@@ -16,6 +16,7 @@ from securefda.cli.options import (
     OutputFormat,
     Overrides,
     SiteId,
+    file_or_sample,
     now,
     pairs,
 )
@@ -136,7 +137,13 @@ def add(
     folder: FederationFolder,
     site: SiteId,
     config_file: Annotated[
-        Path, typer.Option("--config", metavar="FEDERATION.toml", help="Configuration that the new kit starts with.")
+        Path,
+        typer.Option(
+            "--config",
+            metavar="FEDERATION.toml",
+            help="Configuration that the new kit starts with, or the name of a sample.",
+            parser=file_or_sample,
+        ),
     ],
     entity: Annotated[str | None, typer.Option("--entity", help="Organisation behind it; default: the id.")] = None,
     name: Annotated[list[str], typer.Option("--name", metavar="HOST", help="Name in its certificate.")] = [],

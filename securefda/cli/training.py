@@ -101,8 +101,9 @@ def _one_run(
 
     config = load_federation(file, overrides, os.environ, note=say)
     folder = out or default_out(config.federation.name)
-    if fresh:
+    if fresh or not in_one_process:
         require_ended(folder)
+    if fresh:
         clear_run(folder)
     elif in_one_process or is_finished(folder):
         require_fresh(folder)

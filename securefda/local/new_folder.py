@@ -404,7 +404,8 @@ def _make(
             shutil.rmtree(made, ignore_errors=True)
             raise
     except OSError as error:
-        raise ConfigError("NAME", f"{folder} cannot be made: {error.strerror}") from error
+        hint = "go to a folder that you can write to, or free disk space"
+        raise ConfigError("NAME", f"{folder} cannot be made: {error.strerror}", hint=hint) from error
     written = tuple(sorted({*texts, POLICY_FILE} - {".gitignore"}))
     return Made(folder, written, sites.target, sites.sources, (sites.note,))
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from securefda.errors import BudgetExhausted, ConfigError, TrainingError
+from securefda.errors import OWNERS_ALONE, BudgetExhausted, ConfigError, TrainingError
 from securefda.privacy.accountants import epsilon
 from securefda.privacy.events import Budget, DpEvent, delta_warning
 from securefda.privacy.ledger_storage import (
@@ -363,6 +363,8 @@ def _connection(path: Path, wait_s: float) -> Iterator[tuple[sqlite3.Connection,
                 hint = "a data set that was never trained on gets one with: securefda budget init --config FILE"
                 raise LedgerError(path, "is missing", hint=hint)
             raise LedgerError(path, f"was deleted after {highest[0]} rows", hint=_PUT_BACK)
+        if not os.access(path, os.R_OK | os.W_OK):  # SQLite would leave files beside it that cannot be written either
+            raise LedgerError(path, "cannot be written: Permission denied", hint=OWNERS_ALONE)
         number = number_of(path)
         uri = f"{path.resolve().as_uri()}?mode=rw"
         database = sqlite3.connect(uri, uri=True, timeout=wait_s, isolation_level=None)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
 
-from securefda.errors import ConfigError, DataError
+from securefda.errors import ConfigError, DataError, reading_hint
 from securefda.tasks.base import Samples, Task, TaskSettings
 
 ORIGIN = "https://archive.ics.uci.edu/dataset/45/heart+disease"
@@ -143,7 +143,9 @@ def _read(path: Path, site: str) -> tuple[NDArray[np.float64], NDArray[np.int64]
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise DataError(str(path), f"cannot be read: {error.strerror}", hint=_where_from(site)) from error
+        raise DataError(
+            str(path), f"cannot be read: {error.strerror}", hint=reading_hint(error, _where_from(site))
+        ) from error
     digest = hashlib.sha256(content).hexdigest()
     if digest != SHA256[site]:
         raise DataError(str(path), f"SHA-256 is {digest}, not that of the published file", hint=_where_from(site))

@@ -20,7 +20,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal
 
-from securefda.errors import ConfigError, DataError
+from securefda.errors import ConfigError, DataError, reading_hint
 from securefda.tasks.tabular import (
     MISSING_VALUES,
     Column,
@@ -66,7 +66,9 @@ def writing_of(path: Path, *, separator: str = "", decimal: str = "", encoding: 
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise DataError(str(path), f"cannot be read: {error.strerror}", hint="check the path") from error
+        raise DataError(
+            str(path), f"cannot be read: {error.strerror}", hint=reading_hint(error, "check the path")
+        ) from error
     encoding = encoding or _encoding_of(data)
     try:
         text = data.decode(encoding)

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, Field, model_validator
 from torch import Tensor, nn
 
-from securefda.errors import ConfigError, DataError
+from securefda.errors import ConfigError, DataError, reading_hint
 from securefda.settings import Settings, parse_settings
 from securefda.tasks.base import Samples, Task, TaskSettings
 from securefda.tasks.first_model import seed_with
@@ -273,7 +273,7 @@ def read_table(path: Path, *, separator: str = ",", encoding: str = "utf-8", who
     try:
         text = path.read_bytes().decode("utf-8-sig" if encoding.lower().replace("_", "-") == "utf-8" else encoding)
     except OSError as error:
-        raise DataError(key, f"cannot be read: {error.strerror}", hint="check the path") from error
+        raise DataError(key, f"cannot be read: {error.strerror}", hint=reading_hint(error, "check the path")) from error
     except UnicodeError as error:
         hint = 'set task.options.encoding; files of Windows are often "cp1252"'
         raise DataError(key, f"is not {encoding} text", hint=hint) from error

@@ -24,6 +24,7 @@ from pathlib import Path
 import pytest
 from audit_party import RUN, Party
 from budget_owner import found_noisy
+from plain_user import plain_user
 
 from securefda.cli import federation as federation_commands
 from securefda.cli import main
@@ -97,6 +98,10 @@ def change(path: str, old: str, new: str) -> Act:
         Path(path).write_text(text.replace(old, new, 1))
 
     return act
+
+
+def mode(path: str, bits: int) -> Act:
+    return lambda: Path(path).chmod(bits)
 
 
 def remove(path: str) -> Act:
@@ -1820,7 +1825,72 @@ FULL = {
 }
 """No file may grow, which is what a full disk comes to."""
 
-TABLES = (FULL, ARGUMENTS, SETTINGS_OF_A_RUN, FILES, KITS, SITES, POLICIES, BUDGETS, AUDITS, PROCESSES)
+START = f"source start --config {SETTINGS}"
+STARTED = mode(f"{SOURCE}/startup/tls.key", 0o644)
+"""With it a start ends at the next thing, before anything is trained."""
+OWNER = "run as the user that owns it, or give this user the permission"
+
+
+def unreadable(path: str, command: str, line: str, then: str = "", *, follow: Act | None = None) -> Wrong:
+    """A file or folder that another user keeps for itself, who then lets this one read it."""
+    given = mode(path, 0o700 if "." not in path.rpartition("/")[2] else 0o600)
+    return Wrong(command, line, OWNER, harm=mode(path, 0), follow=acts(given, *([follow] if follow else [])), then=then)
+
+
+def unwritable(path: str, command: str, line: str, hint: str, then: str = "", *, follow: Act | None = None) -> Wrong:
+    """A folder that this user may read alone; then it may write."""
+    given = acts(mode(path, 0o700), *([follow] if follow else []))
+    made = partial(Path(path).mkdir, exist_ok=True)
+    return Wrong(command, line, hint, harm=acts(made, mode(path, 0o500)), follow=given, then=then)
+
+
+OPEN = "tls.key: is open to others"
+PERMISSIONS = {
+    "key-of-another-user": unreadable(
+        f"{SOURCE}/startup/signing.key", START, "signing.key: cannot be read: Permission denied", OPEN, follow=STARTED
+    ),
+    "key-of-another-user-signs-nothing": unreadable(
+        f"{SOURCE}/startup/signing.key", f"policy sign {SOURCE}", "signing.key: cannot be read: Permission denied"
+    ),
+    "policy-of-another-user": unreadable(
+        POLICY, START, "policy.toml: cannot be read: Permission denied", OPEN, follow=STARTED
+    ),
+    "policy-of-another-user-is-not-explained": unreadable(
+        POLICY, f"policy explain {SOURCE}", "policy.toml: cannot be read: Permission denied"
+    ),
+    "settings-of-another-user": unreadable(SETTINGS, START, "settings.toml' is not readable", OPEN, follow=STARTED),
+    "kit-of-another-user": unreadable(OTHER, f"policy explain {OTHER}", f"path '{OTHER}' is not readable"),
+    "log-of-another-user": unreadable(LOG, f"audit verify {LOG}", f"path '{LOG}' is not readable"),
+    "authority-of-another-user": unreadable(
+        "kits/ca/ca.key", "federation renew kits source-3", "ca.key: cannot be read: Permission denied"
+    ),
+    "federation-of-another-user": unreadable(
+        "federation.toml", SIMULATE, "federation.toml: cannot be read: Permission denied", FURTHER
+    ),
+    "local-folder-that-cannot-be-written": unwritable(
+        f"{SOURCE}/local",
+        f"policy sign {SOURCE}",
+        "cannot be written: Permission denied",
+        "check the folder's permissions",
+    ),
+    "state-folder-that-cannot-be-written": unwritable(
+        f"{SOURCE}/local/run", START, "state.sqlite: cannot be used: Permission denied", OWNER, OPEN, follow=STARTED
+    ),
+    "ledger-that-cannot-be-written": Wrong(
+        f"budget reset {NOISY} --reason new --yes",
+        "cannot be written: Permission denied; nothing trains without it",
+        OWNER,
+        code=11,
+        harm=acts(INIT, lambda: [path.chmod(0o400) for path in Path(LEDGERS).glob("*.sqlite")]),
+        follow=lambda: [path.chmod(0o600) for path in Path(LEDGERS).glob("*.sqlite")],
+    ),
+    "out-folder-that-cannot-be-written": unwritable(
+        "full", "federation init federation.toml --out full/kits", "full/kits: cannot be written", "permissions"
+    ),
+}
+"""As a user who owns nothing but what the entry gives; a test that runs as root gives up root's rights for it."""
+
+TABLES = (PERMISSIONS, FULL, ARGUMENTS, SETTINGS_OF_A_RUN, FILES, KITS, SITES, POLICIES, BUDGETS, AUDITS, PROCESSES)
 EVERY = {name: wrong for table in TABLES for name, wrong in table.items()}
 
 # --- the test ---------------------------------------------------------------------------------------------------------
@@ -1861,10 +1931,16 @@ def place(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
 def contents(folder: Path) -> dict[str, str]:
     """Every file by the digest of what is in it."""
     return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        str(path.relative_to(folder)): _digest(path)
         for path in folder.rglob("*")
         if path.is_file() and path.stat().st_size < HASHED_BYTES and "__pycache__" not in path.parts
     }
+
+
+def _digest(path: Path) -> str:
+    if not os.access(path, os.R_OK):
+        return f"unreadable, {path.stat().st_size} bytes, changed {path.stat().st_mtime_ns}"
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def error_of(code: int, err: str) -> tuple[str, str]:
@@ -1880,7 +1956,8 @@ def error_of(code: int, err: str) -> tuple[str, str]:
 
 def run(text: str, capsys: Capture) -> tuple[int, str, str]:
     capsys.readouterr()
-    code = main(shlex.split(text))
+    with plain_user():
+        code = main(shlex.split(text))
     out, err = capsys.readouterr()
     return code, out, err
 

@@ -114,7 +114,8 @@ def _read(site_id: str, file: Path, hint: str) -> bytes:
     try:
         return read_file(file).data
     except ConfigError as error:
-        raise ConfigError("policy", f"of {site_id}: {error}", hint=hint) from error
+        is_missing = error.__cause__ is None
+        raise ConfigError("policy", f"of {site_id}: {error}", hint=hint if is_missing else error.hint) from error
 
 
 def _wrong(site_id: str, why: str) -> ConfigError:
