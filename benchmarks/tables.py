@@ -26,6 +26,7 @@ import gpu
 import levels
 import round_cost
 import scale
+from mutators import package_of
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -124,14 +125,18 @@ def walk_table(rounds: Mapping[str, int]) -> str:
 
 
 def killed_table(runs: Sequence[Mapping[str, Any]]) -> str:
-    """How many mutants of each package the tests of each revision killed."""
-    packages = [row["package"] for row in runs[0]["unmutated"]]
+    """How many mutants of each package the tests of each revision killed; packages have the names of the last one."""
     rows = []
     for run in runs:
-        killed = [row["mutant"] for row in run["results"] if row["outcome"] == "killed"]
-        counts = [sum(name.startswith(f"securefda/{package}/") for name in killed) for package in packages]
-        rows.append([f"`{run['revision'][:7]}`", *map(str, counts), str(len(killed))])
-    return _markdown(("revision", *packages, f"of {len(runs[0]['results'])}"), rows)
+        killed = [row["mutant"].split(":")[0] for row in run["results"] if row["outcome"] == "killed"]
+        packages = [row["package"] for row in run["unmutated"]]
+        folders = [file.split("/")[1] for file in killed]
+        owners = Counter(
+            folder if folder in packages else package_of(file) for folder, file in zip(folders, killed, strict=True)
+        )
+        rows.append([f"`{run['revision'][:7]}`", *(str(owners[one]) for one in packages), str(len(killed))])
+    names = [row["package"] for row in runs[-1]["unmutated"]]
+    return _markdown(("revision", *names, f"of {len(runs[0]['results'])}"), rows)
 
 
 def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from securefda.errors import ConfigError, ExitCode
+from securefda.protocol.messages import Visibility
 from securefda.site.policy import QuantisationBounds, SourcePolicy, default_policy, require_satisfiable
+from securefda.site.policy.verdict import plan_levels
 
 SITES = ("alpha", "beta", "gamma", "delta")
 
@@ -58,3 +60,9 @@ def test_sums_laid_out_for_fewer_than_all_sources_are_refused() -> None:
     with pytest.raises(ConfigError, match="beta permits sums laid out for 3 inputs") as caught:
         require_satisfiable(SourcePolicy(quantisation=QuantisationBounds(n_max=3)), "beta", SITES)
     assert caught.value.key == "quantisation.n-max"
+
+
+@pytest.mark.parametrize("level", [Visibility.INDIVIDUAL, Visibility.COHORT])
+def test_where_no_source_is_at_sum_levels_stay_as_permitted(level: Visibility) -> None:
+    permitted = dict.fromkeys(SITES, level)
+    assert plan_levels(permitted, smallest_sum=3) == permitted
