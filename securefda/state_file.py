@@ -235,7 +235,7 @@ class StateFile:
 
     def _disk_error(self, error: sqlite3.DatabaseError) -> SecureFdaError:
         if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_READONLY:
-            return ConfigError(str(self._path), "cannot be written", hint=OWNERS_ALONE)
+            return SecureFdaError(f"{self._path}: cannot be written", hint=OWNERS_ALONE)
         damaged = getattr(error, "sqlite_errorcode", None) in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
         hint = (
             "the file is damaged: name another folder with --out, in which a new run begins"

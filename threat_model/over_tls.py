@@ -123,7 +123,7 @@ class OverTls(Generic[AttackerT]):
         with closing(AggregatorStore(self._state)) as store:
             site = target_site(config, member, TrafficMeter().counts, store, secret=None)
             # Its goodbye has no model with it.
-            settings = replace(run_settings(config, kit.roster), sources_keep=SourcesKeep.NONE)
+            settings = replace(run_settings(config, kit.roster), sources_keep=SourcesKeep.NONE, bits=32)
             seat = AggregatorSeat(site, settings, store, SilentReporter(), {})
             self.adversary = self._makes(seat)
             with closing(site.witness.journal):

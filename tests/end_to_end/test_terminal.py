@@ -92,6 +92,7 @@ def test_a_source_says_what_it_does_in_a_round(tmp_path: Path, capsys: Any) -> N
 def test_status_says_that_a_killed_process_is_gone(tmp_path: Path, capsys: Any) -> None:
     with kits(tmp_path) as federation, terminal(federation, "source-1") as source:
         source.shows("cannot reach ")
+        eventually(lambda: "connecting to 127.0.0.1" in status(capsys, federation.kit("source-1"))[0])
         source.process.kill()
         source.process.wait()
         text, state = status(capsys, federation.kit("source-1"))

@@ -376,7 +376,7 @@ def test_a_run_counts_before_its_folder_is_bound(tmp_path: Path, header: Callabl
     state = tmp_path / "state.sqlite"
     store = store_at(state)
     store._database.execute("PRAGMA query_only = 1")  # as where the folder cannot be written
-    with pytest.raises(SecureFdaError, match="readonly"):
+    with pytest.raises(SecureFdaError, match="cannot be written"):
         store.accept_header(header(A, session=b"s" * 32))
     store.close()
 

@@ -388,7 +388,7 @@ async def test_of_what_leaves_together_nothing_is_shown_where_one_cannot_leave()
         assert {(await next_event(server, Joined)).index for _ in range(2)} == {1, 2}
         good = header(b"model")
         body = good.message.body
-        layers = tuple(type(body.layers[0])(f"layer{i}" + "x" * 180, (1,), 1.0) for i in range(400))
+        layers = tuple(type(body.layers[0])(f"layer{i}" + "x" * 180, (1,), 1.0, 1.0) for i in range(400))
         large = Parcel(message(TARGET, replace(body, layers=layers)).message, (b"model",))
         with pytest.raises(ConfigError, match=r"transport\.max-message-bytes"):
             await server.send([(1, good), (2, large)])
