@@ -181,7 +181,7 @@ class RunDriver:
         do not put the deadline off: a single source could do so for ever.
         """
         patience = None if self._run.deadline is None else max(0.0, self._run.deadline - time.monotonic())
-        if patience:
+        if patience != 0:
             self._events_late = 0
         if self._events_late > UNREAD_MESSAGES * len(self._roster.sources):
             self._events_late = 0

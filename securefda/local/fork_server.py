@@ -132,7 +132,7 @@ class ForkedProcess:
 
         Raises:
             TimeoutExpired: of :mod:`subprocess`.
-            ForkServerError: the server was killed, so that nobody can say how it ended.
+            ForkServerError: the server was killed, and the exit code is lost with it.
         """
         code = self._ended_within(timeout)
         if code is None:

@@ -46,7 +46,7 @@ def test_a_second_run_in_a_folder_names_the_processes_of_the_first(tmp_path: Pat
     assert len(rounds) >= 3
 
 
-def test_two_processes_that_charge_one_ledger_both_count(tmp_path: Path) -> None:
+def test_a_ledger_in_use_can_be_shown_and_is_not_made_again(tmp_path: Path) -> None:
     noisy = ("training.source.dp.noise-multiplier=2.0", "privacy.budget.target-epsilon=50", "strategy.rounds=400")
     with kits(tmp_path, settings=noisy) as made:
         assert all(_add_ledger(site, made, "init").end() == 0 for site in made.names)
