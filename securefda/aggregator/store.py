@@ -118,6 +118,7 @@ class AggregatorStore(RunStore):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, _TABLES)
+        self._records: list[dict[str, Any]] | None = None
 
     def position(self, config_digest: bytes) -> Position | None:
         """Where the run in this file stands; None for a new file.
@@ -220,6 +221,7 @@ class AggregatorStore(RunStore):
             self._insert_record(database, record)
             values = (model.astype("<f4").tobytes(), result_digest, record["round"], state)
             database.execute("UPDATE run SET model = ?, result_digest = ?, round = ?, released = 1, server = ?", values)
+        self._remember_record(record)
 
     def last_result(self) -> KeptResult | None:
         """The last result of the run; None before there is one."""
@@ -245,6 +247,7 @@ class AggregatorStore(RunStore):
                 self._keep_peaks(database, peaks)
             self._insert_record(database, record)
             database.execute("UPDATE run SET round = ?, released = 1", (record["round"],))
+        self._remember_record(record)
 
     def complete(self) -> None:
         """Write that the run has no round left."""
@@ -252,10 +255,17 @@ class AggregatorStore(RunStore):
             database.execute("UPDATE run SET completed = 1")
 
     def records(self) -> list[dict[str, Any]]:
-        """One record per round that ended, in order."""
-        with self._clear_errors():
-            rows = self._database.execute("SELECT record FROM rounds ORDER BY round").fetchall()
-        return [self._json(row[0]) for row in rows]
+        """One record per round that ended, in order; not to be changed."""
+        if self._records is None:
+            with self._clear_errors():
+                rows = self._database.execute("SELECT record FROM rounds ORDER BY round").fetchall()
+            self._records = [self._json(row[0]) for row in rows]
+        return list(self._records)
+
+    def _remember_record(self, record: dict[str, Any]) -> None:
+        """Have the new record as the next process reads it."""
+        if self._records is not None:
+            self._records.append(self._json(json.dumps(record)))
 
     def _json(self, text: str) -> Any:
         try:

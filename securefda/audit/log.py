@@ -84,6 +84,7 @@ class AuditLog:
         self._usable, self._tail, self._saved = True, -1, True
         self._died_of: AuditError | None = None
         self._unfinished: dict[str, bytes] = {}
+        self._proofs: dict[int, tuple[bytes, ...]] = {}
         with disk_errors(folder, "made"):
             make_folder(folder)
         path = self._folder / LOCK
@@ -188,8 +189,10 @@ class AuditLog:
             ValueError: the checkpoint has fewer.
         """
         with self._alone():
-            new = Checkpoint.parse(self._last_note.text).size
-            return consistency_proof(old, new, subtrees(self._folder, new, self._unfinished))
+            if old not in self._proofs:  # most witnesses have seen the same checkpoint last
+                new = Checkpoint.parse(self._last_note.text).size
+                self._proofs[old] = consistency_proof(old, new, subtrees(self._folder, new, self._unfinished))
+            return self._proofs[old]
 
     def save(self) -> None:
         """Bring the last checkpoint with its cosignatures, and its tiles, to the disk. Raises AuditError."""
@@ -292,6 +295,7 @@ class AuditLog:
         with disk_errors(self._folder / TAIL, "written"):
             os.fsync(self._tail)
         self._unfinished = {tile.path: tile.hashes for tile in self._state.levels.partials()}
+        self._proofs = {}
         text = Checkpoint(self._name.origin, self.size, self._state.levels.root()).to_text()
         self._state.note = Note(text, (sign(text, self._name.origin, self._key),))
         self._saved = False

@@ -37,6 +37,7 @@ _DASH = "\N{EM DASH} "
 _COSIGNED = "cosignature/v1\n"
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f]")
+_IN_NO_NAME = re.compile(r"[\s+\x00-\x1f]")
 
 
 class NoteError(ValueError):
@@ -308,7 +309,7 @@ def _cosigned(text: str, time: int) -> bytes:
 
 
 def _check_name(name: str) -> None:
-    if any(letter.isspace() or letter == "+" or letter < " " for letter in name):
+    if _IN_NO_NAME.search(name):
         raise NoteError("the name of a key has blanks, plus signs or control characters")
     if not 1 <= len(name.encode("utf-8", "replace")) <= MAX_NAME_BYTES:
         raise NoteError(f"the name of a key has 1 to {MAX_NAME_BYTES} bytes")
