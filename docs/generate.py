@@ -107,7 +107,12 @@ def configuration() -> str:
     for owner, names in sections.items():
         where = "; ".join(f"`[{name}]` in {_listed(in_files)}" for name, in_files in names.items())
         parts += [f"## {_listed([f'[{name}]' for name in names])}", summary_of(owner), f"Where: {where}."]
-        parts.append(table(SETTING_HEAD, setting_rows(owner)))
+        rows = list(setting_rows(owner))
+        if base := next((one for one in owner.__mro__[1:] if one in sections), None):
+            parts.append(f"It has all keys of `[{next(iter(sections[base]))}]`, and these:")
+            shared = set(setting_rows(base))
+            rows = [row for row in rows if row not in shared]
+        parts.append(table(SETTING_HEAD, rows))
     renamed = table(("old key", "now"), [(f"`{old}`", f"`{new}`") for old, new in FederationConfig.renamed.items()])
     endpoints = [
         ("`address`", "`host:port`", described(Endpoints, "aggregator")),

@@ -19,11 +19,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from securefda import __version__
 from securefda.audit.journal import Journal, RunInfo
 from securefda.audit.witness import Witness, WitnessMemory
+from securefda.errors import DataError
 from securefda.privacy.events import Budget, DpEvent
 from securefda.privacy.ledger import Ledger, Reservation
 from securefda.protocol.messages import Signer
 from securefda.protocol.roster import Roster
-from securefda.rules import Rule
+from securefda.rules import Rule, TargetLabels
 from securefda.site.config import (
     AggregatorConfig,
     FederationConfig,
@@ -46,7 +47,7 @@ from securefda.site.privacy_account import (
     require_unledgered,
 )
 from securefda.site.training_secret import REPEATABLE
-from securefda.tasks import Samples, Task, TaskSettings, load_task, rows_of
+from securefda.tasks import Rows, Samples, Task, TaskSettings, Unlabelled, load_task, rows_of, unlabelled_target
 from securefda.training import PersonalMemory, SecretSeed
 from securefda.training.trainer import SiteTrainer
 from securefda.transport.dialer import Endpoint
@@ -145,18 +146,22 @@ def _word(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", ".", text)[:64].lstrip("._-") or "unnamed"
 
 
-def task_of(section: TaskSection, roster: Roster, seed: int) -> Task:
-    """The site's own instance of the task; ``seed`` is the run's and must be equal at every site."""
-    return _task(section, roster.target.site_id, tuple(entry.site_id for entry in roster.sources), seed)
+def task_of(section: TaskSection, roster: Roster, seed: int, labels: TargetLabels = TargetLabels.GIVEN) -> Task:
+    """The site's own instance of the task; ``seed`` is the run's and must be equal at every site.
+
+    ``labels`` matter at the target alone: no other site knows them, or needs to.
+    """
+    return _task(section, roster.target.site_id, tuple(entry.site_id for entry in roster.sources), seed, labels)
 
 
-def _task(section: TaskSection, target: str, sources: tuple[str, ...], seed: int) -> Task:
+def _task(section: TaskSection, target: str, sources: tuple[str, ...], seed: int, labels: TargetLabels) -> Task:
     settings = TaskSettings(
         target=target,
         sources=sources,
         seed=seed,
         data_dir=section.data_dir,
         options=section.options,
+        labelled_target=labels is TargetLabels.GIVEN,
     )
     return load_task(section.factory, settings)
 
@@ -170,38 +175,53 @@ def training_rows(task: Task, site_id: str) -> Samples:
     return rows_of(task, site_id, "train")
 
 
-def target_rows(task: Task, site_id: str, rule: Rule) -> tuple[Samples, Samples]:
-    """Training and test rows of the target.
+def target_rows(task: Task, rule: Rule, labels: TargetLabels) -> tuple[Rows, Rows, Samples | None]:
+    """The target's training rows as the task gives them, those rows as training sees them, and its test rows.
+
+    A privacy ledger is of the first. The second lack the labels that settings say the target does not have. Test rows
+    are None where the target does not know the labels of any.
 
     Raises:
-        DataError: they are missing or unfit, or the task's own code fails.
+        DataError: they are missing or unfit, or have no labels where they should; or the task's own code fails.
     """
-    return rows_of(task, site_id, "oracle" if rule is Rule.ORACLE else "train"), rows_of(task, site_id, "test")
+    if labels is TargetLabels.GIVEN:
+        site = task.settings.target
+        owned = rows_of(task, site, "oracle" if rule is Rule.ORACLE else "train")
+        return owned, owned, rows_of(task, site, "test")
+    given, test = unlabelled_target(task)
+    return given, Unlabelled(given.features), test
 
 
-def rows_here(config: FederationConfig, site_id: str, seed: int) -> Samples:
+def rows_here(config: FederationConfig, site_id: str, seed: int) -> Rows:
     """The rows that a site of a federation on this machine trains on; of the target, its test rows are loaded too.
 
     Raises:
         ConfigError, DataError: the task or its data are unfit.
     """
-    target = config.federation.target
-    task = _task(config.task, target, config.federation.sources, seed)
+    target, labels = config.federation.target, TargetLabels(config.training.target.labels)
+    task = _task(config.task, target, config.federation.sources, seed, labels)
     if site_id != target:
         return training_rows(task, site_id)
-    return target_rows(task, site_id, strategy_of(config.strategy).rule)[0]
+    return target_rows(task, strategy_of(config.strategy).rule, labels)[0]
 
 
-def rows_of_site(config: AggregatorConfig | SourceConfig, roster: Roster, site_id: str) -> Samples:
+def task_at(config: AggregatorConfig | SourceConfig, roster: Roster) -> Task:
+    """The instance of the task of a site with these settings."""
+    if isinstance(config, SourceConfig):
+        return task_of(config.task, roster, config.source.seed)
+    return task_of(config.task, roster, config.aggregator.seed, TargetLabels(config.training.labels))
+
+
+def rows_of_site(config: AggregatorConfig | SourceConfig, roster: Roster, site_id: str) -> Rows:
     """The rows that a site's process trains on, of which its privacy ledger is.
 
     Raises:
         ConfigError, DataError: the task or its data are unfit.
     """
+    task = task_at(config, roster)
     if isinstance(config, SourceConfig):
-        return training_rows(task_of(config.task, roster, config.source.seed), site_id)
-    task = task_of(config.task, roster, config.aggregator.seed)
-    return target_rows(task, site_id, strategy_of(config.strategy).rule)[0]
+        return training_rows(task, site_id)
+    return target_rows(task, strategy_of(config.strategy).rule, TargetLabels(config.training.labels))[0]
 
 
 def trainer_at(
@@ -209,13 +229,13 @@ def trainer_at(
     training: TrainingSection,
     member: Member,
     task: Task,
-    rows: Samples,
+    rows: Rows,
     *,
     secret: SecretSeed | None,
     budget: Budget,
     on_charge: Callable[[Budget, DpEvent, Reservation], None] = lambda *_: None,
     memory: PersonalMemory | None = None,
-    left_after: Samples | None = None,
+    left_after: Rows | None = None,
 ) -> tuple[SiteTrainer, tuple[str, ...]]:
     """What trains at a site, and what its operator should know of it before it begins.
 
@@ -229,10 +249,12 @@ def trainer_at(
         budget: what its policy lets them cost.
         on_charge: hears of every charge before it is trained for: the audit log does.
         memory: keeps the layers that stay at the site.
-        left_after: those of the rows that training without noise uses, where some are left out to choose a model by.
+        left_after: those of the rows that training without noise uses, where some are left out to choose a model by,
+            or where their labels are hidden.
 
     Raises:
         LedgerError, BudgetExhausted: training with noise is not paid for.
+        DataError: training is with noise, and the rows have no labels.
         ConfigError: the rows have changed since they were last used; or they have a ledger, and training is without
             noise.
         TrainingError: the model cannot be federated, or not be trained with noise.
@@ -247,6 +269,10 @@ def trainer_at(
         return SiteTrainer(task, site, rows, settings, seed, secret=secret, before_round=ahead, memory=memory), ()
     from securefda.site.private_trainer import PrivateTrainer  # noqa: PLC0415 - it imports Opacus
 
+    if isinstance(rows, Unlabelled):
+        raise DataError(
+            f"{member.site_id}, train", "training with noise needs labels", hint="set noise-multiplier to 0"
+        )
     known = data()
     key = member.signing_key.public_key().public_bytes_raw()
     account = PrivacyAccount(Ledger(file, known), known, budget, key, on_charge=partial(on_charge, budget))
@@ -302,10 +328,15 @@ def check_rows(kit: Kit, config: AggregatorConfig | SourceConfig) -> str:
         process, budget = config.aggregator, budget_of(config.privacy.budget)
     else:
         process, budget = config.source, load_signed_policy(kit).dp.budget
-    task = task_of(config.task, kit.roster, process.seed)
-    rows = training_rows(task, kit.site_id)
-    member = Member.of(kit)
-    _, notes = trainer_at(process, config.training, member, task, rows, secret=None, budget=budget)
+    task, member = task_at(config, kit.roster), Member.of(kit)
+    if isinstance(config, AggregatorConfig):
+        rule, labels = strategy_of(config.strategy).rule, TargetLabels(config.training.labels)
+        owned, trained_on, _ = target_rows(task, rule, labels)
+    else:
+        owned = trained_on = training_rows(task, kit.site_id)
+    how = (process, config.training, member, task, owned)
+    _, notes = trainer_at(*how, secret=None, budget=budget, left_after=trained_on)
     if process.repeatable_training and not config.training.with_noise:
         notes = (*notes, REPEATABLE)
-    return "; ".join([f"{config.task.factory}: {len(rows)} training rows at {kit.site_id}", *notes])
+    unlabelled = ", without labels" if isinstance(trained_on, Unlabelled) else ""
+    return "; ".join([f"{config.task.factory}: {len(owned)} training rows at {kit.site_id}{unlabelled}", *notes])

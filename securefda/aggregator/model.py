@@ -36,7 +36,8 @@ from securefda.protocol.messages import (
     Visibility,
 )
 from securefda.rules import ServerState, cosine, server_step
-from securefda.training import Vector
+from securefda.tasks import Samples
+from securefda.training import Evaluation, Vector
 
 
 class Receipts:
@@ -259,16 +260,14 @@ class RunModel:
         peaks: KeptPeaks | None = None,
     ) -> None:
         site, began = self._site, self._site.clock()
-        if site.personal is None:
-            evaluation = site.trainer.evaluate(self.vector, site.test_data)
-        else:  # the target is measured with the model of its own
-            evaluation = site.personal.evaluate(self.vector, self._run_id.hex(), current.number, site.test_data)
+        evaluation = None if site.test_data is None else self._evaluate(current.number, site.test_data)
         current.spent("evaluate", site.clock() - began)
         line = current.finished_line(
             site, self.vector, participants, outcome=outcome, total=total, max_samples=self._settings.max_samples
         )
-        line["accuracy"] = evaluation.metrics["accuracy"]
-        line["loss"], line["metrics"] = evaluation.loss, evaluation.metrics
+        if evaluation is not None:
+            line["accuracy"] = evaluation.metrics["accuracy"]
+            line["loss"], line["metrics"] = evaluation.loss, evaluation.metrics
         if site.personal is not None:
             line["evaluated"] = "personal"
         if site.validation is not None:
@@ -276,3 +275,10 @@ class RunModel:
             line["validation_accuracy"], line["validation_loss"] = seen.metrics["accuracy"], seen.loss
         self._store.finish_round(dict(line), self.vector, self._result_digest, self._server, kept, peaks=peaks)
         self._reporter.round_finished(line)
+
+    def _evaluate(self, number: int, rows: Samples) -> Evaluation:
+        """Measure the model of a round; where the target has a model of its own, that one."""
+        site = self._site
+        if site.personal is None:
+            return site.trainer.evaluate(self.vector, rows)
+        return site.personal.evaluate(self.vector, self._run_id.hex(), number, rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import cast
@@ -21,7 +21,7 @@ from securefda.operations.records import RoundLine, RunStatus, Setting, Summary,
 from securefda.protocol.messages import Granularity, Signer, SourcesKeep, Visibility
 from securefda.protocol.roster import Roster
 from securefda.protocol.secret import RandomBytes
-from securefda.rules import Estimator, Rule, Strategy
+from securefda.rules import Estimator, Rule, Strategy, TargetLabels
 from securefda.site.config import (
     AggregatorConfig,
     FederationConfig,
@@ -30,7 +30,7 @@ from securefda.site.config import (
     training_settings,
 )
 from securefda.site.config.effective import secret_options, without_secrets
-from securefda.tasks import Samples, Task
+from securefda.tasks import Rows, Samples, Task, Unlabelled
 from securefda.training import OwnRows, PersonalMemory, PersonalModel, SecretSeed, require_steps
 from securefda.training.personal import Drawn, FineTuned, Mixture, Neighbours, OwnHead
 from securefda.training.seeds import Seed, derive_seed, generator_of
@@ -45,6 +45,7 @@ class TargetSite:
     """Everything of the target that stays the same during a run; ``notes`` are for its operator, before it begins.
 
     ``trains_on`` says for people what computes: "cpu (1 thread)".
+    ``test_data`` is None where no label is known of any test row: then no model is measured.
     ``personal`` is what the target is measured with where that is not the common model. ``alone`` is what the run is
     compared with, if it is. ``validation`` are the rows by which the best model is chosen, if it is.
     """
@@ -52,7 +53,7 @@ class TargetSite:
     signer: Signer
     roster: Roster
     trainer: Trainer
-    test_data: Samples
+    test_data: Samples | None
     random_bytes: RandomBytes
     clock: Callable[[], float]
     traffic: Callable[[], ByteCounts]
@@ -147,16 +148,17 @@ class TargetRows:
     """The target's rows, by what they are for.
 
     Attributes:
-        owned: its training rows, of which a privacy ledger is; under ``oracle`` those of all sites.
-        trained_on: those of them that training without noise uses.
+        owned: its training rows as the task gives them, of which a privacy ledger is; under ``oracle`` those of all
+            sites.
+        trained_on: those of them that training without noise uses, without labels that it is not to know.
         validation: the others, by which the best model is chosen; None where none are left out.
-        test: what every model is measured on.
+        test: what every model is measured on; None where no label of such rows is known.
     """
 
-    owned: Samples
-    trained_on: Samples
+    owned: Rows
+    trained_on: Rows
     validation: Samples | None
-    test: Samples
+    test: Samples | None
 
     @classmethod
     def of(cls, config: AggregatorConfig, task: Task, site_id: str, seed: Seed) -> TargetRows:
@@ -165,10 +167,12 @@ class TargetRows:
         Raises:
             ConfigError, DataError: rows are missing or unfit, or too few for ``strategy.validation-share``.
         """
-        owned, test = target_rows(task, site_id, strategy_of(config.strategy).rule)
+        labels = TargetLabels(config.training.labels)
+        owned, trained_on, test = target_rows(task, strategy_of(config.strategy).rule, labels)
         share = config.strategy.validation_share
-        trained_on, validation = without_share(owned, share, site_id, seed) if share else (owned, None)
-        return cls(owned, trained_on, validation, test)
+        if share and isinstance(trained_on, Samples):
+            return cls(owned, *without_share(trained_on, share, site_id, seed), test)
+        return cls(owned, trained_on, None, test)
 
 
 def target_site(
@@ -187,7 +191,8 @@ def target_site(
     """
     seed, site_id = config.aggregator.seed, member.site_id
     strategy, training = strategy_of(config.strategy), training_settings(config.training)
-    task = task_of(config.task, member.roster, seed)
+    labels = TargetLabels(config.training.labels)
+    task = task_of(config.task, member.roster, seed, labels)
     rows = TargetRows.of(config, task, site_id, seed if secret is None else secret)
     if strategy.rule.adapts:
         require_steps(site_id, len(rows.trained_on), training)
@@ -215,11 +220,13 @@ def target_site(
         how = (config.aggregator, plain, member, task, owned)
         return trainer_at(*how, secret=secret, budget=budget, left_after=trained_on)[0]
 
-    compares = config.strategy.compare_target_only and not config.training.with_noise
-    alone = TargetAlone(trainer_alone, rows.test, store) if compares and strategy.rule is not Rule.TARGET_ONLY else None
-    personal = None
-    if strategy.rule.is_personal:
-        personal = personal_of(strategy, OwnRows(task, site_id, rows.trained_on, training, seed, secret), store)
+    alone, personal = None, None
+    if isinstance(rows.trained_on, Samples) and rows.test is not None:  # both take the target's own labels
+        compares = config.strategy.compare_target_only and not config.training.with_noise
+        if compares and strategy.rule is not Rule.TARGET_ONLY:
+            alone = TargetAlone(trainer_alone, rows.test, store)
+        if strategy.rule.is_personal:
+            personal = personal_of(strategy, OwnRows(task, site_id, rows.trained_on, training, seed, secret), store)
     return TargetSite(
         signer=member.signer,
         roster=member.roster,
@@ -229,12 +236,20 @@ def target_site(
         clock=time.monotonic,
         traffic=traffic,
         witness=witness,
-        notes=notes,
+        notes=(*notes, *_unlabelled_notes(rows)),
         trains_on=trainer.trains_on,
         personal=personal,
         alone=alone,
         validation=rows.validation,
     )
+
+
+def _unlabelled_notes(rows: TargetRows) -> Iterator[str]:
+    """What the target's operator should know where labels are missing."""
+    if isinstance(rows.trained_on, Unlabelled):
+        yield f"the {len(rows.trained_on)} training rows count as rows without labels"
+    if rows.test is None:
+        yield "no test row has a label, so no model is measured: there will be no accuracy"
 
 
 def without_share(rows: Samples, share: float, site_id: str, seed: Seed) -> tuple[Samples, Samples]:

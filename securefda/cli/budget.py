@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from securefda.protocol.roster import Roster
     from securefda.site.budget import BudgetSite, Charge, Standing
     from securefda.site.config import AggregatorConfig, SourceConfig
-    from securefda.tasks import Samples
+    from securefda.tasks import Rows
 
 app = typer.Typer(help="A site's budget of differential privacy: its ledger, what is spent, and plans.")
 
@@ -387,7 +387,7 @@ def _plan_toml(found: Plan, request: PlanRequest, site: BudgetSite | None) -> di
 def _site(config: Path, overrides: list[str]) -> BudgetSite:
     from securefda.site.budget import load_site
 
-    def rows_of(config: AggregatorConfig | SourceConfig, roster: Roster, site_id: str) -> Samples:
+    def rows_of(config: AggregatorConfig | SourceConfig, roster: Roster, site_id: str) -> Rows:
         from securefda.bootstrap import rows_of_site  # with torch, for which no wrong file should have to wait
 
         return rows_of_site(config, roster, site_id)

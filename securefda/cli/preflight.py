@@ -86,8 +86,8 @@ def _check_rows(kit: Kit, config: AggregatorConfig | SourceConfig) -> str:
     (tried,) = check_kit(kit, config).sites
     if tried.error is not None:
         raise tried.error
-    loss, accuracy = tried.batch["loss"], tried.batch["accuracy"]
-    batch = f"one batch of {tried.batch['rows']:.0f} rows: loss {loss:.4g}, accuracy {accuracy:.4g}"
+    figures = ", ".join(f"{name} {tried.batch[name]:.4g}" for name in ("loss", "accuracy") if name in tried.batch)
+    batch = f"one batch of {tried.batch['rows']:.0f} rows{f': {figures}' if figures else ''}"
     return "; ".join([check_rows(kit, config), batch, *tried.notes])
 
 

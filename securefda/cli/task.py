@@ -110,7 +110,9 @@ def _text(found: TaskFound) -> str:
             lines.append(f"FAILED: {site.error}")
             continue
         one = site.batch
-        figures = f"loss {one['loss']:.3g}, accuracy {one['accuracy']:.2f}, gradient norm {one['gradient_norm']:.3g}"
-        lines.append(f"ok: {site.site}: {tried} of a batch of {one['rows']:.0f} rows ({figures})")
+        how = tried if "gradient_norm" in one else "forward"
+        named = (("loss", ".3g"), ("accuracy", ".2f"), ("gradient_norm", ".3g"))
+        figures = ", ".join(f"{name.replace('_', ' ')} {one[name]:{form}}" for name, form in named if name in one)
+        lines.append(f"ok: {site.site}: {how} of a batch of {one['rows']:.0f} rows{f' ({figures})' if figures else ''}")
         lines += [f"  note: {note}" for note in site.notes]
     return "\n".join(lines)

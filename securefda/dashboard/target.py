@@ -30,7 +30,7 @@ from securefda.operations.records import REPORTED_ROUNDS, RoundLine
 from securefda.operations.report import human_bytes, seen_rows
 from securefda.operations.run_folder import REPORT_FILE
 from securefda.operations.state import ENDED
-from securefda.operations.summary_text import percent, spent_text
+from securefda.operations.summary_text import labels_rows, percent, spent_text
 from securefda.text import counted, names, phase_words
 
 MOST_ROWS: Final = 50
@@ -319,6 +319,8 @@ def _facts(seen: Seen) -> list[tuple[str, str]]:
         facts.append(("Task", str(summary["task"])))
     if strategy := summary.get("strategy"):
         facts.append(("Strategy", ", ".join(f"{key} = {value}" for key, value in strategy.items())))
+    measured = summary.get("target_accuracy") is not None
+    facts += [("Target's labels", text) for _, text in labels_rows(summary.get("setting") or {}, measured=measured)]
     if privacy := summary.get("target_privacy"):
         facts.append(("Target's privacy", spent_text(privacy)))
     facts += log_facts(seen)

@@ -14,11 +14,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from securefda.bootstrap import task_of
+from securefda.bootstrap import task_at
 from securefda.errors import ConfigError, DataError, ExitCode, SecureFdaError, TrainingError
-from securefda.site.config import AggregatorConfig, FederationConfig, SourceConfig, training_settings
+from securefda.site.config import (
+    AggregatorConfig,
+    FederationConfig,
+    SourceConfig,
+    training_settings,
+)
 from securefda.site.kit import Kit
-from securefda.tasks import Samples, Task, TaskSettings, load_task, rows_of, task_code
+from securefda.tasks import (
+    Rows,
+    Samples,
+    Task,
+    TaskSettings,
+    Unlabelled,
+    load_task,
+    rows_of,
+    task_code,
+    unlabelled_target,
+)
 from securefda.tasks.tabular import Tabular
 from securefda.training import TrainingSettings, build_model, derive_seed, layer_table
 from securefda.training.local import FEWEST_TARGET_STEPS, accuracy_in, require_steps
@@ -118,6 +133,7 @@ def check_federation(config: FederationConfig, sites: Sequence[str], seed: int) 
         seed=seed,
         data_dir=config.task.data_dir,
         options=config.task.options,
+        labelled_target=config.training.target.labels == "given",
     )
     task = load_task(config.task.factory, settings)
     sides = {site: config.training.target if site == federation.target else config.training.source for site in known}
@@ -128,7 +144,7 @@ def check_federation(config: FederationConfig, sites: Sequence[str], seed: int) 
 def check_kit(kit: Kit, config: AggregatorConfig | SourceConfig) -> TaskFound:
     """Try the task on the rows of the site whose kit this is; errors as :func:`check_federation`."""
     process = config.aggregator if isinstance(config, AggregatorConfig) else config.source
-    task = task_of(config.task, kit.roster, process.seed)
+    task = task_at(config, kit.roster)
     counted = config.session.max_samples if isinstance(config, AggregatorConfig) else None
     trained = {kit.site_id: training_settings(config.training)}
     return _check(task, config.task.factory, trained, process.seed, counted)
@@ -149,6 +165,8 @@ def _check(
 def _check_site(task: Task, site: str, settings: TrainingSettings, seed: int, max_samples: int | None) -> SiteFound:
     found = SiteFound(site)
     is_target = site == task.settings.target
+    if is_target and not task.settings.labelled_target:
+        return _check_unlabelled(task, found, settings, seed)
     try:
         train = rows_of(task, site, "train")
         _add_split(task, found, "train", train)
@@ -175,8 +193,41 @@ def _check_site(task: Task, site: str, settings: TrainingSettings, seed: int, ma
     return found
 
 
-def _add_split(task: Task, found: SiteFound, split: str, rows: Samples) -> None:
-    found.splits.append(SplitFound(split, len(rows), tuple(rows.features.shape[1:]), _labels_in_words(task, rows)))
+def _check_unlabelled(task: Task, found: SiteFound, settings: TrainingSettings, seed: int) -> SiteFound:
+    """As :func:`_check_site`, of a target that does not train on labels: forward alone, and what measures a model."""
+    site = found.site
+    try:
+        given, test = unlabelled_target(task)
+        train = Unlabelled(given.features)
+        _add_split(task, found, "train", train)
+        if test is not None:
+            _add_split(task, found, "test", test)
+        model = build_model(task, derive_seed(seed, "model"))
+        with seeded_torch(0, torch.device("cpu")), torch.no_grad():
+            tried = train.features[_places(len(train), settings.batch_size)]
+            _outputs_of(task, model.eval(), tried)
+            found.batch = {"rows": float(len(tried))}
+            if test is not None:
+                batch = _some_of(test, settings.batch_size)
+                outputs = _outputs_of(task, model, batch.features)
+                _require_known_labels(f"{site}, test", test, outputs)
+                with task_code(type(task), "loss and metrics"):
+                    loss, metrics = float(task.loss(outputs, batch.labels)), task.metrics(outputs, batch.labels)
+                found.batch |= {"loss": loss, "accuracy": accuracy_in(metrics, task)}
+    except SecureFdaError as error:
+        found.error = TaskCheckError(error, site)
+        return found
+    if isinstance(given, Samples):
+        found.notes.append("the labels of its training rows are not used")
+    if test is None:
+        found.notes.append("no test row has a label: no model is measured, and there will be no accuracy")
+    found.notes += _far_features(task, train)
+    return found
+
+
+def _add_split(task: Task, found: SiteFound, split: str, rows: Rows) -> None:
+    labels = _labels_in_words(task, rows) if isinstance(rows, Samples) else "none"
+    found.splits.append(SplitFound(split, len(rows), tuple(rows.features.shape[1:]), labels))
 
 
 def _labels_in_words(task: Task, rows: Samples) -> str:
@@ -219,12 +270,8 @@ def _try_batch(task: Task, model: nn.Module, site: str, rows: Samples, settings:
     features, labels = batch.features, batch.labels
     name = type(task).__name__
     with seeded_torch(0, torch.device("cpu")):
-        with task_code(type(task), f"the model, on {len(features)} rows of shape {tuple(features.shape[1:])},"):
-            outputs = model.train()(features)
-        if not isinstance(outputs, Tensor) or len(outputs) != len(features):
-            given = f"{tuple(outputs.shape)}" if isinstance(outputs, Tensor) else f"a {type(outputs).__name__}"
-            raise TrainingError(f"task {name}: its model returned {given} for {len(features)} rows")
-        _require_known_labels(site, rows, outputs)
+        outputs = _outputs_of(task, model.train(), features)
+        _require_known_labels(f"{site}, train", rows, outputs)
         with task_code(type(task), "loss"):
             loss: object = task.loss(outputs, labels)
         if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
@@ -244,14 +291,34 @@ def _try_batch(task: Task, model: nn.Module, site: str, rows: Samples, settings:
     return {"rows": float(len(features)), "loss": loss.item(), "accuracy": accuracy, "gradient_norm": length}
 
 
+def _outputs_of(task: Task, model: nn.Module, features: Tensor) -> Tensor:
+    """The outputs of a model, as it stands, for some rows.
+
+    Raises:
+        DataError: the model's own code fails.
+        TrainingError: they are not one for each row.
+    """
+    with task_code(type(task), f"the model, on {len(features)} rows of shape {tuple(features.shape[1:])},"):
+        outputs: object = model(features)
+    if isinstance(outputs, Tensor) and len(outputs) == len(features):
+        return outputs
+    given = f"{tuple(outputs.shape)}" if isinstance(outputs, Tensor) else f"a {type(outputs).__name__}"
+    raise TrainingError(f"task {type(task).__name__}: its model returned {given} for {len(features)} rows")
+
+
 def _some_of(rows: Samples, count: int) -> Samples:
     """As many rows, evenly from all: files are often sorted by label."""
-    count = min(count, len(rows))
-    places = torch.arange(count) * len(rows) // count
+    places = _places(len(rows), count)
     return Samples(rows.features[places], rows.labels[places])
 
 
-def _require_known_labels(site: str, rows: Samples, outputs: Tensor) -> None:
+def _places(rows: int, count: int) -> Tensor:
+    """Numbers of ``count`` rows, evenly from all."""
+    count = min(count, rows)
+    return torch.arange(count) * rows // count
+
+
+def _require_known_labels(where: str, rows: Samples, outputs: Tensor) -> None:
     """Of class numbers: each is that of an output."""
     labels = rows.labels
     if labels.is_floating_point() or labels.ndim != 1 or outputs.ndim != 2:
@@ -259,7 +326,7 @@ def _require_known_labels(site: str, rows: Samples, outputs: Tensor) -> None:
     unknown = (labels < 0) | (labels >= outputs.shape[1])
     if unknown.any():
         why = f"{int(unknown.sum())} of {len(rows)} labels are not among the model's {outputs.shape[1]} classes"
-        raise DataError(f"{site}, train", why, hint="class numbers begin at 0")
+        raise DataError(where, why, hint="class numbers begin at 0")
 
 
 def _try_noise(task: Task, model: nn.Module, rows: Samples, settings: TrainingSettings) -> None:
@@ -280,7 +347,7 @@ def _try_noise(task: Task, model: nn.Module, rows: Samples, settings: TrainingSe
         backward(batch.features, batch.labels)
 
 
-def _far_features(task: Task, rows: Samples) -> list[str]:
+def _far_features(task: Task, rows: Rows) -> list[str]:
     """Of features in columns: those in which rows lie far from all that a scaled number should be."""
     if rows.features.ndim != 2:
         return []

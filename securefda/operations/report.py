@@ -16,6 +16,7 @@ from securefda.errors import SecureFdaError
 from securefda.operations.records import JOIN_PHASE, REPORTED_ROUNDS, RoundLine, round_seconds
 from securefda.operations.run_folder import METRICS_FILE, REPORT_FILE, SUMMARY_FILE, RunRecord, read_run, replace_file
 from securefda.operations.summary_text import (
+    labels_rows,
     levels_text,
     norm_cap_text,
     percent,
@@ -262,7 +263,7 @@ def _facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     dropped = [f"{site} ({count})" for site, count in (summary.get("dropped") or {}).items()]
     facts = [
         ("Ended", str(summary.get("ended", "")).replace("T", " ").replace("Z", " UTC")),
-        *((name[0].upper() + name[1:], text) for name, text in setting_rows(summary.get("setting") or {})),
+        *((name[0].upper() + name[1:], text) for name, text in _about_the_target(summary)),
         ("Task", str(summary.get("task", ""))),
         ("Strategy", ", ".join(strategy)),
         ("Rounds by rule", ", ".join(f"{rule}: {count}" for rule, count in rules.items())),
@@ -277,6 +278,12 @@ def _facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Versions", ", ".join(versions)),
     ]
     return [(name, value) for name, value in facts if value]
+
+
+def _about_the_target(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    setting = summary.get("setting") or {}
+    labels = labels_rows(setting, measured=summary.get("target_accuracy") is not None)
+    return [*setting_rows(setting), *labels]
 
 
 def is_used(key: str, strategy: Mapping[str, Any]) -> bool:

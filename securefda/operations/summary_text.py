@@ -32,6 +32,7 @@ def run_text(summary: Summary, folder: Path) -> str:
     rows = [
         ("target accuracy", f"{percent(summary.target_accuracy)} (mean of the last rounds, at most 5)"),
         *([("measured", "a model of the target's own, not the common one")] if summary.evaluated == "personal" else []),
+        *labels_rows(summary.setting or {}, measured=summary.target_accuracy is not None),
         ("final accuracy", percent(summary.final_accuracy)),
         *([("target alone", alone_text(summary.target_only))] if summary.target_only else []),
         *([("ended", summary.ended.replace("T", " ").replace("Z", " UTC"))] if summary.ended else []),
@@ -87,6 +88,20 @@ def setting_rows(setting: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("seed", str(setting["seed"])),
         ("target trains at", f"{rates}, {counted(training['epochs'], 'epoch')} a round"),
     ]
+
+
+_LABELS = {"none": "none used for training: the target does not train"}
+
+
+def labels_rows(setting: Mapping[str, Any], *, measured: bool) -> list[tuple[str, str]]:
+    """What the target knows of its labels, where that is not all; ``measured`` says whether there is an accuracy."""
+    labels = setting.get("training", {}).get("labels", "given")
+    if labels == "given":
+        return []
+    return [("target's labels", _LABELS[labels] + ("" if measured else f"; {NO_ACCURACY}"))]
+
+
+NO_ACCURACY = "no accuracy, for no test row has a label"
 
 
 def levels_text(visibility: Mapping[str, str]) -> str:

@@ -86,6 +86,7 @@ def trained_model(
             seed=setting["seed"],
             data_dir=place,
             options=_with(setting["task_options"], options),
+            labelled_target=setting["training"].get("labels", "given") == "given",
         ),
     )
     model = build_model(task, derive_seed(setting["seed"], "model"))
@@ -151,14 +152,15 @@ def export(task: Task, model: nn.Module, form: str, out: Path, data: Path | None
         model: in evaluation mode.
         form: `onnx` or `torchscript`.
         out: the file.
-        data: rows without labels as for :func:`predict`; None for the target's own test rows.
+        data: rows without labels as for :func:`predict`; None for the target's own test rows, or training rows where
+            it has no test rows.
 
     Raises:
         ConfigError: a package is missing, or the model cannot be exported; ``out`` is not written then.
         DataError: there are no rows to trace the model with.
     """
     with task_code(type(task), "inputs_from" if data else "test_data"):
-        rows = task.inputs_from(data) if data else task.test_data(task.settings.target).features
+        rows = task.inputs_from(data) if data else _features_at_target(task)
     example = rows[: min(len(rows), 2)]
     if len(example) == 1:
         example = example.repeat(2, *[1] * (example.dim() - 1))  # a batch of one is taken for a constant
@@ -171,6 +173,11 @@ def export(task: Task, model: nn.Module, form: str, out: Path, data: Path | None
     replace_file(out, content)
     shape = ", ".join(map(str, ("rows", *example.shape[1:])))
     return f"takes a float32 array ({shape}) named `features`, gives `outputs` ({', '.join(_shape(wanted))})"
+
+
+def _features_at_target(task: Task) -> Tensor:
+    site = task.settings.target
+    return (task.test_data(site) or task.train_data(site)).features
 
 
 def _shape(outputs: Any) -> list[str]:

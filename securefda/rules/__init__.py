@@ -17,7 +17,15 @@ from securefda.rules.projection import Projection, cosine, project
 from securefda.rules.selection import DeltaErrors, delta_errors, mean_errors, source_errors
 from securefda.rules.server import ServerOptimizer, ServerPlan, ServerState, server_step
 from securefda.rules.statistics import StepStatistics, TargetStatistics
-from securefda.rules.strategy import CANDIDATES, RoundPlan, Rule, Strategy, choose_rule, round_plan
+from securefda.rules.strategy import (
+    CANDIDATES,
+    RoundPlan,
+    Rule,
+    Strategy,
+    TargetLabels,
+    choose_rule,
+    round_plan,
+)
 
 __all__ = [
     "CANDIDATES",
@@ -35,6 +43,7 @@ __all__ = [
     "ServerState",
     "StepStatistics",
     "Strategy",
+    "TargetLabels",
     "TargetStatistics",
     "align_update",
     "alignment_factor",

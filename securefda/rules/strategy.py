@@ -13,6 +13,16 @@ from securefda.rules.projection import Projection
 from securefda.rules.server import ServerOptimizer, ServerPlan
 
 
+class TargetLabels(StrEnum):
+    """What the target knows of the labels of its training rows. The values stand in configurations, in no header."""
+
+    GIVEN = "given"
+    """All of them."""
+
+    NONE = "none"
+    """Nothing: the target does not train."""
+
+
 class Rule(StrEnum):
     """What a run, or one round of it, does with the updates. The values stand in configurations and headers."""
 
@@ -88,6 +98,11 @@ class Rule(StrEnum):
         """Whether the target is measured with a model of its own, which no other site gets to know."""
         return self in _PERSONAL
 
+    @property
+    def target_labels(self) -> frozenset[TargetLabels]:
+        """Under which knowledge of the target's labels the rule can run: its line in `TARGET_LABELS`."""
+        return TARGET_LABELS.get(self, frozenset({TargetLabels.GIVEN}))
+
 
 _BETA_RULES = {
     Rule.FEDDA_AUTO: BetaRule.FEDDA,
@@ -100,6 +115,11 @@ _PERSONAL = frozenset({Rule.PERSONALIZED_FEDAVG, Rule.DITTO, Rule.APFL, Rule.KNN
 _MEANS = frozenset({Rule.SOURCE_ONLY, Rule.FEDAVG})
 OF_A_WHOLE_RUN = frozenset({Rule.FINETUNE_OFFLINE, Rule.ORACLE, Rule.AUTO, *_PERSONAL})
 """Strategies whose rounds follow other rules, which `round_plan` names."""
+
+TARGET_LABELS: Mapping[Rule, frozenset[TargetLabels]] = {
+    Rule.SOURCE_ONLY: frozenset({TargetLabels.GIVEN, TargetLabels.NONE}),
+}
+"""Rules that run without given labels of the target's training rows, and on what; every other rule needs them."""
 
 CANDIDATES = (Rule.TARGET_ONLY, Rule.FEDGP_AUTO, Rule.FEDDA_AUTO, Rule.SOURCE_ONLY)
 """What `Rule.AUTO` chooses from. Of equal estimates the earlier wins: first the rule under which nothing of an update

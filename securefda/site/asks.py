@@ -40,7 +40,8 @@ def asked_in_short(config: AggregatorConfig) -> str:
     """One line: what the settings ask for."""
     privacy = config.privacy
     sums = f"min-others {privacy.min_others}, max-colluders {privacy.max_colluders}"
-    return f"this one asks for {privacy.visibility}, {sums}, rule {config.strategy.rule}"
+    labels = "" if config.training.labels == "given" else f", target labels {config.training.labels}"
+    return f"this one asks for {privacy.visibility}, {sums}, rule {config.strategy.rule}{labels}"
 
 
 def target_in_words(config: AggregatorConfig, site: str, sources: tuple[str, ...]) -> TargetInWords:
@@ -68,6 +69,11 @@ def target_in_words(config: AggregatorConfig, site: str, sources: tuple[str, ...
     )
     how = f"with noise (multiplier {noise:g}), counted by a ledger" if noise else "without noise"
     model = f"to every source, the common model in each round: what {site}'s rows changed in it was trained {how}."
+    if config.training.labels == "none":
+        model = (
+            f"to every source, the common model in each round, in which {site}'s rows have no part: their labels are "
+            f"not used. No header says so, but the rule {rule.value} is one that needs none."
+        )
     own = (
         f"to the sources at visibility sum, in rounds of {rule.value}, {site}'s own update and statistics as well, for "
         f"this rule is evaluated inside the sources. The update is trained {how}."

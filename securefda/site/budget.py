@@ -30,7 +30,7 @@ from securefda.site.policy import load_signed_policy
 from securefda.site.privacy_account import check_statements, data_set_of, ledger_file, require_no_ledger_at
 
 if TYPE_CHECKING:
-    from securefda.tasks import Samples
+    from securefda.tasks import Rows
 
 MOST_ROUNDS = 1000
 """More rounds ahead are not counted: by PRV it would take minutes."""
@@ -111,7 +111,7 @@ class BudgetSite:
         return check_statements(self.ledger, self.kit.signing_key.public_key().public_bytes_raw())
 
 
-RowsOf = Callable[[AggregatorConfig | SourceConfig, Roster, str], "Samples"]
+RowsOf = Callable[[AggregatorConfig | SourceConfig, Roster, str], "Rows"]
 """Loads the rows that a site trains on."""
 
 

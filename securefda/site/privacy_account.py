@@ -25,7 +25,7 @@ from securefda.protocol.envelope import sign_bytes, signature_is_valid
 from securefda.site.kit import LOCAL
 
 if TYPE_CHECKING:
-    from securefda.tasks import Samples
+    from securefda.tasks import Rows
 
 LEDGERS = "ledgers"
 STATEMENT = "LedgerStatement"
@@ -39,10 +39,13 @@ def ledger_file(kit: Path, data_set: str) -> Path:
     return kit / LOCAL / LEDGERS / f"{data_set}.sqlite"
 
 
-def data_set_of(site_id: str, name: str, rows: Samples) -> DataSet:
-    """Return what a ledger knows of the rows: whose, under which name, how many, and a digest of all of them."""
+def data_set_of(site_id: str, name: str, rows: Rows) -> DataSet:
+    """Return what a ledger knows of the rows: whose, under which name, how many, and a digest of all of them.
+
+    Rows without labels have another digest than the same rows with labels.
+    """
     digest = hashlib.sha256(_FINGERPRINT)
-    for part in (rows.features, rows.labels):
+    for part in rows.tensors:
         digest.update(f"{part.dtype} {tuple(part.shape)}\0".encode())
         digest.update(part.detach().contiguous().cpu().numpy().tobytes())
     return DataSet(site_id, name, digest.hexdigest(), len(rows))

@@ -60,6 +60,7 @@ class PrivateTrainer(SiteTrainer):
         super().__init__(task, site, data, settings, seed)
         require_separate_rows(task, self._model, data, settings)
         schedule_of(settings, len(data))
+        self._rows = data
         self.repeatable = False
         self.account = account
         self._random_bytes = random_bytes
@@ -115,7 +116,7 @@ class PrivateTrainer(SiteTrainer):
             self._task,
             self._model,
             received,
-            self._data,
+            self._rows,
             settings=self._settings.with_learning_rate_factor(factor),
             site=self._site,
             fewest_steps=fewest_steps,

@@ -1,7 +1,17 @@
 """Tasks: models and data of the learning problems that sites train on together."""
 
-from securefda.tasks.base import Samples, Task, TaskSettings, load_task
+from securefda.tasks.base import Rows, Samples, Task, TaskSettings, Unlabelled, load_task
 from securefda.tasks.guard import task_code
-from securefda.tasks.rows import rows_of
+from securefda.tasks.rows import rows_of, unlabelled_target
 
-__all__ = ["Samples", "Task", "TaskSettings", "load_task", "rows_of", "task_code"]
+__all__ = [
+    "Rows",
+    "Samples",
+    "Task",
+    "TaskSettings",
+    "Unlabelled",
+    "load_task",
+    "rows_of",
+    "task_code",
+    "unlabelled_target",
+]

@@ -45,10 +45,7 @@ class Samples:
 
     def __post_init__(self) -> None:
         for name, tensor in (("features", self.features), ("labels", self.labels)):
-            if not isinstance(tensor, Tensor):
-                raise UnfitRows(f"{name} are a {type(tensor).__name__}", hint="make them a torch.Tensor")
-            if tensor.ndim == 0:
-                raise UnfitRows(f"{name} are one number", hint="dimension 0 counts the rows")
+            _require_rows(tensor, name)
         if len(self.features) != len(self.labels):
             raise UnfitRows(f"{len(self.features)} rows of features but {len(self.labels)} labels")
         if len(self.features) == 0:
@@ -56,8 +53,49 @@ class Samples:
         _require_finite(self.features, "feature")
         _require_finite(self.labels, "label")
 
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All that is known of the rows."""
+        return self.features, self.labels
+
     def __len__(self) -> int:
         return len(self.features)
+
+
+@dataclass(frozen=True, slots=True)
+class Unlabelled:
+    """Training rows of a target whose labels are not known: ``features`` as in :class:`Samples`.
+
+    Raises:
+        UnfitRows: they are no tensor, there is no row, or a feature is NaN or infinite.
+    """
+
+    features: Tensor
+
+    def __post_init__(self) -> None:
+        _require_rows(self.features, "features")
+        if len(self.features) == 0:
+            raise UnfitRows("a site has no rows")
+        _require_finite(self.features, "feature")
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All that is known of the rows."""
+        return (self.features,)
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+
+Rows = Samples | Unlabelled
+"""Training rows of a target, with labels or without."""
+
+
+def _require_rows(tensor: object, name: str) -> None:
+    if not isinstance(tensor, Tensor):
+        raise UnfitRows(f"{name} are a {type(tensor).__name__}", hint="make them a torch.Tensor")
+    if tensor.ndim == 0:
+        raise UnfitRows(f"{name} are one number", hint="dimension 0 counts the rows")
 
 
 def _require_finite(tensor: Tensor, what: str) -> None:
@@ -83,6 +121,7 @@ class TaskSettings:
         seed: seeds every random choice about data (splits, kept rows, noise), never training.
         data_dir: folder of this site's data files; None where the data is bundled.
         options: the task's own settings, kebab-case.
+        labelled_target: whether the target's training rows have labels; where not, no file needs to hold any.
 
     Raises:
         ConfigError: no target, no source, or one site named twice.
@@ -93,6 +132,7 @@ class TaskSettings:
     seed: int = 0
     data_dir: Path | None = None
     options: Mapping[str, object] = field(default_factory=dict)
+    labelled_target: bool = True
 
     def __post_init__(self) -> None:
         if not self.target:
@@ -103,6 +143,10 @@ class TaskSettings:
         if len(set(names)) < len(names):
             raise ConfigError("sources", "a site is named twice")
         object.__setattr__(self, "options", MappingProxyType(dict(self.options)))
+
+    def lacks_labels(self, site: str) -> bool:
+        """Whether ``site`` is a target whose training rows need no labels."""
+        return site == self.target and not self.labelled_target
 
     def reject_unknown_options(self, *known: str) -> None:
         """Raise ConfigError for the first option outside ``known``, naming the nearest one."""
@@ -160,12 +204,16 @@ class Task(ABC):
         """Return a new model with float32 parameters, initialised at random."""
 
     @abstractmethod
-    def train_data(self, site: str) -> Samples:
-        """Return the rows that ``site`` trains on; at the target, the few labelled ones."""
+    def train_data(self, site: str) -> Samples | Unlabelled:
+        """Return the rows that ``site`` trains on; at the target, the few labelled ones.
+
+        A target without labels may return :class:`Unlabelled`. Where it returns labels nevertheless, the framework
+        hides them if the settings say that there are none.
+        """
 
     @abstractmethod
-    def test_data(self, site: str) -> Samples:
-        """Return the rows that ``site`` holds out."""
+    def test_data(self, site: str) -> Samples | None:
+        """Return the rows that ``site`` holds out; of an unlabelled target None where no such row has a label."""
 
     @abstractmethod
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
@@ -184,7 +232,7 @@ class Task(ABC):
     def metrics(self, outputs: Tensor, labels: Tensor) -> dict[str, float]:
         """Return named figures in [0, 1] over all rows given; ``accuracy`` is among them."""
 
-    def oracle_data(self) -> Samples:
+    def oracle_data(self) -> Samples | Unlabelled:
         """Return all labelled training rows of the target (the upper bound trains on them); default: train_data."""
         return self.train_data(self.settings.target)
 

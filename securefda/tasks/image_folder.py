@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from securefda.errors import ConfigError, DataError
 from securefda.settings import Settings, parse_settings
-from securefda.tasks.base import Samples, TaskSettings
+from securefda.tasks.base import Samples, TaskSettings, Unlabelled
 from securefda.tasks.classification import Classification
 from securefda.tasks.first_model import seed_with
 from securefda.tasks.held_out import HeldOut
@@ -26,6 +26,8 @@ FACTORY = "securefda.tasks.image_folder:ImageFolder"
 SUFFIXES = (".png", ".jpg", ".jpeg")
 _FORMATS = ("PNG", "JPEG")
 _GROUPS = 8
+UNLABELLED = "unlabelled"
+"""The folder of a target's images without labels."""
 
 
 def _class_folders(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -90,6 +92,9 @@ def parse_options(options: Mapping[str, object]) -> ImageFolderOptions:
 class ImageFolder(Classification):
     """PNG and JPEG files: ``SITE/CLASS/*.png`` in the ``task.data-dir`` of each site. Other files are refused.
 
+    A target without labels has ``SITE/unlabelled/*.png``, and may have folders of classes beside it, whose images may
+    be held out.
+
     An image is turned as its EXIF data say, made grey or RGB, fitted into a square, and scaled to [-1, 1]. Grey images
     of 16 bits keep their range; transparency is dropped. DICOM files are not read.
 
@@ -122,12 +127,23 @@ class ImageFolder(Classification):
             *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, len(self.options.classes))
         )
 
-    def train_data(self, site: str) -> Samples:
+    def train_data(self, site: str) -> Samples | Unlabelled:
         """Return the site's training images: features (n, 1 or 3, size, size) float32, labels (n,) int64."""
-        return self._samples(site, held_out=False)
+        if not self.settings.lacks_labels(site):
+            return self._samples(site, held_out=False)
+        folder, (paths, _) = self._folder(site), self._classified(site, held_out=False)
+        if (folder / UNLABELLED).is_dir() and UNLABELLED not in self.options.classes:
+            paths = [*_images_in(folder / UNLABELLED, site), *paths]
+        where = f"{site}, train"
+        if not paths:
+            hint = f"images without labels lie in {folder / UNLABELLED}"
+            raise DataError(where, "has no images", hint=hint)
+        return Unlabelled(self._features(paths, where))
 
-    def test_data(self, site: str) -> Samples:
-        """Return the images that the site holds out, of the same form."""
+    def test_data(self, site: str) -> Samples | None:
+        """Return the images that the site holds out, of the same form; None where none of a target has a label."""
+        if self.settings.lacks_labels(site) and not self._classified(site, held_out=True)[0]:
+            return None
         return self._samples(site, held_out=True)
 
     def class_names(self) -> tuple[str, ...]:
@@ -142,22 +158,28 @@ class ImageFolder(Classification):
         """
         return self._features(_images_in(path, str(path)) if path.is_dir() else [path], str(path))
 
-    def _samples(self, site: str, *, held_out: bool) -> Samples:
-        folder = self._folder(site)
-        where = f"{site}, {'test' if held_out else 'train'}"
-        split_of = self._at_target if site == self.settings.target else self._at_sources
+    def _classified(self, site: str, *, held_out: bool) -> tuple[list[Path], list[int]]:
+        """The images in folders of classes that are held out, or are not, each with its class."""
+        folder, split_of = self._folder(site), self._split_of(site)
         paths: list[Path] = []
         labels: list[int] = []
-        count = 0
         for number, name in enumerate(self.options.classes):
             images = _images_in(folder / name, site) if (folder / name).is_dir() else []
-            count += len(images)
             mine = [path for path in images if split_of.holds_out(self._content(path)) == held_out]
             paths += mine
             labels += [number] * len(mine)
+        return paths, labels
+
+    def _split_of(self, site: str) -> HeldOut:
+        return self._at_target if site == self.settings.target else self._at_sources
+
+    def _samples(self, site: str, *, held_out: bool) -> Samples:
+        where = f"{site}, {'test' if held_out else 'train'}"
+        paths, labels = self._classified(site, held_out=held_out)
         if not paths:
-            share = f"the share held out is {split_of.share:g}; another split-seed holds out other images"
-            hint = share if count else f"the images of a class lie in {folder}/CLASS"
+            count = len(self._classified(site, held_out=not held_out)[0])
+            share = f"the share held out is {self._split_of(site).share:g}; another split-seed holds out other images"
+            hint = share if count else f"the images of a class lie in {self._folder(site)}/CLASS"
             raise DataError(where, f"has none of {count} images", hint=hint)
         return Samples(self._features(paths, where), torch.tensor(labels))
 
@@ -173,7 +195,8 @@ class ImageFolder(Classification):
         except OSError as error:
             hint = f"the images of a class lie in {folder}/CLASS"
             raise DataError(f"{site}: {folder}", f"cannot be read: {error.strerror}", hint=hint) from error
-        unknown = [name for name in found if name not in self.options.classes]
+        known = (*self.options.classes, *([UNLABELLED] if self.settings.lacks_labels(site) else []))
+        unknown = [name for name in found if name not in known]
         if unknown:
             why = f"{len(unknown)} of {len(found)} folders are of no class"
             hint = f"{unknown[0]} is the first; task.options.classes lists {', '.join(self.options.classes)}"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, overload
 
 from securefda.errors import DataError
-from securefda.tasks.base import Samples, Task, UnfitRows
+from securefda.tasks.base import Rows, Samples, Task, UnfitRows, Unlabelled
 from securefda.tasks.guard import task_code
 
 Split = Literal["train", "test", "oracle"]
@@ -13,12 +13,45 @@ Split = Literal["train", "test", "oracle"]
 
 
 def rows_of(task: Task, site: str, split: Split) -> Samples:
-    """Return the rows of a site, from the task's ``train_data``, ``test_data`` or ``oracle_data``.
+    """Return the labelled rows of a site, from the task's ``train_data``, ``test_data`` or ``oracle_data``.
 
     Raises:
-        DataError: they are missing or unfit, or the task's own code fails.
+        DataError: they are missing, unfit or without labels, or the task's own code fails.
         ConfigError: whatever the task finds wrong with its settings.
     """
+    rows = _answer(task, site, split)
+    if rows is None:
+        raise DataError(f"{site}, {split}", "there are no rows", hint=f"{split}_data returns Samples(features, labels)")
+    if isinstance(rows, Unlabelled):
+        hint = "a source trains on labelled rows alone"
+        if site == task.settings.target:
+            hint = 'set labels = "none" in the target\'s training settings: securefda config explain training.labels'
+        raise DataError(f"{site}, {split}", f"the {len(rows)} rows have no labels", hint=hint)
+    return rows
+
+
+def unlabelled_target(task: Task) -> tuple[Rows, Samples | None]:
+    """Return the training rows of a target whose labels are not to be used, and the test rows that have labels.
+
+    The training rows are as the task gives them: the labels that they may have are the caller's to hide.
+
+    Raises:
+        DataError: rows are missing or unfit, or the task's own code fails.
+        ConfigError: whatever the task finds wrong with its settings.
+    """
+    site = task.settings.target
+    train, test = _answer(task, site, "train"), _answer(task, site, "test")
+    if isinstance(test, Unlabelled):
+        hint = "test_data returns Samples(features, labels), or None where no row that is held out has a label"
+        raise DataError(f"{site}, test", f"the {len(test)} rows have no labels to measure a model by", hint=hint)
+    return train, test
+
+
+@overload
+def _answer(task: Task, site: str, split: Literal["train", "oracle"]) -> Rows: ...
+@overload
+def _answer(task: Task, site: str, split: Split) -> Rows | None: ...
+def _answer(task: Task, site: str, split: Split) -> Rows | None:
     try:
         with task_code(type(task), f"{split}_data"):
             rows: object
@@ -28,7 +61,9 @@ def rows_of(task: Task, site: str, split: Split) -> Samples:
                 rows = task.train_data(site) if split == "train" else task.test_data(site)
     except UnfitRows as error:
         raise DataError(f"{site}, {split}", error.why, hint=error.hint) from error
-    if not isinstance(rows, Samples):
+    if rows is None and split == "test":
+        return None
+    if not isinstance(rows, Samples | Unlabelled):
         kind = f"a tuple of {len(rows)}" if isinstance(rows, tuple) else f"a {type(rows).__name__}"
         hint = "write: return Samples(features, labels)"
         raise DataError(f"{site}, {split}", f"{split}_data returned {kind} and no Samples", hint=hint)

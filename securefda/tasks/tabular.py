@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from securefda.errors import ConfigError, DataError, reading_hint
 from securefda.settings import Settings, parse_settings
-from securefda.tasks.base import Samples, Task, TaskSettings
+from securefda.tasks.base import Samples, Task, TaskSettings, Unlabelled
 from securefda.tasks.first_model import seed_with
 from securefda.tasks.held_out import HeldOut
 
@@ -210,7 +210,7 @@ class TabularOptions(Settings):
     def contents(self, table: Table) -> Iterable[bytes]:
         """What decides the side of each row of a site's file: its group, or all of its cells that are read."""
         names = [self.group] if self.group else [*self.read, self.label.column]
-        columns = (table.cells[name] for name in names)
+        columns = (table.cells[name] for name in names if name in table.cells)
         return (json.dumps(cells).encode() for cells in zip(*columns, strict=True))
 
     def description(self) -> bytes:
@@ -310,6 +310,9 @@ class Tabular(Task):
     The model is a perceptron with one hidden layer, or linear. Its first weights follow from the seed and from the
     options' columns and label. So a source refuses a run whose target describes them otherwise.
 
+    The file of a target without labels need not have the label's column, and cells in it may be empty. A row without a
+    label is always one to train on; one with a label may be held out.
+
     ``accuracy`` is the share of rows whose class is right, or whose number is within ``tolerance``.
     ``balanced_accuracy`` is the mean of that share over the classes that occur.
 
@@ -336,12 +339,16 @@ class Tabular(Task):
             return nn.Linear(inputs, outputs)
         return nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
 
-    def train_data(self, site: str) -> Samples:
+    def train_data(self, site: str) -> Samples | Unlabelled:
         """Return the site's training rows: features (n, k) float32, labels (n,) int64, or (n, 1) float32."""
+        if self.settings.lacks_labels(site):
+            return self._unlabelled(site)
         return self._samples(site, held_out=False)
 
-    def test_data(self, site: str) -> Samples:
-        """Return the rows that the site holds out, of the same form."""
+    def test_data(self, site: str) -> Samples | None:
+        """Return the rows that the site holds out, of the same form; of an unlabelled target those with a label."""
+        if self.settings.lacks_labels(site) and not any(self._holds_out(site)):
+            return None
         return self._samples(site, held_out=True)
 
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
@@ -423,11 +430,15 @@ class Tabular(Task):
         """Read a file and check that its columns are there; the label only in a site's own."""
         options = self.options
         table = read_table(path, separator=options.separator, encoding=options.encoding, who=site)
-        wanted = [*options.read, *([options.label.column] if site else []), *([options.group] if options.group else [])]
+        has_label = bool(site) and not self.settings.lacks_labels(site)
+        wanted = [*options.read, *([options.label.column] if has_label else []), *filter(None, [options.group])]
         absent = [name for name in wanted if name not in table.cells]
         if absent:
             key = f"{site}: {path}" if site else str(path)
-            raise DataError(key, f"has no column {', '.join(absent)}", hint=self._hint_at(absent, list(table.cells)))
+            hint = self._hint_at(absent, list(table.cells))
+            if site == self.settings.target and absent == [options.label.column]:
+                hint += '; a target without labels sets labels = "none" in its training settings'
+            raise DataError(key, f"has no column {', '.join(absent)}", hint=hint)
         return table
 
     def _hint_at(self, absent: Sequence[str], header: Sequence[str]) -> str:
@@ -440,22 +451,43 @@ class Tabular(Task):
             return f"is it {near[0]}? Names must be the same at every site, small and large letters too"
         return f"the first line must name the columns; it names {', '.join(header)}"
 
+    def _split_of(self, site: str) -> HeldOut:
+        return self._at_target if site == self.settings.target else self._at_sources
+
+    def _holds_out(self, site: str) -> list[bool]:
+        """Which rows of a site's file are held out; of a target without labels, none that lacks one."""
+        table, split_of, label = self._of_site(site), self._split_of(site), self.options.label.column
+        sides = [split_of.holds_out(content) for content in self.options.contents(table)]
+        if not self.settings.lacks_labels(site):
+            return sides
+        labelled = ~self._missing(table.cells[label]) if label in table.cells else [False] * len(table)
+        return [side and bool(has_label) for side, has_label in zip(sides, labelled, strict=True)]
+
+    def _part(self, site: str, *, held_out: bool) -> Table:
+        return self._of_site(site).part([row for row, side in enumerate(self._holds_out(site)) if side == held_out])
+
+    def _unlabelled(self, site: str) -> Unlabelled:
+        table, where = self._part(site, held_out=False), f"{site}, train"
+        features, complete = self._features(table, where)
+        self._require_some(complete, site, where, table)
+        return Unlabelled(torch.from_numpy(features[complete]))
+
+    def _require_some(self, kept: NDArray[np.bool_], site: str, where: str, table: Table) -> None:
+        """Raise DataError where no row of a part is kept."""
+        if kept.any():
+            return
+        rows, share = len(self._of_site(site)), self._split_of(site).share
+        why = f"no row of the {rows} in {site}.csv is left" if len(table) else f"has none of {rows} rows"
+        hint = f"the share held out is {share:g}; another split-seed holds out other rows"
+        raise DataError(where, why, hint=hint)
+
     def _samples(self, site: str, *, held_out: bool) -> Samples:
-        whole, options = self._of_site(site), self.options
-        split_of = self._at_target if site == self.settings.target else self._at_sources
-        sides = [split_of.holds_out(content) for content in self.options.contents(whole)]
-        table = whole.part([row for row, side in enumerate(sides) if side == held_out])
-        split = "test" if held_out else "train"
-        where = f"{site}, {split}"
+        table, options = self._part(site, held_out=held_out), self.options
+        where = f"{site}, {'test' if held_out else 'train'}"
         features, complete = self._features(table, where)
         labels, labelled = self._labels(table, where)
         kept = complete & labelled
-        if not kept.any():
-            share = f"the share held out is {split_of.share:g}; another split-seed holds out other rows"
-            why = (
-                f"no row of the {len(whole)} in {site}.csv is left" if len(table) else f"has none of {len(whole)} rows"
-            )
-            raise DataError(where, why, hint=share)
+        self._require_some(kept, site, where, table)
         targets = torch.from_numpy(labels[kept])
         return Samples(
             torch.from_numpy(features[kept]), targets.long() if options.label.classes else targets.float()[:, None]

@@ -8,8 +8,9 @@ from typing import Protocol
 
 import torch
 
+from securefda.errors import TrainingError
 from securefda.protocol.transcript import architecture_digest
-from securefda.tasks import Samples, Task, task_code
+from securefda.tasks import Rows, Samples, Task, Unlabelled, task_code
 from securefda.training import (
     Evaluation,
     LayerTable,
@@ -84,7 +85,7 @@ class SiteTrainer:
     Args:
         task: the site's instance of the task.
         site: site id.
-        data: the rows that it trains on.
+        data: the rows that it trains on; of a target that never trains they may lack labels.
         settings: how it trains, before the round's learning rate factor.
         seed: seed of the run, from which its first model follows.
         secret: what training draws from; None: the run's seed, with which anyone can repeat the training.
@@ -100,7 +101,7 @@ class SiteTrainer:
         self,
         task: Task,
         site: str,
-        data: Samples,
+        data: Rows,
         settings: TrainingSettings,
         seed: int,
         *,
@@ -163,8 +164,10 @@ class SiteTrainer:
         """Train one round from ``received``, float32 (m,).
 
         Raises:
-            TrainingError: too few steps, or a loss or an update that is not finite.
+            TrainingError: the rows have no labels; too few steps, or a loss or an update that is not finite.
         """
+        if isinstance(self._data, Unlabelled):
+            raise TrainingError(f"{self._site}: its {len(self._data)} rows have no labels to train on")
         if self._before_round is not None:
             self._before_round()
         torch.set_num_threads(self._threads)

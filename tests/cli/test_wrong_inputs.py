@@ -1890,7 +1890,137 @@ PERMISSIONS = {
 }
 """As a user who owns nothing but what the entry gives; a test that runs as root gives up root's rights for it."""
 
-TABLES = (PERMISSIONS, FULL, ARGUMENTS, SETTINGS_OF_A_RUN, FILES, KITS, SITES, POLICIES, BUDGETS, AUDITS, PROCESSES)
+UNLABELLED_TASK = """\
+from securefda.tasks import Unlabelled
+from securefda.tasks.digits import Digits
+
+class Bare(Digits):
+    def train_data(self, site):
+        return Unlabelled(super().train_data(site).features) if site in SITES else super().train_data(site)
+"""
+TARGET_SETTINGS = "kits/target/local/settings.toml"
+NO_LABELS = "training.target.labels=none"
+NEEDS_LABELS = 'fedgp_auto needs the labels of the target\'s training rows, and training{}.labels is "none"'
+FITTING = "rules that run with these labels: source_only"
+WITHOUT_LABELS = change(TARGET_SETTINGS, "[training]\n", '[training]\nlabels = "none"\n')
+OF_SOURCES = change(TARGET_SETTINGS, '"fedgp_auto"', '"source_only"')
+
+
+def bare_at(*sites: str) -> Act:
+    """A task of one's own, in a module of its own, that gives no labels at these sites."""
+    name = f"bare_{'_'.join(sites).replace('-', '_')}"
+    factory = change("federation.toml", "securefda.tasks.digits:Digits", f"{name}:Bare")
+    return acts(write(f"{name}.py", f"{UNLABELLED_TASK}\nSITES = {sites}\n"), factory)
+
+
+LABELS = {
+    "a-rule-that-needs-labels": Wrong(
+        f"{SIMULATE} --set {NO_LABELS}",
+        NEEDS_LABELS.format(".target"),
+        FITTING,
+        again=f"{SIMULATE} --set {NO_LABELS} --set strategy.rule=source_only",
+        then=FURTHER,
+    ),
+    "a-rule-that-needs-labels-shown": Wrong(
+        f"config show federation.toml --set {NO_LABELS}",
+        NEEDS_LABELS.format(".target"),
+        FITTING,
+        again=f"config show federation.toml --set {NO_LABELS} --set strategy.rule=source_only",
+    ),
+    "a-rule-that-needs-labels-checked": Wrong(
+        f"task check federation.toml --set {NO_LABELS}",
+        NEEDS_LABELS.format(".target"),
+        FITTING,
+        again=f"task check federation.toml --set {NO_LABELS} --set strategy.rule=source_only",
+    ),
+    "a-rule-that-needs-labels-run": Wrong(
+        f"run federation.toml --set {NO_LABELS}",
+        NEEDS_LABELS.format(".target"),
+        FITTING,
+        again=f"run federation.toml --set {NO_LABELS} --set strategy.rule=source_only --set strategy.rounds=0",
+        then="strategy.rounds",
+    ),
+    "a-rule-that-needs-labels-at-preflight": Wrong(
+        "preflight kits/target",
+        NEEDS_LABELS.format(""),
+        FITTING,
+        harm=WITHOUT_LABELS,
+        follow=OF_SOURCES,
+        prints=True,
+    ),
+    "a-rule-that-needs-labels-started": Wrong(
+        f"aggregator start --config {TARGET_SETTINGS}",
+        NEEDS_LABELS.format(""),
+        FITTING,
+        harm=WITHOUT_LABELS,
+        follow=OF_SOURCES,
+        again=f"aggregator start --config {TARGET_SETTINGS} --set strategy.rounds=0",
+        then="strategy.rounds",
+    ),
+    "a-best-model-without-labels": Wrong(
+        f"{SIMULATE} --set {NO_LABELS} --set strategy.rule=source_only --set strategy.validation-share=0.2",
+        "strategy.validation-share: chooses a model by labels of the target's training rows",
+        "set it to 0",
+        again=f"{SIMULATE} --set {NO_LABELS} --set strategy.rule=source_only --set strategy.validation-share=0",
+        then=FURTHER,
+    ),
+    "noise-without-labels": Wrong(
+        f"{SIMULATE} --set {NO_LABELS} --set strategy.rule=source_only --set training.target.dp.noise-multiplier=1",
+        "training.target.dp.noise-multiplier: adds noise to training on given labels",
+        "set it to 0",
+        again=f"{SIMULATE} --set {NO_LABELS} --set strategy.rule=source_only",
+        then=FURTHER,
+    ),
+    "labels-misspelt": setting(
+        "training.target.labels=givn", "training.target.labels: must be 'given'", "given", r"did you mean given\?"
+    ),
+    "labels-of-a-source": Wrong(
+        f"{SIMULATE} --set training.source.labels=none",
+        r"training\.source\.labels: unknown key",
+        again=SIMULATE,
+        then=FURTHER,
+    ),
+    "a-task-that-gives-no-labels": Wrong(
+        "task check federation.toml --site target",
+        "target, train: the 100 rows have no labels",
+        'labels = "none" in the target\'s training settings: securefda config explain training.labels',
+        harm=bare_at("target"),
+        again=f"task check federation.toml --site target --set {NO_LABELS} --set strategy.rule=source_only",
+        prints=True,
+    ),
+    "a-task-that-gives-no-labels-simulated": Wrong(
+        "simulate federation.toml --out new",
+        "target, train: the 100 rows have no labels",
+        'labels = "none"',
+        harm=bare_at("target"),
+        again=f"{SIMULATE} --set {NO_LABELS} --set strategy.rule=source_only",
+        then=FURTHER,
+    ),
+    "a-source-without-labels": Wrong(
+        f"task check federation.toml --set {NO_LABELS} --set strategy.rule=source_only",
+        r"source-1, train: the \d+ rows have no labels",
+        "a source trains on labelled rows alone",
+        harm=bare_at("target", "source-1"),
+        follow=acts(fetched("federation.toml"), bare_at("target")),
+        prints=True,
+    ),
+}
+"""What needs labels of the target that it does not have."""
+
+TABLES = (
+    PERMISSIONS,
+    FULL,
+    ARGUMENTS,
+    SETTINGS_OF_A_RUN,
+    FILES,
+    KITS,
+    SITES,
+    POLICIES,
+    BUDGETS,
+    AUDITS,
+    PROCESSES,
+    LABELS,
+)
 EVERY = {name: wrong for table in TABLES for name, wrong in table.items()}
 
 # --- the test ---------------------------------------------------------------------------------------------------------

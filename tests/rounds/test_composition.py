@@ -20,8 +20,8 @@ from securefda.site.config import (
     NoiseSection,
     ProcessSection,
     SourceConfig,
+    TargetTrainingSection,
     TaskSection,
-    TrainingSection,
 )
 from securefda.site.config.sections import DEFAULT_DATA_SET
 from securefda.site.policy import default_policy
@@ -62,7 +62,7 @@ def test_a_site_that_trains_by_dp_sgd_hands_in_no_loss_and_no_accuracy(
     tmp_path: Path, noise: float, handed_in: bool
 ) -> None:
     federation = Federation(tmp_path)
-    training = TrainingSection(dp=NoiseSection(noise_multiplier=noise))
+    training = TargetTrainingSection(dp=NoiseSection(noise_multiplier=noise))
     config = SourceConfig(source=ProcessSection(kit=tmp_path, out=tmp_path), task=DIGITS, training=training)
     if noise:
         make_ledger(tmp_path, federation)
@@ -77,7 +77,7 @@ def test_a_device_that_is_not_there_is_refused_at_the_start(tmp_path: Path) -> N
     if missing is None:
         pytest.skip("this machine has every device")
     federation = Federation(tmp_path)
-    training = TrainingSection(device=missing)  # type: ignore[arg-type]
+    training = TargetTrainingSection(device=missing)  # type: ignore[arg-type]
     config = SourceConfig(source=ProcessSection(kit=tmp_path, out=tmp_path), task=DIGITS, training=training)
     with (
         closing(store_at(tmp_path / "state.sqlite")) as store,
@@ -90,7 +90,7 @@ def test_a_device_that_is_not_there_is_refused_at_the_start(tmp_path: Path) -> N
 @pytest.mark.parametrize(("threads", "said"), [(1, "cpu (1 thread)"), (3, "cpu (3 threads)")])
 def test_a_site_says_on_how_many_threads_it_trains(tmp_path: Path, threads: int, said: str) -> None:
     federation = Federation(tmp_path)
-    training = TrainingSection(device="cpu", threads=threads)
+    training = TargetTrainingSection(device="cpu", threads=threads)
     config = SourceConfig(source=ProcessSection(kit=tmp_path, out=tmp_path), task=DIGITS, training=training)
     with closing(store_at(tmp_path / "state.sqlite")) as store:
         site = source_site(config, default_policy(max_samples=1000), member_of(federation), store, secret=None)
@@ -106,11 +106,11 @@ def test_a_run_is_resumed_with_other_threads_and_with_nothing_else_of_training(
 ) -> None:
     roster = roster_of(3)
 
-    def digest_with(training: TrainingSection) -> bytes:
+    def digest_with(training: TargetTrainingSection) -> bytes:
         process = ProcessSection(kit=tmp_path, out=tmp_path)
         return run_settings(AggregatorConfig(aggregator=process, task=DIGITS, training=training), roster).config_digest
 
-    assert (digest_with(TrainingSection()) == digest_with(TrainingSection(**changes))) == same
+    assert (digest_with(TargetTrainingSection()) == digest_with(TargetTrainingSection(**changes))) == same
 
 
 def _is_there(device: str) -> bool:

@@ -23,8 +23,8 @@ from securefda.site.config import (
     NoiseSection,
     ProcessSection,
     SourceConfig,
+    TargetTrainingSection,
     TaskSection,
-    TrainingSection,
 )
 from securefda.site.config.sections import DEFAULT_DATA_SET
 from securefda.site.policy import default_policy
@@ -33,11 +33,11 @@ from securefda.site.private_trainer import PrivateTrainer
 from securefda.source.site import source_site
 
 DIGITS = TaskSection(factory="securefda.tasks.digits:Digits")
-NOISY = TrainingSection(dp=NoiseSection(noise_multiplier=1.0))
+NOISY = TargetTrainingSection(dp=NoiseSection(noise_multiplier=1.0))
 KEY = Ed25519PrivateKey.generate()
 
 
-def made(kit: Path, index: int, training: TrainingSection, data_set: str = DEFAULT_DATA_SET) -> Any:
+def made(kit: Path, index: int, training: TargetTrainingSection, data_set: str = DEFAULT_DATA_SET) -> Any:
     """A site of a federation as its process makes it."""
     member = Member(roster_of(3), site_id(index), KEY)
     process = ProcessSection(kit=kit, out=kit, data_set=data_set)
@@ -60,12 +60,12 @@ def test_rows_that_have_a_ledger_are_not_trained_on_without_noise(tmp_path: Path
     assert isinstance(made(tmp_path, index, NOISY).trainer, PrivateTrainer)
 
     with pytest.raises(ConfigError, match="training without noise would belie") as refusal:
-        made(tmp_path, index, TrainingSection())
+        made(tmp_path, index, TargetTrainingSection())
 
     assert refusal.value.key == "training.dp.noise-multiplier"
     assert refusal.value.hint
     assert file.read_bytes() == before
-    assert not isinstance(made(tmp_path / "other", index, TrainingSection()).trainer, PrivateTrainer)
+    assert not isinstance(made(tmp_path / "other", index, TargetTrainingSection()).trainer, PrivateTrainer)
 
 
 def ledger_at(kit: Path, name: str = DEFAULT_DATA_SET) -> Ledger:
@@ -84,7 +84,7 @@ def test_rows_whose_ledger_was_deleted_are_not_trained_on_without_noise(tmp_path
     before = names_in(tmp_path)
 
     with pytest.raises(ConfigError, match=r"training-rows\.sqlite\), which was deleted after 1 rows") as refusal:
-        made(tmp_path, 1, TrainingSection())
+        made(tmp_path, 1, TargetTrainingSection())
 
     assert refusal.value.key == "training.dp.noise-multiplier"
     assert "newest ledger put back" in (refusal.value.hint or "")
@@ -96,7 +96,7 @@ def test_rows_that_have_a_ledger_under_another_name_are_not_trained_on_without_n
     before = names_in(tmp_path)
 
     with pytest.raises(ConfigError, match=r"under the name training-rows a privacy ledger \(.*sqlite\)") as refusal:
-        made(tmp_path, 1, TrainingSection(), data_set="other")
+        made(tmp_path, 1, TargetTrainingSection(), data_set="other")
 
     assert refusal.value.key == "training.dp.noise-multiplier"
     assert "training-rows" in (refusal.value.hint or "")
@@ -113,7 +113,7 @@ def test_a_ledger_beside_it_that_says_nothing_may_be_of_the_rows_that_are_to_be_
     file.unlink() if damage == "deleted" else file.write_bytes(b"hello")
 
     with pytest.raises(LedgerError, match=r"training-rows\.sqlite beside it may be of the same rows") as refusal:
-        made(tmp_path, 1, TrainingSection(), data_set="other")
+        made(tmp_path, 1, TargetTrainingSection(), data_set="other")
 
     assert refusal.value.exit_code == 11
 
@@ -122,13 +122,13 @@ def test_rows_without_a_ledger_are_trained_on_beside_the_ledger_of_others(tmp_pa
     other = training_rows(task_of(DIGITS, roster_of(3), 0), site_id(2))
     make_ledger(ledger_file(tmp_path, "other"), data_set_of(site_id(1), "other", other), now=0)
 
-    trainer = made(tmp_path, 1, TrainingSection()).trainer
+    trainer = made(tmp_path, 1, TargetTrainingSection()).trainer
 
     assert trainer.train(trainer.initial_model(), 1, 1.0).epsilon is None
 
 
 def test_ledger_that_is_made_while_a_run_without_noise_goes_on_ends_it_before_its_next_round(tmp_path: Path) -> None:
-    trainer = made(tmp_path, 1, TrainingSection()).trainer
+    trainer = made(tmp_path, 1, TargetTrainingSection()).trainer
     model = trainer.initial_model()
     trainer.train(model, 1, 1.0)
     ledger_at(tmp_path)

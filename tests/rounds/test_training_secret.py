@@ -29,8 +29,8 @@ from securefda.site.config import (
     NoiseSection,
     ProcessSection,
     SourceConfig,
+    TargetTrainingSection,
     TaskSection,
-    TrainingSection,
 )
 from securefda.site.policy import default_policy
 from securefda.site.training_secret import REPEATABLE, TrainingSecret, secret_of_site
@@ -43,7 +43,7 @@ from securefda.training.trainer import SiteTrainer
 
 RUN, OTHER_RUN = "0" * 32, "1" * 32
 POINTS = TaskSection(factory="rounds_tasks:Points")
-PLAIN = TrainingSection(batch_size=4, learning_rate=0.05, device="cpu")
+PLAIN = TargetTrainingSection(batch_size=4, learning_rate=0.05, device="cpu")
 KEY = bytes(range(32))
 
 
@@ -168,7 +168,7 @@ def test_no_two_sites_make_the_same_secret(tmp_path: Path) -> None:
 
 
 def test_training_with_noise_makes_none(tmp_path: Path) -> None:
-    noisy = TrainingSection(dp=NoiseSection(noise_multiplier=1.0))
+    noisy = TargetTrainingSection(dp=NoiseSection(noise_multiplier=1.0))
     for repeatable in (False, True):
         process = ProcessSection(kit=tmp_path, repeatable_training=repeatable)
         assert secret_of_site(process, noisy, tmp_path / "local") == (None, ())

@@ -30,6 +30,7 @@ from securefda.site.config.sections import (
     ProcessSection,
     SessionSection,
     StrategySection,
+    TargetTrainingSection,
     TaskSection,
     TrainingSection,
     TrainingSides,
@@ -128,7 +129,7 @@ class AggregatorConfig(Settings):
     aggregator: ProcessSection
     task: TaskSection
     strategy: StrategySection = StrategySection()
-    training: TrainingSection = TrainingSection()
+    training: TargetTrainingSection = TargetTrainingSection()
     privacy: PrivacySection = PrivacySection()
     session: SessionSection = SessionSection()
     model: ModelSection = ModelSection()

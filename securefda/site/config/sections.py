@@ -17,7 +17,7 @@ from securefda.errors import ConfigError, ConfigErrors
 from securefda.settings import OptionalSettingsPath, Settings, SettingsPath, check, kebab_case, nearest_choice
 
 if TYPE_CHECKING:
-    from securefda.rules.strategy import Strategy
+    from securefda.rules.strategy import Rule, Strategy
     from securefda.training import TrainingSettings
 from securefda.privacy.events import Budget
 
@@ -194,7 +194,7 @@ class StrategySection(Settings):
     compare_target_only: bool = True
     """Whether the target, after the run, trains alone for as many rounds, so that the summary can say what the sources
     were worth. No other site notices. It is not measured where the target trains with noise, which would be charged to
-    its ledger, nor under `target_only`, which is that itself."""
+    its ledger, nor where labels of its training rows are not given, nor under `target_only`, which is that itself."""
 
     @check
     def _the_rules_accept_it(self) -> Self:
@@ -263,10 +263,19 @@ class TrainingSection(Settings):
         return self
 
 
+class TargetTrainingSection(TrainingSection):
+    """Local training of the target: the keys of every side, and what it knows of the labels of its training rows."""
+
+    labels: Literal["given", "none"] = "given"
+    """What the target knows of the labels of its training rows. With `none` the task need not give any, and labels that
+    it gives are hidden; the target does not train, so only rules that need no labels there run: `source_only`. Labels
+    of test rows are used to measure, where there are some."""
+
+
 class TrainingSides(Settings):
     """Training at the target and at every source, which may differ."""
 
-    target: TrainingSection = TrainingSection()
+    target: TargetTrainingSection = TargetTrainingSection()
     source: TrainingSection = TrainingSection()
 
 
@@ -515,14 +524,16 @@ def training_settings(section: TrainingSection) -> TrainingSettings:
     """
     from securefda.training import NoiseSettings, TrainingSettings
 
-    plain, dp = section.model_dump(exclude={"dp"}), section.dp
+    plain, dp = section.model_dump(include=set(TrainingSection.model_fields), exclude={"dp"}), section.dp
     try:
         return TrainingSettings(**plain, dp=NoiseSettings(**dp.model_dump()) if section.with_noise else None)
     except ValueError as error:
         raise _config_error("training", section, error) from error
 
 
-def require_fit(strategy: StrategySection, target: TrainingSection, source: TrainingSection | None = None) -> None:
+def require_fit(
+    strategy: StrategySection, target: TargetTrainingSection, source: TrainingSection | None = None
+) -> None:
     """Check that a strategy and the training of the sites go together.
 
     Args:
@@ -531,13 +542,15 @@ def require_fit(strategy: StrategySection, target: TrainingSection, source: Trai
         source: training at every source; None where a file does not say it.
 
     Raises:
-        ConfigError: a personal strategy would train on rows at the target whose ledger is not charged for it; or layers
-            stay at a site where they should not, or the other way round.
+        ConfigError: a rule, or the choice of a model, needs labels that the target does not have; a personal strategy
+            would train on rows at the target whose ledger is not charged for it; or layers stay at a site where they
+            should not, or the other way round.
     """
     from securefda.rules.strategy import Rule
 
     rule = strategy_of(strategy).rule
     sides = {"training": target} if source is None else {"training.target": target, "training.source": source}
+    _require_labels(strategy, rule, next(iter(sides)), target)
     for key, side in sides.items():
         if rule is Rule.FEDREP and not side.personal_layers:
             hint = "name how many of the last layers: 2 are weight and bias of the last one"
@@ -561,6 +574,26 @@ def require_fit(strategy: StrategySection, target: TrainingSection, source: Trai
     if rule.is_personal and target.with_noise:
         hint = f"set {next(iter(sides))}.dp.noise-multiplier = 0, or another rule"
         raise ConfigError("strategy.rule", f"{rule} uses the target's rows beyond what is charged for", hint=hint)
+
+
+def _require_labels(strategy: StrategySection, rule: Rule, table: str, target: TargetTrainingSection) -> None:
+    """Check that nothing needs more of the labels at the target than ``table`` says that it has."""
+    from securefda.rules.strategy import Rule, TargetLabels
+
+    labels = TargetLabels(target.labels)
+    if labels is TargetLabels.GIVEN:
+        return
+    said = f'{table}.labels is "{labels}"'
+    if labels not in rule.target_labels:
+        fitting = ", ".join(one for one in Rule if labels in one.target_labels)
+        why = f"{rule} needs the labels of the target's training rows, and {said}"
+        raise ConfigError("strategy.rule", why, hint=f"rules that run with these labels: {fitting}")
+    if strategy.validation_share:
+        why = f"chooses a model by labels of the target's training rows, and {said}"
+        raise ConfigError("strategy.validation-share", why, hint="set it to 0, and strategy.patience as well")
+    if target.with_noise:
+        why = f"adds noise to training on given labels, and {said}"
+        raise ConfigError(f"{table}.dp.noise-multiplier", why, hint="set it to 0")
 
 
 def budget_of(section: BudgetSection) -> Budget:

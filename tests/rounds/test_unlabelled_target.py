@@ -1,0 +1,170 @@
+"""A run whose target has no labels: it trains no rows there, and says what it cannot measure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rounds_tasks import Points
+
+from securefda.errors import ConfigError, TrainingError
+from securefda.local.simulator import simulate
+from securefda.local.task_check import check_federation
+from securefda.operations.progress import SilentReporter
+from securefda.operations.records import Summary
+from securefda.operations.report import write_report
+from securefda.operations.run_folder import read_run
+from securefda.operations.summary_text import run_text
+from securefda.operations.trained import trained_model
+from securefda.rules import Rule, TargetLabels
+from securefda.samples import sample
+from securefda.site.asks import asked_in_short, target_in_words
+from securefda.site.config import (
+    AggregatorConfig,
+    FederationConfig,
+    ProcessSection,
+    TargetTrainingSection,
+    kit_settings_toml,
+    load_federation,
+)
+from securefda.tasks import TaskSettings, Unlabelled
+from securefda.training import TrainingSettings
+from securefda.training.trainer import SiteTrainer
+
+NO_LABELS = "training.target.labels=none"
+SOURCE_ONLY = ("strategy.rule=source_only", "strategy.rounds=3", "strategy.warm-up-rounds=0")
+
+
+def digits(*settings: str) -> FederationConfig:
+    return load_federation(sample("digits"), settings)
+
+
+def play(folder: Path, *settings: str) -> Summary:
+    return simulate(digits(*SOURCE_ONLY, *settings), folder, 5, SilentReporter())
+
+
+class Bare(Points):
+    """A task whose target knows no label at all."""
+
+    def train_data(self, site: str) -> Any:
+        rows = super().train_data(site)
+        return Unlabelled(rows.features) if site == self.settings.target else rows
+
+    def test_data(self, site: str) -> Any:
+        return None if site == self.settings.target else super().test_data(site)
+
+
+def unmeasured(folder: Path) -> Summary:
+    config = digits(*SOURCE_ONLY, NO_LABELS)
+    task = config.task.model_copy(update={"factory": f"{Bare.__module__}:Bare", "options": {}})
+    return simulate(config.model_copy(update={"task": task}), folder, 5, SilentReporter())
+
+
+def test_the_model_is_that_of_source_only_and_is_measured(tmp_path: Path) -> None:
+    hidden, given = play(tmp_path / "hidden", NO_LABELS), play(tmp_path / "given")
+    assert hidden.model_digest == given.model_digest
+    assert hidden.target_accuracy == given.target_accuracy
+
+
+def test_the_target_alone_is_no_comparison(tmp_path: Path) -> None:
+    assert play(tmp_path / "given").target_only is not None
+    assert play(tmp_path / "hidden", NO_LABELS).target_only is None
+
+
+def test_its_headers_are_those_of_a_labelled_target(tmp_path: Path) -> None:
+    """What sources hear does not say that labels are missing: the rule is all that they learn."""
+    lines = {}
+    for name, settings in (("hidden", [NO_LABELS]), ("given", [])):
+        play(tmp_path / name, *settings)
+        lines[name] = [(line["rule"], line["bytes_down"]) for line in read_run(tmp_path / name).rounds]
+    assert lines["hidden"] == lines["given"]
+
+
+class TestWithoutALabelAnywhere:
+    def test_a_run_finishes_without_accuracy(self, tmp_path: Path) -> None:
+        summary = unmeasured(tmp_path)
+        assert (summary.status, summary.rounds) == ("finished", 3)
+        assert (summary.target_accuracy, summary.final_accuracy, summary.best) == (None, None, None)
+        assert all(not {"accuracy", "loss", "metrics"} & line.keys() for line in read_run(tmp_path).rounds)
+
+    def test_reports_say_why(self, tmp_path: Path) -> None:
+        summary = unmeasured(tmp_path)
+        said = "no accuracy, for no test row has a label"
+        assert said in run_text(summary, tmp_path)
+        write_report(tmp_path)
+        assert said in (tmp_path / "report.html").read_text()
+
+    def test_the_model_can_be_loaded(self, tmp_path: Path) -> None:
+        unmeasured(tmp_path)
+        task, _ = trained_model(tmp_path)
+        assert task.settings.labelled_target is False
+
+
+def test_where_there_is_an_accuracy_no_report_says_that_there_is_none(tmp_path: Path) -> None:
+    summary = play(tmp_path, NO_LABELS)
+    text = run_text(summary, tmp_path)
+    assert "target's labels" in text
+    assert "none used for training" in text
+    assert "no accuracy" not in text
+    assert "target's labels" not in run_text(play(tmp_path / "given"), tmp_path)
+
+
+@pytest.mark.parametrize("rule", [rule for rule in Rule if TargetLabels.NONE not in rule.target_labels])
+def test_rules_that_need_labels_are_refused(rule: Rule) -> None:
+    parts = {"finetune_offline": ["strategy.finetune-rounds=1"], "personalized_fedavg": ["strategy.reptile-rounds=1"]}
+    if rule is Rule.FEDREP:
+        parts["fedrep"] = ["training.target.personal-layers=1", "training.source.personal-layers=1"]
+    settings = [f"strategy.rule={rule}", "strategy.warm-up-rounds=0", *parts.get(str(rule), [])]
+    digits(*settings)
+    with pytest.raises(ConfigError, match=f"{rule} needs the labels of the target's training rows") as refusal:
+        digits(*settings, NO_LABELS)
+    assert refusal.value.key == "strategy.rule"
+    assert "source_only" in refusal.value.hint
+
+
+def test_rows_without_labels_train_nothing() -> None:
+    task = Bare(TaskSettings("target", ("source-1",), options={}))
+    trainer = SiteTrainer(task, "target", task.train_data("target"), TrainingSettings(), 0)
+    with pytest.raises(TrainingError, match="its 12 rows have no labels to train on"):
+        trainer.train(trainer.initial_model(), 1, 1.0)
+
+
+class TestTaskCheck:
+    def test_a_target_is_tried_forward_and_measured(self) -> None:
+        config = digits(*SOURCE_ONLY, NO_LABELS)
+        found = check_federation(config, ["target"], 0).sites[0]
+        assert found.error is None
+        assert [(split.split, split.labels == "none") for split in found.splits] == [("train", True), ("test", False)]
+        assert found.batch.keys() == {"rows", "loss", "accuracy"}
+        assert "the labels of its training rows are not used" in found.notes
+
+    def test_a_target_without_any_label_says_so(self) -> None:
+        config = digits(*SOURCE_ONLY, NO_LABELS)
+        task = config.task.model_copy(update={"factory": f"{Bare.__module__}:Bare", "options": {}})
+        found = check_federation(config.model_copy(update={"task": task}), ["target"], 0).sites[0]
+        assert found.error is None
+        assert found.batch.keys() == {"rows"}
+        assert any("there will be no accuracy" in note for note in found.notes)
+
+
+def test_a_targets_kit_says_it_and_a_sources_does_not() -> None:
+    config = digits(*SOURCE_ONLY, NO_LABELS)
+    assert 'labels = "none"' in kit_settings_toml(config, "target", "127.0.0.1:0")
+    assert "labels" not in kit_settings_toml(config, "source-1", "")
+
+
+def test_what_a_target_sends_is_told_in_words() -> None:
+    training = TargetTrainingSection(labels="none")
+    federation = digits(*SOURCE_ONLY)
+    config = AggregatorConfig(
+        aggregator=ProcessSection(kit=Path("kit")),
+        task=federation.task,
+        strategy=federation.strategy,
+        training=training,
+    )
+    assert "target labels none" in asked_in_short(config)
+    sent = " ".join(target_in_words(config, "clinic", ("a", "b")).sends)
+    assert "clinic's rows have no part" in sent
+    labelled = config.model_copy(update={"training": TargetTrainingSection()})
+    assert "labels" not in asked_in_short(labelled)

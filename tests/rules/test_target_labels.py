@@ -1,0 +1,48 @@
+"""Which rule runs on which labels of the target: the table agrees with what the rounds of each rule do."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from securefda.rules import CANDIDATES, RoundPlan, Rule, Strategy, TargetLabels, round_plan
+
+
+def plans(rule: Rule) -> list[RoundPlan]:
+    """Of every round of a run of this rule, whatever rule `auto` chooses in each."""
+    strategy = Strategy(rule=rule, rounds=6, warm_up_rounds=0, finetune_rounds=2, reptile_rounds=2)
+    choices = [None, *({one: 0.0} for one in CANDIDATES)]
+    return [round_plan(strategy, number, errors) for number in range(1, 7) for errors in choices]
+
+
+def trains_the_target(rule: Rule) -> bool:
+    rounds = plans(rule)
+    return rule.is_personal or any(plan.rule is not Rule.SOURCE_ONLY or plan.select for plan in rounds)
+
+
+@pytest.mark.parametrize("rule", Rule)
+def test_a_rule_needs_labels_where_it_trains_the_target(rule: Rule) -> None:
+    assert (TargetLabels.NONE in rule.target_labels) == (not trains_the_target(rule))
+
+
+@pytest.mark.parametrize("rule", Rule)
+def test_every_rule_runs_on_given_labels(rule: Rule) -> None:
+    assert TargetLabels.GIVEN in rule.target_labels
+
+
+IN_WORDS = {
+    "needed": {TargetLabels.GIVEN},
+    "not needed": {TargetLabels.GIVEN, TargetLabels.NONE},
+}
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "choose-a-rule.md"
+
+
+def test_the_manual_says_the_same() -> None:
+    said: dict[str, set[TargetLabels]] = {}
+    for line in PAGE.read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("| `") and len(cells) == 3:
+            said |= dict.fromkeys(re.findall("`([a-z_]+)`", cells[0]), IN_WORDS[cells[2]])
+    assert said == {str(rule): set(rule.target_labels) for rule in Rule}
