@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import wraps
 from typing import Any
+
+from shares import Shares
 
 from securefda.audit.journal import Journal, MessageRecorder
 from securefda.audit.records import Entry
@@ -21,38 +20,6 @@ WITNESSING = (
     *((Witness, name) for name in ("renew", "show", "cosign", "take", "check_previous_checkpoint")),
     (Journal, "save"),
 )
-
-
-class Shares:
-    """Seconds by kind; what is called inside another kind's call counts once, as its own.
-
-    ``clock`` is that of `time`: ``perf_counter``, or ``thread_time`` for what the processor does, without waiting for
-    the disk, nor for a core that another site has.
-    """
-
-    def __init__(self, clock: str = "perf_counter") -> None:
-        self._clock: Callable[[], float] = lambda: getattr(time, clock)()  # noqa: PLW0108 - as it is when it is read
-        self.seconds: Counter[str] = Counter()
-        self.calls: Counter[str] = Counter()
-        self._inner: list[float] = []
-
-    def timed(self, kind: str, work: Callable[..., Any]) -> Callable[..., Any]:
-        """The same function, timed."""
-
-        @wraps(work)
-        def timed(*args: Any, **options: Any) -> Any:
-            self._inner.append(0.0)
-            began = self._clock()
-            try:
-                return work(*args, **options)
-            finally:
-                whole = self._clock() - began
-                self.seconds[kind] += whole - self._inner.pop()
-                self.calls[f"{kind}.{work.__name__}"] += 1
-                if self._inner:
-                    self._inner[-1] += whole
-
-        return timed
 
 
 def replace(shares: Shares) -> list[tuple[type, str, Any]]:

@@ -9,14 +9,14 @@ import atexit
 import json
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from audit_rounds_shares import Shares, replace
+from audit_rounds_shares import replace
+from shares import Shares
 
 from securefda.aggregator import model
 from securefda.aggregator.attempt import ClearAttempt
@@ -70,23 +70,11 @@ MARKS = ((AggregatorRun, ("_begin_round",)), (SourceRun, ("_start_round", "_end"
 
 
 class RoundShares(Shares):
-    """Seconds by kind as they stood whenever a round began; each thread has its own stack of calls."""
+    """Seconds by kind as they stood whenever a round began."""
 
     def __init__(self) -> None:
-        self._threads = threading.local()
         super().__init__()
         self.marks: list[dict[str, Any]] = []
-
-    @property
-    def _inner(self) -> list[float]:  # type: ignore[override]  # the event loop logs while a thread masks
-        if not hasattr(self._threads, "inner"):
-            self._threads.inner = []
-        stack: list[float] = self._threads.inner
-        return stack
-
-    @_inner.setter
-    def _inner(self, stack: list[float]) -> None:
-        self._threads.inner = stack
 
     def marking(self, work: Callable[..., Any]) -> Callable[..., Any]:
         """The same function, before which the clocks are read."""

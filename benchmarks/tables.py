@@ -24,8 +24,10 @@ import audit_mutations
 import dp_cost
 import gpu
 import levels
+import profile_rounds
 import round_cost
 import scale
+import startup
 from mutators import package_of
 
 HERE = Path(__file__).resolve().parent
@@ -53,6 +55,8 @@ def all_tables(folder: Path) -> dict[str, str]:
         "dp_cost": dp_cost.tables(figures("dp_cost")["rows"]),
         "round_cost": round_cost.tables(figures("round_cost")["rows"]),
         "round_pairs": {"rounds": pairs_table(figures("round_pairs")["rows"])},
+        "profile_rounds": profile_rounds.tables(figures("profile_rounds")),
+        "startup": startup.tables(figures("startup")),
         "scale": scale.tables(figures("scale")["cells"]),
         "gpu": gpu.tables(gpu.read(folder / "gpu.json")),
         "audit_log": audit_log.tables(figures("audit_log")),

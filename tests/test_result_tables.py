@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
-FILES = ("levels", "dp_cost", "round_cost", "scale", "audit_log", "audit_mutations", "gpu", "studies", "federated")
+FILES = (
+    *("levels", "dp_cost", "round_cost", "scale", "audit_log", "audit_mutations", "gpu", "studies", "federated"),
+    *("profile_rounds", "profile_rounds_kinds", "shares", "startup"),
+)
 BLOCK = "<!-- table: some/table -->\n\n| old |\n\n<!-- end -->"
 
 
