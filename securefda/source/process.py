@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime
 from functools import partial
@@ -28,6 +29,7 @@ from securefda.site.config import SourceConfig
 from securefda.site.kit import Kit, load_kit, use_kit
 from securefda.site.policy import parse_policy
 from securefda.site.training_secret import secret_of_site
+from securefda.source.rounds import SourceRound
 from securefda.source.run import SourceRun
 from securefda.source.run_book import RunBook, run_book_file
 from securefda.source.site import source_site
@@ -155,17 +157,27 @@ async def _serve(
 class SourceDriver:
     """Connects a source's rounds with an open channel; the one who opened the channel closes it.
 
-    Between rounds the aggregator may be silent for ``idle_deadline_s`` seconds; None means for ever.
+    Between rounds the aggregator may be silent for ``idle_deadline_s`` seconds; None means for ever. Within a round
+    each step has its deadline. A message that leaves the step as it is puts that off by nothing: else an aggregator
+    could have a source hold its session's secrets for ever.
     """
 
     def __init__(
-        self, rounds: SourceRun, channel: SourceChannel, reporter: Reporter, idle_deadline_s: float | None = None
+        self,
+        rounds: SourceRun,
+        channel: SourceChannel,
+        reporter: Reporter,
+        idle_deadline_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._rounds = rounds
         self._channel = channel
         self._reporter = reporter
         self._idle_deadline_s = idle_deadline_s
+        self._clock = clock
         self._joined = False
+        self._step: SourceRound | None = None
+        self._step_began = 0.0
 
     async def drive(self) -> None:
         """Join, and take part until it is over.
@@ -193,12 +205,17 @@ class SourceDriver:
             self._joined = False
 
     async def _answers(self) -> list[Parcel]:
-        deadline_s = self._rounds.deadline_s()
+        now, step = self._clock(), self._rounds.current
+        if step is not self._step:
+            self._step, self._step_began = step, now
+        patience_s = self._idle_deadline_s if step is None else self._step_began + step.deadline_s - now
+        if patience_s is not None and patience_s <= 0:  # whatever waits to be received
+            return self._rounds.expire()
         try:
-            async with asyncio.timeout(self._idle_deadline_s if deadline_s is None else deadline_s):
+            async with asyncio.timeout(patience_s):
                 parcel = await self._channel.receive()
         except TimeoutError:
-            if deadline_s is None:
+            if step is None:
                 detail = f"no message from the aggregator for {self._idle_deadline_s:g} s"
                 raise FaultyAggregatorError("DEADLINE", detail) from None
             return self._rounds.expire()

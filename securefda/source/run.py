@@ -135,8 +135,13 @@ class SourceRun:
         """The longest vector that an honest aggregator sends to this site, in bytes."""
         return 4 * self._site.trainer.n_params
 
+    @property
+    def current(self) -> SourceRound | None:
+        """The round in progress, another object after each step; None between rounds."""
+        return self._round
+
     def deadline_s(self) -> float | None:
-        """Seconds to wait for the next message; None between rounds, when only the connection is watched."""
+        """Seconds that the present step may last; None between rounds, when only the connection is watched."""
         return None if self._round is None else self._round.deadline_s
 
     def place(self) -> str:

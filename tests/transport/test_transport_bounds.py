@@ -27,6 +27,8 @@ from transport_kit import (
 )
 
 from securefda.errors import QuorumLost
+from securefda.protocol.messages import NO_CONTEXT, SESSION_ID_BYTES, Abort, Advertise, Parcel, Step
+from securefda.source.process import SourceDriver
 from securefda.transport.events import Joined, Left, Misbehaved
 from securefda.transport.observer import Direction
 from securefda.v1 import federation_pb2 as pb
@@ -131,3 +133,30 @@ async def test_a_source_whose_messages_never_stop_puts_no_deadline_off(tmp_path:
         with pytest.raises(QuorumLost):
             await soon(driving)
         flood.cancel()
+
+
+@scenario
+async def test_an_aggregator_whose_messages_never_stop_puts_no_deadline_of_a_source_off(tmp_path: Path) -> None:
+    """Each is one that a source ignores: it ends another session than the one that the source is in."""
+    federation, times = Driven(tmp_path, rounds=1), [0.0]
+    async with federation.driven() as (server, _):
+        source = await federation.process(1)
+        for other in (2, 3, 4):
+            (await federation.process(other, Advertise)).start()
+        rounds = source._rounds
+        driver = SourceDriver(rounds, source.channel, source.watch, clock=lambda: times[-1])
+        while rounds.current is None:
+            await soon(driver.answer_one())
+        deadline_s = rounds.deadline_s()
+        assert deadline_s is not None
+        ignored = federation.run.site.signer.sign(
+            bytes(SESSION_ID_BYTES - 1) + b"q", NO_CONTEXT, Abort(Step.UNMASK, "LATE", None)
+        )
+        step = rounds.current
+        for now in (0.0, deadline_s - 1, deadline_s):
+            times.append(now)
+            assert rounds.current is step
+            await server.send([(1, Parcel(ignored))])
+            await soon(driver.answer_one())
+        assert rounds.current is None
+        assert ["DEADLINE" in alarm for alarm in source.watch.alarms] == [True]
