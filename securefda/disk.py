@@ -47,7 +47,7 @@ def read_file(path: Path, *, limit: int = MAX_FILE_BYTES, hint: str = "check the
         with open(path, "rb", opener=_open_at_once) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
-                raise ConfigError(str(path), "is not a file")
+                raise ConfigError(str(path), "is not a file", hint="check the path")
             data = file.read(limit + 1)
     except FileNotFoundError:
         raise ConfigError(str(path), "is missing", hint=hint) from None
@@ -55,7 +55,7 @@ def read_file(path: Path, *, limit: int = MAX_FILE_BYTES, hint: str = "check the
         why = f"cannot be read: {error.strerror}"
         raise ConfigError(str(path), why, hint=reading_hint(error, "check the path")) from error
     if len(data) > limit:
-        raise ConfigError(str(path), f"is larger than {limit} bytes")
+        raise ConfigError(str(path), f"is larger than {limit} bytes", hint="check the path")
     return FileContent(data, stat.S_IMODE(status.st_mode))
 
 

@@ -139,6 +139,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(str(path), "file not found", hint="check the path") from error
     except OSError as error:
         hint = reading_hint(error, "name a file that can be read")
+        if (inside := path / "local" / "settings.toml").is_file():
+            hint = f"name the settings in it: {inside}"
         raise ConfigError(str(path), f"cannot be read: {error.strerror}", hint=hint) from error
     if len(data) > _MAX_FILE_BYTES:
         raise ConfigError(str(path), f"is larger than {_MAX_FILE_BYTES} bytes", hint="check the path")

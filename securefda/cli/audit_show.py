@@ -17,7 +17,7 @@ from securefda.audit.reading import LogFolder, NoLog, being_written, open_log
 from securefda.audit.records import Record
 from securefda.audit.selection import Filter, chosen, row_of
 from securefda.audit.store import AuditError
-from securefda.cli.output import ENVELOPE_VERSION, Format, print_error
+from securefda.cli.output import ENVELOPE_VERSION, Format, print_error, shown
 from securefda.errors import SecureFdaError
 from securefda.text import aligned, printable
 
@@ -73,7 +73,7 @@ class TablePrinter:
     def note(self, text: str) -> None:
         """Print a line."""
         self._write()
-        self._stream.write(f"{printable(text)}\n")
+        self._stream.write(f"{shown(printable(text), self._stream)}\n")
         self._stream.flush()
 
     def end(self, said: str) -> int:
@@ -96,7 +96,7 @@ class TablePrinter:
         self._widths = list(map(max, widest, self._widths or widest))
         padded = [tuple(cell.ljust(width) for cell, width in zip(row, self._widths, strict=True)) for row in rows]
         self._waiting = []  # first: Ctrl-C behind the writing must not have them written again
-        self._stream.write(f"{aligned(padded)}\n")
+        self._stream.write(f"{shown(aligned(padded), self._stream)}\n")
 
 
 class EnvelopePrinter:

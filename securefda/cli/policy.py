@@ -187,12 +187,14 @@ def sign(kit: Kit, output: OutputFormat = Format.TXT) -> None:
     from securefda.site.policy.signed import write_policy_signature
 
     own = load_kit(kit, now())
+    if own.role == "target":
+        hint = f"name the kit of a source; what the target sees: securefda policy explain {kit}"
+        raise ConfigError(str(kit), "is the kit of a target, which has no policy", hint=hint)
     file, sources = own.local / POLICY_FILE, [entry.site_id for entry in own.roster.sources]
     contents = read_file(file).data
     with naming(own.site_id):
         policy = parse_policy(contents, file)
-        if own.site_id in sources:
-            require_satisfiable(policy, own.site_id, sources)
+        require_satisfiable(policy, own.site_id, sources)
     with writing_errors(file):
         write_policy_signature(file, contents, own.federation_id, own.site_id, own.signing_key)
     words, digest = in_words(policy, own.site_id, len(sources)), sha256(contents).hexdigest()

@@ -44,6 +44,7 @@ from securefda.site.endpoints import Endpoints
 from securefda.site.policy.model import SourcePolicy, load_policy
 from securefda.site.policy.signed import load_signed_policy, read_signed_policy
 from securefda.site.training_secret import read_training_secret
+from securefda.text import names
 
 KIT_MESSAGE, PROPOSAL_MESSAGE = "Kit", "Proposal"
 STARTUP, LOCAL = "startup", "local"
@@ -265,6 +266,22 @@ def check_proposal(public: PublicKit, files: Mapping[str, FileContent]) -> None:
             raise ConfigError(f"{public.root}: {file}", f"was changed after the CA signed {PROPOSAL_FILE}", hint=hint)
 
 
+def require_startup(path: Path) -> None:
+    """Check that a folder has what makes it a startup kit.
+
+    Raises:
+        ConfigError: it has not; the hint names the kits in it, or how the site joins.
+    """
+    if (path / STARTUP).is_dir():
+        return
+    hint = _FETCH
+    if (path / "requested").is_dir():
+        hint = f"join with the authority's package: securefda site join {path} PACKAGE --ca FINGERPRINT"
+    elif kits := sorted(str(found.parent) for found in path.glob(f"*/{STARTUP}")):
+        hint = f"name one of the kits in it: {names(kits)}"
+    raise ConfigError(str(path), f"is not a startup kit: it has no folder {STARTUP}/", hint=hint)
+
+
 def load_kit(
     path: Path,
     now: datetime,
@@ -293,11 +310,7 @@ def load_kit(
         ConfigError: a file is missing, unreadable, edited, open to others, of another site, or of an earlier epoch.
     """
     folder = path / STARTUP
-    if not folder.is_dir():
-        hint = f"join with the authority's package: securefda site join {path} PACKAGE --ca FINGERPRINT"
-        asked = (path / "requested").is_dir()
-        why = f"is not a startup kit: it has no folder {STARTUP}/"
-        raise ConfigError(str(path), why, hint=hint if asked else _FETCH)
+    require_startup(path)
     files = {name: read_file(folder / name, hint=_FETCH) for name in STARTUP_FILES}
     kit = open_kit(path, files, now, expected_ca=expected_ca)
     check_not_older(kit.local, kit.ca.fingerprint, kit.roster)

@@ -42,6 +42,7 @@ from securefda.site.kit import (
     load_kit,
     open_kit,
     open_public,
+    require_startup,
 )
 from securefda.site.request import MAX_REQUEST_BYTES, SiteRequest, entry_fingerprint
 from securefda.site.sealed import is_sealed, seal, unseal
@@ -100,6 +101,7 @@ def package_kit(path: Path, package: Path, now: datetime, passphrase: Secret | N
     Raises:
         ConfigError, CertificateError: the kit fails a check of ``load_kit``, or the file exists or cannot be written.
     """
+    require_startup(path)
     kit = load_kit(path, now) if holds_keys(path) else load_public(path, now)
     if package.exists():
         raise ConfigError("--out", f"{package} exists already", hint="name a new file, or remove that one")

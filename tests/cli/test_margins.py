@@ -78,6 +78,7 @@ RESULTS = {
     "runs": "runs ls",
     "a run": "runs show runs/digits-of-one-afternoon",
     "a log": "audit verify logs",
+    "records": "audit show logs --last 4",
     "a kit": "kit inspect kits/source-1",
     "a plan": "budget plan --rounds 9 --samples 100 --batch 10 --noise 1.1",
     "checks": "preflight kits/source-1 --offline",

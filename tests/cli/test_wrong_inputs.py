@@ -2007,7 +2007,58 @@ LABELS = {
 }
 """What needs labels of the target that it does not have."""
 
+MIXED_UP = {
+    **{
+        f"kits-for-a-kit-{name}": Wrong(
+            f"{command} kits{rest}",
+            "kits: is not a startup kit: it has no folder startup/",
+            f"name one of the kits in it: kits/source-1, {OTHER}, kits/source-3, kits/target",
+            again=f"{command} {SOURCE}{rest}",
+        )
+        for name, command, rest in (
+            ("explained", "policy explain", ""),
+            ("signed", "policy sign", ""),
+            ("inspected", "kit inspect", ""),
+            ("packaged", "kit package", " --out source-1.tar"),
+            ("compared", "policy check", " federation.toml"),
+        )
+    },
+    "policy-of-a-target-signed": Wrong(
+        "policy sign kits/target",
+        "kits/target: is the kit of a target, which has no policy",
+        "name the kit of a source; .*securefda policy explain kits/target",
+        again=f"policy sign {SOURCE}",
+    ),
+    "kit-for-settings": Wrong(
+        "config show kits/source-1/startup --set x=1",
+        "startup/local/settings.toml: file not found",
+        "check the path",
+        again=f"config show {SOURCE}",
+    ),
+    "kit-for-settings-of-a-process": Wrong(
+        f"source start --config {SOURCE}",
+        f"{SOURCE}: cannot be read: Is a directory",
+        f"name the settings in it: {SETTINGS}",
+        follow=STARTED,
+        again=START,
+        then=OPEN,
+    ),
+    "policy-checked-with-a-folder": Wrong(
+        f"policy check {SOURCE} kits", "kits: cannot be read: Is a directory", "check the path", again=CHECK
+    ),
+    "request-of-a-million-bytes": Wrong(
+        "site show large.json",
+        "large.json: is larger than 65536 bytes",
+        "check the path",
+        harm=write("large.json", b"{" * 1_000_000),
+        follow=command(NEW),
+        again=f"site show {ASKED}",
+    ),
+}
+"""One thing where another belongs."""
+
 TABLES = (
+    MIXED_UP,
     PERMISSIONS,
     FULL,
     ARGUMENTS,
