@@ -139,7 +139,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(str(path), "file not found", hint="check the path") from error
     except OSError as error:
         hint = reading_hint(error, "name a file that can be read")
-        if (inside := path / "local" / "settings.toml").is_file():
+        if os.path.isfile(inside := path / "local" / "settings.toml"):  # noqa: PTH113 - unlike Path's, never raises
             hint = f"name the settings in it: {inside}"
         raise ConfigError(str(path), f"cannot be read: {error.strerror}", hint=hint) from error
     if len(data) > _MAX_FILE_BYTES:

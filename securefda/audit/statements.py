@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 from securefda.audit.kept import read_kept
 from securefda.audit.store import AuditError
 from securefda.protocol import messages as m
+from securefda.protocol.envelope import signature_is_valid
 from securefda.protocol.roster import Roster
 from securefda.transport import wire
 from securefda.transport.observer import wire_size
@@ -128,6 +129,8 @@ class Statement:
         said: what it says, of the types that are looked into.
         size: bytes of it that a record counts: the signed bytes and the signature.
         has_vectors: whether vectors travel beside it, which a record counts as well.
+        form: form of messages that it has, see ``wire.FORM``; 0 where it is not known. Of another form than that, what
+            stands here is what its envelope says, and ``has_vectors`` is True.
         data: the message as it was kept.
     """
 
@@ -140,6 +143,7 @@ class Statement:
     said: Said | None = None
     size: int = 0
     has_vectors: bool = False
+    form: int = wire.FORM
     data: bytes = field(default=b"", repr=False)
 
 
@@ -184,6 +188,33 @@ class StatementReader:
             said=self._said(envelope.body),
             size=wire_size(message, 0),
             has_vectors=bool(m.vector_digests(envelope.body)),
+            data=data,
+        )
+
+    def read_any_form(self, data: bytes) -> Statement:
+        """The same of a message of another form too, if its sender signed it; nothing is said of its body.
+
+        Raises:
+            WireError: it is no message of this form, and not signed by a site of the roster.
+        """
+        try:
+            return self.read(data)
+        except wire.WireError:
+            found = wire.outline(data)
+            entries = self._roster.entries
+            key = entries[found.sender].signing_key if found.sender < len(entries) else b""
+            if not signature_is_valid(key, found.type_name, found.signed_bytes, found.signature):
+                raise
+        return Statement(
+            sender=self._name(found.sender),
+            type=found.type_name,
+            digest=sha256(found.signed_bytes).hexdigest(),
+            session="" if found.session_id == m.NO_SESSION else found.session_id.hex(),
+            context=found.context.hex(),
+            valid=True,
+            size=len(found.signed_bytes) + len(found.signature),
+            has_vectors=True,
+            form=found.form,
             data=data,
         )
 
@@ -280,9 +311,11 @@ class KeptStatements:
 
     def _valid(self, data: bytes) -> Iterator[Statement]:
         try:
-            statement = self._reader.read(data)
+            statement = self._reader.read_any_form(data)
         except wire.WireError:
             self.unreadable += 1
+            return
+        if statement.form != wire.FORM:  # nothing can be said by it; `kept_check` says so
             return
         if statement.valid:
             yield statement

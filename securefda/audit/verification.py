@@ -14,7 +14,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-from securefda.audit.kept_check import NOT_JUDGED, EvidenceLost, KeptVerdict, kept_verdict
+from securefda.audit.kept_check import (
+    NOT_JUDGED,
+    UNREAD,
+    UNREAD_HINT,
+    EvidenceLost,
+    EvidenceUnread,
+    KeptVerdict,
+    kept_verdict,
+)
 from securefda.audit.keys import Keys, keys_of, roster_named
 from securefda.audit.merkle import ProofError
 from securefda.audit.notes import Checkpoint, LogName, Note, NoteError
@@ -25,7 +33,7 @@ from securefda.audit.store import AuditError
 from securefda.audit.verify import Verification, verify_log
 from securefda.disk import read_file
 from securefda.errors import ConfigError, ExitCode, SecureFdaError
-from securefda.text import aligned, printable
+from securefda.text import aligned, counted, printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,15 +299,19 @@ def _about(log: LogFolder, live: bool, found: Verification) -> list[str]:
     return notes
 
 
-def error_of(checked: Sequence[Checked]) -> AuditFinding | EvidenceLost | None:
-    """The error with which the command ends, of a log before that of evidence; None where nothing is wrong."""
+def error_of(checked: Sequence[Checked]) -> AuditFinding | EvidenceLost | EvidenceUnread | None:
+    """The error with which the command ends: of a log, then of lost evidence, then what cannot be judged; or None."""
     faulty = [one for one in checked if one.fault is not None]
     if faulty:
         more = f"; {len(faulty) - 1} more of {len(checked)} logs are not what they should be" if len(faulty) > 1 else ""
         return AuditFinding(f"audit log {faulty[0].log.folder}: {faulty[0].fault}{more}", hint=_hint(faulty[0].fault))
-    lost = [(one.log.folder, finding) for one in checked for finding in one.kept.findings]
-    if not lost:
+    found = [(one.log.folder, finding) for one in checked for finding in one.kept.findings]
+    lost = [one for one in found if one[1].kind != UNREAD]
+    if not found:
         return None
+    if not lost:
+        what = f"the log is what was signed, but it cannot be judged in full: {found[0][1]}"
+        return EvidenceUnread(f"audit log {found[0][0]}: {what}", hint=UNREAD_HINT)
     more = f"; {len(lost) - 1} more messages are not as they were kept" if len(lost) > 1 else ""
     what = f"the log is what was signed, but not the evidence beside it: {lost[0][1]}{more}"
     return EvidenceLost(f"audit log {lost[0][0]}: {what}", hint=_EVIDENCE_HINT)
@@ -406,7 +418,7 @@ def _rows(one: Checked) -> Iterator[tuple[str, str]]:
         )
     if kept.judged:
         lost = len(kept.findings)
-        yield "kept", f"{kept.messages} messages, {f'{lost} findings' if lost else 'as their records say'}"
+        yield "kept", f"{kept.messages} messages, {counted(lost, 'finding') if lost else 'as their records say'}"
         yield from (("evidence", str(one)) for one in kept.findings[:_MOST_LOST])
         if lost > _MOST_LOST:
             yield "", f"and {lost - _MOST_LOST} more; --format json lists all of them"

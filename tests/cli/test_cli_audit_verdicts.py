@@ -18,8 +18,10 @@ from securefda.cli import main
 
 sys.path.append(str(Path(__file__).parents[1] / "audit"))
 
-from run_builder import ROSTER, SITES, HangsUp, Run, folder_of
+from run_builder import ROSTER, SITES, HangsUp, OfForm1, Passing, Run, folder_of, sign
 from run_lies import A, B, Equivocates, Lie, but
+
+from securefda.protocol import messages as m
 
 Capture = pytest.CaptureFixture[str]
 DRAWS = 12
@@ -140,6 +142,13 @@ class Alarms(Run):
         super().end()
 
 
+class LeavesAModel(OfForm1):
+    """At the end, with a record that says nothing of it, as records of that time."""
+
+    def say_goodbye(self, site: str) -> None:
+        self.send(Passing(SITES[0], site, sign(SITES[0], m.Goodbye(True, 3, "", self.result, self.model))))
+
+
 @pytest.mark.parametrize(
     ("make", "severity", "words"),
     [
@@ -149,6 +158,8 @@ class Alarms(Run):
         (lie("MaskedInput", keeps=False), "tampering", "has lost its evidence"),
         (lie("MaskedInput", disclosure=None), "tampering", "discloses nothing"),
         (Spends, "tampering", f"{B}, record"),
+        (OfForm1, "unjudged", "in form 1 of messages, 4 messages kept as signed and recorded"),
+        (LeavesAModel, "unjudged", "in form 1 of messages, 4 messages kept as signed and recorded"),
         (Alarms, "attention", f"{A}: 1 alarm: MODEL; it blames {SITES[0]}, by its own word."),
     ],
 )
@@ -159,7 +170,7 @@ def test_lies_in_the_logs_have_one_verdict(
 
     assert verdict["severity"] == severity
     assert words in (tmp_path / "page.html").read_text()
-    assert verdict["code"] == (13 if severity == "tampering" else 0)
+    assert verdict["code"] == (13 if severity in ("tampering", "unjudged") else 0)
 
 
 def test_the_targets_conduct_is_in_both_verdicts(honest: Path, roster: Path, tmp_path: Path, capsys: Capture) -> None:

@@ -956,9 +956,6 @@ KITS = {
         "securefda kit package",
         again=INSPECT,
     ),
-    "all-kits-for-one": Wrong(
-        "kit inspect kits", "kits: is not a startup kit: it has no folder startup/", "fetch", again=INSPECT
-    ),
     "wrong-fingerprint": Wrong(
         f"{INSPECT} --ca abc",
         "is not the CA with the expected fingerprint",

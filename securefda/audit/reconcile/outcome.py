@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any, Final
 
-from securefda.audit.kept_check import EvidenceLost
+from securefda.audit.kept_check import UNREAD, UNREAD_HINT, EvidenceLost, EvidenceUnread
 from securefda.audit.reconcile.evidence import Evidenced
 from securefda.audit.reconcile.history import (
     MOST_UNFINISHED_IN_A_ROW,
@@ -19,7 +19,7 @@ from securefda.audit.reconcile.suspicion import RunFinding
 from securefda.audit.reconcile.verdict import Verdict, gathered, verdict_of
 from securefda.audit.verification import Outcome
 from securefda.errors import ExitCode, SecureFdaError
-from securefda.text import aligned, printable
+from securefda.text import aligned, counted, printable
 
 _MOST_ROWS: Final = 60
 _SHOWS: Final = (
@@ -91,10 +91,11 @@ def verdict_json(verdict: Verdict) -> dict[str, Any]:
 def error_of(found: ReconciledRuns, evidence: Evidenced | None, *, everything: bool) -> SecureFdaError | None:
     """The error with which the command ends; None where there is no finding.
 
-    What the logs contradict each other in comes first, then lost evidence, the conduct over all runs, a missing log.
+    What the logs contradict each other in comes first, then lost evidence, what cannot be judged, the conduct over all
+    runs, a missing log.
     """
     findings = [one for run in found.runs for one in run.outcome.findings]
-    findings.sort(key=lambda one: (one.kind == "missing-log", one.is_of_evidence))
+    findings.sort(key=lambda one: (one.kind == "missing-log", one.is_of_evidence, one.kind == UNREAD))
     if not findings or (found.history.findings and findings[0].kind == "missing-log"):
         return conduct_error(found.history)
     others = len(findings) - 1 + len(found.history.findings)
@@ -103,11 +104,16 @@ def error_of(found: ReconciledRuns, evidence: Evidenced | None, *, everything: b
     if evidence is None and any(one.claim is not None for one in findings):
         hints.append("--evidence FILE writes the signed messages that prove it")
     first = findings[0]
-    of = EvidenceLost if first.is_of_evidence else MissingLog if first.kind == "missing-log" else Contradiction
-    if of is MissingLog:
-        hints.append(f"ask {first.sides[0]} for its local/audit folder; --no-require-all goes on without it")
-    else:
-        hints.append("keep the logs as they are")
+    of: type[SecureFdaError] = EvidenceLost if first.is_of_evidence else Contradiction
+    match first.kind:
+        case "missing-log":
+            of = MissingLog
+            hints.append(f"ask {first.sides[0]} for its local/audit folder; --no-require-all goes on without it")
+        case "evidence-unread":
+            of = EvidenceUnread
+            hints.append(UNREAD_HINT)
+        case _:
+            hints.append("keep the logs as they are")
     return of(f"{first.kind}: {first.what}{more}", hint="; ".join(hints))
 
 
@@ -122,7 +128,7 @@ def _parts(found: ReconciledRun, shown: tuple[RunFinding, ...]) -> Iterator[str]
         state = "as signed" if of.finding is None else f"{of.finding.kind} at record {of.finding.index}"
         if log.kept.judged:
             lost = len(log.kept.findings)
-            kept = f"{log.kept.messages}, {f'{lost} findings' if lost else 'as recorded'}"
+            kept = f"{log.kept.messages}, {counted(lost, 'finding') if lost else 'as recorded'}"
         rows.append((log.party, str(of.size), str(of.covered), ", ".join(of.witnesses) or "no site", state, kept))
     yield aligned(rows)
     yield aligned([("checked", "how many"), *((name, str(count)) for name, count in found.outcome.counts.items())])
@@ -141,7 +147,9 @@ def _finding_text(one: RunFinding, title: str) -> str:
         where = f"round {one.round}, attempt {one.attempt}, at {one.step}{session}"
     else:
         where = "outside rounds" + (f", at {one.step}" if one.step else "")
-    if one.is_of_evidence:
+    if one.kind == UNREAD:
+        accused = "no site: nothing is known to be wrong"
+    elif one.is_of_evidence:
         accused = f"no site: nothing shows who changed what {one.sides[0]} has kept"
     elif not one.accused:
         accused = "no site: it does not show which one is at fault"

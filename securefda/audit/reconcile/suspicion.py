@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
+from securefda.audit.kept_check import UNREAD
 from securefda.audit.reconcile.claims import Claim, NotProved, prove
 from securefda.audit.reconcile.transcript import Members
 from securefda.audit.records import Record
@@ -38,6 +39,7 @@ RunKind = Literal[
     "evidence-differs",
     "evidence-unrecorded",
     "evidence-moved",
+    "evidence-unread",
 ]
 """Kinds of findings.
 
@@ -65,7 +67,8 @@ RunKind = Literal[
 - wrong-epsilon: epsilon is not what the charges in the log come to.
 - ledger-went-back: a privacy ledger has no more rows than before.
 - evidence-...: a message that a site keeps beside its log is not what its record says, see `kept_check`. The log itself
-  may be sound; no site is accused, since the file does not say who changed it.
+  may be sound; no site is accused, since the file does not say who changed it. Of evidence-unread, nothing is known to
+  be wrong: it is of another form than this version reads.
 """
 
 STEPS: Final[Mapping[str, int]] = {
@@ -119,8 +122,9 @@ class Mark:
         return cls(record.party, record.seq)
 
 
-Severity = Literal["fine", "attention", "tampering"]
-"""How grave something is: nothing; to be looked into; a log or message was tampered with, or a promise broken."""
+Severity = Literal["fine", "attention", "unjudged", "tampering"]
+"""How grave something is: nothing; to be looked into; not to be judged by this version, so that tampering may pass
+unseen; a log or message was tampered with, or a promise broken."""
 _IN_DOUBT: Final = ("missing-log", "strange-log")
 _NOT_SETTLED: Final = ("unverified-log", "roster-differs", "broken-chain")
 """Where nothing says who did it, these can be honest: a crash, a wrong roster, a log that is not here."""
@@ -181,6 +185,8 @@ class RunFinding:
     @property
     def severity(self) -> Severity:
         """How grave it is."""
+        if self.kind == UNREAD:
+            return "unjudged"
         if self.kind in _IN_DOUBT or (self.kind in _NOT_SETTLED and not self.accused):
             return "attention"
         return "tampering"

@@ -1,4 +1,4 @@
-"""One verdict on a reconciliation, for the console and the page alike: fine, attention, or tampering. Pure."""
+"""One verdict on a reconciliation, for the console and the page alike, in the words of its severity. Pure."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from securefda.text import names
 HEADLINES: Final[dict[Severity, str]] = {
     "fine": "In order",
     "attention": "Attention",
+    "unjudged": "Cannot be judged",
     "tampering": "Tampering or a broken promise",
 }
-_GRAVITY: Final[tuple[Severity, ...]] = ("fine", "attention", "tampering")
+_GRAVITY: Final[tuple[Severity, ...]] = ("fine", "attention", "unjudged", "tampering")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
+from securefda.audit.kept_check import UNREAD
 from securefda.audit.reconcile.history import left_lines
 from securefda.audit.reconcile.own_logs import HONEST
 from securefda.audit.report.overview import alike, all_flows, round_groups, shortened, timeline, unreported
@@ -321,7 +322,7 @@ def _is_update(what: str) -> bool:
 
 def _log_row(log: LogState) -> tuple[Cell, ...]:
     found = log.verification
-    lost = [Line(str(one), "bad") for one in log.kept.findings[:MOST_LINES]]
+    lost = [Line(str(one), "care" if one.kind == UNREAD else "bad") for one in log.kept.findings[:MOST_LINES]]
     if len(log.kept.findings) > MOST_LINES:
         lost.append(Line(f"and {len(log.kept.findings) - MOST_LINES} more: securefda audit verify lists them", "bad"))
     state: Tone = "" if found.finding is None else "care" if found.finding.kind in HONEST else "bad"
