@@ -225,6 +225,7 @@ def header_of(
         norm_cap=session.norm_cap,
         metrics=with_metrics,
         sources_keep=settings.sources_keep,
+        down_link=settings.down_link,
     )
 
 

@@ -14,11 +14,12 @@ from securefda.aggregator.ranges import WordFormat, format_for, narrowest, peaks
 from securefda.aggregator.rounds import CurrentRound, RoundTotal, total_of, update_of
 from securefda.aggregator.site import RunSettings, TargetSite
 from securefda.aggregator.store import AggregatorStore, Asked, KeptPeaks, KeptResult, Position, TargetRelease
-from securefda.aggregator.target import train_target
+from securefda.aggregator.target import TargetRound, train_target
 from securefda.errors import FaultySourceError
 from securefda.operations.progress import Reporter
 from securefda.protocol.checks import envelope_fault
 from securefda.protocol.contribution import RoundTerms, terms_of
+from securefda.protocol.down_link import rounded
 from securefda.protocol.encoding import vector_to_wire
 from securefda.protocol.messages import (
     NO_CONTEXT,
@@ -112,8 +113,9 @@ class ModelChange:
 class RunModel:
     """The global model, trained at the target and changed by every round that is finished.
 
-    ``vector`` holds its parameters, float32 ``(n_params,)``; it is empty before :meth:`begin` or :meth:`restore`. All
-    that a round leaves behind is in the store before a method returns. ``receipts`` are those for the last result.
+    ``vector`` holds its parameters, float32 ``(n_params,)``; it is empty before :meth:`begin` or :meth:`restore`. They
+    are numbers of the down-link's format, as every site gets them. All that a round leaves behind is in the store
+    before a method returns. ``receipts`` are those for the last result.
     """
 
     def __init__(
@@ -128,7 +130,7 @@ class RunModel:
 
     def begin(self) -> None:
         """Start from the task's own model."""
-        self.vector = self._site.trainer.initial_model()
+        self.vector = self._rounded(self._site.trainer.initial_model())
         self._store.begin_run(self._run_id, self._settings.config_digest, self.vector)
 
     def restore(self, position: Position) -> None:
@@ -144,13 +146,20 @@ class RunModel:
         site, run, factor = self._site, self._run_id.hex(), current.plan.learning_rate_factor
         began = site.clock()
         attempt = current.attempt + 1
-        current.target = train_target(
-            site.trainer, self.vector, current.number, current.plan, run_id=run, attempt=attempt
-        )
+        trained = train_target(site.trainer, self.vector, current.number, current.plan, run_id=run, attempt=attempt)
+        current.target = None if trained is None else self._as_published(trained)
         if site.personal is not None:
             site.personal.train(self.vector, run, current.number, factor)
         current.trained = True
         current.spent("train_target", site.clock() - began)
+
+    def _rounded(self, model: Vector) -> Vector:
+        return rounded(model, self._settings.down_link, "the model")
+
+    def _as_published(self, target: TargetRound) -> TargetRound:
+        """What the target trained, with g_T as it travels: the rule is evaluated on the same g_T at every level."""
+        update = rounded(target.result.update, self._settings.down_link, "the target's update")
+        return target.with_update(update)
 
     def header(self, current: CurrentRound, session: SessionPlan, *, with_metrics: bool) -> Signed[Header]:
         """The header of the next attempt at a round. Nothing of it may leave before :meth:`publish`."""
@@ -202,7 +211,7 @@ class RunModel:
     def take_target_update(self, current: CurrentRound) -> None:
         """Finish a round of the target alone."""
         if current.target is not None:
-            self.vector = self.vector + current.target.result.update
+            self.vector = self._rounded(self.vector + current.target.result.update)
         self._record(current)
 
     def change_by(self, current: CurrentRound, terms: RoundTerms, sums: RoundSum) -> ModelChange:
@@ -217,7 +226,7 @@ class RunModel:
         if current.plan.server is not None:
             update, server = server_step(current.plan.server, server, update)
         current.target_cosine = None if current.target is None else cosine(current.target.result.update, update)
-        vector = (self.vector + update).astype(np.float32)
+        vector = self._rounded((self.vector + update).astype(np.float32))
         current.spent("rule", self._site.clock() - began)
         return ModelChange(total, vector, server)
 
@@ -241,7 +250,9 @@ class RunModel:
         It is that of the last result: what the target has trained alone since then stays at the target.
         """
         model = vector_to_wire(self._store.result_model())
-        return replace(farewell, result_digest=self._result_digest, model_digest=sha256(model).digest()), (model,)
+        digest, down_link = sha256(model).digest(), self._settings.down_link
+        named = replace(farewell, result_digest=self._result_digest, model_digest=digest, down_link=down_link)
+        return named, (model,)
 
     def lose(self, current: CurrentRound, participants: Iterable[int]) -> None:
         """Give a round up: the model stays as it is."""

@@ -18,7 +18,7 @@ from securefda.audit.witness import Witness
 from securefda.bootstrap import Member, run_info, target_rows, task_of, trainer_at, training_rows, witness_of
 from securefda.errors import ConfigError, SecureFdaError
 from securefda.operations.records import RoundLine, RunStatus, Setting, Summary, summarise
-from securefda.protocol.messages import Granularity, Signer, SourcesKeep, Visibility
+from securefda.protocol.messages import DownLink, Granularity, Signer, SourcesKeep, Visibility
 from securefda.protocol.roster import Roster
 from securefda.protocol.secret import RandomBytes
 from securefda.rules import Estimator, Rule, Strategy, TargetLabels
@@ -89,7 +89,7 @@ class RunSettings:
     that do, see :mod:`securefda.aggregator.ranges`. ``target_noise`` is what protects g_T when it is published, as its
     releases are accounted. ``learning_rate`` is the target's, before the factor of a round;
     ``patience`` is after how many rounds without a better model the run ends, 0 for never. ``sources_keep`` is what the
-    sources keep of the model when the run is complete.
+    sources keep of the model when the run is complete, ``down_link`` in what it travels to them.
     """
 
     strategy: Strategy
@@ -112,6 +112,7 @@ class RunSettings:
     target_noise: str = "none"
     learning_rate: float = 0.001
     patience: int = 0
+    down_link: DownLink = DownLink.FLOAT32
 
     def __post_init__(self) -> None:
         if self.cohort_size == 0:
@@ -334,6 +335,7 @@ def settings_of(config: AggregatorConfig | FederationConfig, config_digest: byte
         target_noise="dp-sgd" if training.with_noise else "none",
         learning_rate=training.learning_rate,
         patience=config.strategy.patience,
+        down_link=DownLink[session.down_link.upper()],
     )
 
 

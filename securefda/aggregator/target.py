@@ -104,6 +104,17 @@ class TargetRound:
     statistics: TargetStatistics | None
     step_updates: Any
 
+    def with_update(self, update: Vector) -> TargetRound:
+        """The same with g_T rounded, float32 (m,), and a mean square that agrees with it."""
+        if update is self.result.update:
+            return self
+        statistics = self.statistics
+        if statistics is not None:
+            scattered = statistics.scatter * (statistics.steps - 1) / statistics.steps
+            squared = float(np.dot(update.astype(np.float64), update)) / statistics.steps**2
+            statistics = replace(statistics, mean_square=squared + scattered)
+        return replace(self, result=replace(self.result, update=update), statistics=statistics)
+
 
 def train_target(
     trainer: Trainer, model: Vector, round_number: int, plan: RoundPlan, *, run_id: str = "", attempt: int = 0

@@ -46,6 +46,19 @@ class SourcesKeep(IntEnum):
         return self.name.lower()
 
 
+class DownLink(IntEnum):
+    """In what the model and the target's update travel to the sources."""
+
+    FLOAT32 = 0
+    BFLOAT16 = 1
+    FLOAT16 = 2
+
+    @property
+    def label(self) -> str:
+        """The name in configuration files and logs."""
+        return self.name.lower()
+
+
 @dataclass(frozen=True, slots=True)
 class Layer:
     """One named parameter tensor, the largest absolute coordinate that counts of it, and the range of what travels.
@@ -141,6 +154,8 @@ class Header:
 
     ``sources_keep`` says what a source keeps of the model when the run is complete; it is the same in every header of a
     run, so that each knows before it trains.
+
+    ``down_link`` says in what the vectors beside the header travel. Their digests are those of float32 in any case.
     """
 
     run_id: bytes
@@ -168,6 +183,7 @@ class Header:
     norm_cap: NormCapTerms | None = None
     metrics: bool = False
     sources_keep: SourcesKeep = SourcesKeep.NONE
+    down_link: DownLink = DownLink.FLOAT32
 
     def __post_init__(self) -> None:
         expect_bytes(self.run_id, RUN_ID_BYTES, "run_id")

@@ -40,6 +40,7 @@ from securefda.protocol.envelope import (
     expect_finite,
 )
 from securefda.protocol.header import (
+    DownLink,
     Granularity,
     Header,
     Layer,
@@ -192,7 +193,8 @@ class Goodbye:
     """The aggregator ends the run: ``completed`` says whether every round was done, ``reason`` why not.
 
     Where the run leaves its sources the final model, that travels beside the message: ``result_digest`` is of the
-    run's last signed result, ``model_digest`` of its model. Both are empty elsewhere.
+    run's last signed result, ``model_digest`` of its model. Both are empty elsewhere. ``down_link`` is in what it
+    travels.
     """
 
     completed: bool
@@ -200,6 +202,7 @@ class Goodbye:
     reason: str
     result_digest: bytes = b""
     model_digest: bytes = b""
+    down_link: DownLink = DownLink.FLOAT32
 
     def __post_init__(self) -> None:
         expect(len(self.reason) <= 500, "reason has at most 500 characters")
@@ -207,6 +210,7 @@ class Goodbye:
         lengths = {len(self.result_digest), len(self.model_digest)}
         expect(lengths in ({0}, {DIGEST_BYTES}), "result_digest and model_digest must both be empty or 32 bytes")
         expect(self.completed or not self.model_digest, "a model comes with the end of a complete run alone")
+        expect(bool(self.model_digest) or not self.down_link, "a format without a model")
 
 
 __all__ = [
@@ -231,6 +235,7 @@ __all__ = [
     "Consistency",
     "Cosigned",
     "DeliveredBox",
+    "DownLink",
     "Envelope",
     "Goodbye",
     "Granularity",

@@ -68,10 +68,12 @@ def target_in_words(config: AggregatorConfig, site: str, sources: tuple[str, ...
         f'model.sources-keep "{config.model.sources_keep}": {_KEPT[config.model.sources_keep]}.',
     )
     how = f"with noise (multiplier {noise:g}), counted by a ledger" if noise else "without noise"
-    model = f"to every source, the common model in each round: what {site}'s rows changed in it was trained {how}."
+    short = config.session.down_link
+    common = "to every source, the common model in each round" + ("" if short == "float32" else f", rounded to {short}")
+    model = f"{common}: what {site}'s rows changed in it was trained {how}."
     if config.training.labels == "none":
         model = (
-            f"to every source, the common model in each round, in which {site}'s rows have no part: their labels are "
+            f"{common}, in which {site}'s rows have no part: their labels are "
             f"not used. No header says so, but the rule {rule.value} is one that needs none."
         )
     own = (

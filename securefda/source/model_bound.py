@@ -19,6 +19,7 @@ import numpy as np
 
 from securefda.errors import FaultyAggregatorError
 from securefda.protocol.checks import SessionLimits, envelope_fault, require
+from securefda.protocol.down_link import HALF_STEP
 from securefda.protocol.messages import Header, MissedResult, Receipt, Result, Signed, SourcesKeep
 from securefda.protocol.roster import Roster
 from securefda.rules.blocks import blocks
@@ -268,7 +269,11 @@ def require_initial(header: Header, model: Vector, own: Vector, listed: Sequence
         )
         require(header.model_digest in listed, "HEADER_INITIAL_MODEL", detail)
         return
-    furthest = max(float(np.max(np.abs(model[block] - own[block]), initial=0.0)) for block in blocks(model.size))
+    rounding = HALF_STEP[header.down_link]
+    furthest = max(
+        float(np.max(np.abs(model[block] - own[block]) - rounding * np.abs(own[block]), initial=0.0))
+        for block in blocks(model.size)
+    )
     require(
         furthest <= INITIAL_TOLERANCE,
         "HEADER_INITIAL_MODEL",

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import grpc
 
 from securefda.errors import AuthenticationError, ConnectionFailed, FaultyAggregatorError
+from securefda.protocol.down_link import down_link_of
 from securefda.protocol.messages import Body, Parcel, Signed, vector_digests
 from securefda.transport.delivery import INSTANCE_BYTES, Link, pump
 from securefda.transport.dialer import (
@@ -34,7 +35,7 @@ from securefda.transport.limits import GRPC_PREFIX_BYTES, UNREAD_MESSAGES, Trans
 from securefda.transport.observer import Direction, MessageObserver, ignore, wire_size
 from securefda.transport.peer import Traffic
 from securefda.transport.tls import Credentials, Unreachable
-from securefda.transport.vectors import Assembly, byte_view, chunks, digests_beside
+from securefda.transport.vectors import Assembly, Vector, byte_view, chunks, digests_beside
 from securefda.transport.wire import WireError, refuse_unknown_fields, signed_from_proto, signed_to_proto
 from securefda.v1 import federation_pb2 as pb
 
@@ -431,11 +432,12 @@ class SourceChannel:
         self._inbox.append(_Arrival(delivery.sequence, message, lengths, digests))
         self._news.set()
 
-    async def _fetch(self, arrival: _Arrival) -> tuple[bytearray, ...] | None:
+    async def _fetch(self, arrival: _Arrival) -> tuple[Vector, ...] | None:
         """Download what is missing of a message's vectors; None where they have been withdrawn."""
         if not arrival.assemblies:
             named = zip(arrival.lengths, arrival.digests, strict=True)
-            arrival.assemblies = [Assembly(length, digest) for length, digest in named]
+            down_link = down_link_of(arrival.message.body)
+            arrival.assemblies = [Assembly(length, digest, down_link) for length, digest in named]
         for assembly in arrival.assemblies:
             transfer = partial(download, assembly=assembly, patience_s=self._settings.silence_s)
             if not await self._on_some_connection(transfer):

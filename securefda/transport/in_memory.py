@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, TypeVar
 
+from securefda.protocol.down_link import down_link_of, packed_length
 from securefda.protocol.messages import Parcel, Send, Signed
 from securefda.transport.observer import Direction, MessageObserver, wire_size
 from securefda.transport.vectors import Vector, digests_beside
@@ -226,5 +227,6 @@ class MemoryNetwork(Generic[AggregatorT, SourceT]):
     def observe(self, site: int, direction: Direction, peer: int, parcel: Parcel, *, more: bool = False) -> None:
         """Show a message to a site's observer; ``more`` as :class:`MessageObserver` has it."""
         if (observer := self.observers.get(site)) is not None:
-            size = wire_size(parcel.message, sum(len(vector) for vector in parcel.vectors))
+            down_link = down_link_of(parcel.message.body)
+            size = wire_size(parcel.message, sum(packed_length(len(vector), down_link) for vector in parcel.vectors))
             observer(direction, peer, parcel.message, size, more=more)

@@ -16,6 +16,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from securefda.errors import ConfigError, ConnectionFailed, SecureFdaError
+from securefda.protocol.down_link import down_link_of, packed_length
 from securefda.protocol.messages import Body, Parcel, Signed
 from securefda.transport.delivery import INSTANCE_BYTES, Ended, Link, Pace, content_of, pump
 from securefda.transport.events import Event, Joined, Misbehaved, Received
@@ -360,14 +361,18 @@ class AggregatorServer:
         """
         sends = self._deliverable(sends)
         digests = [digests_beside(parcel.message.body, len(parcel.vectors)) for _, parcel in sends]
-        lengths = [tuple(memoryview(vector).nbytes for vector in parcel.vectors) for _, parcel in sends]
+        formats = [down_link_of(parcel.message.body) for _, parcel in sends]
+        lengths = [
+            tuple(packed_length(memoryview(vector).nbytes, formats[at]) for vector in parcel.vectors)
+            for at, (_, parcel) in enumerate(sends)
+        ]
         for at, (site, parcel) in enumerate(sends):
             self._table.sites[site].link.require_room(parcel.message, lengths[at])
         offered: list[tuple[bytes, int]] = []
         try:
             for at, (site, parcel) in enumerate(sends):
                 for digest, vector in zip(digests[at], parcel.vectors, strict=True):
-                    self._table.attachments.publish(digest, vector, site)
+                    self._table.attachments.publish(digest, vector, site, formats[at])
                     offered.append((digest, site))
             for at, (site, parcel) in enumerate(sends):
                 size = wire_size(parcel.message, sum(lengths[at]))

@@ -14,7 +14,8 @@ from hashlib import sha256
 
 import grpc
 
-from securefda.protocol.messages import Body, Header, MaskedInput, Signed, Update, vector_digests
+from securefda.protocol.down_link import packed, unpacked
+from securefda.protocol.messages import Body, DownLink, Header, MaskedInput, Signed, Update, vector_digests
 from securefda.transport.limits import COMPLETED_UPLOADS
 from securefda.transport.wire import WireError
 
@@ -37,11 +38,13 @@ class Assembly:
 
     Args:
         total_bytes: its length; the buffer of that size is made at once, so the caller has checked it.
-        digest: SHA-256 that it must have, 32 bytes.
+        digest: SHA-256 that it must have as float32, 32 bytes.
+        down_link: in what it travels.
     """
 
-    def __init__(self, total_bytes: int, digest: bytes) -> None:
+    def __init__(self, total_bytes: int, digest: bytes, down_link: DownLink = DownLink.FLOAT32) -> None:
         self.digest = digest
+        self._down_link = down_link
         self.received = 0
         self._buffer = bytearray(total_bytes)
         self._hash = sha256()
@@ -62,7 +65,8 @@ class Assembly:
         if not 0 < len(data) <= self.total - self.received:
             raise WireError(f"chunk of {len(data)} bytes, {self.total - self.received} are missing")
         self._buffer[offset : offset + len(data)] = data
-        self._hash.update(data)
+        if self._down_link is DownLink.FLOAT32:
+            self._hash.update(data)
         self.received += len(data)
 
     @property
@@ -70,17 +74,22 @@ class Assembly:
         """Whether nothing is missing."""
         return self.received == self.total
 
-    def finish(self) -> bytearray:
-        """Hand the vector out.
+    def finish(self) -> Vector:
+        """Hand the vector out, as float32.
 
         Raises:
             WireError: something is missing, or the digest is another one.
         """
         if not self.is_whole:
             raise WireError(f"vector ends at {self.received} of {self.total} bytes")
-        if not hmac.compare_digest(self._hash.digest(), self.digest):
+        try:
+            vector = unpacked(self._buffer, self._down_link)
+        except ValueError as error:
+            raise WireError(str(error)) from error
+        digest = self._hash.digest() if vector is self._buffer else sha256(vector).digest()
+        if not hmac.compare_digest(digest, self.digest):
             raise WireError("vector does not have the digest that its message names")
-        return self._buffer
+        return vector
 
 
 def digests_beside(body: Body, count: int) -> tuple[bytes, ...]:
@@ -111,18 +120,20 @@ class AttachmentStore:
     def __init__(self) -> None:
         self._attachments: dict[bytes, _Attachment] = {}
 
-    def publish(self, digest: bytes, vector: Vector, site: int) -> int:
-        """Offer a vector to a site, without a copy; return its length in bytes.
+    def publish(self, digest: bytes, vector: Vector, site: int, down_link: DownLink = DownLink.FLOAT32) -> int:
+        """Offer a float32 vector to a site, without a copy where it travels as such; return its length in bytes.
+
+        A vector has one format for as long as it is offered: that of the run.
 
         Raises:
-            ValueError: the vector does not have that digest.
+            ValueError: the vector does not have that digest, or numbers that are none of the format.
         """
         attachment = self._attachments.get(digest)
         if attachment is None:
             view = byte_view(vector)
             if not hmac.compare_digest(sha256(view).digest(), digest):
                 raise ValueError("a vector does not have the digest that its message names")
-            attachment = self._attachments[digest] = _Attachment(view)
+            attachment = self._attachments[digest] = _Attachment(byte_view(packed(view, down_link)))
         attachment.readers[site] += 1
         return len(attachment.view)
 
@@ -219,7 +230,7 @@ class UploadDesk:
         """Whether this upload is still the site's present one."""
         return self._upload is upload
 
-    def verified(self, upload: PartialUpload) -> bytearray:
+    def verified(self, upload: PartialUpload) -> Vector:
         """The whole vector.
 
         Raises:

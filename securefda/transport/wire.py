@@ -366,6 +366,7 @@ _BODIES = {
         previous_checkpoint=_Field(_unchanged, _checkpoint),
         norm_cap=_part(_NORM_CAP, "optional"),
         sources_keep=_enum(m.SourcesKeep),
+        down_link=_enum(m.DownLink),
     ),
     "advertise": _Form(m.Advertise, pb.Advertise),
     "key_list": _Form(m.KeyList, pb.KeyList, advertisements=_list(_signed_as(m.Advertise))),
@@ -388,7 +389,7 @@ _BODIES = {
     "join": _Form(m.Join, pb.Join, visibility=_enum(m.Visibility)),
     "checkpoint": _Form(m.Checkpoint, pb.Checkpoint, proof=_list(_COPIED, m.MAX_PROOF_HASHES)),
     "cosigned": _Form(m.Cosigned, pb.Cosigned),
-    "goodbye": _Form(m.Goodbye, pb.Goodbye),
+    "goodbye": _Form(m.Goodbye, pb.Goodbye, down_link=_enum(m.DownLink)),
     "receipt": _Form(m.Receipt, pb.Receipt),
     "missed_result": _Form(
         m.MissedResult, pb.MissedResult, result=_signed_as(m.Result, "required"), receipts=_list(_signed_as(m.Receipt))

@@ -107,6 +107,30 @@ STEP_RESULT: Step.ValueType  # 8
 """Reading the result."""
 Global___Step: _TypeAlias = Step  # noqa: Y015
 
+class _DownLink:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _DownLinkEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DownLink.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    DOWN_LINK_FLOAT32: _DownLink.ValueType  # 0
+    """4 bytes, little-endian; the only enum value of 0 that is valid, and not written."""
+    DOWN_LINK_BFLOAT16: _DownLink.ValueType  # 1
+    """The upper 2 bytes of a float32, little-endian; the lower two are 0."""
+    DOWN_LINK_FLOAT16: _DownLink.ValueType  # 2
+    """IEEE 754 binary16, little-endian."""
+
+class DownLink(_DownLink, metaclass=_DownLinkEnumTypeWrapper):
+    """In what a vector travels to the sources. Digests are those of float32 in any case."""
+
+DOWN_LINK_FLOAT32: DownLink.ValueType  # 0
+"""4 bytes, little-endian; the only enum value of 0 that is valid, and not written."""
+DOWN_LINK_BFLOAT16: DownLink.ValueType  # 1
+"""The upper 2 bytes of a float32, little-endian; the lower two are 0."""
+DOWN_LINK_FLOAT16: DownLink.ValueType  # 2
+"""IEEE 754 binary16, little-endian."""
+Global___DownLink: _TypeAlias = DownLink  # noqa: Y015
+
 class _SourcesKeep:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -498,6 +522,7 @@ class Header(_message.Message):
     NORM_CAP_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
     SOURCES_KEEP_FIELD_NUMBER: _builtins.int
+    DOWN_LINK_FIELD_NUMBER: _builtins.int
     run_id: _builtins.bytes
     """Random name of the run; 16 bytes."""
     round: _builtins.int
@@ -536,6 +561,8 @@ class Header(_message.Message):
     """Whether loss and accuracy over the training rows travel in this round; only where every participant's Join said so."""
     sources_keep: Global___SourcesKeep.ValueType
     """What the sources keep of the model when the run is complete; the same in every header of a run."""
+    down_link: Global___DownLink.ValueType
+    """In what the model and the target's update travel beside the header."""
     @_builtins.property
     def levels(self) -> _containers.RepeatedScalarFieldContainer[Global___Visibility.ValueType]:
         """What the aggregator sees of each participant, in their order; as many as participants."""
@@ -588,10 +615,11 @@ class Header(_message.Message):
         norm_cap: Global___NormCapTerms | None = ...,
         metrics: _builtins.bool = ...,
         sources_keep: Global___SourcesKeep.ValueType = ...,
+        down_link: Global___DownLink.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["norm_cap", b"norm_cap", "rule", b"rule", "target", b"target"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture_digest", b"architecture_digest", "attempt", b"attempt", "cohort_quorum", b"cohort_quorum", "cohort_size", b"cohort_size", "layers", b"layers", "levels", b"levels", "max_samples", b"max_samples", "metrics", b"metrics", "model_digest", b"model_digest", "modulus_bits", b"modulus_bits", "n_max", b"n_max", "norm_cap", b"norm_cap", "participants", b"participants", "phase_deadline_ms", b"phase_deadline_ms", "previous_checkpoint", b"previous_checkpoint", "previous_result_digest", b"previous_result_digest", "roster_digest", b"roster_digest", "round", b"round", "rule", b"rule", "run_id", b"run_id", "sources_keep", b"sources_keep", "sum_quorum", b"sum_quorum", "target", b"target", "threshold", b"threshold", "training_deadline_ms", b"training_deadline_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture_digest", b"architecture_digest", "attempt", b"attempt", "cohort_quorum", b"cohort_quorum", "cohort_size", b"cohort_size", "down_link", b"down_link", "layers", b"layers", "levels", b"levels", "max_samples", b"max_samples", "metrics", b"metrics", "model_digest", b"model_digest", "modulus_bits", b"modulus_bits", "n_max", b"n_max", "norm_cap", b"norm_cap", "participants", b"participants", "phase_deadline_ms", b"phase_deadline_ms", "previous_checkpoint", b"previous_checkpoint", "previous_result_digest", b"previous_result_digest", "roster_digest", b"roster_digest", "round", b"round", "rule", b"rule", "run_id", b"run_id", "sources_keep", b"sources_keep", "sum_quorum", b"sum_quorum", "target", b"target", "threshold", b"threshold", "training_deadline_ms", b"training_deadline_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1233,6 +1261,7 @@ class Goodbye(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     RESULT_DIGEST_FIELD_NUMBER: _builtins.int
     MODEL_DIGEST_FIELD_NUMBER: _builtins.int
+    DOWN_LINK_FIELD_NUMBER: _builtins.int
     completed: _builtins.bool
     """Whether every round was done."""
     rounds: _builtins.int
@@ -1243,6 +1272,8 @@ class Goodbye(_message.Message):
     """Digest of the run's last signed Result; 32 bytes, or 0 where no model comes with this message."""
     model_digest: _builtins.bytes
     """Digest of its model; 32 bytes, or 0 likewise. The model travels as the attachment."""
+    down_link: Global___DownLink.ValueType
+    """In what it travels; float32 where no model comes with this message."""
     def __init__(
         self,
         *,
@@ -1251,10 +1282,11 @@ class Goodbye(_message.Message):
         reason: _builtins.str = ...,
         result_digest: _builtins.bytes = ...,
         model_digest: _builtins.bytes = ...,
+        down_link: Global___DownLink.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completed", b"completed", "model_digest", b"model_digest", "reason", b"reason", "result_digest", b"result_digest", "rounds", b"rounds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completed", b"completed", "down_link", b"down_link", "model_digest", b"model_digest", "reason", b"reason", "result_digest", b"result_digest", "rounds", b"rounds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -142,6 +142,21 @@ def encode_exactly(x: float, limit: float, q_max: int, drawn: int) -> int:
     return math.floor(kept * q_max / Fraction(limit) + Fraction(2 * drawn + 1, 2**17))
 
 
+def nearest(x: float, down_link: int) -> float:
+    """The nearest number of a format of 2 bytes, ties to even: of 8 bits from 2^-126 on, or of 11 from 2^-14 on."""
+    bits, least = {1: (8, -126), 2: (11, -14)}[down_link]
+    if x == 0:
+        return x
+    exponent = max(math.frexp(x)[1] - 1, least)
+    quantum = Fraction(2) ** (exponent - bits + 1)
+    return math.copysign(float(round(Fraction(x) / quantum) * quantum), x)
+
+
+def bytes_down(x: float, down_link: int) -> bytes:
+    """A number of a format of 2 bytes as it travels."""
+    return struct.pack("<f", x)[2:] if down_link == 1 else struct.pack("<e", x)
+
+
 def chi_square(counts: Sequence[int]) -> float:
     """Pearson's statistic of counts against equal chances."""
     expected = sum(counts) / len(counts)

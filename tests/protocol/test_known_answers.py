@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import struct
 import subprocess
 import sys
 from fractions import Fraction
@@ -14,10 +15,13 @@ import numpy as np
 import pytest
 import secagg_oracles as oracle
 
+from securefda.errors import ConfigError
 from securefda.protocol import agreement, masking, shamir
 from securefda.protocol.agreement import BoxAddress, BoxError, KeyAgreementError, KeyPair, Label, SharePair
-from securefda.protocol.encoding import EncodedLayer, Quantisation
+from securefda.protocol.down_link import packed, rounded, unpacked
+from securefda.protocol.encoding import EncodedLayer, Quantisation, vector_to_wire
 from securefda.protocol.masking import Mask, add_masks
+from securefda.protocol.messages import DownLink
 from securefda.protocol.secret import Secret
 
 ROOT = Path(__file__).parents[2]
@@ -261,6 +265,32 @@ def test_fixed_point(case: dict[str, Any]) -> None:
     for text, q, limit in zip(case["decoded"], exact, limits, strict=False):
         true = Fraction(limit) * q / case["q_max"]
         assert abs(Fraction(float.fromhex(text)) - true) <= abs(true) / 2**51
+
+
+@pytest.mark.parametrize("case", load("down_link")["valid"], ids=lambda case: DownLink(case["down_link"]).label)
+def test_down_link(case: dict[str, Any]) -> None:
+    down_link, trained = DownLink(case["down_link"]), [float.fromhex(text) for text in case["vector"]]
+    exact = [oracle.nearest(x, case["down_link"]) for x in trained]
+    found = rounded(np.array(trained, np.float32), down_link, "it")
+    assert [x.hex() for x in found.tolist()] == case["rounded"] == [x.hex() for x in exact]
+    on_wire = b"".join(oracle.bytes_down(x, case["down_link"]) for x in exact)
+    assert bytes(packed(vector_to_wire(found), down_link)).hex() == case["bytes"] == on_wire.hex()
+    as_float32 = struct.pack(f"<{len(exact)}f", *exact)
+    assert bytes(unpacked(on_wire, down_link)) == as_float32
+    assert hashlib.sha256(as_float32).hexdigest() == case["digest"]
+
+
+@pytest.mark.parametrize("case", load("down_link")["invalid"], ids=lambda case: case["why"])
+def test_down_link_error_vector_is_refused(case: dict[str, Any]) -> None:
+    down_link = DownLink(case["down_link"])
+    if case["refused_at"] == "rounding":
+        vector = np.array([float.fromhex(text) for text in case["vector"]], np.float32)
+        assert np.all(np.isfinite(vector))
+        with pytest.raises(ConfigError, match=r"session\.down-link"):
+            rounded(vector, down_link, "it")
+    else:
+        with pytest.raises(ValueError, match="5 bytes"):
+            unpacked(bytes.fromhex(case["bytes"]), down_link)
 
 
 def refused_encoding(case: dict[str, Any]) -> Any:

@@ -10,6 +10,7 @@ import resource
 from pathlib import Path
 
 import grpc
+import numpy as np
 import pytest
 from transport_kit import (
     CALM,
@@ -33,7 +34,8 @@ from transport_kit import (
 )
 
 from securefda.errors import FaultyAggregatorError
-from securefda.protocol.messages import MaskedInput, Parcel
+from securefda.protocol.down_link import packed
+from securefda.protocol.messages import DownLink, MaskedInput, Parcel
 from securefda.transport.dialer import UploadRefusedError
 from securefda.transport.events import Misbehaved, Received
 from securefda.transport.limits import UNREAD_MESSAGES
@@ -330,6 +332,39 @@ async def test_a_source_refuses_vectors_that_do_not_fit_their_message(announced:
         with pytest.raises(FaultyAggregatorError) as caught:
             await soon(channel.receive())
         assert caught.value.check == "ATTACHMENT"
+
+
+@scenario
+@pytest.mark.parametrize("bit", [0, 15, 16], ids=["the lowest", "the highest that does not travel", "one that does"])
+async def test_a_source_refuses_a_vector_of_2_bytes_whose_float32_has_another_digest(bit: int) -> None:
+    """The header names the digest of a model that differs in one bit from what travels."""
+    sites, down_link, model = Sites(), DownLink.BFLOAT16, np.arange(1, 101, dtype=np.float32)
+    async with sites.listening() as (server, address), sites.connected(1, address) as channel:
+        await joined(server, 1)
+        travels, attachments = packed(model.tobytes(), down_link), server._table.attachments
+        model.view(np.uint32)[7] ^= 1 << bit
+        lie = header(model.tobytes(), down_link=down_link)
+        attachments.publish(lie.message.body.model_digest, model.tobytes(), 1)
+        attachments._attachments[lie.message.body.model_digest].view = travels
+        server._table.site(1).link.push(lie.message, (len(travels),))
+        with pytest.raises(FaultyAggregatorError) as caught:
+            await soon(channel.receive())
+        assert caught.value.check == "ATTACHMENT_DIGEST"
+
+
+@scenario
+async def test_a_source_refuses_half_a_number_of_2_bytes() -> None:
+    sites = Sites()
+    async with sites.listening() as (server, address), sites.connected(1, address) as channel:
+        await joined(server, 1)
+        sent = header(bytes(12), down_link=DownLink.FLOAT16)
+        attachments, digest = server._table.attachments, sent.message.body.model_digest
+        attachments.publish(digest, bytes(12), 1, DownLink.FLOAT16)
+        attachments._attachments[digest].view = memoryview(bytes(5))
+        server._table.site(1).link.push(sent.message, (5,))
+        with pytest.raises(FaultyAggregatorError) as caught:
+            await soon(channel.receive())
+        assert caught.value.check == "ATTACHMENT_DIGEST"
 
 
 @scenario

@@ -7,6 +7,7 @@ import os
 from dataclasses import replace
 
 import grpc
+import numpy as np
 import pytest
 from transport_kit import (
     CALM,
@@ -28,7 +29,8 @@ from transport_kit import (
 )
 
 from securefda.errors import ConfigError, ConnectionFailed, SecureFdaError
-from securefda.protocol.messages import Parcel
+from securefda.protocol.down_link import rounded
+from securefda.protocol.messages import DownLink, Parcel
 from securefda.transport.dialer import UploadRefusedError
 from securefda.transport.events import Joined, Left, Misbehaved, Received
 from securefda.transport.observer import Direction, wire_size
@@ -84,6 +86,40 @@ async def test_a_header_arrives_with_its_vectors_and_they_are_not_kept_longer() 
         for index in (1, 2):
             await soon(server._table.site(index).link.settled())
         assert store.held_bytes == 0
+
+
+@scenario
+@pytest.mark.parametrize("down_link", [DownLink.BFLOAT16, DownLink.FLOAT16])
+async def test_vectors_in_2_bytes_arrive_as_float32_and_are_offered_at_half_the_length(down_link: DownLink) -> None:
+    sites, drawn = Sites(), np.random.default_rng(1).normal(size=(2, 40_001)).astype(np.float32)
+    vectors = tuple(bytes(rounded(one, down_link, "it").tobytes()) for one in drawn)
+    seen: list[int] = []
+
+    def observer(direction: Direction, peer: int, signed: object, size: int, *, more: bool = False) -> None:
+        seen.append(size)
+
+    async with sites.listening() as (server, address), sites.connected(1, address, observer=observer) as channel:
+        await joined(server, 1)
+        sent = header(*vectors, down_link=down_link)
+        await server.send([(1, sent)])
+        assert server._table.attachments.held_bytes == 4 * 40_001
+        received = await soon(channel.receive())
+        assert received.message == sent.message
+        assert tuple(map(bytes, received.vectors)) == vectors
+        assert seen[-1] == wire_size(sent.message, 4 * 40_001)
+        await soon(server._table.site(1).link.settled())
+        assert server._table.attachments.held_bytes == 0
+
+
+@scenario
+async def test_a_vector_that_is_not_rounded_does_not_leave_in_2_bytes() -> None:
+    sites = Sites()
+    async with sites.listening() as (server, address), sites.connected(1, address) as _:
+        await joined(server, 1)
+        vector = np.full(10, 0.1, np.float32).tobytes()
+        with pytest.raises(ValueError, match="bfloat16"):
+            await server.send([(1, header(vector, down_link=DownLink.BFLOAT16))])
+        assert server._table.attachments.held_bytes == 0
 
 
 @scenario

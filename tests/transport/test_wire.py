@@ -90,6 +90,7 @@ headers = st.builds(
     norm_cap=st.none() | norms,
     sources_keep=st.sampled_from(m.SourcesKeep),
     metrics=st.booleans(),
+    down_link=st.sampled_from(m.DownLink),
 )
 
 
@@ -165,7 +166,7 @@ BODIES: dict[type, st.SearchStrategy[Any]] = {
     m.Cosigned: st.builds(m.Cosigned, some_uint64, st.text(st.characters(codec="utf-8"), min_size=1, max_size=80)),
     m.Goodbye: st.one_of(
         st.builds(m.Goodbye, st.booleans(), uint32, lines(500)),
-        st.builds(m.Goodbye, st.just(True), uint32, lines(500), digests, digests),
+        st.builds(m.Goodbye, st.just(True), uint32, lines(500), digests, digests, st.sampled_from(m.DownLink)),
     ),
     m.Receipt: receipts,
     m.Schedule: st.builds(

@@ -22,6 +22,7 @@ from securefda.protocol.messages import (
     NO_CONTEXT,
     NO_SESSION,
     Body,
+    DownLink,
     Goodbye,
     Granularity,
     Header,
@@ -204,7 +205,7 @@ def number_of(parcel: Parcel) -> int:
     return int(body.key[1:]) if isinstance(body, Refusal) else body.rounds
 
 
-def header_body(model_digest: bytes, update_digest: bytes = b"") -> Header:
+def header_body(model_digest: bytes, update_digest: bytes = b"", down_link: DownLink = DownLink.FLOAT32) -> Header:
     """A header whose model, and target's update if given, travel beside it."""
     rule = RuleTerms("fedgp_auto", 0.5, "orthogonal", True, True, "mean-field", 1.0)
     target = TargetTerms(5, 0.01, update_digest, 1.5, 0.25) if update_digest else None
@@ -230,13 +231,14 @@ def header_body(model_digest: bytes, update_digest: bytes = b"") -> Header:
         previous_checkpoint=b"",
         sum_quorum=3,
         norm_cap=NormCapTerms(1.0, 2, Granularity.LAYER),
+        down_link=down_link,
     )
 
 
-def header(*vectors: bytes) -> Parcel:
+def header(*vectors: bytes, down_link: DownLink = DownLink.FLOAT32) -> Parcel:
     """A header with one or two vectors beside it."""
     digests = [sha256(vector).digest() for vector in vectors]
-    return Parcel(message(TARGET, header_body(*digests)).message, vectors)
+    return Parcel(message(TARGET, header_body(*digests, down_link=down_link)).message, vectors)
 
 
 def masked_input(sender: int, vector: bytes) -> Parcel:

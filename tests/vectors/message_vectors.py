@@ -232,6 +232,12 @@ def _clear(path: str) -> Callable[[Any], None]:
     return lambda message: message.ClearField(path)
 
 
+def _without_model(message: Any) -> None:
+    message.ClearField("result_digest")
+    message.ClearField("model_digest")
+    message.down_link = 1
+
+
 _NOT_HERE = "may be listed here"
 _CHANGES: list[tuple[type, str, str, Callable[[Any], None]]] = [
     (m.Header, "a run id of 15 bytes", "run_id", _set("run_id", bytes(15))),
@@ -277,6 +283,7 @@ _CHANGES: list[tuple[type, str, str, Callable[[Any], None]]] = [
     (m.Header, "no time for a phase", "deadlines", _clear("phase_deadline_ms")),
     (m.Header, "nothing said of what sources keep", "SourcesKeep", _clear("sources_keep")),
     (m.Header, "something else for sources to keep", "SourcesKeep", _set("sources_keep", 3)),
+    (m.Header, "a down-link that there is not", "DownLink", _set("down_link", 3)),
     (m.Header, "a result digest of 31 bytes", "previous_result_digest", _set("previous_result_digest", bytes(31))),
     (m.Advertise, "no box key", "box_key", _clear("box_key")),
     (m.Advertise, "a commitment of 33 bytes", "self_mask_commitment", _set("self_mask_commitment", bytes(33))),
@@ -326,6 +333,8 @@ _CHANGES: list[tuple[type, str, str, Callable[[Any], None]]] = [
     (m.Goodbye, "a model of no result", "result_digest", _clear("result_digest")),
     (m.Goodbye, "a result without a model", "model_digest", _clear("model_digest")),
     (m.Goodbye, "a model digest of 31 bytes", "model_digest", _set("model_digest", bytes(31))),
+    (m.Goodbye, "a down-link that there is not", "DownLink", _set("down_link", 3)),
+    (m.Goodbye, "a down-link of no model", "format without", _without_model),
     (m.Goodbye, "a model of a run that is not complete", "complete run alone", _clear("completed")),
     (m.Receipt, "a run id of 15 bytes", "run_id", _set("run_id", bytes(15))),
     (m.Receipt, "round 0", "round and number", _clear("round")),

@@ -11,8 +11,10 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from securefda.protocol import agreement, masking, shamir
 from securefda.protocol.agreement import BoxAddress, Label, SharePair
-from securefda.protocol.encoding import EncodedLayer, Quantisation
+from securefda.protocol.down_link import packed, rounded
+from securefda.protocol.encoding import EncodedLayer, Quantisation, vector_to_wire
 from securefda.protocol.masking import BLOCK_BYTES, Mask, add_masks
+from securefda.protocol.messages import DownLink
 from securefda.protocol.secret import Secret
 
 LOW_ORDER_POINTS = (
@@ -353,6 +355,44 @@ def _encodings() -> list[dict[str, Any]]:
     return cases
 
 
+def down_link() -> object:
+    """Vectors beside a header: as the target trained them, rounded, as they travel, and what their digest is of."""
+    trained = [0.0, -0.0, 1.0, -0.1, 1 / 3, 1 + 2.0**-8, 1 + 3 * 2.0**-8, 1 + 2.0**-11, 1 + 3 * 2.0**-11]
+    trained += [-3.14159, 1e-6, -(2.0**-24), 2.0**-25, 2.0**-26, 65504.0, 65519.0, 1e-30, 6e-39]
+    vector = np.array(trained, np.float32)
+    largest = {DownLink.BFLOAT16: 3.3961775292304957e38, DownLink.FLOAT16: 65520.0}  # the first that round to infinity
+    return {
+        "valid": [_down_case(vector, one) for one in (DownLink.BFLOAT16, DownLink.FLOAT16)],
+        "invalid": [
+            *(
+                {"why": f"beyond {one.label}", "refused_at": "rounding", "down_link": int(one), "vector": [x.hex()]}
+                for one, limit in largest.items()
+                for x in (limit, -limit)
+            ),
+            *(
+                {
+                    "why": f"half a number of {one.label}",
+                    "refused_at": "reading",
+                    "down_link": int(one),
+                    "bytes": "00" * 5,
+                }
+                for one in largest
+            ),
+        ],
+    }
+
+
+def _down_case(vector: Any, down_link: DownLink) -> dict[str, Any]:
+    made = rounded(vector, down_link, "it")
+    return {
+        "down_link": int(down_link),
+        "vector": [float(value).hex() for value in vector],
+        "rounded": [float(value).hex() for value in made],
+        "bytes": bytes(packed(vector_to_wire(made), down_link)).hex(),
+        "digest": hashlib.sha256(vector_to_wire(made)).hexdigest(),
+    }
+
+
 SETS: dict[str, Callable[[], object]] = {
     "derivations": derivations,
     "keys": keys,
@@ -360,4 +400,5 @@ SETS: dict[str, Callable[[], object]] = {
     "boxes": boxes,
     "masks": masks,
     "fixed_point": fixed_point,
+    "down_link": down_link,
 }

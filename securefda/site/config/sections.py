@@ -373,6 +373,11 @@ class SessionSection(Settings):
     the room for a sum over twice as many: 20 with up to 32 sources, 24 with up to 512. The first round, and the first
     after a change of rule, has 32, and what its sum shows sets the ranges of the next."""
 
+    down_link: Literal["float32", "bfloat16", "float16"] = "float32"
+    """In what the model, and at `sum` the target's update, travel to the sources: 4 bytes a parameter, or 2. The target
+    rounds them to the nearest number first, and keeps the rounded model, so that every site and level computes with the
+    same. bfloat16 leaves out changes below 1/512 of a parameter, float16 below 1/4096 and numbers beyond 65,504."""
+
     clip: Positive = 1.0
     """The largest absolute coordinate that a source contributes."""
 
