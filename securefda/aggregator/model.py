@@ -218,7 +218,7 @@ class RunModel:
         """What the model becomes by the sum that an attempt gave. Nothing is changed yet.
 
         Raises:
-            ValueError: a source lied about its part; which source is hidden, so none can be named.
+            FaultySum: a source lied about its part; which source is hidden, so none can be named.
         """
         began = self._site.clock()
         total, server = total_of(terms, current.target, sums), self._server

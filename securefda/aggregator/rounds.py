@@ -19,10 +19,11 @@ from securefda.aggregator.site import ByteCounts, TargetSite
 from securefda.aggregator.store import Asked
 from securefda.aggregator.target import TargetRound, evaluate_at_target
 from securefda.operations.records import RoundLine, SeenLine
-from securefda.protocol.contribution import RoundTerms, check_sum, clip_contribution
+from securefda.protocol.contribution import FaultySum, RoundTerms, check_sum, clip_contribution
 from securefda.protocol.encoding import Vector64, vector_to_wire
 from securefda.protocol.messages import Header, Visibility
 from securefda.rules import ContributionSum, DeltaErrors, RoundPlan, Rule, combine
+from securefda.rules.contribution import KEEP_TOLERANCE
 from securefda.training import Vector
 
 
@@ -51,12 +52,12 @@ def total_of(terms: RoundTerms, target: TargetRound | None, sums: RoundSum) -> R
     on its mean as if it were a source.
 
     Raises:
-        ValueError: a sum is not what honest parts give.
+        FaultySum: a sum is not what honest parts give.
     """
     total, errors = ContributionSum(terms.header.n_params), DeltaErrors(0.0, 0.0, 0.0)
     for part in sums.parts:
         if not part.statistics.weight > 0:
-            raise ValueError("a sum has no samples")
+            raise FaultySum("a sum has no samples")
         check_sum(terms, part.vector, part.statistics.weight, len(part.members))
         if part.level is Visibility.COHORT:
             samples = part.statistics.weight
@@ -68,16 +69,15 @@ def total_of(terms: RoundTerms, target: TargetRound | None, sums: RoundSum) -> R
             total.add_sum(part.vector, part.statistics.kept, part.statistics.weight)
             found = part.statistics.errors
         errors = errors.plus(found) if found else errors
+    slack = KEEP_TOLERANCE * total.samples
+    if not -slack <= total.kept <= total.samples + slack:
+        raise FaultySum("the target's update is kept for more samples than there are, or for fewer than none")
     mean_errors = errors.times(1 / total.samples) if terms.plan.select and total.samples > 0 else None
     return RoundTotal(total.vector, total.kept, total.samples, mean_errors)
 
 
 def update_of(rule: Rule, total: RoundTotal, target: TargetRound | None, max_samples: int) -> Vector64:
-    """The round's update of the model, float64 (m,).
-
-    Raises:
-        ValueError: the total is not one that honest parts give.
-    """
+    """The round's update of the model, float64 (m,)."""
     target_samples = target.result.samples / max_samples if target and rule is Rule.FEDAVG else None
     update = combine(
         rule,

@@ -63,6 +63,7 @@ from securefda.operations.progress import Reporter
 from securefda.operations.records import RoundLine, best_round
 from securefda.protocol.aggregator import AggregatorSession
 from securefda.protocol.checks import envelope_fault
+from securefda.protocol.contribution import FaultySum
 from securefda.protocol.masking import available_threads
 from securefda.protocol.messages import (
     NO_CONTEXT,
@@ -494,7 +495,7 @@ class AggregatorRun:
         try:
             self._report_work("measuring the model")
             change = self._model.change_by(current, attempt.terms, sums)
-        except ValueError as error:
+        except FaultySum as error:
             alarm = ProtocolError("SUM", f"a source lied about its part: {error}")
             self._reporter.note(Note.alarm_of(alarm))
             self._log("alarm", attempt, alarm)

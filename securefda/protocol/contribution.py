@@ -419,6 +419,10 @@ def encode_contribution(
     return terms.encoding.encode(contribution.vector, rounding, encode_statistics(statistics, units))
 
 
+class FaultySum(ValueError):
+    """An opened sum is none that honest parts give. Which source's part is to blame is hidden."""
+
+
 def check_sum(terms: RoundTerms, total: Vector64, samples: float, count: int) -> None:
     """Refuse an opened sum that no honest parts give: V beyond n times the clip, in any coordinate.
 
@@ -432,7 +436,7 @@ def check_sum(terms: RoundTerms, total: Vector64, samples: float, count: int) ->
         count: number of sources in the sum.
 
     Raises:
-        ValueError: the sum is beyond the clip; the message names the layer.
+        FaultySum: the sum is beyond the clip; the message names the layer.
     """
     of_weights = count / terms.encoding.tail_q_max  # rounding: a step for each weight, and below one for each part
     start = 0
@@ -440,5 +444,5 @@ def check_sum(terms: RoundTerms, total: Vector64, samples: float, count: int) ->
         part = total[start : start + layer.size]
         most = layer.clip * (samples + of_weights) + count * terms.encoding.step(number)
         if max(float(part.max()), -float(part.min())) > most:
-            raise ValueError(f"the sum of layer {layer.name} is beyond the clip at the weight that came with it")
+            raise FaultySum(f"the sum of layer {layer.name} is beyond the clip at the weight that came with it")
         start += layer.size

@@ -597,3 +597,15 @@ def test_an_abort_of_an_attempt_reaches_all_that_are_left(build: Callable[..., F
         aborts = [m.body for _, to, m in federation.passed if to == index and isinstance(m.body, Abort)]
         assert aborts == [Abort(Step.SHARES, "QUORUM", None)]
     assert federation.statuses == ["lost"]
+
+
+def test_more_of_the_targets_update_than_there_are_samples_loses_the_round(build: Callable[..., Federation]) -> None:
+    federation = build(3, rounds=1)
+
+    def lie(encoded: Any, header: Header) -> None:
+        encoded[KEPT] = encoded[SAMPLES] + encoded[SAMPLES] // 2
+
+    federation.sources = {index: Liar(source, lie) for index, source in federation.sources.items()}
+    federation.open().go()
+    assert federation.statuses == ["lost"]
+    assert "a source lied about its part: the target's update is kept for" in federation.watch.text
