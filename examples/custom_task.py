@@ -2,7 +2,7 @@
 
 Name it in a federation's file as ``task.factory = "custom_task:Blobs"`` and start in this folder, or put it on
 PYTHONPATH, at every site. A site is only ever asked for its own rows; here they are generated, yours would come from
-``self.settings.data_dir``. Models must not hold BatchNorm: use GroupNorm.
+``self.settings.data_dir``. With DP-SGD, models must not hold BatchNorm: use GroupNorm.
 """
 
 import torch

@@ -26,7 +26,7 @@ from securefda.machine import map_large_blocks
 from securefda.operations import TargetWatch, watch_target
 from securefda.operations.notes import Note
 from securefda.operations.progress import Reporter
-from securefda.operations.recording import ModelOrigin, RecordingReporter, model_file
+from securefda.operations.recording import ModelOrigin, RecordingReporter
 from securefda.operations.records import RoundLine, Summary
 from securefda.operations.run_folder import RunFolder, replace_file
 from securefda.privacy.events import TERMS
@@ -74,9 +74,9 @@ def main(config: AggregatorConfig, reporter: Reporter) -> Summary:
         run = AggregatorRun(site, settings, store, recording)
         origin = ModelOrigin(config.task.factory, run.run_id, site.trainer.architecture_digest)
         if store.position(settings.config_digest) is not None:  # refuse a folder of another run before it changes
-            recording.model_bytes = lambda line: model_file(run.layers, store.model(), origin.after(line))
+            recording.model_bytes = lambda line: site.model_file(store.model(), origin.after(line))
             recording.catch_up(cast(list[RoundLine], store.records()))
-        recording.model_bytes = lambda line: model_file(run.layers, run.model, origin.after(line))
+        recording.model_bytes = lambda line: site.model_file(run.model, origin.after(line))
         try:
             with closing(site.witness.journal) as journal:
                 recorder = MessageRecorder(journal, kit.roster, member.index, run=run.run_id, then=meter)

@@ -17,6 +17,7 @@ from securefda.audit.journal import logs_folder
 from securefda.audit.witness import Witness
 from securefda.bootstrap import Member, run_info, target_rows, task_of, trainer_at, training_rows, witness_of
 from securefda.errors import ConfigError, SecureFdaError
+from securefda.operations.recording import model_file
 from securefda.operations.records import RoundLine, RunStatus, Setting, Summary, summarise
 from securefda.protocol.messages import DownLink, Granularity, Signer, SourcesKeep, Visibility
 from securefda.protocol.roster import Roster
@@ -31,10 +32,10 @@ from securefda.site.config import (
 )
 from securefda.site.config.effective import secret_options, without_secrets
 from securefda.tasks import Rows, Samples, Task, Unlabelled
-from securefda.training import OwnRows, PersonalMemory, PersonalModel, SecretSeed, require_steps
+from securefda.training import OwnRows, PersonalMemory, PersonalModel, SecretSeed, Vector, require_steps
 from securefda.training.personal import Drawn, FineTuned, Mixture, Neighbours, OwnHead
 from securefda.training.seeds import Seed, derive_seed, generator_of
-from securefda.training.trainer import Trainer
+from securefda.training.trainer import Statistic, Trainer
 
 ByteCounts = tuple[Mapping[int, int], Mapping[int, int]]
 """Bytes up and down since the start of the process, by roster index."""
@@ -47,7 +48,8 @@ class TargetSite:
     ``trains_on`` says for people what computes: "cpu (1 thread)".
     ``test_data`` is None where no label is known of any test row: then no model is measured.
     ``personal`` is what the target is measured with where that is not the common model. ``alone`` is what the run is
-    compared with, if it is. ``validation`` are the rows by which the best model is chosen, if it is.
+    compared with, if it is. ``validation`` are the rows by which the best model is chosen, if it is. ``statistics``
+    gives the running statistics that a model is measured with, by name, see :meth:`SiteTrainer.statistics`.
     """
 
     signer: Signer
@@ -64,11 +66,16 @@ class TargetSite:
     personal: PersonalModel | None = None
     alone: TargetAlone | None = None
     validation: Samples | None = None
+    statistics: Callable[[Vector], Mapping[str, Statistic]] = lambda _: {}
 
     @property
     def sources(self) -> frozenset[int]:
         """Roster indices of all sources."""
         return frozenset(entry.index for entry in self.roster.sources)
+
+    def model_file(self, model: Vector, origin: str) -> bytes:
+        """The file of a model, float32 (m,), with what it is measured with beside its parameters."""
+        return model_file(self.trainer.layers, model, origin, statistics=self.statistics(model))
 
     def admits(self, index: int) -> bool:
         """Whether the roster lets this source take part now; else every source would refuse a header that names it."""
@@ -195,8 +202,6 @@ def target_site(
     labels = TargetLabels(config.training.labels)
     task = task_of(config.task, member.roster, seed, labels)
     rows = TargetRows.of(config, task, site_id, seed if secret is None else secret)
-    if strategy.rule.adapts:
-        require_steps(site_id, len(rows.trained_on), training)
     budget = budget_of(config.privacy.budget)
     info = run_info(config.task.factory, config.strategy.rule)
     witness = witness_of(logs_folder(config.aggregator.kit.resolve()), member, store, info)
@@ -212,6 +217,9 @@ def target_site(
         memory=store,
         left_after=rows.trained_on,
     )
+
+    if strategy.rule.adapts:
+        require_steps(site_id, len(rows.trained_on), trainer.settings)
 
     def trainer_alone() -> Trainer:
         owned, trained_on = rows.owned, rows.trained_on
@@ -242,6 +250,7 @@ def target_site(
         personal=personal,
         alone=alone,
         validation=rows.validation,
+        statistics=trainer.statistics,
     )
 
 

@@ -18,7 +18,7 @@ from securefda.audit.journal import MessageRecorder
 from securefda.bootstrap import Member, make_ledgers
 from securefda.errors import PolicyRefusal, SecureFdaError
 from securefda.operations.progress import Reporter
-from securefda.operations.recording import ModelOrigin, RecordingReporter, model_file
+from securefda.operations.recording import ModelOrigin, RecordingReporter
 from securefda.operations.records import SiteLine, Summary, refused_line
 from securefda.operations.run_folder import SITES_FOLDER, RunFolder
 from securefda.privacy.events import TERMS
@@ -132,7 +132,7 @@ def simulate(
         federation = _Federation.of(config, folder, seed, reporter, stores)
         run = federation.aggregator(recording, meter)
         origin = ModelOrigin(config.task.factory, run.run_id, run.site.trainer.architecture_digest)
-        recording.model_bytes = lambda line: model_file(run.layers, run.model, origin.after(line))
+        recording.model_bytes = lambda line: run.site.model_file(run.model, origin.after(line))
         sources = {entry.index: federation.source(entry.site_id) for entry in federation.roster.sources}
         training = config.training
         if training.target.with_noise or training.source.with_noise:

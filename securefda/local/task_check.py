@@ -36,6 +36,7 @@ from securefda.tasks import (
 )
 from securefda.tasks.tabular import Tabular
 from securefda.training import TrainingSettings, build_model, derive_seed, layer_table
+from securefda.training.batch_norm import fitted
 from securefda.training.local import FEWEST_TARGET_STEPS, accuracy_in, require_steps
 from securefda.training.seeds import seeded_torch
 from securefda.training.vectors import layer_sizes
@@ -175,8 +176,9 @@ def _check_site(task: Task, site: str, settings: TrainingSettings, seed: int, ma
         if is_target:
             _require_two_labels(site, "train", train)
             _require_two_labels(site, "test", test)
-        require_steps(site, len(train), settings, FEWEST_TARGET_STEPS if is_target else 1)
         model = build_model(task, derive_seed(seed, "model"))
+        settings = fitted(settings, model)
+        require_steps(site, len(train), settings, FEWEST_TARGET_STEPS if is_target else 1)
         found.batch = _try_batch(task, model, site, train, settings)
         if settings.dp is not None:
             _try_noise(task, model, train, settings)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 from safetensors.numpy import save
@@ -15,6 +16,7 @@ from securefda.operations.progress import Reporter
 from securefda.operations.records import RoundLine, best_round
 from securefda.operations.run_folder import BEST_FILE, MODEL_FILE, RunFolder, read_run
 from securefda.training import LayerTable, Vector
+from securefda.training.trainer import Statistic
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +45,18 @@ class ModelOrigin:
         return json.dumps({name: one for name, one in said.items() if one != ""}, sort_keys=True)
 
 
-def model_file(layers: LayerTable, model: Vector, origin: str = "") -> bytes:
-    """A model, float32 (m,), in the safetensors format: one tensor per layer, by name.
+def model_file(
+    layers: LayerTable, model: Vector, origin: str = "", *, statistics: Mapping[str, Statistic] = MappingProxyType({})
+) -> bytes:
+    """A model, float32 (m,), in the safetensors format: one tensor per layer and per running statistic, by name.
 
     ``origin`` is kept among the file's metadata, under ``securefda``: in one value, since the order of several would
-    differ from file to file.
+    differ from file to file. ``statistics`` are those that the target measures the model with.
     """
     bounds = np.cumsum([0, *(int(np.prod(shape)) for _, shape in layers)])
     parts = zip(layers, bounds[:-1], bounds[1:], strict=True)
     tensors = {name: model[start:stop].reshape(shape) for (name, shape), start, stop in parts}
-    return save(tensors, metadata={"securefda": origin} if origin else None)
+    return save({**tensors, **statistics}, metadata={"securefda": origin} if origin else None)
 
 
 class RecordingReporter:

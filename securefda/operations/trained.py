@@ -29,6 +29,7 @@ from securefda.operations.run_folder import BEST_FILE, MODEL_FILE, read_run, rep
 from securefda.protocol.encoding import vector_to_wire
 from securefda.tasks import Task, TaskSettings, load_task, task_code
 from securefda.training import build_model, derive_seed, layer_table, model_to_vector
+from securefda.training.batch_norm import statistics_of
 
 _BATCH_ROWS = 512
 
@@ -94,7 +95,9 @@ def trained_model(
         tensors = load(file.read_bytes())
     except SafetensorError as error:
         raise ConfigError(str(file), f"is no model file: {error}") from error
-    expected = dict(layer_table(model))
+    expected = dict(layer_table(model)) | {
+        name: tuple(statistic.shape) for name, statistic in statistics_of(model).items()
+    }
     if {name: tuple(tensor.shape) for name, tensor in tensors.items()} != expected:
         raise ConfigError(str(file), f"has other layers than the model of {summary['task']}")
     model.load_state_dict(tensors, strict=False)  # what is not trained is as the task makes it

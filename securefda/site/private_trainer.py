@@ -68,7 +68,7 @@ class PrivateTrainer(SiteTrainer):
 
     def event(self, run_id: str, round_number: int, attempt: int) -> DpEvent:
         """What a round is charged as."""
-        settings, dp = self._settings, self._settings.dp
+        settings, dp = self.settings, self.settings.dp
         if dp is None:
             raise ValueError("a private trainer's settings have dp")
         schedule = schedule_of(settings, len(self._data))
@@ -84,7 +84,7 @@ class PrivateTrainer(SiteTrainer):
 
     def planned(self, factor: float) -> Planned:
         """What a round with this factor of the learning rate will take."""
-        steps = schedule_of(self._settings, len(self._data)).steps_per_round
+        steps = schedule_of(self.settings, len(self._data)).steps_per_round
         return Planned(len(self._data), steps, self.learning_rate(factor))
 
     def train(
@@ -117,7 +117,7 @@ class PrivateTrainer(SiteTrainer):
             self._model,
             received,
             self._rows,
-            settings=self._settings.with_learning_rate_factor(factor),
+            settings=self.settings.with_learning_rate_factor(factor),
             site=self._site,
             fewest_steps=fewest_steps,
             on_step=on_step,

@@ -22,6 +22,7 @@ from securefda.source.model_bound import AcceptedHeader, Known, TakenResult, Tra
 from securefda.source.run_book import RunBook
 from securefda.state_file import ReleaseMarker, RunStore
 from securefda.training import Vector
+from securefda.training.trainer import statistics_place
 
 _TABLES = """
 CREATE TABLE origin (id INTEGER PRIMARY KEY CHECK (id = 0), file_number TEXT NOT NULL);
@@ -242,14 +243,16 @@ class SourceStore(RunStore):
     def end_run(self, run_id: bytes, *, keeps_own: bool) -> None:
         """Remember that the run is complete, so that no header of it is accepted any more; then forget its model.
 
-        What goes is the model that this site trained from last and, unless it ``keeps_own``, what the strategy let it
-        keep of a model of its own. A file system or a backup can hold what was deleted.
+        What goes is the model that this site trained from last and, unless it ``keeps_own``, what it kept of a model of
+        its own: layers under a strategy that has them, and running statistics. A file system or a backup can hold what
+        was deleted.
         """
         with self._transaction() as database:
             database.execute("UPDATE positions SET ended = 1 WHERE run_id = ?", (run_id,))
             database.execute("DELETE FROM trained WHERE run_id = ?", (run_id,))
             if not keeps_own:
-                database.execute("DELETE FROM personal WHERE run_id = ?", (run_id.hex(),))
+                own = (run_id.hex(), statistics_place(run_id.hex()))
+                database.execute("DELETE FROM personal WHERE run_id IN (?, ?)", own)
         self._delete_models_no_longer_named()
 
     def answered(self, run_id: bytes) -> None:

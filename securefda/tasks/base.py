@@ -187,7 +187,7 @@ class Task(ABC):
 
     Every answer is a pure function of the settings and of the site's files: two calls, or two processes, get the
     same rows in the same order. ``model`` may use torch's global generator (as layers do): the caller seeds
-    and restores that generator. Models have no BatchNorm, whose running statistics are not federated parameters.
+    and restores that generator. Running statistics of BatchNorm stay at their site, and training with noise refuses it.
 
     ``separate_rows`` is for the task to set to True where each row is prepared from its own record and public numbers
     alone. A task that, say, standardises with the mean of the site's rows leaves it: a record then changes every row,

@@ -1,6 +1,7 @@
 """Local training on torch: a round at a site, the device it runs on, and the model as one vector."""
 
 from securefda.protocol.encoding import Vector
+from securefda.training.batch_norm import estimate_statistics
 from securefda.training.device import choose_device, describe_device
 from securefda.training.local import (
     FEWEST_TARGET_STEPS,
@@ -40,6 +41,7 @@ __all__ = [
     "choose_device",
     "derive_seed",
     "describe_device",
+    "estimate_statistics",
     "evaluate",
     "layer_sizes",
     "layer_table",

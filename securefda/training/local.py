@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from securefda.errors import TrainingError
 from securefda.protocol.encoding import Vector
 from securefda.tasks import Samples, Task, task_code
+from securefda.training.batch_norm import fitted
 from securefda.training.device import choose_device
 from securefda.training.optimizers import new_optimizer
 from securefda.training.seeds import Seed, derive_seed, generator_of, seeded_torch
@@ -94,7 +95,8 @@ def train_local(
 
     Args:
         task: gives the loss.
-        model: from ``build_model``; its parameters are overwritten, and its former values do not matter.
+        model: from ``build_model``; its parameters are overwritten, and its former values do not matter. Running
+            statistics of BatchNorm go on from what they are.
         received: the global model, (m,) float32; not changed.
         data: the site's training rows.
         settings: how to train, learning rate as it is to be used.
@@ -110,6 +112,7 @@ def train_local(
             without an accuracy in [0, 1].
         DataError: the task's own code, or torch on its behalf, fails.
     """
+    settings = fitted(settings, model)
     require_steps(site, len(data), settings, fewest_steps)
     device = choose_device(settings.device)
     with seeded_torch(derive_seed(seed, "layers"), device), task_code(type(task), "training"):
@@ -127,7 +130,13 @@ def train_local(
 
 
 def require_steps(site: str, samples: int, settings: TrainingSettings, fewest: int = FEWEST_TARGET_STEPS) -> None:
-    """Raise TrainingError where a round over ``samples`` rows has fewer than ``fewest`` steps."""
+    """Raise TrainingError where a round over ``samples`` rows has fewer than ``fewest`` steps, or too small batches."""
+    if min(samples, settings.batch_size) < settings.smallest_batch:
+        raise TrainingError(
+            f"{site}: {samples} row(s) in batches of {settings.batch_size}, and the model has BatchNorm, for which a "
+            f"batch needs at least {settings.smallest_batch}",
+            hint="raise training.batch-size, give the site more rows, or use torch.nn.GroupNorm",
+        )
     steps = settings.steps(samples)
     if steps < fewest:
         raise TrainingError(
@@ -229,4 +238,4 @@ def batches(samples: int, settings: TrainingSettings, seed: Seed) -> Iterator[Te
     """Yield row numbers, step by step: every epoch in a new order, the same order on every device."""
     generator = generator_of(seed)
     for _ in range(settings.epochs):
-        yield from torch.split(torch.randperm(samples, generator=generator), settings.batch_size)
+        yield from torch.split(torch.randperm(samples, generator=generator), settings.batch_sizes(samples))

@@ -20,6 +20,7 @@ from torch import Tensor, from_numpy, nn
 from securefda.errors import ConfigError, TrainingError
 from securefda.protocol.encoding import Vector
 from securefda.tasks import Samples, Task, task_code
+from securefda.training.batch_norm import estimate_statistics, fitted
 from securefda.training.device import choose_device
 from securefda.training.local import (
     Evaluation,
@@ -81,6 +82,7 @@ class OwnRows:
 
     def __post_init__(self) -> None:
         model = build_model(self.task, derive_seed(self.seed, "model"))
+        object.__setattr__(self, "settings", fitted(self.settings, model))
         with task_code(type(self.task), "the target's own model"):
             object.__setattr__(self, "model", model.to(choose_device(self.settings.device)))
 
@@ -112,8 +114,13 @@ class OwnRows:
 
     def evaluated(self, vector: Vector, data: Samples) -> Evaluation:
         """Loss and metrics of a model, float32 (m,), over ``data``."""
-        vector_to_model(vector, self.model)
+        self.load(vector)
         return evaluate(self.task, self.model, data)
+
+    def load(self, vector: Vector) -> None:
+        """Make the model that of ``vector``, float32 (m,), its running statistics those of the target's rows."""
+        vector_to_model(vector, self.model)
+        estimate_statistics(self.task, self.model, self.data)
 
 
 class FineTuned:
@@ -296,7 +303,7 @@ class Neighbours:
 
     def evaluate(self, model: Vector, run_id: str, round_number: int, data: Samples) -> Evaluation:  # noqa: ARG002
         """Of both together; the outputs that the task sees are logarithms of probabilities, or of odds."""
-        vector_to_model(model, self._rows.model)
+        self._rows.load(model)
         outputs, task = self._mixed(data), self._rows.task
         with task_code(type(task), "evaluation"):
             loss = float(task.loss(outputs, data.labels))

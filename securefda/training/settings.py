@@ -43,7 +43,7 @@ class TrainingSettings:
         optimizer: "adam" (Kingma and Ba 2015, betas 0.9 and 0.999, epsilon 1e-8) or "sgd"; its state starts afresh
             every round, since the model it describes has been replaced.
         learning_rate: > 0.
-        batch_size: rows per step, >= 1; the last batch of an epoch may be smaller.
+        batch_size: rows per step, >= 1; the last batch of an epoch may be smaller, or larger: see ``smallest_batch``.
         epochs: passes over the site's rows per round, >= 1.
         momentum: heavy-ball momentum of "sgd" in [0, 1); 0 with "adam".
         weight_decay: L2 penalty added to the gradient, >= 0.
@@ -53,6 +53,8 @@ class TrainingSettings:
         personal_layers: how many of the last layers, one for each parameter tensor, stay at this site (FedRep); 0 for
             none. Not with ``dp``, whose ledger does not count their epochs.
         head_epochs: passes over the rows in which these are trained, before the ``epochs`` of the others; >= 1.
+        smallest_batch: a last batch of an epoch with fewer rows joins the batch before it. Follows from the model: 2
+            where it has BatchNorm, which has no variance of one row, else 1.
 
     Raises:
         ConfigError: a value outside these bounds; ``key`` is the kebab-case name.
@@ -69,6 +71,7 @@ class TrainingSettings:
     dp: NoiseSettings | None = None
     personal_layers: int = 0
     head_epochs: int = 10
+    smallest_batch: int = 1
 
     def __post_init__(self) -> None:
         _require(self.optimizer in OPTIMIZERS, "optimizer", f"{self.optimizer!r} is not one of {', '.join(OPTIMIZERS)}")
@@ -86,7 +89,17 @@ class TrainingSettings:
 
     def steps(self, samples: int) -> int:
         """Return the number of steps of a round over ``samples`` rows."""
-        return self.epochs * -(-samples // self.batch_size)
+        return self.epochs * len(self.batch_sizes(samples))
+
+    def batch_sizes(self, samples: int) -> list[int]:
+        """Return the number of rows of each step of an epoch; they sum to ``samples``."""
+        whole, rest = divmod(samples, self.batch_size)
+        sizes = [self.batch_size] * whole
+        if 0 < rest < self.smallest_batch and sizes:
+            sizes[-1] += rest
+        elif rest:
+            sizes.append(rest)
+        return sizes
 
     def with_learning_rate_factor(self, factor: float) -> Self:
         """Return the same settings with the learning rate times ``factor`` > 0 (after the warm-up rounds)."""

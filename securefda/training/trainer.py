@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from securefda.errors import TrainingError
 from securefda.protocol.transcript import architecture_digest
@@ -27,12 +29,28 @@ from securefda.training import (
     layer_sizes,
     layer_table,
     model_to_vector,
+    require_steps,
     train_local,
     vector_to_model,
+)
+from securefda.training.batch_norm import (
+    bytes_to_statistics,
+    estimate_statistics,
+    fitted,
+    statistics_of,
+    statistics_to_bytes,
 )
 from securefda.training.device import choose_threads, multiply_adds
 from securefda.training.personal import head_size, train_with_head, vector_of
 from securefda.training.seeds import Seed, round_seed
+
+Statistic = NDArray[np.float32] | NDArray[np.int64]
+"""A running mean or variance, or the number of batches behind them."""
+
+
+def statistics_place(run_id: str) -> str:
+    """Under which name a site's memory keeps the running statistics of a run."""
+    return f"{run_id} statistics"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +97,9 @@ class Trainer(Protocol):
 class SiteTrainer:
     """Trains at one site. The rows are read once; what is computed depends on (secret, run, site, round) alone.
 
+    Running statistics of BatchNorm, which no update depends on, begin with those of the model as it is built, and go on
+    from round to round in ``memory``.
+
     ``repeatable`` says whether training the same again gives the same to the last bit; a GPU does not promise that.
     ``trains_on`` says for people on what: "cpu (1 thread)".
 
@@ -90,10 +111,11 @@ class SiteTrainer:
         seed: seed of the run, from which its first model follows.
         secret: what training draws from; None: the run's seed, with which anyone can repeat the training.
         before_round: called before each round; what it raises ends the round before the rows are touched.
-        memory: keeps the layers that stay at this site, where the settings name any.
+        memory: keeps the layers that stay at this site, where the settings name any, and the running statistics of
+            BatchNorm; None: these begin each round as the model is built.
 
     Raises:
-        TrainingError: the task's model cannot be federated.
+        TrainingError: the task's model cannot be federated, or batches have too few rows for it.
         ConfigError: this machine does not have the device that the settings name; all layers would stay at this site.
     """
 
@@ -112,16 +134,19 @@ class SiteTrainer:
         self._task = task
         self._site = site
         self._data = data
-        self._settings = settings
         self._seed = seed
         self._draws_from: Seed = seed if secret is None else secret
         self._before_round = before_round
-        self._memory = memory if settings.personal_layers else None
+        self._memory = memory
         if settings.personal_layers and memory is None:
             raise ValueError("memory: layers that stay at this site have to be kept")
         device = choose_device(settings.device)  # now, and not in the first round that trains here
         self.repeatable = device.type == "cpu"
         self._model = build_model(task, derive_seed(seed, "model"))
+        self.settings = fitted(settings, self._model)
+        require_steps(site, len(data), self.settings, fewest=1)
+        self._first_statistics = statistics_to_bytes(self._model)
+        self._evaluated: tuple[Vector, bytes] | None = None
         self.layers = layer_table(self._model)
         self.sizes = layer_sizes(self.layers)
         self.architecture_digest = architecture_digest(self.layers)
@@ -148,7 +173,7 @@ class SiteTrainer:
 
     def learning_rate(self, factor: float) -> float:
         """The effective learning rate of a round with this factor."""
-        return self._settings.with_learning_rate_factor(factor).learning_rate
+        return self.settings.with_learning_rate_factor(factor).learning_rate
 
     def train(
         self,
@@ -171,10 +196,11 @@ class SiteTrainer:
         if self._before_round is not None:
             self._before_round()
         torch.set_num_threads(self._threads)
-        settings, memory = self._settings.with_learning_rate_factor(factor), self._memory
+        settings = self.settings.with_learning_rate_factor(factor)
         seed = round_seed(self._draws_from, self._site, run_id, round_number)
-        if memory is None:
-            return train_local(
+        self._recall_statistics(run_id, round_number)
+        if not settings.personal_layers or self._memory is None:
+            result = train_local(
                 self._task,
                 self._model,
                 received,
@@ -185,23 +211,58 @@ class SiteTrainer:
                 fewest_steps=fewest_steps,
                 on_step=on_step,
             )
-        result, head = train_with_head(
-            self._task,
-            self._model,
-            received,
-            vector_of(memory.personal(run_id, round_number), received[-self._head_size :]),
-            self._data,
-            settings=settings,
-            seed=seed,
-            site=self._site,
-            fewest_steps=fewest_steps,
-            on_step=on_step,
-        )
-        memory.keep_personal(run_id, round_number, head.astype("<f4").tobytes())
+        else:
+            result, head = train_with_head(
+                self._task,
+                self._model,
+                received,
+                vector_of(self._memory.personal(run_id, round_number), received[-self._head_size :]),
+                self._data,
+                settings=settings,
+                seed=seed,
+                site=self._site,
+                fewest_steps=fewest_steps,
+                on_step=on_step,
+            )
+            self._memory.keep_personal(run_id, round_number, head.astype("<f4").tobytes())
+        self._keep_statistics(run_id, round_number)
         return result
 
+    def _recall_statistics(self, run_id: str, round_number: int) -> None:
+        """Give the model those of this site's last round below ``round_number``."""
+        if not self._first_statistics:
+            return
+        kept = None if self._memory is None else self._memory.personal(statistics_place(run_id), round_number)
+        bytes_to_statistics(self._first_statistics if kept is None else kept, self._model)
+
+    def _keep_statistics(self, run_id: str, round_number: int) -> None:
+        if self._first_statistics and self._memory is not None:
+            self._memory.keep_personal(statistics_place(run_id), round_number, statistics_to_bytes(self._model))
+
     def evaluate(self, vector: Vector, data: Samples) -> Evaluation:
-        """Loss and metrics of a model, float32 (m,), over ``data``."""
+        """Loss and metrics of a model, float32 (m,), over ``data``, with the statistics of :meth:`statistics`."""
         torch.set_num_threads(self._threads)
-        vector_to_model(vector, self._model)
+        self._load_to_evaluate(vector)
         return evaluate(self._task, self._model, data)
+
+    def statistics(self, vector: Vector) -> dict[str, Statistic]:
+        """The running statistics that a model, float32 (m,), is evaluated with at this site, by their names in PyTorch.
+
+        They are moments of the rows that this site trains on, see :func:`estimate_statistics`. Empty without BatchNorm.
+        """
+        if not self._first_statistics:
+            return {}
+        torch.set_num_threads(self._threads)
+        self._load_to_evaluate(vector)
+        return {name: buffer.cpu().numpy().copy() for name, buffer in statistics_of(self._model).items()}
+
+    def _load_to_evaluate(self, vector: Vector) -> None:
+        """Make the model that of ``vector``; of the vector evaluated last, the statistics are at hand."""
+        vector_to_model(vector, self._model)
+        if not self._first_statistics:
+            return
+        if self._evaluated is not None and np.array_equal(self._evaluated[0], vector):
+            bytes_to_statistics(self._evaluated[1], self._model)
+            return
+        estimate_statistics(self._task, self._model, self._data)
+        self._evaluated = (vector.copy(), statistics_to_bytes(self._model))

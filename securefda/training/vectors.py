@@ -1,7 +1,7 @@
 """A model as one vector: the federated parameters in order, flattened and joined, and the table of their shapes.
 
 Federated parameters are those of ``named_parameters()`` that require a gradient, in that order. One layer = one
-named parameter.
+named parameter. Buffers are none, such as the running statistics of a BatchNorm.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from securefda.errors import TrainingError
 from securefda.protocol.encoding import Vector
 from securefda.tasks import Task, task_code
+from securefda.training.batch_norm import require_fit_norms
 from securefda.training.seeds import seeded_torch
 
 LayerTable: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
@@ -25,21 +26,14 @@ def build_model(task: Task, seed: int) -> nn.Module:
     """Return a new model of the task on the CPU, its first weights a function of ``seed`` alone.
 
     Raises:
-        TrainingError: the model has a BatchNorm or another layer with running statistics, no trainable parameter,
-            or a trainable parameter that is lazy, not float32 or not on the CPU.
+        TrainingError: the model has a norm over rows that sites cannot federate, see
+            :func:`securefda.training.batch_norm.require_fit_norms`, no trainable parameter, or a trainable parameter
+            that is lazy, not float32 or not on the CPU.
         DataError: the task's own code fails.
     """
     with seeded_torch(seed, torch.device("cpu")), task_code(type(task), "model"):
         model = task.model()
-    norm_layers = nn.modules.batchnorm._NormBase
-    for name, module in model.named_modules():
-        batch_norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
-        if batch_norm or (isinstance(module, norm_layers) and module.track_running_stats):
-            raise TrainingError(
-                f"model {type(model).__name__}: layer {name or '(the model)'} is {type(module).__name__}, whose "
-                "running statistics are not federated parameters",
-                hint="use torch.nn.GroupNorm instead",
-            )
+    require_fit_norms(model)
     federated = _federated(model)
     if not federated:
         raise TrainingError("model: it has no trainable parameter", hint="leave requires_grad on")

@@ -199,7 +199,10 @@ def test_one_label_fails_at_the_target_and_is_noted_at_a_source(
 
 
 UNFIT_CODE = {
-    "BatchNorm": ("def model(self): return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))", "BatchNorm1d"),
+    "BatchNorm without statistics": (
+        "def model(self): return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3, track_running_stats=False))",
+        "BatchNorm1d with track_running_stats=False",
+    ),
     "a loss for each row": (
         "def loss(self, o, l): return nn.functional.cross_entropy(o, l, reduction='none')",
         "its loss cannot be differentiated",

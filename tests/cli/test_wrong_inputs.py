@@ -2054,6 +2054,53 @@ MIXED_UP = {
 }
 """One thing where another belongs."""
 
+NORMED_TASK = """\
+from torch import nn
+from securefda.tasks.digits import Digits
+
+class Normed(Digits):
+    def model(self):
+        return nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
+
+class Forgetful(Digits):
+    def model(self):
+        return nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8, track_running_stats=False), nn.Linear(8, 10))
+"""
+
+
+def normed(name: str) -> Act:
+    """A task of one's own whose model has a BatchNorm."""
+    factory = change("federation.toml", "securefda.tasks.digits:Digits", f"normed_digits:{name}")
+    return acts(write("normed_digits.py", NORMED_TASK), factory)
+
+
+NORMS = {
+    "batch-norm-with-noise": Wrong(
+        "task check federation.toml --set training.source.dp.noise-multiplier=1",
+        "layer 1 is BatchNorm1d, which DP-SGD cannot train",
+        "use torch.nn.GroupNorm instead",
+        harm=normed("Normed"),
+        again="task check federation.toml",
+        prints=True,
+    ),
+    "batch-norm-and-batches-of-one-row": Wrong(
+        "task check federation.toml --set training.source.batch-size=1",
+        r"row\(s\) in batches of 1, and the model has BatchNorm, for which a batch needs at least 2",
+        "raise training.batch-size",
+        harm=normed("Normed"),
+        again="task check federation.toml --set training.source.batch-size=2",
+        prints=True,
+    ),
+    "batch-norm-without-statistics": Wrong(
+        "task check federation.toml",
+        "layer 1 is BatchNorm1d with track_running_stats=False",
+        "leave track_running_stats on",
+        harm=normed("Forgetful"),
+        again="task check federation.toml --set task.factory=normed_digits:Normed",
+    ),
+}
+"""What training cannot do with a BatchNorm."""
+
 TABLES = (
     MIXED_UP,
     PERMISSIONS,
@@ -2068,6 +2115,7 @@ TABLES = (
     AUDITS,
     PROCESSES,
     LABELS,
+    NORMS,
 )
 EVERY = {name: wrong for table in TABLES for name, wrong in table.items()}
 

@@ -15,7 +15,7 @@ FOREVER_S = 300.0
 
 
 class WithBatchNorm(Digits):
-    """Its model holds running statistics that no round could federate."""
+    """Its model holds running statistics, which stay at their site; training with noise refuses it."""
 
     def model(self) -> nn.Module:
         return nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))

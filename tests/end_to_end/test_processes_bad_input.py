@@ -51,9 +51,18 @@ def test_a_missing_data_file_is_named(tmp_path: Path) -> None:
         assert_one_clear_line(source, ExitCode.CONFIG, "va.csv", hint="SHA-256")
 
 
-def test_a_model_with_batchnorm_is_refused_with_its_replacement(federation: Kits) -> None:
-    source = federation.start("source-1", "task.factory=e2e_tasks:WithBatchNorm")
-    assert_one_clear_line(source, ExitCode.CONFIG, "BatchNorm", hint="GroupNorm")
+def test_with_noise_a_model_with_batchnorm_is_refused_with_its_replacement(tmp_path: Path) -> None:
+    noise = "training.dp.noise-multiplier=1"
+    with kits(tmp_path, 1, settings=IN_CLEAR, task="e2e_tasks:WithBatchNorm") as federation:
+        settings = federation.kit("source-1") / "local" / "settings.toml"
+        assert Process(["budget", "init", "--config", str(settings), "--set", noise]).end() == ExitCode.OK
+        source = federation.start("source-1", noise)
+        assert_one_clear_line(source, ExitCode.CONFIG, "BatchNorm", hint="GroupNorm")
+
+
+def test_batches_of_one_row_are_refused_for_a_model_with_batchnorm(federation: Kits) -> None:
+    source = federation.start("source-1", "task.factory=e2e_tasks:WithBatchNorm", "training.batch-size=1")
+    assert_one_clear_line(source, ExitCode.CONFIG, "BatchNorm", "at least 2", hint="training.batch-size")
 
 
 def test_one_step_at_the_target_is_refused_before_the_run_begins(federation: Kits, tmp_path: Path) -> None:

@@ -84,9 +84,9 @@ def signer(index: int) -> Signer:
     return Signer(index, identity(index), wire.encode)
 
 
-def task_of(n: int, hidden: int = 0) -> Points:
+def task_of(n: int, hidden: int = 0, norm: str = "none") -> Points:
     sources = tuple(site_id(number) for number in range(1, n + 1))
-    return Points(TaskSettings(site_id(TARGET), sources, SEED, options={"hidden": hidden}))
+    return Points(TaskSettings(site_id(TARGET), sources, SEED, options={"hidden": hidden, "norm": norm}))
 
 
 def training_of(**settings: Any) -> TrainingSettings:
@@ -99,18 +99,19 @@ def trainer_of(
     index: int,
     *,
     hidden: int = 0,
+    norm: str = "none",
     oracle: bool = False,
     memory: PersonalMemory | None = None,
     **settings: Any,
 ) -> SiteTrainer:
-    task = task_of(n, hidden)
+    task = task_of(n, hidden, norm)
     data = task.oracle_data() if oracle else task.train_data(site_id(index))
     return SiteTrainer(task, site_id(index), data, training_of(**settings), SEED, memory=memory)
 
 
-def rows_of(n: int, **settings: Any) -> OwnRows:
+def rows_of(n: int, norm: str = "none", **settings: Any) -> OwnRows:
     """The target's rows, for a model of its own."""
-    task = task_of(n)
+    task = task_of(n, norm=norm)
     return OwnRows(task, site_id(TARGET), task.train_data(site_id(TARGET)), training_of(**settings), SEED)
 
 
@@ -184,6 +185,7 @@ class Federation(MemoryNetwork[AggregatorRun, SourceRun]):
         settings: fields of :class:`RunSettings` that differ from :func:`run_settings`.
         roster: of the federation, where it is not the usual one of n sources.
         recorded: whether every site writes down its messages, before they leave and before they are handled.
+        norm: of the model: "none" or "batch".
         strategy: fields of the strategy that differ.
     """
 
@@ -197,9 +199,10 @@ class Federation(MemoryNetwork[AggregatorRun, SourceRun]):
         settings: dict[str, Any] | None = None,
         roster: Roster | None = None,
         recorded: bool = False,
+        norm: str = "none",
         **strategy: Any,
     ) -> None:
-        self.folder, self.n = folder, n
+        self.folder, self.n, self.norm = folder, n, norm
         self.roster = roster or roster_of(n)
         self.watch = Watch()
         self.unix_s = UNIX_S
@@ -266,14 +269,14 @@ class Federation(MemoryNetwork[AggregatorRun, SourceRun]):
         site = TargetSite(
             signer=signer(TARGET),
             roster=self.roster,
-            trainer=trainer_of(self.n, TARGET, oracle=oracle, memory=self.store, **self.heads),
+            trainer=trainer_of(self.n, TARGET, norm=self.norm, oracle=oracle, memory=self.store, **self.heads),
             test_data=Points(TaskSettings("target", ("source-1",), SEED)).test_data("target"),
             random_bytes=os.urandom,
             clock=lambda: self.now,
             traffic=lambda: ({}, {}),
             witness=self.witness_of(TARGET, self.store),
             unix_time=lambda: self.unix_s,
-            personal=personal_of(self.settings.strategy, rows_of(self.n, **self.heads), self.store),
+            personal=personal_of(self.settings.strategy, rows_of(self.n, self.norm, **self.heads), self.store),
         )
         run = AggregatorRun(site, self.settings, self.store, self.watch)
         self.record(TARGET, site.witness, run.run_id)
@@ -291,7 +294,7 @@ class Federation(MemoryNetwork[AggregatorRun, SourceRun]):
             policy,
             signer=signer(index),
             roster=self.roster,
-            trainer=trainer_of(self.n, index, hidden=hidden, memory=store, **(self.heads | training)),
+            trainer=trainer_of(self.n, index, hidden=hidden, norm=self.norm, memory=store, **(self.heads | training)),
             store=store,
             witness=self.witness_of(index, store),
             random_bytes=os.urandom,

@@ -12,17 +12,23 @@ WIDTH, CLASSES = 4, 3
 
 
 class Points(Task):
-    """Three classes of points in four dimensions, moved at every site; 15 parameters in two layers."""
+    """Three classes of points in four dimensions, moved at every site; 15 parameters in two layers.
+
+    Options: ``hidden`` units, and ``norm`` = "batch" for a BatchNorm before the last layer, with 8 parameters more.
+    """
 
     separate_rows = True
 
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
         self.hidden = settings.count("hidden", 0, low=0, high=8)
+        self.norm = settings.choice("norm", "none", ("none", "batch"))
 
     def model(self) -> nn.Module:
         if self.hidden:
             return nn.Sequential(nn.Linear(WIDTH, self.hidden), nn.ReLU(), nn.Linear(self.hidden, CLASSES))
+        if self.norm == "batch":
+            return nn.Sequential(nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, CLASSES))
         return nn.Linear(WIDTH, CLASSES)
 
     def train_data(self, site: str) -> Samples:

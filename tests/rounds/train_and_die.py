@@ -111,7 +111,7 @@ class Late(PrivateTrainer):
             self._model,
             received,
             self._data,
-            settings=self._settings,
+            settings=self.settings,
             site=self._site,
             random_bytes=self._random_bytes,
         )

@@ -38,6 +38,13 @@ def test_steps_count_the_smaller_last_batch(samples, batch_size, epochs, steps):
     assert TrainingSettings(batch_size=batch_size, epochs=epochs).steps(samples) == steps
 
 
+@pytest.mark.parametrize(("samples", "sizes"), [(9, [4, 5]), (10, [4, 4, 2]), (8, [4, 4]), (1, [1]), (5, [5])])
+def test_a_batch_below_the_smallest_joins_the_one_before_it(samples, sizes):
+    settings = TrainingSettings(batch_size=4, epochs=3, smallest_batch=2)
+    assert settings.batch_sizes(samples) == sizes
+    assert settings.steps(samples) == 3 * len(sizes)
+
+
 def test_factor_changes_the_learning_rate_alone():
     settings = TrainingSettings(optimizer="sgd", learning_rate=0.4, momentum=0.5, batch_size=3)
     assert settings.with_learning_rate_factor(0.25) == TrainingSettings(

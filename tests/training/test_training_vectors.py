@@ -105,21 +105,6 @@ def test_first_weights_depend_on_the_seed_and_not_on_the_global_generator():
 
 
 @pytest.mark.parametrize(
-    ("layer", "name"),
-    [
-        (nn.BatchNorm1d(3), "BatchNorm1d"),
-        (nn.BatchNorm1d(3, track_running_stats=False), "BatchNorm1d"),
-        (nn.SyncBatchNorm(3), "SyncBatchNorm"),
-        (nn.InstanceNorm1d(3, track_running_stats=True), "InstanceNorm1d"),
-    ],
-)
-def test_running_statistics_are_refused_with_a_hint(layer, name):
-    with pytest.raises(TrainingError, match=f"layer 1.0 is {name}") as caught:
-        build_model(Line(nn.Sequential(nn.Linear(3, 3), nn.Sequential(layer), nn.Linear(3, 1))), 0)
-    assert "GroupNorm" in caught.value.hint
-
-
-@pytest.mark.parametrize(
     ("model", "reason"),
     [
         (nn.Flatten(), "no trainable parameter"),

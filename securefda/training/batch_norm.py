@@ -1,0 +1,146 @@
+"""BatchNorm: weight and bias are federated like other parameters, running statistics stay at their site.
+
+A layer's ``running_mean`` and ``running_var`` are moments of a site's rows, and nothing of them is in the vector that
+travels. Training does not read them: it normalises by the batch. A model is evaluated with moments of the rows of the
+site that evaluates it (AdaBN, Li et al. 2017), see :func:`estimate_statistics`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+
+from securefda.errors import TrainingError
+from securefda.tasks import Rows, Task, task_code
+from securefda.training.settings import TrainingSettings
+
+_MOST_ROWS = 1024
+_INSTEAD = "use torch.nn.GroupNorm instead"
+
+
+def norms_of(model: nn.Module) -> list[tuple[str, _BatchNorm]]:
+    """Every BatchNorm layer of a model with its name, in the order of ``named_modules``."""
+    return [(name, module) for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
+
+
+def require_fit_norms(model: nn.Module) -> None:
+    """Refuse a layer that normalises over rows in a way that sites cannot federate.
+
+    Raises:
+        TrainingError: a BatchNorm without running statistics, without a shape, or with statistics that are not float32
+            on the CPU; a SyncBatchNorm; another norm with running statistics.
+    """
+    for name, module in model.named_modules():
+        if not isinstance(module, _NormBase):
+            continue
+        layer = f"model {type(model).__name__}: layer {name or '(the model)'} is {type(module).__name__}"
+        if not isinstance(module, _BatchNorm):
+            if module.track_running_stats:
+                raise TrainingError(f"{layer}, whose running statistics are not federated parameters", hint=_INSTEAD)
+            continue
+        if isinstance(module, nn.SyncBatchNorm):
+            why = f"{layer}, which takes its statistics over several processes"
+            raise TrainingError(why, hint="use torch.nn.BatchNorm1d, BatchNorm2d or BatchNorm3d, or torch.nn.GroupNorm")
+        mean, variance = module.running_mean, module.running_var
+        if mean is None or variance is None:
+            why = f"{layer} with track_running_stats=False: what it says of a row depends on the rows evaluated with it"
+            raise TrainingError(why, hint="leave track_running_stats on, or use torch.nn.GroupNorm instead")
+        if isinstance(mean, nn.parameter.UninitializedBuffer):
+            raise TrainingError(f"{layer}, which has no shape yet", hint="give the layer its input size")
+        for statistic in (mean, variance):
+            if statistic.dtype != torch.float32 or statistic.device.type != "cpu":
+                why = f"{layer}, whose running statistics are {statistic.dtype} on {statistic.device}"
+                raise TrainingError(why, hint="make the layer torch.float32, on the CPU")
+
+
+def fitted(settings: TrainingSettings, model: nn.Module) -> TrainingSettings:
+    """The settings as they hold for ``model``: with BatchNorm, a batch has two rows or more."""
+    return replace(settings, smallest_batch=2) if norms_of(model) else settings
+
+
+# --- the statistics themselves ----------------------------------------------------------------------------------------
+
+
+def statistics_of(model: nn.Module) -> dict[str, Tensor]:
+    """The running statistics of all BatchNorm layers, by their names in PyTorch; empty where there is no such layer."""
+    return {
+        f"{name}.{kind}".lstrip("."): buffer
+        for name, module in norms_of(model)
+        for kind, buffer in module.named_buffers(recurse=False)
+    }
+
+
+def statistics_to_bytes(model: nn.Module) -> bytes:
+    """The running statistics in their order, to be kept at this site."""
+    return b"".join(buffer.detach().cpu().numpy().tobytes() for buffer in statistics_of(model).values())
+
+
+def bytes_to_statistics(state: bytes, model: nn.Module) -> None:
+    """Write what :func:`statistics_to_bytes` gave into ``model``.
+
+    Raises:
+        TrainingError: it is of another model.
+    """
+    buffers = statistics_of(model)
+    needed = sum(buffer.numel() * buffer.element_size() for buffer in buffers.values())
+    if len(state) != needed:
+        raise TrainingError(
+            f"what was kept of this site's BatchNorm statistics has {len(state)} bytes, and {needed} are needed",
+            hint="give the settings of that run, or another --out folder",
+        )
+    place = 0
+    with torch.no_grad():
+        for buffer in buffers.values():
+            kind = "<f4" if buffer.is_floating_point() else "<i8"
+            values = np.frombuffer(state, dtype=kind, count=buffer.numel(), offset=place)
+            buffer.copy_(torch.from_numpy(values.copy()).view(buffer.shape))
+            place += values.nbytes
+
+
+def estimate_statistics(task: Task, model: nn.Module, rows: Rows) -> None:
+    """Replace the running statistics of ``model``, as it stands, by moments of ``rows``; without BatchNorm, do nothing.
+
+    The rows pass once, in their order, in the fewest parts of at most 1,024 that differ by no more than one row; every
+    BatchNorm layer normalises by the part, and all other layers are in evaluation mode. A layer's ``running_mean`` and
+    ``running_var`` become the means over the parts of what it saw, whatever its momentum. What they were before does
+    not matter. So on the CPU, with the same number of threads, the same rows and parameters give the same bits.
+
+    Args:
+        task: of the model, for messages.
+        model: left in evaluation mode.
+        rows: at least 2, with labels or without.
+
+    Raises:
+        DataError: the task's own code, or torch on its behalf, fails.
+    """
+    norms = [norm for _, norm in norms_of(model)]
+    if not norms:
+        return
+    device = next(model.parameters()).device
+    parts = torch.tensor_split(rows.features, -(-len(rows) // _MOST_ROWS))
+    with torch.no_grad(), task_code(type(task), "evaluation"), _estimating(model, norms):
+        for part in parts:
+            model(part.to(device))
+
+
+@contextmanager
+def _estimating(model: nn.Module, norms: list[_BatchNorm]) -> Iterator[None]:
+    """A model in evaluation mode whose BatchNorm layers average over all that they see in the block, from nothing."""
+    momenta = [norm.momentum for norm in norms]
+    model.eval()
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None  # PyTorch's cumulative mean
+        norm.train()
+    try:
+        yield
+    finally:
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+        model.eval()
