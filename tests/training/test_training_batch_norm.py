@@ -7,7 +7,7 @@ from torch import nn
 from training_tasks import Line
 
 from securefda.errors import TrainingError
-from securefda.tasks import Samples
+from securefda.tasks import Samples, Unlabelled
 from securefda.training import (
     OwnRows,
     TrainingSettings,
@@ -250,6 +250,14 @@ def test_a_site_measures_with_its_own_rows_whatever_it_trained_before():
     assert {name: values.tolist() for name, values in given.items()} == {
         name: values.tolist() for name, values in statistics_of(model).items()
     }
+
+
+def test_labels_play_no_part_in_the_statistics():
+    task = Normed()
+    rows, asked = task.train_data("target"), task.train_data("another site")
+    with_labels, without = (SiteTrainer(task, "target", one, SETTINGS, 5) for one in (rows, Unlabelled(rows.features)))
+    vector = with_labels.initial_model()
+    assert with_labels.evaluate(vector, asked) == without.evaluate(vector, asked)
 
 
 def test_the_models_of_the_targets_own_are_measured_with_its_rows_too():
