@@ -57,6 +57,7 @@ class PartialSum:
         statistics: w, n and what else travels behind it, summed.
         members: roster indices in the sum.
         reports: at ``individual``, what each member sent beside its update.
+        clipped: at ``individual``, how many coordinates of each member's part the clip or a range changed.
     """
 
     level: Visibility
@@ -64,6 +65,7 @@ class PartialSum:
     statistics: AggregateStatistics
     members: frozenset[int]
     reports: Mapping[int, Update] = field(default_factory=dict)
+    clipped: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -376,6 +378,7 @@ class ClearAttempt(_BaseAttempt):
         self._target, self._units = target, units
         self._total = np.zeros(terms.encoding.length, np.uint32)
         self._answered: dict[int, Update] = {}
+        self._clipped: dict[int, int] = {}
 
     @property
     def phase(self) -> str:
@@ -438,11 +441,15 @@ class ClearAttempt(_BaseAttempt):
             raise FaultySourceError(name, "INPUT_DIGEST")
         if body.samples > header.max_samples:
             raise FaultySourceError(name, "INPUT_SAMPLES", f"{body.samples} of at most {header.max_samples}")
-        self._evaluate(name, vector_from_wire(vector), body)
+        self._clipped[index] = self._evaluate(name, vector_from_wire(vector), body)
         self._answered[index] = body
 
-    def _evaluate(self, name: str, update: Vector, body: Update) -> None:
-        """Do with an update in clear what a source at ``sum`` does by itself: rule, clip, encode, add."""
+    def _evaluate(self, name: str, update: Vector, body: Update) -> int:
+        """Do with an update in clear what a source at ``sum`` does by itself: rule, clip, encode, add.
+
+        Returns:
+            How many coordinates of the part the clip or a range changed.
+        """
         if not np.all(np.isfinite(update)):
             raise FaultySourceError(name, "INPUT_FINITE", "the update holds NaN or infinity")
         try:
@@ -450,10 +457,11 @@ class ClearAttempt(_BaseAttempt):
         except ValueError as error:
             raise FaultySourceError(name, "INPUT_VALUE", str(error)) from None
         weight = weight_of(self.header.body, body.samples)
-        clip_contribution(self.header.body, contribution, weight)
+        clipped = clip_contribution(self.header.body, contribution, weight)
         statistics = statistics_of(contribution, weight, None)
         rounding = Secret(body.rounding_key)
         accumulate(self._total, encode_contribution(self.terms, contribution, statistics, self._units, rounding))
+        return sum(clipped)
 
     def _go_on(self) -> list[Send]:
         if self.waiting_for:
@@ -466,7 +474,9 @@ class ClearAttempt(_BaseAttempt):
         decoded = self.terms.encoding.decode(self._total, len(self._answered))
         statistics = decode_statistics(decoded.tail, self._units)
         members = frozenset(self._answered)
-        part = PartialSum(Visibility.INDIVIDUAL, decoded.vector, statistics, members, self._answered)
+        part = PartialSum(
+            Visibility.INDIVIDUAL, decoded.vector, statistics, members, self._answered, clipped=self._clipped
+        )
         self.outcome = RoundSum((part,), digest=b"")
         return []
 

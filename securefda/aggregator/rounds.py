@@ -214,7 +214,14 @@ def _seen(site: TargetSite, part: PartialSum, max_samples: int, *, with_metrics:
     if part.level is Visibility.INDIVIDUAL:
         for index, report in sorted(part.reports.items()):
             loss, accuracy = (report.loss, report.accuracy) if with_metrics else (None, None)
-            yield SeenLine(level=level, members=[site.name(index)], rows=report.samples, loss=loss, accuracy=accuracy)
+            yield SeenLine(
+                level=level,
+                members=[site.name(index)],
+                rows=report.samples,
+                loss=loss,
+                accuracy=accuracy,
+                clipped=part.clipped[index],
+            )
         return
     yield SeenLine(
         level=level,

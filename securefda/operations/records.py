@@ -55,6 +55,10 @@ class SeenLine(TypedDict):
     accuracy: float | None
     """Mean accuracy over these rows; null likewise."""
 
+    clipped: NotRequired[int]
+    """Coordinates of the source's part that the clip or a range changed; present at `individual` alone, where the
+    aggregator clips. Elsewhere only the source knows."""
+
 
 class RoundLine(TypedDict, total=False):
     """One line of ``metrics.jsonl``, written by the aggregator when a round ends.
@@ -175,7 +179,7 @@ class SiteLine(TypedDict, total=False):
     """Mean loss over the round's training rows; null with noise."""
 
     clipped: int
-    """Coordinates that the clip changed."""
+    """Coordinates that the clip or a range changed; 0 at `individual`, where the aggregator clips."""
 
     epsilon: float
     """What the source's rows have cost with this round, where it trains with noise."""

@@ -90,6 +90,23 @@ def test_beside_an_update_in_clear_goes_what_the_policy_lists(tmp_path: Path, ma
     assert (seen["rows"], seen["loss"], seen["accuracy"]) == (sites.samples[2], loss, accuracy)
 
 
+def test_the_target_writes_down_how_much_of_each_update_in_clear_it_clipped(tmp_path: Path) -> None:
+    clip = 0.02
+    federation = play(tmp_path, 3, INDIVIDUAL, settings={"clip": clip})
+    updates = trained(federation).updates
+    beyond = {f"source-{index}": int(np.count_nonzero(np.abs(update) > clip)) for index, update in updates.items()}
+    assert all(beyond.values())
+    (line,) = federation.watch.lines
+    assert {seen["members"][0]: seen["clipped"] for seen in line["seen"]} == beyond
+
+
+@pytest.mark.parametrize("level", [COHORT, SUM])
+def test_what_a_masked_source_clipped_it_alone_knows(tmp_path: Path, level: Visibility) -> None:
+    federation = play(tmp_path, 8, level, settings=MASKED)
+    (line,) = federation.watch.lines
+    assert all("clipped" not in seen for seen in line["seen"])
+
+
 def test_a_site_that_lists_all_tells_nothing_alone_where_it_is_served_at_sum(tmp_path: Path) -> None:
     federation = Federation(tmp_path, 3, visibility=SUM, rule="source_only", rounds=1)
     open_hearted = federation.policy(
