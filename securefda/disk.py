@@ -23,6 +23,8 @@ from securefda.errors import ConfigError, reading_hint
 SECRET_MODE = 0o600
 PUBLIC_MODE = 0o444
 MAX_FILE_BYTES = 4 * 1024 * 1024
+MAX_DATA_BYTES = 1 << 30
+"""Of a table of rows, which takes some ten times as much memory once it is parsed."""
 _GET_GENERATION = 0x80087601  # FS_IOC_GETVERSION of Linux on 64-bit x86 and ARM
 
 
@@ -57,6 +59,21 @@ def read_file(path: Path, *, limit: int = MAX_FILE_BYTES, hint: str = "check the
     if len(data) > limit:
         raise ConfigError(str(path), f"is larger than {limit} bytes", hint="check the path")
     return FileContent(data, stat.S_IMODE(status.st_mode))
+
+
+def read_whole(path: Path, limit: int | None = MAX_DATA_BYTES) -> bytes:
+    """All of a regular file of at most ``limit`` bytes, such as a table of rows.
+
+    Raises:
+        OSError: it is missing, unreadable, no regular file (a device may have no end), or larger.
+    """
+    with open(path, "rb", opener=_open_at_once) as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        if limit is not None and status.st_size > limit:
+            raise OSError(errno.EOVERFLOW, f"it has more than {limit >> 20} MiB", str(path))
+        return file.read()
 
 
 def _open_at_once(path: str, flags: int) -> int:

@@ -79,19 +79,29 @@ def run(arguments: Sequence[str]) -> int:
         # The reader of our output has gone; the interpreter must not fail again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.FAILED
-    except OSError as error:
-        if error.filename is None and error.errno not in _FULL:
-            raise  # no file of the user's: a mistake of ours, with its traceback
-        return print_error(_disk_error(error), as_json=as_json)
+    except (OSError, RuntimeError) as error:
+        found = _disk_error(error)
+        if found is None:
+            raise  # a mistake of ours, with its traceback
+        return print_error(found, as_json=as_json)
 
 
-def _disk_error(error: OSError) -> SecureFdaError:
-    """One line from what the operating system says of a file."""
-    place = str(error.filename or "the disk")
+def _disk_error(error: OSError | RuntimeError) -> SecureFdaError | None:
+    """One line from what the operating system says of a file; None where it is about no file of the user's."""
+    if isinstance(error, RuntimeError):  # what Path.resolve says up to Python 3.12, without an errno
+        _, found, place = str(error).partition("Symlink loop from ")
+        why = f"cannot be used: {os.strerror(errno.ELOOP)}"
+        return ConfigError(place.strip("'"), why, hint="check the path") if found else None
     if error.errno in _FULL:
-        return SecureFdaError(f"{place}: the disk is full", hint="free some space, then start again")
+        return SecureFdaError(
+            f"{error.filename or 'the disk'}: the disk is full", hint="free some space, then start again"
+        )
+    if error.filename is None:
+        return None
     return ConfigError(
-        place, f"cannot be used: {error.strerror}", hint="check the path and the permissions of its folder"
+        str(error.filename),
+        f"cannot be used: {error.strerror}",
+        hint="check the path and the permissions of its folder",
     )
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from PIL import Image
 
+from securefda.disk import read_whole
 from securefda.errors import ConfigError, DataError
 from securefda.site.config import load_federation, site_policy
 from securefda.site.config.sections import SITE_ID_PATTERN
@@ -338,7 +339,7 @@ def _made_up_images(images: Path, classes: Sequence[str]) -> _Sites:
 
 def _images_as_rows(paths: Sequence[Path]) -> list[tuple[bytes, str]]:
     try:
-        return [(path.read_bytes(), path.parent.name) for path in paths]
+        return [(read_whole(path), path.parent.name) for path in paths]
     except OSError as error:
         raise DataError(str(error.filename), f"cannot be read: {error.strerror}") from error
 

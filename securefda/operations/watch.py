@@ -97,7 +97,7 @@ class _Book:
     @contextmanager
     def process(self, site: str, role: str) -> Iterator[None]:
         """Log how the process begins and how it ends; every error goes on its way."""
-        self.write("info", f"securefda {__version__}: the {role} {site} starts")
+        self.write("info", f"securefda {__version__}: the {role}{f' {site}' if site != role else ''} starts")
         try:
             yield
         except SecureFdaError as error:

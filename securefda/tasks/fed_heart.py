@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
 
+from securefda.disk import read_whole
 from securefda.errors import ConfigError, DataError, reading_hint
 from securefda.tasks.base import Samples, Task, TaskSettings
 
@@ -141,7 +142,7 @@ class FedHeart(Task):
 def _read(path: Path, site: str) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Return features (n, 13) and labels (n,) in {0, 1} of the complete rows, in the order of the file."""
     try:
-        content = path.read_bytes()
+        content = read_whole(path)
     except OSError as error:
         raise DataError(
             str(path), f"cannot be read: {error.strerror}", hint=reading_hint(error, _where_from(site))

@@ -20,6 +20,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal
 
+from securefda.disk import read_whole
 from securefda.errors import ConfigError, DataError, reading_hint
 from securefda.tasks.tabular import (
     MISSING_VALUES,
@@ -64,7 +65,7 @@ def writing_of(path: Path, *, separator: str = "", decimal: str = "", encoding: 
         DataError: the file cannot be read.
     """
     try:
-        data = path.read_bytes()
+        data = read_whole(path)
     except OSError as error:
         raise DataError(
             str(path), f"cannot be read: {error.strerror}", hint=reading_hint(error, "check the path")

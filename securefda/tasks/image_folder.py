@@ -15,6 +15,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from pydantic import AfterValidator, Field
 from torch import Tensor, nn
 
+from securefda.disk import read_whole
 from securefda.errors import ConfigError, DataError
 from securefda.settings import Settings, parse_settings
 from securefda.tasks.base import Samples, TaskSettings, Unlabelled
@@ -254,7 +255,7 @@ def _images_in(folder: Path, who: str) -> list[Path]:
 
 def _read(path: Path, where: str) -> bytes:
     try:
-        return path.read_bytes()
+        return read_whole(path)
     except OSError as error:
         raise DataError(where, f"an image cannot be read: {error.strerror}", hint=str(path)) from error
 

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, Field, model_validator
 from torch import Tensor, nn
 
+from securefda.disk import read_whole
 from securefda.errors import ConfigError, DataError, reading_hint
 from securefda.settings import Settings, parse_settings
 from securefda.tasks.base import Samples, Task, TaskSettings, Unlabelled
@@ -271,7 +272,7 @@ def read_table(path: Path, *, separator: str = ",", encoding: str = "utf-8", who
     """
     key = f"{who}: {path}" if who else str(path)
     try:
-        text = path.read_bytes().decode("utf-8-sig" if encoding.lower().replace("_", "-") == "utf-8" else encoding)
+        text = read_whole(path).decode("utf-8-sig" if encoding.lower().replace("_", "-") == "utf-8" else encoding)
     except OSError as error:
         raise DataError(key, f"cannot be read: {error.strerror}", hint=reading_hint(error, "check the path")) from error
     except UnicodeError as error:

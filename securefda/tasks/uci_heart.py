@@ -6,6 +6,7 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from securefda.disk import read_whole
 from securefda.errors import ConfigError, DataError
 from securefda.tasks.fed_heart import COLUMNS, HOSPITALS, ORIGIN, SHA256
 
@@ -45,7 +46,7 @@ def convert(folder: Path, out: Path) -> tuple[Converted, ...]:
 def _csv_of(path: Path, hospital: str) -> str:
     where = f"it is one of four files named processed.HOSPITAL.data at {ORIGIN}"
     try:
-        lines = [line.strip() for line in path.read_text(encoding="ascii").splitlines() if line.strip()]
+        lines = [line.strip() for line in read_whole(path).decode("ascii").splitlines() if line.strip()]
     except OSError as error:
         raise DataError(str(path), f"cannot be read: {error.strerror}", hint=where) from error
     except UnicodeDecodeError as error:

@@ -112,6 +112,10 @@ def copy(source: str, path: str) -> Act:
     return lambda: shutil.copy2(source, path)
 
 
+def copy_folder(source: Path, path: str) -> Act:
+    return lambda: shutil.copytree(source, path)
+
+
 def fetched(path: str) -> Act:
     """The file, or the folder, as the founder made it."""
     return lambda: _put_back(Path(path))
@@ -2101,8 +2105,40 @@ NORMS = {
 }
 """What training cannot do with a BatchNorm."""
 
+HEART = "new heart --tabular tables/clinic.csv --label krank"
+HEART_TABLES = Path(__file__).parents[2] / "examples" / "heart_tables"
+
+
+def no_table(harm: Act, line: str, hint: str = "check the path") -> Wrong:
+    """Something that has the name of the target's table; the table follows."""
+    made = acts(lambda: Path("tables").mkdir(), harm)
+    return Wrong(HEART, line, hint, harm=made, follow=acts(remove("tables"), copy_folder(HEART_TABLES, "tables")))
+
+
+WITHOUT_END = {
+    "a-table-that-is-a-device": no_table(
+        lambda: Path("tables/clinic.csv").symlink_to("/dev/zero"), "clinic.csv: cannot be read: it is no regular file"
+    ),
+    "a-table-that-is-a-pipe": no_table(
+        lambda: os.mkfifo("tables/clinic.csv"), "clinic.csv: cannot be read: it is no regular file"
+    ),
+    "a-table-of-gigabytes": no_table(
+        acts(write("tables/clinic.csv", ""), lambda: os.truncate("tables/clinic.csv", 5 * 2**30)),
+        "clinic.csv: cannot be read: it has more than 1024 MiB",
+    ),
+    "unpacked-into-a-link-to-itself": Wrong(
+        "kit unpack kits/source-1.tar --out loop",
+        "loop: cannot be used: Too many levels of symbolic links",
+        "check the path",
+        harm=acts(command(f"kit package {SOURCE}"), lambda: Path("loop").symlink_to("loop")),
+        again="kit unpack kits/source-1.tar --out unpacked",
+    ),
+}
+"""What a reader would never come to the end of."""
+
 TABLES = (
     MIXED_UP,
+    WITHOUT_END,
     PERMISSIONS,
     FULL,
     ARGUMENTS,
