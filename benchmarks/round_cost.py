@@ -9,13 +9,15 @@ updates in clear, over the same transport and with the same logs: no masks, no r
 follow each other, and each ratio is to the plain run of the same repeat.
 
 A round waits for the target and for the slowest source, so parts are what these two do; what is left is transport, and
-whatever waits for a processor. ``--check`` ends with 1 where messages take more bytes than they may beside the vectors.
+whatever waits for a processor. ``--check`` ends with 1 where messages take more bytes than they may beside the vectors,
+or where a bar of ``bars`` does not hold.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -32,6 +34,8 @@ from round_cost_runs import DP, KINDS, LEVELS, PLAIN, REPEATS, SIZES, STUDY, Cel
 from round_cost_task import params_of
 from studies import Cache, as_text, measure, shown, style, this_machine
 
+from securefda.aggregator.ranges import narrowest
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -42,6 +46,12 @@ PAPER_MS = 23.0
 """One FedGP aggregation call of the paper's Appendix C.10: 10 sources, a network of 44 k parameters, a TITAN Xp."""
 MESSAGES_KB, MESSAGES_KB_A_SOURCE = 4.0, 1.5
 """What messages may take beside the vectors in a round, each way at one source: at all, and for every source."""
+MOST_TIMES_PLAIN = {(5, 1_100_000): 1.15, (10, 100_000): 1.3, (20, 100_000): 1.5}
+"""Sources and parameters -> how many times the plain round a round at ``sum`` may take."""
+MOST_BYTES_A_PARAMETER = 2.6
+"""Of an upload at ``sum`` with 10 sources, messages included."""
+
+MASKED = ("cohort", "sum", DP)
 
 Row = Mapping[str, Any]
 """One size at one level, medians over the repeats, and the ratios to the plain run of each repeat."""
@@ -114,11 +124,31 @@ def misses(rows: Sequence[Row], sizes: Sequence[tuple[int, int]] = SIZES) -> lis
         wrong += [f"MISSING: N = {sources}, m = {params_text(params)}, {level}" for level in missing]
     for row in rows:
         allowed = 1000 * (MESSAGES_KB + MESSAGES_KB_A_SOURCE * row["sources"])
-        for way, vectors in (("up", 1), ("down", vectors_down(row["level"]))):
-            more = row[f"bytes_{way}"] - 4 * row["params"] * vectors
+        vectors = {"up": upload_bytes(row), "down": 4 * row["params"] * vectors_down(row["level"])}
+        for way, length in vectors.items():
+            more = row[f"bytes_{way}"] - length
             if not 0 <= more <= allowed:
                 wrong.append(f"MISSED: {_size_of(row)}, {row['level']}: {more} bytes {way} beside the vectors")
-    return wrong
+    return wrong + [f"MISSED: {what}: {found:.3g}, at most {bar:g}" for what, found, bar in bars(rows) if found > bar]
+
+
+def upload_bytes(row: Row) -> int:
+    """Length of a source's vector: float32 in clear, else the words that a run with so many sources has."""
+    bits = narrowest(0, row["sources"]) if row["level"] in MASKED else 32
+    return math.ceil(row["params"] * bits / 8)
+
+
+def bars(rows: Sequence[Row]) -> list[tuple[str, float, float]]:
+    """What has a bar, in words, what was found, and the bar."""
+    found = []
+    for row in rows:
+        size = row["sources"], round(row["params"], -4)
+        if row["level"] == "sum" and row["times_plain"] and (bar := MOST_TIMES_PLAIN.get(size)):
+            found.append((f"a round at sum over a plain one, {_size_of(row)}", median(row["times_plain"]), bar))
+        if row["level"] == "sum" and size == (10, 100_000):
+            what = f"bytes of an upload for each parameter, {_size_of(row)}"
+            found.append((what, row["bytes_up"] / row["params"], MOST_BYTES_A_PARAMETER))
+    return found
 
 
 def vectors_down(level: str) -> int:
@@ -145,6 +175,7 @@ def tables(rows: Sequence[Row]) -> dict[str, str]:
             "load; cores that other work took", rounds, lambda row: f"{_span(row['load'])}; {_span(row['others'])}"
         ),
         "parts": _parts_table(rounds),
+        "bars": _bars_table(rounds),
         "rule": _rule_table([row for row in rows if row["study"] == RULE]),
     }
     return {name: table for name, table in made.items() if table}
@@ -183,6 +214,13 @@ def _kb(count: float) -> str:
 def _span(values: Sequence[float]) -> str:
     low, high = values
     return f"{low:g}" if low == high else f"{low:g} to {high:g}"
+
+
+def _bars_table(rows: Sequence[Row]) -> str:
+    lines = ["| | measured | bar | holds |", "|---|---|---|---|"]
+    found = bars(rows)
+    lines += [f"| {what} | {value:.3g} | {bar:g} | {'yes' if value <= bar else 'no'} |" for what, value, bar in found]
+    return "\n".join(lines) if found else ""
 
 
 _TITLES = {

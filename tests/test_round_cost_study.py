@@ -4,6 +4,7 @@ import importlib
 import json
 import sys
 import threading
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -184,7 +185,7 @@ def known(study, runs):
     return {
         cell.key: figures(
             params=(params := sys.modules["round_cost_task"].params_of(cell.params)),
-            bytes_up=4.0 * params + 1000,
+            bytes_up=1000 + study.upload_bytes(asdict(cell) | {"params": params}),
             bytes_down=4.0 * params * study.vectors_down(cell.level) + 1000,
         )
         for cell in runs.cells()
@@ -200,6 +201,17 @@ def run(study, known, folder, monkeypatch, *more):
     arguments = ["round_cost.py", "--figures", str(path), "--plot", str(folder / "plot.svg"), *more]
     monkeypatch.setattr(sys, "argv", arguments)
     return study.main()
+
+
+def test_a_round_that_takes_too_many_plain_ones_ends_the_check_with_1(study, known, tmp_path, monkeypatch, capsys):
+    for repeat in range(3):
+        known[f"10/100000/sum/{repeat}"]["seconds"] = 1.31
+        known[f"20/100000/sum/{repeat}"]["seconds"] = 1.5
+    assert run(study, known, tmp_path, monkeypatch, "--check") == 1
+    shown = capsys.readouterr()
+    assert shown.err.strip() == "MISSED: a round at sum over a plain one, N = 10, m = 100 k: 1.31, at most 1.3"
+    assert "| a round at sum over a plain one, N = 10, m = 100 k | 1.31 | 1.3 | no |" in shown.out
+    assert "| bytes of an upload for each parameter, N = 10, m = 100 k | 2.51 | 2.6 | yes |" in shown.out
 
 
 def test_a_ratio_is_to_the_plain_run_of_the_same_repeat(study, known, tmp_path, monkeypatch, capsys):

@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -147,6 +147,9 @@ class ProcessState:
         return lines
 
 
+_FIELDS = tuple(one.name for one in fields(ProcessState))
+
+
 class StateWriter:
     """Keeps the state file of one process. It never raises: a run does not end because nobody can look at it.
 
@@ -187,19 +190,20 @@ class StateWriter:
         Nothing is written where the file says all of it already.
         """
         with self._lock:
-            before, after = self.now, replace(self.now, **facts)
-            if after == before:
+            before = self.now
+            if all(getattr(before, name) == value for name, value in facts.items()):
                 return
             now = self._clock()
-            began = (before.doing, before.round) != (after.doing, after.round)
-            self.now = replace(after, changed=now, since=now if began else before.since)
-        if after.doing == ENDED:
+            began = any(facts.get(name, getattr(before, name)) != getattr(before, name) for name in ("doing", "round"))
+            self.now = replace(before, **facts, changed=now, since=now if began else before.since)
+        if self.now.doing == ENDED:
             self._pace.now()
         else:
             self._pace.due()
 
     def _write(self) -> None:
-        data = json.dumps(asdict(self.now), ensure_ascii=False).encode() + b"\n"
+        now = self.now
+        data = json.dumps({name: getattr(now, name) for name in _FIELDS}, ensure_ascii=False).encode() + b"\n"
         partial = self._path.with_name(f".{STATE_FILE}.{os.getpid()}")
         with contextlib.suppress(OSError):
             partial.write_bytes(data)

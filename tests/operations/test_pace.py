@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
+from securefda.operations import pace as pace_module
 from securefda.operations.pace import Pace
 
 
@@ -50,3 +53,22 @@ def test_now_is_at_once_and_takes_what_was_due_with_it() -> None:
     pace.now()
     pace.catch_up()
     assert done == ["done"] * 2
+
+
+def test_one_thread_does_all_that_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace_module, "_LINGER_S", 3600.0)
+    late: list[int] = []
+    acted = threading.Event()
+
+    def act() -> None:
+        if threading.current_thread() is not threading.main_thread():
+            late.append(threading.get_ident())
+            acted.set()
+
+    pace = Pace(act, interval_s=0.05)
+    for _ in range(3):
+        acted.clear()
+        while not acted.is_set():  # a slow machine may find that nothing is late
+            pace.due()
+    assert len(late) >= 3
+    assert len(set(late)) == 1
