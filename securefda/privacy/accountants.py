@@ -3,7 +3,8 @@
 Rounds with one noise multiplier and sampling rate are added up first. So epsilon does not depend on the order of
 the rounds, and many equal rounds cost no more to account for than one.
 
-Opacus is imported by the first call: it takes seconds, which a process that trains without noise does not need.
+Opacus is not imported for RDP: the package takes seconds, since it imports torch. Its file with the formulas of RDP needs
+neither, and is loaded by itself. PRV imports the package by its first call.
 
 Every epsilon is an upper bound for the guarantee of :data:`securefda.privacy.events.GUARANTEE`, in exact arithmetic.
 The parameters of a round must not be chosen by looking at the data.
@@ -15,7 +16,10 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import cache, lru_cache
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,9 +92,26 @@ def rdp_of_a_step(noise_multiplier: float, sampling_rate: float) -> NDArray[np.f
     return bounds
 
 
-def _rdp(noise_multiplier: float, sampling_rate: float, order: float) -> float:
-    from opacus.accountants.analysis.rdp import compute_rdp
+@cache
+def opacus_rdp() -> ModuleType:
+    """``opacus.accountants.analysis.rdp``, without the packages around it; it imports NumPy and SciPy alone.
 
+    Raises:
+        ImportError: Opacus is not installed, or keeps its formulas elsewhere.
+    """
+    package = find_spec("opacus")  # of a package at the top, so that nothing is imported
+    for folder in package.submodule_search_locations or () if package is not None else ():
+        file = Path(folder, "accountants", "analysis", "rdp.py")
+        spec = spec_from_file_location("opacus.accountants.analysis.rdp", file)
+        if file.is_file() and spec is not None and spec.loader is not None:
+            module = module_from_spec(spec)
+            spec.loader.exec_module(module)
+            return module
+    raise ImportError("opacus has no accountants/analysis/rdp.py", name="opacus")
+
+
+def _rdp(noise_multiplier: float, sampling_rate: float, order: float) -> float:
+    compute_rdp = opacus_rdp().compute_rdp
     try:
         value = float(compute_rdp(q=sampling_rate, noise_multiplier=noise_multiplier, steps=1, orders=float(order)))
     except (ValueError, OverflowError, ZeroDivisionError):  # an order that is left out makes the bound no smaller

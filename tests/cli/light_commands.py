@@ -12,25 +12,42 @@ import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from types import ModuleType
 
 TREE = str(Path(__file__).resolve().parents[2])
 
 
-class Refusing:
-    """A finder that refuses modules, and remembers who wanted them."""
+class Refusing(MetaPathFinder):
+    """A finder that refuses to load modules, and remembers who wanted them; where they are it says."""
 
     def __init__(self) -> None:
         self.refused: list[str] = []
         self.ways: dict[str, list[str]] = {}
 
-    def find_spec(self, name: str, path: Sequence[str] | None = None, target: object = None) -> None:
-        if name in self.refused:
-            frames = [frame for frame in traceback.extract_stack()[:-1] if not frame.filename.startswith("<frozen")]
-            *way, importer = frames
-            way = [frame for frame in way if frame.filename.startswith(TREE) and frame.filename != __file__]
-            self.ways[name] = [f"{frame.filename}:{frame.lineno}: {frame.line}" for frame in (*way, importer)]
-            raise ModuleNotFoundError(f"{name} is refused here", name=name)
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        found = PathFinder.find_spec(name, path, target) if name in self.refused else None
+        if found is not None:
+            found.loader = Refusal(self.ways)
+        return found
+
+
+class Refusal(Loader):
+    """Loads nothing."""
+
+    def __init__(self, ways: dict[str, list[str]]) -> None:
+        self.ways = ways
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        frames = [frame for frame in traceback.extract_stack()[:-1] if not frame.filename.startswith("<frozen")]
+        *way, importer = frames
+        way = [frame for frame in way if frame.filename.startswith(TREE) and frame.filename != __file__]
+        self.ways[spec.name] = [f"{frame.filename}:{frame.lineno}: {frame.line}" for frame in (*way, importer)]
+        raise ModuleNotFoundError(f"{spec.name} is refused here", name=spec.name)
 
 
 def run(arguments: list[str]) -> tuple[int | None, str]:

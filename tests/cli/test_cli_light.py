@@ -1,8 +1,8 @@
 """Commands that train nothing import nothing heavy: torch alone takes two seconds, and every start pays for it.
 
 Not among them: what reads a site's rows, which are tensors (``budget`` and ``preflight`` with settings), builds a
-model (``policy check`` of a configuration), or computes an epsilon: Opacus does that, and imports torch. So the runs
-whose logs are read here train without noise.
+model (``policy check`` of a configuration), or computes an epsilon by PRV: Opacus does that, and imports torch. By RDP
+an epsilon takes SciPy alone.
 """
 
 from __future__ import annotations
@@ -87,12 +87,24 @@ COMMANDS = {
     "audit reconcile {run} --roster {roster}": 0,
     "audit reconcile {lies} --roster {roster} --evidence {evidence}": 13,
     "audit verify-evidence {evidence} --roster {roster}": 0,
+    "config show {sample}": 0,
+    "config show {away}": 0,
+    "config explain strategy.rounds": 0,
+    "runs ls {new}": 0,
+    "status {run}": 4,
     "audit report {run} --roster {roster} --out {page}": 0,
+    "audit reconcile {noisy} --roster {roster}": 0,
+    "audit report {noisy} --roster {roster} --out {noisy-page}": 0,
+    "budget plan --rounds 3 --samples 100 --batch 10 --epsilon 4 --delta 1e-5": 0,
+    "budget plan --rounds 3 --samples 100 --batch 10 --noise 1.5 --delta 1e-5": 0,
 }
 """Command -> its exit code."""
 
-DRAW = ("audit report {run} --roster {roster} --out {page}",)
-"""With matplotlib; the last of them, since an imported module cannot be refused any more."""
+MAY = {
+    "audit report {run} --roster {roster} --out {page}": "matplotlib",
+    "audit reconcile {noisy} --roster {roster}": "scipy",
+}
+"""Command -> what it may import, and with it all that follow: an imported module cannot be refused any more."""
 
 
 class WithoutNoise(Run):
@@ -128,9 +140,11 @@ def placed(folder: Path) -> dict[str, Any]:
         "log": Party(folder / "party").write(),
         "run": WithoutNoise(folder / "run").write(),
         "lies": Equivocation(folder / "lies").write(),
+        "noisy": Run(folder / "noisy").write(),
         "roster": folder / "roster.json",
     }
-    return made | {name: folder / name for name in ("new", "made", "signed", "package", "policy", "page", "evidence")}
+    names = ("new", "made", "signed", "package", "policy", "page", "noisy-page", "evidence")
+    return made | {name: folder / name for name in names}
 
 
 def header_of(kit: Path) -> bytes:
@@ -148,8 +162,10 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
         patch.setattr("os.fsync", lambda descriptor: None)
         places = placed(tmp_path_factory.mktemp("light"))
     asked = {" ".join(words): [words, [*TRAINS, *COMPUTES]] for words in HELPS}
+    refused = list(TRAINS)
     for command in COMMANDS:
-        refused = [name for name in TRAINS if name != "matplotlib" or command not in DRAW]
+        if command in MAY:
+            refused = [name for name in refused if name != MAY[command]]
         asked[command] = [[word.format(**places) for word in command.split()], refused]
     done = subprocess.run(
         [sys.executable, Path(__file__).with_name("light_commands.py")],

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
+from types import FunctionType, SimpleNamespace
 
 import dp_accounting
 import numpy as np
@@ -16,7 +17,8 @@ from independent import independent_epsilon
 from scipy.stats import norm
 
 from securefda.errors import ConfigError
-from securefda.privacy.accountants import LEAST_PRV_DELTA, ORDERS, epsilon, rdp_of_a_step
+from securefda.privacy import accountants
+from securefda.privacy.accountants import LEAST_PRV_DELTA, ORDERS, epsilon, opacus_rdp, rdp_of_a_step
 from securefda.privacy.events import DpEvent
 
 DELTA = 1e-5
@@ -38,6 +40,28 @@ def event(noise: float = 1.0, rate: float = 0.01, steps: int = 1000) -> DpEvent:
 def google(noise: float, rate: float, steps: int) -> tuple[dp_accounting.DpEvent, int]:
     gaussian = dp_accounting.GaussianDpEvent(noise)
     return (dp_accounting.PoissonSampledDpEvent(rate, gaussian) if rate < 1 else gaussian), steps
+
+
+def test_the_formulas_that_are_loaded_by_themselves_are_those_of_opacus() -> None:
+    from opacus.accountants.analysis import rdp as theirs  # noqa: PLC0415 - the package is what this is compared with
+
+    ours = opacus_rdp()
+    functions = {name: value for name, value in vars(theirs).items() if isinstance(value, FunctionType)}
+    assert {"compute_rdp", "_compute_rdp", "_compute_log_a", "_log_erfc"} <= functions.keys()
+    assert ours is not theirs
+    assert ours.__file__ == theirs.__file__
+    for name, function in functions.items():
+        assert getattr(ours, name).__code__ == function.__code__, name
+        assert getattr(ours, name).__defaults__ == function.__defaults__, name
+    assert (ours.np, ours.special, ours.math) == (theirs.np, theirs.special, theirs.math)
+
+
+@pytest.mark.parametrize("folders", [None, [], ["/nowhere"]], ids=["not installed", "no folder", "kept elsewhere"])
+def test_without_the_file_of_opacus_no_epsilon_is_computed(monkeypatch, folders) -> None:
+    spec = None if folders is None else SimpleNamespace(submodule_search_locations=folders)
+    monkeypatch.setattr(accountants, "find_spec", lambda name: spec)
+    with pytest.raises(ImportError, match="opacus has no accountants/analysis/rdp.py"):
+        opacus_rdp.__wrapped__()
 
 
 @pytest.mark.parametrize("shape", GRID)
