@@ -20,6 +20,7 @@ from securefda import __version__
 from securefda.audit.journal import Journal, RunInfo
 from securefda.audit.witness import Witness, WitnessMemory
 from securefda.errors import DataError
+from securefda.machine import without_collections
 from securefda.privacy.events import Budget, DpEvent
 from securefda.privacy.ledger import Ledger, Reservation
 from securefda.protocol.messages import Signer
@@ -267,7 +268,8 @@ def trainer_at(
         seed, site = process.seed, member.site_id
         rows = rows if left_after is None else left_after
         return SiteTrainer(task, site, rows, settings, seed, secret=secret, before_round=ahead, memory=memory), ()
-    from securefda.site.private_trainer import PrivateTrainer  # noqa: PLC0415 - it imports Opacus
+    with without_collections():
+        from securefda.site.private_trainer import PrivateTrainer  # noqa: PLC0415 - it imports Opacus
 
     if isinstance(rows, Unlabelled):
         raise DataError(

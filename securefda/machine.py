@@ -1,10 +1,12 @@
-"""What this process gets of the machine: its processor cores, and memory for vectors, which it gives back."""
+"""What this process gets of the machine: processor cores, and memory, for which it looks and which it gives back."""
 
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import cast
 
 
@@ -50,6 +52,23 @@ def give_free_memory_back() -> None:
     malloc_trim = _of_libc("malloc_trim")
     if malloc_trim is not None:
         malloc_trim(0)
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """Search for no cycles of garbage in this block, and never among what it leaves: for imports, which leave modules.
+
+    PyTorch's import makes half a million objects that all stay. Python would search them a few hundred times, for a
+    fifth of a second, and again whenever it searches everything.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if was_enabled:
+            gc.enable()
 
 
 def _of_libc(name: str) -> Callable[..., int] | None:

@@ -230,3 +230,46 @@ def is_running(process: Path) -> bool:
         return (process / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+DIES = """
+import os, signal
+from pathlib import Path
+fork = os.fork
+def dying():
+    pid = fork()
+    if pid:
+        Path("{folder}/copy").write_text(str(pid))
+        os.kill(os.getpid(), signal.SIGKILL)
+    return pid
+os.fork = dying
+"""
+
+
+def test_where_the_server_dies_between_fork_and_answer_the_copy_runs_nothing(tmp_path: Path, run: Run) -> None:
+    """So that a site of which nothing was heard can be started by exec, and is not started twice."""
+    (tmp_path / "dies.py").write_text(DIES.format(folder=tmp_path))
+    dying = ForkServer(["dies"], [tmp_path])
+    writes = f"open('{tmp_path}/ran', 'w').close()"
+    with pytest.raises(ForkServerError, match="has ended"):
+        run(writes, of=dying)
+    copy = Path("/proc", (tmp_path / "copy").read_text())
+    deadline = time.monotonic() + WAIT_S
+    while is_running(copy):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert not (tmp_path / "ran").exists()
+    dying.close()
+    assert says(run(writes)) == ""
+    assert (tmp_path / "ran").exists()
+
+
+def test_a_copy_that_is_ended_before_it_may_run_has_its_exit_code(tmp_path: Path, run: Run) -> None:
+    (tmp_path / "kills.py").write_text(
+        "import os, signal\nfork = os.fork\n"
+        "def killing():\n    pid = fork()\n    if pid:\n        os.kill(pid, signal.SIGKILL)\n        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)\n    return pid\n"
+        "os.fork = killing\n"
+    )
+    server = ForkServer(["kills"], [tmp_path])
+    assert run("print('ran')", of=server).wait(WAIT_S) == -signal.SIGKILL
+    server.close()

@@ -1,10 +1,13 @@
-"""Freed vectors leave the process."""
+"""Freed vectors leave the process; what is imported is not searched for garbage."""
 
+import gc
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from securefda.machine import without_collections
 
 SCRIPT = """
 import numpy as np
@@ -37,3 +40,56 @@ def test_freed_vectors_and_chunks_go_back_to_the_system():
     after_vectors, after_chunks = map(float, ran.stdout.split())
     assert after_vectors < 10
     assert after_chunks < 10
+
+
+@pytest.fixture
+def frozen():
+    """How many objects are left out of collections; afterwards there are none."""
+    yield gc.get_freeze_count
+    gc.unfreeze()
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_nothing_is_collected_in_a_block_nor_what_it_leaves(frozen, monkeypatch, enabled):
+    gc.collect()
+    (gc.enable if enabled else gc.disable)()
+    before = gc.get_stats()
+    try:
+        with pytest.raises(ZeroDivisionError), without_collections():
+            made = [[] for _ in range(100_000)]
+            assert not gc.isenabled()
+            assert gc.get_stats() == before
+            raise ZeroDivisionError
+        assert gc.isenabled() is enabled
+        assert frozen() > len(made)
+        assert not any(one is made[0] for one in gc.get_objects())
+    finally:
+        gc.enable()
+
+
+IMPORTS = """
+import gc, sys
+from securefda.cli import main
+code = main({arguments})
+print(code, "torch" in sys.modules, gc.get_freeze_count())
+"""
+
+
+@pytest.mark.parametrize("command", ["source start", "aggregator start"])
+def test_a_process_that_starts_has_frozen_what_it_imported(tmp_path, command):
+    kits = tmp_path / "kits"
+    run = [sys.executable, "-m", "securefda.cli", "federation", "init", "digits", "--out", str(kits)]
+    subprocess.run(run, check=True, capture_output=True)
+    site = "target" if command.startswith("aggregator") else "source-1"
+    other = "source" if site == "target" else "aggregator"
+    settings = kits / site / "local" / "settings.toml"
+    kit = kits / ("source-1" if site == "target" else "target")
+    settings.write_text(settings.read_text().replace('kit = ".."', f"kit = {str(kit)!r}"))  # of the wrong role
+    arguments = [*command.split(), "--config", str(settings)]
+    ran = subprocess.run(
+        [sys.executable, "-c", IMPORTS.format(arguments=arguments)], capture_output=True, text=True, check=False
+    )
+    assert other in ran.stderr
+    code, has_torch, frozen = ran.stdout.split()
+    assert (code != "0", has_torch) == (True, "True")
+    assert int(frozen) > 100_000

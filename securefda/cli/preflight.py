@@ -80,8 +80,11 @@ def preflight(
 
 
 def _check_rows(kit: Kit, config: AggregatorConfig | SourceConfig) -> str:
-    from securefda.bootstrap import check_rows  # with torch, for which no other check should have to wait
-    from securefda.local.task_check import check_kit
+    from securefda.machine import without_collections
+
+    with without_collections():
+        from securefda.bootstrap import check_rows  # with torch, for which no other check should have to wait
+        from securefda.local.task_check import check_kit
 
     (tried,) = check_kit(kit, config).sites
     if tried.error is not None:

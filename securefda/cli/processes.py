@@ -43,6 +43,7 @@ def start_aggregator(
     """Run the aggregator until every round is done; started again, it goes on after the last finished round."""
     from securefda.cli.console import console_reporter
     from securefda.local.launched import launched
+    from securefda.machine import without_collections
     from securefda.operations.report import report_after
     from securefda.operations.summary_text import run_text
     from securefda.site.config import load_aggregator
@@ -54,7 +55,8 @@ def start_aggregator(
         report = report_after(folder) if launcher is None else nullcontext()
         with interruptible(folder), report, console_reporter() as reporter:
             reporter.phase("starting")
-            from securefda.aggregator import process  # with torch, for which no wrong file should have to wait
+            with without_collections():
+                from securefda.aggregator import process  # with torch, for which no wrong file should have to wait
 
             summary = process.main(settings, ours.hears(reporter))
     print_result(output, summary.as_json() | {"out": str(folder)}, run_text(summary, folder))
@@ -73,6 +75,7 @@ def start_source(
     """Take part as a source until the aggregator ends the run."""
     from securefda.cli.console import console_reporter
     from securefda.local.launched import launched
+    from securefda.machine import without_collections
     from securefda.site.config import load_source
 
     with launched(launcher) as ours:
@@ -80,7 +83,8 @@ def start_source(
         folder = settings.source.out
         with interruptible(folder), console_reporter(knows_rounds=False) as reporter:
             reporter.phase("starting")
-            from securefda.source import process  # with torch, for which no wrong file should have to wait
+            with without_collections():
+                from securefda.source import process  # with torch, for which no wrong file should have to wait
 
             process.main(settings, ours.hears(reporter), accept_run=accept_run)
     print_result(output, {"out": str(folder)}, f"the run is over; this site's own record is in {folder}")

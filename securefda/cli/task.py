@@ -71,10 +71,14 @@ def convert_uci_heart(
 
 
 def _check_file(file: Path, sites: list[str], overrides: list[str], seed: int) -> TaskFound:
+    from securefda.machine import without_collections
     from securefda.site.config import load_federation
 
     config = load_federation(file, overrides, os.environ)
-    from securefda.local.task_check import check_federation  # with torch, for which no wrong file should have to wait
+    with without_collections():
+        from securefda.local.task_check import (
+            check_federation,
+        )  # with torch, for which no wrong file should have to wait
 
     return check_federation(config, sites, seed)
 

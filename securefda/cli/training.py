@@ -113,6 +113,7 @@ def _one_run(
 
 def _train(config: FederationConfig, folder: Path, seed: int, title: str, *, in_one_process: bool) -> Summary:
     from securefda.cli.console import console_reporter
+    from securefda.machine import without_collections
     from securefda.operations.report import report_after
 
     goes_on = "" if in_one_process else f"; `securefda run` with --out {folder} goes on"
@@ -120,7 +121,8 @@ def _train(config: FederationConfig, folder: Path, seed: int, title: str, *, in_
         if title:
             reporter.note(title)
         if in_one_process:
-            from securefda.local.simulator import simulate as simulate_in_memory
+            with without_collections():
+                from securefda.local.simulator import simulate as simulate_in_memory
 
             return simulate_in_memory(config, folder, seed, reporter)
         from securefda.local.launcher import run_processes

@@ -8,6 +8,8 @@ hold code and what a module sets up when it is imported:
   server refuses to fork with two. gRPC and ``cryptography`` are imported by the copy; no device is in use before it.
 * Keys, masks, shares and noise come from the kernel (``os.urandom``), which has no state in a process. OpenSSL and
   ``random`` seed themselves anew in a copy; torch's and NumPy's generators are seeded anew.
+* It does nothing before the one who asked for it has heard of it. So where the server dies, no copy runs that nobody
+  knows of, and the process can be started in another way.
 * It has a session, an environment, a folder and descriptors of its own, and a signal or a crash ends it alone. It ends
   as Python ends.
 
@@ -20,6 +22,7 @@ Only Linux has them: on macOS libraries of the system cannot bear a fork.
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import struct
@@ -27,6 +30,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from multiprocessing import connection
 from pathlib import Path
 
@@ -89,19 +93,29 @@ class ForkServer:
             descriptors: of this process, three or more, which become 0, 1, 2 and so on in the copy.
 
         Raises:
-            ForkServerError: there is no copy.
+            ForkServerError: there is no copy, and none of which this process has not heard.
         """
         args = [sys.executable, *self._options, "-m", module, *arguments]
         request = json.dumps([module, args[args.index(module) + 1 :], str(cwd), dict(env)]).encode()
         channel, theirs = socket.socketpair()
+        waits, opens = os.pipe()
         try:
-            with self._lock, theirs:
-                socket.send_fds(self._control, [_RECORD.pack(len(request))], [*descriptors, theirs.fileno()])
-                self._control.sendall(request)
-        except OSError as error:
-            channel.close()
-            raise ForkServerError(f"the fork server ended with {self._process.wait()}") from error
-        return ForkedProcess(args, channel)
+            try:
+                with self._lock, theirs:
+                    given = [*descriptors, waits, theirs.fileno()]
+                    socket.send_fds(self._control, [_RECORD.pack(len(request))], given)
+                    self._control.sendall(request)
+            except OSError as error:
+                channel.close()
+                raise ForkServerError(f"the fork server ended with {self._process.wait()}") from error
+            finally:
+                os.close(waits)
+            process = ForkedProcess(args, channel)
+            with suppress(BrokenPipeError):  # it was ended meanwhile, and its exit code says so
+                os.write(opens, b"\1")
+            return process
+        finally:
+            os.close(opens)
 
     def close(self) -> None:
         """End the server and, when their grace is over, every copy that still runs."""

@@ -1,10 +1,11 @@
 """The fork server itself: ``python fork_server_program.py CONTROL GRACE MODULE...``.
 
 :mod:`securefda.local.fork_server` starts it, and says why its copies are processes like any other. It imports the
-modules, and then forks for each request on the socket CONTROL: a length, with the child's descriptors from 0 on and a
-channel; and so many bytes of JSON, a list of module, arguments, folder and environment. It answers on the channel with
-the child's process id and, once the child has ended, its exit code, in 8 bytes each. A byte that comes back is a signal
-for the child. When CONTROL closes, the children have GRACE seconds to end by themselves; it kills those that are left,
+modules, and then forks for each request on the socket CONTROL: a length, with the child's descriptors from 0 on, a gate
+and a channel; and so many bytes of JSON, a list of module, arguments, folder and environment. It answers on the channel
+with the child's process id and, once the child has ended, its exit code, in 8 bytes each. A byte that comes back is a
+signal for the child. The child waits for a byte from the gate, and ends where that closes: who has not heard of a child
+has none that runs. When CONTROL closes, the children have GRACE seconds to end by themselves; it kills those that are left,
 and ends.
 
 It has one thread, always: a fork copies no other, and what another has locked would stay locked in the child.
@@ -38,9 +39,11 @@ _ACT_AT_START = ("GRPC_", "KMP_", "LANG", "LC_", "LD_", "MALLOC_", "MKL_", "MPL"
 
 
 class Request(NamedTuple):
-    """What a child runs; ``descriptors`` become 0, 1, 2 and so on."""
+    """What a child runs, once the gate opens; ``descriptors`` become 0, 1, 2 and so on."""
 
     descriptors: list[int]
+    gate: int
+    channel: socket.socket
     module: str
     arguments: list[str]
     folder: str
@@ -96,7 +99,7 @@ class Server:
             os.kill(pid, signal.SIGKILL)
 
     def _next(self) -> Request | None:
-        """The request that has come, with the channel as its last descriptor; None at the end."""
+        """The request that has come; None at the end."""
         header, descriptors, _, _ = socket.recv_fds(
             self._control, _RECORD.size, _MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
         )
@@ -107,11 +110,14 @@ class Server:
         if len(text) < length:  # who asked was killed meanwhile
             return None
         module, arguments, folder, environment = json.loads(text)
-        return Request(descriptors, module, arguments, folder, environment | self._imported)
+        *own, gate, channel = descriptors
+        return Request(
+            own, gate, socket.socket(fileno=channel), module, arguments, folder, environment | self._imported
+        )
 
     def _fork(self, request: Request) -> bool:
         """Whether this is the child."""
-        channel = socket.socket(fileno=request.descriptors.pop())
+        channel = request.channel
         refusal = refused(request.environment)
         if refusal:
             with channel, suppress(BrokenPipeError):
@@ -124,7 +130,7 @@ class Server:
         else:
             channel.close()
             return True
-        for descriptor in request.descriptors:
+        for descriptor in (*request.descriptors, request.gate):
             os.close(descriptor)
         return False
 
@@ -164,8 +170,11 @@ def refused(environment: dict[str, str]) -> str:
 
 
 def become(request: Request, installed: list[str]) -> None:
-    """Make this child what ``python -m`` would have made it, with this interpreter's own options."""
+    """Make this child what ``python -m`` would have made it, with this interpreter's own options, if the gate opens."""
     os.setsid()
+    if not os.read(request.gate, 1):
+        os._exit(0)
+    os.close(request.gate)
     # By way of others above them all, for one may stand where another has to go.
     above = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _MOST_DESCRIPTORS) for descriptor in request.descriptors]
     for place, (descriptor, copy) in enumerate(zip(request.descriptors, above, strict=True)):
@@ -197,11 +206,12 @@ def main() -> None:
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     installed = [path for path in sys.path if path not in (*own, *paths)]
     before = dict(os.environ)
+    gc.disable()  # what is imported stays: there is nothing to collect
     for module in modules:
         importlib.import_module(module)
     imported = {name: value for name, value in os.environ.items() if before.get(name) != value}
-    gc.collect()
     gc.freeze()  # no collection in a child touches, and so copies, what all share
+    gc.enable()
     request = Server(socket.socket(fileno=int(control)), float(grace_s), imported).serve()
     if request is not None:
         become(request, installed)

@@ -25,7 +25,7 @@ from typing import Any, cast
 
 from securefda.errors import ConfigError, ExitCode, RunEnded, SecureFdaError
 from securefda.local.fork_server import ForkedProcess, ForkServer, ForkServerError
-from securefda.machine import usable_cores
+from securefda.machine import usable_cores, without_collections
 from securefda.operations.progress import Reporter
 from securefda.operations.records import RoundLine, Summary
 from securefda.operations.run_folder import SUMMARY, SUMMARY_FILE, RunFolder, read_object, replace_file
@@ -109,7 +109,8 @@ def run_processes(
             address = free_address()
             _enrol(config, folder.path / _KITS, address)
         if config.training.target.with_noise or config.training.source.with_noise:
-            from securefda.bootstrap import make_ledgers  # with torch, for which processes should not have to wait
+            with without_collections():
+                from securefda.bootstrap import make_ledgers  # with torch, for which processes should not have to wait
 
             for note in make_ledgers(config, kits, seed):
                 reporter.note(note)
