@@ -40,7 +40,8 @@ from torch import Tensor, nn
 from securefda.privacy.empirical_audit import correct_guesses, epsilon_lower_bound, throw_coins
 from securefda.privacy.events import Budget, DpEvent
 from securefda.privacy.ledger import Ledger
-from securefda.privacy.private_training import schedule_of, train_private
+from securefda.privacy.planning import schedule_of
+from securefda.privacy.private_training import train_private
 from securefda.site.privacy_account import data_set_of
 from securefda.tasks import Samples, TaskSettings
 from securefda.tasks.digits import Digits

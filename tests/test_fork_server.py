@@ -264,12 +264,21 @@ def test_where_the_server_dies_between_fork_and_answer_the_copy_runs_nothing(tmp
     assert (tmp_path / "ran").exists()
 
 
+KILLS = """
+import os, signal
+fork = os.fork
+def killing():
+    pid = fork()
+    if pid:
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    return pid
+os.fork = killing
+"""
+
+
 def test_a_copy_that_is_ended_before_it_may_run_has_its_exit_code(tmp_path: Path, run: Run) -> None:
-    (tmp_path / "kills.py").write_text(
-        "import os, signal\nfork = os.fork\n"
-        "def killing():\n    pid = fork()\n    if pid:\n        os.kill(pid, signal.SIGKILL)\n        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)\n    return pid\n"
-        "os.fork = killing\n"
-    )
+    (tmp_path / "kills.py").write_text(KILLS)
     server = ForkServer(["kills"], [tmp_path])
     assert run("print('ran')", of=server).wait(WAIT_S) == -signal.SIGKILL
     server.close()

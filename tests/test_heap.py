@@ -50,21 +50,32 @@ def frozen():
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_nothing_is_collected_in_a_block_nor_what_it_leaves(frozen, monkeypatch, enabled):
+def test_nothing_is_collected_in_a_block_nor_what_it_leaves(frozen, enabled):
     gc.collect()
     (gc.enable if enabled else gc.disable)()
     before = gc.get_stats()
     try:
-        with pytest.raises(ZeroDivisionError), without_collections():
+        with without_collections():
             made = [[] for _ in range(100_000)]
             assert not gc.isenabled()
             assert gc.get_stats() == before
-            raise ZeroDivisionError
         assert gc.isenabled() is enabled
         assert frozen() > len(made)
         assert not any(one is made[0] for one in gc.get_objects())
     finally:
         gc.enable()
+
+
+@without_collections()
+def importing_what_is_not_there():
+    assert not gc.isenabled()
+    raise ImportError
+
+
+def test_after_an_error_there_are_collections_again(frozen):
+    with pytest.raises(ImportError):
+        importing_what_is_not_there()
+    assert gc.isenabled()
 
 
 IMPORTS = """

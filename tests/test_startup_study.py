@@ -68,6 +68,11 @@ def of_repeats(figures):
     figures["repeats"] = 4
 
 
+def test_a_budget_that_is_shown_is_compared_with_rows_and_may_import_torch(study, figures, tmp_path, monkeypatch):
+    figures["light"]["figures"][0] |= {"command": study.SHOWS_A_BUDGET, "imports": ["torch"]}
+    assert run(study, figures, tmp_path, monkeypatch, "--check") == 0
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -103,7 +108,7 @@ def test_a_command_is_timed_whole_and_its_libraries_are_found(study):
     assert taken.processor > 0
     assert study._imports_of(["--version"]) == []
     plan = "budget plan --rounds 2 --samples 100 --batch 10 --noise 1 --delta 1e-5"
-    assert "scipy" in study._imports_of(plan.split())
+    assert study._imports_of(plan.split()) == ["scipy"]
 
 
 def test_a_source_joins_and_is_compared_with_an_import(study, tmp_path):

@@ -388,7 +388,10 @@ def _site(config: Path, overrides: list[str]) -> BudgetSite:
     from securefda.site.budget import load_site
 
     def rows_of(config: AggregatorConfig | SourceConfig, roster: Roster, site_id: str) -> Rows:
-        from securefda.bootstrap import rows_of_site  # with torch, for which no wrong file should have to wait
+        from securefda.machine import without_collections
+
+        with without_collections():
+            from securefda.bootstrap import rows_of_site  # with torch, for which no wrong file should have to wait
 
         return rows_of_site(config, roster, site_id)
 

@@ -8,8 +8,8 @@ hold code and what a module sets up when it is imported:
   server refuses to fork with two. gRPC and ``cryptography`` are imported by the copy; no device is in use before it.
 * Keys, masks, shares and noise come from the kernel (``os.urandom``), which has no state in a process. OpenSSL and
   ``random`` seed themselves anew in a copy; torch's and NumPy's generators are seeded anew.
-* It does nothing before the one who asked for it has heard of it. So where the server dies, no copy runs that nobody
-  knows of, and the process can be started in another way.
+* It does nothing before this side has its process id. Where the server dies before it can say that, no copy runs, and
+  the process may be started in another way.
 * It has a session, an environment, a folder and descriptors of its own, and a signal or a crash ends it alone. It ends
   as Python ends.
 
@@ -93,7 +93,7 @@ class ForkServer:
             descriptors: of this process, three or more, which become 0, 1, 2 and so on in the copy.
 
         Raises:
-            ForkServerError: there is no copy, and none of which this process has not heard.
+            ForkServerError: there is no copy that runs, nor will there be.
         """
         args = [sys.executable, *self._options, "-m", module, *arguments]
         request = json.dumps([module, args[args.index(module) + 1 :], str(cwd), dict(env)]).encode()

@@ -4,9 +4,9 @@
 modules, and then forks for each request on the socket CONTROL: a length, with the child's descriptors from 0 on, a gate
 and a channel; and so many bytes of JSON, a list of module, arguments, folder and environment. It answers on the channel
 with the child's process id and, once the child has ended, its exit code, in 8 bytes each. A byte that comes back is a
-signal for the child. The child waits for a byte from the gate, and ends where that closes: who has not heard of a child
-has none that runs. When CONTROL closes, the children have GRACE seconds to end by themselves; it kills those that are left,
-and ends.
+signal for the child. The child runs once a byte comes through the gate, and ends where the gate closes without one: no
+child runs that the other side has not heard of. When CONTROL closes, the children have GRACE seconds to end by
+themselves; it kills those that are left, and ends.
 
 It has one thread, always: a fork copies no other, and what another has locked would stay locked in the child.
 """

@@ -3,8 +3,8 @@
 Rounds with one noise multiplier and sampling rate are added up first. So epsilon does not depend on the order of
 the rounds, and many equal rounds cost no more to account for than one.
 
-Opacus is not imported for RDP: the package takes seconds, since it imports torch. Its file with the formulas of RDP needs
-neither, and is loaded by itself. PRV imports the package by its first call.
+For RDP the package Opacus is not imported, which takes seconds, since it imports torch: its file with the formulas
+needs neither, and is loaded by itself. PRV imports the package by its first call.
 
 Every epsilon is an upper bound for the guarantee of :data:`securefda.privacy.events.GUARANTEE`, in exact arithmetic.
 The parameters of a round must not be chosen by looking at the data.

@@ -21,11 +21,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from securefda.errors import ConfigError
 from securefda.privacy.accountants import epsilon
 from securefda.privacy.events import Budget, DpEvent, delta_warning, require, require_accountant, require_delta
+
+if TYPE_CHECKING:
+    from securefda.training.settings import TrainingSettings
 
 _MOST_STEPS = 10**9
 """Of one event of the accountants."""
@@ -74,6 +77,18 @@ class Schedule:
     @property
     def _batches(self) -> int:
         return -(-self.samples // self.batch_size)
+
+
+def schedule_of(settings: TrainingSettings, samples: int, rounds: int = 1) -> Schedule:
+    """Return how often a site's rows are used; a round is charged accordingly.
+
+    Raises:
+        ConfigError: ``training.batch-size`` is larger than the data.
+    """
+    if settings.batch_size > samples:
+        why = f"{settings.batch_size} is larger than the data, which have {samples} rows"
+        raise ConfigError("training.batch-size", why, hint=f"set it to {samples} or less")
+    return Schedule(samples, settings.batch_size, settings.epochs, rounds)
 
 
 @dataclass(frozen=True, slots=True)

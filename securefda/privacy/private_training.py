@@ -37,9 +37,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.data import DataLoader, TensorDataset
 
-from securefda.errors import ConfigError, TrainingError
+from securefda.errors import TrainingError
 from securefda.privacy.noise import NoiseSource, take_noise_from
-from securefda.privacy.planning import Schedule
+from securefda.privacy.planning import schedule_of
 from securefda.protocol.encoding import Vector
 from securefda.tasks import Samples, Task, task_code
 from securefda.training.device import choose_device
@@ -93,18 +93,6 @@ def draw_rows(samples: int, rate: float, random_bytes: Callable[[int], bytes] = 
         raise ValueError(f"the random source returned {len(drawn)} bytes instead of {_WORD_BYTES * samples}")
     below = np.uint64(int(rate * 2.0**64))  # exact: a float64 times a power of two
     return np.flatnonzero(np.frombuffer(drawn, dtype="<u8") < below)
-
-
-def schedule_of(settings: TrainingSettings, samples: int, rounds: int = 1) -> Schedule:
-    """Return how often a site's rows are used; a round is charged accordingly.
-
-    Raises:
-        ConfigError: ``training.batch-size`` is larger than the data.
-    """
-    if settings.batch_size > samples:
-        why = f"{settings.batch_size} is larger than the data, which have {samples} rows"
-        raise ConfigError("training.batch-size", why, hint=f"set it to {samples} or less")
-    return Schedule(samples, settings.batch_size, settings.epochs, rounds)
 
 
 def train_private(

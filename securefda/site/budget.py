@@ -14,7 +14,7 @@ from securefda.privacy.accountants import epsilon
 from securefda.privacy.events import Budget, DpEvent, delta_warning
 from securefda.privacy.ledger import Ledger
 from securefda.privacy.ledger_storage import CLOCK_SLACK_S, DataSet, LedgerError, Row, charged, last_reset
-from securefda.privacy.planning import Schedule, plan_epsilon, rounds_within
+from securefda.privacy.planning import Schedule, plan_epsilon, rounds_within, schedule_of
 from securefda.protocol.roster import Roster
 from securefda.settings import read_toml
 from securefda.site.config import (
@@ -84,8 +84,6 @@ class BudgetSite:
 
     def schedule(self, rounds: int = 1) -> Schedule:
         """How often rounds as configured use the rows. Raises ConfigError: ``training.batch-size``."""
-        from securefda.privacy.private_training import schedule_of  # noqa: PLC0415 - with torch
-
         return schedule_of(training_settings(self.config.training), self.data.samples, rounds)
 
     def counts_nothing(self) -> bool:

@@ -11,7 +11,8 @@ import torch
 
 from securefda.privacy.events import DpEvent
 from securefda.privacy.ledger import Reservation
-from securefda.privacy.private_training import require_separate_rows, schedule_of, train_private
+from securefda.privacy.planning import schedule_of
+from securefda.privacy.private_training import require_separate_rows, train_private
 from securefda.protocol.encoding import vector_to_wire
 from securefda.protocol.secret import RandomBytes
 from securefda.site.privacy_account import PrivacyAccount

@@ -60,7 +60,7 @@ def test_the_formulas_that_are_loaded_by_themselves_are_those_of_opacus() -> Non
 def test_without_the_file_of_opacus_no_epsilon_is_computed(monkeypatch, folders) -> None:
     spec = None if folders is None else SimpleNamespace(submodule_search_locations=folders)
     monkeypatch.setattr(accountants, "find_spec", lambda name: spec)
-    with pytest.raises(ImportError, match="opacus has no accountants/analysis/rdp.py"):
+    with pytest.raises(ImportError, match=r"opacus has no accountants/analysis/rdp\.py"):
         opacus_rdp.__wrapped__()
 
 

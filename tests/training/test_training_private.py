@@ -13,7 +13,7 @@ from training_private import NO_NOISE, NOISE, ROWS, SGD, WAYS, WHOLE, Coupled, N
 from training_tasks import Line, WithDropout
 
 from securefda.privacy.noise import NoiseSource
-from securefda.privacy.private_training import schedule_of
+from securefda.privacy.planning import schedule_of
 from securefda.tasks import Samples, Task
 from securefda.training import TrainingSettings, build_model, model_to_vector, train_local
 from securefda.training.settings import NoiseSettings
