@@ -519,7 +519,7 @@ FILES = {
     "nearly-a-sample": Wrong(
         "run digit --out taken",
         "digit: is neither a file here nor the name of a sample",
-        r"did you mean digits\? samples: colored_mnist, digits",
+        r"did you mean digits\? samples: colored_mnist, digit_domains, digits",
         again="run digits --out taken --set x=1",
         then="x: unknown key",
     ),
@@ -533,7 +533,7 @@ FILES = {
     "no-sample-at-all": Wrong(
         "simulate hospitals-of-ours --out taken",
         "hospitals-of-ours: is neither a file here nor the name of a sample",
-        "samples: colored_mnist, digits",
+        "samples: colored_mnist, digit_domains, digits",
         again="run digits --out taken --set x=1",
         then="x: unknown key",
     ),

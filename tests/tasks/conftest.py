@@ -25,3 +25,9 @@ def mnist_data():
 def fashion_mnist_data():
     """Folder of Fashion-MNIST's train3600 files: the same, fashion_mnist."""
     return _folder("fashion_mnist")
+
+
+@pytest.fixture
+def usps_data():
+    """Folder of usps.h5: the same, usps."""
+    return _folder("usps")
