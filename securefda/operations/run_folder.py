@@ -224,6 +224,9 @@ def _read_summary(path: Path) -> dict[str, Any] | None:
     return read_object(path, 1, path.read_bytes(), SUMMARY) if path.exists() else None
 
 
+_DAMAGED = "put the file back as the run wrote it, or name another run folder"
+
+
 def read_object(path: Path, number: int, text: bytes, form: TypeAdapter[Any]) -> dict[str, Any]:
     """Parse a line of a file of JSON lines, or a file that is one object, of this form.
 
@@ -233,16 +236,16 @@ def read_object(path: Path, number: int, text: bytes, form: TypeAdapter[Any]) ->
     try:
         value = json_value(text)
     except BeyondBounds as error:
-        raise ConfigError(str(path), f"line {number} {error}") from error
+        raise ConfigError(str(path), f"line {number} {error}", hint=_DAMAGED) from error
     except ValueError as error:
-        raise ConfigError(str(path), f"line {number} is not JSON") from error
+        raise ConfigError(str(path), f"line {number} is not JSON", hint=_DAMAGED) from error
     if not isinstance(value, dict):
-        raise ConfigError(str(path), f"line {number} is not a JSON object")
+        raise ConfigError(str(path), f"line {number} is not a JSON object", hint=_DAMAGED)
     try:
         form.validate_json(text, strict=True)
     except ValidationError as error:
         for detail in error.errors(include_url=False):
             if detail["type"] != "float_type" or detail["input"] is not None:  # null is a figure that was not finite
                 key = ".".join(map(str, detail["loc"]))[:100]
-                raise ConfigError(str(path), f"line {number}: {key} is not as a run writes it") from None
+                raise ConfigError(str(path), f"line {number}: {key} is not as a run writes it", hint=_DAMAGED) from None
     return value

@@ -2115,6 +2115,26 @@ def no_table(harm: Act, line: str, hint: str = "check the path") -> Wrong:
     return Wrong(HEART, line, hint, harm=made, follow=acts(remove("tables"), copy_folder(HEART_TABLES, "tables")))
 
 
+DAMAGED = {
+    "figures-that-are-no-json": Wrong(
+        "runs show taken",
+        "taken/metrics.jsonl: line 1 is not JSON",
+        "put the file back as the run wrote it",
+        harm=write("taken/metrics.jsonl", b"\x00\xff garbage\n"),
+        follow=fetched("taken/metrics.jsonl"),
+    ),
+    "a-log-of-junk": Wrong(
+        "audit reconcile damaged",
+        "audit log damaged: has no log that can be read: .*checkpoint: ",
+        "put it back as its site wrote it",
+        harm=acts(lambda: Path("damaged/tile").mkdir(parents=True), write("damaged/checkpoint", b"\x00\xff")),
+        again="audit reconcile damaged --roster nowhere.json",
+        follow=acts(remove("damaged"), copy_folder(Path(LOG), "damaged")),
+        then="nowhere.json: is missing",
+    ),
+}
+"""Files that a command wrote and that are no longer what it wrote."""
+
 WITHOUT_END = {
     "a-table-that-is-a-device": no_table(
         lambda: Path("tables/clinic.csv").symlink_to("/dev/zero"), "clinic.csv: cannot be read: it is no regular file"
@@ -2139,6 +2159,7 @@ WITHOUT_END = {
 TABLES = (
     MIXED_UP,
     WITHOUT_END,
+    DAMAGED,
     PERMISSIONS,
     FULL,
     ARGUMENTS,

@@ -158,7 +158,8 @@ class _Found:
                 unread.append((place, error))
         if not logs:
             what = f"has no log that can be read: {unread[0][1]}" if unread else "has no log of a run at or below it"
-            hint = "" if unread else "name a run folder, a kit, or a folder with copies of logs"
+            hint = "name a run folder, a kit, or a folder with copies of logs"
+            hint = "put it back as its site wrote it, or name another folder with logs" if unread else hint
             raise NoLog(folder, printable(what), hint=hint)
         return cls(folder, tuple(logs), tuple(unread))
 
