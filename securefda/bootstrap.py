@@ -30,6 +30,7 @@ from securefda.site.config import (
     AggregatorConfig,
     FederationConfig,
     SourceConfig,
+    TargetTrainingSection,
     TaskSection,
     TransportSection,
     budget_of,
@@ -50,6 +51,7 @@ from securefda.site.privacy_account import (
 from securefda.site.training_secret import REPEATABLE
 from securefda.tasks import Rows, Samples, Task, TaskSettings, Unlabelled, load_task, rows_of, unlabelled_target
 from securefda.training import PersonalMemory, SecretSeed
+from securefda.training.pseudo import PseudoSettings, PseudoTrainer
 from securefda.training.trainer import SiteTrainer
 from securefda.transport.dialer import Endpoint
 from securefda.transport.limits import TransportSettings
@@ -267,6 +269,10 @@ def trainer_at(
         ahead = partial(require_no_ledger_at, file, process.data_set)  # one that is made while the run goes on, too
         seed, site = process.seed, member.site_id
         rows = rows if left_after is None else left_after
+        if isinstance(training, TargetTrainingSection) and training.labels == "pseudo":
+            how = (task, site, Unlabelled(rows.features), settings, seed)
+            pseudo = PseudoSettings(training.pseudo_threshold, training.pseudo_share)
+            return PseudoTrainer(*how, pseudo=pseudo, secret=secret, before_round=ahead, memory=memory), ()
         return SiteTrainer(task, site, rows, settings, seed, secret=secret, before_round=ahead, memory=memory), ()
     with without_collections():
         from securefda.site.private_trainer import PrivateTrainer  # noqa: PLC0415 - it imports Opacus

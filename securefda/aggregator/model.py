@@ -36,7 +36,7 @@ from securefda.protocol.messages import (
     Signed,
     Visibility,
 )
-from securefda.rules import ServerState, cosine, server_step
+from securefda.rules import ServerState, cosine, round_plan, server_step
 from securefda.tasks import Samples
 from securefda.training import Evaluation, Vector
 
@@ -140,13 +140,20 @@ class RunModel:
         self.vector, self._server = self._store.model(), self._store.server()
 
     def train_target(self, current: CurrentRound) -> None:
-        """Once per round, whatever the number of attempts: what is published of the target stays one release."""
+        """Once per round, whatever the number of attempts: what is published of the target stays one release.
+
+        Where too few rows of the target have a pseudo-label that counts, the round becomes one more of the warm-up.
+        """
         if current.trained:
             return
         site, run, factor = self._site, self._run_id.hex(), current.plan.learning_rate_factor
         began = site.clock()
         attempt = current.attempt + 1
         trained = train_target(site.trainer, self.vector, current.number, current.plan, run_id=run, attempt=attempt)
+        current.confident = None if trained is None else trained.result.confident
+        if trained is not None and trained.result.steps == 0:
+            self._reporter.note(f"{current.confident} rows have a pseudo-label that counts, too few: warm-up goes on")
+            current.plan, trained = round_plan(self._settings.strategy, 1), None
         current.target = None if trained is None else self._as_published(trained)
         if site.personal is not None:
             site.personal.train(self.vector, run, current.number, factor)

@@ -108,6 +108,8 @@ class CurrentRound:
         with_metrics: whether the sources hand in loss and accuracy in the last attempt.
         released_to: site ids that were sent the target's update.
         question: what the last attempt asked, see :func:`securefda.aggregator.ranges.question_of`.
+        confident: how many of the target's rows had a pseudo-label that counted; None where labels are given, and
+            before the target has trained.
         out_of_range: whether a source refused, since too much of its part was beyond the ranges (CLIPPED).
         target_cosine: of g_T and the round's update of the model, which every site gets to know: how far that shows
             g_T. None where there is no g_T.
@@ -126,6 +128,7 @@ class CurrentRound:
     with_metrics: bool = False
     released_to: set[str] = field(default_factory=set)
     question: bytes = b""
+    confident: int | None = None
     out_of_range: bool = False
     target_cosine: float | None = None
 
@@ -200,6 +203,8 @@ class CurrentRound:
             status=status,
             ended=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
         )
+        if self.confident is not None:
+            line["confident_rows"] = self.confident
         if self.target is not None and self.target.result.epsilon is not None:
             line["target_epsilon"] = self.target.result.epsilon
         return line

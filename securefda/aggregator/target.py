@@ -122,7 +122,7 @@ def train_target(
     """Train the target for a round, or return None where the round's rule uses nothing of it.
 
     Memory is O(m), but for a rule that needs every single step: that takes B vectors more. A ledger, where the target
-    has one, notes run and attempt.
+    has one, notes run and attempt. With too few pseudo-labels that count there are no steps, and no statistics.
 
     Raises:
         TrainingError: fewer than two steps where the rule estimates a variance, or a loss that is not finite.
@@ -149,6 +149,8 @@ def train_target(
         fewest_steps=FEWEST_TARGET_STEPS,
         on_step=observe,
     )
+    if result.steps == 0:
+        return TargetRound(result, None, None)
     try:
         statistics = running.finish()
     except ValueError as error:

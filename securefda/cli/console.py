@@ -85,6 +85,8 @@ class Progressed:
             parts.append(f"loss {line['loss']:.3f}")
         if (beta := line.get("mean_beta")) is not None:
             parts.append(f"beta {beta:.2f}")
+        if (confident := line.get("confident_rows")) is not None:
+            parts.append(f"{counted(confident, 'confident row')}")
         if line.get("delta_errors"):
             parts.append(line["rule"])
         survivors = len(line.get("survivors", []))

@@ -122,6 +122,8 @@ def _tiles(seen: Seen) -> list[tuple[str, str, str]]:
         tiles.append((f"{loss[-1][1]:.3f}", "target loss", ""))
     if beta := _points(rounds, "mean_beta"):
         tiles.append((f"{beta[-1][1]:.2f}", "mean β", ""))
+    if confident := _points(rounds, "confident_rows"):
+        tiles.append((f"{confident[-1][1]:.0f}", "confident rows of the target", "their pseudo-labels count"))
     expected = _source_ids(seen)
     of = f"of {len(expected)} sources" if expected else "sources"
     tiles.append((str(len(last.get("survivors", []))), f"{of} in the last round", ""))

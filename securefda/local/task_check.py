@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from securefda.bootstrap import task_at
 from securefda.errors import ConfigError, DataError, ExitCode, SecureFdaError, TrainingError
+from securefda.rules import TargetLabels
 from securefda.site.config import (
     AggregatorConfig,
     FederationConfig,
@@ -38,7 +39,8 @@ from securefda.tasks.tabular import Tabular
 from securefda.training import TrainingSettings, build_model, derive_seed, layer_table
 from securefda.training.batch_norm import fitted
 from securefda.training.local import FEWEST_TARGET_STEPS, accuracy_in, require_steps
-from securefda.training.seeds import seeded_torch
+from securefda.training.pseudo import guessed
+from securefda.training.seeds import generator_of, seeded_torch
 from securefda.training.vectors import layer_sizes
 
 _FAR = 20.0
@@ -139,26 +141,40 @@ def check_federation(config: FederationConfig, sites: Sequence[str], seed: int) 
     task = load_task(config.task.factory, settings)
     sides = {site: config.training.target if site == federation.target else config.training.source for site in known}
     trained = {site: training_settings(side) for site, side in sides.items() if not sites or site in sites}
-    return _check(task, config.task.factory, trained, seed, config.session.max_samples)
+    labels = TargetLabels(config.training.target.labels)
+    return _check(task, config.task.factory, trained, seed, max_samples=config.session.max_samples, labels=labels)
 
 
 def check_kit(kit: Kit, config: AggregatorConfig | SourceConfig) -> TaskFound:
     """Try the task on the rows of the site whose kit this is; errors as :func:`check_federation`."""
     process = config.aggregator if isinstance(config, AggregatorConfig) else config.source
     task = task_at(config, kit.roster)
-    counted = config.session.max_samples if isinstance(config, AggregatorConfig) else None
+    counted, labels = None, TargetLabels.GIVEN
+    if isinstance(config, AggregatorConfig):
+        counted, labels = config.session.max_samples, TargetLabels(config.training.labels)
     trained = {kit.site_id: training_settings(config.training)}
-    return _check(task, config.task.factory, trained, process.seed, counted)
+    return _check(task, config.task.factory, trained, process.seed, max_samples=counted, labels=labels)
 
 
 def _check(
-    task: Task, factory: str, trained: dict[str, TrainingSettings], seed: int, max_samples: int | None
+    task: Task,
+    factory: str,
+    trained: dict[str, TrainingSettings],
+    seed: int,
+    *,
+    max_samples: int | None,
+    labels: TargetLabels,
 ) -> TaskFound:
     try:
         table = layer_table(build_model(task, derive_seed(seed, "model")))
     except TrainingError as error:
         raise TaskCheckError(error) from error
-    found = tuple(_check_site(task, site, settings, seed, max_samples) for site, settings in trained.items())
+    found = tuple(
+        _check_unlabelled(task, SiteFound(site), settings, seed, labels)
+        if site == task.settings.target and labels is not TargetLabels.GIVEN
+        else _check_site(task, site, settings, seed, max_samples)
+        for site, settings in trained.items()
+    )
     with_noise = any(settings.dp is not None for settings in trained.values())
     return TaskFound(factory, sum(layer_sizes(table)), len(table), with_noise, found)
 
@@ -166,8 +182,6 @@ def _check(
 def _check_site(task: Task, site: str, settings: TrainingSettings, seed: int, max_samples: int | None) -> SiteFound:
     found = SiteFound(site)
     is_target = site == task.settings.target
-    if is_target and not task.settings.labelled_target:
-        return _check_unlabelled(task, found, settings, seed)
     try:
         train = rows_of(task, site, "train")
         _add_split(task, found, "train", train)
@@ -195,8 +209,13 @@ def _check_site(task: Task, site: str, settings: TrainingSettings, seed: int, ma
     return found
 
 
-def _check_unlabelled(task: Task, found: SiteFound, settings: TrainingSettings, seed: int) -> SiteFound:
-    """As :func:`_check_site`, of a target that does not train on labels: forward alone, and what measures a model."""
+def _check_unlabelled(
+    task: Task, found: SiteFound, settings: TrainingSettings, seed: int, labels: TargetLabels
+) -> SiteFound:
+    """As :func:`_check_site`, of a target whose labels are not used.
+
+    Only with pseudo-labels is there a backward pass: the target does not train without.
+    """
     site = found.site
     try:
         given, test = unlabelled_target(task)
@@ -205,17 +224,20 @@ def _check_unlabelled(task: Task, found: SiteFound, settings: TrainingSettings, 
         if test is not None:
             _add_split(task, found, "test", test)
         model = build_model(task, derive_seed(seed, "model"))
-        with seeded_torch(0, torch.device("cpu")), torch.no_grad():
-            tried = train.features[_places(len(train), settings.batch_size)]
-            _outputs_of(task, model.eval(), tried)
-            found.batch = {"rows": float(len(tried))}
-            if test is not None:
-                batch = _some_of(test, settings.batch_size)
-                outputs = _outputs_of(task, model, batch.features)
-                _require_known_labels(f"{site}, test", test, outputs)
-                with task_code(type(task), "loss and metrics"):
-                    loss, metrics = float(task.loss(outputs, batch.labels)), task.metrics(outputs, batch.labels)
-                found.batch |= {"loss": loss, "accuracy": accuracy_in(metrics, task)}
+        settings = fitted(settings, model)
+        tried = train.features[_places(len(train), settings.batch_size)]
+        _evaluated(task, model, tried)
+        found.batch = {"rows": float(len(tried))}
+        if labels is TargetLabels.PSEUDO:
+            require_steps(site, len(train), settings, FEWEST_TARGET_STEPS)
+            found.batch["gradient_norm"] = _try_guesses(task, model, site, tried, settings)
+        if test is not None:
+            batch = _some_of(test, settings.batch_size)
+            outputs = _evaluated(task, model, batch.features)
+            _require_known_labels(f"{site}, test", test, outputs)
+            with task_code(type(task), "loss and metrics"):
+                loss, metrics = float(task.loss(outputs, batch.labels)), task.metrics(outputs, batch.labels)
+            found.batch |= {"loss": loss, "accuracy": accuracy_in(metrics, task)}
     except SecureFdaError as error:
         found.error = TaskCheckError(error, site)
         return found
@@ -225,6 +247,33 @@ def _check_unlabelled(task: Task, found: SiteFound, settings: TrainingSettings, 
         found.notes.append("no test row has a label: no model is measured, and there will be no accuracy")
     found.notes += _far_features(task, train)
     return found
+
+
+def _evaluated(task: Task, model: nn.Module, features: Tensor) -> Tensor:
+    with seeded_torch(0, torch.device("cpu")), torch.no_grad():
+        return _outputs_of(task, model.eval(), features)
+
+
+def _try_guesses(task: Task, model: nn.Module, site: str, features: Tensor, settings: TrainingSettings) -> float:
+    """A step's backward pass on the labels that the model guesses; returns the length of the gradient.
+
+    Raises:
+        ConfigError: the task says of no label how sure the model is of it.
+        DataError, TrainingError: the task's own code fails, or what it returns cannot be trained on.
+    """
+    outputs = _evaluated(task, model, features)
+    labels, _ = guessed(task, outputs)
+    with task_code(type(task), "row_losses"):
+        losses = task.row_losses(outputs, labels)
+    if losses.shape != (len(features),):
+        name, shape = type(task).__name__, tuple(losses.shape)
+        raise TrainingError(f"task {name}: its row_losses for {len(features)} rows have the shape {shape}")
+    with task_code(type(task), "varied"):
+        varied: object = task.varied(features, generator_of(0))
+    if not isinstance(varied, Tensor) or varied.shape != features.shape:
+        name, shape = type(task).__name__, tuple(features.shape)
+        raise TrainingError(f"task {name}: varied does not keep the shape {shape} of a batch")
+    return _try_batch(task, model, site, Samples(varied, labels), settings)["gradient_norm"]
 
 
 def _add_split(task: Task, found: SiteFound, split: str, rows: Rows) -> None:

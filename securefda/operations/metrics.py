@@ -90,6 +90,7 @@ class TargetMetrics(RunMetrics):
         texts = {
             "accuracy": "Accuracy, 0 to 1, on the target's test rows",
             "loss": "Mean loss on the target's test rows",
+            "confident_rows": "Target's rows whose pseudo-label counted",
         }
         self._results = {
             name: Gauge(f"securefda_{name}", f"{text}, after the last finished round.", registry=own)
@@ -115,7 +116,9 @@ class TargetMetrics(RunMetrics):
     def round_finished(self, line: RoundLine) -> None:
         """A round ended, finished or lost."""
         self.round_ended(line.get("status", "lost"), line.get("target_epsilon"))
-        for name, value in (("accuracy", line.get("accuracy")), ("loss", line.get("loss"))):
+        figures = {"accuracy": line.get("accuracy"), "loss": line.get("loss")}
+        figures["confident_rows"] = line.get("confident_rows")
+        for name, value in figures.items():
             if name in self._results and value is not None and line.get("status") == "finished":
                 self._results[name].set(value)
         attempts = line.get("attempts", 0)

@@ -87,6 +87,10 @@ class RoundLine(TypedDict, total=False):
     validation_loss: float
     """Mean loss on these rows."""
 
+    confident_rows: int
+    """Target's training rows whose pseudo-label counted in the round, where it trains on such labels; where they
+    were too few, the round became one more of the warm-up."""
+
     evaluated: Literal["personal"]
     """Present where accuracy, loss and metrics are of the target's own model, which `model_digest` does not name."""
 

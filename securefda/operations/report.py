@@ -155,6 +155,14 @@ def level_charts(rounds: Sequence[RoundLine]) -> list[Chart]:
         limits = (-0.03 if lowest >= 0 else -1.03, 1.03)  # a line that is nearly 1 all along shall look like it
         svg = lines_figure({"cosine": cosines}, "cosine", "cosine", limits=limits)
         charts.append(Chart("g_T and the published change of the model", cosine_sentence(rounds), svg))
+    if counted := [(line["round"], line["confident_rows"]) for line in rounds if "confident_rows" in line]:
+        caption = (
+            "Rows of the target whose pseudo-label counted: the model that the round began with was sure enough of it. "
+            "A round with too few went on with the warm-up. No source gets these numbers; each sees from the rule of a "
+            "round whether they were too few."
+        )
+        svg = lines_figure({"confident rows": counted}, "rows", "confident")
+        charts.append(Chart("Confident rows of the target", caption, svg))
     if errors:
         used = Counter(line.get("rule", "") for line in rounds if line.get("status") == "finished")
         counts = ", ".join(f"{rule} in {count}" for rule, count in used.most_common())

@@ -90,15 +90,20 @@ def setting_rows(setting: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-_LABELS = {"none": "none used for training: the target does not train"}
+_LABELS = {
+    "none": "none used for training: the target does not train",
+    "pseudo": "made by the model in each round, where it finds one at least {threshold:g} probable",
+}
 
 
 def labels_rows(setting: Mapping[str, Any], *, measured: bool) -> list[tuple[str, str]]:
     """What the target knows of its labels, where that is not all; ``measured`` says whether there is an accuracy."""
-    labels = setting.get("training", {}).get("labels", "given")
+    training = setting.get("training", {})
+    labels = training.get("labels", "given")
     if labels == "given":
         return []
-    return [("target's labels", _LABELS[labels] + ("" if measured else f"; {NO_ACCURACY}"))]
+    text = _LABELS[labels].format(threshold=training.get("pseudo-threshold", 0.0))
+    return [("target's labels", text + ("" if measured else f"; {NO_ACCURACY}"))]
 
 
 NO_ACCURACY = "no accuracy, for no test row has a label"

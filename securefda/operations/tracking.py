@@ -42,6 +42,7 @@ def figures_of(line: RoundLine) -> dict[str, float]:
     named: dict[str, float | None] = {
         "target/accuracy": line.get("accuracy"),
         "target/loss": line.get("loss"),
+        "target/confident_rows": line.get("confident_rows"),
         "target/epsilon": line.get("target_epsilon"),
         "rule/mean_beta": line.get("mean_beta"),
         "rule/target_cosine": line.get("target_cosine"),

@@ -22,6 +22,9 @@ class TargetLabels(StrEnum):
     NONE = "none"
     """Nothing: the target does not train."""
 
+    PSEUDO = "pseudo"
+    """Nothing, and in their place stand the model's own confident predictions, made anew in every round."""
+
 
 class Rule(StrEnum):
     """What a run, or one round of it, does with the updates. The values stand in configurations and headers."""
@@ -118,8 +121,13 @@ OF_A_WHOLE_RUN = frozenset({Rule.FINETUNE_OFFLINE, Rule.ORACLE, Rule.AUTO, *_PER
 
 TARGET_LABELS: Mapping[Rule, frozenset[TargetLabels]] = {
     Rule.SOURCE_ONLY: frozenset({TargetLabels.GIVEN, TargetLabels.NONE}),
+    **dict.fromkeys(_ADAPTING - {Rule.AUTO}, frozenset({TargetLabels.GIVEN, TargetLabels.PSEUDO})),
 }
-"""Rules that run without given labels of the target's training rows, and on what; every other rule needs them."""
+"""Rules that run without given labels of the target's training rows, and on what; every other rule needs them.
+
+`Rule.AUTO` is not among them: it compares estimated errors, and that of the target's own update is the variance of its
+steps, which says nothing of wrong pseudo-labels.
+"""
 
 CANDIDATES = (Rule.TARGET_ONLY, Rule.FEDGP_AUTO, Rule.FEDDA_AUTO, Rule.SOURCE_ONLY)
 """What `Rule.AUTO` chooses from. Of equal estimates the earlier wins: first the rule under which nothing of an update

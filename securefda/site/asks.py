@@ -68,6 +68,8 @@ def target_in_words(config: AggregatorConfig, site: str, sources: tuple[str, ...
         f'model.sources-keep "{config.model.sources_keep}": {_KEPT[config.model.sources_keep]}.',
     )
     how = f"with noise (multiplier {noise:g}), counted by a ledger" if noise else "without noise"
+    if config.training.labels == "pseudo":
+        how += ", on labels that the common model gives its rows, so that the sources have a part in what it trains on"
     short = config.session.down_link
     common = "to every source, the common model in each round" + ("" if short == "float32" else f", rounded to {short}")
     model = f"{common}: what {site}'s rows changed in it was trained {how}."

@@ -236,6 +236,28 @@ class Task(ABC):
         """Return all labelled training rows of the target (the upper bound trains on them); default: train_data."""
         return self.train_data(self.settings.target)
 
+    def guesses(self, outputs: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG002 - others use it
+        """Return the label that the model gives each row, as `Samples` has labels, and how sure it is, (n,) in [0, 1].
+
+        A target without labels may train on those of which the model is sure enough. Tasks that tell classes apart
+        can define it.
+
+        Raises:
+            ConfigError: the task does not define it.
+        """
+        raise ConfigError(
+            f"task {type(self).__name__}",
+            "does not say how sure a model is of a label, which pseudo-labels need",
+            hint="define guesses(self, outputs) in the task; it returns labels and how sure the model is of each",
+        )
+
+    def varied(self, features: Tensor, generator: torch.Generator) -> Tensor:  # noqa: ARG002 - others use it
+        """Return the rows of a batch, changed a little at random in a way that changes no label; default: as they are.
+
+        Pseudo-labels are trained on such rows. ``generator`` is on the CPU.
+        """
+        return features
+
     def inputs_from(self, path: Path) -> Tensor:
         """Return what the model takes, (n, ...), n >= 1, from a file or folder of rows without labels, in its order.
 

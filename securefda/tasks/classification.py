@@ -23,6 +23,11 @@ class Classification(Task):
         """Return the accuracy, in [0, 1]."""
         return {"accuracy": float((outputs.argmax(dim=1) == labels).double().mean())}
 
+    def guesses(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the most probable class of each row, and its probability."""
+        sure, classes = torch.softmax(outputs, dim=1).max(dim=1)
+        return classes, sure
+
     def predictions(self, outputs: Tensor) -> list[dict[str, str | float]]:
         """Return the most probable class of each row, and the probability of every class."""
         names = self.class_names() or tuple(map(str, range(outputs.shape[1])))

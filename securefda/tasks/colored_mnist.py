@@ -20,6 +20,7 @@ from securefda.tasks.base import Samples, TaskSettings
 from securefda.tasks.classification import Classification
 from securefda.tasks.idx import SIDE, LabelledImages
 from securefda.tasks.images import MNIST, chosen_set, read_set
+from securefda.tasks.variation import shifted
 
 COLOUR_FLIPS = {"plus-90": 0.1, "plus-80": 0.2, "minus-90": 0.9}
 """Site id -> how often the colour is not that of the label: the paper's domains +90 %, +80 % and -90 %."""
@@ -97,6 +98,10 @@ class ColoredMnist(Classification):
     def oracle_data(self) -> Samples:
         """Return all training rows of the target with their labels."""
         return self._domain(self.settings.target).train
+
+    def varied(self, features: Tensor, generator: torch.Generator) -> Tensor:
+        """Return the images shifted by at most a pixel each way."""
+        return shifted(features, 1, generator)
 
     @cached_property
     def _images(self) -> LabelledImages:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from securefda.tasks.base import Samples, TaskSettings
 from securefda.tasks.classification import Classification
+from securefda.tasks.variation import shifted
 
 _SIDE = 8
 _PIXELS = _SIDE * _SIDE
@@ -78,6 +79,11 @@ class Digits(Classification):
     def oracle_data(self) -> Samples:
         """Return the target's 400 training rows with all of their labels."""
         return _rows(self._target, slice(_TARGET_TEST_ROWS, None))
+
+    def varied(self, features: Tensor, generator: torch.Generator) -> Tensor:
+        """Return the images shifted by at most a pixel each way."""
+        images = features.view(-1, 1, _SIDE, _SIDE)
+        return shifted(images, 1, generator).reshape(-1, _PIXELS)
 
     @cached_property
     def _order(self) -> NDArray[np.int64]:

@@ -13,13 +13,14 @@ from functools import cached_property
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from securefda.errors import DataError
 from securefda.tasks.base import Samples, TaskSettings
 from securefda.tasks.classification import Classification
 from securefda.tasks.idx import CLASSES, LabelledImages
 from securefda.tasks.images import FASHION_MNIST, chosen_set, read_set
+from securefda.tasks.variation import shifted
 
 _BRIGHTEST = 255.0
 _SOURCE_TRAIN_FRACTION = 0.9
@@ -91,6 +92,10 @@ class _FashionMnist(Classification):
     def oracle_data(self) -> Samples:
         """Return all training rows of the target with their labels."""
         return self._noisy(self._deal.pool, part=1)
+
+    def varied(self, features: Tensor, generator: torch.Generator) -> Tensor:
+        """Return the images shifted by at most two pixels each way."""
+        return shifted(features, 2, generator)
 
     @cached_property
     def _images(self) -> LabelledImages:

@@ -124,6 +124,11 @@ class FedHeart(Task):
         """Return the accuracy at the threshold 0.5."""
         return {"accuracy": float(((outputs > 0) == (labels > 0.5)).double().mean())}
 
+    def guesses(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return 1 or 0 for each row, by the threshold 0.5, and the probability of it."""
+        ill = torch.sigmoid(outputs)
+        return (ill > 0.5).float(), torch.maximum(ill, 1 - ill)[:, 0]
+
     @cached_property
     def _folder(self) -> Path:
         if self.settings.data_dir is None:

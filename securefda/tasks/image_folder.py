@@ -22,6 +22,7 @@ from securefda.tasks.base import Samples, TaskSettings, Unlabelled
 from securefda.tasks.classification import Classification
 from securefda.tasks.first_model import seed_with
 from securefda.tasks.held_out import HeldOut
+from securefda.tasks.variation import shifted
 
 FACTORY = "securefda.tasks.image_folder:ImageFolder"
 SUFFIXES = (".png", ".jpg", ".jpeg")
@@ -146,6 +147,10 @@ class ImageFolder(Classification):
         if self.settings.lacks_labels(site) and not self._classified(site, held_out=True)[0]:
             return None
         return self._samples(site, held_out=True)
+
+    def varied(self, features: Tensor, generator: torch.Generator) -> Tensor:
+        """Return the images shifted by at most a sixteenth of their side each way, with black beside them."""
+        return shifted(features, max(1, self.options.size // 16), generator, empty=-1.0)
 
     def class_names(self) -> tuple[str, ...]:
         """Return the names of the classes, in order."""

@@ -372,6 +372,17 @@ class Tabular(Task):
         by_class = [float(right[labels == each].mean()) for each in torch.unique(labels)]
         return {"accuracy": float(right.mean()), "balanced_accuracy": sum(by_class) / len(by_class)}
 
+    def guesses(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the most probable class of each row, and its probability.
+
+        Raises:
+            ConfigError: the label is a number, of which a model does not say how sure it is.
+        """
+        if not self.options.label.classes:
+            return super().guesses(outputs)
+        sure, classes = torch.softmax(outputs, dim=1).max(dim=1)
+        return classes, sure
+
     def inputs_from(self, path: Path) -> Tensor:
         """Return the features (n, k) of a CSV file, which needs no label and is otherwise as a site's own.
 

@@ -29,6 +29,9 @@ _DATA_HINT = "lower training.learning-rate, or look at the site's data"
 StepObserver = Callable[[Vector], None]
 """Receives a step x_j (m,), parameters after minus before; the array is only valid during the call."""
 
+Vary = Callable[[Tensor], Tensor]
+"""Changes the features of a batch a little, (rows, ...) to the same shape."""
+
 Pull = Callable[[Tensor, Tensor], None]
 """Adds to the gradient of a step what pulls the parameters: (values, gradient), (m,) each, the second changed."""
 
@@ -41,13 +44,14 @@ class LocalResult:
 
     Attributes:
         update: local model minus received model, (m,) float32, finite.
-        steps: number of optimizer steps taken.
+        steps: number of optimizer steps taken; 0 where too few pseudo-labels counted.
         samples: number of rows trained on (n of the rules), counted once whatever the epochs.
         loss: mean loss per row over the round; None with DP-SGD, where nothing is made of rows but noisy gradients.
         accuracy: over the rows of the last epoch, each as the model stood before the step that used it; in [0, 1].
             None with DP-SGD.
         learning_rate: the effective one.
         epsilon: spent of the data set's privacy with this round, all rounds before it included; None without DP-SGD.
+        confident: how many rows had a pseudo-label that counted; None where labels are given.
     """
 
     update: Vector
@@ -57,6 +61,7 @@ class LocalResult:
     accuracy: float | None
     learning_rate: float
     epsilon: float | None = None
+    confident: int | None = None
 
     def __repr__(self) -> str:
         # The update is what the protocol hides; it must not reach a log by way of a traceback.
@@ -85,6 +90,8 @@ def train_local(
     on_step: StepObserver | None = None,
     trained: slice = WHOLE_MODEL,
     pull: Pull | None = None,
+    row_weights: Tensor | None = None,
+    vary: Vary | None = None,
 ) -> LocalResult:
     """Train from the received model on one site's rows for one round.
 
@@ -106,6 +113,8 @@ def train_local(
         on_step: called after each step, in order.
         trained: which parameters are trained, as one slice of the vector; the others stay as received, to the last bit.
         pull: called before each step, in addition to the loss.
+        row_weights: (n,), by which the loss of each row counts in the mean of its batch; None: each counts as one.
+        vary: changes each batch before the model sees it.
 
     Raises:
         TrainingError: too few steps, a loss or an update that is NaN or infinite, a vector of another length, metrics
@@ -119,7 +128,17 @@ def train_local(
         flat = FlatModel(model, received, device)
         flat.model.train()
         steps, seen = _run_steps(
-            task, flat, data, settings=settings, seed=seed, site=site, on_step=on_step, trained=trained, pull=pull
+            task,
+            flat,
+            data,
+            settings=settings,
+            seed=seed,
+            site=site,
+            on_step=on_step,
+            trained=trained,
+            pull=pull,
+            row_weights=row_weights,
+            vary=vary,
         )
         accuracy = seen.accuracy(task)
     flat.release_gradient()
@@ -153,14 +172,24 @@ def evaluate(task: Task, model: nn.Module, data: Samples) -> Evaluation:
         TrainingError: the task's metrics lack ``accuracy``.
         DataError: the task's own code, or torch on its behalf, fails.
     """
-    device = next(model.parameters()).device
-    model.eval()
+    outputs = outputs_of(task, model, data.features)
     with torch.no_grad(), task_code(type(task), "evaluation"):
-        outputs = torch.cat([model(rows.to(device)).cpu() for rows in torch.split(data.features, _EVALUATION_ROWS)])
         loss = float(task.loss(outputs, data.labels))
         metrics = task.metrics(outputs, data.labels)
     accuracy_in(metrics, task)
     return Evaluation(loss, metrics, len(data))
+
+
+def outputs_of(task: Task, model: nn.Module, features: Tensor) -> Tensor:
+    """What ``model`` gives for rows, as it stands and where it stands; the outputs are on the CPU.
+
+    Raises:
+        DataError: the task's own code, or torch on its behalf, fails.
+    """
+    device = next(model.parameters()).device
+    model.eval()
+    with torch.no_grad(), task_code(type(task), "evaluation"):
+        return torch.cat([model(rows.to(device)).cpu() for rows in torch.split(features, _EVALUATION_ROWS)])
 
 
 def accuracy_in(metrics: dict[str, float], task: Task) -> float:
@@ -207,10 +236,13 @@ def _run_steps(
     on_step: StepObserver | None,
     trained: slice,
     pull: Pull | None,
+    row_weights: Tensor | None,
+    vary: Vary | None,
 ) -> tuple[int, _Seen]:
     """Take all steps of the round; return their number and what they saw."""
     device = flat.values.device
     features, labels = data.features.to(device), data.labels.to(device)
+    weights = None if row_weights is None else row_weights.to(device)
     values, gradient = flat.values[trained], flat.gradient[trained]
     optimizer = new_optimizer(len(values), settings, device)
     before = flat.values.clone() if on_step is not None else None
@@ -218,8 +250,11 @@ def _run_steps(
     for rows in batches(len(data), settings, derive_seed(seed, "batches")):
         batch = rows.to(device)
         flat.gradient.zero_()
-        outputs = flat.model(features[batch])
-        loss = task.loss(outputs, labels[batch])
+        outputs = flat.model(features[batch] if vary is None else vary(features[batch]))
+        if weights is None:
+            loss = task.loss(outputs, labels[batch])
+        else:
+            loss = (weights[batch] * task.row_losses(outputs, labels[batch])).mean()
         loss.backward()  # type: ignore[no-untyped-call]
         steps, loss_value = steps + 1, loss.item()
         if not math.isfinite(loss_value):

@@ -1972,6 +1972,50 @@ LABELS = {
         again=f"{SIMULATE} --set {NO_LABELS} --set strategy.rule=source_only",
         then=FURTHER,
     ),
+    "pseudo-labels-without-warm-up": Wrong(
+        f"{SIMULATE} --set training.target.labels=pseudo --set strategy.warm-up-rounds=0",
+        'strategy.warm-up-rounds: is 0, and training.target.labels is "pseudo"',
+        "set it to 1 or more",
+        again=f"{SIMULATE} --set training.target.labels=pseudo --set strategy.warm-up-rounds=1",
+        then=FURTHER,
+    ),
+    "a-rule-chosen-by-errors-on-pseudo-labels": Wrong(
+        f"{SIMULATE} --set training.target.labels=pseudo --set strategy.rule=auto",
+        'strategy.rule: auto needs the labels .* training.target.labels is "pseudo"',
+        "rules that run with these labels: fedda, fedgp",
+        again=f"{SIMULATE} --set training.target.labels=pseudo --set strategy.rule=fedgp",
+        then=FURTHER,
+    ),
+    "noise-on-pseudo-labels": Wrong(
+        f"{SIMULATE} --set training.target.labels=pseudo --set training.target.dp.noise-multiplier=1",
+        "training.target.dp.noise-multiplier: adds noise to training on given labels",
+        "set it to 0",
+        again=f"{SIMULATE} --set training.target.labels=pseudo",
+        then=FURTHER,
+    ),
+    "pseudo-threshold-of-one": setting(
+        "training.target.pseudo-threshold=1", "training.target.pseudo-threshold: must be below 1", "0.95"
+    ),
+    "pseudo-share-of-nothing": setting(
+        "training.target.pseudo-share=0", "training.target.pseudo-share: must be above 0", "0.5"
+    ),
+    "pseudo-labels-of-numbers": Wrong(
+        "task check federation.toml --site target --set training.target.labels=pseudo",
+        "task RadialBasis: does not say how sure a model is",
+        "define guesses",
+        harm=change("federation.toml", "securefda.tasks.digits:Digits", "securefda.tasks.rbf:RadialBasis"),
+        follow=fetched("federation.toml"),
+        prints=True,
+    ),
+    "pseudo-labels-of-numbers-simulated": Wrong(
+        "simulate federation.toml --out new --set training.target.labels=pseudo",
+        "task RadialBasis: does not say how sure a model is",
+        "define guesses",
+        harm=change("federation.toml", "securefda.tasks.digits:Digits", "securefda.tasks.rbf:RadialBasis"),
+        follow=fetched("federation.toml"),
+        again=f"{SIMULATE} --set training.target.labels=pseudo",
+        then=FURTHER,
+    ),
     "labels-misspelt": setting(
         "training.target.labels=givn", "training.target.labels: must be 'given'", "given", r"did you mean given\?"
     ),

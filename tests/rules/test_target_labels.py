@@ -32,8 +32,15 @@ def test_every_rule_runs_on_given_labels(rule: Rule) -> None:
     assert TargetLabels.GIVEN in rule.target_labels
 
 
+def test_pseudo_labels_are_for_rules_that_weigh_the_target_by_itself() -> None:
+    assert {rule for rule in Rule if TargetLabels.PSEUDO in rule.target_labels} == {
+        rule for rule in Rule if rule.adapts and rule is not Rule.AUTO
+    }
+
+
 IN_WORDS = {
     "needed": {TargetLabels.GIVEN},
+    "needed, or pseudo-labels": {TargetLabels.GIVEN, TargetLabels.PSEUDO},
     "not needed": {TargetLabels.GIVEN, TargetLabels.NONE},
 }
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "choose-a-rule.md"

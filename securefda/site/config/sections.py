@@ -266,10 +266,18 @@ class TrainingSection(Settings):
 class TargetTrainingSection(TrainingSection):
     """Local training of the target: the keys of every side, and what it knows of the labels of its training rows."""
 
-    labels: Literal["given", "none"] = "given"
-    """What the target knows of the labels of its training rows. With `none` the task need not give any, and labels that
-    it gives are hidden; the target does not train, so only rules that need no labels there run: `source_only`. Labels
-    of test rows are used to measure, where there are some."""
+    labels: Literal["given", "none", "pseudo"] = "given"
+    """What the target knows of the labels of its training rows. With `none` and `pseudo` the task need not give any,
+    and labels that it gives are hidden. With `none` the target does not train, so only rules that need no labels there
+    run: `source_only`. With `pseudo` it trains, under FedDA and FedGP, on labels that the common model gives its rows;
+    the warm-up must have a round. Labels of test rows are used to measure, where there are some."""
+
+    pseudo_threshold: Annotated[float, Field(gt=0, lt=1)] = 0.9
+    """How probable the model must find its label for a row to count, with pseudo-labels."""
+
+    pseudo_share: Annotated[float, Field(gt=0, le=1)] = 0.33
+    """Which share of the target's training rows has to count, with pseudo-labels. In a round in which fewer do the
+    target does not train: the warm-up goes on."""
 
 
 class TrainingSides(Settings):
@@ -593,6 +601,9 @@ def _require_labels(strategy: StrategySection, rule: Rule, table: str, target: T
         fitting = ", ".join(one for one in Rule if labels in one.target_labels)
         why = f"{rule} needs the labels of the target's training rows, and {said}"
         raise ConfigError("strategy.rule", why, hint=f"rules that run with these labels: {fitting}")
+    if labels is TargetLabels.PSEUDO and not strategy.warm_up_rounds:
+        why = f"is 0, and {said}: the sources have to make a model first, which then labels the target's rows"
+        raise ConfigError("strategy.warm-up-rounds", why, hint="set it to 1 or more")
     if strategy.validation_share:
         why = f"chooses a model by labels of the target's training rows, and {said}"
         raise ConfigError("strategy.validation-share", why, hint="set it to 0, and strategy.patience as well")
