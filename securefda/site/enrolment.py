@@ -338,9 +338,14 @@ def countersign(kit: Kit, proposal: SignedRoster) -> SignedRoster:
     """
     roster = proposal.verify_ca(kit.ca.roster_key)
     if roster.federation_id != kit.federation_id:
-        raise ConfigError("roster", f"is of federation {roster.federation_id}, not {kit.federation_id}")
+        why, hint = f"is of federation {roster.federation_id}, not {kit.federation_id}", "name this federation's roster"
+        raise ConfigError("roster", why, hint=hint)
     if roster.epoch <= kit.roster.epoch:
-        raise ConfigError("roster", f"epoch {roster.epoch} does not follow epoch {kit.roster.epoch} of this kit")
+        why = f"epoch {roster.epoch} does not follow epoch {kit.roster.epoch} of this kit"
+        hint = (
+            "the kit has this roster, or a later one: there is nothing to sign; else ask the authority for its newest"
+        )
+        raise ConfigError("roster", why, hint=hint)
     own = _find(roster, kit.site_id)
     if replace(own, index=kit.entry.index) != kit.entry:
         raise ConfigError("roster", f"changes the entry of {kit.site_id} itself", hint="ask the CA why before signing")

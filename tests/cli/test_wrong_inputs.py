@@ -2167,6 +2167,12 @@ DAMAGED = {
         harm=write("taken/metrics.jsonl", b"\x00\xff garbage\n"),
         follow=fetched("taken/metrics.jsonl"),
     ),
+    "a-roster-that-is-signed-already": Wrong(
+        f"federation sign {SOURCE} {SOURCE}/startup/roster.json",
+        "epoch 1 does not follow epoch 1 of this kit",
+        "there is nothing to sign",
+        again=INSPECT,
+    ),
     "a-log-of-junk": Wrong(
         "audit reconcile damaged",
         "audit log damaged: has no log that can be read: .*checkpoint: ",
