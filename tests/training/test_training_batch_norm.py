@@ -26,7 +26,7 @@ from securefda.training.batch_norm import (
     statistics_to_bytes,
 )
 from securefda.training.local import batches, require_steps
-from securefda.training.personal import FineTuned, Neighbours
+from securefda.training.personal import FineTuned, Mixture, Neighbours
 from securefda.training.trainer import SiteTrainer, statistics_place
 
 SETTINGS = TrainingSettings(optimizer="sgd", learning_rate=0.001, batch_size=4)
@@ -250,6 +250,21 @@ def test_a_site_measures_with_its_own_rows_whatever_it_trained_before():
     assert {name: values.tolist() for name, values in given.items()} == {
         name: values.tolist() for name, values in statistics_of(model).items()
     }
+
+
+def test_each_model_has_statistics_of_its_own():
+    task = Normed()
+    site, asked = trainer(task), task.train_data("another site")
+    vectors = [site.initial_model() * np.float32(factor) for factor in (1, 3)]
+    in_turns = [site.evaluate(vector, asked) for vector in (*vectors, *vectors)]
+    assert in_turns[:2] == in_turns[2:] == [trainer(task).evaluate(vector, asked) for vector in vectors]
+
+
+def test_a_mixture_is_trained_where_the_last_batch_would_be_one_row():
+    task = Normed(rows=17)
+    own, memory = OwnRows(task, "target", task.train_data("target"), SETTINGS, 5), Memory()
+    Mixture(own, memory, alpha=0.5, adaptive=False).train(model_to_vector(build_model(task, 5)), RUN, 1, 1.0)
+    assert (RUN, 1) in memory.states
 
 
 def test_labels_play_no_part_in_the_statistics():
