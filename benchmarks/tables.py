@@ -24,10 +24,12 @@ import audit_mutations
 import dp_cost
 import gpu
 import levels
+import masking_session
 import profile_rounds
 import round_cost
 import scale
 import startup
+import word_widths
 from mutators import package_of
 
 HERE = Path(__file__).resolve().parent
@@ -57,7 +59,9 @@ def all_tables(folder: Path) -> dict[str, str]:
         "round_pairs": {"rounds": pairs_table(figures("round_pairs")["rows"])},
         "profile_rounds": profile_rounds.tables(figures("profile_rounds")),
         "startup": startup.tables(figures("startup")),
+        "masking_session": masking_session.tables(figures("masking_session")["cells"]),
         "scale": scale.tables(figures("scale")["cells"]),
+        "word_widths": word_widths.tables(figures("word_widths")["rows"]),
         "gpu": gpu.tables(gpu.read(folder / "gpu.json")),
         "audit_log": audit_log.tables(figures("audit_log")),
         "audit_mutations": {"classes": audit_mutations.table(figures("audit_mutations")["classes"])},

@@ -10,7 +10,7 @@ import pytest
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 FILES = (
     *("levels", "dp_cost", "round_cost", "scale", "audit_log", "audit_mutations", "gpu", "studies", "federated"),
-    *("profile_rounds", "profile_rounds_kinds", "shares", "startup"),
+    *("profile_rounds", "profile_rounds_kinds", "shares", "startup", "word_widths", "masking_session"),
 )
 BLOCK = "<!-- table: some/table -->\n\n| old |\n\n<!-- end -->"
 

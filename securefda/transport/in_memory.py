@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, TypeVar
 
-from securefda.protocol.down_link import down_link_of, packed_length
+from securefda.protocol.down_link import down_link_of, packed, packed_length
 from securefda.protocol.messages import Parcel, Send, Signed
 from securefda.transport.observer import Direction, MessageObserver, wire_size
 from securefda.transport.vectors import Vector, digests_beside
@@ -213,12 +213,15 @@ class MemoryNetwork(Generic[AggregatorT, SourceT]):
             self.put(UnderWay.of(sender, to, parcel))
 
     def check_vectors(self, sender: int, parcel: Parcel) -> None:  # noqa: ARG002 - an attacker's transport checks nothing
-        """Refuse what the transport of an honest site refuses to send: vectors that a message does not name.
+        """Refuse what the transport of an honest site refuses to send: vectors that are not as a message names them.
 
         Raises:
-            ValueError: their number is wrong.
+            ValueError: their number is wrong, or their numbers are none of the format that the message names.
         """
         digests_beside(parcel.message.body, len(parcel.vectors))
+        down_link = down_link_of(parcel.message.body)
+        for vector in parcel.vectors:
+            packed(vector, down_link)
 
     def put(self, parcel: UnderWay) -> None:
         """A message leaves."""

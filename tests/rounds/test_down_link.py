@@ -77,6 +77,14 @@ def test_sources_are_left_with_the_rounded_final_model(tmp_path: Path, down_link
     federation.close()
 
 
+@pytest.mark.parametrize("down_link", SHORT)
+def test_a_model_that_the_target_trained_alone_is_rounded_too(tmp_path: Path, down_link: DownLink) -> None:
+    federation = made(tmp_path, down_link, rule="target_only", rounds=2).open().go()
+    assert federation.statuses == ["finished"] * 2
+    assert is_rounded(federation.run.model, down_link)
+    federation.close()
+
+
 def test_a_header_in_2_bytes_is_half_as_long_on_the_way(tmp_path: Path) -> None:
     sizes = {}
     for down_link in DownLink:

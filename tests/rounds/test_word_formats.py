@@ -1,7 +1,9 @@
 """Narrow words: the target takes ranges from sums that it has opened, and begins with wide words where it has none."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from securefda.protocol.encoding import AggregateStatistics
 from securefda.protocol.messages import Header, MaskedInput, Parcel, Refusal, Visibility
 
 SIZES = (300, 2)
-ME = 2
+ME, CLIP = 2, 1.0
 
 
 def a_sum(*values: float, members: int = 4) -> PartialSum:
@@ -88,6 +90,40 @@ def test_a_target_that_goes_on_after_a_crash_has_the_same_ranges(tmp_path: Path)
     killed.close()
 
 
+def state_of(federation: Federation) -> list[str]:
+    """All that a source has on disk."""
+    return list(federation.stores[ME]._database.iterdump())
+
+
+LIES: dict[str, Callable[[Header], dict[str, Any]]] = {
+    "HEADER_RANGE": lambda header: {"layers": (replace(header.layers[0], range=1.01 * CLIP), *header.layers[1:])},
+    "HEADER_MODULUS": lambda header: {"modulus_bits": 18},
+    "HEADER_WRAP": lambda header: {"n_max": 3},
+}
+
+
+@pytest.mark.parametrize("check", LIES)
+def test_a_false_encoding_is_refused_by_its_name_and_changes_nothing(tmp_path: Path, check: str) -> None:
+    """The source goes on with the honest header, to the model of a run without the lie."""
+    undisturbed, federation = (
+        Federation(tmp_path / name, 4, rule="source_only", rounds=2, settings={"bits": 20})
+        for name in ("undisturbed", "lied to")
+    )
+    undisturbed.open().go()
+    header = until(federation.open(), ME, Header, round_number=2)
+    before = state_of(federation)
+    lie = Parcel(changed(header.message, **LIES[check](header.message.body)), header.vectors)
+    assert [answer.message.body for answer in federation.sources[ME].handle(lie)] == [Refusal(check)]
+    assert state_of(federation) == before
+    for answer in federation.sources[ME].handle(header):
+        federation.submit(ME, answer)
+    federation.go()
+    assert federation.statuses == ["finished"] * 2
+    assert federation.run.model.tobytes() == undisturbed.run.model.tobytes()
+    federation.close()
+    undisturbed.close()
+
+
 def test_a_layer_beyond_its_range_does_not_leave_and_the_next_round_is_wide(tmp_path: Path) -> None:
     """The lie reaches one source; the target hears the refusal and trusts its ranges no more."""
     federation = Federation(tmp_path, 4, rule="source_only", rounds=4, settings={"bits": 20})
@@ -97,6 +133,7 @@ def test_a_layer_beyond_its_range_does_not_leave_and_the_next_round_is_wide(tmp_
     lie = Parcel(changed(header.message, layers=layers), header.vectors)
     answers = federation.sources[ME].handle(lie)
     assert [answer.message.body for answer in answers] == [Refusal("CLIPPED")]
+    assert not federation.stores[ME].history(bytes(32), header.message.body.run_id, 3).released
     for answer in answers:
         federation.submit(ME, answer)
     federation.go()

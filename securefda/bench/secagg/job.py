@@ -10,14 +10,20 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from securefda.aggregator.headers import room_of
+from securefda.aggregator.ranges import narrowest
 from securefda.errors import ConfigError
 from securefda.parse import json_value
 from securefda.protocol.checks import default_threshold
+from securefda.protocol.encoding import TAIL, EncodedLayer, Quantisation
 
 K_MIN = 2
 CLIP = 1.0
 SAMPLES = 1000
 """Rows that every source claims, which is also the unit of the weights."""
+
+ROUNDS = 2
+"""Of a run. The last is measured: as in any run, parameters have narrow words from the second round on."""
 
 MOST_IN_PROCESSES = 120_000_000
 """Parameters of all sources up to which each is a real process: at about seven vectors each, 3.4 GB of memory."""
@@ -55,6 +61,16 @@ class Job:
     def threshold(self) -> int:
         """t of its sessions."""
         return default_threshold(self.sources, K_MIN, 0)
+
+    @property
+    def encoding(self) -> Quantisation:
+        """Of the masked inputs that are measured: words of the default width, and a range as wide as the clip.
+
+        No sum of these vectors is so small that a round would have a narrower range.
+        """
+        room = room_of(self.sources)
+        layers = (EncodedLayer(self.params, CLIP),)
+        return Quantisation(layers, n_max=room, modulus_bits=narrowest(0, room), tail=TAIL)
 
     @property
     def fits_processes(self) -> bool:

@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 from securefda import __version__
-from securefda.bench.secagg.job import CLIP, Job
+from securefda.bench.secagg.job import Job
 from securefda.bench.secagg.processes import groups_of, parties
 from securefda.bench.secagg.session import (
     SessionCosts,
@@ -25,7 +25,6 @@ from securefda.bench.secagg.session import (
     threads_of_masks,
 )
 from securefda.errors import ConfigError, SecureFdaError
-from securefda.protocol.encoding import EncodedLayer, Quantisation
 
 ONE_PROCESS_EACH = 16
 """Up to so many sources each has a process of its own, unless the caller says otherwise."""
@@ -63,9 +62,10 @@ def bench_secagg(job: Job, *, repeats: int | None = None, processes: int | None 
     The costs of each step come from a session of the state machines of all sites, with every message as bytes and
     the sources in one process of their own (:mod:`securefda.bench.secagg.session`). Where all the sources' vectors fit
     (:attr:`Job.fits_processes`), a plain round and a masked session of real processes over loopback with mutual TLS
-    are measured as well. All take turns with the raw cipher, so that they see the same load. Such a session counts
-    from its header, as it is handed to the transport, to the signed result and the model on disk. The sources
-    hold random vectors, and are connected before a round begins. Those that drop out hang up and end their process
+    are measured as well: the second round of a run, since the first has words of 32 bits. All take turns with the raw
+    cipher, so that they see the same load. Such a session counts from where its header is made, with every source
+    ready, to the signed result and the model on disk. The sources hold random vectors. Those that drop out hang up and
+    end their process
     as soon as their shares have left, which the aggregator hears at once; one that is killed or unplugged is noticed
     after three heartbeats instead.
 
@@ -91,6 +91,7 @@ def bench_secagg(job: Job, *, repeats: int | None = None, processes: int | None 
         "params": job.params,
         "dropped": job.dropped,
         "threshold": job.threshold,
+        "modulus_bits": job.encoding.modulus_bits,
         "repeats": repeats or job.usual_repeats,
         "run_as": "processes and state machines" if count else "state machines",
         "source_processes": len(groups_of(job, count)) if count else 0,
@@ -124,10 +125,10 @@ def _measure(job: Job, repeats: int, processes: int) -> _Measured:
     with parties(job, processes) if processes else nullcontext() as running:
         for _ in range(repeats):
             if running is not None:
-                measured.plain.append(_checked(job, running.round("individual"), job.sources, 0.0))
-                measured.masked.append(_checked(job, running.round("sum"), job.sources - job.dropped, _step_of(job)))
+                measured.plain.append(_checked(job, running.round("individual"), job.sources))
+                measured.masked.append(_checked(job, running.round("sum"), job.sources - job.dropped))
             session = measured_session(job)
-            _check_sum(job, len(session.survivors), session.error, job.sources - job.dropped, _step_of(job))
+            _check_sum(job, len(session.survivors), session.error, job.sources - job.dropped)
             measured.sessions.append(session)
             measured.parts.extend(_part(job) for _ in range(PARTS_PER_ROUND))
     return measured
@@ -139,21 +140,16 @@ def _part(job: Job) -> Figures:
     return {"raw": raw, "add": add, "over_raw": add / raw, "shared": shared}
 
 
-def _step_of(job: Job) -> float:
-    """How far fixed point may move a mean: less than a step."""
-    return Quantisation((EncodedLayer(job.params, CLIP),), n_max=job.sources).step(0)
-
-
-def _checked(job: Job, figures: Figures, survivors: int, allowed: float) -> Figures:
-    _check_sum(job, len(figures["survivors"]), figures["error"], survivors, allowed)
+def _checked(job: Job, figures: Figures, survivors: int) -> Figures:
+    _check_sum(job, len(figures["survivors"]), figures["error"], survivors)
     return figures
 
 
-def _check_sum(job: Job, found: int, error: float, survivors: int, allowed: float) -> None:
-    """A round that was fast and wrong is no measurement."""
+def _check_sum(job: Job, found: int, error: float, survivors: int) -> None:
+    """A round that was fast and wrong is no measurement. Fixed point moves a mean by less than a step."""
     if found != survivors:
         raise SecureFdaError(f"{found} of {job.sources} sources in the sum, not {survivors}")
-    if error > 1.01 * allowed + _FLOAT32_ROUNDING:
+    if error > 1.01 * job.encoding.step(0) + _FLOAT32_ROUNDING:
         raise SecureFdaError(f"the sum is wrong: off by {error:.3g}")
 
 
@@ -173,7 +169,7 @@ def _parts(job: Job, measured: _Measured) -> Figures:
 def _rounds(params: int, measured: _Measured) -> Figures:
     plain, masked = measured.plain, measured.masked
     session_s, plain_s = (median(figures["seconds"] for figures in rounds) for rounds in (masked, plain))
-    names = [name for name in masked[0]["phases"] if name not in ("join", "train_target")]
+    names = [name for name in masked[0]["phases"] if name not in ("witness", "join", "train_target")]
     known = [seconds for figures in masked if (seconds := figures["source_cpu_seconds"]) is not None]
     return {
         "session_s": session_s,

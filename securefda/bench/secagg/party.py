@@ -1,9 +1,10 @@
 """One process of a measured federation: ``python -m securefda.bench.secagg.party aggregator|sources JOB [SITE ...]``.
 
 Kits, TLS, transport, run and rounds are those of the services; random vectors stand in for training. The aggregator
-reads one visibility per line from stdin, runs one round of it, and prints one JSON line of figures for each.
+reads one visibility per line from stdin, makes a run of it, and prints one JSON line of figures for each.
 
-A site that does not train: random vectors in place of updates, so that only the round itself is measured.
+A site that does not train: random vectors in place of updates, so that only the round itself is measured. Of a run of
+two rounds that is the second.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ from securefda.aggregator.site import RunSettings, TargetSite
 from securefda.aggregator.store import AggregatorStore
 from securefda.audit.journal import RunInfo
 from securefda.bench.machine import PeakGrowth
-from securefda.bench.secagg.job import CLIP, K_MIN, SAMPLES, TARGET, Job, update_of
+from securefda.bench.secagg.job import CLIP, K_MIN, ROUNDS, SAMPLES, TARGET, Job, update_of
 from securefda.bootstrap import Member, credentials_of, endpoint_of, source_of_pin, witness_of
 from securefda.errors import PolicyRefusal, SecureFdaError
 from securefda.machine import map_large_blocks
 from securefda.operations.progress import SilentReporter
-from securefda.operations.records import RoundLine, SiteLine
+from securefda.operations.records import JOIN_PHASE, RoundLine, SiteLine
 from securefda.protocol.messages import RUN_ID_BYTES, Body, Header, ShareBundle, Signed, SourcesKeep, Visibility
 from securefda.protocol.transcript import architecture_digest
 from securefda.rules import Rule, Strategy
@@ -111,14 +112,14 @@ CONTROL_FRAME_BYTES = 4096
 
 
 def settings_of(visibility: Visibility) -> RunSettings:
-    """A run of one round."""
+    """A run at this level of visibility, with the default width of words."""
     return RunSettings(
-        strategy=Strategy(rule=Rule.SOURCE_ONLY, rounds=1),
+        strategy=Strategy(rule=Rule.SOURCE_ONLY, rounds=ROUNDS),
         visibility=visibility,
         min_others=K_MIN,
         max_colluders=0,
         threshold=0,
-        bits=32,
+        bits=0,
         clip=CLIP,
         max_samples=SAMPLES,
         attempts=1,
@@ -138,41 +139,44 @@ def transport_of(job: Job) -> TransportSettings:
 
 
 class _Stopwatch(SilentReporter):
-    """Times a round from its header, as it is handed to the transport, to its result.
+    """Times the last round of a run from where its header is made, with every source ready, to its result.
 
-    ``cpu_seconds`` is the processor time of this process by phase, of all its threads.
+    ``cpu_seconds`` is the processor time of this process by phase, of all its threads; ``traffic`` the bytes of every
+    source when the round began; ``lines`` are those of all rounds.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, server: AggregatorServer) -> None:
         self.began = 0.0
         self.ended = 0.0
-        self.line = RoundLine(round=0)
+        self.lines: list[RoundLine] = []
         self.cpu_seconds: defaultdict[str, float] = defaultdict(float)
+        self.traffic: Mapping[int, Traffic] = {}
+        self._server = server
         self._phase = ""
         self._cpu = 0.0
 
     def phase(self, name: str, waiting_for: Sequence[str] = (), asked: int = 0) -> None:
-        """The round's first phase begins when the header goes out."""
+        """The sources have cosigned before, and nothing is waited for: the header follows at once."""
         del waiting_for, asked
-        if not self.began and name != "join":
-            self.began = time.monotonic()
+        if not self.began and name == JOIN_PHASE and len(self.lines) == ROUNDS - 1:
+            self.began, self.traffic = time.monotonic(), self._server.traffic()
         self._lap(name)
 
     def round_finished(self, line: RoundLine) -> None:
         """The result is signed, and the model is on the disk."""
         self.ended = time.monotonic()
-        self.line = line
+        self.lines.append(line)
         self._lap("")
 
     def _lap(self, following: str) -> None:
         now = time.process_time()
-        if self._phase not in ("", "join"):
+        if self.began and self._phase:
             self.cpu_seconds[self._phase] += now - self._cpu
-        self._phase, self._cpu = following, now
+        self._phase, self._cpu = following if self.began else "", now
 
 
 class _Aggregator:
-    """Runs one round after the other with the same connected sources."""
+    """Makes one run after the other with the same connected sources."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -186,43 +190,43 @@ class _Aggregator:
             run_id=self._run_id,
             settings=transport_of(job),
         )
-        self._rounds = 0
+        self._runs = 0
 
     async def serve(self) -> None:
-        """Run a round for each line of stdin."""
+        """Make a run for each line of stdin."""
         await self._server.start()
         try:
             while word := (await in_thread(sys.stdin.readline)).strip():
-                figures = await self._round(Visibility[word.upper()])
+                figures = await self._run(Visibility[word.upper()])
                 sys.stdout.write(json.dumps(figures) + "\n")
                 sys.stdout.flush()
         finally:
             await self._server.stop(0.0)
 
-    async def _round(self, visibility: Visibility) -> dict[str, Any]:
-        self._rounds += 1
-        store = AggregatorStore(Path(self._job.folder) / f"run-{self._rounds}.sqlite")
-        watch, kit = _Stopwatch(), self._kit
+    async def _run(self, visibility: Visibility) -> dict[str, Any]:
+        self._runs += 1
+        store = AggregatorStore(Path(self._job.folder) / f"run-{self._runs}.sqlite")
+        watch, kit = _Stopwatch(self._server), self._kit
         site = self._site(store)
         run = AggregatorRun(site, settings_of(visibility), store, watch, self._run_id)
-        before, memory = self._server.traffic(), PeakGrowth()
+        memory = PeakGrowth()
         try:
             await RunDriver(run, self._server, kit.roster, watch).drive()
         finally:
             site.witness.journal.close()
             store.close()
         growth = memory.bytes()
-        if watch.line.get("status") != "finished":
+        if [line["status"] for line in watch.lines] != ["finished"] * ROUNDS:
             raise SecureFdaError(f"a round of visibility {visibility.label} ended without a result")
-        survivors = watch.line["survivors"]
+        last = watch.lines[-1]
         return {
             "seconds": watch.ended - watch.began,
-            "phases": watch.line["seconds"],
+            "phases": last["seconds"],
             "cpu_seconds": watch.cpu_seconds,
-            "survivors": survivors,
-            "upload_bytes": self._uploaded_since(before, survivors),
+            "survivors": last["survivors"],
+            "upload_bytes": self._uploaded_since(watch.traffic, last["survivors"]),
             "peak_growth_bytes": growth,
-            "error": self._error(run.model, survivors),
+            "error": self._error(run.model, watch.lines),
         }
 
     def _site(self, store: AggregatorStore) -> TargetSite:
@@ -235,7 +239,7 @@ class _Aggregator:
             random_bytes=os.urandom,
             clock=time.monotonic,
             traffic=lambda: ({}, {}),
-            witness=witness_of(Path(self._job.folder) / f"log-{self._rounds}", member, store, _RUN_INFO),
+            witness=witness_of(Path(self._job.folder) / f"log-{self._runs}", member, store, _RUN_INFO),
         )
 
     def _uploaded_since(self, before: Mapping[int, Traffic], survivors: list[str]) -> float:
@@ -247,21 +251,22 @@ class _Aggregator:
             if roster.by_index(index).site_id in survivors
         )
 
-    def _error(self, model: Vector, survivors: list[str]) -> float:
-        """Largest difference between the model, which began as zeros, and the mean of what the survivors sent."""
-        total = np.zeros(self._job.params)
-        for site in survivors:
-            total += update_of(site, self._job.params)
-        return float(np.max(np.abs(model - total / len(survivors))))
+    def _error(self, model: Vector, lines: Sequence[RoundLine]) -> float:
+        """Largest difference between the model, which began as zeros, and the means of what the survivors sent."""
+        expected = np.zeros(self._job.params)
+        for survivors in (line["survivors"] for line in lines):
+            for site in survivors:
+                expected += update_of(site, self._job.params) / np.float64(len(survivors))
+        return float(np.max(np.abs(model - expected)))
 
 
 class _Source:
-    """Takes part in round after round; one that leaves hangs up for good as soon as its shares are sent."""
+    """Takes part in run after run; one that leaves hangs up for good as soon as its shares of a last round are sent."""
 
     def __init__(self, job: Job, site_id: str) -> None:
         self._job = job
         self._leaves = site_id in job.leaving
-        self._has_shared = False
+        self._shared = 0
         self._kit = load_kit(job.kits / site_id, datetime.now(UTC), expected_site=site_id)
         self._trainer = RandomTrainer(site_id, job.params)
 
@@ -298,7 +303,7 @@ class _Source:
 
     @property
     def _is_gone(self) -> bool:
-        return self._leaves and self._has_shared
+        return self._leaves and self._shared == ROUNDS
 
     async def _take_part(self, channel: SourceChannel) -> None:
         folder = tempfile.mkdtemp(prefix=f"{self._kit.site_id}-", dir=self._job.folder)  # one folder for every run
@@ -318,7 +323,7 @@ class _Source:
     ) -> None:
         del peer, wire_bytes, more
         if direction is Direction.SENT and isinstance(message.body, ShareBundle):
-            self._has_shared = True
+            self._shared += 1
 
 
 class _Alarms:

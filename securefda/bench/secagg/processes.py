@@ -1,4 +1,4 @@
-"""Starting the processes of a measurement, and one round after the other with them."""
+"""Starting the processes of a measurement, and one run after the other with them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from securefda.bench.machine import cpu_seconds
-from securefda.bench.secagg.job import K_MIN, TARGET, Job
+from securefda.bench.secagg.job import K_MIN, ROUNDS, TARGET, Job
 from securefda.errors import SecureFdaError
 from securefda.local.launcher import free_address
 from securefda.parse import json_value
@@ -35,7 +35,7 @@ Group = tuple[str, ...]
 class Parties:
     """One aggregator and the groups of sources, as processes.
 
-    A group that leaves is gone with its last source, and is started anew before the next round.
+    A group that leaves is gone with its last source, and is started anew before the next run.
     """
 
     def __init__(self, job: Job, groups: tuple[Group, ...]) -> None:
@@ -46,11 +46,11 @@ class Parties:
         self._sources: dict[Group, subprocess.Popen[str]] = {}
 
     def round(self, visibility: str) -> dict[str, Any]:
-        """Run a round, with every source there at its header.
+        """Make a run, and return the figures of its last round, with every source there at its header.
 
         Returns:
             The aggregator's figures, and ``source_cpu_seconds``: the processor time that the processes of those that
-            stay took meanwhile, for each source; None where it is unknown or one of them was only started.
+            stay took meanwhile, for each source and round; None where it is unknown or one of them was only started.
 
         Raises:
             SecureFdaError: the aggregator ended, with what the processes said last.
@@ -67,7 +67,7 @@ class Parties:
             raise SecureFdaError(f"the measurement broke off: {said[-1] if said else 'a process ended'}")
         figures = _figures(line)
         after, staying = self._cpu_seconds(), self._job.sources - self._job.dropped
-        figures["source_cpu_seconds"] = None if before is None or after is None else (after - before) / staying
+        figures["source_cpu_seconds"] = None if before is None or after is None else (after - before) / staying / ROUNDS
         if visibility == "sum":
             self._await_leaving()
         return figures

@@ -215,7 +215,7 @@ def session_figures(sessions: Sequence[SessionCosts]) -> dict[str, Any]:
 
 
 def _header(job: Job, roster: Roster, signer: Signer) -> Signed[Header]:
-    layers = (Layer("parameters", (job.params,), CLIP, CLIP),)
+    layers, encoding = (Layer("parameters", (job.params,), CLIP, CLIP),), job.encoding
     body = Header(
         run_id=os.urandom(16),
         round=1,
@@ -230,8 +230,8 @@ def _header(job: Job, roster: Roster, signer: Signer) -> Signed[Header]:
         participants=tuple(range(1, job.sources + 1)),
         threshold=job.threshold,
         sum_quorum=job.threshold,
-        modulus_bits=32,
-        n_max=job.sources,
+        modulus_bits=encoding.modulus_bits,
+        n_max=encoding.n_max,
         max_samples=SAMPLES,
         training_deadline_ms=1,
         phase_deadline_ms=1,
