@@ -12,8 +12,9 @@ import numpy as np
 from securefda.aggregator.target import TargetRound
 from securefda.rules import Contribution, ContributionSum, RoundPlan, alignment_factor, contribute
 from securefda.site.config import FederationConfig, strategy_of, training_settings
-from securefda.tasks import Samples, TaskSettings, load_task
+from securefda.tasks import Samples, TaskSettings, Unlabelled, load_task
 from securefda.training import LocalResult, TrainingSettings, Vector
+from securefda.training.pseudo import PseudoSettings, PseudoTrainer
 from securefda.training.trainer import SiteTrainer
 
 
@@ -44,6 +45,11 @@ class OfflineSites:
         """Trains as the target does, on other rows, in as many steps of larger or smaller batches."""
         steps = self._target.steps(len(self._rows))
         return self._trainer(self._site, rows, replace(self._target, batch_size=len(rows) // steps))
+
+    def target_on_pseudo_labels(self, pseudo: PseudoSettings) -> PseudoTrainer:
+        """Trains on the same rows without their labels."""
+        rows = Unlabelled(self._rows.features)
+        return PseudoTrainer(self._task, self._site, rows, self._target, self._seed, pseudo=pseudo)
 
     def train_sources(self, plan: RoundPlan, number: int) -> list[LocalResult]:
         """Let every source train from the model as it is."""

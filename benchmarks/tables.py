@@ -26,6 +26,7 @@ import gpu
 import levels
 import masking_session
 import profile_rounds
+import pseudo_labels
 import round_cost
 import scale
 import startup
@@ -60,6 +61,7 @@ def all_tables(folder: Path) -> dict[str, str]:
         "profile_rounds": profile_rounds.tables(figures("profile_rounds")),
         "startup": startup.tables(figures("startup")),
         "masking_session": masking_session.tables(figures("masking_session")["cells"]),
+        "pseudo_labels": pseudo_labels.tables(figures("pseudo_labels")["rows"]),
         "scale": scale.tables(figures("scale")["cells"]),
         "word_widths": word_widths.tables(figures("word_widths")["rows"]),
         "gpu": gpu.tables(gpu.read(folder / "gpu.json")),
