@@ -220,7 +220,7 @@ class StateFile:
             with self._one_at_a_time:
                 yield
         except sqlite3.OperationalError as error:
-            if getattr(error, "sqlite_errorcode", None) != sqlite3.SQLITE_BUSY:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_BUSY:  # also while it recovers the file
                 raise self._disk_error(error) from error
             raise ConfigError(str(self._path), "another process uses it", hint=self._busy) from error
         except sqlite3.DatabaseError as error:

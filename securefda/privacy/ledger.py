@@ -395,7 +395,7 @@ def _clear_errors(path: Path, wait_s: float) -> Iterator[None]:
         yield
     except sqlite3.DatabaseError as error:
         code = getattr(error, "sqlite_errorcode", None)
-        if code == sqlite3.SQLITE_BUSY:
+        if code is not None and code & 0xFF == sqlite3.SQLITE_BUSY:  # also while another process recovers the file
             what = f"another process has been writing to it for {wait_s:g} seconds"
             raise LedgerError(path, what, hint="wait for it, or stop it, and start again") from error
         hint = "free disk space and check the permissions; if the file is damaged, put the newest copy back"

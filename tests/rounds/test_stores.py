@@ -328,6 +328,18 @@ def test_a_second_process_on_the_same_state_is_refused(tmp_path: Path, kind: Cal
 
 
 @pytest.mark.parametrize("kind", [store_at, AggregatorStore])
+def test_state_that_another_process_recovers_is_in_use_and_not_damaged(
+    tmp_path: Path, kind: Callable[[Path], Any]
+) -> None:
+    store = kind(tmp_path / "state.sqlite")
+    busy = sqlite3.OperationalError("database is locked")
+    busy.sqlite_errorcode = sqlite3.SQLITE_BUSY_RECOVERY
+    with pytest.raises(ConfigError, match="another process uses it"), store._clear_errors():
+        raise busy
+    store.close()
+
+
+@pytest.mark.parametrize("kind", [store_at, AggregatorStore])
 def test_state_of_another_release_is_refused_and_left_alone(tmp_path: Path, kind: Callable[[Path], Any]) -> None:
     path = tmp_path / "state.sqlite"
     with sqlite3.connect(path) as database:
