@@ -1,9 +1,14 @@
 """Peak memory of the processes of a federation, as Linux counts it, beside what the design allows.
 
+    python benchmarks/memory.py --measure             measure all below, write memory.json
+    python benchmarks/memory.py [--check]             print the tables from memory.json
+    python benchmarks/memory.py source|aggregator     measure one case, print one JSON object
+
 ``source``: a real run with real training, one process per site; the largest peak of a source against what importing
 torch takes plus twelve times the model. ``aggregator``: how far the aggregator's memory rises during one masked
 session, with few sources and with many; random vectors stand in for training, so that nothing else is seen.
-Prints one JSON object; sizes in MB (10^6 bytes), or in vectors of four bytes per parameter.
+Sizes are in MB (10^6 bytes), or in vectors of four bytes per parameter. ``--check`` ends with 1 where a source takes
+more than it may. Memory depends on no load.
 """
 
 from __future__ import annotations
@@ -15,11 +20,14 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from securefda.bench.machine import this_machine
 from securefda.bench.secagg.job import Job
 from securefda.bench.secagg.processes import parties
 from securefda.local.launcher import run_processes
@@ -30,6 +38,11 @@ from securefda.tasks import Samples, Task
 SAMPLING_S = 0.005
 ALLOWED_MODELS = 12
 _INPUTS, _OUTPUTS = 1024, 16
+FIGURES = Path(__file__).resolve().parent / "memory.json"
+WIDTHS = (4800, 10_567)
+"""Of the models of a source: 5.0 and 11.0 million parameters."""
+SOURCES, ROUNDS = 3, 2
+FEW, MANY, PARAMS = 3, 8, 5_000_000
 
 
 class WideTask(Task):
@@ -146,21 +159,83 @@ def aggregator_figures(few: int, many: int, params: int) -> dict[str, float]:
     return figures
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("source", "aggregator"))
-    parser.add_argument("--sources", type=int, default=3)
-    parser.add_argument("--many", type=int, default=8, help="aggregator: the larger federation")
-    parser.add_argument("--width", type=int, default=4800, help="source: the model has 1041 parameters times this")
-    parser.add_argument("--params", type=int, default=5_000_000, help="aggregator: parameters")
-    parser.add_argument("--rounds", type=int, default=2)
+def measured() -> dict[str, Any]:
+    """All cases."""
+    return {
+        "machine": this_machine(),
+        "source": [_rounded(source_figures(SOURCES, width, ROUNDS)) for width in WIDTHS],
+        "aggregator": _rounded(aggregator_figures(FEW, MANY, PARAMS)),
+    }
+
+
+def _rounded(figures: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(value, 2) for name, value in figures.items()}
+
+
+def misses(figures: Mapping[str, Any]) -> list[str]:
+    """A line for each model with which a source takes more than it may."""
+    return [
+        f"MISSED: {row['params']} parameters: a source takes {row['above_torch_in_models']} models: {ALLOWED_MODELS}"
+        for row in figures["source"]
+        if row["above_torch_in_models"] > ALLOWED_MODELS
+    ]
+
+
+def tables(figures: Mapping[str, Any]) -> dict[str, str]:
+    """Both tables as Markdown, by name."""
+    rows, aggregator = figures["source"], figures["aggregator"]
+    lines = {
+        "importing torch, nothing else": [f"{row['import_torch_mb']:.0f} MB" for row in rows],
+        f"allowed: that and {ALLOWED_MODELS} models": [f"{row['allowed_mb']:.0f} MB" for row in rows],
+        f"largest peak of {rows[0]['sources']} sources": [f"{row['source_peak_mb']:.0f} MB" for row in rows],
+        "that above torch": [f"{row['above_torch_in_models']:.1f} models" for row in rows],
+    }
+    titles = [f"{row['params'] / 1e6:.1f} M parameters, {row['model_mb']:.0f} MB" for row in rows]
+    rises = []
+    for sources in (FEW, MANY):
+        mb, vectors = (aggregator[f"growth_of_{sources}_sources_{unit}"] for unit in ("mb", "in_vectors"))
+        rises.append([str(sources), f"{mb:.0f} MB = {vectors:.1f} vectors"])
+    head = ["sources", f"rise during a session of {aggregator['params']:,} parameters"]
+    return {
+        "source": _markdown(["a source", *titles], [[name, *cells] for name, cells in lines.items()]),
+        "aggregator": _markdown(head, rises),
+    }
+
+
+def _markdown(head: list[str], rows: list[list[str]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
+
+
+def main() -> int:
+    """Measure one case or all, or print what was measured."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("what", nargs="?", choices=("source", "aggregator"), help="one case, printed")
+    parser.add_argument("--measure", action="store_true", help="measure all cases, and write the figures")
+    parser.add_argument("--check", action="store_true", help="end with 1 where a source takes more than it may")
+    parser.add_argument("--figures", type=Path, default=FIGURES, help="the measured figures, JSON")
+    parser.add_argument("--sources", type=int, default=SOURCES)
+    parser.add_argument("--many", type=int, default=MANY, help="aggregator: the larger federation")
+    parser.add_argument("--width", type=int, default=WIDTHS[0], help="source: the model has 1041 parameters times this")
+    parser.add_argument("--params", type=int, default=PARAMS, help="aggregator: parameters")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     given = parser.parse_args()
-    if given.what == "source":
-        figures = source_figures(given.sources, given.width, given.rounds)
-    else:
-        figures = aggregator_figures(given.sources, given.many, given.params)
-    print(json.dumps({name: round(value, 2) for name, value in figures.items()}, indent=1))
+    if given.what is not None:
+        of_source = given.what == "source"
+        one = (
+            source_figures(given.sources, given.width, given.rounds)
+            if of_source
+            else aggregator_figures(given.sources, given.many, given.params)
+        )
+        print(json.dumps(_rounded(one), indent=1))
+        return 0
+    if given.measure:
+        given.figures.write_text(json.dumps(measured(), indent=1) + "\n")
+    figures = json.loads(given.figures.read_text())
+    print("\n\n".join(tables(figures).values()))
+    wrong = misses(figures)
+    print("\n".join(wrong) or "Every bar is kept.", file=sys.stderr)
+    return 1 if given.check and wrong else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

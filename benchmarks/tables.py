@@ -22,12 +22,15 @@ from typing import Any
 import audit_log
 import audit_mutations
 import dp_cost
+import dp_speed
 import gpu
 import levels
 import masking_session
+import memory
 import profile_rounds
 import pseudo_labels
 import round_cost
+import rule_evaluation
 import scale
 import startup
 import word_widths
@@ -59,6 +62,9 @@ def all_tables(folder: Path) -> dict[str, str]:
         "round_cost": round_cost.tables(figures("round_cost")["rows"]),
         "round_pairs": {"rounds": pairs_table(figures("round_pairs")["rows"])},
         "profile_rounds": profile_rounds.tables(figures("profile_rounds")),
+        "rule_evaluation": {"calls": rule_evaluation.table(figures("rule_evaluation"))},
+        "memory": memory.tables(figures("memory")),
+        "dp_speed": dp_speed.tables(figures("dp_speed")),
         "startup": startup.tables(figures("startup")),
         "masking_session": masking_session.tables(figures("masking_session")["cells"]),
         "pseudo_labels": pseudo_labels.tables(figures("pseudo_labels")["rows"]),
