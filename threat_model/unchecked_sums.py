@@ -50,6 +50,7 @@ RANGE = all_of(
     "range of sums",
     replaced("ring sums are what so many inputs reach", encoding, "_check_range", _nothing),
     SUM_AT_THE_CLIP,
+    replaced("the target's update is kept for the samples that there are", contribution, "check_kept", _nothing),
     replaced("weights of a sum are above zero", encoding, "decode_statistics", _positive),
     replaced(
         "weights of a sum are weights",

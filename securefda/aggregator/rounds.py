@@ -19,11 +19,10 @@ from securefda.aggregator.site import ByteCounts, TargetSite
 from securefda.aggregator.store import Asked
 from securefda.aggregator.target import TargetRound, evaluate_at_target
 from securefda.operations.records import RoundLine, SeenLine
-from securefda.protocol.contribution import FaultySum, RoundTerms, check_sum, clip_contribution
+from securefda.protocol.contribution import FaultySum, RoundTerms, check_kept, check_sum, clip_contribution
 from securefda.protocol.encoding import Vector64, vector_to_wire
 from securefda.protocol.messages import Header, Visibility
 from securefda.rules import ContributionSum, DeltaErrors, RoundPlan, Rule, combine
-from securefda.rules.contribution import KEEP_TOLERANCE
 from securefda.training import Vector
 
 
@@ -69,9 +68,7 @@ def total_of(terms: RoundTerms, target: TargetRound | None, sums: RoundSum) -> R
             total.add_sum(part.vector, part.statistics.kept, part.statistics.weight)
             found = part.statistics.errors
         errors = errors.plus(found) if found else errors
-    slack = KEEP_TOLERANCE * total.samples
-    if not -slack <= total.kept <= total.samples + slack:
-        raise FaultySum("the target's update is kept for more samples than there are, or for fewer than none")
+    check_kept(total.kept, total.samples)
     mean_errors = errors.times(1 / total.samples) if terms.plan.select and total.samples > 0 else None
     return RoundTotal(total.vector, total.kept, total.samples, mean_errors)
 

@@ -40,6 +40,7 @@ from securefda.rules import (
     norms_of,
     scale_to_caps,
 )
+from securefda.rules.contribution import KEEP_TOLERANCE
 
 StepUpdates = NDArray[np.float32]
 
@@ -446,3 +447,18 @@ def check_sum(terms: RoundTerms, total: Vector64, samples: float, count: int) ->
         if max(float(part.max()), -float(part.min())) > most:
             raise FaultySum(f"the sum of layer {layer.name} is beyond the clip at the weight that came with it")
         start += layer.size
+
+
+def check_kept(kept: float, samples: float) -> None:
+    """Refuse a total whose sources keep the target's update for more samples than they have, or for fewer than none.
+
+    Args:
+        kept: w of the rules, in units of the header's ``max_samples``.
+        samples: n, in the same units.
+
+    Raises:
+        FaultySum: it is so.
+    """
+    slack = KEEP_TOLERANCE * samples
+    if not -slack <= kept <= samples + slack:
+        raise FaultySum("the target's update is kept for more samples than there are, or for fewer than none")

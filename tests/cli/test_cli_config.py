@@ -51,9 +51,9 @@ def test_a_table_lists_its_keys(capsys: pytest.CaptureFixture[str]) -> None:
     assert [line.split()[0] for line in lines[1:6]] == [
         "session.threshold",
         "session.bits",
+        "session.down-link",
         "session.clip",
         "session.max-samples",
-        "session.attempts",
     ]
 
 

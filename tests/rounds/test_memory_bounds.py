@@ -1,4 +1,4 @@
-"""Peak memory of a source's process, and what an aggregator keeps of the uploads of one session."""
+"""Peak memory of a source's process, and what an aggregator keeps of the uploads of its sessions."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from depth import at_depth
 from random_sites import random_run, random_source
 
 from securefda.aggregator.run import AggregatorRun
-from securefda.bench.secagg.job import Job
+from securefda.bench.secagg.job import ROUNDS, Job
 from securefda.bench.secagg.party import settings_of
 from securefda.bench.secagg.session import identities
 from securefda.bootstrap import Member
@@ -86,7 +86,7 @@ class Held:
 
 
 def session_of(sources: int, folder: Path) -> Held:
-    """One masked session, each upload handed over before the next one; only the aggregator's memory is counted."""
+    """Masked sessions of one run, each upload handed over before the next one; only the aggregator's memory is counted."""
     folder.mkdir()
     job = Job(str(folder), sources, PARAMS, 0)
     roster, signers = identities(job)
@@ -121,8 +121,8 @@ def drive(run: AggregatorRun, rounds: dict[int, SourceRun]) -> Held:
 
 def test_aggregator_keeps_the_sum_and_not_the_uploads(tmp_path: Path):
     few, many = session_of(3, tmp_path / "few"), session_of(8, tmp_path / "many")
-    assert len(few.uploads) == 3
-    assert len(many.uploads) == 8
+    assert len(few.uploads) == 3 * ROUNDS
+    assert len(many.uploads) == 8 * ROUNDS
     assert max(many.uploads) - min(many.uploads) < VECTOR / 4, "every upload left something behind"
     assert max(many.uploads) - max(few.uploads) < VECTOR / 4
     assert many.most - few.most < VECTOR / 4
