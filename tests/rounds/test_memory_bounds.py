@@ -86,7 +86,7 @@ class Held:
 
 
 def session_of(sources: int, folder: Path) -> Held:
-    """Masked sessions of one run, each upload handed over before the next one; only the aggregator's memory is counted."""
+    """Masked sessions of a run, each upload handed over before the next one; only the aggregator's memory counts."""
     folder.mkdir()
     job = Job(str(folder), sources, PARAMS, 0)
     roster, signers = identities(job)

@@ -104,16 +104,17 @@ def _kind_and_layout():
     return (0x03, b"\x10\0\0\0\1\0\0\0" + bytes(8)), (0x08, b"\3\1" + bytes(16))
 
 
-def test_a_chunk_that_unpacks_to_more_than_its_size_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("side", "why"), [(1 << 10, "has another length"), (1, "has more chunks than the file has bytes")]
+)
+def test_a_chunk_that_unpacks_to_more_and_chunks_without_number_are_refused(tmp_path, side, why):
     file = H5File()
-    bomb = file.array(np.zeros(1 << 20, "u1"), chunk=(1 << 20,), gzip=True)
-    content = file.finished(file.group({"set": file.group({"data": bomb})}))
-    small = content.replace(
-        (1 << 20).to_bytes(4, "little") + b"\1\0\0\0", (1 << 10).to_bytes(4, "little") + b"\1\0\0\0"
-    )
-    assert small != content
-    with pytest.raises(DataError, match="is damaged"):
-        read(written(tmp_path, small))
+    zeros = file.array(np.zeros(1 << 20, "u1"), chunk=(1 << 20,), gzip=True)
+    content = file.finished(file.group({"set": file.group({"data": zeros})}))
+    said, other = (one.to_bytes(4, "little") + b"\1\0\0\0" for one in (1 << 20, side))
+    assert content.count(said) == 1
+    with pytest.raises(DataError, match=why):
+        read(written(tmp_path, content.replace(said, other)))
 
 
 def test_a_tree_that_leads_back_to_itself_is_refused(tmp_path):
