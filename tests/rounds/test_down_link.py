@@ -11,10 +11,13 @@ import numpy as np
 import pytest
 from rounds_federation import TARGET, Federation, changed, trainer_of, until
 
+from securefda.aggregator.target import TargetRound
 from securefda.errors import ConfigError
 from securefda.protocol.down_link import rounded
 from securefda.protocol.encoding import vector_from_wire, vector_to_wire
 from securefda.protocol.messages import DownLink, Goodbye, Header, Parcel, Refusal, SourcesKeep, Visibility
+from securefda.rules import TargetStatistics
+from securefda.training import LocalResult
 
 INDIVIDUAL, COHORT, SUM = Visibility
 SHORT = (DownLink.BFLOAT16, DownLink.FLOAT16)
@@ -155,3 +158,21 @@ def test_a_number_beyond_the_format_ends_the_run_by_the_name_of_the_setting_and_
 
 def _enlarged(result: Any) -> Any:
     return replace(result, update=result.update * np.float32(1e9))
+
+
+def test_numbers_of_a_rounded_target_update_agree_with_it() -> None:
+    """A source compares both; half of the update's length would be another target's, not a rounding."""
+    steps = np.random.default_rng(7).normal(size=(5, 40)).astype(np.float32)
+    update = steps.sum(axis=0, dtype=np.float64).astype(np.float32)
+    trained = LocalResult(update, steps=5, samples=50, loss=1.0, accuracy=0.5, learning_rate=0.1)
+    statistics = TargetStatistics.from_batches(steps)
+    target = TargetRound(trained, statistics, None)
+    coarse = (update / 2).astype(np.float32)
+    published = target.with_update(coarse)
+    assert published.statistics is not None
+    published.statistics.require_agreement(float(coarse @ coarse) / 25)
+    with pytest.raises(ValueError, match="do not belong"):
+        statistics.require_agreement(float(coarse @ coarse) / 25)
+    assert np.array_equal(published.result.update, coarse)
+    assert published.statistics.scatter == statistics.scatter
+    assert target.with_update(update) is target
