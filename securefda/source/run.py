@@ -137,12 +137,8 @@ class SourceRun:
 
     @property
     def current(self) -> SourceRound | None:
-        """The round in progress, another object after each step; None between rounds."""
+        """The round in progress, another object after each step; None between rounds, when no step has a deadline."""
         return self._round
-
-    def deadline_s(self) -> float | None:
-        """Seconds that the present step may last; None between rounds, when only the connection is watched."""
-        return None if self._round is None else self._round.deadline_s
 
     def place(self) -> str:
         """Where this source is, in words."""

@@ -22,7 +22,6 @@ from torch import nn
 from securefda.errors import ConfigError, DataError
 from securefda.tasks.base import Samples, TaskSettings
 from securefda.tasks.classification import Classification
-from securefda.tasks.hdf5 import read_arrays
 from securefda.tasks.idx import CLASSES, LabelledImages, read_labelled_images
 from securefda.tasks.images import MNIST
 from securefda.tasks.made_digits import SIDE, Images, drawn, over_photographs
@@ -36,7 +35,7 @@ _ROWS, _MOST_ROWS = 2000, 20_000
 _TEST_ROWS, _MOST_TEST_ROWS = 1000, 5000
 _BRIGHTEST = 255
 
-_USPS_SIDE = 16
+_USPS_SIDE, _MOST_USPS_ROWS = 16, 100_000
 _USPS = "USPS (LeCun et al. 1989, for research) is published as usps.h5 at kaggle.com/datasets/bistaumanga/usps-dataset"
 _SVHN = "SVHN (Netzer et al. 2011, for non-commercial use) is published at http://ufldl.stanford.edu/housenumbers/"
 
@@ -172,11 +171,8 @@ class DigitDomains(Classification):
 
     def _of_usps(self, split: Split) -> tuple[Images, Labels]:
         path = self._file("usps", "usps.h5", _USPS)
-        pixels, found = read_arrays(path, f"{split}/data", f"{split}/target", hint=f"get it again; {_USPS}")
-        shape, count = (len(found), _USPS_SIDE**2), len(found)
-        if pixels.shape != shape or found.shape != (count,) or not _are_digits(found):
-            why = f"its {split}/data and {split}/target are no images of {_USPS_SIDE} x {_USPS_SIDE} with digits"
-            raise DataError(str(path), why, hint=f"get it again; {_USPS}")
+        pixels, found = _read_usps(path, split)
+        count = len(found)
         if not (np.isfinite(pixels).all() and pixels.min() >= 0 and pixels.max() <= 1):
             raise DataError(str(path), f"its {split}/data has a pixel outside [0, 1]", hint=f"get it again; {_USPS}")
         rows = self._order("usps", split, count)
@@ -232,6 +228,28 @@ def _three_channels(grey: NDArray[np.uint8]) -> Images:
 
 def _are_digits(labels: NDArray[Any]) -> bool:
     return labels.dtype.kind in "iu" and len(labels) > 0 and int(labels.min()) >= 0 and int(labels.max()) < CLASSES
+
+
+def _read_usps(path: Path, split: Split) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Pixels (n, 256) and labels (n,) in 0..9; shapes are compared before anything is read."""
+    try:
+        import h5py  # noqa: PLC0415 - an extra
+    except ImportError as error:
+        hint = "pip install 'securefda[hdf5]'"
+        raise ConfigError("task.factory", "the domain usps needs the package h5py", hint=hint) from error
+    hint = f"get it again; {_USPS}"
+    try:
+        with h5py.File(path) as file:
+            pixels, labels = file[f"{split}/data"], file[f"{split}/target"]
+            count = len(labels)
+            fits = pixels.shape == (count, _USPS_SIDE**2) and labels.shape == (count,) and count <= _MOST_USPS_ROWS
+            data, found = (pixels[()], labels[()]) if fits else (np.empty(0), np.empty(0))
+    except Exception as error:  # whatever h5py meets in a damaged file
+        raise DataError(str(path), "is no HDF5 file of USPS", hint=hint) from error
+    if not _are_digits(found):
+        why = f"its {split}/data and {split}/target are no images of {_USPS_SIDE} x {_USPS_SIDE} with digits"
+        raise DataError(str(path), why, hint=hint)
+    return data, found
 
 
 def _read_svhn(path: Path) -> tuple[NDArray[np.uint8], Labels]:

@@ -222,7 +222,7 @@ def test_a_restarted_source_does_not_resume_the_session(federation: Federation, 
     me = restarted(federation)
     assert me.handle(message) == []
     assert checks(federation) == ["ORDER"]
-    assert me.deadline_s() is None
+    assert me.current is None
     assert released(federation) == before
 
 

@@ -97,7 +97,7 @@ def test_an_update_that_the_header_drives_to_the_clip_does_not_leave(tmp_path: P
     target = replace(body_of(header).target, learning_rate=1e6)
     lie = Parcel(changed(header.message, target=target), header.vectors)
     assert keys(federation.sources[ME].handle(lie)) == [Refusal("CLIPPED")]
-    assert federation.sources[ME].deadline_s() is None
+    assert federation.sources[ME].current is None
     federation.close()
 
 

@@ -122,7 +122,7 @@ def test_a_policy_that_changes_in_a_session_ends_it_at_the_next_step_and_nothing
     assert [answer.message.body for answer in answers] == [Abort(STEPS[kind], "POLICY", TARGET)]
     assert all(answer.vectors == () for answer in answers)
     assert has_burnt(federation, header.message) == (kind not in BEFORE_RELEASE)  # type: ignore[arg-type]
-    assert federation.sources[ME].deadline_s() is None
+    assert federation.sources[ME].current is None
     (alarm,) = federation.watch.alarms[ME]
     assert isinstance(alarm, PolicyRefusal)
     assert alarm.key == "allowed-rules"

@@ -69,8 +69,8 @@ def test_a_source_waits_for_the_result_as_long_as_measuring_the_model_may_take(t
     federation = Federation(tmp_path, 4, visibility=INDIVIDUAL, permits=THREE_AT_SUM, rule="source_only", rounds=1)
     until(federation.open(), 1, Result)
     training, phase = federation.settings.training_deadline_s, federation.settings.phase_deadline_s
-    assert federation.sources[1].deadline_s() == 2 * training + 6 * phase
-    assert federation.sources[4].deadline_s() == training + 3 * phase
+    assert federation.sources[1].current.deadline_s == 2 * training + 6 * phase
+    assert federation.sources[4].current.deadline_s == training + 3 * phase
     federation.close()
 
 

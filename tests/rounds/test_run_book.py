@@ -367,7 +367,7 @@ def test_a_source_that_refuses_a_run_says_so_and_trains_nothing(tmp_path: Path) 
     (answer,) = federation.sources[ME].handle(Parcel(parcel.message, parcel.vectors))
 
     assert answer.message.body == Refusal("release.max-runs")
-    assert federation.sources[ME].deadline_s() is None
+    assert federation.sources[ME].current is None
     federation.close()
 
 

@@ -83,7 +83,7 @@ def assert_refused(federation: Federation, answers: list[Parcel], key: str) -> N
     """The source said which key or check it was, trained nothing, and let nothing out."""
     assert answer_of(answers) == Refusal(key)
     assert not fuse_is_burnt(federation)
-    assert federation.sources[ME].deadline_s() is None
+    assert federation.sources[ME].current is None
     assert federation.sources[ME].standing.failure is None
 
 
@@ -160,7 +160,7 @@ def test_a_replayed_header_is_refused_and_the_session_goes_on(federation: Federa
     header = until(federation, ME, Header)
     me.handle(header)
     assert answer_of(me.handle(header)) == Refusal("HEADER_REPLAY")
-    assert me.deadline_s() is not None
+    assert me.current is not None
 
 
 def test_a_second_header_of_the_same_attempt_is_refused(federation: Federation, me: SourceRun) -> None:
@@ -299,10 +299,10 @@ def test_silence_ends_the_session_with_a_word_and_erases_its_secrets(
 
 
 def test_how_long_a_source_waits_follows_the_header(federation: Federation, me: SourceRun) -> None:
-    assert me.deadline_s() is None
+    assert me.current is None
     assert me.place() == "between rounds"
     me.handle(until(federation, ME, Header))
-    assert me.deadline_s() == 600 + 2 * 30
+    assert me.current.deadline_s == 600 + 2 * 30
     assert me.place() == "round 1, advertise"
 
 

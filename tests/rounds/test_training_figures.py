@@ -209,7 +209,7 @@ def test_a_header_that_was_refused_for_its_figures_leaves_nothing_behind(build: 
 
     assert [answer.message.body for answer in answers] == [Refusal("dp.metrics")]
     assert federation.stores[ME].history(session_id, body.run_id, body.round) == before
-    assert federation.sources[ME].deadline_s() is None
+    assert federation.sources[ME].current is None
     (answer,) = federation.sources[ME].handle(header)
     assert isinstance(answer.message.body, Advertise)
 

@@ -276,7 +276,13 @@ def test_a_set_with_too_few_images_says_how_many_it_has(folder, site, rows, need
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (b"no HDF5", "is no HDF5 file|is damaged"),
+        (b"no HDF5", "is no HDF5 file of USPS"),
+        (h5_file({"train": {"data": np.zeros((4, 256), "<f4")}}), "is no HDF5 file of USPS"),
+        (
+            h5_file({"train": {"data": np.zeros((4, 256), "<f4"), "target": np.zeros(4, "<i8")}})[:900],
+            "is no HDF5 file",
+        ),
+        (h5_file({"train": {"data": np.zeros((4, 256), "<f4"), "target": np.zeros((4, 1), "<i8")}}), "no images of 16"),
         (h5_file({"train": {"data": np.zeros((4, 25), "<f4"), "target": np.zeros(4, "<i8")}}), "no images of 16 x 16"),
         (h5_file({"train": {"data": np.zeros((4, 256), "<f4"), "target": np.full(4, 10, "<i8")}}), "no images of 16"),
         (h5_file({"train": {"data": np.full((200, 256), 2, "<f4"), "target": np.zeros(200, "<i8")}}), "outside"),
@@ -287,6 +293,13 @@ def test_a_file_that_is_not_usps_is_one_line(tmp_path, content, why):
     with pytest.raises(DataError, match=why) as caught:
         domains(tmp_path).train_data("usps")
     assert "get it again; USPS" in caught.value.hint
+
+
+def test_without_h5py_the_line_names_the_extra(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    with pytest.raises(ConfigError, match="the domain usps needs the package h5py") as caught:
+        domains(folder).train_data("usps")
+    assert caught.value.hint == "pip install 'securefda[hdf5]'"
 
 
 @pytest.mark.parametrize("content", [{"X": np.zeros((2, 2)), "y": np.ones((2, 1))}, {"Z": np.zeros(1)}, None])

@@ -147,8 +147,7 @@ async def test_an_aggregator_whose_messages_never_stop_puts_no_deadline_of_a_sou
         driver = SourceDriver(rounds, source.channel, source.watch, clock=lambda: times[-1])
         while rounds.current is None:
             await soon(driver.answer_one())
-        deadline_s = rounds.deadline_s()
-        assert deadline_s is not None
+        deadline_s = rounds.current.deadline_s
         ignored = federation.run.site.signer.sign(
             bytes(SESSION_ID_BYTES - 1) + b"q", NO_CONTEXT, Abort(Step.UNMASK, "LATE", None)
         )
