@@ -104,13 +104,17 @@ def eventually(holds: Callable[[], bool]) -> None:
 
 
 def status_of(capsys: Any, place: Path, doing: str, text: str = "") -> tuple[str, dict[str, Any]]:
-    """What ``securefda status`` says as soon as the process is doing this, with such a text; a file follows in time."""
+    """What ``securefda status`` says as soon as the process is doing this, with such a text; a file follows in time.
+
+    Text and JSON are read one after the other, so both must say it.
+    """
     found = status(capsys, place)
 
     def holds() -> bool:
         nonlocal found
         found = status(capsys, place)
-        return found[1]["doing"] == doing and re.search(text, found[0]) is not None
+        said, state = found
+        return doing in said and state["doing"] == doing and re.search(text, said) is not None
 
     eventually(holds)
     return found
