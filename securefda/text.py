@@ -24,6 +24,7 @@ _PHASES: Final = {
     "R4 unmask": "removing the masks",
     "rule": "combining the updates",
     "evaluate": "measuring the model",
+    "compare": "running other rules",
     "closing": "collecting signatures of the end of the run",
 }
 """A phase's name in logs, metrics and records, and what people read of it."""

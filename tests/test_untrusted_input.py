@@ -40,7 +40,8 @@ from securefda.dashboard.reading import SiteReader, _Lines
 from securefda.disk import FileContent, write_file
 from securefda.errors import ConfigError, ExitCode, SecureFdaError
 from securefda.local import launcher
-from securefda.operations.run_folder import ROUND, read_run
+from securefda.local.children import Child
+from securefda.operations.run_folder import ROUND, finished_summary, read_run
 from securefda.operations.state import find_states, read_state
 from securefda.parse import MAX_NESTING, BeyondBounds, json_value, toml_table
 from securefda.privacy.ledger import Ledger, fingerprints_of
@@ -228,7 +229,7 @@ def as_the_result_of_a_process(folder: Path, data: bytes) -> object:
     (folder / "result.json").write_bytes(data)
     ended = subprocess.Popen([sys.executable, "-c", "raise SystemExit(1)"])
     ended.wait()
-    failure = launcher._Site("hospital", ended, folder, socket.socket()).failure()
+    failure = Child("hospital", ended, folder, socket.socket()).failure()
     assert failure is not None
     raise failure
 
@@ -237,7 +238,7 @@ def said_by_a_process(folder: Path, data: bytes) -> object:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     ours, theirs = socket.socketpair()
-    site = launcher._Site("hospital", ended, folder, ours)
+    site = Child("hospital", ended, folder, ours)
 
     def say() -> None:
         with theirs, suppress(OSError):
@@ -345,9 +346,11 @@ READERS = {
     "aggregator.target.target_only_of": Reader(
         lambda _, data: target_only_of(data), b'{"accuracy":1.0,"final":1.0,"rounds":@}'
     ),
-    "local.launcher._summary": Reader(in_file("summary.json", launcher._summary)),
-    "local.launcher._Site.result": Reader(as_the_result_of_a_process, b"[@]", SecureFdaError),
-    "local.launcher._Site.events": Reader(said_by_a_process, b'{"note":@}\n', SecureFdaError, takes=True),
+    "operations.run_folder.finished_summary": Reader(
+        in_file("summary.json", lambda file: finished_summary(file.parent))
+    ),
+    "local.children.Child.result": Reader(as_the_result_of_a_process, b"[@]", SecureFdaError),
+    "local.children.Child.events": Reader(said_by_a_process, b'{"note":@}\n', SecureFdaError, takes=True),
     "local.launcher._require_same_settings": TomlReader(
         in_file("source.toml", lambda file: launcher._require_same_settings(file.parent, file, "")), b""
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,6 +29,10 @@ DEMO_RULE = "fedgp_auto"
 DEMO_COMPARED = ("source_only", "target_only", "fedda_auto")
 
 Out = Annotated[Path | None, typer.Option("--out", help="Run folder; default: runs/NAME-TIME.")]
+Launcher = Annotated[
+    int | None,
+    typer.Option("--launcher", metavar="FD", hidden=True, help="Socket to the `securefda demo` that started it."),
+]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Delete the run in the run folder, and start from the beginning.")]
 
 
@@ -49,10 +54,14 @@ def simulate(
     overrides: Overrides = [],
     seed: Seed = 0,
     fresh: Fresh = False,
+    launcher: Launcher = None,
     output: OutputFormat = Format.TXT,
 ) -> None:
     """Run the same rounds in one process, in memory: for experiments."""
-    _one_run(file, out, overrides, seed, output, fresh=fresh, in_one_process=True)
+    from securefda.local.launched import launched
+
+    with launched(launcher):
+        _one_run(file, out, overrides, seed, output, fresh=fresh, in_one_process=True)
 
 
 def demo(
@@ -62,21 +71,38 @@ def demo(
     output: OutputFormat = Format.TXT,
 ) -> None:
     """Digits, federated: one process per site, masked updates; then three other rules on the same data and seed."""
+    from securefda.cli.console import console_reporter
+    from securefda.local.children import Starter
+    from securefda.local.launcher import run_processes
+    from securefda.local.side_by_side import side_by_side
+    from securefda.operations.report import report_after
     from securefda.operations.summary_text import comparison_text, verdict
     from securefda.samples import sample
     from securefda.site.config import load_federation
 
     folder = out or default_out("demo")
-    for rule in (DEMO_RULE, *DEMO_COMPARED):
+    settings = {rule: [*overrides, f"strategy.rule={rule}"] for rule in (DEMO_RULE, *DEMO_COMPARED)}
+    configs = {}
+    for rule, given in settings.items():
         require_fresh(folder / rule)
-    summaries = {}
-    for rule in (DEMO_RULE, *DEMO_COMPARED):
-        config = load_federation(sample("digits"), [*overrides, f"strategy.rule={rule}"], os.environ, note=say)
-        alone = rule != DEMO_RULE
-        title = f"{rule}: " + ("in one process, to compare" if alone else "one process per site, mutual TLS")
-        summaries[rule] = _train(config, folder / rule, seed, title, in_one_process=alone)
-    main = summaries[DEMO_RULE]
-    table = comparison_text({rule: summaries[rule] for rule in (*DEMO_COMPARED, DEMO_RULE)})
+        configs[rule] = load_federation(sample("digits"), given, os.environ, note=say)
+    config, own = configs[DEMO_RULE], folder / DEMO_RULE
+    commands = {
+        rule: [str(sample("digits")), "--seed", str(seed), *(f"--set={one}" for one in settings[rule])]
+        for rule in DEMO_COMPARED
+    }
+    with ExitStack() as ours:
+        starter = ours.enter_context(closing(Starter(1 + len(config.federation.sources), as_copies=True)))
+        goes_on = f"; `securefda run` with --out {own} goes on"
+        with interruptible(own, goes_on), report_after(own), console_reporter() as reporter:
+            reporter.note(f"{DEMO_RULE}: one process per site, mutual TLS")
+            main = run_processes(config, own, seed, reporter, starter=starter)
+            reporter.note(f"{', '.join(DEMO_COMPARED)}: each in one process, to compare")
+            others = ours.enter_context(side_by_side(commands, folder, starter))  # which do not wait for the report
+        with interruptible(folder), console_reporter() as reporter:
+            compared = others.summaries(reporter)
+    summaries = {**compared, DEMO_RULE: main}
+    table = comparison_text(summaries)
     words = verdict(main.as_json())
     data = {"out": str(folder), "runs": {rule: summary.as_json() for rule, summary in summaries.items()}}
     report = f"report: {folder / DEMO_RULE}/report.html (and one for each other rule beside it)"
@@ -107,19 +133,17 @@ def _one_run(
         clear_run(folder)
     elif in_one_process or is_finished(folder):
         require_fresh(folder)
-    summary = _train(config, folder, seed, "", in_one_process=in_one_process)
+    summary = _train(config, folder, seed, in_one_process=in_one_process)
     print_result(output, summary.as_json() | {"out": str(folder)}, run_text(summary, folder))
 
 
-def _train(config: FederationConfig, folder: Path, seed: int, title: str, *, in_one_process: bool) -> Summary:
+def _train(config: FederationConfig, folder: Path, seed: int, *, in_one_process: bool) -> Summary:
     from securefda.cli.console import console_reporter
     from securefda.machine import without_collections
     from securefda.operations.report import report_after
 
     goes_on = "" if in_one_process else f"; `securefda run` with --out {folder} goes on"
     with interruptible(folder, goes_on), report_after(folder), console_reporter() as reporter:
-        if title:
-            reporter.note(title)
         if in_one_process:
             with without_collections():
                 from securefda.local.simulator import simulate as simulate_in_memory

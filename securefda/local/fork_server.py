@@ -5,7 +5,7 @@ A copy is a process of its own. It shares with the others only pages of memory t
 hold code and what a module sets up when it is imported:
 
 * It is forked before there is anything to share: no key, no row, no connection, no file and no second thread. The
-  server refuses to fork with two. gRPC and ``cryptography`` are imported by the copy; no device is in use before it.
+  server refuses to fork with two. gRPC is imported by the copy; no device is in use before it.
 * Keys, masks, shares and noise come from the kernel (``os.urandom``), which has no state in a process. OpenSSL and
   ``random`` seed themselves anew in a copy; torch's and NumPy's generators are seeded anew.
 * It does nothing before this side has its process id. Where the server dies before it can say that, no copy runs, and

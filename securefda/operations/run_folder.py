@@ -146,6 +146,16 @@ def read_run(path: Path) -> RunRecord:
     return RunRecord(path, _read_summary(path / SUMMARY_FILE), tuple(rounds), sites)
 
 
+def finished_summary(path: Path) -> Summary:
+    """Read the summary of a run folder whose run has ended.
+
+    Raises:
+        ConfigError: it is damaged.
+    """
+    file = path / SUMMARY_FILE
+    return Summary(**read_object(file, 1, file.read_bytes(), SUMMARY))
+
+
 def keep_refused(folder: Path, line: SiteLine, header: bytes) -> None:
     """Append the line of a refused header to a site's metrics, and keep its signed bytes for ``policy check``.
 

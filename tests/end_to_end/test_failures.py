@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from securefda.errors import ExitCode
-from securefda.local.launcher import _CAUSE_S, Failures, ProcessFailed
+from securefda.local.children import ProcessFailed
+from securefda.local.launcher import _CAUSE_S, Failures
 
 
 def failed(site: str, exit_code: ExitCode, name: str = "") -> ProcessFailed:

@@ -1,7 +1,7 @@
 """Starts the processes of tests as copies of a fork server: see :mod:`securefda.local.fork_server`.
 
 There is one server for each pytest process; it ends when that does, however it does, and takes its copies with it. It
-imports all that a site does, gRPC and ``cryptography`` too, which the server of ``securefda run`` leaves to its copies.
+imports all that a site does, gRPC too, which the server of ``securefda run`` leaves to its copies.
 
 A copy is like a process of its own in what tests look at: environment, arguments, folder, session, streams, signals,
 randomness and its end through Python's shutdown. Start a process by exec (:func:`start_by_exec`) where a test is about
