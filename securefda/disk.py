@@ -13,7 +13,7 @@ import re
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,8 +48,7 @@ def read_file(path: Path, *, limit: int = MAX_FILE_BYTES, hint: str = "check the
     try:
         with open(path, "rb", opener=_open_at_once) as file:
             status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise ConfigError(str(path), "is not a file", hint="check the path")
+            _require_regular(path, status)
             data = file.read(limit + 1)
     except FileNotFoundError:
         raise ConfigError(str(path), "is missing", hint=hint) from None
@@ -69,11 +68,15 @@ def read_whole(path: Path, limit: int | None = MAX_DATA_BYTES) -> bytes:
     """
     with open(path, "rb", opener=_open_at_once) as file:
         status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        _require_regular(path, status)
         if limit is not None and status.st_size > limit:
             raise OSError(errno.EOVERFLOW, f"it has more than {limit >> 20} MiB", str(path))
         return file.read()
+
+
+def _require_regular(path: Path, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
 
 
 def _open_at_once(path: str, flags: int) -> int:
@@ -105,6 +108,24 @@ def writing_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         why = f"cannot be written: {error.strerror or error}"
         raise ConfigError(str(path), why, hint="check the folder's permissions and the free disk space") from error
+
+
+def require_new(option: str, path: Path, *, replaces: Callable[[bytes], bool] = lambda _: False) -> None:
+    """Refuse, before any work, a file that ``option`` names and that cannot be made without a loss.
+
+    Args:
+        option: as the user typed it, such as ``--out``.
+        path: the file to make.
+        replaces: whether it may take the place of a file with these bytes, such as an earlier page of the same kind.
+
+    Raises:
+        ConfigError: there is a file or a folder already, or no folder to make it in.
+    """
+    if path.is_dir() or not path.parent.is_dir():
+        why = f"{path} is {'a folder' if path.is_dir() else 'in a folder that does not exist'}"
+        raise ConfigError(option, why, hint="name a file in a folder that exists")
+    if path.exists() and not (path.is_file() and replaces(read_whole(path))):
+        raise ConfigError(option, f"{path} exists already", hint="name a new file, or remove that one")
 
 
 def write_file(path: Path, data: bytes, mode: int) -> None:

@@ -18,7 +18,8 @@ from typing import Annotated, Any, ClassVar, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo, model_validator
 from pydantic_core import ErrorDetails
 
-from securefda.errors import ConfigError, ConfigErrors, reading_hint
+from securefda.disk import read_file
+from securefda.errors import ConfigError, ConfigErrors
 from securefda.parse import BeyondBounds, toml_table
 
 _SHOWN_CHARACTERS = 60
@@ -49,8 +50,6 @@ _WORDS = {
     "value_error": "{error}",
 }
 """Type of an error of pydantic -> what it says to a user."""
-
-_MAX_FILE_BYTES = 4 * 1024 * 1024
 
 
 def kebab_case(name: str) -> str:
@@ -130,20 +129,14 @@ def read_toml(path: Path) -> dict[str, Any]:
     """Parse a TOML file of at most 4 MiB.
 
     Raises:
-        ConfigError: the file is not there, cannot be read, or is larger; or as :func:`parse_toml`.
+        ConfigError: the file is missing, cannot be read, is no regular file, or is larger; or as :func:`parse_toml`.
     """
     try:
-        with path.open("rb") as file:
-            data = file.read(_MAX_FILE_BYTES + 1)
-    except FileNotFoundError as error:
-        raise ConfigError(str(path), "file not found", hint="check the path") from error
-    except OSError as error:
-        hint = reading_hint(error, "name a file that can be read")
+        data = read_file(path).data
+    except ConfigError as error:
         if os.path.isfile(inside := path / "local" / "settings.toml"):  # noqa: PTH113 - unlike Path's, never raises
-            hint = f"name the settings in it: {inside}"
-        raise ConfigError(str(path), f"cannot be read: {error.strerror}", hint=hint) from error
-    if len(data) > _MAX_FILE_BYTES:
-        raise ConfigError(str(path), f"is larger than {_MAX_FILE_BYTES} bytes", hint="check the path")
+            raise ConfigError(str(path), error.why, hint=f"name the settings in it: {inside}") from error
+        raise
     return parse_toml(data, path)
 
 

@@ -14,6 +14,7 @@ from typing import Annotated, Literal, Self, get_args
 from pydantic import AwareDatetime, Field, ValidationError, model_validator
 
 import securefda
+from securefda.disk import read_whole
 from securefda.errors import ConfigError
 from securefda.settings import Settings, parse_settings, read_toml
 
@@ -164,7 +165,7 @@ def load_last_run(folder: Path) -> LastRun | None:
     """
     path = folder / LAST_RUN_FILE
     try:
-        return LastRun.model_validate_json(path.read_bytes())
+        return LastRun.model_validate_json(read_whole(path))
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -398,7 +398,7 @@ def test_a_file_that_is_not_toml_is_named_with_the_place(file: Path, content: by
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"nowhere\.toml: file not found"):
+    with pytest.raises(ConfigError, match=r"nowhere\.toml: is missing"):
         load_federation(tmp_path / "nowhere.toml")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from securefda.disk import make_folder, read_file, remove_leftovers, whole_folder, write_file
+from securefda.disk import make_folder, read_file, remove_leftovers, require_new, whole_folder, write_file
 from securefda.errors import ConfigError
 
 
@@ -103,7 +103,7 @@ def test_file_or_link_to_nowhere_in_the_place_of_a_folder_is_refused(tmp_path: P
 
 def test_pipe_and_folder_are_refused_and_hold_nobody_up(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ConfigError, match="pipe: is not a file"):
+    with pytest.raises(ConfigError, match="pipe: cannot be read: it is no regular file"):
         read_file(tmp_path / "pipe")
     with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
         read_file(tmp_path)
@@ -153,3 +153,15 @@ def test_only_what_a_killed_writer_left_is_removed(tmp_path: Path) -> None:
 
     assert {path.name for path in tmp_path.iterdir()} == stays
     remove_leftovers(tmp_path / "absent" / "key")
+
+
+def test_a_name_that_is_taken_is_refused_unless_it_is_an_older_one(tmp_path: Path) -> None:
+    mine, older = tmp_path / "mine", tmp_path / "older"
+    mine.write_bytes(b"rows")
+    older.write_bytes(b"page 1")
+
+    for path, why in ((mine, "exists already"), (tmp_path, "is a folder"), (tmp_path / "no" / "x", "does not exist")):
+        with pytest.raises(ConfigError, match=f"--out: .*{why}"):
+            require_new("--out", path, replaces=lambda data: data.startswith(b"page"))
+    require_new("--out", older, replaces=lambda data: data.startswith(b"page"))
+    require_new("--out", tmp_path / "new")

@@ -99,9 +99,11 @@ def show(
 
     All is recomputed from the ledger's rows, by the accountant and for the delta of the budget as it is now.
     """
+    from securefda.disk import require_new
     from securefda.site.budget import charges_of, standing_of
 
-    _require_new(plot)
+    if plot is not None:
+        require_new("--plot", plot)
     site = _site(config, overrides)
     if site.counts_nothing():
         text = (
@@ -205,9 +207,11 @@ def plan(
     Every epsilon is of one row that is added or removed, with batches drawn by Poisson sampling at one over the
     batches of an epoch.
     """
+    from securefda.disk import require_new
     from securefda.privacy.planning import plan_for
 
-    _require_new(plot)
+    if plot is not None:
+        require_new("--plot", plot)
     given: dict[str, Any] = {
         "rounds": rounds,
         "samples": samples,
@@ -539,12 +543,6 @@ def _show_text(found: Standing, charges: Sequence[Charge] | None, plot: Path | N
         parts.append("no round was charged yet")
     parts.append(_filled([_STATED, *(f"warning: {line}" for line in found.warnings)]))
     return "\n\n".join([*parts, *([] if plot is None else [f"drawn: {plot}"])])
-
-
-def _require_new(plot: Path | None) -> None:
-    """Refuse, before any work, to draw over a file. Raises ConfigError."""
-    if plot is not None and plot.exists():
-        raise ConfigError("--plot", f"{plot} exists already", hint="name a new file, or remove that one")
 
 
 def _draw(path: Path, lines: Series, delta: float, about: str) -> None:

@@ -98,9 +98,11 @@ def show(
     Of a source's kit also its policy. Options whose names mark a secret are hidden.
     """
     from securefda.site.config.effective import effective_policy, load_effective
-    from securefda.site.kit import LOCAL, POLICY_FILE, SETTINGS_FILE
+    from securefda.site.kit import LOCAL, POLICY_FILE, SETTINGS_FILE, require_startup
 
     settings = file / LOCAL / SETTINGS_FILE if file.is_dir() else file
+    if file.is_dir() and not settings.exists():
+        require_startup(file)
     parts = {str(settings): load_effective(settings, overrides, os.environ)}
     policy = file / LOCAL / POLICY_FILE
     if file.is_dir() and policy.exists() and any(one.key == "source.kit" for one in parts[str(settings)]):

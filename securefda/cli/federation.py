@@ -219,11 +219,12 @@ def sign(
     output: OutputFormat = Format.TXT,
 ) -> None:
     """Sign a new roster as a member, at home, after checking that it follows from the kit's own."""
-    from securefda.disk import PUBLIC_MODE, read_file, write_file, writing_errors
+    from securefda.disk import PUBLIC_MODE, read_file, require_new, write_file, writing_errors
     from securefda.protocol.roster import SignedRoster
     from securefda.site.enrolment import countersign
     from securefda.site.kit import load_kit, naming_roster
 
+    require_new("--out", out)
     own = load_kit(kit, now())
     data = read_file(roster).data
     with naming_roster(roster):

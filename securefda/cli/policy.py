@@ -159,7 +159,7 @@ def template(
     output: OutputFormat = Format.TXT,
 ) -> None:
     """Print a policy to start from, with the reason of each value."""
-    from securefda.disk import write_file, writing_errors
+    from securefda.disk import require_new, write_file, writing_errors
     from securefda.site.policy import NAMED_POLICIES
 
     if name not in NAMED_POLICIES:
@@ -168,8 +168,7 @@ def template(
     if out is None:
         print_result(output, {"template": name, "text": text}, text.rstrip("\n"))
         return
-    if out.exists():
-        raise ConfigError("--out", f"{out} exists already", hint="name a new file, or remove that one")
+    require_new("--out", out)
     with writing_errors(out):
         write_file(out, text.encode("utf-8"), 0o644)
     print_result(output, {"template": name, "file": str(out)}, f"{out}: edit it, then run securefda policy sign KIT")

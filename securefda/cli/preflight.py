@@ -25,7 +25,8 @@ class PreflightError(SecureFdaError):
 
     def __init__(self, finding: Finding, others: list[str]) -> None:
         also = f"; also failed: {', '.join(others)}" if others else ""
-        super().__init__(f"{finding.check}: {finding.message}{also}", hint=finding.hint)
+        of_check = f"{finding.check}: {finding.message.removeprefix(f'{finding.check}: ')}"
+        super().__init__(f"{of_check}{also}", hint=finding.hint)
         self.exit_code = finding.exit_code
 
 

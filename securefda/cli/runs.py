@@ -136,10 +136,13 @@ def predict(
     output: OutputFormat = Format.TXT,
 ) -> None:
     """Say what the model of a run predicts for rows of your own, as CSV. Everything stays on this machine."""
+    from securefda.disk import require_new
     from securefda.operations.run_folder import replace_file
     from securefda.operations.trained import as_csv, predict, trained_model
     from securefda.site.config.load import task_options
 
+    if out is not None:
+        require_new("--out", out)
     given = task_options(config, options)
     task, model = trained_model(run, which=which.value, options=given, data_dir=data_dir)
     rows = predict(task, model, data)
@@ -169,9 +172,12 @@ def export(
 
     Prefer ONNX: torch still reads TorchScript, but has deprecated it.
     """
+    from securefda.disk import require_new
     from securefda.operations.trained import export, trained_model
     from securefda.site.config.load import task_options
 
+    if out is not None:
+        require_new("--out", out)
     given = task_options(config, options)
     task, model = trained_model(run, which=which.value, options=given, data_dir=data_dir)
     file = out or run / ("model.onnx" if form is ModelFormat.ONNX else "model.pt")

@@ -43,6 +43,8 @@ def check(
 
     Where training adds noise, also the gradients of single rows. Nothing is trained, sent, charged or written.
     """
+    if config is not None and not place.is_dir():
+        raise ConfigError("--config", "is of a kit's site, and this is a federation's file", hint="leave it out")
     found = _check_kit(place, site, config, overrides) if place.is_dir() else _check_file(place, site, overrides, seed)
     if found.error is None:
         print_result(output, found.as_json(), _text(found))

@@ -319,7 +319,8 @@ def _images(folder: Path, classes: Sequence[str]) -> list[Path]:
 def _made_up_images(images: Path, classes: Sequence[str]) -> _Sites:
     paths = _images(images, classes)
     if len(paths) < _FEWEST_ROWS:
-        raise DataError(str(images), f"has {len(paths)} images, and four made-up sites need {_FEWEST_ROWS} at least")
+        why = f"has {len(paths)} images, and four made-up sites need {_FEWEST_ROWS} at least"
+        raise DataError(str(images), why, hint="add images, or sort them by site: DIR/SITE/CLASS/*.png")
     random.Random(0).shuffle(paths)  # noqa: S311 - deals out images, and hides none
     ends = [sum(_MADE_UP_SHARES[:place]) * len(paths) // sum(_MADE_UP_SHARES) for place in range(FEWEST_SITES + 1)]
     dealt = {site: paths[ends[place] : ends[place + 1]] for place, site in enumerate(_MADE_UP_SITES)}

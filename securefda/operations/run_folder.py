@@ -21,7 +21,7 @@ from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError
 
-from securefda.disk import write_file
+from securefda.disk import read_whole, write_file
 from securefda.errors import ConfigError, SecureFdaError
 from securefda.operations.records import RoundLine, SiteLine, Summary
 from securefda.parse import BeyondBounds, json_value
@@ -226,12 +226,12 @@ def finite(value: Any) -> Any:
 def _read_lines(path: Path, form: TypeAdapter[Any]) -> list[dict[str, Any]]:
     if not path.exists():
         return []
-    lines = path.read_bytes().split(b"\n")[:-1]  # what follows the last line end is a line that a crash tore
+    lines = read_whole(path, None).split(b"\n")[:-1]  # what follows the last line end is a line that a crash tore
     return [read_object(path, number, line, form) for number, line in enumerate(lines, start=1)]
 
 
 def _read_summary(path: Path) -> dict[str, Any] | None:
-    return read_object(path, 1, path.read_bytes(), SUMMARY) if path.exists() else None
+    return read_object(path, 1, read_whole(path), SUMMARY) if path.exists() else None
 
 
 _DAMAGED = "put the file back as the run wrote it, or name another run folder"

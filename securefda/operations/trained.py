@@ -23,6 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor, nn
 
+from securefda.disk import read_whole
 from securefda.errors import ConfigError
 from securefda.operations.records import best_round
 from securefda.operations.run_folder import BEST_FILE, MODEL_FILE, read_run, replace_file
@@ -32,6 +33,7 @@ from securefda.training import build_model, derive_seed, layer_table, model_to_v
 from securefda.training.batch_norm import statistics_of
 
 _BATCH_ROWS = 512
+_FETCH = "fetch the run folder again"
 
 
 Which = Literal["last", "best"]
@@ -72,7 +74,7 @@ def trained_model(
             raise ConfigError("--model best", f"{run} chose no best model", hint=hint)
         file, digest, named = run / BEST_FILE, best["model_digest"], f"the line of round {best['round']}"
     if not file.is_file() or not digest:
-        raise ConfigError(str(file), "there is no model of a finished round", hint="fetch the run folder again")
+        raise ConfigError(str(file), "there is no model of a finished round", hint=_FETCH)
     for name in setting.get("secret_options", []):
         if not _has(options, name):
             why = "this task takes it, and the summary of the run leaves it out, as a secret"
@@ -92,17 +94,17 @@ def trained_model(
     )
     model = build_model(task, derive_seed(setting["seed"], "model"))
     try:
-        tensors = load(file.read_bytes())
+        tensors = load(read_whole(file, None))
     except SafetensorError as error:
-        raise ConfigError(str(file), f"is no model file: {error}") from error
+        raise ConfigError(str(file), f"is no model file: {error}", hint=_FETCH) from error
     expected = dict(layer_table(model)) | {
         name: tuple(statistic.shape) for name, statistic in statistics_of(model).items()
     }
     if {name: tuple(tensor.shape) for name, tensor in tensors.items()} != expected:
-        raise ConfigError(str(file), f"has other layers than the model of {summary['task']}")
+        raise ConfigError(str(file), f"has other layers than the model of {summary['task']}", hint=_FETCH)
     model.load_state_dict(tensors, strict=False)  # what is not trained is as the task makes it
     if sha256(vector_to_wire(model_to_vector(model))).hexdigest() != digest:
-        hint = "fetch the run folder again: model and summary must be of one moment"
+        hint = f"{_FETCH}: model and summary must be of one moment"
         raise ConfigError(str(file), f"is not the model that {named} names", hint=hint)
     return task, model.eval()
 

@@ -48,6 +48,7 @@ from securefda.privacy.ledger_storage import (
     read_chain,
     statement,
 )
+from securefda.text import counted
 
 _SCHEMA_VERSION = 1
 _TABLE = "CREATE TABLE rows (number INTEGER PRIMARY KEY, body TEXT NOT NULL, digest BLOB NOT NULL)"
@@ -130,7 +131,7 @@ class Ledger:
             if is_there and (highest is None or highest[0] > 0):
                 raise LedgerError(path, "exists already", hint=_USE_IT)
             if highest is not None and highest[0] > 0:
-                raise LedgerError(path, f"was deleted after {highest[0]} rows", hint=_PUT_BACK)
+                raise LedgerError(path, f"was deleted after {counted(highest[0], 'row')}", hint=_PUT_BACK)
             markers.advance(NO_ROWS)
             make_file(path)
         ledger_id = random_bytes(16).hex()
@@ -362,7 +363,7 @@ def _connection(path: Path, wait_s: float) -> Iterator[tuple[sqlite3.Connection,
             if highest is None or highest[0] == 0:
                 hint = "a data set that was never trained on gets one with: securefda budget init --config FILE"
                 raise LedgerError(path, "is missing", hint=hint)
-            raise LedgerError(path, f"was deleted after {highest[0]} rows", hint=_PUT_BACK)
+            raise LedgerError(path, f"was deleted after {counted(highest[0], 'row')}", hint=_PUT_BACK)
         if not os.access(path, os.R_OK | os.W_OK):  # SQLite would leave files beside it that cannot be written either
             raise LedgerError(path, "cannot be written: Permission denied", hint=OWNERS_ALONE)
         number = number_of(path)

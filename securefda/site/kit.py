@@ -274,7 +274,7 @@ def require_startup(path: Path) -> None:
     """
     if (path / STARTUP).is_dir():
         return
-    hint = _FETCH
+    hint = _FETCH if path.is_dir() else "check the path"
     if (path / "requested").is_dir():
         hint = f"join with the authority's package: securefda site join {path} PACKAGE --ca FINGERPRINT"
     elif kits := sorted(str(found.parent) for found in path.glob(f"*/{STARTUP}")):

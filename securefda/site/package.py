@@ -17,6 +17,7 @@ from securefda.disk import (
     FileContent,
     make_folder,
     read_file,
+    require_new,
     whole_folder,
     write_file,
     writing_errors,
@@ -103,8 +104,7 @@ def package_kit(path: Path, package: Path, now: datetime, passphrase: Secret | N
     """
     require_startup(path)
     kit = load_kit(path, now) if holds_keys(path) else load_public(path, now)
-    if package.exists():
-        raise ConfigError("--out", f"{package} exists already", hint="name a new file, or remove that one")
+    require_new("--out", package)
     members = _members(kit)
     if not isinstance(kit, Kit):
         prefix = f"{LOCAL}/"

@@ -37,6 +37,7 @@ from securefda.site.config import AggregatorConfig, SourceConfig, load_aggregato
 from securefda.site.endpoints import Address
 from securefda.site.kit import (
     SETTINGS_FILE,
+    STARTUP,
     Kit,
     PolicyFile,
     load_kit,
@@ -280,6 +281,8 @@ def preflight(
         kit = load_kit(path, now, expected_site=expected_site, expected_role=expected_role)
     except SecureFdaError as error:
         findings += _failed("kit", error)
+        if not (path / STARTUP).is_dir():
+            return tuple(findings)  # it is no kit, and there is nothing else to look at
     else:
         roster = kit.roster
         line = f"{kit.role} {kit.site_id} of {roster.federation_id}, epoch {roster.epoch}, {len(roster.entries)} sites"
@@ -335,7 +338,9 @@ def _check_disk(path: Path, min_free_bytes: int) -> str:
         free = shutil.disk_usage(folder).free
     except OSError as error:
         why = f"cannot be written: {error.strerror or error}"
-        raise ConfigError(str(folder), why, hint="check the folder's owner and the disk") from error
+        is_missing = error.errno == errno.ENOENT
+        hint = f"make it: mkdir -m 700 {folder}" if is_missing else "check the folder's owner and the disk"
+        raise ConfigError(str(folder), why, hint=hint) from error
     if free < min_free_bytes:
         raise ConfigError(str(folder), f"{_size(free)} free, {_size(min_free_bytes)} needed", hint="free some space")
     return f"{_size(free)} free"

@@ -23,6 +23,7 @@ from securefda.privacy.ledger import Ledger, Reservation, Sign, fingerprints_of
 from securefda.privacy.ledger_storage import DataSet, Head, LedgerError, RowMarkers, last_reset, ledgers_of
 from securefda.protocol.envelope import sign_bytes, signature_is_valid
 from securefda.site.kit import LOCAL
+from securefda.text import counted
 
 if TYPE_CHECKING:
     from securefda.tasks import Rows
@@ -231,7 +232,7 @@ def require_no_ledger_at(file: Path, name: str) -> None:
     if exists:
         raise _belied(name, f"a privacy ledger ({file})", f'"{name}"')
     if highest is not None and highest[0] > 0:
-        was = f"a privacy ledger ({file}), which was deleted after {highest[0]} rows,"
+        was = f"a privacy ledger ({file}), which was deleted after {counted(highest[0], 'row')},"
         raise _belied(name, was, f'"{name}", with its newest ledger put back')
 
 

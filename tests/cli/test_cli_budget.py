@@ -168,7 +168,7 @@ def test_delta_of_one_over_the_rows_or_more_is_warned_of_under_its_option(
         ([*SCHEDULE, "--noise", "1"], "missing option '--delta'"),
         (["--rounds", "2", *DELTA, "--noise", "1"], "missing option '--samples'"),
         ([*FEW, "--noise", "1", "--set", "training.epochs=2"], "--set: is of a site's settings"),
-        (["--rounds", "2", "--noise", "1", "--config", "nowhere.toml"], "nowhere.toml: file not found"),
+        (["--rounds", "2", "--noise", "1", "--config", "nowhere.toml"], "nowhere.toml: is missing"),
         ([*FEW, "--noise", "1", "--config", "nowhere.toml"], "--samples: is what --config says already"),
         (["--rounds", "2", "--noise", "0", "--config", "nowhere.toml"], "--noise: must be"),
         (["--rounds", "2", "--batch", "0", "--config", "nowhere.toml"], "--batch: must be at least 1, not 0"),
@@ -238,7 +238,7 @@ def test_plot_replaces_no_file_and_a_folder_that_is_missing_is_one_line(
     assert main([*PLAN, *FEW, "--noise", "1.1", "--plot", str(tmp_path / "nowhere" / "curve.svg")]) == 4
     out, err = capsys.readouterr()
     assert out == ""
-    assert "nowhere/curve.svg: cannot be written" in err
+    assert "nowhere/curve.svg is in a folder that does not exist" in err
 
 
 @pytest.mark.parametrize("command", ["init", "show", "accept", "reset", "plan"])

@@ -82,7 +82,7 @@ def test_the_process_ends_with_the_exit_code_and_no_traceback(tmp_path: Path) ->
     command = [*COMMAND, "run", "x.toml"]
     result = subprocess.run(command, cwd=tmp_path, env=_environment(), capture_output=True, text=True, check=False)
     assert result.returncode == 4
-    assert result.stderr == "error: x.toml: file not found\nhint: check the path\n"
+    assert result.stderr == "error: x.toml: is missing\nhint: check the path\n"
 
 
 def test_a_reader_that_hangs_up_causes_no_traceback() -> None:

@@ -24,6 +24,7 @@ from pathlib import Path
 import pytest
 from audit_party import RUN, Party
 from budget_owner import found_noisy
+from PIL import Image
 from plain_user import plain_user
 
 from securefda.cli import federation as federation_commands
@@ -306,7 +307,7 @@ ARGUMENTS = {
         "x.json: is missing",
     ),
     "source-without-config": usage(
-        "source start", "missing option '--config'", "source start --config nowhere.toml", "file not found"
+        "source start", "missing option '--config'", "source start --config nowhere.toml", "is missing"
     ),
     "policy-check-without-header": usage(f"policy check {SOURCE}", "missing argument 'POLICY", CHECK),
     "two-sources-to-bench": usage(
@@ -511,7 +512,7 @@ SETTINGS_OF_A_RUN = {
 FILES = {
     "missing": Wrong(
         "simulate nowhere.toml --out taken",
-        "nowhere.toml: file not found",
+        "nowhere.toml: is missing",
         "check the path",
         again=SIMULATE,
         then=FURTHER,
@@ -538,7 +539,11 @@ FILES = {
         then="x: unknown key",
     ),
     "a-folder": Wrong(
-        "simulate kits --out taken", "kits: cannot be read: Is a directory", "name a file", again=SIMULATE, then=FURTHER
+        "simulate kits --out taken",
+        "kits: cannot be read: Is a directory",
+        "check the path",
+        again=SIMULATE,
+        then=FURTHER,
     ),
     "not-utf-8": in_file(b"\xff\xfe" + FEDERATION.encode(), "federation.toml: is not UTF-8 text", "save it as UTF-8"),
     "a-nul": in_file(FEDERATION + 'x = "a\0b"\n', r"not valid TOML: .*line 9", "remove that character"),
@@ -563,7 +568,7 @@ FILES = {
     "a-link-to-itself": Wrong(
         SIMULATE,
         "cannot be read: Too many levels of symbolic links",
-        "name a file",
+        "check the path",
         harm=acts(remove("federation.toml"), lambda: Path("federation.toml").symlink_to("federation.toml")),
         follow=acts(remove("federation.toml"), write("federation.toml", FEDERATION)),
         then=FURTHER,
@@ -611,7 +616,7 @@ FILES = {
     ),
     "settings-not-there": Wrong(
         "aggregator start --config nowhere.toml",
-        "nowhere.toml: file not found",
+        "nowhere.toml: is missing",
         "check the path",
         again="aggregator start --config kits/target/local/settings.toml --set x=1",
         then="x: unknown key",
@@ -975,8 +980,8 @@ KITS = {
     ),
     "package-in-no-folder": Wrong(
         f"kit package {SOURCE} --out nowhere/x.tar",
-        "nowhere/x.tar: cannot be written",
-        "check the folder",
+        "--out: nowhere/x.tar is in a folder that does not exist",
+        "name a file in a folder that exists",
         follow=lambda: Path("nowhere").mkdir(),
     ),
     "key-open-to-others": Wrong(
@@ -1041,7 +1046,7 @@ KITS = {
     "preflight-of-nothing": Wrong(
         "preflight nowhere",
         "nowhere: is not a startup kit",
-        "fetch",
+        "check the path",
         again="preflight kits/source-1 --address nope",
         then="is not host:port",
         prints=True,
@@ -1058,7 +1063,7 @@ KITS = {
 KITS |= {
     "preflight-without-its-settings": Wrong(
         f"preflight {SOURCE} --offline --config nowhere.toml",
-        "settings: nowhere.toml: file not found",
+        "settings: nowhere.toml: is missing",
         "check the path",
         again=f"preflight {SOURCE} --offline",
         prints=True,
@@ -1374,12 +1379,12 @@ POLICIES = {
     ),
     "template-in-no-folder": Wrong(
         "policy template strict --out nowhere/p.toml",
-        "nowhere/p.toml: cannot be written",
-        "check the folder",
+        "--out: nowhere/p.toml is in a folder that does not exist",
+        "name a file in a folder that exists",
         follow=lambda: Path("nowhere").mkdir(),
     ),
     "explain-nothing": Wrong(
-        "policy explain nowhere", "nowhere: file not found", "check the path", again=f"policy explain {SOURCE}"
+        "policy explain nowhere", "nowhere: is missing", "check the path", again=f"policy explain {SOURCE}"
     ),
     "changed-after-signing": Wrong(
         CHECK,
@@ -1398,10 +1403,10 @@ POLICIES = {
         prints=True,
     ),
     "check-of-nothing": Wrong(
-        "policy check nowhere federation.toml", "nowhere: file not found", "check the path", again=CHECK, prints=True
+        "policy check nowhere federation.toml", "nowhere: is missing", "check the path", again=CHECK, prints=True
     ),
     "check-against-nothing": Wrong(
-        f"policy check {SOURCE} nowhere.toml", "nowhere.toml: file not found", "check the path", again=CHECK
+        f"policy check {SOURCE} nowhere.toml", "nowhere.toml: is missing", "check the path", again=CHECK
     ),
     "check-for-an-unknown-site": Wrong(
         f"{CHECK} --site x",
@@ -1502,7 +1507,7 @@ POLICIES = {
         follow=fetched(POLICY),
     ),
     "sign-no-kit": Wrong(
-        "policy sign nowhere", "nowhere: is not a startup kit", "fetch", again=f"policy sign {SOURCE}"
+        "policy sign nowhere", "nowhere: is not a startup kit", "check the path", again=f"policy sign {SOURCE}"
     ),
 }
 
@@ -1559,8 +1564,8 @@ BUDGETS = {
     ),
     "plot-in-no-folder": Wrong(
         f"budget show {NOISY} --plot nowhere/x.svg",
-        "nowhere/x.svg: cannot be written",
-        "check the folder",
+        "--plot: nowhere/x.svg is in a folder that does not exist",
+        "name a file in a folder that exists",
         harm=INIT,
         follow=lambda: Path("nowhere").mkdir(),
     ),
@@ -2076,9 +2081,22 @@ MIXED_UP = {
     ),
     "kit-for-settings": Wrong(
         "config show kits/source-1/startup --set x=1",
-        "startup/local/settings.toml: file not found",
-        "check the path",
+        "kits/source-1/startup: is not a startup kit",
+        "fetch the site's startup kit again",
         again=f"config show {SOURCE}",
+    ),
+    "kits-for-settings": Wrong(
+        "config show kits",
+        "kits: is not a startup kit",
+        f"name one of the kits in it: {SOURCE}",
+        again=f"config show {SOURCE}",
+    ),
+    "settings-of-a-kit-beside-a-federation": Wrong(
+        f"task check federation.toml --config {SETTINGS}",
+        "--config: is of a kit's site",
+        "leave it out",
+        again="task check federation.toml --site nobody",
+        then="is no site",
     ),
     "kit-for-settings-of-a-process": Wrong(
         f"source start --config {SOURCE}",
@@ -2185,7 +2203,44 @@ DAMAGED = {
 }
 """Files that a command wrote and that are no longer what it wrote."""
 
+
+def piped(path: str) -> Act:
+    """A named pipe, into which nobody writes, in place of a file."""
+    return acts(remove(path), lambda: os.mkfifo(path))
+
+
 WITHOUT_END = {
+    "a-federation-that-is-a-pipe": Wrong(
+        SIMULATE,
+        "federation.toml: cannot be read: it is no regular file",
+        "check the path",
+        harm=piped("federation.toml"),
+        follow=fetched("federation.toml"),
+        then=FURTHER,
+    ),
+    "settings-that-are-a-pipe": Wrong(
+        START,
+        "settings.toml: cannot be read: it is no regular file",
+        "check the path",
+        harm=piped(SETTINGS),
+        follow=fetched(SETTINGS),
+        again=f"{START} --set x=1",
+        then="x: unknown key",
+    ),
+    "a-policy-that-is-a-pipe": Wrong(
+        f"policy explain {SOURCE}",
+        "policy.toml: cannot be read: it is no regular file",
+        "check the path",
+        harm=piped(POLICY),
+        follow=fetched(POLICY),
+    ),
+    "figures-that-are-a-pipe": Wrong(
+        "runs show taken",
+        "taken/metrics.jsonl: cannot be used: it is no regular file",
+        "check the path",
+        harm=piped("taken/metrics.jsonl"),
+        follow=fetched("taken/metrics.jsonl"),
+    ),
     "a-table-that-is-a-device": no_table(
         lambda: Path("tables/clinic.csv").symlink_to("/dev/zero"), "clinic.csv: cannot be read: it is no regular file"
     ),
@@ -2206,9 +2261,62 @@ WITHOUT_END = {
 }
 """What a reader would never come to the end of."""
 
+
+def images(folder: str, classes: tuple[str, ...], each: int) -> Act:
+    """Grey images in a folder for each class."""
+
+    def act() -> None:
+        for label in classes:
+            Path(folder, label).mkdir(parents=True)
+            for number in range(each):
+                Image.new("L", (16, 16), number).save(Path(folder, label, f"{number}.png"))
+
+    return act
+
+
+MINE = {
+    "too-few-images": Wrong(
+        "new pictures --images scans",
+        "scans: has 4 images, and four made-up sites need 70 at least",
+        "add images",
+        harm=images("scans", ("dog", "cat"), 2),
+        follow=acts(remove("scans"), images("scans", ("dog", "cat"), 40)),
+    ),
+    "predictions-over-the-rows": Wrong(
+        "predict taken --data federation.toml --out federation.toml",
+        "--out: federation.toml exists already",
+        "name a new file",
+        again="predict taken --data federation.toml --out new.csv",
+        then="has no summary",
+    ),
+    "a-model-over-a-file": Wrong(
+        "export taken --format onnx --out federation.toml",
+        "--out: federation.toml exists already",
+        "name a new file",
+        again="export taken --format onnx --out new.onnx",
+        then="has no summary",
+    ),
+    "a-page-over-a-file": Wrong(
+        f"audit report {LOG} --out federation.toml",
+        "--out: federation.toml exists already",
+        "name a new file",
+        again=f"audit report {LOG} --out new.html",
+        then="double-release",
+    ),
+    "a-signed-roster-over-a-file": Wrong(
+        f"federation sign {SOURCE} {SOURCE}/startup/roster.json --out federation.toml",
+        "--out: federation.toml exists already",
+        "name a new file",
+        again=f"federation sign {SOURCE} {SOURCE}/startup/roster.json --out new.json",
+        then="epoch 1 does not follow",
+    ),
+}
+"""Files of the user's: too few of them, or one where a command would write."""
+
 TABLES = (
     MIXED_UP,
     WITHOUT_END,
+    MINE,
     DAMAGED,
     PERMISSIONS,
     FULL,

@@ -180,5 +180,5 @@ def test_package_that_is_more_than_plain_files_is_refused_before_it_is_read(
 
 
 def test_package_that_cannot_be_written_is_one_clear_error(pristine: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be written"):
+    with pytest.raises(ConfigError, match="is in a folder that does not exist"):
         package_kit(pristine / "lyon", tmp_path / "absent" / "lyon.tar", NOW)

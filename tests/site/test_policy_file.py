@@ -185,7 +185,7 @@ def test_a_file_that_is_no_text_or_no_toml_is_named() -> None:
 
 
 def test_a_missing_policy_is_an_error_and_not_the_default(file: Path) -> None:
-    with pytest.raises(ConfigError, match="file not found"):
+    with pytest.raises(ConfigError, match="is missing"):
         load_policy(file)
 
 

@@ -14,10 +14,13 @@ from securefda.audit.report.page import render_page
 from securefda.audit.report.sources import LogState, Sources, read_sources
 from securefda.audit.report.words import verification_text
 from securefda.audit.verification import Outcome
-from securefda.errors import ConfigError
+from securefda.disk import require_new
 from securefda.operations.run_folder import replace_file
 
 _PAGE: Final = "audit.html"
+_MARK: Final = b'<meta name="generator" content="securefda audit report">'
+"""In the head of each page: a new page replaces an older one, and no other file."""
+_HEAD_BYTES: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +46,13 @@ def write_audit_page(
 
     Raises:
         NoLog: there is none that can be read.
-        ConfigError, CertificateError: there is no roster, or an option does not fit.
+        ConfigError, CertificateError: there is no roster, an option does not fit, or another file has the page's name.
         SecureFdaError: the page cannot be written.
     """
     if not folder.is_dir():
         raise NoLog(folder, "is no folder", hint="name a run folder, a kit, or a folder with logs in it")
     page = out or (Path(_PAGE) if looks_like_log(folder) else folder / _PAGE)
-    if page.is_dir() or not page.parent.is_dir():
-        raise ConfigError(
-            "--out",
-            f"{page} is {'a folder' if page.is_dir() else 'in a folder that does not exist'}",
-            hint="name a file in a folder that exists, such as audit.html",
-        )
+    require_new("--out", page, replaces=lambda data: _MARK in data[:_HEAD_BYTES])
     sources = read_sources(folder, run, roster, require_all=require_all)
     replace_file(page, render_page(sources, made).encode("utf-8"))
     return Written(page, sources)

@@ -22,6 +22,7 @@ from securefda.bench.accuracy.federated import RunResult
 from securefda.bench.accuracy.plan import Planned, Request, common_settings
 from securefda.bench.accuracy.results import Results, RunKey
 from securefda.bench.accuracy.suites import SUITES
+from securefda.disk import read_whole
 from securefda.errors import ConfigError, SecureFdaError
 from securefda.operations.run_folder import append_line, replace_file
 from securefda.parse import BeyondBounds, json_value
@@ -196,12 +197,12 @@ def _said(value: object) -> str:
 def _read_settings(file: Path) -> dict[str, Any] | None:
     if not file.exists():
         return None
-    return _object(file, 1, file.read_bytes())
+    return _object(file, 1, read_whole(file))
 
 
 def _runs(file: Path) -> Iterator[tuple[RunKey, str, RunResult]]:
     """Key, digest and result of each whole line; what follows the last line end was cut off while it was written."""
-    whole = file.read_bytes().split(b"\n")[:-1] if file.exists() else []
+    whole = read_whole(file, None).split(b"\n")[:-1] if file.exists() else []
     for number, text in enumerate(whole, start=1):
         line = _object(file, number, text)
         try:

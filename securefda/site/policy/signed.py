@@ -114,8 +114,7 @@ def _read(site_id: str, file: Path, hint: str) -> bytes:
     try:
         return read_file(file).data
     except ConfigError as error:
-        is_missing = error.__cause__ is None
-        raise ConfigError("policy", f"of {site_id}: {error}", hint=hint if is_missing else error.hint) from error
+        raise ConfigError("policy", f"of {site_id}: {error}", hint=error.hint if file.exists() else hint) from error
 
 
 def _wrong(site_id: str, why: str) -> ConfigError:
