@@ -236,6 +236,19 @@ def test_a_personal_strategy_is_refused_where_the_targets_rows_have_a_budget(fil
     assert (caught.value.key, bool(caught.value.hint)) == (key, True)
 
 
+def test_attention_is_refused_where_the_targets_rows_have_a_budget(file: Path) -> None:
+    """No noise is made for what the target publishes under it, so a ledger would promise what does not hold."""
+    chosen = ["strategy.rule=fada_attention", "training.target.labels=none"]
+    assert load_federation(file, chosen).strategy.rule == "fada_attention"
+    for labels, key in (("none", "training.target.dp.noise-multiplier"), ("given", "strategy.rule")):
+        with_noise = ["training.target.dp.noise-multiplier=1.0", f"training.target.labels={labels}"]
+        with pytest.raises(ConfigError) as caught:
+            load_federation(file, [*chosen, *with_noise])
+        assert caught.value.key == key
+    at_sources = [*chosen, "training.source.dp.noise-multiplier=1.0"]
+    assert load_federation(file, at_sources).training.source.dp.noise_multiplier == 1.0
+
+
 @pytest.mark.parametrize("rule", PERSONAL[:4])
 def test_a_personal_strategy_leaves_noise_at_the_sources_to_them(file: Path, rule: str) -> None:
     overrides = [f"strategy.rule={rule}", "strategy.reptile-rounds=2", "training.source.dp.noise-multiplier=1.0"]

@@ -30,12 +30,14 @@ from securefda.protocol.messages import Header, Signed, Signer
 from securefda.protocol.roster import Roster
 from securefda.protocol.secret import Secret
 from securefda.protocol.transcript import architecture_digest
+from securefda.rules import first_order_gain
 from securefda.site.policy import SourcePolicy
 from securefda.site.throwaway import throwaway_roster
 from securefda.source.site import SourceSite
 from securefda.source.store import SourceStore
 from securefda.tasks import Samples
 from securefda.training import Evaluation, LayerTable, LocalResult, Vector
+from securefda.training.features import SeenGap
 from securefda.transport import wire
 
 TARGET = 0
@@ -87,6 +89,12 @@ def known_update(index: int, round_number: int, received: Vector) -> Vector:
     """The update that a site makes in a round, whatever it receives: uniform in [-0.5, 0.5], float32 (m,)."""
     numbers = np.random.default_rng((20_260, index, round_number))
     return numbers.uniform(-0.5, 0.5, received.size).astype(np.float32)
+
+
+def known_gap(received: Vector, round_number: int, run_id: str) -> SeenGap:  # noqa: ARG001 - the interface of a look
+    """What the target sees of its rows' features: a statistic of one half, with a small gradient that is known."""
+    gradient = np.float32(1e-4) * known_update(TARGET, round_number, received)
+    return SeenGap(0.5, gradient, lambda update: first_order_gain(gradient, update))
 
 
 def samples_of(index: int) -> int:
@@ -194,6 +202,7 @@ def target_site(roster: Roster, updates: UpdateRule, clock: Callable[[], float],
         clock=clock,
         traffic=lambda: ({}, {}),
         witness=witness,
+        look=known_gap,
     )
 
 

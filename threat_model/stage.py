@@ -202,7 +202,9 @@ class Stage(MemoryNetwork[AggregatorEndpoint, SourceEndpoint]):
         )
         changes: dict[str, Any] = {
             "release": policy.release.model_copy(update={"max_unfinished": self.max_unfinished}),
-            "limits": policy.limits.model_copy(update={"model_step": self.model_step}),
+            "limits": policy.limits.model_copy(
+                update={"model_step": self.model_step, "attention_bound_max": wanted.strategy.attention_bound}
+            ),
         }
         if self.first_models:
             listed = tuple(sha256(vector_to_wire(model)).hexdigest() for model in self.first_models)

@@ -46,11 +46,14 @@ def _positive(original: Callable[..., AggregateStatistics]) -> Callable[..., Agg
     return decode_statistics
 
 
+SHARES = replaced("the target's update is kept for the samples that there are", contribution, "check_kept", _nothing)
+"""Sources may have kept the target's update for any number of samples, or have any shares of attention."""
+
 RANGE = all_of(
     "range of sums",
     replaced("ring sums are what so many inputs reach", encoding, "_check_range", _nothing),
     SUM_AT_THE_CLIP,
-    replaced("the target's update is kept for the samples that there are", contribution, "check_kept", _nothing),
+    SHARES,
     replaced("weights of a sum are above zero", encoding, "decode_statistics", _positive),
     replaced(
         "weights of a sum are weights",

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from securefda.aggregator.target import TargetRound, error_units, evaluate_at_target
+from securefda.aggregator.target import TargetPart, error_units, evaluate_at_target
 from securefda.errors import FaultySourceError, QuorumLost, SecureFdaError, SourceAborted
 from securefda.protocol import aggregator as session_phases
 from securefda.protocol.aggregator import AggregatorSession
@@ -364,14 +364,14 @@ class ClearAttempt(_BaseAttempt):
     """
 
     def __init__(
-        self, session: AggregatorSession, terms: RoundTerms, target: TargetRound | None, units: ErrorUnits | None
+        self, session: AggregatorSession, terms: RoundTerms, target: TargetPart | None, units: ErrorUnits | None
     ) -> None:
         """Expect the updates.
 
         Args:
             session: whose header is published.
             terms: what that asks to be computed.
-            target: what the target's own training gave; None where the rule uses nothing of it.
+            target: what the target has done for the round; None where the rule uses nothing of it.
             units: units in which estimated errors are encoded, where the header asks for them.
         """
         super().__init__(session, terms, terms.header.at(Visibility.INDIVIDUAL))
@@ -581,12 +581,12 @@ Attempt = MaskedAttempt | ClearAttempt | MixedAttempt
 """What a header opens, see :func:`open_attempt`."""
 
 
-def open_attempt(session: AggregatorSession, target: TargetRound | None, before_release: Callable[[], None]) -> Attempt:
+def open_attempt(session: AggregatorSession, target: TargetPart | None, before_release: Callable[[], None]) -> Attempt:
     """The attempt that a header opens, whatever the levels in it.
 
     Args:
         session: whose header is about to be published.
-        target: what the target's own training gave; None where the rule uses nothing of it.
+        target: what the target has done for the round; None where the rule uses nothing of it.
         before_release: called before any source can be induced to release; where one is at ``individual``, that is now.
     """
     header = session.header.body

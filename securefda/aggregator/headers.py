@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from hashlib import sha256
 
 from securefda.aggregator.ranges import WordFormat, narrowest
-from securefda.aggregator.site import RunSettings, TargetSite, require_no_step_updates, settings_of
-from securefda.aggregator.target import TargetRound, published_terms
+from securefda.aggregator.site import RunSettings, TargetSite, require_rule_at_sum, settings_of
+from securefda.aggregator.target import TargetPart, gap_gradient_digest, published_terms
 from securefda.errors import ConfigError, QuorumLost
 from securefda.protocol.checks import default_threshold, threshold_is_sound
 from securefda.protocol.contribution import terms_of
@@ -93,7 +93,7 @@ class Planner:
             sum(level is wanted for level in levels.values()) for wanted in (Visibility.SUM, Visibility.COHORT)
         )
         if of_sum:
-            require_no_step_updates(settings.strategy)
+            require_rule_at_sum(settings.strategy)
         threshold = sum_quorum = self._threshold(of_sum + in_cohorts)
         if in_cohorts:  # two thirds of the members of the sum, as the threshold is of all, and at most that
             sum_quorum = min(of_sum, threshold, max(2 * of_sum // 3 + 1, smallest))
@@ -153,19 +153,21 @@ def make_header(
     position: AttemptPosition,
     *,
     plan: RoundPlan,
-    target: TargetRound | None,
+    target: TargetPart | None,
     model: Vector,
     session: SessionPlan,
     words: WordFormat,
     with_metrics: bool,
 ) -> Signed[Header]:
     """Sign the header of an attempt, with a fresh session id."""
+    to_sources = Visibility.SUM in session.levels.values()
     body = header_of(
         Federation(site.roster.digest(), len(site.sources), site.trainer.layers),
         settings,
         position,
         rule=terms_of(plan),
-        target=published_terms(target, plan, to_sources=Visibility.SUM in session.levels.values()),
+        target=published_terms(target, plan, to_sources=to_sources),
+        gap_gradient=gap_gradient_digest(target, to_sources=to_sources),
         model_digest=sha256(vector_to_wire(model)).digest(),
         session=session,
         words=words,
@@ -190,6 +192,7 @@ def header_of(
     *,
     rule: RuleTerms,
     target: TargetTerms | None,
+    gap_gradient: bytes,
     model_digest: bytes,
     session: SessionPlan,
     words: WordFormat,
@@ -226,6 +229,7 @@ def header_of(
         metrics=with_metrics,
         sources_keep=settings.sources_keep,
         down_link=settings.down_link,
+        gap_gradient_digest=gap_gradient,
     )
 
 
@@ -306,6 +310,7 @@ def expected_header(config: FederationConfig) -> Header:
         AttemptPosition(bytes(RUN_ID_BYTES), number, 1, b""),
         rule=terms_of(plan),
         target=target,
+        gap_gradient=_NO_DIGEST if plan.rule.attends and session.sum_quorum else b"",
         model_digest=_NO_DIGEST,
         session=session,
         words=WordFormat(narrowest(settings.bits, room_of(len(names))), (settings.clip,) * len(layers)),

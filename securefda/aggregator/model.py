@@ -14,7 +14,7 @@ from securefda.aggregator.ranges import WordFormat, format_for, narrowest, peaks
 from securefda.aggregator.rounds import CurrentRound, RoundTotal, total_of, update_of
 from securefda.aggregator.site import RunSettings, TargetSite
 from securefda.aggregator.store import AggregatorStore, Asked, KeptPeaks, KeptResult, Position, TargetRelease
-from securefda.aggregator.target import TargetRound, train_target
+from securefda.aggregator.target import TargetAttention, TargetRound, published_vector, train_target
 from securefda.errors import FaultySourceError
 from securefda.operations.progress import Reporter
 from securefda.protocol.checks import envelope_fault
@@ -149,6 +149,12 @@ class RunModel:
         site, run, factor = self._site, self._run_id.hex(), current.plan.learning_rate_factor
         began = site.clock()
         attempt = current.attempt + 1
+        if site.look is not None and current.plan.rule.attends:
+            seen = site.look(self.vector, current.number, run)
+            current.target = TargetAttention.of(seen, current.plan, self._settings.down_link)
+            current.trained = True
+            current.spent("train_target", site.clock() - began)
+            return
         trained = train_target(site.trainer, self.vector, current.number, current.plan, run_id=run, attempt=attempt)
         current.confident = None if trained is None else trained.result.confident
         if trained is not None and trained.result.steps == 0:
@@ -200,25 +206,25 @@ class RunModel:
         """Write down that an attempt begins, and what of the target leaves with its header."""
         current.begin(header, asked)
         self._store.begin_attempt(current.number, current.attempt, asked)
-        if header.target is not None and header.target.update_digest:
+        if header.published_digest:
             recipients = [self._site.name(index) for index in header.at(Visibility.SUM)]
-            digest = header.target.update_digest.hex()
+            digest = header.published_digest.hex()
             release = TargetRelease(current.number, current.attempt, digest, recipients, self._settings.target_noise)
             self._store.release_target(release)
             current.released_to |= set(recipients)
 
     def header_for(self, header: Signed[Header], index: int, current: CurrentRound) -> Parcel:
-        """The header with the model, and with g_T for a source that evaluates the rule."""
+        """The header with the model, and with what the target publishes for a source that evaluates the rule."""
         vectors: tuple[memoryview, ...] = (vector_to_wire(self.vector),)
-        body = header.body
-        if body.target and body.target.update_digest and current.target and body.level_of(index) is Visibility.SUM:
-            vectors = (*vectors, vector_to_wire(current.target.result.update))
+        published = published_vector(current.target) if header.body.published_digest else None
+        if published is not None and header.body.level_of(index) is Visibility.SUM:
+            vectors = (*vectors, vector_to_wire(published))
         return Parcel(header, vectors)
 
     def take_target_update(self, current: CurrentRound) -> None:
         """Finish a round of the target alone."""
-        if current.target is not None:
-            self.vector = self._rounded(self.vector + current.target.result.update)
+        if current.own is not None:
+            self.vector = self._rounded(self.vector + current.own.result.update)
         self._record(current)
 
     def change_by(self, current: CurrentRound, terms: RoundTerms, sums: RoundSum) -> ModelChange:
@@ -229,10 +235,10 @@ class RunModel:
         """
         began = self._site.clock()
         total, server = total_of(terms, current.target, sums), self._server
-        update = update_of(current.plan.rule, total, current.target, self._settings.max_samples)
+        update = update_of(current.plan.rule, total, current.own, self._settings.max_samples)
         if current.plan.server is not None:
             update, server = server_step(current.plan.server, server, update)
-        current.target_cosine = None if current.target is None else cosine(current.target.result.update, update)
+        current.target_cosine = None if current.own is None else cosine(current.own.result.update, update)
         vector = self._rounded((self.vector + update).astype(np.float32))
         current.spent("rule", self._site.clock() - began)
         return ModelChange(total, vector, server)

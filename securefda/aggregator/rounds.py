@@ -17,7 +17,7 @@ from securefda.aggregator.attempt import PartialSum, RoundSum
 from securefda.aggregator.ranges import question_of
 from securefda.aggregator.site import ByteCounts, TargetSite
 from securefda.aggregator.store import Asked
-from securefda.aggregator.target import TargetRound, evaluate_at_target
+from securefda.aggregator.target import TargetAttention, TargetPart, TargetRound, evaluate_at_target
 from securefda.operations.records import RoundLine, SeenLine
 from securefda.protocol.contribution import FaultySum, RoundTerms, check_kept, check_sum, clip_contribution
 from securefda.protocol.encoding import Vector64, vector_to_wire
@@ -44,7 +44,7 @@ class RoundTotal:
         return 1.0 - self.kept / self.samples
 
 
-def total_of(terms: RoundTerms, target: TargetRound | None, sums: RoundSum) -> RoundTotal:
+def total_of(terms: RoundTerms, target: TargetPart | None, sums: RoundSum) -> RoundTotal:
     """Put the sums together, each as its level gives it.
 
     In a sum of level ``sum`` or ``individual`` the rule was evaluated on each source. On a cohort it is evaluated here,
@@ -68,7 +68,7 @@ def total_of(terms: RoundTerms, target: TargetRound | None, sums: RoundSum) -> R
             total.add_sum(part.vector, part.statistics.kept, part.statistics.weight)
             found = part.statistics.errors
         errors = errors.plus(found) if found else errors
-    check_kept(total.kept, total.samples)
+    check_kept(terms.plan, total.kept, total.samples)
     mean_errors = errors.times(1 / total.samples) if terms.plan.select and total.samples > 0 else None
     return RoundTotal(total.vector, total.kept, total.samples, mean_errors)
 
@@ -98,7 +98,7 @@ class CurrentRound:
         asked: what the first attempt asked of its sources; later ones must ask for the same. None before it.
         traffic_before: bytes of the process when the round began.
         trained: whether the target has done its part, once for all attempts.
-        target: what that gave; None where the rule uses nothing of the target.
+        target: what that is; None where the rule uses nothing of the target.
         seconds: by phase.
         refused: policy key or check by roster index of the source that refused.
         levels: roster index -> what the aggregator sees of the source in the last attempt.
@@ -118,7 +118,7 @@ class CurrentRound:
     traffic_before: ByteCounts
     asked: Asked | None = None
     trained: bool = False
-    target: TargetRound | None = None
+    target: TargetPart | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
     levels: dict[int, Visibility] = field(default_factory=dict)
@@ -128,6 +128,11 @@ class CurrentRound:
     confident: int | None = None
     out_of_range: bool = False
     target_cosine: float | None = None
+
+    @property
+    def own(self) -> TargetRound | None:
+        """What the target trained; None where it did not."""
+        return self.target if isinstance(self.target, TargetRound) else None
 
     @property
     def asked_at_sum(self) -> bool:
@@ -165,8 +170,8 @@ class CurrentRound:
             line["seen"] = [
                 seen for part in parts for seen in _seen(site, part, max_samples, with_metrics=self.with_metrics)
             ]
-        if total and total.errors and self.target and self.target.statistics:
-            errors = total.errors.by_rule(self.target.statistics.mean_variance)
+        if total and total.errors and self.own and self.own.statistics:
+            errors = total.errors.by_rule(self.own.statistics.mean_variance)
             line["delta_errors"] = {str(rule): error for rule, error in errors.items()}
         return line
 
@@ -202,8 +207,10 @@ class CurrentRound:
         )
         if self.confident is not None:
             line["confident_rows"] = self.confident
-        if self.target is not None and self.target.result.epsilon is not None:
-            line["target_epsilon"] = self.target.result.epsilon
+        if self.own is not None and self.own.result.epsilon is not None:
+            line["target_epsilon"] = self.own.result.epsilon
+        if isinstance(self.target, TargetAttention):
+            line["gap"] = self.target.gap
         return line
 
 

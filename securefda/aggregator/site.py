@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 from typing import cast
 
@@ -22,7 +23,7 @@ from securefda.operations.records import RoundLine, RunStatus, Setting, Summary,
 from securefda.protocol.messages import DownLink, Granularity, Signer, SourcesKeep, Visibility
 from securefda.protocol.roster import Roster
 from securefda.protocol.secret import RandomBytes
-from securefda.rules import Estimator, Rule, Strategy, TargetLabels
+from securefda.rules import Estimator, Gain, Rule, Strategy, TargetLabels
 from securefda.site.config import (
     AggregatorConfig,
     FederationConfig,
@@ -33,6 +34,7 @@ from securefda.site.config import (
 from securefda.site.config.effective import secret_options, without_secrets
 from securefda.tasks import Rows, Samples, Task, Unlabelled
 from securefda.training import OwnRows, PersonalMemory, PersonalModel, SecretSeed, Vector, require_steps
+from securefda.training.features import SeenGap
 from securefda.training.personal import Drawn, FineTuned, Mixture, Neighbours, OwnHead
 from securefda.training.seeds import Seed, derive_seed, generator_of
 from securefda.training.trainer import Statistic, Trainer
@@ -50,6 +52,7 @@ class TargetSite:
     ``personal`` is what the target is measured with where that is not the common model. ``alone`` is what the run is
     compared with, if it is. ``validation`` are the rows by which the best model is chosen, if it is. ``statistics``
     gives the running statistics that a model is measured with, by name, see :meth:`SiteTrainer.statistics`.
+    ``look`` looks at the features of the target's rows, where the rule has attention: of a model, round and run.
     """
 
     signer: Signer
@@ -67,6 +70,7 @@ class TargetSite:
     alone: TargetAlone | None = None
     validation: Samples | None = None
     statistics: Callable[[Vector], Mapping[str, Statistic]] = lambda _: {}
+    look: Callable[[Vector, int, str], SeenGap] | None = None
 
     @property
     def sources(self) -> frozenset[int]:
@@ -125,7 +129,7 @@ class RunSettings:
         if self.cohort_size == 0:
             object.__setattr__(self, "cohort_size", self.smallest_sum + 1)
         if self.visibility is Visibility.SUM:
-            require_no_step_updates(self.strategy)
+            require_rule_at_sum(self.strategy)
 
     @property
     def smallest_sum(self) -> int:
@@ -133,12 +137,16 @@ class RunSettings:
         return self.min_others + self.max_colluders + 1
 
 
-def require_no_step_updates(strategy: Strategy) -> None:
-    """Refuse a strategy under which no source can be at ``sum``: it needs what sources do not see there.
+def require_rule_at_sum(strategy: Strategy) -> None:
+    """Refuse a strategy under which no source can be at ``sum``: someone does not see there what it needs.
 
     Raises:
         ConfigError: ``strategy``.
     """
+    shown = 'privacy.visibility = "cohort" or "individual" where every source permits it'
+    if strategy.needs_single_updates:
+        why = f'"{strategy.attention_gain}" needs updates that the target does not see at visibility sum'
+        raise ConfigError("strategy.attention-gain", why, hint=f'set it to "{Gain.FIRST_ORDER}", or {shown}')
     if not strategy.needs_step_updates:
         return
     cheaper = replace(strategy, estimator=Estimator.MEAN_FIELD)
@@ -147,7 +155,7 @@ def require_no_step_updates(strategy: Strategy) -> None:
         "strategy",
         f"{strategy.rule} with estimator {strategy.estimator} needs the target's single steps, "
         "which sources do not see at visibility sum",
-        hint=f'set {other}, or privacy.visibility = "cohort" or "individual" where every source permits it',
+        hint=f"set {other}, or {shown}",
     )
 
 
@@ -218,6 +226,8 @@ def target_site(
         left_after=rows.trained_on,
     )
 
+    if strategy.rule.attends:
+        trainer.require_clusters(config.strategy.attention_rows)
     if strategy.rule.adapts:
         require_steps(site_id, len(rows.trained_on), trainer.settings)
 
@@ -251,6 +261,7 @@ def target_site(
         alone=alone,
         validation=rows.validation,
         statistics=trainer.statistics,
+        look=partial(trainer.look, rows=config.strategy.attention_rows) if strategy.rule.attends else None,
     )
 
 

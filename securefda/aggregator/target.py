@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -16,11 +16,13 @@ from securefda.operations.progress import Reporter
 from securefda.operations.records import REPORTED_ROUNDS, Summary, TargetOnly
 from securefda.parse import load_object, number
 from securefda.protocol.contribution import RoundTerms, evaluate_rule
+from securefda.protocol.down_link import rounded
 from securefda.protocol.encoding import ErrorUnits, Vector64, vector_to_wire
-from securefda.protocol.messages import TargetTerms
-from securefda.rules import Contribution, RoundPlan, Rule, StepStatistics, TargetStatistics
+from securefda.protocol.messages import DownLink, TargetTerms
+from securefda.rules import Contribution, Gain, RoundPlan, Rule, StepStatistics, TargetStatistics, attend
 from securefda.tasks import Samples
 from securefda.training import FEWEST_TARGET_STEPS, LocalResult, PersonalMemory, Vector
+from securefda.training.features import SeenGap
 from securefda.training.trainer import Trainer
 
 
@@ -116,6 +118,41 @@ class TargetRound:
         return replace(self, result=replace(self.result, update=update), statistics=statistics)
 
 
+@dataclass(frozen=True, slots=True, repr=False)
+class TargetAttention:
+    """What the target's rows say of a round's model, under a rule with attention.
+
+    Attributes:
+        gap: the gap statistic of their features, in [0, 1].
+        gap_gradient: its gradient with respect to the model, float32 (m,), as it travels.
+        gain_of: the exact gain of an update, float (m,); None where gains are taken to first order.
+    """
+
+    gap: float
+    gap_gradient: Vector
+    gain_of: Callable[[Vector | Vector64], float] | None
+
+    @classmethod
+    def of(cls, seen: SeenGap, plan: RoundPlan, down_link: DownLink) -> TargetAttention:
+        """What was seen, with the gradient as it travels: gains are computed from the same one at every level."""
+        gradient = rounded(seen.gradient, down_link, "the gradient of the gap")
+        return cls(seen.gap, gradient, seen.gain_of if plan.attention_gain is Gain.EXACT else None)
+
+
+TargetPart: TypeAlias = TargetRound | TargetAttention
+"""What the target has done for a round: trained, or looked at the features of its rows."""
+
+
+def published_vector(part: TargetPart | None) -> Vector | None:
+    """What sources at ``sum`` get of the target, float32 (m,): g_T or the gradient of the gap."""
+    match part:
+        case TargetRound():
+            return part.result.update
+        case TargetAttention():
+            return part.gap_gradient
+    return None
+
+
 def train_target(
     trainer: Trainer, model: Vector, round_number: int, plan: RoundPlan, *, run_id: str = "", attempt: int = 0
 ) -> TargetRound | None:
@@ -127,7 +164,7 @@ def train_target(
     Raises:
         TrainingError: fewer than two steps where the rule estimates a variance, or a loss that is not finite.
     """
-    if plan.rule is Rule.SOURCE_ONLY and not plan.select:
+    if plan.rule.attends or (plan.rule is Rule.SOURCE_ONLY and not plan.select):
         return None
     if not plan.uses_target_statistics:
         result = trainer.train(model, round_number, plan.learning_rate_factor, run_id=run_id, attempt=attempt)
@@ -158,17 +195,19 @@ def train_target(
     return TargetRound(result, statistics, np.stack(kept) if kept else None)
 
 
-def error_units(target: TargetRound | None, select: bool) -> ErrorUnits | None:
+def error_units(target: TargetPart | None, select: bool) -> ErrorUnits | None:
     """In what estimated errors travel; None where the round does not ask for them."""
-    return ErrorUnits.of(target.statistics) if select and target and target.statistics else None
+    if not select or not isinstance(target, TargetRound) or target.statistics is None:
+        return None
+    return ErrorUnits.of(target.statistics)
 
 
-def published_terms(target: TargetRound | None, plan: RoundPlan, *, to_sources: bool) -> TargetTerms | None:
+def published_terms(target: TargetPart | None, plan: RoundPlan, *, to_sources: bool) -> TargetTerms | None:
     """What a header says of the target: nothing where the round needs nothing of it.
 
     ``to_sources`` says that sources evaluate the rule, at ``sum``: then g_T and its numbers are published.
     """
-    if target is None or target.statistics is None or not plan.uses_target_statistics:
+    if not isinstance(target, TargetRound) or target.statistics is None or not plan.uses_target_statistics:
         return None
     steps, learning_rate = target.result.steps, target.result.learning_rate
     if not to_sources:
@@ -183,7 +222,14 @@ def published_terms(target: TargetRound | None, plan: RoundPlan, *, to_sources: 
     )
 
 
-def evaluate_at_target(terms: RoundTerms, target: TargetRound | None, update: Vector | Vector64) -> Contribution:
+def gap_gradient_digest(target: TargetPart | None, *, to_sources: bool) -> bytes:
+    """What a header says of the gradient of the gap: its digest where sources at ``sum`` get it, else nothing."""
+    if not isinstance(target, TargetAttention) or not to_sources:
+        return b""
+    return sha256(vector_to_wire(target.gap_gradient)).digest()
+
+
+def evaluate_at_target(terms: RoundTerms, target: TargetPart | None, update: Vector | Vector64) -> Contribution:
     """Evaluate the round's rule on the aligned update of a source, or the mean of a cohort (m,).
 
     Raises:
@@ -191,4 +237,7 @@ def evaluate_at_target(terms: RoundTerms, target: TargetRound | None, update: Ve
     """
     if target is None:
         return evaluate_rule(terms, None, None, update)
+    if isinstance(target, TargetAttention):
+        gain = None if target.gain_of is None else target.gain_of(update)
+        return attend(terms.plan, target.gap_gradient, update, gain=gain)
     return evaluate_rule(terms, target.statistics, target.result.update, update, target.step_updates)

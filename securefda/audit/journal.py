@@ -306,7 +306,7 @@ class MessageRecorder:
         sent = direction is Direction.SENT
         entry = self._entry(sent, peer, message, wire_bytes)
         body = message.body
-        releases = isinstance(body, _RELEASES) or (isinstance(body, Header) and _has_update(body))
+        releases = isinstance(body, _RELEASES) or (isinstance(body, Header) and beside_model(body) != "")
         self._unforced = self._unforced or (sent and releases)
         self._journal.append(entry, durable=self._unforced and not more)
         self._unforced = self._unforced and more
@@ -373,8 +373,8 @@ def disclosure_of(message: Signed[Any], header: Signed[Header] | None, own: int,
     if isinstance(body, Goodbye) and body.model_digest:
         return Disclosure("individual", "model", 1)
     if isinstance(body, Header):
-        with_update = _has_update(body) and peer in body.at(Visibility.SUM)
-        return Disclosure("individual", "model-and-target-update" if with_update else "model", 1)
+        beside = beside_model(body) if peer in body.at(Visibility.SUM) else ""
+        return Disclosure("individual", f"model-and-{beside}" if beside else "model", 1)
     if isinstance(body, Update):
         return Disclosure("individual", "update", 1)
     if isinstance(body, MaskedInput) and header is not None:
@@ -384,9 +384,11 @@ def disclosure_of(message: Signed[Any], header: Signed[Header] | None, own: int,
     return None
 
 
-def _has_update(header: Header) -> bool:
-    """Whether g_T goes with the header, to those at ``sum``."""
-    return header.target is not None and bool(header.target.update_digest)
+def beside_model(header: Header) -> str:
+    """What of the target goes with the header to those at ``sum``, as disclosures name it; empty for nothing."""
+    if not header.published_digest:
+        return ""
+    return "gap-gradient" if header.gap_gradient_digest else "target-update"
 
 
 def _decision(body: Body) -> Decision | None:

@@ -15,6 +15,7 @@ from typing import Final, Protocol
 
 from google.protobuf.message import DecodeError
 
+from securefda.audit.journal import beside_model
 from securefda.audit.kept import read_kept
 from securefda.audit.store import AuditError
 from securefda.protocol import messages as m
@@ -47,7 +48,7 @@ class HeaderSaid:
         levels: site id of each participant -> ``"individual"``, ``"cohort"`` or ``"sum"``.
         threshold, sum_quorum, cohort_quorum: as in the header.
         norm_cap: whether a norm cap holds.
-        target_update: whether g_T travels to those at ``sum``.
+        beside_model: what those at ``sum`` get beside the model: ``target-update``, ``gap-gradient``, or nothing.
         leaves_model: whether the end of the run leaves its sources the final model.
         previous_checkpoint: the note, verbatim.
     """
@@ -63,7 +64,7 @@ class HeaderSaid:
     sum_quorum: int
     cohort_quorum: int
     norm_cap: bool
-    target_update: bool
+    beside_model: str
     leaves_model: bool
     previous_checkpoint: bytes = field(repr=False)
 
@@ -248,7 +249,7 @@ class StatementReader:
             sum_quorum=body.sum_quorum,
             cohort_quorum=body.cohort_quorum,
             norm_cap=body.norm_cap is not None,
-            target_update=body.target is not None and body.target.update_digest != b"",
+            beside_model=beside_model(body),
             leaves_model=body.sources_keep is m.SourcesKeep.FINAL,
             previous_checkpoint=body.previous_checkpoint,
         )

@@ -30,6 +30,9 @@ REPORTED_ROUNDS = 5
 JOIN_PHASE = "join"
 """The phase in which a run waits for its sources, before a round."""
 
+RULES_WITH_ATTENTION = frozenset({"fada_attention"})
+"""Rules under which the target publishes the gradient of the gap, where others have it publish its update."""
+
 RULES_WITHOUT_SOURCES = ("target_only", "oracle")
 """Rules to whose rounds no source contributes."""
 
@@ -100,6 +103,9 @@ class RoundLine(TypedDict, total=False):
     target_cosine: float | None
     """Cosine of the target's update and the update of the model."""
 
+    gap: float
+    """Share of the variance of the target's features that lies within clusters, before the round; with attention."""
+
     delta_errors: dict[str, float]
     """Rule to estimated error, in squared units of the parameters, where the rule of the next round is chosen by it."""
 
@@ -119,7 +125,7 @@ class RoundLine(TypedDict, total=False):
     """Layers in which the sum of the sources at `sum` is zero."""
 
     target_update_to: list[str]
-    """Sources that were sent the target's update."""
+    """Sources that were sent what the target publishes: its update, or with attention the gradient of the gap."""
 
     dropped: list[str]
     """Sources that were lost on the way."""

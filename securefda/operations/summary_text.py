@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from securefda.operations.records import (
     JOIN_PHASE,
+    RULES_WITH_ATTENTION,
     RULES_WITHOUT_SOURCES,
     NormCap,
     PrivacySpent,
@@ -50,7 +51,7 @@ def run_text(summary: Summary, folder: Path) -> str:
         ("rounds by rule", ", ".join(f"{rule} {count}" for rule, count in rules.items()) if len(rules) > 1 else ""),
         ("levels", levels_text(summary.visibility)),
         ("norm cap", norm_cap_text(summary.norm_cap) if summary.norm_cap else ""),
-        ("g_T sent to sources", releases_text(summary.target_releases)),
+        (f"{published_name(rules)} sent to sources", releases_text(summary.target_releases)),
         ("cosine of g_T and update", spread),
         ("target's privacy", spent_text(summary.target_privacy) if summary.target_privacy else ""),
     ]
@@ -126,12 +127,17 @@ def norm_cap_text(norm_cap: NormCap) -> str:
     return f"kappa {norm_cap['kappa']:g} {'for the whole model' if norm_cap['granularity'] == 'model' else 'per layer'}"
 
 
+def published_name(rules: Iterable[str]) -> str:
+    """What rounds of these rules publish of the target, to sources at ``sum``."""
+    return "gap gradient" if RULES_WITH_ATTENTION.intersection(rules) else "g_T"
+
+
 def releases_text(releases: TargetReleases) -> str:
-    """How often the target's update left the target; empty where it never did."""
+    """How often what the target publishes beside the model left it; empty where it never did."""
     if not releases["headers"]:
         return ""
     noise = "without noise" if releases["noise"] == "none" else f"with {releases['noise']}"
-    updates, headers = counted(releases["updates"], "update"), counted(releases["headers"], "header")
+    updates, headers = counted(releases["updates"], "vector"), counted(releases["headers"], "header")
     return f"{updates} in {headers}, to {counted(len(releases['recipients']), 'source')}, {noise}"
 
 

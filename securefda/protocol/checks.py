@@ -270,7 +270,14 @@ def _check_chain(header: Header, history: History) -> None:
 
 def _check_target_terms(header: Header) -> None:
     """A rule that uses g_T needs it published where a source is at ``sum``; nowhere else may it be asked for."""
-    needs_target = header.rule.select or header.rule.rule not in ("source_only", "fedavg")
+    attention = header.rule.attention
+    if attention is not None:
+        by_sources = attention.gain == "first-order" and bool(header.at(Visibility.SUM))
+        given = header.gap_gradient_digest != b""
+        require(given == by_sources, "HEADER_TARGET", "the gradient of the gap is published at sum only")
+    else:
+        require(header.gap_gradient_digest == b"", "HEADER_TARGET", "this rule needs no gradient of the gap")
+    needs_target = header.rule.select or header.rule.rule not in ("source_only", "fedavg", "fada_attention")
     if not needs_target:
         require(header.target is None, "HEADER_TARGET", "this rule needs nothing of the target")
         return
@@ -353,22 +360,22 @@ def check_vectors(
     header: Header,
     level: Visibility,
     model: bytes | bytearray | memoryview,
-    target_update: bytes | bytearray | memoryview | None,
+    published: bytes | bytearray | memoryview | None,
 ) -> None:
-    """The model and g_T that arrived are the ones that the header binds, of the right length.
+    """The model, and what the target published, that arrived are the ones that the header binds, of the right length.
 
-    g_T comes to a source whose ``level`` is ``sum``, and to no other.
+    g_T, or the gradient of the gap, comes to a source whose ``level`` is ``sum``, and to no other.
 
     Raises:
         FaultyAggregatorError: HEADER_MODEL or HEADER_TARGET.
     """
     expected = 4 * header.n_params
     require(len(model) == expected and sha256(model).digest() == header.model_digest, "HEADER_MODEL")
-    wanted = header.target.update_digest if header.target and level is Visibility.SUM else b""
-    require((target_update is not None) == bool(wanted), "HEADER_TARGET")
-    if target_update is not None:
-        fits = len(target_update) == expected and sha256(target_update).digest() == wanted
-        require(fits, "HEADER_TARGET", "the target's update is not the one in the header")
+    wanted = header.published_digest if level is Visibility.SUM else b""
+    require((published is not None) == bool(wanted), "HEADER_TARGET")
+    if published is not None:
+        fits = len(published) == expected and sha256(published).digest() == wanted
+        require(fits, "HEADER_TARGET", "what came of the target is not what the header names")
 
 
 def check_key_list(key_list: KeyList, *, own: Signed[Advertise], header: Header, roster: Roster) -> None:

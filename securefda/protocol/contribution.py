@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 
 import numpy as np
@@ -26,13 +26,14 @@ from securefda.protocol.encoding import (
     vector_from_wire,
 )
 from securefda.protocol.masking import RingVector
-from securefda.protocol.messages import Granularity, Header, Parcel, RuleTerms, TargetTerms, Visibility
+from securefda.protocol.messages import AttentionTerms, Granularity, Header, Parcel, RuleTerms, TargetTerms, Visibility
 from securefda.protocol.secret import Secret
 from securefda.rules import (
     Contribution,
     RoundPlan,
     TargetStatistics,
     alignment_factor,
+    attend,
     caps_for,
     contribute,
     contribution_norms,
@@ -40,6 +41,7 @@ from securefda.rules import (
     norms_of,
     scale_to_caps,
 )
+from securefda.rules.attention import least_share
 from securefda.rules.contribution import KEEP_TOLERANCE
 
 StepUpdates = NDArray[np.float32]
@@ -67,6 +69,9 @@ def terms_of(plan: RoundPlan) -> RuleTerms:
         estimator=str(plan.estimator),
         learning_rate_factor=plan.learning_rate_factor,
         select=plan.select,
+        attention=AttentionTerms(str(plan.attention_gain), plan.attention_temperature, plan.attention_bound)
+        if plan.rule.attends
+        else None,
     )
 
 
@@ -76,8 +81,13 @@ def plan_of(terms: RuleTerms) -> RoundPlan:
     Raises:
         FaultyAggregatorError: HEADER_RULE, a rule or a setting that does not exist.
     """
+    attention = (
+        {}
+        if terms.attention is None
+        else {f"attention_{name}": value for name, value in asdict(terms.attention).items()}
+    )
     try:
-        return RoundPlan(
+        plan = RoundPlan(
             rule=terms.rule,  # type: ignore[arg-type]  # the plan turns names into members, or refuses
             beta=terms.beta,
             projection=terms.projection,  # type: ignore[arg-type]
@@ -86,9 +96,13 @@ def plan_of(terms: RuleTerms) -> RoundPlan:
             estimator=terms.estimator,  # type: ignore[arg-type]
             learning_rate_factor=terms.learning_rate_factor,
             select=terms.select,
+            **attention,
         )
     except ValueError as error:
         raise FaultyAggregatorError("HEADER_RULE", str(error)) from None
+    if plan.rule.attends != (terms.attention is not None):
+        raise FaultyAggregatorError("HEADER_RULE", f"{plan.rule} with a share of attention, or without one")
+    return plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,23 +150,23 @@ def published_statistics(target: TargetTerms) -> TargetStatistics:
 
 
 def checked_vectors(header: Header, level: Visibility, parcel: Parcel) -> tuple[Vector, Vector | None]:
-    """The model and, for a source at ``sum`` where the header names one, the target's update that came with it.
+    """The model and, for a source at ``sum`` where the header names it, what came of the target with it.
 
     Raises:
         FaultyAggregatorError: HEADER_MODEL or HEADER_TARGET, they are not the ones that the header names.
     """
-    target_update = parcel.vectors[1] if len(parcel.vectors) == 2 else None
+    published = parcel.vectors[1] if len(parcel.vectors) == 2 else None
     model = parcel.vectors[0] if parcel.vectors else b""
-    check_vectors(header, level, model, target_update)
+    check_vectors(header, level, model, published)
     weights = vector_from_wire(model)
     if not np.all(np.isfinite(weights)):
         raise FaultyAggregatorError("HEADER_MODEL", "the model holds NaN or infinity")
-    if target_update is None:
+    if published is None:
         return weights, None
-    update = vector_from_wire(target_update)
-    if not np.all(np.isfinite(update)):
-        raise FaultyAggregatorError("HEADER_TARGET", "the target's update holds NaN or infinity")
-    return weights, update
+    vector = vector_from_wire(published)
+    if not np.all(np.isfinite(vector)):
+        raise FaultyAggregatorError("HEADER_TARGET", "what came of the target holds NaN or infinity")
+    return weights, vector
 
 
 # --- align and evaluate -----------------------------------------------------------------------------------------------
@@ -193,7 +207,7 @@ def aligned_update(header: Header, update: Vector, *, steps: int, learning_rate:
 def evaluate_rule(
     terms: RoundTerms,
     statistics: TargetStatistics | None,
-    target_update: Vector | None,
+    published: Vector | None,
     update: Vector | Vector64,
     step_updates: StepUpdates | None = None,
 ) -> Contribution:
@@ -201,16 +215,19 @@ def evaluate_rule(
 
     It is the same call on either side.
 
+    ``published`` is what sources at ``sum`` get of the target: g_T or the gradient of the gap, as the rule needs.
     ``step_updates`` (B, m) are the target's single steps, for rules that need them.
 
     Raises:
         ValueError: the arguments contradict each other; the message names one.
     """
-    return contribute(terms.plan, statistics, target_update, update, layers=terms.sizes, step_updates=step_updates)
+    if terms.plan.rule.attends:
+        return attend(terms.plan, published, update)
+    return contribute(terms.plan, statistics, published, update, layers=terms.sizes, step_updates=step_updates)
 
 
 def contribution_at_source(
-    terms: RoundTerms, level: Visibility, target_update: Vector | None, update: Vector
+    terms: RoundTerms, level: Visibility, published: Vector | None, update: Vector
 ) -> Contribution:
     """What a source adds to a sum, of its aligned update, float32 (m,).
 
@@ -226,7 +243,7 @@ def contribution_at_source(
         if level is Visibility.COHORT:
             return Contribution(vector=update.astype(np.float64), keep=0.0, beta=None)
         statistics = published_statistics(target) if target else None
-        return evaluate_rule(terms, statistics, target_update, update)
+        return evaluate_rule(terms, statistics, published, update)
     except ValueError as error:
         raise FaultyAggregatorError("HEADER_TARGET", str(error)) from None
 
@@ -449,10 +466,14 @@ def check_sum(terms: RoundTerms, total: Vector64, samples: float, count: int) ->
         start += layer.size
 
 
-def check_kept(kept: float, samples: float) -> None:
+def check_kept(plan: RoundPlan, kept: float, samples: float) -> None:
     """Refuse a total whose sources keep the target's update for more samples than they have, or for fewer than none.
 
+    Under a rule with attention the same number is the sum of the shares. What it may be at least is bounded, too: it
+    divides the sum, and a source that lies about its share could otherwise make the round's update as long as it likes.
+
     Args:
+        plan: the rule of the round.
         kept: w of the rules, in units of the header's ``max_samples``.
         samples: n, in the same units.
 
@@ -460,5 +481,8 @@ def check_kept(kept: float, samples: float) -> None:
         FaultySum: it is so.
     """
     slack = KEEP_TOLERANCE * samples
-    if not -slack <= kept <= samples + slack:
+    if plan.rule.attends:
+        if not least_share(plan.attention_bound) * samples - slack <= kept <= samples + slack or not kept > 0:
+            raise FaultySum("the shares of attention are more or less than the bound lets them be")
+    elif not -slack <= kept <= samples + slack:
         raise FaultySum("the target's update is kept for more samples than there are, or for fewer than none")

@@ -84,10 +84,24 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
+class AttentionTerms:
+    """How a source's share of attention is computed; the meaning is in ``securefda.rules.attention``."""
+
+    gain: str
+    temperature: float
+    bound: float
+
+    def __post_init__(self) -> None:
+        expect_finite(self.temperature, "temperature", positive=True)
+        expect_finite(self.bound, "bound", positive=True)
+
+
+@dataclass(frozen=True, slots=True)
 class RuleTerms:
     """Which rule the round evaluates, and its settings; the meaning is in ``securefda.rules``.
 
     ``select`` asks for the estimated errors of the rules, from which the aggregator chooses that of the next round.
+    ``attention`` is there for the rules that have shares of attention, and for no other.
     """
 
     rule: str
@@ -98,6 +112,7 @@ class RuleTerms:
     estimator: str
     learning_rate_factor: float
     select: bool = False
+    attention: AttentionTerms | None = None
 
     def __post_init__(self) -> None:
         expect(0 <= self.beta <= 1, "beta must lie in [0, 1]")
@@ -156,6 +171,9 @@ class Header:
     run, so that each knows before it trains.
 
     ``down_link`` says in what the vectors beside the header travel. Their digests are those of float32 in any case.
+
+    ``gap_gradient_digest`` is of the gradient of the gap statistic with respect to the model, float32 little-endian,
+    where sources compute their share of attention from it; empty otherwise.
     """
 
     run_id: bytes
@@ -184,19 +202,29 @@ class Header:
     metrics: bool = False
     sources_keep: SourcesKeep = SourcesKeep.NONE
     down_link: DownLink = DownLink.FLOAT32
+    gap_gradient_digest: bytes = b""
 
     def __post_init__(self) -> None:
         expect_bytes(self.run_id, RUN_ID_BYTES, "run_id")
         expect(self.round >= 1 and self.attempt >= 1, "round and attempt count from 1")
         for name in ("architecture_digest", "model_digest", "roster_digest"):
             expect_bytes(getattr(self, name), DIGEST_BYTES, name)
-        expect(len(self.previous_result_digest) in (0, DIGEST_BYTES), "previous_result_digest: 0 or 32 bytes")
+        for name in ("previous_result_digest", "gap_gradient_digest"):
+            expect(len(getattr(self, name)) in (0, DIGEST_BYTES), f"{name}: 0 or 32 bytes")
         expect(len(self.layers) > 0, "a model needs at least one layer")
         expect(len({layer.name for layer in self.layers}) == len(self.layers), "layer names must differ")
         expect(list(self.participants) == sorted(set(self.participants)), "participants must rise strictly")
         expect(len(self.levels) == len(self.participants) > 0, "one level for each participant, and at least one")
         expect(self.training_deadline_ms > 0 and self.phase_deadline_ms > 0, "deadlines must be above 0")
         expect(self.max_samples >= 1, "max_samples must be at least 1")
+
+    @property
+    def published_digest(self) -> bytes:
+        """Digest of what the target publishes to sources at ``sum`` beside the model; empty where that is nothing.
+
+        It is g_T, or the gradient of the gap statistic: no rule has both.
+        """
+        return self.gap_gradient_digest or (self.target.update_digest if self.target else b"")
 
     @property
     def n_params(self) -> int:

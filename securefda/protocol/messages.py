@@ -40,6 +40,7 @@ from securefda.protocol.envelope import (
     expect_finite,
 )
 from securefda.protocol.header import (
+    AttentionTerms,
     DownLink,
     Granularity,
     Header,
@@ -229,6 +230,7 @@ __all__ = [
     "SUITE",
     "Abort",
     "Advertise",
+    "AttentionTerms",
     "Body",
     "BodyT",
     "Checkpoint",
@@ -552,8 +554,8 @@ class Send:
 def vector_digests(body: Body) -> tuple[bytes, ...]:
     """Digests of the vectors that travel beside a message, in order."""
     match body:
-        case Header(target=target, model_digest=model_digest):
-            return (model_digest, target.update_digest) if target and target.update_digest else (model_digest,)
+        case Header(model_digest=model_digest, published_digest=published_digest):
+            return (model_digest, published_digest) if published_digest else (model_digest,)
         case MaskedInput(digest=digest) | Update(digest=digest):
             return (digest,)
         case Goodbye(model_digest=model_digest) if model_digest:

@@ -46,13 +46,15 @@ def header_context(header: Signed[Header]) -> bytes:
 
 
 def round_terms(header: Header) -> bytes:
-    """Digest of all in a header that decides what a source computes: model, rule, target's numbers, encoding, weights.
+    """Digest of all in a header that decides what a source computes: model, rule, what the target published, encoding,
+    weights.
 
     Attempts at one round have the same. It is each site's own business, and no part of the protocol's messages.
     """
     granularity = None if header.norm_cap is None else header.norm_cap.granularity
     encoding = (header.layers, header.modulus_bits, header.n_max)
-    terms = (header.model_digest, header.rule, header.target, encoding, header.max_samples, granularity)
+    target = (header.target, header.gap_gradient_digest)
+    terms = (header.model_digest, header.rule, target, encoding, header.max_samples, granularity)
     return sha256(repr(terms).encode()).digest()
 
 

@@ -9,9 +9,11 @@ Source: Jiang, Zhang, Koyejo, "Principled Federated Domain Adaptation: Gradient 
 ICLR 2024.
 """
 
+from securefda.rules.attention import Gain, attention_share, least_share
 from securefda.rules.beta import BetaRule, Estimator, auto_beta
 from securefda.rules.comparison import align_update, alignment_factor
-from securefda.rules.contribution import Contribution, ContributionSum, combine, contribute, fedda, fedgp
+from securefda.rules.contribution import Contribution, ContributionSum, attend, combine, contribute, fedda, fedgp
+from securefda.rules.gap import first_order_gain, gap_gradient, gap_statistic
 from securefda.rules.norm_caps import CapEffect, caps_for, contribution_norms, norm_codes, norms_of, scale_to_caps
 from securefda.rules.projection import Projection, cosine, project
 from securefda.rules.selection import DeltaErrors, delta_errors, mean_errors, source_errors
@@ -35,6 +37,7 @@ __all__ = [
     "ContributionSum",
     "DeltaErrors",
     "Estimator",
+    "Gain",
     "Projection",
     "RoundPlan",
     "Rule",
@@ -47,6 +50,8 @@ __all__ = [
     "TargetStatistics",
     "align_update",
     "alignment_factor",
+    "attend",
+    "attention_share",
     "auto_beta",
     "caps_for",
     "choose_rule",
@@ -57,6 +62,10 @@ __all__ = [
     "delta_errors",
     "fedda",
     "fedgp",
+    "first_order_gain",
+    "gap_gradient",
+    "gap_statistic",
+    "least_share",
     "mean_errors",
     "norm_codes",
     "norms_of",

@@ -3,7 +3,8 @@
 Every rule here is ``sum_i n_i (keep_i g_T + v_i) / n`` with ``n = sum_i n_i``: a source hands in a vector v_i and the
 share keep_i in [0, 1] of the target's update that stands beside it. The target needs just the sums V of n_i v_i, w of
 n_i keep_i, and n. `contribute` is therefore the same call at a source, whose v_i then travels masked, and at an
-aggregator that is permitted to see the updates.
+aggregator that is permitted to see the updates. A rule with attention has no g_T: there v_i is the update times the
+source's share of attention, keep_i is that share, and the mean is V / w; see `attend`.
 
 FedDA and FedGP as functions of all updates at once (Definitions 4.1 and 4.3 of the paper) are such sums as well. A
 source that points the target's way takes part, one that points against it is left out by the filter:
@@ -26,9 +27,11 @@ import numpy as np
 import numpy.typing as npt
 
 from securefda.rules import checks
+from securefda.rules.attention import attention_share
 from securefda.rules.beta import source_beta
 from securefda.rules.blocks import Reals, Vector, add_scaled
 from securefda.rules.comparison import compare
+from securefda.rules.gap import first_order_gain
 from securefda.rules.projection import Products, Projection, layer_multiples, scale_layers
 from securefda.rules.selection import DeltaErrors, source_errors
 from securefda.rules.statistics import TargetStatistics
@@ -44,7 +47,7 @@ class Contribution:
 
     Attributes:
         vector: v_i, float64 ``(n_params,)``.
-        keep: share of the target's update that stands beside it, in [0, 1].
+        keep: share of the target's update that stands beside it, in [0, 1]; under fada_attention, that of attention.
         beta: weight of the source in [0, 1], for its own report; None for a rule without beta.
         errors: estimated errors of the rules to choose from; None where the plan does not select.
     """
@@ -175,6 +178,32 @@ def contribute(
     return replace(weighted, errors=errors)
 
 
+def attend(
+    plan: RoundPlan, gap_gradient: npt.ArrayLike | None, source_update: npt.ArrayLike, *, gain: float | None = None
+) -> Contribution:
+    """Evaluate `Rule.FADA_ATTENTION` for one source.
+
+    Its vector is the update times its share s_i of attention, and ``keep`` is s_i: so the sums V = sum n_i s_i g_i and
+    w = sum n_i s_i are those of a mean weighted by samples and attention.
+
+    Args:
+        plan: the round's rule.
+        gap_gradient: of the gap statistic with respect to the model, ``(n_params,)``; not needed with ``gain``.
+        source_update: g_i, the source's update, ``(n_params,)``.
+        gain: by how much the update lowers the gap statistic; None: to first order, by ``gap_gradient``.
+
+    Raises:
+        ValueError: an argument is missing, has a wrong shape, or is not finite; the message starts with its name.
+    """
+    source = checks.vector("source_update", source_update)
+    if gain is None:
+        if gap_gradient is None:
+            raise ValueError(f"gap_gradient: {plan.rule} needs it")
+        gain = first_order_gain(gap_gradient, source)
+    share = attention_share(gain, temperature=plan.attention_temperature, bound=plan.attention_bound)
+    return Contribution(vector=np.multiply(source, share, dtype=np.float64), keep=share, beta=None)
+
+
 def weighted_update(
     plan: RoundPlan,
     source: Reals,
@@ -216,12 +245,12 @@ def combine(
         weighted_sum: V = sum n_i v_i, ``(n_params,)``.
         kept: w = sum n_i keep_i.
         samples: n = sum n_i, positive.
-        target_update: g_T, ``(n_params,)``; not needed for source_only.
+        target_update: g_T, ``(n_params,)``; not needed for source_only and fada_attention.
         target_samples: n_T, the target's number of samples; only for fedavg.
 
     Returns:
         Float64 ``(n_params,)``: (w g_T + V) / n, for fedavg (n_T g_T + V) / (n_T + n), for source_only V / n, for
-        target_only g_T itself.
+        fada_attention V / w, for target_only g_T itself.
 
     Raises:
         ValueError: an argument is missing or out of its range; the message starts with its name.
@@ -234,6 +263,10 @@ def combine(
     target_weight = checks.number_between("kept", kept, -slack, count + slack)
     if rule is Rule.SOURCE_ONLY:
         return np.divide(total, count, dtype=np.float64)
+    if rule.attends:
+        if not target_weight > 0:
+            raise ValueError(f"kept: must be above 0 under {rule}, is {target_weight:g}")
+        return np.divide(total, target_weight, dtype=np.float64)
     if target_update is None:
         raise ValueError(f"target_update: {rule} needs it")
     target = checks.vector("target_update", target_update, size=total.size)

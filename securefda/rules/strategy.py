@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from securefda.rules import checks
+from securefda.rules.attention import DEFAULT_BOUND, DEFAULT_TEMPERATURE, LARGEST_BOUND, Gain
 from securefda.rules.beta import BetaRule, Estimator, needs_steps
 from securefda.rules.projection import Projection
 from securefda.rules.server import ServerOptimizer, ServerPlan
@@ -72,6 +73,11 @@ class Rule(StrEnum):
     """`FEDAVG` of all layers but the last ones, which stay at their site (Collins, Hassani, Mokhtari, Shakkottai
     2021); which these are is a setting of training at every site."""
 
+    FADA_ATTENTION = "fada_attention"
+    """Mean of the sources' updates by samples and dynamic attention: the more an update tightens the clusters of the
+    target's features, the more it weighs (model I of Peng, Huang, Zhu, Saenko 2020). It needs no label of the target's
+    rows; `attention` has the arithmetic."""
+
     AUTO = "auto"
     """In each round the one of `CANDIDATES` with the smallest estimated Delta error; `selection` has these errors."""
 
@@ -79,6 +85,11 @@ class Rule(StrEnum):
     def adapts(self) -> bool:
         """Whether a contribution depends on the target's update and statistics: the FedDA and FedGP rules, and auto."""
         return self in _ADAPTING
+
+    @property
+    def attends(self) -> bool:
+        """Whether a source weighs by what its update does to the features of the target's rows."""
+        return self is Rule.FADA_ATTENTION
 
     @property
     def projects(self) -> bool:
@@ -113,7 +124,7 @@ _BETA_RULES = {
     Rule.FEDGP_FILTERED_AUTO: BetaRule.FEDGP_FILTERED,
 }
 _ADAPTING = frozenset({Rule.FEDDA, Rule.FEDGP, Rule.AUTO, *_BETA_RULES})
-_WARMS_UP = _ADAPTING | {Rule.SOURCE_ONLY, Rule.FEDAVG}
+_WARMS_UP = _ADAPTING | {Rule.SOURCE_ONLY, Rule.FEDAVG, Rule.FADA_ATTENTION}
 _PERSONAL = frozenset({Rule.PERSONALIZED_FEDAVG, Rule.DITTO, Rule.APFL, Rule.KNN_PER, Rule.FEDREP})
 _MEANS = frozenset({Rule.SOURCE_ONLY, Rule.FEDAVG})
 OF_A_WHOLE_RUN = frozenset({Rule.FINETUNE_OFFLINE, Rule.ORACLE, Rule.AUTO, *_PERSONAL})
@@ -121,9 +132,13 @@ OF_A_WHOLE_RUN = frozenset({Rule.FINETUNE_OFFLINE, Rule.ORACLE, Rule.AUTO, *_PER
 
 TARGET_LABELS: Mapping[Rule, frozenset[TargetLabels]] = {
     Rule.SOURCE_ONLY: frozenset({TargetLabels.GIVEN, TargetLabels.NONE}),
+    Rule.FADA_ATTENTION: frozenset({TargetLabels.NONE}),
     **dict.fromkeys(_ADAPTING - {Rule.AUTO}, frozenset({TargetLabels.GIVEN, TargetLabels.PSEUDO})),
 }
 """Rules that run without given labels of the target's training rows, and on what; every other rule needs them.
+
+`Rule.FADA_ATTENTION` refuses given labels, of which it would make no use: what it comes to is not to be compared with
+rules that have them.
 
 `Rule.AUTO` is not among them: it compares estimated errors, and that of the target's own update is the variance of its
 steps, which says nothing of wrong pseudo-labels.
@@ -145,6 +160,10 @@ class RulePlan:
         filter: whether layers in which source and target disagree in sign are left out (FedGP rules).
         align: whether a source's update is aligned with the target's schedule (FedDA and FedGP rules).
         estimator: how auto-beta estimates tau^2 d^2.
+        attention_gain: how the gain of an update is known under `Rule.FADA_ATTENTION`; other rules ignore this and the
+            next two.
+        attention_temperature: the gain at which an update weighs e times as much as one without gain, above 0.
+        attention_bound: no update weighs more than ``exp(2 * attention_bound)`` times another; above 0.
 
     Raises:
         ValueError: an attribute is out of its range; the message starts with its name.
@@ -156,14 +175,20 @@ class RulePlan:
     filter: bool = True
     align: bool = True
     estimator: Estimator = Estimator.MEAN_FIELD
+    attention_gain: Gain = Gain.FIRST_ORDER
+    attention_temperature: float = DEFAULT_TEMPERATURE
+    attention_bound: float = DEFAULT_BOUND
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rule", checks.choice("rule", self.rule, Rule))
         object.__setattr__(self, "projection", checks.choice("projection", self.projection, Projection))
         object.__setattr__(self, "estimator", checks.choice("estimator", self.estimator, Estimator))
+        object.__setattr__(self, "attention_gain", checks.choice("attention_gain", self.attention_gain, Gain))
         checks.number_between("beta", self.beta, 0, 1)
         checks.switch("filter", self.filter)
         checks.switch("align", self.align)
+        checks.number_between("attention_temperature", self.attention_temperature, 0, math.inf, open_below=True)
+        checks.number_between("attention_bound", self.attention_bound, 0, LARGEST_BOUND, open_below=True)
 
     @property
     def needs_step_updates(self) -> bool:
@@ -173,6 +198,12 @@ class RulePlan:
         """
         beta_rule = BetaRule.FEDGP if self._estimates_errors else self.rule.beta_rule
         return beta_rule is not None and needs_steps(beta_rule, self.estimator)
+
+    @property
+    def needs_single_updates(self) -> bool:
+        """Whether evaluation needs the update of a source, or the mean of a cohort, at the target: its features tell
+        the exact gain."""
+        return self.rule.attends and self.attention_gain is Gain.EXACT
 
     @property
     def _estimates_errors(self) -> bool:
@@ -361,6 +392,9 @@ def round_plan(strategy: Strategy, round_number: int, errors: Mapping[Rule, floa
         filter=strategy.filter,
         align=strategy.align,
         estimator=strategy.estimator,
+        attention_gain=strategy.attention_gain,
+        attention_temperature=strategy.attention_temperature,
+        attention_bound=strategy.attention_bound,
     )
 
 

@@ -74,14 +74,21 @@ def target_in_words(config: AggregatorConfig, site: str, sources: tuple[str, ...
     common = "to every source, the common model in each round" + ("" if short == "float32" else f", rounded to {short}")
     model = f"{common}: what {site}'s rows changed in it was trained {how}."
     if config.training.labels == "none":
+        part = "say how much each source weighs" if rule.attends else "have no part"
         model = (
-            f"{common}, in which {site}'s rows have no part: their labels are "
+            f"{common}, in which {site}'s rows {part}: their labels are "
             f"not used. No header says so, but the rule {rule.value} is one that needs none."
         )
     own = (
         f"to the sources at visibility sum, in rounds of {rule.value}, {site}'s own update and statistics as well, for "
         f"this rule is evaluated inside the sources. The update is trained {how}."
     )
-    inside = rule is Rule.AUTO or rule.value.startswith(("fedda", "fedgp"))
+    if rule.attends:
+        own = (
+            f"to the sources at visibility sum, in rounds of {rule.value}, the gradient of the gap: the direction in "
+            f"which the features of at most {strategy.attention_rows} of {site}'s rows fall into clusters less well. "
+            "This rule is evaluated inside the sources. Nothing bounds what the gradient tells of a row."
+        )
+    inside = rule.attends or rule is Rule.AUTO or rule.value.startswith(("fedda", "fedgp"))
     sends = (model, *((own,) if inside else ()), "no row and no file.")
     return TargetInWords(summary, asks, sends)

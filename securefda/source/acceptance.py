@@ -33,7 +33,7 @@ class AcceptedRound:
         terms: what it asks to be computed.
         level: what the aggregator may see of this source in it.
         model: to train from, float32 ``(n_params,)``.
-        target_update: g_T, likewise, where the header publishes it.
+        published: g_T or the gradient of the gap, likewise, where the header names one.
         origin: the result that produced the model.
         course: how far the model lies from the one that this site trained from last.
     """
@@ -42,7 +42,7 @@ class AcceptedRound:
     terms: RoundTerms
     level: Visibility
     model: Vector
-    target_update: Vector | None
+    published: Vector | None
     origin: Origin
     course: Course
 
@@ -88,7 +88,8 @@ def accept_header(
     terms = RoundTerms.of(body, encoding or quantisation(body))
     level = body.level_of(own_index)
     origin = origin_of(body, site.store.known(body.run_id), missed, own_index=own_index, limits=site.limits)
-    model, target_update = checked_vectors(body, level, parcel)
+    model, published = checked_vectors(body, level, parcel)
+    target_update = None if terms.plan.rule.attends else published
 
     before = site.store.trained_from(body.run_id, site.trainer.initial_model)
     if origin.number == 0:
@@ -97,7 +98,7 @@ def accept_header(
     course = course_of(origin, model, target_update, before, layers=site.trainer.layers, limit=site.model_step)
 
     require_worth_charging(site.trainer, body, level, target_update)
-    return AcceptedRound(header, terms, level, model, target_update, origin, course)
+    return AcceptedRound(header, terms, level, model, published, origin, course)
 
 
 @runtime_checkable

@@ -172,7 +172,7 @@ def begin_round(site: SourceSite, accepted: AcceptedRound) -> tuple[SourceRound,
         return _release_in_clear(site, accepted.header, update, record, metrics=metrics, rounding=rounding)
 
     weight = weight_of(header, result.samples)
-    contribution = contribution_at_source(terms, accepted.level, accepted.target_update, update)
+    contribution = contribution_at_source(terms, accepted.level, accepted.published, update)
     del result, update  # vectors of the model's length less, while the contribution is at work
     statistics = statistics_of(contribution, weight, metrics)
     clipped = clip_contribution(header, contribution, weight)

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from securefda.errors import TrainingError
+from securefda.protocol.encoding import Vector64
 from securefda.protocol.transcript import architecture_digest
 from securefda.tasks import Rows, Samples, Task, Unlabelled, task_code
 from securefda.training import (
@@ -41,8 +42,17 @@ from securefda.training.batch_norm import (
     statistics_to_bytes,
 )
 from securefda.training.device import choose_threads, multiply_adds
+from securefda.training.features import (
+    SeenGap,
+    cluster,
+    clusters_wanted,
+    features_of,
+    gap_direction,
+    gap_of,
+    moved_centres,
+)
 from securefda.training.personal import head_size, train_with_head, vector_of
-from securefda.training.seeds import Seed, round_seed
+from securefda.training.seeds import Seed, generator_of, round_seed
 
 Statistic = NDArray[np.float32] | NDArray[np.int64]
 """A running mean or variance, or the number of batches behind them."""
@@ -244,6 +254,46 @@ class SiteTrainer:
         torch.set_num_threads(self._threads)
         self._load_to_evaluate(vector)
         return evaluate(self._task, self._model, data)
+
+    def require_clusters(self, rows: int) -> None:
+        """Refuse a model, or a number of rows at most, of which :meth:`look` could see nothing.
+
+        Raises:
+            TrainingError: the model has no linear layer, or there are too few rows.
+        """
+        clusters_wanted(self._model, min(rows, len(self._data)))
+
+    def look(self, vector: Vector, round_number: int, run_id: str, *, rows: int) -> SeenGap:
+        """How the features of this site's rows cluster under a model, float32 (m,); labels have no part in it.
+
+        Args:
+            vector: the model with which a round begins.
+            round_number: of that round; of each attempt at it, the same rows are drawn.
+            run_id: of the run.
+            rows: how many are drawn, at most.
+
+        Raises:
+            TrainingError: the rows cannot be clustered, or a feature is not finite.
+        """
+        torch.set_num_threads(self._threads)
+        seed = round_seed(self._draws_from, self._site, run_id, round_number, "clusters")
+        draws = generator_of(seed)
+        chosen = torch.randperm(len(self._data), generator=draws)[:rows].sort().values
+        drawn, first = self._data.features[chosen], int(torch.randint(2**31, (1,), generator=draws))
+        self._load_to_evaluate(vector)
+        count = clusters_wanted(self._model, len(drawn))
+        features = features_of(self._task, self._model, drawn)
+        clusters = cluster(features, count, first)
+        gap = gap_of(features, clusters)
+
+        def gain_of(update: Vector | Vector64) -> float:
+            torch.set_num_threads(self._threads)
+            self._load_to_evaluate((vector + update).astype(np.float32))
+            moved = features_of(self._task, self._model, drawn)
+            again = cluster(moved, count, first, centres=moved_centres(moved, clusters, count))
+            return gap - gap_of(moved, again)
+
+        return SeenGap(gap, gap_direction(self._task, self._model, drawn, features, clusters), gain_of)
 
     def statistics(self, vector: Vector) -> dict[str, Statistic]:
         """The running statistics that a model, float32 (m,), is evaluated with at this site, by their names in PyTorch.

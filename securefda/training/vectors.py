@@ -67,6 +67,15 @@ def model_to_vector(model: nn.Module) -> Vector:
     return vector
 
 
+def gradient_to_vector(model: nn.Module) -> Vector:
+    """Return a new float32 vector (m,) with the gradients of the federated parameters; 0 where there is none."""
+    parts = [
+        torch.zeros_like(parameter) if parameter.grad is None else parameter.grad for _, parameter in _federated(model)
+    ]
+    vector: Vector = torch.cat([part.reshape(-1).cpu() for part in parts]).numpy()
+    return vector
+
+
 def vector_to_model(vector: Vector, model: nn.Module) -> None:
     """Write ``vector`` (m,) into the federated parameters of ``model``, in place.
 

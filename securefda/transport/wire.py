@@ -346,7 +346,15 @@ def _read_share(proto: pb.UnmaskShare, _name: str) -> m.SelfMaskShare | m.Master
 
 # --- the table --------------------------------------------------------------------------------------------------------
 
-_RULE = _Form(m.RuleTerms, pb.RuleTerms, rule=_NAME, projection=_NAME, estimator=_NAME)
+_ATTENTION = _Form(m.AttentionTerms, pb.AttentionTerms, gain=_NAME)
+_RULE = _Form(
+    m.RuleTerms,
+    pb.RuleTerms,
+    rule=_NAME,
+    projection=_NAME,
+    estimator=_NAME,
+    attention=_part(_ATTENTION, "optional"),
+)
 _TARGET = _Form(m.TargetTerms, pb.TargetTerms)
 _LAYER = _Form(m.Layer, pb.Layer, shape=_list(_COPIED, MAX_SIDES))
 _NORM_CAP = _Form(m.NormCapTerms, pb.NormCapTerms, granularity=_enum(m.Granularity))

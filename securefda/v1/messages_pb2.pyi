@@ -417,6 +417,7 @@ class RuleTerms(_message.Message):
     ESTIMATOR_FIELD_NUMBER: _builtins.int
     LEARNING_RATE_FACTOR_FIELD_NUMBER: _builtins.int
     SELECT_FIELD_NUMBER: _builtins.int
+    ATTENTION_FIELD_NUMBER: _builtins.int
     rule: _builtins.str
     """Name of the rule, for example "fedgp_auto"; at most 64 bytes."""
     beta: _builtins.float
@@ -433,6 +434,10 @@ class RuleTerms(_message.Message):
     """Factor on every site's learning rate in this round; finite, above 0."""
     select: _builtins.bool
     """Whether sources hand in estimated errors of the rules, from which that of the next round is chosen."""
+    @_builtins.property
+    def attention(self) -> Global___AttentionTerms:
+        """How a source's share of attention is computed; present under "fada_attention", absent under every other rule."""
+
     def __init__(
         self,
         *,
@@ -444,14 +449,45 @@ class RuleTerms(_message.Message):
         estimator: _builtins.str = ...,
         learning_rate_factor: _builtins.float = ...,
         select: _builtins.bool = ...,
+        attention: Global___AttentionTerms | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["align", b"align", "beta", b"beta", "estimator", b"estimator", "filter", b"filter", "learning_rate_factor", b"learning_rate_factor", "projection", b"projection", "rule", b"rule", "select", b"select"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["align", b"align", "attention", b"attention", "beta", b"beta", "estimator", b"estimator", "filter", b"filter", "learning_rate_factor", b"learning_rate_factor", "projection", b"projection", "rule", b"rule", "select", b"select"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RuleTerms: _TypeAlias = RuleTerms  # noqa: Y015
+
+@_typing.final
+class AttentionTerms(_message.Message):
+    """How a source's share of attention follows from the gain of its update."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GAIN_FIELD_NUMBER: _builtins.int
+    TEMPERATURE_FIELD_NUMBER: _builtins.int
+    BOUND_FIELD_NUMBER: _builtins.int
+    gain: _builtins.str
+    """"first-order" or "exact"; at most 64 bytes."""
+    temperature: _builtins.float
+    """The gain that makes an update weigh e times as much; finite, above 0."""
+    bound: _builtins.float
+    """No update weighs more than exp(2 * bound) times another; finite, above 0, at most 5."""
+    def __init__(
+        self,
+        *,
+        gain: _builtins.str = ...,
+        temperature: _builtins.float = ...,
+        bound: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bound", b"bound", "gain", b"gain", "temperature", b"temperature"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AttentionTerms: _TypeAlias = AttentionTerms  # noqa: Y015
 
 @_typing.final
 class TargetTerms(_message.Message):
@@ -523,6 +559,7 @@ class Header(_message.Message):
     METRICS_FIELD_NUMBER: _builtins.int
     SOURCES_KEEP_FIELD_NUMBER: _builtins.int
     DOWN_LINK_FIELD_NUMBER: _builtins.int
+    GAP_GRADIENT_DIGEST_FIELD_NUMBER: _builtins.int
     run_id: _builtins.bytes
     """Random name of the run; 16 bytes."""
     round: _builtins.int
@@ -563,6 +600,10 @@ class Header(_message.Message):
     """What the sources keep of the model when the run is complete; the same in every header of a run."""
     down_link: Global___DownLink.ValueType
     """In what the model and the target's update travel beside the header."""
+    gap_gradient_digest: _builtins.bytes
+    """Digest of the gradient of the gap statistic with respect to the model (float32, little-endian), which travels as the
+    second attachment to those at level sum under "fada_attention" with first-order gains; 32 bytes, or 0 elsewhere.
+    """
     @_builtins.property
     def levels(self) -> _containers.RepeatedScalarFieldContainer[Global___Visibility.ValueType]:
         """What the aggregator sees of each participant, in their order; as many as participants."""
@@ -616,10 +657,11 @@ class Header(_message.Message):
         metrics: _builtins.bool = ...,
         sources_keep: Global___SourcesKeep.ValueType = ...,
         down_link: Global___DownLink.ValueType = ...,
+        gap_gradient_digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["norm_cap", b"norm_cap", "rule", b"rule", "target", b"target"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture_digest", b"architecture_digest", "attempt", b"attempt", "cohort_quorum", b"cohort_quorum", "cohort_size", b"cohort_size", "down_link", b"down_link", "layers", b"layers", "levels", b"levels", "max_samples", b"max_samples", "metrics", b"metrics", "model_digest", b"model_digest", "modulus_bits", b"modulus_bits", "n_max", b"n_max", "norm_cap", b"norm_cap", "participants", b"participants", "phase_deadline_ms", b"phase_deadline_ms", "previous_checkpoint", b"previous_checkpoint", "previous_result_digest", b"previous_result_digest", "roster_digest", b"roster_digest", "round", b"round", "rule", b"rule", "run_id", b"run_id", "sources_keep", b"sources_keep", "sum_quorum", b"sum_quorum", "target", b"target", "threshold", b"threshold", "training_deadline_ms", b"training_deadline_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture_digest", b"architecture_digest", "attempt", b"attempt", "cohort_quorum", b"cohort_quorum", "cohort_size", b"cohort_size", "down_link", b"down_link", "gap_gradient_digest", b"gap_gradient_digest", "layers", b"layers", "levels", b"levels", "max_samples", b"max_samples", "metrics", b"metrics", "model_digest", b"model_digest", "modulus_bits", b"modulus_bits", "n_max", b"n_max", "norm_cap", b"norm_cap", "participants", b"participants", "phase_deadline_ms", b"phase_deadline_ms", "previous_checkpoint", b"previous_checkpoint", "previous_result_digest", b"previous_result_digest", "roster_digest", b"roster_digest", "round", b"round", "rule", b"rule", "run_id", b"run_id", "sources_keep", b"sources_keep", "sum_quorum", b"sum_quorum", "target", b"target", "threshold", b"threshold", "training_deadline_ms", b"training_deadline_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

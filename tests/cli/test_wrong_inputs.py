@@ -1907,7 +1907,7 @@ class Bare(Digits):
 TARGET_SETTINGS = "kits/target/local/settings.toml"
 NO_LABELS = "training.target.labels=none"
 NEEDS_LABELS = 'fedgp_auto needs the labels of the target\'s training rows, and training{}.labels is "none"'
-FITTING = "rules that run with these labels: source_only"
+FITTING = "rules that run with these labels: source_only, fada_attention"
 WITHOUT_LABELS = change(TARGET_SETTINGS, "[training]\n", '[training]\nlabels = "none"\n')
 OF_SOURCES = change(TARGET_SETTINGS, '"fedgp_auto"', '"source_only"')
 
@@ -1919,7 +1919,35 @@ def bare_at(*sites: str) -> Act:
     return acts(write(f"{name}.py", f"{UNLABELLED_TASK}\nSITES = {sites}\n"), factory)
 
 
+ATTENTION = f"--set {NO_LABELS} --set strategy.rule=fada_attention --set strategy.warm-up-rounds=0"
+ATTENDS = f"simulate federation.toml --out attended {ATTENTION} --set strategy.rounds=1"
 LABELS = {
+    "labels-where-none-belong": Wrong(
+        f"{SIMULATE} --set strategy.rule=fada_attention",
+        "fada_attention makes no use of the labels of the target's training rows, and training.target.labels is",
+        'set training.target.labels = "none", or a rule that uses them',
+        again=f"{SIMULATE} {ATTENTION}",
+        then=FURTHER,
+    ),
+    "clusters-of-fewer-rows-than-classes": Wrong(
+        f"{ATTENDS} --set strategy.attention-rows=9",
+        "9 rows cannot be put into 10 clusters",
+        "raise strategy.attention-rows",
+        again=f"{ATTENDS} --set strategy.attention-rows=40",
+    ),
+    "exact-gains-at-sum": Wrong(
+        f"{ATTENDS} --set strategy.attention-gain=exact",
+        '"exact" needs updates that the target does not see at visibility sum',
+        'set it to "first-order"',
+        again=f"{ATTENDS} --set strategy.attention-gain=first-order",
+    ),
+    "a-bound-of-attention-beyond-the-policies": Wrong(
+        f"{ATTENDS} --set strategy.attention-bound=2",
+        "policy refuses limits.attention-bound-max: asked 2, allowed at most 1",
+        "lower strategy.attention-bound at the aggregator",
+        again=f"{ATTENDS} --set strategy.attention-bound=1 --fresh",
+        code=10,
+    ),
     "a-rule-that-needs-labels": Wrong(
         f"{SIMULATE} --set {NO_LABELS}",
         NEEDS_LABELS.format(".target"),

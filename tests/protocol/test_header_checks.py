@@ -39,6 +39,7 @@ from securefda.protocol.contribution import RoundTerms, contribution_at_source
 from securefda.protocol.messages import (
     NO_CONTEXT,
     Abort,
+    AttentionTerms,
     Granularity,
     Header,
     NormCapTerms,
@@ -56,6 +57,16 @@ N, ME = 5, 2
 OTHER = sha256(b"other").digest()
 UPDATE = bytes(64)
 FEDGP = RuleTerms("fedgp_auto", 0.5, "orthogonal", True, True, "mean-field", 1.0)
+FADA = RuleTerms(
+    "fada_attention",
+    0.5,
+    "orthogonal",
+    True,
+    True,
+    "mean-field",
+    1.0,
+    attention=AttentionTerms("first-order", 0.01, 1.0),
+)
 SELECT = RuleTerms("source_only", 0.5, "orthogonal", True, True, "mean-field", 1.0, select=True)
 INDIVIDUAL, COHORT, SUM = Visibility
 IN_CLEAR = {"level": INDIVIDUAL}
@@ -67,6 +78,9 @@ MIXED = {"levels": (COHORT, SUM, SUM, COHORT, SUM), **BESIDE}
 WITH_CLEAR = {**MIXED, "levels": (INDIVIDUAL, SUM, SUM, INDIVIDUAL, SUM), "cohort_size": 0, "cohort_quorum": 0}
 PUBLISHED = TargetTerms(4, 0.1, sha256(UPDATE).digest(), 1.0, 1.0)
 KEPT = TargetTerms(4, 0.1)
+GRADIENT = sha256(UPDATE).digest()
+ATTENDING = {"rule": FADA, "gap_gradient_digest": GRADIENT}
+EXACT = {"rule": replace(FADA, attention=AttentionTerms("exact", 0.01, 1.0))}
 LAST = PastResult(3, sha256(b"result 3").digest(), sha256(MODEL).digest())
 BEFORE = PastResult(2, sha256(b"result 2").digest(), OTHER)
 RAN = History(last_position=(3, 1), results=(BEFORE, LAST))
@@ -165,6 +179,19 @@ LIES = [
     HeaderLie("HEADER_TARGET", "g_T published at cohort", {"rule": FEDGP, "target": PUBLISHED, **COHORTS}),
     HeaderLie("HEADER_TARGET", "terms for a rule that needs none", {"target": PUBLISHED}),
     HeaderLie("HEADER_TARGET", "estimates of errors without the target's terms", {"rule": SELECT}),
+    HeaderLie("HEADER_TARGET", "attention at sum without the gradient of the gap", {"rule": FADA}),
+    HeaderLie("HEADER_TARGET", "attention at sum beside a cohort without it", {"rule": FADA, **MIXED}),
+    HeaderLie("HEADER_TARGET", "a gradient of the gap at individual", {**ATTENDING, **IN_CLEAR}),
+    HeaderLie("HEADER_TARGET", "a gradient of the gap at cohort", {**ATTENDING, **COHORTS}),
+    HeaderLie("HEADER_TARGET", "a gradient of the gap beside exact gains", {**EXACT, "gap_gradient_digest": GRADIENT}),
+    HeaderLie("HEADER_TARGET", "a gradient of the gap for a rule that needs none", {"gap_gradient_digest": GRADIENT}),
+    HeaderLie(
+        "HEADER_TARGET",
+        "a gradient of the gap beside g_T",
+        {"rule": FEDGP, "target": PUBLISHED, "gap_gradient_digest": GRADIENT},
+    ),
+    HeaderLie("HEADER_TARGET", "g_T beside a gradient of the gap", {**ATTENDING, "target": PUBLISHED}),
+    HeaderLie("HEADER_TARGET", "g_T in the place of a gradient of the gap", {"rule": FADA, "target": PUBLISHED}),
     *(HeaderLie("HEADER_MODULUS", f"{bits} bits", {"modulus_bits": bits}) for bits in (0, 1, 2, 15, 18, 33, 64)),
     HeaderLie("HEADER_WRAP", "a ring for fewer than take part", {"n_max": N - 1}),
     HeaderLie("HEADER_WRAP", "no resolution left", {"n_max": 2**31}),
@@ -276,6 +303,24 @@ def test_source_refuses_another_attempt_at_a_round_that_asks_for_something_else(
 
 
 @pytest.mark.parametrize(
+    "changes",
+    [
+        {"gap_gradient_digest": OTHER},
+        {"rule": replace(FADA, attention=AttentionTerms("first-order", 0.02, 1.0))},
+        {"rule": replace(FADA, attention=AttentionTerms("first-order", 0.01, 0.9))},
+        {"rule": FADA, "gap_gradient_digest": b"", **IN_CLEAR},
+    ],
+    ids=["gradient", "temperature", "bound", "without gradient"],
+)
+def test_source_refuses_another_attempt_that_asks_for_another_share_of_attention(changes: dict[str, Any]) -> None:
+    history = History(last_position=(1, 1), last_terms=round_terms(header(**ATTENDING).body))
+    check(header(**ATTENDING, attempt=2), history, limits_of(N))
+    with pytest.raises(FaultyAggregatorError, match="asks for something else") as refused:
+        check(header(**(ATTENDING | {"attempt": 2} | changes)), history, limits_of(N))
+    assert refused.value.check == "HEADER_ORDER"
+
+
+@pytest.mark.parametrize(
     ("changes", "history"),
     [
         ({}, History()),
@@ -296,6 +341,11 @@ def test_source_refuses_another_attempt_at_a_round_that_asks_for_something_else(
         (WITH_CLEAR, History()),
         ({"rule": SELECT, "target": PUBLISHED}, History()),
         ({"rule": FEDGP, "target": PUBLISHED, **MIXED}, History()),
+        (ATTENDING, History()),
+        ({**ATTENDING, **MIXED}, History()),
+        ({"rule": FADA, **IN_CLEAR}, History()),
+        ({"rule": FADA, **COHORTS}, History()),
+        ({**EXACT, **COHORTS}, History()),
     ],
     ids=[
         "first",
@@ -316,6 +366,11 @@ def test_source_refuses_another_attempt_at_a_round_that_asks_for_something_else(
         "sum beside updates in clear",
         "estimates of errors",
         "sum beside a cohort with g_T",
+        "attention at sum",
+        "attention at sum beside a cohort",
+        "attention in clear",
+        "attention at cohort",
+        "attention by exact gains",
     ],
 )
 def test_source_accepts_honest_header(changes: dict[str, Any], history: History) -> None:
@@ -392,9 +447,10 @@ def test_source_refuses_model_of_another_length_though_its_digest_is_bound() -> 
 
 @pytest.mark.parametrize("update", [None, b"", UPDATE[:-1], UPDATE + bytes(4), b"\1" * 64])
 def test_source_refuses_target_update_that_the_header_does_not_bind(update: bytes | None) -> None:
-    with pytest.raises(FaultyAggregatorError) as refused:
-        check_vectors(body(rule=FEDGP, target=PUBLISHED), SUM, MODEL, update)
-    assert refused.value.check == "HEADER_TARGET"
+    for publishing in ({"rule": FEDGP, "target": PUBLISHED}, ATTENDING):
+        with pytest.raises(FaultyAggregatorError) as refused:
+            check_vectors(body(**publishing), SUM, MODEL, update)
+        assert refused.value.check == "HEADER_TARGET"
 
 
 def test_source_refuses_target_update_that_no_header_announced() -> None:
@@ -406,12 +462,15 @@ def test_source_refuses_target_update_that_no_header_announced() -> None:
 def test_source_accepts_the_vectors_that_the_header_binds() -> None:
     check_vectors(body(), SUM, MODEL, None)
     check_vectors(body(rule=FEDGP, target=PUBLISHED), SUM, bytearray(MODEL), memoryview(UPDATE))
+    check_vectors(body(**ATTENDING), SUM, bytearray(MODEL), memoryview(UPDATE))
+    check_vectors(body(**ATTENDING, **MIXED), COHORT, MODEL, None)
 
 
 def test_digests_of_vectors_are_in_the_order_in_which_they_travel() -> None:
     model = sha256(MODEL).digest()
     assert vector_digests(body()) == vector_digests(body(rule=FEDGP, target=KEPT)) == (model,)
     assert vector_digests(body(rule=FEDGP, target=PUBLISHED)) == (model, sha256(UPDATE).digest())
+    assert vector_digests(body(**ATTENDING)) == (model, GRADIENT)
 
 
 @pytest.mark.parametrize("level", [INDIVIDUAL, COHORT])

@@ -10,7 +10,7 @@ import gc
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from functools import cache
+from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
@@ -266,10 +266,12 @@ class Federation(MemoryNetwork[AggregatorRun, SourceRun]):
     def new_aggregator(self) -> AggregatorRun:
         self.store = AggregatorStore(self.folder / "target.sqlite")
         oracle = self.settings.strategy.rule == "oracle"
+        trainer = trainer_of(self.n, TARGET, norm=self.norm, oracle=oracle, memory=self.store, **self.heads)
         site = TargetSite(
             signer=signer(TARGET),
             roster=self.roster,
-            trainer=trainer_of(self.n, TARGET, norm=self.norm, oracle=oracle, memory=self.store, **self.heads),
+            trainer=trainer,
+            look=partial(trainer.look, rows=1000) if self.settings.strategy.rule.attends else None,
             test_data=Points(TaskSettings("target", ("source-1",), SEED)).test_data("target"),
             random_bytes=os.urandom,
             clock=lambda: self.now,

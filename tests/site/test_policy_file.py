@@ -22,7 +22,8 @@ def file(tmp_path: Path) -> Path:
 
 def test_the_default_text_is_the_default_policy_with_the_rules_that_use_sources(file: Path) -> None:
     file.write_text(default_policy_text("source-1"))
-    rules = ("source_only", "fedavg", "fedda", "fedgp", "fedda_auto", "fedgp_auto", "fedgp_filtered_auto", "auto")
+    adapting = ("fedda", "fedgp", "fedda_auto", "fedgp_auto", "fedgp_filtered_auto")
+    rules = ("source_only", "fedavg", *adapting, "fada_attention", "auto")
     assert load_policy(file) == SourcePolicy(allowed_rules=rules)
 
 

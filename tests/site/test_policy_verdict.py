@@ -13,10 +13,12 @@ from policy_headers import ARCHITECTURE, FACTORY, ME, POLICY, header_at_every_li
 
 from securefda.errors import ExitCode, FaultyAggregatorError, PolicyRefusal
 from securefda.protocol.messages import (
+    AttentionTerms,
     Granularity,
     Header,
     Layer,
     NormCapTerms,
+    RuleTerms,
     SourcesKeep,
     TargetTerms,
     Update,
@@ -83,6 +85,11 @@ def trained_with(noise_multiplier: float, max_grad_norm: float = 1.0) -> Asks:
     return lambda policy: check_training(policy, noise_multiplier, max_grad_norm)
 
 
+def attending(bound: float) -> RuleTerms:
+    """The rule of the header at every limit, with a share of attention."""
+    return replace(header_at_every_limit().rule, attention=AttentionTerms("first-order", 0.1, bound))
+
+
 AT_EVERY_LIMIT = asking()
 
 
@@ -140,6 +147,7 @@ CASES = [
     Case("limits.model-bytes-max", asking(layers=(*LAYERS, Layer("one", (1,), 1.0, 1.0))), 40),
     Case("limits.learning-rate-max", asking(target=TARGET), 0.2501),
     Case("limits.learning-rate-min", asking(target=replace(TARGET, learning_rate=0.2499)), 0.2499),
+    Case("limits.attention-bound-max", asking(rule=attending(1.0001)), 1.0001, at=asking(rule=attending(1.0))),
     Case("limits.training-deadline-s-max", asking(training_deadline_ms=60_501), 60.501),
     Case("limits.phase-deadline-s-max", asking(phase_deadline_ms=5_001), 5.001),
     Case("release.max-attempts", asking(attempt=4), 4),

@@ -320,21 +320,27 @@ def _fitting(node: Node) -> tuple[Change, ...]:
 
 
 @cache
-def valid_messages() -> dict[str, bytes]:
-    """A serialised signed message of each type, from the known answers."""
-    return {
-        case["type"]: pb.SignedMessage(
+def variants() -> dict[str, list[bytes]]:
+    """The serialised signed messages of each type, from the known answers."""
+    found: dict[str, list[bytes]] = {}
+    for case in VECTORS["valid"]:
+        signed = pb.SignedMessage(
             signed_bytes=bytes.fromhex(case["message"]["signed_bytes"]),
             signature=bytes.fromhex(case["message"]["signature"]),
-        ).SerializeToString()
-        for case in VECTORS["valid"]
-    }
+        )
+        found.setdefault(case["type"], []).append(signed.SerializeToString())
+    return found
+
+
+def valid_messages() -> dict[str, bytes]:
+    """The first of them of each type."""
+    return {name: messages[0] for name, messages in variants().items()}
 
 
 @cache
 def donors() -> tuple[Base, ...]:
     """Messages whose fields are put into others."""
-    return tuple(Base.of(data, pb.SignedMessage.DESCRIPTOR) for data in valid_messages().values())
+    return tuple(Base.of(data, pb.SignedMessage.DESCRIPTOR) for of_type in variants().values() for data in of_type)
 
 
 def type_of(data: bytes) -> str | None:
@@ -346,9 +352,11 @@ def type_of(data: bytes) -> str | None:
 
 
 def malformed(name: str, count: int, seed: int) -> Iterator[bytes]:
-    """So many malformed signed messages of a type, the same for the same seed."""
-    valid = valid_messages()[name]
-    return Mutator(valid, pb.SignedMessage.DESCRIPTOR, lambda data: type_of(data) == name, seed).messages(count)
+    """So many malformed signed messages of a type, the same for the same seed: of its variants alike many."""
+    for place, valid in enumerate(variants()[name]):
+        share = (count + place) // len(variants()[name])
+        mutator = Mutator(valid, pb.SignedMessage.DESCRIPTOR, lambda data: type_of(data) == name, seed)
+        yield from mutator.messages(share)
 
 
 def has_lists(name: str) -> bool:

@@ -90,6 +90,12 @@ ACCEPTED: Mapping[str, tuple[Terms, Terms]] = {
     ),
     "a rule that needs the target's update": ({"rule": table.FEDGP, "target": table.PUBLISHED}, {}),
     "estimated errors of the rules": ({"rule": table.SELECT, "target": table.PUBLISHED}, {}),
+    "attention, with the gradient of the gap": (table.ATTENDING, {}),
+    "attention at a sum beside a cohort, to a source in the cohort": (
+        {**table.ATTENDING, **table.MIXED},
+        {"source": 4},
+    ),
+    "attention at cohort, by exact gains": ({**table.EXACT, **table.COHORTS}, {}),
     "visibility individual, without numbers of a session": (
         {**table.IN_CLEAR, "modulus_bits": 0, "threshold": 0, "n_max": 0},
         {},
@@ -122,13 +128,25 @@ def _vectors_refused() -> list[Terms]:
     """Headers that are right, beside vectors that are not the ones they name."""
     plain_header, asking = table.header(), table.header(rule=table.FEDGP, target=table.PUBLISHED)
     mixed = table.header(rule=table.FEDGP, target=table.PUBLISHED, **table.MIXED)
+    attending = table.header(**table.ATTENDING)
+    attending_mixed = table.header(**table.ATTENDING, **table.MIXED)
     short = table.header(model_digest=sha256(b"short").digest())
     model = {"no model": b"", "a model cut short": MODEL[:-1], "a longer model": MODEL + bytes(4), "zeros": bytes(64)}
     update = {"no update": None, "an update cut short": table.UPDATE[:-1], "another update": b"\1" * 64}
+    gradient = {claim.replace("update", "gradient"): data for claim, data in update.items()}
     return [
         *(_vectors(claim, plain_header, data, None, "HEADER_MODEL") for claim, data in model.items()),
         _vectors("a model of another length, as its digest says", short, b"short", None, "HEADER_MODEL"),
         *(_vectors(claim, asking, MODEL, data, "HEADER_TARGET") for claim, data in update.items()),
+        *(_vectors(claim, attending, MODEL, data, "HEADER_TARGET") for claim, data in gradient.items()),
+        _vectors(
+            "the sum's gradient to a source in a cohort",
+            attending_mixed,
+            MODEL,
+            table.UPDATE,
+            "HEADER_TARGET",
+            source=4,
+        ),
         _vectors("an update that nobody asked for", plain_header, MODEL, table.UPDATE, "HEADER_TARGET"),
         _vectors("the sum's update to a source in a cohort", mixed, MODEL, table.UPDATE, "HEADER_TARGET", source=4),
     ]

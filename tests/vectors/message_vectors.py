@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -61,6 +61,13 @@ def _header() -> m.Header:
         metrics=True,
         sources_keep=m.SourcesKeep.FINAL,
     )
+
+
+def _attending_header() -> m.Header:
+    """As :func:`_header`, under the rule with attention."""
+    attention = m.AttentionTerms("first-order", 0.01, 1.5)
+    rule = m.RuleTerms("fada_attention", 0.5, "orthogonal", True, True, "mean-field", 1.0, attention=attention)
+    return replace(_header(), rule=rule, target=None, gap_gradient_digest=_digest(7))
 
 
 def _schedule() -> m.Schedule:
@@ -140,7 +147,10 @@ def valid() -> list[dict[str, Any]]:
             "message": plain(message),
             "digest": message.digest().hex(),
         }
-        for sender, message in ((sender, signer(sender).sign(SESSION_ID, CONTEXT, body)) for sender, body in _bodies())
+        for sender, message in (
+            (sender, signer(sender).sign(SESSION_ID, CONTEXT, body))
+            for sender, body in [*_bodies(), (0, _attending_header())]
+        )
     ]
 
 
@@ -238,6 +248,17 @@ def _without_model(message: Any) -> None:
     message.down_link = 1
 
 
+def _attention(name: str, value: object) -> Callable[[Any], None]:
+    """Terms of attention that are right but for one field."""
+
+    def change(message: Any) -> None:
+        terms = message.rule.attention
+        terms.gain, terms.temperature, terms.bound = "first-order", 0.01, 1.0
+        setattr(terms, name, value)
+
+    return change
+
+
 _NOT_HERE = "may be listed here"
 _CHANGES: list[tuple[type, str, str, Callable[[Any], None]]] = [
     (m.Header, "a run id of 15 bytes", "run_id", _set("run_id", bytes(15))),
@@ -259,6 +280,18 @@ _CHANGES: list[tuple[type, str, str, Callable[[Any], None]]] = [
     (m.Header, "beta that is no number", "beta", _set("rule.beta", float("nan"))),
     (m.Header, "a learning rate factor of 0", "learning_rate_factor", _set("rule.learning_rate_factor", 0.0)),
     (m.Header, "an infinite rate factor", "learning_rate_factor", _set("rule.learning_rate_factor", float("inf"))),
+    *(
+        (m.Header, f"a {name} of attention of {value}", name, _attention(name, value))
+        for name, value in (
+            ("temperature", 0.0),
+            ("temperature", float("nan")),
+            ("bound", -1.0),
+            ("bound", float("inf")),
+        )
+    ),
+    (m.Header, "a gain without a name", "gain", _attention("gain", "")),
+    (m.Header, "a gain with a name of 65 bytes", "gain", _attention("gain", "g" * 65)),
+    (m.Header, "a gradient digest of 31 bytes", "gap_gradient_digest", _set("gap_gradient_digest", bytes(31))),
     (m.Header, "no steps of the target", "steps", _set("target.steps", 0)),
     (m.Header, "an update digest of 31 bytes", "update_digest", _set("target.update_digest", bytes(31))),
     (m.Header, "a scatter below 0", "scatter", _set("target.scatter", -1.0)),

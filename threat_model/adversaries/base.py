@@ -13,7 +13,7 @@ from hashlib import sha256
 from securefda.aggregator.attendance import CosignerTracker
 from securefda.aggregator.headers import AttemptPosition, Planner, SessionPlan, make_header
 from securefda.aggregator.ranges import WordFormat
-from securefda.aggregator.target import TargetRound, train_target
+from securefda.aggregator.target import TargetAttention, TargetPart, published_vector, train_target
 from securefda.errors import FaultySourceError
 from securefda.protocol.encoding import vector_from_wire, vector_to_wire
 from securefda.protocol.messages import (
@@ -85,7 +85,7 @@ class MaliciousAggregator(Opens):
         self.witness, self.witnesses = seat.site.witness, CosignerTracker(seat.site)
         self.instance = 0
         self.model: Vector = seat.site.trainer.initial_model()
-        self.target: TargetRound | None = None
+        self.target: TargetPart | None = None
         self.last_result: Signed[Result] | None = None
         self.receipts: dict[int, Signed[Receipt]] = {}
         self.had_result: set[int] = set()
@@ -116,8 +116,11 @@ class MaliciousAggregator(Opens):
         at_sum_alone = set(plan.levels.values()) == {Visibility.SUM}
         return replace(plan, threshold=threshold, sum_quorum=threshold if at_sum_alone else plan.sum_quorum)
 
-    def train(self, place: AttemptPosition, plan: RoundPlan) -> TargetRound | None:
+    def train(self, place: AttemptPosition, plan: RoundPlan) -> TargetPart | None:
         """The target's own part of a round."""
+        look = self.seat.site.look
+        if plan.rule.attends and look is not None:
+            return TargetAttention.of(look(self.model, place.round, self.run_id), plan, self.seat.settings.down_link)
         return train_target(self.seat.site.trainer, self.model, place.round, plan)
 
     def model_for(self, index: int) -> Vector:  # noqa: ARG002 - for overriding
@@ -284,10 +287,10 @@ class MaliciousAggregator(Opens):
         header = self.signer.sign(self.heard.session_id, NO_CONTEXT, body)
         self.heard.views[index] = View(index, header)
         vectors: tuple[memoryview, ...] = (vector_to_wire(self.model_for(index)),)
-        published = body.target is not None and body.target.update_digest
+        published = published_vector(self.target) if body.published_digest else None
         at_sum = index in body.participants and body.level_of(index) is Visibility.SUM
-        if published and at_sum and self.target is not None:
-            vectors = (*vectors, vector_to_wire(self.target.result.update))
+        if published is not None and at_sum:
+            vectors = (*vectors, vector_to_wire(published))
         return self.missed_by(index) + self._tell(index, Parcel(header, vectors))
 
     def missed_by(self, index: int) -> list[Send]:

@@ -69,4 +69,5 @@ class SubtractsColluders(MaliciousAggregator):
             decode(self.heard.header, self._peeled(c, self.pair_seeds_of(c))) for c in self.summed & set(self.colluders)
         ]
         vector = opened.vector - np.sum([one.vector for one in own], axis=0)
-        return Decoded(vector, opened.weight - sum(one.weight for one in own))
+        weight = opened.weight - sum(one.weight for one in own)
+        return Decoded(vector, weight, opened.kept - sum(one.kept for one in own))

@@ -74,6 +74,17 @@ def at_the_limit(header: Header, encoded: RingVector) -> None:
     tail[1] = encoding.tail_q_max  # n
 
 
+def other_share(factor: float) -> Falsify:
+    """Hand in so many times the rows in place of what is kept of the target's update, or of the share of attention."""
+
+    def falsify(header: Header, encoded: RingVector) -> None:
+        tail = encoded[header.n_params :]
+        claimed = round(factor * int(tail[1]))  # tail[1] is n
+        tail[0] = np.asarray(claimed % 2**32, encoded.dtype)
+
+    return falsify
+
+
 class TightRing(MaliciousAggregator):
     """Lays the ring out for fewer inputs than it sums up.
 

@@ -19,10 +19,14 @@ Vector64 = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """A ring vector in real numbers, whatever it holds: ``vector`` (m,) is weighted, ``weight`` its divisor."""
+    """A ring vector in real numbers, whatever it holds: ``vector`` (m,) is weighted, ``weight`` its divisor.
+
+    ``kept`` is what travels beside the weight: rows times the share of the target's update, or that of attention.
+    """
 
     vector: Vector64
     weight: float
+    kept: float = 0.0
 
     @property
     def update(self) -> Vector64:
@@ -59,5 +63,5 @@ def decode(header: Header, vector: RingVector) -> Decoded:
     steps = np.repeat([encoding.step(place) for place in range(len(header.layers))], [x.size for x in header.layers])
     unused = 32 - header.modulus_bits
     centred = np.left_shift(vector[: steps.size], np.uint32(unused)).view(np.int32) >> unused
-    _, weight, *_ = vector[steps.size :].view(np.int32)  # the tail: w, n, and figures that travel with them
-    return Decoded(centred * steps, float(weight) / encoding.tail_q_max)
+    kept, weight, *_ = vector[steps.size :].view(np.int32)  # the tail: w, n, and figures that travel with them
+    return Decoded(centred * steps, float(weight) / encoding.tail_q_max, float(kept) / encoding.tail_q_max)

@@ -28,6 +28,7 @@ from securefda.protocol.messages import (
     NO_CONTEXT,
     NO_SESSION,
     Advertise,
+    AttentionTerms,
     Checkpoint,
     Cosigned,
     Granularity,
@@ -290,7 +291,10 @@ OWN_POLICY = default_policy(
     }
 )
 G_T = vector_to_wire(np.full(N_PARAMS, 0.1, np.float32))
+"""What the target publishes, whatever the rule: its update, or the gradient of the gap."""
+
 PUBLISHED = TargetTerms(5, 0.1, sha256(G_T).digest(), 1.0, 0.5)
+ATTENTION = AttentionTerms("first-order", 0.01, 1.0)
 EXAMPLES = 800
 
 
@@ -335,7 +339,7 @@ class Victim:
         signed = signer_of(TARGET).sign(number.to_bytes(32, "big"), NO_CONTEXT, of_run)
         model = vector_to_wire(np.zeros(N_PARAMS, np.float32))
         at_sum = ME in header.participants and header.level_of(ME) is Visibility.SUM
-        vectors = (model, G_T) if at_sum and header.target and header.target.update_digest else (model,)
+        vectors = (model, G_T) if at_sum and header.published_digest else (model,)
         (answer,) = self.rounds.handle(Parcel(signed, vectors))
         body = answer.message.body
         assert isinstance(body, (Advertise, Refusal))
@@ -400,6 +404,10 @@ def _at_rate(header: Header, rate: float, *, digest: bytes) -> Header:
     )
 
 
+def _attending(header: Header, terms: AttentionTerms | None, digest: bytes, rule: str = "fada_attention") -> Header:
+    return replace(_with_rule(header, rule=rule, attention=terms), gap_gradient_digest=digest)
+
+
 AROUND_THE_CLIPS = st.one_of(st.sampled_from([CLIP / 10, CLIP / 11, CLIP * 10, CLIP * 11]), st.floats(1e-12, 1e12))
 COUNTS = st.integers(0, SITES + 2)
 LEVELS_OF_ALL = st.tuples(*[st.sampled_from(Visibility)] * SITES)
@@ -442,6 +450,16 @@ CHANGES = st.one_of(
     st.builds(lambda r: lambda h: _with_rule(h, rule=r), st.sampled_from(["fedavg", "fedda", "oracle", "none"])),
     st.builds(lambda f: lambda h: replace(_with_rule(h, rule="fedgp", filter=f), target=PUBLISHED), st.booleans()),
     st.builds(lambda s: lambda h: replace(_with_rule(h, select=s), target=PUBLISHED), st.booleans()),
+    st.builds(
+        lambda b: lambda h: _attending(h, replace(ATTENTION, bound=b), PUBLISHED.update_digest),
+        st.sampled_from([0.5, 1.0, 1.01, 5.0, 5.01]),
+    ),
+    st.builds(
+        lambda *changes: lambda h: _attending(h, *changes),
+        st.sampled_from([None, ATTENTION, replace(ATTENTION, gain="exact"), replace(ATTENTION, gain="none")]),
+        st.sampled_from([b"", PUBLISHED.update_digest]),
+        st.sampled_from(["fada_attention", "source_only", "fedgp"]),
+    ),
     st.just(lambda h: replace(h, norm_cap=None)),
     st.builds(lambda k: lambda h: _with_norm_cap(h, kappa=k), st.sampled_from([0.1, 0.999, 1.0, 1.1, 2.0])),
     st.builds(lambda o: lambda h: _with_norm_cap(h, others=o), st.integers(1, SITES)),
@@ -460,7 +478,9 @@ def inequalities(header: Header, policy: SourcePolicy) -> dict[str, bool]:
         if at_sum
         else header.cohort_quorum - 1 - max_colluders
     )
-    needs_target = header.rule.select or header.rule.rule not in ("source_only", "fedavg")
+    attention, attends = header.rule.attention, header.rule.rule == "fada_attention"
+    needs_target = header.rule.select or header.rule.rule not in ("source_only", "fedavg", "fada_attention")
+    by_sources = attention is not None and attention.gain == "first-order" and bool(of_sum)
     return {
         "visibility": own >= policy.visibility and own is not Visibility.INDIVIDUAL,
         "n": ME in header.participants and set(header.participants) <= set(range(1, SITES + 1)),
@@ -478,6 +498,9 @@ def inequalities(header: Header, policy: SourcePolicy) -> dict[str, bool]:
         and header.phase_deadline_ms <= 1000 * limits.phase_deadline_s_max,
         "rule": header.rule.rule in policy.allowed_rules,
         "target": needs_target == (header.target is not None),
+        "attention": attends == (attention is not None),
+        "its bound": attention is None or 0 < attention.bound <= limits.attention_bound_max,
+        "its gradient": by_sources == bool(header.gap_gradient_digest),
         "g_T": header.target is None or bool(header.target.update_digest) == bool(of_sum),
         "target's rate": header.target is None
         or limits.learning_rate_min <= header.target.learning_rate <= limits.learning_rate_max,
@@ -516,11 +539,13 @@ REASONS = {
     "limits.learning-rate-min",
     "limits.training-deadline-s-max",
     "limits.phase-deadline-s-max",
+    "limits.attention-bound-max",
     "release.max-attempts",
     "release.max-rounds",
     "HEADER_PARTICIPANTS",
     "HEADER_RATE",
     "HEADER_TARGET",
+    "HEADER_RULE",
     "HEADER_COHORT",
     "HEADER_SUM",
 }

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from securefda.protocol.messages import Abort, Advertise, Checkpoint, Cosigned, Join, Refusal, Result, Visibility
-from threat_model.adversaries.false_inputs import FalseInput, NotFinite, TightRing, added, at_the_limit
+from securefda.rules import Strategy
+from threat_model.adversaries.false_inputs import FalseInput, NotFinite, TightRing, added, at_the_limit, other_share
 from threat_model.scores import cosine
 from threat_model.sites import CLIP, N_PARAMS, known_update
 from threat_model.stage import MakesStage, Stage
 from threat_model.switches import checks_off, switched_off
-from threat_model.unchecked_sums import RANGE, SUM_AT_THE_CLIP
+from threat_model.unchecked_sums import RANGE, SHARES, SUM_AT_THE_CLIP
 from threat_model.watched import WatchedAggregator
 
 LIAR, ALL = 3, [1, 2, 3, 4, 5]
@@ -140,6 +141,49 @@ def test_lie_of_half_the_ring_turns_the_model_round_where_no_range_is_checked(st
     assert stage.aggregator.operator.alarms == []
     assert np.min(np.abs(stage.aggregator.model)) > 2 * CLIP
     assert cosine(stage.aggregator.model, mean_of(stage, [1, 2, 3])) < 0
+
+
+# Shares of attention, whose sum divides that of the updates.
+
+BOUND = 1.0
+
+
+def with_share(staged: MakesStage, factor: float) -> Stage:
+    """A liar who hands in so many times the largest share; all honest ones, at no gain to speak of, have about e^-1."""
+    settings = {"strategy": Strategy(rule="fada_attention", attention_bound=BOUND, attention_temperature=1.0, rounds=1)}
+    lie = partial(FalseInput, falsify=other_share(factor))
+    return staged(3, aggregator=WatchedAggregator, sources={LIAR: lie}, settings=settings, updates=near_the_clip)
+
+
+@pytest.mark.threat("T16")
+@pytest.mark.parametrize("factor", [-0.68, -0.5, 3.0])
+def test_share_of_attention_that_takes_the_sum_of_all_beyond_the_bound_loses_the_round(
+    staged: MakesStage, factor: float
+) -> None:
+    assert_lost_by(
+        with_share(staged, factor).play(), "shares of attention are more or less than the bound lets them be"
+    )
+
+
+@pytest.mark.threat("T16")
+@pytest.mark.parametrize("factor", [0.0, 0.5, 1.5])
+def test_share_of_attention_that_leaves_the_sum_within_the_bound_passes(staged: MakesStage, factor: float) -> None:
+    """A residual: by at most e^(2 bound) it makes the model's step longer or shorter than an honest sum would."""
+    stage = with_share(staged, factor).play()
+    assert stage.aggregator.operator.alarms == []
+    assert np.max(np.abs(stage.aggregator.model)) <= CLIP * np.exp(2 * BOUND)
+
+
+@pytest.mark.threat("T16")
+@pytest.mark.control
+def test_one_share_moves_the_model_as_far_as_it_likes_where_their_sum_is_not_held_to_the_bound(
+    staged: MakesStage,
+) -> None:
+    stage = with_share(staged, -0.68)
+    with switched_off(SHARES, roster=stage.roster):
+        stage.play()
+    assert stage.aggregator.operator.alarms == []
+    assert np.max(np.abs(stage.aggregator.model)) > CLIP * np.exp(2 * BOUND)
 
 
 @pytest.mark.threat("T16")

@@ -13,6 +13,7 @@ import pytest
 
 from securefda.protocol.messages import (
     Advertise,
+    AttentionTerms,
     Granularity,
     Header,
     MaskedInput,
@@ -88,6 +89,13 @@ def unfiltered(header: Header, index: int) -> Header:
     return replace(ruled(rule="fedgp", filter=False)(header, index), target=TargetTerms(4, 0.1, bytes(32)))
 
 
+def attending(bound: float) -> Change:
+    terms = AttentionTerms("first-order", 0.01, bound)
+    return lambda header, index: replace(
+        ruled(rule="fada_attention", attention=terms)(header, index), gap_gradient_digest=bytes(32)
+    )
+
+
 CASES = [
     Case("max-visibility", in_clear),
     Case("max-visibility", all_in_cohorts),
@@ -114,6 +122,8 @@ CASES = [
     Case("limits.model-bytes-max", asks(), {"limits.model-bytes-max": 4 * N_PARAMS - 1}),
     Case("limits.learning-rate-max", rated(0.11), {"limits.learning-rate-max": 0.1}, policy_alone=False),
     Case("limits.learning-rate-min", rated(0.09), {"limits.learning-rate-min": 0.1}, policy_alone=False),
+    Case("limits.attention-bound-max", attending(1.01), policy_alone=False),
+    Case("limits.attention-bound-max", attending(0.5), {"limits.attention-bound-max": 0.4}, policy_alone=False),
     Case("limits.training-deadline-s-max", asks(), {"limits.training-deadline-s-max": 599.9}),
     Case("limits.phase-deadline-s-max", asks(), {"limits.phase-deadline-s-max": 29.9}),
     Case("model.keep", asks(sources_keep=SourcesKeep.FINAL), {"model.keep": "none"}),

@@ -41,6 +41,7 @@ _NO_ANSWER: Final = frozenset({"Refusal", "Abort", "Join", "Checkpoint", "Cosign
 _WORDS: Final[Mapping[str, str]] = {
     "model": "models",
     "model-and-target-update": "models with g_T",
+    "model-and-gap-gradient": "models with the gradient of the gap",
 }
 _RELEASES: Final[Mapping[str, str]] = {"MaskedInput": "masked inputs", "Update": "updates", "Unmask": "unmask shares"}
 

@@ -6,7 +6,7 @@ findings and notices. What the run disclosed is said beside it without a judgeme
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Final
 
@@ -138,6 +138,12 @@ def render_page(sources: Sources, made: datetime) -> str:
     )
 
 
+_PUBLISHED: Final[Mapping[str, str]] = {
+    "model-and-target-update": "The target's own update g_T",
+    "model-and-gap-gradient": "The gradient of the gap of the target's features",
+}
+
+
 def facts_of(sources: Sources) -> Iterator[str]:
     """What the run disclosed and what the sites recorded, one or two sentences each, without a judgement."""
     flows = all_flows(sources.tables)
@@ -157,7 +163,8 @@ def facts_of(sources: Sources) -> Iterator[str]:
     if disclosing := [flow for flow in flows if shows_target(flow)]:
         count = counted(sum(flow.messages for flow in disclosing), "message")
         whom = names(sorted({flow.receiver for flow in disclosing}))
-        yield f"The target's own update g_T went in clear to {whom}, in {count}."
+        what = sorted({_PUBLISHED[flow.what] for flow in disclosing})
+        yield f"{names(what)} went in clear to {whom}, in {count}."
     yield _about_incidents(sources)
     charged = [party for party in sources.tables if party.epsilons]
     if charged:

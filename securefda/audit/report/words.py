@@ -17,8 +17,12 @@ _WHAT: Final[Mapping[str, str]] = {
     "update": "update",
     "model": "the model",
     "model-and-target-update": "the model and the target's own update g_T",
+    "model-and-gap-gradient": "the model and the gradient of the gap of the target's features",
 }
-_SHORT: Final[Mapping[str, str]] = {"model-and-target-update": "model and g_T"}
+_SHORT: Final[Mapping[str, str]] = {
+    "model-and-target-update": "model and g_T",
+    "model-and-gap-gradient": "model and gap gradient",
+}
 OF_HEADERS: Final = "the-headers"
 """What a source's log has in place of a strategy: it does what the headers say."""
 _KINDS: Final[Mapping[str, str]] = {

@@ -128,6 +128,18 @@ class StrategySection(Settings):
     estimator: str = "mean-field"
     """How auto-β estimates the variance of the target's update; `exact` needs the target's single steps."""
 
+    attention_gain: str = "first-order"
+    """How `fada_attention` learns what an update does to the target's features; `exact` needs the updates."""
+
+    attention_temperature: float = 0.1
+    """Gain at which an update weighs e times as much as one without gain, under `fada_attention`; above 0."""
+
+    attention_bound: float = 1.0
+    """Under `fada_attention` no update weighs more than e to twice this times another; above 0 and at most 5."""
+
+    attention_rows: Annotated[int, Field(ge=2)] = 1000
+    """How many of the target's training rows `fada_attention` looks at in a round, at most."""
+
     rounds: int = 20
     """Rounds of the run, at least 1."""
 
@@ -500,7 +512,7 @@ class MetricsSection(Settings):
     `"http://127.0.0.1:5000"`; empty for none. Anyone who can read it sees the accuracies."""
 
 
-_OF_THE_TARGET = {"compare_target_only", "validation_share", "patience"}
+_OF_THE_TARGET = {"attention_rows", "compare_target_only", "validation_share", "patience"}
 """Settings of a strategy that concern the target alone: the rules do not know them."""
 
 
@@ -590,13 +602,16 @@ def require_fit(
 
 
 def _require_labels(strategy: StrategySection, rule: Rule, table: str, target: TargetTrainingSection) -> None:
-    """Check that nothing needs more of the labels at the target than ``table`` says that it has."""
+    """Check that nothing needs more of the labels at the target than ``table`` says that it has, and nothing less."""
     from securefda.rules.strategy import Rule, TargetLabels
 
     labels = TargetLabels(target.labels)
-    if labels is TargetLabels.GIVEN:
-        return
     said = f'{table}.labels is "{labels}"'
+    if labels is TargetLabels.GIVEN:
+        if labels not in rule.target_labels:
+            why = f"{rule} makes no use of the labels of the target's training rows, and {said}"
+            raise ConfigError("strategy.rule", why, hint=f'set {table}.labels = "none", or a rule that uses them')
+        return
     if labels not in rule.target_labels:
         fitting = ", ".join(one for one in Rule if labels in one.target_labels)
         why = f"{rule} needs the labels of the target's training rows, and {said}"

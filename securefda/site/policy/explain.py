@@ -236,8 +236,9 @@ def _norm_report(facts: _Facts) -> str:
     choosing = [name for name in policy.allowed_rules if name not in _LENGTHS_WITHOUT_DIRECTION]
     if choosing:
         line += (
-            f" With the rules {', '.join(choosing)} these numbers depend on the target's update: one that is made up "
-            f"turns them into how far {site}'s update points in a direction of its choice."
+            f" With the rules {', '.join(choosing)} these numbers depend on what the target publishes beside the "
+            f"model: a vector that is made up turns them into how far {site}'s update points in a direction of the "
+            "target's choice."
         )
     return line
 
@@ -256,8 +257,27 @@ def _always_seen(facts: _Facts) -> tuple[str, ...]:
         "subtracted from each other: "
         f"what differs then is of few sources, or of {site} alone where it was the one that stayed away.",
         _models(facts),
+        *_attention(facts),
         f"That {site} takes part and when, how long it takes, the digest of its model's architecture, its software "
         "version, its max-visibility, and of a refusal the key.",
+    )
+
+
+def _attending(policy: SourcePolicy) -> tuple[str, ...]:
+    return tuple(rule.value for rule in Rule if rule.attends and rule.value in policy.allowed_rules)
+
+
+def _attention(facts: _Facts) -> tuple[str, ...]:
+    """What a target without labels can do with what it publishes, where the policy lets it."""
+    site, policy = facts.site, facts.policy
+    attending = _attending(policy)
+    if not attending or policy.visibility is not Visibility.SUM:
+        return ()
+    bound = policy.limits.attention_bound_max
+    return (
+        f"With {', '.join(attending)}, how much {site}'s update weighs follows from a gradient that the target "
+        f"publishes: up to {math.exp(2 * bound):.3g} times what another weighs with as many rows "
+        f"(attention-bound-max = {bound:g}). The sum also holds the sum of all sources' shares, one number.",
     )
 
 
@@ -325,9 +345,15 @@ def _norm_cap_claim(facts: _Facts) -> str:
 
 
 def _target_pays(facts: _Facts) -> tuple[str, ...]:
-    published = rules_that_publish_the_target(facts.policy)
-    if not published:
+    published, attending = rules_that_publish_the_target(facts.policy), _attending(facts.policy)
+    if not published and not attending:
         return ("Nothing: under the allowed rules the target publishes no update of its own.",)
+    gradient = (
+        f"With {', '.join(attending)} at level sum every source sees the gradient of the gap, which depends on the "
+        "features of the target's rows. Nothing bounds what it tells of one of them.",
+    )
+    if not published:
+        return gradient
     return (
         f"With the rules {', '.join(published)} at level sum every source sees the target's own update g_T of the "
         "round, since the rule runs inside the sources. The published change of the model partly shows it anyway (in "
@@ -335,6 +361,7 @@ def _target_pays(facts: _Facts) -> tuple[str, ...]:
         "is in the target's report). No source's policy protects the target's rows; noise in the target's own training "
         "(its training.dp) bounds what g_T tells of one of them.",
         "At levels cohort and individual g_T stays at the target.",
+        *(gradient if attending else ()),
     )
 
 

@@ -148,6 +148,7 @@ class WorkLimits(Settings):
         learning_rate_min: smallest such rate; a tiny one rounds all but the largest update away.
         model_step: how far a finished round may move the model, and the target's update reach, in units of how far
             this site's own training moves each group of layers.
+        attention_bound_max: largest bound of attention: no update may weigh more than e to twice this times another.
         training_deadline_s_max: longest time that a header may give for training.
         phase_deadline_s_max: longest time that it may give for one step of the session.
     """
@@ -156,6 +157,7 @@ class WorkLimits(Settings):
     learning_rate_max: Positive = 10.0
     learning_rate_min: Positive = 1e-5
     model_step: Positive = 10.0
+    attention_bound_max: Positive = 1.0
     training_deadline_s_max: Positive = 86_400.0
     phase_deadline_s_max: Positive = 3_600.0
 

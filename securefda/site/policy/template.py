@@ -106,6 +106,9 @@ The smallest such rate: a tiny one rounds the updates of all but the largest sit
 How far one finished round may move the model, in any group of layers, in units of how far this site's own training
 has moved it in a round so far; the target's update may reach as far. The smaller this is, the more rounds a target
 needs to lead the model to one that it has made up. Honest rounds stay below half of the default.""",
+    "limits.attention-bound-max": """\
+How far a target may weight one source up by what it publishes, under fada_attention: no source weighs more than e to
+twice this times another of as many rows.""",
     "limits.training-deadline-s-max": "The longest that a header may give for training, in seconds ...",
     "limits.phase-deadline-s-max": "... and for one step of the masking session.",
     "release.max-attempts": """\
@@ -214,7 +217,7 @@ def _entry(key: str, leaf: str, value: Any, reasons: Mapping[str, str]) -> str:
     return "".join(f"# {line}\n" for line in comment) + tomli_w.dumps({leaf: value})
 
 
-_AT_SUM = ("source_only", "fedavg", "fedda", "fedgp", "fedda_auto", "fedgp_auto", "auto")
+_AT_SUM = ("source_only", "fedavg", "fedda", "fedgp", "fedda_auto", "fedgp_auto", "fada_attention", "auto")
 _OWN_TASK = "-> empty: the task is chosen in this site's own settings, not by the aggregator."
 _OWN_MODEL = "-> empty: a header with another model than the one that this site's own task builds is refused anyway."
 _SIZES = """\
@@ -251,6 +254,7 @@ _STRICT = NamedPolicy(
             learning_rate_max=1.0,
             learning_rate_min=1e-5,
             model_step=10.0,
+            attention_bound_max=1.0,
             training_deadline_s_max=7200.0,
             phase_deadline_s_max=600.0,
         ),
@@ -290,6 +294,7 @@ noise multiplier of 2.4 for it; securefda budget plan says it for other numbers.
         "limits.learning-rate-max": "-> above any rate that training is stable with; a huge one fills sums with clips.",
         "limits.learning-rate-min": "-> a hundredth of the smallest rate that training usually takes.",
         "limits.model-step": "-> the default: every honest run that was measured stays below half of it.",
+        "limits.attention-bound-max": "-> the default; no rule above has attention.",
         "limits.training-deadline-s-max": "-> two hours.",
         "limits.phase-deadline-s-max": "-> ten minutes.",
         "release.max-attempts": """\
@@ -315,6 +320,7 @@ _CLINICAL = NamedPolicy(
             learning_rate_max=10.0,
             learning_rate_min=1e-5,
             model_step=10.0,
+            attention_bound_max=1.0,
             training_deadline_s_max=86_400.0,
             phase_deadline_s_max=3600.0,
         ),
@@ -359,6 +365,7 @@ adding up beyond that. Lower it when you set dp.required.""",
         "limits.learning-rate-max": "-> far above any rate that training is stable with.",
         "limits.learning-rate-min": "-> a hundredth of the smallest rate that training usually takes.",
         "limits.model-step": "-> the default: twice what the furthest honest round that was measured can come to.",
+        "limits.attention-bound-max": "-> the default: no source weighs more than 7.4 times another of as many rows.",
         "limits.training-deadline-s-max": "-> a day: training shares its machine with the clinic's own work.",
         "limits.phase-deadline-s-max": "-> an hour.",
         "release.max-attempts": "-> a second one, since hospital networks drop connections.",
@@ -383,6 +390,7 @@ _RESEARCH = NamedPolicy(
             learning_rate_max=1000.0,
             learning_rate_min=1e-9,
             model_step=1e6,
+            attention_bound_max=5.0,
             training_deadline_s_max=604_800.0,
         ),
         release=ReleaseLimits(max_attempts=10, max_rounds=100_000, max_runs=1000, max_unfinished=30),
@@ -416,6 +424,7 @@ _RESEARCH = NamedPolicy(
         "limits.learning-rate-max": "-> as good as none.",
         "limits.learning-rate-min": "-> as good as none.",
         "limits.model-step": "-> as good as none, for experiments with optimisers at the aggregator.",
+        "limits.attention-bound-max": "-> the most that there is.",
         "limits.training-deadline-s-max": "-> a week.",
         "limits.phase-deadline-s-max": "-> an hour.",
         "release.max-attempts": "-> as many as a flaky cluster takes.",

@@ -117,6 +117,7 @@ _HINTS = {
     "dp.max-grad-norm": "lower training.dp.max-grad-norm in this site's settings",
     "limits.learning-rate-max": "lower the target's learning rate",
     "limits.learning-rate-min": "raise the target's learning rate",
+    "limits.attention-bound-max": "lower strategy.attention-bound at the aggregator",
     "limits.training-deadline-s-max": "lower transport.training-deadline-s at the aggregator",
     "limits.phase-deadline-s-max": "lower transport.phase-deadline-s at the aggregator",
     "model.keep": "ask the aggregator's operator to change model.sources-keep, or change model.keep in policy.toml",
@@ -282,7 +283,7 @@ def check_metrics(header: Header, *, handed_in: bool, update: Update | None = No
 
 def rules_that_publish_the_target(policy: SourcePolicy) -> tuple[str, ...]:
     """Allowed rules for which the target publishes its update where a source is at ``sum``."""
-    free = (Rule.SOURCE_ONLY, Rule.FEDAVG)
+    free = (Rule.SOURCE_ONLY, Rule.FEDAVG, *(rule for rule in Rule if rule.attends))
     return tuple(name for name in policy.allowed_rules if name not in free)
 
 
@@ -362,6 +363,9 @@ def _check_rule(policy: SourcePolicy, terms: RuleTerms) -> None:
         raise _refusal("allowed-rules", terms.rule, allowed)
     if terms.select and SELECTION not in policy.allowed_rules:
         raise _refusal("allowed-rules", f"{SELECTION}, estimated errors of rules", allowed)
+    bound, most = terms.attention.bound if terms.attention else 0.0, policy.limits.attention_bound_max
+    if bound > most:
+        raise _refusal("limits.attention-bound-max", f"{bound:g}", f"at most {most:g}")
 
 
 def _check_encoding(policy: SourcePolicy, asked: Header | Schedule, clips: Mapping[str, float]) -> None:
