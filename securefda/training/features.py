@@ -101,7 +101,17 @@ def cluster(features: Vector, count: int, seed: int, *, centres: Vector | None =
         count: of clusters.
         seed: of the first centres, where none are given.
         centres: to begin with, (count, d).
+
+    Raises:
+        TrainingError: there are fewer than ``count`` different rows, as where a layer gives the same for every row.
     """
+    different = len(np.unique(features, axis=0))
+    if different < count:
+        raise TrainingError(
+            f"the features of the target's {len(features)} rows have {different} different values, "
+            f"and {count} clusters are wanted",
+            hint="lower training.learning-rate, or set another strategy.rule",
+        )
     # Only a target under a rule with attention needs them, and they take as long to import as torch.
     from sklearn.cluster import KMeans  # noqa: PLC0415
     from threadpoolctl import threadpool_limits  # noqa: PLC0415

@@ -166,3 +166,9 @@ def test_a_layer_that_does_not_take_each_row_once_is_refused() -> None:
 
     with pytest.raises(TrainingError, match="does not take each row once"):
         features_of(TASK, Tokens(), ROWS)
+
+
+def test_features_that_differ_too_little_cannot_be_clustered() -> None:
+    features = np.repeat(np.eye(2, 8, dtype=np.float32), 30, axis=0)
+    with pytest.raises(TrainingError, match="60 rows have 2 different values, and 3 clusters are wanted"):
+        cluster(features, CLASSES, 0)
