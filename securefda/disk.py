@@ -50,8 +50,8 @@ def read_file(path: Path, *, limit: int = MAX_FILE_BYTES, hint: str = "check the
             status = os.fstat(file.fileno())
             _require_regular(path, status)
             data = file.read(limit + 1)
-    except FileNotFoundError:
-        raise ConfigError(str(path), "is missing", hint=hint) from None
+    except FileNotFoundError as error:
+        raise ConfigError(str(path), "is missing", hint=hint) from error
     except OSError as error:
         why = f"cannot be read: {error.strerror}"
         raise ConfigError(str(path), why, hint=reading_hint(error, "check the path")) from error

@@ -31,7 +31,7 @@ def test_a_second_ledger_is_refused_under_the_same_name_under_another_and_after_
     owner.change('"other"', '"training-rows"')
     owner.ledger.unlink()
     code, err = owner.refused("init")
-    assert (code, "was deleted after 1 rows" in err) == (11, True)
+    assert (code, "was deleted after 1 row" in err) == (11, True)
 
 
 def test_rows_that_a_ledger_was_once_bound_to_get_no_second_one(owner: Owner) -> None:

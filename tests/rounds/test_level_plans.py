@@ -91,6 +91,7 @@ def planned_header(run: RunSettings, permitted: list[Visibility]) -> Header:
         AttemptPosition(bytes(16), 1, 1, b""),
         rule=terms_of(round_plan(run.strategy, 1)),
         target=None,
+        gap_gradient=b"",
         model_digest=bytes(32),
         session=Planner(names, run).plan(dict(enumerate(permitted, start=1))),
         words=WordFormat.wide(run.clip, 1),

@@ -83,7 +83,7 @@ def test_rows_whose_ledger_was_deleted_are_not_trained_on_without_noise(tmp_path
     ledger_file(tmp_path, DEFAULT_DATA_SET).unlink()
     before = names_in(tmp_path)
 
-    with pytest.raises(ConfigError, match=r"training-rows\.sqlite\), which was deleted after 1 rows") as refusal:
+    with pytest.raises(ConfigError, match=r"training-rows\.sqlite\), which was deleted after 1 row,") as refusal:
         made(tmp_path, 1, TargetTrainingSection())
 
     assert refusal.value.key == "training.dp.noise-multiplier"
