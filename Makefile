@@ -9,6 +9,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
+# Where nothing compiled is kept, every process that a test starts compiles the package anew, and so does every worker.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-deep docs lint lock clean
 .DEFAULT_GOAL := demo
 
