@@ -63,9 +63,9 @@ def run(arguments: Sequence[str]) -> int:
     as_json = wants_json(arguments)
     set_verbosity(Verbosity.NORMAL)
     try:
-        from securefda.cli.app import app
+        from securefda.cli.app import COMMAND
 
-        result = app(args=list(arguments) or ["--help"], prog_name="securefda", standalone_mode=False)
+        result = COMMAND(args=list(arguments) or ["--help"], prog_name="securefda", standalone_mode=False)
         if result == _INTERRUPTED:
             raise KeyboardInterrupt
         return int(result) if isinstance(result, int) else ExitCode.OK

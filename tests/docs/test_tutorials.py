@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tutorial_runner import ROOT, TutorialError, TutorialRun, matches, read_blocks
+from typed_commands import forked_line
 
 PAGES = sorted(page for page in (ROOT / "docs" / "tutorials").glob("*.md") if page.name != "index.md")
 
@@ -18,7 +19,7 @@ def test_every_block_of_the_tutorial_runs(page: Path, tmp_path: Path) -> None:
     # One page at a time: pages may start federations on the same port.
     with (Path(tempfile.gettempdir()) / "securefda-tutorials.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        TutorialRun(page, tmp_path).run()
+        TutorialRun(page, tmp_path, command=forked_line()).run()
 
 
 def run(folder: Path, text: str, deadline_s: float = 20.0) -> list[str]:

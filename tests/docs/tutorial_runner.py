@@ -40,6 +40,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import typed_commands
+
 ROOT = Path(__file__).parents[2]
 RUN = ("sh", "python")
 _NOT_SH = ("bash", "shell", "console", "zsh")
@@ -143,19 +145,20 @@ class TutorialRun:
         page: the page.
         folder: empty; the reader's folder becomes ``folder/work``, and helpers lie beside it.
         deadline_s: how long a block may take, and how long a wait.
+        command: the shell's line that runs ``securefda`` with ``"$@"``, by default as the installed command does.
     """
 
-    def __init__(self, page: Path, folder: Path, *, deadline_s: float = 300.0) -> None:
+    def __init__(self, page: Path, folder: Path, *, deadline_s: float = 300.0, command: str = "") -> None:
         self._page, self._deadline_s = page, deadline_s
         self._work, self._state, tools = (folder / name for name in ("work", "state", "bin"))
         for made in (self._work, self._state, tools):
             made.mkdir()
         shutil.copytree(ROOT / "examples", self._work / "examples", ignore=shutil.ignore_patterns("__pycache__"))
-        # -P: as the installed command does, `securefda` finds no module in the current folder by itself.
-        for name, arguments in (("securefda", "-P -m securefda.cli"), ("python", "")):
+        python = f'exec {shlex.quote(sys.executable)} "$@"'
+        for name, line in (("securefda", command or typed_commands.exec_line()), ("python", python)):
             tool = tools / name
             path = f'PYTHONPATH={shlex.quote(str(ROOT))}"${{PYTHONPATH:+:$PYTHONPATH}}"'
-            tool.write_text(f'#!/bin/sh\n{path} exec {shlex.quote(sys.executable)} {arguments} "$@"\n')
+            tool.write_text(f"#!/bin/sh\n{path} {line}\n")
             tool.chmod(0o755)
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("SECUREFDA_", "PYTEST_"))}
         kept.pop("PYTHONPATH", None)
