@@ -9,6 +9,7 @@ from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -167,10 +168,12 @@ def _legend(figure: Figure, axes: Axes) -> None:
 
 def _svg(figure: Figure, name: str) -> str:
     """Render for inlining: no XML prolog, no metadata, no namespaces, ids of its own, the page's text colour."""
+    canvas: Any = FigureCanvasSVG(figure)
     buffer = io.StringIO()
     nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
     with mpl.rc_context({"svg.hashsalt": name}):
-        figure.savefig(buffer, format="svg", metadata=nothing)
+        # Not by savefig, which lays the figure out and draws it twice.
+        canvas.print_svg(buffer, metadata=nothing)
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)

@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from securefda.errors import SecureFdaError
 from securefda.operations.records import JOIN_PHASE, REPORTED_ROUNDS, RoundLine, round_seconds
@@ -26,6 +27,9 @@ from securefda.operations.summary_text import (
     spent_text,
     verdict,
 )
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 _TEMPLATE = "report.html.j2"
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -87,33 +91,42 @@ def write_report(folder: Path) -> Path | None:
     return path
 
 
-def render_report(record: RunRecord) -> str:
-    """Return the page. It loads nothing, from no network: its own policy (CSP) forbids it."""
+@cache
+def _environment() -> Environment:
+    """Where the template is found, which is compiled once."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    environment = Environment(
+    return Environment(
         loader=PackageLoader("securefda.operations"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+
+
+def render_report(record: RunRecord) -> str:
+    """Return the page. It loads nothing, from no network: its own policy (CSP) forbids it."""
     rounds = list({line["round"]: line for line in record.rounds}.values())
     summary = record.summary or {}
     rule = summary.get("strategy", {}).get("rule") or (rounds[-1].get("rule", "") if rounds else "")
     task = str(summary.get("task", "")).rpartition(":")[2]
     strategy = summary.get("strategy") or {}
-    return environment.get_template(_TEMPLATE).render(
-        title=" on ".join(part for part in (rule, task) if part) or "Run",
-        ended=_ended(record.summary),
-        error=summary.get("error"),
-        verdict=verdict(summary) if summary.get("visibility") else (),
-        facts=_facts(summary),
-        unused=[(key, _setting(value)) for key, value in strategy.items() if not is_used(key, strategy)],
-        tiles=_tiles(summary, rounds),
-        charts=[*run_charts(record, rounds), *level_charts(rounds)] if rounds else [],
-        seen=seen_rows(rounds),
-        rows=[_row(line) for line in rounds],
+    return (
+        _environment()
+        .get_template(_TEMPLATE)
+        .render(
+            title=" on ".join(part for part in (rule, task) if part) or "Run",
+            ended=_ended(record.summary),
+            error=summary.get("error"),
+            verdict=verdict(summary) if summary.get("visibility") else (),
+            facts=_facts(summary),
+            unused=[(key, _setting(value)) for key, value in strategy.items() if not is_used(key, strategy)],
+            tiles=_tiles(summary, rounds),
+            charts=[*run_charts(record, rounds), *level_charts(rounds)] if rounds else [],
+            seen=seen_rows(rounds),
+            rows=[_row(line) for line in rounds],
+        )
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from audit_party import audit_json
+from depth import at_depth
 
 from securefda.cli import main
 
@@ -24,7 +25,7 @@ from run_lies import A, B, Equivocates, Lie, but
 from securefda.protocol import messages as m
 
 Capture = pytest.CaptureFixture[str]
-DRAWS = 12
+DRAWS = at_depth(5, 12)
 
 
 @pytest.fixture(autouse=True)

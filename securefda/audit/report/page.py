@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from datetime import datetime
-from typing import Final
+from functools import cache
+from typing import TYPE_CHECKING, Final
 
 from securefda import __version__
 from securefda.audit.reconcile.history import MOST_UNFINISHED_IN_A_ROW, MOST_UNFINISHED_RUNS_A_DAY
@@ -38,6 +39,9 @@ from securefda.audit.report.sections import (
 from securefda.audit.report.sources import Sources
 from securefda.audit.report.words import OF_HEADERS, moment_text, span_text
 from securefda.text import counted, names
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 _TEMPLATE = "audit.html.j2"
 _WHERE_FROM: Final = {
@@ -72,6 +76,20 @@ GLOSSARY: Final = (
 """Words of the page, for readers who have not run a federation."""
 
 
+@cache
+def _environment() -> Environment:
+    """Where the template is found, which is compiled once."""
+    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+
+    return Environment(
+        loader=ChoiceLoader([PackageLoader("securefda.audit.report"), PackageLoader("securefda.operations")]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
 def render_page(sources: Sources, made: datetime) -> str:
     """Return the page. It loads nothing and runs nothing: its own policy (CSP) forbids it.
 
@@ -79,62 +97,57 @@ def render_page(sources: Sources, made: datetime) -> str:
         sources: what it is made from.
         made: now, with a time zone.
     """
-    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
-
-    environment = Environment(
-        loader=ChoiceLoader([PackageLoader("securefda.audit.report"), PackageLoader("securefda.operations")]),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     verdict, outcome = sources.verdict, sources.reconciled.outcome
     words, unexplained = policies(sources)
     charts, no_charts = run_charts(sources)
     notices = [f"{names(sites)}: {what}" if sites else what for sites, what in gathered(outcome.notices)]
-    return environment.get_template(_TEMPLATE).render(
-        run=sources.run,
-        federation=sources.keys.federation,
-        period=_period(sources),
-        made=moment_text(made),
-        release=__version__,
-        verdict=verdict,
-        points=verdict.points[:MOST_POINTS],
-        more_points=max(0, len(verdict.points) - MOST_POINTS),
-        said=list(facts_of(sources)),
-        tiles=_tiles(sources),
-        sites=sites_table(sources),
-        runs=runs_table(sources),
-        limits=(MOST_UNFINISHED_IN_A_ROW, MOST_UNFINISHED_RUNS_A_DAY),
-        policies=words,
-        unexplained=unexplained,
-        matrix=matrix_table(sources),
-        flows=flows_table(sources),
-        rounds=rounds_table(sources),
-        events=timeline_table(sources),
-        epsilon_chart=epsilon_chart(sources),
-        epsilons=epsilon_table(sources),
-        norms=norm_cap_table(sources),
-        run_charts=charts,
-        has_record=sources.record is not None,
-        no_charts=no_charts,
-        bytes_chart=bytes_chart(sources),
-        traffic=bytes_table(sources.tables),
-        incidents=incidents_table(sources),
-        logs=logs_table(sources),
-        compared=len(sources.reconciled.logs) > 1,
-        findings=[(one.severity, finding_line(one)) for one in outcome.findings[:MOST_LINES]],
-        more_findings=max(0, len(outcome.findings) - MOST_LINES),
-        checked=[(name, f"{count:,}") for name, count in outcome.counts.items()],
-        notices=notices[:MOST_LINES],
-        more_notices=max(0, len(notices) - MOST_LINES),
-        left_out=[
-            f"{party.party}: {counted(number, 'record')} of the table of {table}"
-            for party in sources.tables
-            for table, number in sorted(party.left_out.items())
-        ],
-        facts=_about_the_page(sources, made),
-        glossary=GLOSSARY,
+    return (
+        _environment()
+        .get_template(_TEMPLATE)
+        .render(
+            run=sources.run,
+            federation=sources.keys.federation,
+            period=_period(sources),
+            made=moment_text(made),
+            release=__version__,
+            verdict=verdict,
+            points=verdict.points[:MOST_POINTS],
+            more_points=max(0, len(verdict.points) - MOST_POINTS),
+            said=list(facts_of(sources)),
+            tiles=_tiles(sources),
+            sites=sites_table(sources),
+            runs=runs_table(sources),
+            limits=(MOST_UNFINISHED_IN_A_ROW, MOST_UNFINISHED_RUNS_A_DAY),
+            policies=words,
+            unexplained=unexplained,
+            matrix=matrix_table(sources),
+            flows=flows_table(sources),
+            rounds=rounds_table(sources),
+            events=timeline_table(sources),
+            epsilon_chart=epsilon_chart(sources),
+            epsilons=epsilon_table(sources),
+            norms=norm_cap_table(sources),
+            run_charts=charts,
+            has_record=sources.record is not None,
+            no_charts=no_charts,
+            bytes_chart=bytes_chart(sources),
+            traffic=bytes_table(sources.tables),
+            incidents=incidents_table(sources),
+            logs=logs_table(sources),
+            compared=len(sources.reconciled.logs) > 1,
+            findings=[(one.severity, finding_line(one)) for one in outcome.findings[:MOST_LINES]],
+            more_findings=max(0, len(outcome.findings) - MOST_LINES),
+            checked=[(name, f"{count:,}") for name, count in outcome.counts.items()],
+            notices=notices[:MOST_LINES],
+            more_notices=max(0, len(notices) - MOST_LINES),
+            left_out=[
+                f"{party.party}: {counted(number, 'record')} of the table of {table}"
+                for party in sources.tables
+                for table, number in sorted(party.left_out.items())
+            ],
+            facts=_about_the_page(sources, made),
+            glossary=GLOSSARY,
+        )
     )
 
 
