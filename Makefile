@@ -12,7 +12,7 @@ READY := $(VENV)/.ready
 # Where nothing compiled is kept, every process that a test starts compiles the package anew, and so does every worker.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-deep docs lint lock clean
+.PHONY: demo test test-deep docs lint lint-style lint-types lint-imports lint-generated lock clean
 .DEFAULT_GOAL := demo
 
 demo: $(READY)
@@ -28,11 +28,20 @@ docs: $(READY)
 	@$(BIN)/python -m sphinx -q -E -W --keep-going -c docs . docs/_build/html
 	@echo "the manual: docs/_build/html/index.html"
 
-lint: $(READY)
+# Each by itself, so that `make -j` runs them beside each other.
+lint: lint-style lint-types lint-imports lint-generated
+
+lint-style: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+lint-types: $(READY)
 	$(BIN)/mypy
+
+lint-imports: $(READY)
 	$(BIN)/lint-imports
+
+lint-generated: $(READY)
 	$(BIN)/python protos/generate.py --check
 	$(BIN)/python tests/vectors/generate.py --check
 	$(BIN)/python -m threat_model.generate --check

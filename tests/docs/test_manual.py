@@ -7,18 +7,16 @@ import importlib
 import importlib.util
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
-import typer.main
 from tutorial_runner import read_blocks
 from typer.exceptions import TyperException
 
-from securefda.cli.app import app
+from securefda.cli.app import COMMAND
 from securefda.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -87,7 +85,7 @@ def typed_commands(script: str) -> Iterator[list[str]]:
 
 def fault(arguments: list[str], *, whole: bool) -> str | None:
     """What the command's own parser says against these arguments; ``whole`` false lets required ones be missing."""
-    command: Any = typer.main.get_command(app)
+    command: Any = COMMAND
     name = ["securefda"]
     while hasattr(command, "commands"):
         if not arguments or arguments[0].startswith("-"):
@@ -144,19 +142,23 @@ class TestPage:
         assert [pair for pair in own if not hasattr(importlib.import_module(pair[0]), pair[1])] == []
 
 
-def test_reference_pages_are_in_step_with_the_code() -> None:
-    done = subprocess.run(
-        [sys.executable, "docs/generate.py", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_a_setting_without_a_description_is_refused() -> None:
+@pytest.fixture(scope="module")
+def generator() -> ModuleType:
+    """The script that writes the reference pages; ``make lint`` runs it as one."""
     spec = importlib.util.spec_from_file_location("manual_generator", ROOT / "docs" / "generate.py")
     assert spec is not None
     assert spec.loader is not None
-    generator = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(generator)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_reference_pages_are_in_step_with_the_code(generator: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    code = generator.main(["--check"])
+    assert (code, capsys.readouterr().err) == (0, "")
+
+
+def test_a_setting_without_a_description_is_refused(generator: ModuleType) -> None:
     assert generator.described(Described, "key") == "A `key` that the file explains."
     with pytest.raises(LookupError, match=r"Described\.silent has no description"):
         generator.described(Described, "silent")
