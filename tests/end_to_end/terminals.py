@@ -7,8 +7,6 @@ import os
 import pty
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import fork_server
 from e2e_processes import WAIT_S, Kits
 from fork_server import REPOSITORY
 
@@ -31,18 +30,11 @@ class Terminal:
         sets = [part for text in (*federation.data, *settings) for part in ("--set", text)]
         config = federation.kit(site) / "local" / "settings.toml"
         role = "aggregator" if site == "target" else "source"
-        command = [sys.executable, "-m", "securefda.cli", role, "start", "--config", str(config), *sets]
+        command = [role, "start", "--config", str(config), *sets]
         own = {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(Path(__file__).parent)]), "OMP_NUM_THREADS": "1"}
         self._screen, theirs = pty.openpty()
-        self.process = subprocess.Popen(
-            command,
-            cwd=REPOSITORY,
-            env={**os.environ, **own, "COLUMNS": "200", "TERM": "xterm"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=theirs,
-            text=True,
-        )
+        environment = {**os.environ, **own, "COLUMNS": "200", "TERM": "xterm"}
+        self.process = fork_server.start("securefda.cli", command, cwd=REPOSITORY, env=environment, stderr=theirs)
         os.close(theirs)
         self._shown, self._news, self._ended = "", threading.Condition(), False
         threading.Thread(target=self._read, daemon=True).start()
@@ -76,8 +68,9 @@ class Terminal:
 
     def end(self) -> tuple[int, str]:
         """Wait for the end; its exit code and what it printed."""
-        out, _ = self.process.communicate(timeout=WAIT_S)
-        return self.process.returncode, out
+        code = self.process.wait(WAIT_S)
+        assert self.process.stdout is not None
+        return code, self.process.stdout.read()
 
     def stop(self) -> None:
         if self.process.poll() is None:

@@ -57,10 +57,15 @@ class ForkServer(fork_server.ForkServer):
         own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(map(str, paths))}
         super().__init__(modules, os.environ | own, safe_path=False, grace_s=0)
 
-    def run(self, module: str, arguments: Iterable[str], *, cwd: Path, env: Mapping[str, str]) -> PipedProcess:
-        """Run ``python -m module``, with its streams at hand; its stdin is empty. Raises ForkServerError."""
+    def run(
+        self, module: str, arguments: Iterable[str], *, cwd: Path, env: Mapping[str, str], stderr: int | None = None
+    ) -> PipedProcess:
+        """Run ``python -m module``, with its streams at hand; its stdin is empty. Raises ForkServerError.
+
+        What it has for ``stderr``, a descriptor such as that of a terminal, is not at hand; it stays open here.
+        """
         out, to_out = os.pipe()
-        err, to_err = os.pipe()
+        err, to_err = os.pipe() if stderr is None else (os.open(os.devnull, os.O_RDONLY), os.dup(stderr))
         theirs = [os.open(os.devnull, os.O_RDONLY), to_out, to_err]
         try:
             process = self.start(module, arguments, cwd=cwd, env=env, descriptors=theirs)
@@ -93,15 +98,17 @@ def _server() -> ForkServer:
 
 
 def start(
-    module: str, arguments: Iterable[str], *, cwd: Path, env: Mapping[str, str]
+    module: str, arguments: Iterable[str], *, cwd: Path, env: Mapping[str, str], stderr: int | None = None
 ) -> PipedProcess | subprocess.Popen[str]:
     """Run ``python -m module`` as a copy of the fork server, or by exec where libraries cannot bear a fork: macOS."""
     if sys.platform != "linux":
-        return start_by_exec(module, arguments, cwd=cwd, env=env)
-    return _server().run(module, arguments, cwd=cwd, env=env)
+        return start_by_exec(module, arguments, cwd=cwd, env=env, stderr=stderr)
+    return _server().run(module, arguments, cwd=cwd, env=env, stderr=stderr)
 
 
-def start_by_exec(module: str, arguments: Iterable[str], *, cwd: Path, env: Mapping[str, str]) -> subprocess.Popen[str]:
+def start_by_exec(
+    module: str, arguments: Iterable[str], *, cwd: Path, env: Mapping[str, str], stderr: int | None = None
+) -> subprocess.Popen[str]:
     """Run ``python -m module`` as a process that shares nothing with another."""
     return subprocess.Popen(
         [sys.executable, "-m", module, *arguments],
@@ -109,7 +116,7 @@ def start_by_exec(module: str, arguments: Iterable[str], *, cwd: Path, env: Mapp
         env=dict(env),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=subprocess.PIPE if stderr is None else stderr,
         text=True,
         start_new_session=True,
     )
