@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 
 from securefda.aggregator.ranges import WordFormat, narrowest
-from securefda.aggregator.site import RunSettings, TargetSite, require_rule_at_sum, settings_of
+from securefda.aggregator.site import RunSettings, TargetSite, settings_of
 from securefda.aggregator.target import TargetPart, gap_gradient_digest, published_terms
 from securefda.errors import ConfigError, QuorumLost
 from securefda.protocol.checks import default_threshold, threshold_is_sound
@@ -30,7 +30,7 @@ from securefda.protocol.messages import (
 from securefda.protocol.secret import draw
 from securefda.protocol.transcript import architecture_digest
 from securefda.rules import CANDIDATES, RoundPlan, Strategy, round_plan
-from securefda.site.config import FederationConfig
+from securefda.site.config import FederationConfig, require_rule_at_sum
 from securefda.site.policy.verdict import plan_levels
 from securefda.tasks import TaskSettings, load_task
 from securefda.training import LayerTable, Vector, build_model, derive_seed, layer_table

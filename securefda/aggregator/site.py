@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from typing import cast
@@ -23,11 +23,12 @@ from securefda.operations.records import RoundLine, RunStatus, Setting, Summary,
 from securefda.protocol.messages import DownLink, Granularity, Signer, SourcesKeep, Visibility
 from securefda.protocol.roster import Roster
 from securefda.protocol.secret import RandomBytes
-from securefda.rules import Estimator, Gain, Rule, Strategy, TargetLabels
+from securefda.rules import Rule, Strategy, TargetLabels
 from securefda.site.config import (
     AggregatorConfig,
     FederationConfig,
     budget_of,
+    require_rule_at_sum,
     strategy_of,
     training_settings,
 )
@@ -135,28 +136,6 @@ class RunSettings:
     def smallest_sum(self) -> int:
         """Fewest sources in a sum: a source itself, ``min_others`` others, and ``max_colluders`` that may collude."""
         return self.min_others + self.max_colluders + 1
-
-
-def require_rule_at_sum(strategy: Strategy) -> None:
-    """Refuse a strategy under which no source can be at ``sum``: someone does not see there what it needs.
-
-    Raises:
-        ConfigError: ``strategy``.
-    """
-    shown = 'privacy.visibility = "cohort" or "individual" where every source permits it'
-    if strategy.needs_single_updates:
-        why = f'"{strategy.attention_gain}" needs updates that the target does not see at visibility sum'
-        raise ConfigError("strategy.attention-gain", why, hint=f'set it to "{Gain.FIRST_ORDER}", or {shown}')
-    if not strategy.needs_step_updates:
-        return
-    cheaper = replace(strategy, estimator=Estimator.MEAN_FIELD)
-    other = "another strategy.rule" if cheaper.needs_step_updates else 'strategy.estimator = "mean-field"'
-    raise ConfigError(
-        "strategy",
-        f"{strategy.rule} with estimator {strategy.estimator} needs the target's single steps, "
-        "which sources do not see at visibility sum",
-        hint=f"set {other}, or {shown}",
-    )
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -28,6 +28,7 @@ _PLAIN = (
 )
 """The parser's words for a wrong value, and ours."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_SLIP = 0.7
 _INTERRUPTED = 130
 """What typer makes of Ctrl-C; no command of ours ends with it."""
 
@@ -105,12 +106,21 @@ def _disk_error(error: OSError | RuntimeError) -> SecureFdaError | None:
     )
 
 
+def _near_options(found: re.Match[str]) -> str:
+    """Those of the parser's options that are as near as a slip of the fingers; it lists ``--quiet`` for ``--out``."""
+    from difflib import get_close_matches
+
+    asked = re.search(r"(--?[^\s:]+)", found.string)
+    near = get_close_matches(asked[1] if asked else "", found[1].split(", "), cutoff=_SLIP)
+    return f". did you mean {', '.join(near)}?" if near else ""
+
+
 def _usage_error(error: TyperException) -> UsageError:
     """One line from the parser's message, which may end with a suggestion of its own."""
     message = " ".join(error.format_message().split()).replace("Value error, ", "").rstrip(".")
     for theirs, ours in _PLAIN:
         message = re.sub(theirs, ours, message)
-    message = re.sub(r" \(Possible options: (.*)\)", r". did you mean \1?", message)
+    message = re.sub(r" \(Possible options: (.*)\)", _near_options, message)
     what, _, suggestion = message.partition(". ")
     suggestion = re.sub(r"^Did you mean '(.*)'\?", r"did you mean \1?", suggestion)
     context = getattr(error, "ctx", None)

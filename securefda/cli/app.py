@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -77,6 +78,17 @@ class _Command(TyperCommand):
     def get_params(self, ctx: Any) -> list[Any]:
         """Those of the command, and how much it says."""
         return _with_verbosity(super().get_params(ctx))
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the arguments; an empty path, as of a variable that is not set, is not the current folder."""
+        has_empty = "" in args
+        rest = super().parse_args(ctx, args)
+        for param in self.get_params(ctx) if has_empty else ():
+            value, source = ctx.params.get(param.name), ctx.get_parameter_source(param.name)
+            paths = value if isinstance(value, list | tuple) else (value,)
+            if source is not None and source.name == "COMMANDLINE" and Path() in paths:
+                raise typer.BadParameter("is empty", ctx, param)
+        return rest
 
 
 class _Group(TyperGroup):

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from securefda.cli.options import OutputFormat
-from securefda.cli.output import Format, print_result
+from securefda.cli.output import Format, print_result, say
 from securefda.errors import ConfigError
 
 
@@ -37,6 +37,8 @@ def dashboard(
         raise ConfigError("securefda dashboard", f"needs {error.name}, which is not installed", hint=hint) from None
 
     def tell(url: str) -> None:
+        if not folder.exists():
+            say(f"{folder} does not exist yet: the page shows a run as soon as one begins there")
         print_result(output, {"url": url, "folder": str(folder)}, url)
 
     serve(folder, port, tell)

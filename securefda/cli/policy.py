@@ -163,7 +163,9 @@ def template(
     from securefda.site.policy import NAMED_POLICIES
 
     if name not in NAMED_POLICIES:
-        raise ConfigError(f"template {name}", "does not exist", hint=f"there are {', '.join(NAMED_POLICIES)}")
+        raise ConfigError(
+            f"template {name or repr(name)}", "does not exist", hint=f"there are {', '.join(NAMED_POLICIES)}"
+        )
     text = NAMED_POLICIES[name].text(site)
     if out is None:
         print_result(output, {"template": name, "text": text}, text.rstrip("\n"))

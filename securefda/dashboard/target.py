@@ -27,7 +27,7 @@ from securefda.dashboard.standing import standing
 from securefda.dashboard.words import incident_lines, log_facts, problem_section
 from securefda.dashboard.words import spent_text as up
 from securefda.operations.records import REPORTED_ROUNDS, RoundLine
-from securefda.operations.report import human_bytes, seen_rows
+from securefda.operations.report import human_bytes, is_used, seen_rows, setting_text
 from securefda.operations.run_folder import REPORT_FILE
 from securefda.operations.state import ENDED
 from securefda.operations.summary_text import labels_rows, percent, spent_text
@@ -320,7 +320,8 @@ def _facts(seen: Seen) -> list[tuple[str, str]]:
     if summary.get("task"):
         facts.append(("Task", str(summary["task"])))
     if strategy := summary.get("strategy"):
-        facts.append(("Strategy", ", ".join(f"{key} = {value}" for key, value in strategy.items())))
+        used = (f"{key} = {setting_text(value)}" for key, value in strategy.items() if is_used(key, strategy))
+        facts.append(("Strategy", ", ".join(used)))
     measured = summary.get("target_accuracy") is not None
     facts += [("Target's labels", text) for _, text in labels_rows(summary.get("setting") or {}, measured=measured)]
     if privacy := summary.get("target_privacy"):

@@ -213,9 +213,10 @@ def main() -> None:
     gc.freeze()  # no collection in a child touches, and so copies, what all share
     gc.enable()
     request = Server(socket.socket(fileno=int(control)), float(grace_s), imported).serve()
-    if request is not None:
-        become(request, installed)
-        runpy.run_module(request.module, run_name="__main__", alter_sys=True)
+    if request is None:
+        os._exit(0)  # there is nothing to flush, and Python would take apart all that torch has made
+    become(request, installed)
+    runpy.run_module(request.module, run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

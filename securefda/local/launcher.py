@@ -14,6 +14,7 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from threading import Thread
 from typing import Any, cast
 
 from securefda.errors import ConfigError, ExitCode
@@ -21,6 +22,7 @@ from securefda.local.children import Child, ProcessFailed, Starter, stop
 from securefda.machine import without_collections
 from securefda.operations.progress import Reporter
 from securefda.operations.records import RoundLine, Summary
+from securefda.operations.report import load_charts
 from securefda.operations.run_folder import SUMMARY_FILE, RunFolder, finished_summary, replace_file
 from securefda.parse import toml_table
 from securefda.settings import read_toml
@@ -91,6 +93,10 @@ def run_processes(
             if error.exit_code == ExitCode.QUORUM:  # its own hint is for sites that are started one by one
                 error.hint = f"give the same command with --out {out}: the run goes on after its last finished round"
             _name_cause(folder, error)
+            raise
+        except KeyboardInterrupt:
+            reporter.note("interrupted: the sites end in order, then the report is written")
+            Thread(target=load_charts, daemon=True).start()  # meanwhile
             raise
         finally:
             _stop(sites)

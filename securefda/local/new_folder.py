@@ -37,6 +37,7 @@ _FEWEST_ROWS = 70
 _MOST_SITES = 200
 _FEW_TARGET_ROWS = 200
 _MOST_CLASSES = 20
+_NAMED_FILES = 3
 _SPLIT_SEEDS = 100
 _TEST_SHARE, _LARGE_TEST_SHARE = 0.2, 0.4
 """Of a few rows at the target, a fifth would say little of a model."""
@@ -157,6 +158,9 @@ def new_images(folder: Path, images: Path, target: str = "") -> Made:
         raise DataError(str(images), "holds no folders of two classes or more", hint=how)
     if by_site:
         counts = {site: len(_images(images / site, classes)) for site in by_site}
+        if not any(counts.values()):
+            endings = ", ".join(image_folder.SUFFIXES)
+            raise DataError(str(images), f"holds no images ({endings}) in its folders of folders", hint=how)
         target = target or min(counts, key=lambda site: counts[site])
         _require_sites(sorted(counts), target, str(images), how)
         sources = tuple(site for site in sorted(counts) if site != target)
@@ -212,12 +216,15 @@ def _sites_of_table(file: Path, table: Table, read: TabularOptions, writing: Wri
     if choices.site_column:
         return _sites_of_column(table, read, writing, plain(choices.site_column), choices.target)
     wanted = {read.label.column, *read.read, *([read.group] if read.group else [])}
-    beside = {**_tables_beside(file, wanted, writing), file.stem: table}
+    found, left_out = _tables_beside(file, wanted, writing)
+    beside = {**found, file.stem: table}
+    named = [*left_out[:_NAMED_FILES], *([f"{len(left_out) - _NAMED_FILES} more"] if left_out[_NAMED_FILES:] else [])]
+    others = f". Not taken for sites: {', '.join(named)}" if named else ""
     target = choices.target or file.stem
     if re.fullmatch(SITE_ID_PATTERN, file.stem) and len(beside) >= FEWEST_SITES:
         _require_sites(sorted(beside), target, str(file.parent), "a site's file is SITE.csv")
         sources = tuple(site for site in sorted(beside) if site != target)
-        note = f"the sites are the CSV files in {file.parent.absolute()} with the columns of {file.name}"
+        note = f"the sites are the CSV files in {file.parent.absolute()} with the columns of {file.name}{others}"
         largest = max(len(beside[site]) for site in sources)
         data_dir = str(file.parent.absolute())
         return _Sites(target, sources, data_dir, largest, _contents(beside[target], read), note)
@@ -231,7 +238,7 @@ def _sites_of_table(file: Path, table: Table, read: TabularOptions, writing: Wri
     rows_of = {site: sorted(order[ends[n] : ends[n + 1]]) for n, site in enumerate(_MADE_UP_SITES)}
     note = (
         f"the four sites are made up: {DATA_FOLDER}/ holds a copy of the rows of {file.name}, dealt out by chance, so "
-        "no site differs from another. --site-column names a column that says where a row is from"
+        f"no site differs from another. --site-column names a column that says where a row is from{others}"
     )
     return _dealt(table, read, writing, rows_of, target=_MADE_UP_SITES[0], note=note)
 
@@ -262,19 +269,26 @@ def _require_sites(sites: Sequence[str], target: str, where: str, how: str) -> N
         raise DataError(where, why, hint=how)
 
 
-def _tables_beside(file: Path, wanted: set[str], writing: Writing) -> dict[str, Table]:
-    """Site id -> each CSV file in the same folder that has these columns."""
+def _tables_beside(file: Path, wanted: set[str], writing: Writing) -> tuple[dict[str, Table], list[str]]:
+    """Site id -> each CSV file in the same folder that has these columns; and of the others, why each is left out."""
     found: dict[str, Table] = {}
+    left_out: list[str] = []
     for path in sorted(file.parent.glob("*.csv")):
-        if path == file or not re.fullmatch(SITE_ID_PATTERN, path.stem):
+        if path == file:
+            continue
+        if not re.fullmatch(SITE_ID_PATTERN, path.stem):
+            left_out.append(f"{path.name} (its name is no site id: lowercase letters, digits and hyphens)")
             continue
         try:
             table = read_table(path, separator=writing.separator, encoding=writing.encoding)
-        except DataError:
-            continue  # something else that lies there
-        if wanted <= table.cells.keys():
+        except DataError as error:
+            left_out.append(f"{path.name} ({error.why})")
+            continue
+        if missing := sorted(wanted - table.cells.keys()):
+            left_out.append(f"{path.name} (has no column {missing[0]})")
+        else:
             found[path.stem] = table
-    return found
+    return found, left_out
 
 
 def _contents(table: Table, read: TabularOptions) -> list[tuple[bytes, str]]:

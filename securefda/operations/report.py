@@ -77,6 +77,14 @@ def report_after(folder: Path) -> Iterator[None]:
     write_report(folder)
 
 
+def load_charts() -> None:
+    """Import what draws the charts, which takes a second; for a moment in which the process only waits."""
+    with suppress(ImportError):
+        import jinja2  # noqa: F401
+
+        from securefda.operations import figures  # noqa: F401
+
+
 def write_report(folder: Path) -> Path | None:
     """Write ``report.html`` into a run folder and return its path; None where there is no run yet.
 
@@ -121,7 +129,7 @@ def render_report(record: RunRecord) -> str:
             error=summary.get("error"),
             verdict=verdict(summary) if summary.get("visibility") else (),
             facts=_facts(summary),
-            unused=[(key, _setting(value)) for key, value in strategy.items() if not is_used(key, strategy)],
+            unused=[(key, setting_text(value)) for key, value in strategy.items() if not is_used(key, strategy)],
             tiles=_tiles(summary, rounds),
             charts=[*run_charts(record, rounds), *level_charts(rounds)] if rounds else [],
             seen=seen_rows(rounds),
@@ -278,7 +286,7 @@ def _ended(summary: Mapping[str, Any] | None) -> str:
 def _facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Everything else that identifies the run."""
     asked = summary.get("strategy") or {}
-    strategy = [f"{key} = {_setting(value)}" for key, value in asked.items() if is_used(key, asked)]
+    strategy = [f"{key} = {setting_text(value)}" for key, value in asked.items() if is_used(key, asked)]
     releases, rules = summary.get("target_releases"), summary.get("rounds_by_rule") or {}
     versions = [f"{name} {version}" for name, version in (summary.get("versions") or {}).items()]
     refused = (summary.get("refusals") or {}).items()
@@ -318,7 +326,8 @@ def is_used(key: str, strategy: Mapping[str, Any]) -> bool:
     return rules is None or rule in rules
 
 
-def _setting(value: object) -> str:
+def setting_text(value: object) -> str:
+    """A setting's value for people."""
     return ("no", "yes")[value] if isinstance(value, bool) else str(value)
 
 

@@ -208,7 +208,8 @@ def _explaining(path: Path) -> Iterator[None]:
         if error.errno in _NO_SPACE:
             hint = "free some space, then start again: what was written before is whole"
             raise SecureFdaError(f"{path}: the disk is full", hint=hint) from error
-        hint = "name a file, not a folder" if error.errno == errno.EISDIR else "name another folder with --out"
+        hint = "name another folder with --out, or check its permissions"
+        hint = "name a file, not a folder" if error.errno == errno.EISDIR else hint
         if isinstance(error, NotADirectoryError | FileExistsError | IsADirectoryError | PermissionError):
             raise ConfigError(str(path), f"cannot be written: {error.strerror}", hint=hint) from error
         raise SecureFdaError(f"{path}: cannot be written: {error.strerror}", hint=hint) from error

@@ -25,7 +25,8 @@ class FoundRun:
 
     Attributes:
         path: its folder.
-        status: ``finished``, ``failed``, ``interrupted``; ``open`` without a summary, ``damaged`` if unreadable.
+        status: ``finished``, ``failed``, ``interrupted``; ``open`` without a summary, ``damaged``; ``unreadable`` for
+            this user.
         ended: of its last round, RFC 3339; empty where that is unknown.
         task, rule: class and rule by name.
         rounds: finished rounds; ``planned`` 0 where that is unknown.
@@ -98,8 +99,9 @@ def runs_below(folder: Path) -> list[FoundRun]:
     for path in _run_folders(folder, _DEEPEST):
         try:
             found.append(found_run(path))
-        except ConfigError:  # `runs show` says what is wrong with it
-            found.append(FoundRun(path, "damaged", "", "", "", 0, 0, None, None, {}))
+        except (ConfigError, OSError) as error:  # `runs show` says what is wrong with it
+            status = "unreadable" if isinstance(error, OSError) else "damaged"
+            found.append(FoundRun(path, status, "", "", "", 0, 0, None, None, {}))
     return sorted(found, key=lambda run: (run.ended, run.path))
 
 
@@ -163,12 +165,16 @@ def delete_run(path: Path) -> None:
 
 
 def _run_folders(folder: Path, deepest: int) -> Iterator[Path]:
-    if (folder / METRICS_FILE).exists() or (folder / SUMMARY_FILE).exists():
+    try:
+        is_run = (folder / METRICS_FILE).exists() or (folder / SUMMARY_FILE).exists()
+        inner = sorted(folder.iterdir()) if deepest and not is_run else []
+    except PermissionError:
+        is_run, inner = True, []  # for all that can be seen
+    if is_run:
         yield folder
-    elif deepest:
-        for below in sorted(folder.iterdir()):
-            if below.is_dir() and not below.is_symlink() and below.name not in (SITES_FOLDER, "kits"):
-                yield from _run_folders(below, deepest - 1)
+    for below in inner:
+        if below.is_dir() and not below.is_symlink() and below.name not in (SITES_FOLDER, "kits"):
+            yield from _run_folders(below, deepest - 1)
 
 
 def _flat(prefix: str, table: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:

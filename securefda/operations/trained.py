@@ -56,10 +56,14 @@ def trained_model(
         data_dir: for the task, where its files are elsewhere now; None for the folder that the run used.
 
     Raises:
-        ConfigError: there is no finished round in ``run``, or its model file and summary do not belong together.
+        ConfigError: there is no finished round in ``run``, its model file and summary do not belong together, or
+            ``data_dir`` is no folder.
         DataError: the task cannot be built.
     """
     run = Path(run)
+    if data_dir is not None and not data_dir.is_dir():  # said here, for a task may read none of its files
+        why = f"{data_dir} is {'no folder' if data_dir.exists() else 'missing'}"
+        raise ConfigError("--data-dir", why, hint="name the folder of the task's files")
     record = read_run(run)
     summary = record.summary
     setting = (summary or {}).get("setting")

@@ -129,7 +129,7 @@ class Ledger:
             is_there = path.exists()
             # A file without any marker is in doubt, and stays so: a marker made here would clear it.
             if is_there and (highest is None or highest[0] > 0):
-                raise LedgerError(path, "exists already", hint=_USE_IT)
+                raise LedgerError(path, "exists already", hint=_USE_IT, is_sound=True)
             if highest is not None and highest[0] > 0:
                 raise LedgerError(path, f"was deleted after {counted(highest[0], 'row')}", hint=_PUT_BACK)
             markers.advance(NO_ROWS)
@@ -139,7 +139,7 @@ class Ledger:
             database.execute("PRAGMA journal_mode = WAL")
             with _transaction(database):
                 if database.execute("PRAGMA user_version").fetchone()[0]:
-                    raise LedgerError(path, "exists already", hint=_USE_IT)
+                    raise LedgerError(path, "exists already", hint=_USE_IT, is_sound=True)
                 database.execute(_TABLE)
                 state = LedgerState(path, database, (), number, Doubt())
                 state.append("opened", now, {"ledger": ledger_id, **bound_to(data, number)})

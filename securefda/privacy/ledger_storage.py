@@ -52,13 +52,15 @@ _SIGNED_LABEL = b"securefda/1/dp-ledger-statement\0"
 class LedgerError(SecureFdaError):
     """A ledger is missing, unreadable, changed or older than it was: what was spent is unknown, so nothing trains.
 
-    ``file`` is the ledger, ``what`` is what was found.
+    ``file`` is the ledger, ``what`` is what was found. ``is_sound`` says that nothing is wrong with the ledger: it is
+    only in the place of a new one.
     """
 
     exit_code = ExitCode.BUDGET
 
-    def __init__(self, file: object, what: str, *, hint: str) -> None:
-        super().__init__(f"privacy ledger {file}: {what}; nothing trains without it", hint=hint)
+    def __init__(self, file: object, what: str, *, hint: str, is_sound: bool = False) -> None:
+        ends = "" if is_sound else "; nothing trains without it"
+        super().__init__(f"privacy ledger {file}: {what}{ends}", hint=hint)
         self.file = str(file)
         self.what = what
 

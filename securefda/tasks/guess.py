@@ -70,11 +70,16 @@ def writing_of(path: Path, *, separator: str = "", decimal: str = "", encoding: 
         raise DataError(
             str(path), f"cannot be read: {error.strerror}", hint=reading_hint(error, "check the path")
         ) from error
-    encoding = encoding or _encoding_of(data)
+    tried = encoding or _encoding_of(data)
     try:
-        text = data.decode(encoding)
+        text = data.decode(tried)
     except (UnicodeError, LookupError) as error:
+        if not encoding:
+            raise DataError(
+                str(path), "is no text", hint="name a CSV file; --encoding says how it is written"
+            ) from error
         raise DataError(str(path), f"is not {encoding} text", hint='files of Windows are often "cp1252"') from error
+    encoding = tried
     lines = [line for line in text.removeprefix("\ufeff").splitlines()[:_LINES] if line.strip(" ;,\t")]
     lines = lines[1:] if lines and lines[0].lower().startswith("sep=") else lines
     separator = separator or max(";\t|,", key=lambda mark: _columns_by(mark, lines))

@@ -279,6 +279,9 @@ def test_a_log_without_cosignature_is_vouched_for_by_its_own_key_only(tmp_path: 
     assert page.row("logs", "source-1")[5] == "no site"
     assert "0 of 1 witnesses cosigned the newest checkpoint" in page.text
     assert "lacks cosignatures" in page.row("logs", "source-1")[1]
+    # Nothing was tampered with, and no cell says so in red.
+    assert page.row("sites", "source-1")[3].startswith("lacks cosignatures, see Verification")
+    assert 'class="bad"' not in page.source
 
 
 def test_of_two_copies_of_a_log_one_is_counted(tmp_path: Path) -> None:

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from interrupting import ctrl_c_in
 
 from securefda.cli import main
 from securefda.privacy.accountants import epsilon
 from securefda.privacy.events import ASSUMPTIONS, GUARANTEE, DpEvent
+from securefda.privacy.planning import plan_noise
 from securefda.site.config import TrainingSection
 from securefda.site.policy import SourcePolicy
 
@@ -239,6 +241,13 @@ def test_plot_replaces_no_file_and_a_folder_that_is_missing_is_one_line(
     out, err = capsys.readouterr()
     assert out == ""
     assert "nowhere/curve.svg is in a folder that does not exist" in err
+
+
+def test_ctrl_c_ends_a_plan_with_one_line_and_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with ctrl_c_in(plan_noise):
+        code = main([*PLAN, *FEW, "--epsilon", "4", "--plot", str(tmp_path / "curve.svg")])
+    assert (code, capsys.readouterr()) == (1, ("", "error: interrupted\n"))
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("command", ["init", "show", "accept", "reset", "plan"])

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from plain_user import plain_user
 
 from securefda.cli import main
 from securefda.site.config import load_federation
@@ -139,6 +140,24 @@ def test_files_beside_the_example_are_the_sites(capsys: pytest.CaptureFixture[st
         Path(name).rename(Path("moved") / name)
     assert load_federation(Path("moved/heart/federation.toml")).task.data_dir == Path("moved/exports")
     assert main(["task", "check", "moved/heart/federation.toml"]) == 0
+
+
+def test_a_file_beside_the_example_that_is_no_site_is_named_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    for number, site in enumerate(["clinic", "nord", "sued", "west"]):
+        write(Path("exports") / f"{site}.csv", patients(80 + number, number))
+    write(Path("exports/Nord 2.csv"), patients(80, 9))
+    write(Path("exports/other.csv"), [["1"]], header=["something"])
+    assert main(["new", "heart", "--tabular", "exports/clinic.csv"]) == 0
+    said = capsys.readouterr().out
+    assert "Not taken for sites: Nord 2.csv (its name is no site id" in said
+    assert "other.csv (has no column " in said
+
+    Path("exports/west.csv").chmod(0)  # too few are left, and the rows of the example are dealt out
+    with plain_user():
+        assert main(["new", "liver", "--tabular", "exports/clinic.csv"]) == 0
+    said = capsys.readouterr().out
+    assert "the four sites are made up" in said
+    assert "west.csv (cannot be read: Permission denied)" in said
 
 
 def test_rows_that_lie_elsewhere_keep_their_absolute_path(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -6,18 +6,21 @@ import csv
 import json
 import os
 import shutil
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from interrupting import ctrl_c_in
+from plain_user import plain_user
 
 from securefda.cli import main
 from securefda.operations.records import best_round
 from securefda.operations.run_folder import read_run
 from securefda.operations.state import state_file
-from securefda.operations.trained import trained_model
+from securefda.operations.trained import predict, trained_model
 from securefda.protocol.encoding import vector_to_wire
 from securefda.training import model_to_vector
 
@@ -115,6 +118,13 @@ def test_a_damaged_run_is_listed_as_such_beside_the_others(
     (tmp_path / "broken" / "summary.json").write_text("{")
     listed = json.loads(printed(capsys, "runs", "ls", tmp_path, "--format", "json"))["data"]["runs"]
     assert {(Path(run["run"]).name, run["status"]) for run in listed} == {("broken", "damaged"), ("run", "finished")}
+    (tmp_path / "broken").chmod(0)
+    try:
+        with plain_user():
+            listed = json.loads(printed(capsys, "runs", "ls", tmp_path, "--format", "json"))["data"]["runs"]
+    finally:
+        (tmp_path / "broken").chmod(0o700)
+    assert {(Path(run["run"]).name, run["status"]) for run in listed} == {("broken", "unreadable"), ("run", "finished")}
 
 
 def test_a_run_is_shown_with_date_seed_rates_federation_and_sites(
@@ -303,3 +313,14 @@ def test_a_missing_package_is_named_with_its_extra(
     text = refused(capsys, "export", runs / "a", "--format", "onnx", "--out", tmp_path / "model.onnx")
     assert "pip install 'securefda[onnx]'" in text
     assert not (tmp_path / "model.onnx").exists()
+
+
+@pytest.mark.parametrize("function", [trained_model, predict])
+def test_ctrl_c_ends_a_prediction_with_one_line_and_no_file(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], function: Callable[..., object]
+) -> None:
+    out = tmp_path / "predictions.csv"
+    with ctrl_c_in(function):
+        code = main(["predict", str(runs / "a"), "--data", str(runs / "new.csv"), "--out", str(out)])
+    assert (code, capsys.readouterr()) == (1, ("", "error: interrupted\n"))
+    assert list(tmp_path.iterdir()) == []

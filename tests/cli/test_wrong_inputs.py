@@ -1523,7 +1523,7 @@ BUDGETS = {
         f"budget reset {NOISY} --reason x --yes", "is missing; nothing trains", "budget init", code=11, follow=INIT
     ),
     "ledger-twice": Wrong(
-        f"budget init {NOISY}", "exists already", "budget show", code=11, harm=INIT, again=f"budget show {NOISY}"
+        f"budget init {NOISY}", "exists already$", "budget show", code=11, harm=INIT, again=f"budget show {NOISY}"
     ),
     "ledger-damaged": Wrong(
         f"budget show {NOISY}",
@@ -2341,7 +2341,90 @@ MINE = {
 }
 """Files of the user's: too few of them, or one where a command would write."""
 
+EXACT = "config show federation.toml --set strategy.estimator"
+ATTENTION = "--set strategy.rule=fada_attention --set training.labels=none"
+GAINS = f"config show kits/target {ATTENTION} --set strategy.attention-gain"
+FED_HEART = "bench accuracy --suite fed-heart"
+
+NEARLY = {
+    "no-key-to-explain": Wrong(
+        "config explain ''", "KEY: is empty", "name a key, such as", again="config explain strategy.rounds"
+    ),
+    "exact-estimator-at-sum": Wrong(
+        f"{EXACT}=exact", "needs the target's single steps", "mean-field", again=f"{EXACT}=mean-field"
+    ),
+    "exact-gains-at-sum-are-not-shown": Wrong(
+        f"{GAINS}=exact", "needs updates that the target does not see", "first-order", again=f"{GAINS}=first-order"
+    ),
+    "predictions-with-files-of-nowhere": Wrong(
+        "predict taken --data federation.toml --data-dir nowhere",
+        "--data-dir: nowhere is missing",
+        "name the folder of the task's files",
+        again="predict taken --data federation.toml --data-dir kits",
+        then="has no summary",
+    ),
+    "a-model-with-a-file-for-a-folder": Wrong(
+        "export taken --format onnx --data-dir federation.toml",
+        "--data-dir: federation.toml is no folder",
+        "name the folder of the task's files",
+        again="export taken --format onnx --data-dir kits",
+        then="has no summary",
+    ),
+    "a-kit-of-a-variable-that-is-not-set": usage("policy sign ''", "'KIT': is empty", f"policy sign {SOURCE}"),
+    "a-run-folder-of-a-variable-that-is-not-set": usage(
+        "simulate federation.toml --out ''", "'--out': is empty", SIMULATE, FURTHER
+    ),
+    "one-kit-of-two-is-empty": usage(
+        f"policy check {SOURCE} '' federation.toml", "'POLICY...': is empty", f"policy check {SOURCE} federation.toml"
+    ),
+    "a-federation-that-is-no-policy": Wrong(
+        "policy explain federation.toml",
+        "federation.toml: is a federation's file, not a site's policy",
+        "name a kit, or its local/policy.toml",
+        again=f"policy explain {POLICY}",
+    ),
+    "settings-that-are-no-policy": Wrong(
+        "policy explain copied.toml",
+        "copied.toml: is a source's settings, not a site's policy",
+        "name a kit, or its local/policy.toml",
+        harm=copy(SETTINGS, "copied.toml"),
+        again=f"policy explain {SOURCE}",
+    ),
+    "a-template-without-a-name": Wrong(
+        "policy template ''", "template '': does not exist", "there are strict", again="policy template strict"
+    ),
+    "an-option-that-is-like-no-other": usage(
+        "bench secagg --out x", "no such option: --out", "bench secagg --sources 3 --dropped 9", "session needs"
+    ),
+    "accuracy-of-files-of-nowhere": Wrong(
+        f"{FED_HEART} --data-dir nowhere",
+        "--data-dir: nowhere is missing",
+        "name the folder that holds its fed_heart/",
+        again=f"{FED_HEART} --data-dir kits --rules foo",
+        then="there is no 'foo'",
+    ),
+    "accuracy-into-a-file": Wrong(
+        "bench accuracy --suite digits --out federation.toml",
+        "federation.toml: cannot be written: File exists",
+        "name another folder with --out",
+        again="bench accuracy --suite digits --out new --rules foo",
+        then="there is no 'foo'",
+    ),
+    "folders-without-images": Wrong(
+        "new pictures --images kits",
+        "kits: holds no images",
+        "DIR/SITE/CLASS/",
+        follow=images("scans", ("dog", "cat"), 40),
+        again="new pictures --images scans",
+    ),
+    "a-table-of-no-text": no_table(
+        write("tables/clinic.csv", bytes(range(256))), "clinic.csv: is no text", "name a CSV file"
+    ),
+}
+"""What comes close to something that there is."""
+
 TABLES = (
+    NEARLY,
     MIXED_UP,
     WITHOUT_END,
     MINE,

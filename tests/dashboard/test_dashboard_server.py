@@ -182,13 +182,15 @@ def test_each_start_draws_another_token(served: Served, tmp_path: Path) -> None:
         assert other.ask(served.path).status == 403
 
 
-def test_the_url_comes_as_json_where_asked(tmp_path: Path) -> None:
+def test_the_url_comes_as_json_also_before_there_is_a_run(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "securefda.cli", "dashboard", str(tmp_path / "run"), "--format", "json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         envelope = json.loads(process.stdout.readline())
         process.send_signal(signal.SIGINT)
-        assert process.wait(WAIT_S) == 0
+        _, err = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 0
+    assert err == f"{tmp_path / 'run'} does not exist yet: the page shows a run as soon as one begins there\n"
     assert envelope["data"]["url"].startswith("http://127.0.0.1:")
 
 

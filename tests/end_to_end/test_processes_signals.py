@@ -53,6 +53,9 @@ def test_a_run_takes_all_of_its_processes_with_it(tmp_path: Path, number: signal
     assert len(children) == 4
     run.interrupt(number)
     assert_one_clear_line(run, ExitCode.FAILED, "interrupted", hint=str(tmp_path / "out"))
+    assert (
+        "interrupted: the sites end in order, then the report is written" in run.err
+    )  # at once, for both take a while
     assert [child for child in children if Path(f"/proc/{child}").exists()] == []
     record = read_run(tmp_path / "out")
     assert record.summary is not None

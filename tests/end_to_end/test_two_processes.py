@@ -64,7 +64,7 @@ def test_a_ledger_in_use_can_be_shown_and_is_not_made_again(tmp_path: Path) -> N
         shown = [_add_ledger("source-1", made, "show") for _ in range(2)]
         second = _add_ledger("source-1", made, "init")
         assert [process.end() for process in shown] == [0, 0]
-        assert_one_clear_line(second, ExitCode.BUDGET, "exists already; nothing trains without it", hint="budget show")
+        assert_one_clear_line(second, ExitCode.BUDGET, "exists already", hint="budget show")
         running["target"].until("round 4 of")
         assert all(process.process.poll() is None for process in running.values())
 

@@ -349,7 +349,10 @@ def _log_and_policy(log: LogState | None, role: str) -> tuple[Cell, Cell]:
         return Cell((Line("not here", "strong"),)), Cell.of("not known")
     here = Cell.of("verified")
     if not log.is_sound:
-        here = Cell((Line("not as it should be, see Verification", "bad"),))
+        found = log.verification.finding
+        is_honest = found is not None and found.kind in HONEST and not log.problem and not log.kept.findings
+        what = verification_text(log.verification).partition(" (")[0] if is_honest else "not as it should be"
+        here = Cell((Line(f"{what}, see Verification", "care" if is_honest else "bad"),))
     if not log.policy.loaded:
         return here, Cell.of("none: a target has none" if role == "target" else "its log names none")
     digests = [f"SHA-256 {digest[:16]}…" for digest in log.policy.loaded[-3:]]

@@ -85,13 +85,16 @@ class Request:
         """The folder with a data set's files; None where they are bundled.
 
         Raises:
-            ConfigError: it needs one, and none was named.
+            ConfigError: it needs one, and none was named, or none that is there.
         """
         name = DATA[data].folder
         if not name:
             return None
         if self.data_dir is None:
             raise ConfigError("--data-dir", f"{data} is not bundled", hint=f"name the folder that holds its {name}/")
+        if not self.data_dir.is_dir():
+            why = f"{self.data_dir} is {'no folder' if self.data_dir.exists() else 'missing'}"
+            raise ConfigError("--data-dir", why, hint=f"name the folder that holds its {name}/")
         return self.data_dir / name if (self.data_dir / name).is_dir() else self.data_dir
 
 

@@ -75,6 +75,8 @@ def open_folder(path: Path, request: Request) -> Iterator[SuiteFolder]:
     try:
         path.mkdir(parents=True, exist_ok=True)
         lock = (path / _LOCK_FILE).open("a")
+    except (FileExistsError, NotADirectoryError, PermissionError) as error:
+        raise ConfigError(str(path), f"cannot be written: {error.strerror}", hint=_ANOTHER) from error
     except OSError as error:
         raise SecureFdaError(f"{path}: cannot be written: {error.strerror}", hint=_ANOTHER) from error
     with lock:

@@ -8,6 +8,7 @@ from securefda.site.config.load import (
     load_aggregator,
     load_federation,
     load_source,
+    require_rule_at_sum,
 )
 from securefda.site.config.sections import (
     BudgetSection,
@@ -55,6 +56,7 @@ __all__ = [
     "load_aggregator",
     "load_federation",
     "load_source",
+    "require_rule_at_sum",
     "site_policy",
     "source_toml",
     "strategy_of",

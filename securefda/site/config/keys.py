@@ -222,9 +222,12 @@ def explained(name: str) -> tuple[ExplainedKey, ...]:
     """What a name stands for: a dotted key, the last part of one, or a table with all keys in it.
 
     Raises:
-        ConfigError: there is no such key or table; the nearest is named. An old name's error says the new one.
+        ConfigError: the name is empty, or there is no such key or table; the nearest is named. An old name's error says
+            the new one.
     """
     asked = name.strip().strip("[]").strip()
+    if not asked:
+        raise ConfigError("KEY", "is empty", hint="name a key, such as strategy.rounds, or a table of keys: strategy")
     every = list(_all_keys())
     found = (
         [one for one in every if one.dotted == asked]

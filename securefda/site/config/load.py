@@ -8,7 +8,7 @@ The file of each site's process, derived from the configuration of a federation 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path, PurePath
 from types import MappingProxyType, UnionType
@@ -18,6 +18,7 @@ from securefda.errors import ConfigError
 from securefda.parse import MAX_NESTING, BeyondBounds, toml_table
 from securefda.protocol.checks import threshold_is_sound
 from securefda.protocol.messages import Visibility
+from securefda.rules import Estimator, Gain, Strategy
 from securefda.settings import Settings, SettingsT, check, kebab_case, known_keys, parse_settings, read_toml
 from securefda.site.config.sections import (
     MAX_PORT,
@@ -36,6 +37,7 @@ from securefda.site.config.sections import (
     TrainingSides,
     TransportSection,
     require_fit,
+    strategy_of,
 )
 from securefda.site.policy.verdict import plan_levels
 
@@ -101,6 +103,8 @@ class FederationConfig(Settings):
     @check
     def _the_sites_train_as_the_strategy_needs(self) -> Self:
         require_fit(self.strategy, self.training.target, self.training.source)
+        if self.privacy.visibility == "sum":
+            require_rule_at_sum(strategy_of(self.strategy))
         return self
 
     @check
@@ -146,6 +150,8 @@ class AggregatorConfig(Settings):
     @check
     def _the_target_trains_as_the_strategy_needs(self) -> Self:
         require_fit(self.strategy, self.training)
+        if self.privacy.visibility == "sum":
+            require_rule_at_sum(strategy_of(self.strategy))
         return self
 
 
@@ -166,6 +172,28 @@ def _require_large_sums(privacy: PrivacySection, session: SessionSection) -> Non
         smallest = f"min-others + max-colluders + 1 = {privacy.smallest_sum}"
         why = f"{session.threshold} is below {smallest}, the smallest sum that may open"
         raise ConfigError("session.threshold", why, hint="leave it at 0 for the default")
+
+
+def require_rule_at_sum(strategy: Strategy) -> None:
+    """Refuse a strategy under which no source can be at ``sum``: someone does not see there what it needs.
+
+    Raises:
+        ConfigError: ``strategy``.
+    """
+    shown = 'privacy.visibility = "cohort" or "individual" where every source permits it'
+    if strategy.needs_single_updates:
+        why = f'"{strategy.attention_gain}" needs updates that the target does not see at visibility sum'
+        raise ConfigError("strategy.attention-gain", why, hint=f'set it to "{Gain.FIRST_ORDER}", or {shown}')
+    if not strategy.needs_step_updates:
+        return
+    cheaper = replace(strategy, estimator=Estimator.MEAN_FIELD)
+    other = "another strategy.rule" if cheaper.needs_step_updates else 'strategy.estimator = "mean-field"'
+    raise ConfigError(
+        "strategy",
+        f"{strategy.rule} with estimator {strategy.estimator} needs the target's single steps, "
+        "which sources do not see at visibility sum",
+        hint=f"set {other}, or {shown}",
+    )
 
 
 def _require_own_file(key: str, name: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -19,6 +19,13 @@ from securefda.settings import Settings, check, parse_settings, parse_toml, read
 
 SELECTION = Rule.AUTO.value
 """What a policy lists in order to hand in estimated errors, from which the rule of the next round is chosen."""
+
+_OTHER_FILES = {
+    "federation": "a federation's file",
+    "aggregator": "a target's settings",
+    "source": "a source's settings",
+}
+"""A table that no policy has -> what the file is."""
 
 _RULES = tuple(rule.value for rule in Rule)
 
@@ -310,7 +317,7 @@ def load_policy(path: Path) -> SourcePolicy:
         ConfigError: the file is missing or malformed, a key is unknown (the nearest is named), a value is wrong, or
             keys contradict each other.
     """
-    return parse_settings(SourcePolicy, read_toml(path), file=path)
+    return parse_settings(SourcePolicy, _of_a_policy(read_toml(path), path), file=path)
 
 
 def parse_policy(data: bytes, file: Path) -> SourcePolicy:
@@ -319,4 +326,12 @@ def parse_policy(data: bytes, file: Path) -> SourcePolicy:
     Raises:
         ConfigError: as :func:`load_policy` does.
     """
-    return parse_settings(SourcePolicy, parse_toml(data, file), file=file)
+    return parse_settings(SourcePolicy, _of_a_policy(parse_toml(data, file), file), file=file)
+
+
+def _of_a_policy(data: dict[str, Any], file: Path) -> dict[str, Any]:
+    """Refuse a file of another kind in one line, in place of one for each of its tables."""
+    for table, what in _OTHER_FILES.items():
+        if isinstance(data.get(table), dict):
+            raise ConfigError(str(file), f"is {what}, not a site's policy", hint="name a kit, or its local/policy.toml")
+    return data
