@@ -65,7 +65,10 @@ class Endless(Digits):
 
 
 class Held(Digits):
-    """A site does not train while ``hold-SITE`` lies in the data folder; with ``hold-evaluation``, none evaluates."""
+    """A site does not train while ``hold-SITE`` lies in the data folder; with ``hold-evaluation``, none evaluates.
+
+    A site that is held makes the file ``held-training-at-SITE`` or ``held-evaluation-at-SITE``.
+    """
 
     _site = ""
 
@@ -75,7 +78,9 @@ class Held(Digits):
 
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         until = time.monotonic() + FOREVER_S
-        name = self._site if torch.is_grad_enabled() else "evaluation"
-        while ((self.settings.data_dir or Path()) / f"hold-{name}").exists() and time.monotonic() < until:
+        folder = self.settings.data_dir or Path()
+        name, what = (self._site, "training") if torch.is_grad_enabled() else ("evaluation", "evaluation")
+        while (folder / f"hold-{name}").exists() and time.monotonic() < until:
+            (folder / f"held-{what}-at-{self._site}").touch()
             time.sleep(0.05)
         return super().loss(outputs, labels)

@@ -124,14 +124,29 @@ def test_an_aggregator_waits_for_those_that_are_missing_and_names_no_other(tmp_p
 
 
 def test_an_aggregator_says_that_it_trains_itself_in_a_round_and_to_compare(tmp_path: Path, capsys: Any) -> None:
-    slow = ("training.epochs=2000", "strategy.rule=fedavg", "strategy.rounds=1", "strategy.warm-up-rounds=0")
-    with kits(tmp_path, 1, settings=("privacy.visibility=individual", "transport.join-deadline-s=600")) as federation:
+    """The task holds the target in its training, then in the evaluation behind it, then in its training again."""
+    settings = (
+        *("privacy.visibility=individual", "strategy.rule=fedavg", "strategy.rounds=1", "strategy.warm-up-rounds=0"),
+        *("transport.join-deadline-s=600", f"task.data-dir={tmp_path}"),
+    )
+    training, evaluation = (tmp_path / f"hold-{name}" for name in ("target", "evaluation"))
+    training.touch()
+    evaluation.touch()
+    with kits(tmp_path / "federation", 1, settings=settings, task="e2e_tasks:Held") as federation:
         me = federation.kit("target")
-        with terminal(federation, "target", *slow) as target:
+        with terminal(federation, "target") as target:
             federation.start("source-1")
-            for doing in ("training at the target", "training alone, to compare"):
-                target.shows(doing)
-                status_of(capsys, me, doing)
+            target.shows("training at the target")
+            status_of(capsys, me, "training at the target")
+
+            training.unlink()
+            eventually((tmp_path / "held-evaluation-at-target").exists)
+            training.touch()
+            evaluation.unlink()
+            target.shows("training alone, to compare")
+            status_of(capsys, me, "training alone, to compare")
+
+            training.unlink()
             assert target.end()[0] == 0
 
 
