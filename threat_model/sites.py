@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache
 from hashlib import sha256
@@ -21,22 +21,24 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from securefda.aggregator.site import RunSettings, TargetSite
 from securefda.aggregator.store import AggregatorStore
+from securefda.aggregator.target import TargetAttention, TargetFeatures, TargetPart
 from securefda.audit.journal import Journal, RunInfo
 from securefda.audit.witness import Witness, WitnessMemory
 from securefda.errors import PolicyRefusal, SecureFdaError
 from securefda.operations.progress import Reporter
 from securefda.operations.records import SiteLine
-from securefda.protocol.messages import Header, Signed, Signer
+from securefda.protocol.messages import DownLink, Header, Signed, Signer
 from securefda.protocol.roster import Roster
 from securefda.protocol.secret import Secret
 from securefda.protocol.transcript import architecture_digest
-from securefda.rules import first_order_gain
+from securefda.rules import RoundPlan, first_order_gain
 from securefda.site.policy import SourcePolicy
 from securefda.site.throwaway import throwaway_roster
 from securefda.source.site import SourceSite
 from securefda.source.store import SourceStore
 from securefda.tasks import Samples
 from securefda.training import Evaluation, LayerTable, LocalResult, Vector
+from securefda.training.alignment import Aligned
 from securefda.training.features import SeenGap
 from securefda.transport import wire
 
@@ -48,6 +50,9 @@ enough to be quick."""
 
 OUTPUTS, INPUTS = LAYERS[0][1]
 N_PARAMS = 4096
+ROWS, WIDTH = 16, 8
+"""Shape of the features of the target's rows."""
+
 MAX_SAMPLES = 100
 CLIP = 1.0
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -87,7 +92,7 @@ def signer_of(index: int) -> Signer:
 
 def known_update(index: int, round_number: int, received: Vector) -> Vector:
     """The update that a site makes in a round, whatever it receives: uniform in [-0.5, 0.5], float32 (m,)."""
-    numbers = np.random.default_rng((20_260, index, round_number))
+    numbers = np.random.default_rng((20_260, index, round_number % 2**32))
     return numbers.uniform(-0.5, 0.5, received.size).astype(np.float32)
 
 
@@ -95,6 +100,25 @@ def known_gap(received: Vector, round_number: int, run_id: str) -> SeenGap:  # n
     """What the target sees of its rows' features: a statistic of one half, with a small gradient that is known."""
     gradient = np.float32(1e-4) * known_update(TARGET, round_number, received)
     return SeenGap(0.5, gradient, lambda update: first_order_gain(gradient, update))
+
+
+def known_look(received: Vector, round_number: int, run_id: str, plan: RoundPlan) -> TargetPart:
+    """What an honest target makes of :func:`known_gap`, and of :func:`known_features` where the rule wants them."""
+    attention = TargetAttention.of(known_gap(received, round_number, run_id), plan, DownLink.FLOAT32)
+    if not plan.rule.releases_features:
+        return attention
+    with_attention = attention if plan.rule.attends else None
+    return TargetFeatures(known_features(round_number), np.zeros_like, 0.0, with_attention)
+
+
+def known_features(round_number: int) -> Vector:
+    """Features of the target's rows in a round, float32 (T, d), standard normal."""
+    return np.random.default_rng((20_261, round_number)).standard_normal((ROWS, WIDTH)).astype(np.float32)
+
+
+def known_pull(index: int, round_number: int, features: Vector) -> Vector:
+    """What a site says of features, whatever they are: uniform in [-0.5, 0.5], float32 of their shape."""
+    return known_update(index, -round_number, features.ravel()).reshape(features.shape)
 
 
 def samples_of(index: int) -> int:
@@ -109,9 +133,10 @@ class KnownUpdates:
     sizes: tuple[int, ...] = tuple(int(np.prod(shape)) for _, shape in LAYERS)
     architecture_digest: bytes = architecture_digest(LAYERS)
     repeatable = True
+    feature_width = WIDTH
 
-    def __init__(self, index: int, updates: UpdateRule) -> None:
-        self._index, self._updates = index, updates
+    def __init__(self, index: int, updates: UpdateRule, pulls: UpdateRule = known_pull) -> None:
+        self._index, self._updates, self._pulls = index, updates, pulls
 
     @property
     def n_params(self) -> int:
@@ -132,14 +157,17 @@ class KnownUpdates:
         attempt: int = 0,  # noqa: ARG002
         fewest_steps: int = 1,
         on_step: Callable[[Vector], None] | None = None,
+        align: Aligned | None = None,
     ) -> LocalResult:
-        """The known update of this round; observed, it comes in steps of rising length."""
+        """The known update of this round, and with features a pull that is known; observed, it comes in steps of rising
+        length."""
         update = self._updates(self._index, round_number, received)
         steps = max(fewest_steps, 4)
         if on_step is not None:
             for step in range(1, steps + 1):
                 on_step(update * np.float32(2 * step / (steps * (steps + 1))))
-        return LocalResult(update, steps, samples_of(self._index), loss=0.0, accuracy=0.0, learning_rate=0.1)
+        result = LocalResult(update, steps, samples_of(self._index), loss=0.0, accuracy=0.0, learning_rate=0.1)
+        return result if align is None else replace(result, pull=self._pulls(self._index, round_number, align.features))
 
     def evaluate(self, vector: Vector, data: Samples) -> Evaluation:  # noqa: ARG002 - the interface of a trainer
         """Nothing is measured here."""
@@ -202,7 +230,7 @@ def target_site(roster: Roster, updates: UpdateRule, clock: Callable[[], float],
         clock=clock,
         traffic=lambda: ({}, {}),
         witness=witness,
-        look=known_gap,
+        look=known_look,
     )
 
 

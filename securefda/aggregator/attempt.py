@@ -402,7 +402,7 @@ class ClearAttempt(_BaseAttempt):
 
     def expected_upload(self, index: int) -> int:
         """Length of an update in bytes for a source that has not sent its own; 0 otherwise."""
-        return 4 * self.header.body.n_params if self.outcome is None and index in self.waiting_for else 0
+        return 4 * self.header.body.n_summed if self.outcome is None and index in self.waiting_for else 0
 
     def receive(self, parcel: Parcel) -> list[Send]:
         """Process a message of this attempt; others are discarded."""
@@ -435,7 +435,7 @@ class ClearAttempt(_BaseAttempt):
         self._session.admit(message, self._session.ctx, self._scope, self._answered, kind=Update)
         name = self._session.name(index)
         body, vector = message.body, parcel.vectors[0] if parcel.vectors else b""
-        if not len(vector) == body.length_bytes == 4 * header.n_params:
+        if not len(vector) == body.length_bytes == 4 * header.n_summed:
             raise FaultySourceError(name, "INPUT_LENGTH", f"{len(vector)} bytes")
         if sha256(vector).digest() != body.digest:
             raise FaultySourceError(name, "INPUT_DIGEST")

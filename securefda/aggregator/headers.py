@@ -8,7 +8,7 @@ from hashlib import sha256
 
 from securefda.aggregator.ranges import WordFormat, narrowest
 from securefda.aggregator.site import RunSettings, TargetSite, settings_of
-from securefda.aggregator.target import TargetPart, gap_gradient_digest, published_terms
+from securefda.aggregator.target import TargetPart, feature_terms, gap_gradient_digest, published_terms
 from securefda.errors import ConfigError, QuorumLost
 from securefda.protocol.checks import default_threshold, threshold_is_sound
 from securefda.protocol.contribution import terms_of
@@ -16,8 +16,10 @@ from securefda.protocol.encoding import vector_to_wire
 from securefda.protocol.messages import (
     DIGEST_BYTES,
     NO_CONTEXT,
+    PULL_LAYER,
     RUN_ID_BYTES,
     SESSION_ID_BYTES,
+    FeatureTerms,
     Header,
     Layer,
     NormCapTerms,
@@ -34,6 +36,7 @@ from securefda.site.config import FederationConfig, require_rule_at_sum
 from securefda.site.policy.verdict import plan_levels
 from securefda.tasks import TaskSettings, load_task
 from securefda.training import LayerTable, Vector, build_model, derive_seed, layer_table
+from securefda.training.features import feature_width
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +171,7 @@ def make_header(
         rule=terms_of(plan),
         target=published_terms(target, plan, to_sources=to_sources),
         gap_gradient=gap_gradient_digest(target, to_sources=to_sources),
+        features=feature_terms(target),
         model_digest=sha256(vector_to_wire(model)).digest(),
         session=session,
         words=words,
@@ -193,12 +197,14 @@ def header_of(
     rule: RuleTerms,
     target: TargetTerms | None,
     gap_gradient: bytes,
+    features: FeatureTerms | None,
     model_digest: bytes,
     session: SessionPlan,
     words: WordFormat,
     with_metrics: bool,
 ) -> Header:
     """The header of an attempt; with loss and accuracy only where the join of every participant said so."""
+    pull = () if features is None else ((PULL_LAYER, (features.rows, features.width)),)
     return Header(
         run_id=position.run_id,
         round=position.round,
@@ -208,7 +214,7 @@ def header_of(
         target=target,
         layers=tuple(
             Layer(name, shape, settings.clip, limit)
-            for (name, shape), limit in zip(federation.layers, words.ranges, strict=True)
+            for (name, shape), limit in zip((*federation.layers, *pull), words.ranges, strict=True)
         ),
         architecture_digest=architecture_digest(federation.layers),
         model_digest=model_digest,
@@ -230,6 +236,7 @@ def header_of(
         sources_keep=settings.sources_keep,
         down_link=settings.down_link,
         gap_gradient_digest=gap_gradient,
+        features=features,
     )
 
 
@@ -303,7 +310,10 @@ def expected_header(config: FederationConfig) -> Header:
         options=config.task.options,
     )
     model = build_model(load_task(config.task.factory, task), derive_seed(0, "model"))
-    layers = layer_table(model)
+    layers, features = layer_table(model), None
+    if plan.rule.releases_features:
+        features = FeatureTerms(config.strategy.feature_rows, feature_width(model), _NO_DIGEST)
+    words = len(layers) + (features is not None)
     return header_of(
         Federation(_NO_DIGEST, len(names), layers),
         settings,
@@ -311,8 +321,9 @@ def expected_header(config: FederationConfig) -> Header:
         rule=terms_of(plan),
         target=target,
         gap_gradient=_NO_DIGEST if plan.rule.attends and session.sum_quorum else b"",
+        features=features,
         model_digest=_NO_DIGEST,
         session=session,
-        words=WordFormat(narrowest(settings.bits, room_of(len(names))), (settings.clip,) * len(layers)),
+        words=WordFormat(narrowest(settings.bits, room_of(len(names))), (settings.clip,) * words),
         with_metrics=not config.training.source.with_noise,
     )

@@ -14,7 +14,7 @@ from securefda.aggregator.ranges import WordFormat, format_for, narrowest, peaks
 from securefda.aggregator.rounds import CurrentRound, RoundTotal, total_of, update_of
 from securefda.aggregator.site import RunSettings, TargetSite
 from securefda.aggregator.store import AggregatorStore, Asked, KeptPeaks, KeptResult, Position, TargetRelease
-from securefda.aggregator.target import TargetAttention, TargetRound, published_vector, train_target
+from securefda.aggregator.target import TargetFeatures, TargetRound, summed_sizes, train_target, vectors_for
 from securefda.errors import FaultySourceError
 from securefda.operations.progress import Reporter
 from securefda.protocol.checks import envelope_fault
@@ -149,9 +149,8 @@ class RunModel:
         site, run, factor = self._site, self._run_id.hex(), current.plan.learning_rate_factor
         began = site.clock()
         attempt = current.attempt + 1
-        if site.look is not None and current.plan.rule.attends:
-            seen = site.look(self.vector, current.number, run)
-            current.target = TargetAttention.of(seen, current.plan, self._settings.down_link)
+        if site.look is not None and current.plan.rule.looks_at_features:
+            current.target = site.look(self.vector, current.number, run, current.plan)
             current.trained = True
             current.spent("train_target", site.clock() - began)
             return
@@ -190,7 +189,7 @@ class RunModel:
         )
 
     def _words(self, current: CurrentRound, session: SessionPlan) -> WordFormat:
-        settings, sizes = self._settings, self._site.trainer.sizes
+        settings, sizes = self._settings, summed_sizes(self._site.trainer, current.target)
         bits = narrowest(settings.bits, room_of(len(self._site.sources)))
         peaks = self._store.peaks(question_of(terms_of(current.plan), session.levels.values()))
         return format_for(bits, peaks, clip=settings.clip, sizes=sizes)
@@ -200,26 +199,31 @@ class RunModel:
         if current.out_of_range:
             return KeptPeaks(current.question, None)
         before = self._store.peaks(current.question)
-        return KeptPeaks(current.question, peaks_after(before, outcome.parts, self._site.trainer.sizes))
+        return KeptPeaks(
+            current.question, peaks_after(before, outcome.parts, summed_sizes(self._site.trainer, current.target))
+        )
 
     def publish(self, current: CurrentRound, header: Header, asked: Asked) -> None:
         """Write down that an attempt begins, and what of the target leaves with its header."""
         current.begin(header, asked)
         self._store.begin_attempt(current.number, current.attempt, asked)
-        if header.published_digest:
-            recipients = [self._site.name(index) for index in header.at(Visibility.SUM)]
-            digest = header.published_digest.hex()
-            release = TargetRelease(current.number, current.attempt, digest, recipients, self._settings.target_noise)
-            self._store.release_target(release)
-            current.released_to |= set(recipients)
+        if header.features is not None:  # to everyone, and with them to some the gradient of the gap
+            noise = "gaussian noise" if self._settings.feature_noise else "none"
+            self._released(current, header.features.digest, header.participants, noise)
+        elif header.published_digest:
+            at_sum = header.at(Visibility.SUM)
+            self._released(current, header.published_digest, at_sum, self._settings.target_noise)
+
+    def _released(self, current: CurrentRound, digest: bytes, to: Iterable[int], noise: str) -> None:
+        recipients = [self._site.name(index) for index in to]
+        release = TargetRelease(current.number, current.attempt, digest.hex(), recipients, noise)
+        self._store.release_target(release)
+        current.released_to |= set(recipients)
 
     def header_for(self, header: Signed[Header], index: int, current: CurrentRound) -> Parcel:
-        """The header with the model, and with what the target publishes for a source that evaluates the rule."""
-        vectors: tuple[memoryview, ...] = (vector_to_wire(self.vector),)
-        published = published_vector(current.target) if header.body.published_digest else None
-        if published is not None and header.body.level_of(index) is Visibility.SUM:
-            vectors = (*vectors, vector_to_wire(published))
-        return Parcel(header, vectors)
+        """The header with the model, and with what of the target goes to this source."""
+        beside = vectors_for(current.target, header.body, header.body.level_of(index))
+        return Parcel(header, (vector_to_wire(self.vector), *beside))
 
     def take_target_update(self, current: CurrentRound) -> None:
         """Finish a round of the target alone."""
@@ -236,6 +240,8 @@ class RunModel:
         began = self._site.clock()
         total, server = total_of(terms, current.target, sums), self._server
         update = update_of(current.plan.rule, total, current.own, self._settings.max_samples)
+        if isinstance(current.target, TargetFeatures):
+            update = current.target.followed(update)
         if current.plan.server is not None:
             update, server = server_step(current.plan.server, server, update)
         current.target_cosine = None if current.own is None else cosine(current.own.result.update, update)

@@ -17,7 +17,7 @@ from securefda.aggregator.attempt import PartialSum, RoundSum
 from securefda.aggregator.ranges import question_of
 from securefda.aggregator.site import ByteCounts, TargetSite
 from securefda.aggregator.store import Asked
-from securefda.aggregator.target import TargetAttention, TargetPart, TargetRound, evaluate_at_target
+from securefda.aggregator.target import TargetPart, TargetRound, attention_of, evaluate_at_target
 from securefda.operations.records import RoundLine, SeenLine
 from securefda.protocol.contribution import FaultySum, RoundTerms, check_kept, check_sum, clip_contribution
 from securefda.protocol.encoding import Vector64, vector_to_wire
@@ -53,7 +53,7 @@ def total_of(terms: RoundTerms, target: TargetPart | None, sums: RoundSum) -> Ro
     Raises:
         FaultySum: a sum is not what honest parts give.
     """
-    total, errors = ContributionSum(terms.header.n_params), DeltaErrors(0.0, 0.0, 0.0)
+    total, errors = ContributionSum(terms.header.n_summed), DeltaErrors(0.0, 0.0, 0.0)
     for part in sums.parts:
         if not part.statistics.weight > 0:
             raise FaultySum("a sum has no samples")
@@ -74,7 +74,7 @@ def total_of(terms: RoundTerms, target: TargetPart | None, sums: RoundSum) -> Ro
 
 
 def update_of(rule: Rule, total: RoundTotal, target: TargetRound | None, max_samples: int) -> Vector64:
-    """The round's update of the model, float64 (m,)."""
+    """What the sums amount to, float64: the round's update of the model, and behind it the mean pull, if any."""
     target_samples = target.result.samples / max_samples if target and rule is Rule.FEDAVG else None
     update = combine(
         rule,
@@ -209,8 +209,9 @@ class CurrentRound:
             line["confident_rows"] = self.confident
         if self.own is not None and self.own.result.epsilon is not None:
             line["target_epsilon"] = self.own.result.epsilon
-        if isinstance(self.target, TargetAttention):
-            line["gap"] = self.target.gap
+        attention = attention_of(self.target)
+        if attention is not None:
+            line["gap"] = attention.gap
         return line
 
 
@@ -244,11 +245,12 @@ def _seen(site: TargetSite, part: PartialSum, max_samples: int, *, with_metrics:
 def _emptied(site: TargetSite, parts: Iterable[PartialSum]) -> list[str]:
     """Layers in which the sum at ``sum`` is zero: too few had a part there, or too small a one, and all were cut."""
     sums = [part.vector for part in parts if part.level is Visibility.SUM]
-    edges = np.cumsum(site.trainer.sizes)[:-1]
+    sizes = site.trainer.sizes
+    edges = np.cumsum(sizes)[:-1]
     return [
         name
         for vector in sums
-        for (name, _), layer in zip(site.trainer.layers, np.split(vector, edges), strict=True)
+        for (name, _), layer in zip(site.trainer.layers, np.split(vector[: sum(sizes)], edges), strict=True)
         if not layer.any()
     ]
 

@@ -73,7 +73,9 @@ from securefda.protocol.messages import (
     Body,
     Checkpoint,
     Cosigned,
+    FeatureTerms,
     Goodbye,
+    Header,
     Join,
     Parcel,
     Receipt,
@@ -458,6 +460,8 @@ class AggregatorRun:
             return AttemptOver(current, changed), []
         self._model.publish(current, header.body, asked)
         self._site.witness.journal.enter(header)
+        if header.body.features is not None:
+            self._record_features(header, header.body.features)
         session = AggregatorSession(self._site.signer, self._site.roster, header, available_threads())
         attempt = open_attempt(session, current.target, self._store.mark_released)
         participants = header.body.participants
@@ -465,6 +469,17 @@ class AggregatorRun:
         sends += [Send(index, self._model.header_for(header, index, current)) for index in participants]
         now = self._site.clock()
         return InAttempt(current, attempt, attempt.phase, now, now + self._settings.training_deadline_s), sends
+
+    def _record_features(self, header: Signed[Header], sent: FeatureTerms) -> None:
+        self._site.witness.journal.event(
+            "features-released",
+            header,
+            rows=sent.rows,
+            width=sent.width,
+            features=sent.digest.hex(),
+            clip=repr(float(self._settings.feature_clip)),
+            noise=repr(float(self._settings.feature_noise)),
+        )
 
     def _conclude(self, current: CurrentRound, attempt: Attempt | SecureFdaError) -> Change:
         """An attempt has ended: write down what it showed of the sources, then take its sums or try again."""

@@ -6,14 +6,13 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from hashlib import sha256
 from typing import cast
 
 import torch
 
 from securefda.aggregator.store import AggregatorStore
-from securefda.aggregator.target import TargetAlone
+from securefda.aggregator.target import FeatureSettings, Look, TargetAlone, UnlabelledTarget
 from securefda.audit.journal import logs_folder
 from securefda.audit.witness import Witness
 from securefda.bootstrap import Member, run_info, target_rows, task_of, trainer_at, training_rows, witness_of
@@ -35,10 +34,9 @@ from securefda.site.config import (
 from securefda.site.config.effective import secret_options, without_secrets
 from securefda.tasks import Rows, Samples, Task, Unlabelled
 from securefda.training import OwnRows, PersonalMemory, PersonalModel, SecretSeed, Vector, require_steps
-from securefda.training.features import SeenGap
 from securefda.training.personal import Drawn, FineTuned, Mixture, Neighbours, OwnHead
 from securefda.training.seeds import Seed, derive_seed, generator_of
-from securefda.training.trainer import Statistic, Trainer
+from securefda.training.trainer import SiteTrainer, Statistic, Trainer
 
 ByteCounts = tuple[Mapping[int, int], Mapping[int, int]]
 """Bytes up and down since the start of the process, by roster index."""
@@ -53,7 +51,8 @@ class TargetSite:
     ``personal`` is what the target is measured with where that is not the common model. ``alone`` is what the run is
     compared with, if it is. ``validation`` are the rows by which the best model is chosen, if it is. ``statistics``
     gives the running statistics that a model is measured with, by name, see :meth:`SiteTrainer.statistics`.
-    ``look`` looks at the features of the target's rows, where the rule has attention: of a model, round and run.
+    ``look`` is what the target does under a rule that looks at the features of its rows: for a model, the number of the
+    round, the run, and the plan of the round.
     """
 
     signer: Signer
@@ -71,7 +70,7 @@ class TargetSite:
     alone: TargetAlone | None = None
     validation: Samples | None = None
     statistics: Callable[[Vector], Mapping[str, Statistic]] = lambda _: {}
-    look: Callable[[Vector, int, str], SeenGap] | None = None
+    look: Look | None = None
 
     @property
     def sources(self) -> frozenset[int]:
@@ -99,7 +98,8 @@ class RunSettings:
     ``cohort_size`` is the fewest members of a cohort when it forms; 0 lets each cohort lose one source. ``kappa`` is of
     the norm cap, 0 for none. ``bits`` is the width of a parameter's word once there are sums to go by, 0 for the fewest
     that do, see :mod:`securefda.aggregator.ranges`. ``target_noise`` is what protects g_T when it is published, as its
-    releases are accounted. ``learning_rate`` is the target's, before the factor of a round;
+    releases are accounted; ``feature_clip`` and ``feature_noise`` say how features of its rows are released.
+    ``learning_rate`` is the target's, before the factor of a round;
     ``patience`` is after how many rounds without a better model the run ends, 0 for never. ``sources_keep`` is what the
     sources keep of the model when the run is complete, ``down_link`` in what it travels to them.
     """
@@ -122,6 +122,8 @@ class RunSettings:
     kappa: float = 1.0
     norm_cap_granularity: Granularity = Granularity.LAYER
     target_noise: str = "none"
+    feature_clip: float = 0.0
+    feature_noise: float = 0.0
     learning_rate: float = 0.001
     patience: int = 0
     down_link: DownLink = DownLink.FLOAT32
@@ -205,8 +207,11 @@ def target_site(
         left_after=rows.trained_on,
     )
 
-    if strategy.rule.attends:
-        trainer.require_clusters(config.strategy.attention_rows)
+    look = None
+    if strategy.rule.looks_at_features:
+        unlabelled = unlabelled_target(config, trainer)
+        unlabelled.require(strategy.rule)
+        look = unlabelled.look
     if strategy.rule.adapts:
         require_steps(site_id, len(rows.trained_on), trainer.settings)
 
@@ -240,8 +245,17 @@ def target_site(
         alone=alone,
         validation=rows.validation,
         statistics=trainer.statistics,
-        look=partial(trainer.look, rows=config.strategy.attention_rows) if strategy.rule.attends else None,
+        look=look,
     )
+
+
+def unlabelled_target(config: AggregatorConfig, trainer: SiteTrainer) -> UnlabelledTarget:
+    """What the target does under a rule that looks at the features of its rows."""
+    strategy, training = config.strategy, config.training
+    features = FeatureSettings(
+        strategy.feature_rows, training.feature_clip, training.feature_noise, strategy.feature_step
+    )
+    return UnlabelledTarget(trainer, strategy.attention_rows, features, DownLink[config.session.down_link.upper()])
 
 
 def _unlabelled_notes(rows: TargetRows) -> Iterator[str]:
@@ -332,6 +346,8 @@ def settings_of(config: AggregatorConfig | FederationConfig, config_digest: byte
         kappa=privacy.norm_cap_kappa,
         norm_cap_granularity=Granularity[privacy.norm_cap_granularity.upper()],
         target_noise="dp-sgd" if training.with_noise else "none",
+        feature_clip=training.feature_clip,
+        feature_noise=training.feature_noise,
         learning_rate=training.learning_rate,
         patience=config.strategy.patience,
         down_link=DownLink[session.down_link.upper()],

@@ -96,7 +96,8 @@ class KeptResult:
 
 @dataclass(frozen=True, slots=True)
 class TargetRelease:
-    """The target's update left the target: to whom, and with what noise. What was sent is named by its SHA-256."""
+    """Something of the target left it beside the model: its update, or under other rules the gradient of the gap or
+    features of its rows. To whom, and with what noise; what was sent is named by its SHA-256."""
 
     round: int
     attempt: int

@@ -18,12 +18,13 @@ from securefda.parse import load_object, number
 from securefda.protocol.contribution import RoundTerms, evaluate_rule
 from securefda.protocol.down_link import rounded
 from securefda.protocol.encoding import ErrorUnits, Vector64, vector_to_wire
-from securefda.protocol.messages import DownLink, TargetTerms
+from securefda.protocol.messages import DownLink, FeatureTerms, Header, TargetTerms, Visibility
 from securefda.rules import Contribution, Gain, RoundPlan, Rule, StepStatistics, TargetStatistics, attend
 from securefda.tasks import Samples
 from securefda.training import FEWEST_TARGET_STEPS, LocalResult, PersonalMemory, Vector
+from securefda.training.alignment import Alignment
 from securefda.training.features import SeenGap
-from securefda.training.trainer import Trainer
+from securefda.training.trainer import SiteTrainer, Trainer
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -139,18 +140,137 @@ class TargetAttention:
         return cls(seen.gap, gradient, seen.gain_of if plan.attention_gain is Gain.EXACT else None)
 
 
-TargetPart: TypeAlias = TargetRound | TargetAttention
+@dataclass(frozen=True, slots=True, repr=False)
+class TargetFeatures:
+    """Features of the target's rows for the sources to train with, and the target's own step by what comes back.
+
+    Attributes:
+        values: float32 (T, d), as they travel.
+        gradient_of: of a pull on them, float (T, d), the gradient with respect to the model, float32 (m,).
+        step: length of the target's step in lengths of the sources' mean update.
+        attention: what else the rows say of the model, where the rule has attention.
+    """
+
+    values: Vector
+    gradient_of: Callable[[Vector], Vector]
+    step: float
+    attention: TargetAttention | None
+
+    def followed(self, update: Vector64) -> Vector64:
+        """The round's update of the model, float64 (m,): of the sources' mean, (m + T d,), and the target's own step.
+
+        The target alone has the rows, and so it alone can move the model such that their features follow the pull
+        (Eq. 5 of the paper). The length of the pull depends on how sure the sources' classifiers are, hence the step
+        takes its own from the update.
+        """
+        size = update.size - self.values.size
+        mean, pull = update[:size], update[size:].reshape(self.values.shape)
+        gradient = self.gradient_of(pull.astype(np.float32)).astype(np.float64)
+        length = float(np.linalg.norm(gradient))
+        if length == 0.0:
+            return mean
+        return mean - gradient * (self.step * float(np.linalg.norm(mean)) / length)
+
+
+TargetPart: TypeAlias = TargetRound | TargetAttention | TargetFeatures
+Look: TypeAlias = Callable[[Vector, int, str, RoundPlan], TargetPart]
+"""What a target does without labels: of a model, the number of the round, the run, and the plan of the round."""
 """What the target has done for a round: trained, or looked at the features of its rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureSettings:
+    """How features of the target's rows are released, where its settings allow that.
+
+    Attributes:
+        rows: T, how many rows' in a round.
+        clip: largest length of a row's features, 0 for no bound.
+        noise: standard deviation of Gaussian noise on each number, in units of ``clip``; 0 for none.
+        step: length of the target's own step in lengths of the sources' mean update, at least 0.
+    """
+
+    rows: int
+    clip: float
+    noise: float
+    step: float
+
+
+@dataclass(frozen=True, slots=True)
+class UnlabelledTarget:
+    """A target that does not use labels: what it does for a round is to look at the features of its rows.
+
+    Attributes:
+        trainer: of the target, which has the rows.
+        attention_rows: how many are clustered at most.
+        features: how features are released.
+        down_link: the format in which vectors travel: all levels go by the same numbers.
+    """
+
+    trainer: SiteTrainer
+    attention_rows: int
+    features: FeatureSettings
+    down_link: DownLink
+
+    def require(self, rule: Rule) -> None:
+        """Refuse rows or a model that the rule can make nothing of.
+
+        Raises:
+            TrainingError: the model has no features, or there are too few rows.
+        """
+        if rule.attends:
+            self.trainer.require_clusters(self.attention_rows)
+        if rule.releases_features:
+            self.trainer.require_features(self.features.rows, Alignment(rule.value))
+
+    def look(self, model: Vector, round_number: int, run_id: str, plan: RoundPlan) -> TargetPart:
+        """The target's part of a round that begins with ``model``, float32 (m,).
+
+        Raises:
+            TrainingError: the rows cannot be clustered, or a feature is not finite.
+        """
+        if not plan.rule.releases_features:
+            return self._attention(model, round_number, run_id, plan)
+        attention = self._attention(model, round_number, run_id, plan) if plan.rule.attends else None
+        how, place = self.features, (model, round_number, run_id)
+        values = self.trainer.release(*place, rows=how.rows, clip=how.clip, noise=how.noise)
+
+        def gradient_of(pull: Vector) -> Vector:
+            return self.trainer.follow(*place, pull, rows=how.rows)
+
+        values = rounded(values, self.down_link, "the features of the target's rows")
+        return TargetFeatures(values, gradient_of, how.step, attention)
+
+    def _attention(self, model: Vector, round_number: int, run_id: str, plan: RoundPlan) -> TargetAttention:
+        seen = self.trainer.look(model, round_number, run_id, rows=self.attention_rows)
+        return TargetAttention.of(seen, plan, self.down_link)
+
+
+def summed_sizes(trainer: Trainer, part: TargetPart | None) -> tuple[int, ...]:
+    """Sizes of the layers that are summed: those of the model, and that of the pull where features are released."""
+    return (*trainer.sizes, *((part.values.size,) if isinstance(part, TargetFeatures) else ()))
+
+
+def attention_of(part: TargetPart | None) -> TargetAttention | None:
+    """What the target's rows say of the model, where the rule has attention."""
+    return part.attention if isinstance(part, TargetFeatures) else part if isinstance(part, TargetAttention) else None
 
 
 def published_vector(part: TargetPart | None) -> Vector | None:
     """What sources at ``sum`` get of the target, float32 (m,): g_T or the gradient of the gap."""
-    match part:
-        case TargetRound():
-            return part.result.update
-        case TargetAttention():
-            return part.gap_gradient
-    return None
+    if isinstance(part, TargetRound):
+        return part.result.update
+    attention = attention_of(part)
+    return None if attention is None else attention.gap_gradient
+
+
+def vectors_for(part: TargetPart | None, header: Header, level: Visibility) -> tuple[memoryview, ...]:
+    """What travels of the target beside the model to a source at this level, in the order in which the header names it.
+
+    Features go to every source, g_T and the gradient of the gap to those at ``sum``.
+    """
+    features = (part.values,) if isinstance(part, TargetFeatures) and header.features is not None else ()
+    published = published_vector(part) if header.published_digest and level is Visibility.SUM else None
+    return tuple(vector_to_wire(one) for one in (*features, published) if one is not None)
 
 
 def train_target(
@@ -164,7 +284,7 @@ def train_target(
     Raises:
         TrainingError: fewer than two steps where the rule estimates a variance, or a loss that is not finite.
     """
-    if plan.rule.attends or (plan.rule is Rule.SOURCE_ONLY and not plan.select):
+    if plan.rule.attends or (plan.rule.is_mean_of_sources and not plan.select):
         return None
     if not plan.uses_target_statistics:
         result = trainer.train(model, round_number, plan.learning_rate_factor, run_id=run_id, attempt=attempt)
@@ -224,20 +344,30 @@ def published_terms(target: TargetPart | None, plan: RoundPlan, *, to_sources: b
 
 def gap_gradient_digest(target: TargetPart | None, *, to_sources: bool) -> bytes:
     """What a header says of the gradient of the gap: its digest where sources at ``sum`` get it, else nothing."""
-    if not isinstance(target, TargetAttention) or not to_sources:
+    attention = attention_of(target)
+    if attention is None or not to_sources:
         return b""
-    return sha256(vector_to_wire(target.gap_gradient)).digest()
+    return sha256(vector_to_wire(attention.gap_gradient)).digest()
+
+
+def feature_terms(target: TargetPart | None) -> FeatureTerms | None:
+    """What a header says of the features that travel with it; None where none do."""
+    if not isinstance(target, TargetFeatures):
+        return None
+    rows, width = target.values.shape
+    return FeatureTerms(rows, width, sha256(vector_to_wire(target.values)).digest())
 
 
 def evaluate_at_target(terms: RoundTerms, target: TargetPart | None, update: Vector | Vector64) -> Contribution:
-    """Evaluate the round's rule on the aligned update of a source, or the mean of a cohort (m,).
+    """Evaluate the round's rule on the aligned part of a source, or the mean of a cohort: (m,), or (m + T d,).
 
     Raises:
         ValueError: the update and the target's numbers contradict each other.
     """
-    if target is None:
+    attention = attention_of(target)
+    if attention is not None:
+        gain = None if attention.gain_of is None else attention.gain_of(update[: attention.gap_gradient.size])
+        return attend(terms.plan, attention.gap_gradient, update, gain=gain)
+    if not isinstance(target, TargetRound):
         return evaluate_rule(terms, None, None, update)
-    if isinstance(target, TargetAttention):
-        gain = None if target.gain_of is None else target.gain_of(update)
-        return attend(terms.plan, target.gap_gradient, update, gain=gain)
     return evaluate_rule(terms, target.statistics, target.result.update, update, target.step_updates)

@@ -306,7 +306,9 @@ class MessageRecorder:
         sent = direction is Direction.SENT
         entry = self._entry(sent, peer, message, wire_bytes)
         body = message.body
-        releases = isinstance(body, _RELEASES) or (isinstance(body, Header) and beside_model(body) != "")
+        releases = isinstance(body, _RELEASES) or (
+            isinstance(body, Header) and shown_by(body, Visibility.SUM) != "model"
+        )
         self._unforced = self._unforced or (sent and releases)
         self._journal.append(entry, durable=self._unforced and not more)
         self._unforced = self._unforced and more
@@ -373,8 +375,8 @@ def disclosure_of(message: Signed[Any], header: Signed[Header] | None, own: int,
     if isinstance(body, Goodbye) and body.model_digest:
         return Disclosure("individual", "model", 1)
     if isinstance(body, Header):
-        beside = beside_model(body) if peer in body.at(Visibility.SUM) else ""
-        return Disclosure("individual", f"model-and-{beside}" if beside else "model", 1)
+        level = body.level_of(peer) if peer in body.participants else Visibility.INDIVIDUAL
+        return Disclosure("individual", shown_by(body, level), 1)
     if isinstance(body, Update):
         return Disclosure("individual", "update", 1)
     if isinstance(body, MaskedInput) and header is not None:
@@ -384,11 +386,12 @@ def disclosure_of(message: Signed[Any], header: Signed[Header] | None, own: int,
     return None
 
 
-def beside_model(header: Header) -> str:
-    """What of the target goes with the header to those at ``sum``, as disclosures name it; empty for nothing."""
-    if not header.published_digest:
-        return ""
-    return "gap-gradient" if header.gap_gradient_digest else "target-update"
+def shown_by(header: Header, level: Visibility) -> str:
+    """What a header shows a source at this level, as disclosures name it: the model, and what goes of the target."""
+    beside = ["target-features"] if header.features is not None else []
+    if header.published_digest and level is Visibility.SUM:
+        beside.append("gap-gradient" if header.gap_gradient_digest else "target-update")
+    return "-and-".join(["model", *beside])
 
 
 def _decision(body: Body) -> Decision | None:

@@ -92,8 +92,8 @@ def _one_of(name: str, *words: str) -> Form:
 
 
 @lru_cache(maxsize=4096)  # most are settings, which repeat
-def _is_decimal(value: object) -> bool:
-    if type(value) is not str or not re.fullmatch(r"[0-9][0-9.e+-]{0,31}", value):
+def _is_decimal(value: str) -> bool:
+    if not re.fullmatch(r"[0-9][0-9.e+-]{0,31}", value):
         return False
     try:
         number = float(value)
@@ -133,7 +133,9 @@ WORD: Final = Form(
 KEY: Final = Form("key", "1 to 128 characters of a-z, 0-9, . and -", _matching("[a-z0-9][a-z0-9.-]{0,127}"))
 ORIGIN: Final = Form("origin", "1 to 255 printable characters of ASCII without blanks", _matching("[!-~]{1,255}"))
 DECIMAL: Final = Form(
-    "decimal", "a finite number >= 0 as the shortest text that reads back as the same float", _is_decimal
+    "decimal",
+    "a finite number >= 0 as the shortest text that reads back as the same float",
+    lambda value: type(value) is str and _is_decimal(value),
 )
 TIME: Final = Form("time", "RFC 3339 in UTC with microseconds, for example 2026-11-21T23:22:23.000123Z", _is_time)
 SITES: Final = Form("sites", f"a list of at most {MAX_ITEMS} site ids, sorted, none twice", _is_sites)
@@ -306,6 +308,16 @@ EVENTS: Final[Mapping[str, Event]] = MappingProxyType(
                 Field("layers", COUNT, "number of caps, one for each layer"),
                 Field("capped", COUNT, "how many of them scale this source's part down"),
                 Field("zeroed", COUNT, "how many of them leave nothing of it"),
+            ),
+        ),
+        "features-released": Event(
+            "The target sends features of its rows with the header of this attempt.",
+            (
+                Field("rows", COUNT, "of how many rows"),
+                Field("width", COUNT, "numbers of each"),
+                Field("features", DIGEST, "SHA-256 of the features as little-endian float32"),
+                Field("clip", DECIMAL, "largest length of the features of a row; 0 for no bound"),
+                Field("noise", DECIMAL, "standard deviation of the noise on each number, in units of the clip"),
             ),
         ),
         "model-kept": Event(

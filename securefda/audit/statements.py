@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 from google.protobuf.message import DecodeError
 
-from securefda.audit.journal import beside_model
+from securefda.audit.journal import shown_by
 from securefda.audit.kept import read_kept
 from securefda.audit.store import AuditError
 from securefda.protocol import messages as m
@@ -48,7 +48,8 @@ class HeaderSaid:
         levels: site id of each participant -> ``"individual"``, ``"cohort"`` or ``"sum"``.
         threshold, sum_quorum, cohort_quorum: as in the header.
         norm_cap: whether a norm cap holds.
-        beside_model: what those at ``sum`` get beside the model: ``target-update``, ``gap-gradient``, or nothing.
+        shows: what it shows a source, by the name of its level.
+        features: rows, width and digest of the features of the target's rows that are sent with it, if any.
         leaves_model: whether the end of the run leaves its sources the final model.
         previous_checkpoint: the note, verbatim.
     """
@@ -64,7 +65,8 @@ class HeaderSaid:
     sum_quorum: int
     cohort_quorum: int
     norm_cap: bool
-    beside_model: str
+    shows: Mapping[str, str]
+    features: tuple[int, int, str] | None
     leaves_model: bool
     previous_checkpoint: bytes = field(repr=False)
 
@@ -249,7 +251,8 @@ class StatementReader:
             sum_quorum=body.sum_quorum,
             cohort_quorum=body.cohort_quorum,
             norm_cap=body.norm_cap is not None,
-            beside_model=beside_model(body),
+            shows={level.label: shown_by(body, level) for level in m.Visibility},
+            features=(terms.rows, terms.width, terms.digest.hex()) if (terms := body.features) else None,
             leaves_model=body.sources_keep is m.SourcesKeep.FINAL,
             previous_checkpoint=body.previous_checkpoint,
         )

@@ -30,8 +30,14 @@ REPORTED_ROUNDS = 5
 JOIN_PHASE = "join"
 """The phase in which a run waits for its sources, before a round."""
 
-RULES_WITH_ATTENTION = frozenset({"fada_attention"})
-"""Rules under which the target publishes the gradient of the gap, where others have it publish its update."""
+PUBLISHED_OF_THE_TARGET = {
+    "fada_attention": "gap gradient",
+    "fada_adversarial": "features and gap gradient",
+    "fada": "features and gap gradient",
+    "f_dann": "features",
+    "f_dan": "features",
+}
+"""Rules under which the target publishes something else than its update."""
 
 RULES_WITHOUT_SOURCES = ("target_only", "oracle")
 """Rules to whose rounds no source contributes."""
@@ -125,7 +131,7 @@ class RoundLine(TypedDict, total=False):
     """Layers in which the sum of the sources at `sum` is zero."""
 
     target_update_to: list[str]
-    """Sources that were sent what the target publishes: its update, or with attention the gradient of the gap."""
+    """Sources that were sent what the target publishes: its update, or what `PUBLISHED_OF_THE_TARGET` says."""
 
     dropped: list[str]
     """Sources that were lost on the way."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from securefda.operations.records import (
     JOIN_PHASE,
-    RULES_WITH_ATTENTION,
+    PUBLISHED_OF_THE_TARGET,
     RULES_WITHOUT_SOURCES,
     NormCap,
     PrivacySpent,
@@ -128,8 +128,8 @@ def norm_cap_text(norm_cap: NormCap) -> str:
 
 
 def published_name(rules: Iterable[str]) -> str:
-    """What rounds of these rules publish of the target, to sources at ``sum``."""
-    return "gap gradient" if RULES_WITH_ATTENTION.intersection(rules) else "g_T"
+    """What rounds of these rules publish of the target beside the model."""
+    return next((PUBLISHED_OF_THE_TARGET[rule] for rule in rules if rule in PUBLISHED_OF_THE_TARGET), "g_T")
 
 
 def releases_text(releases: TargetReleases) -> str:
@@ -246,7 +246,7 @@ def unprotected(
         )
     if sent_to:
         who = "the sources saw" if len(sent_to) == len(levels) else f"{_names(sent_to)} alone saw"
-        parts.append(f"{who} the target's own update, from which they evaluate the rule")
+        parts.append(f"{who} {_SEEN_OF_THE_TARGET.get(rule, _TARGET_UPDATE)}")
     if _at(levels, "sum"):
         parts.append(_of_the_sum(rule, filtered, norm_cap))
     if privacy is None:
@@ -258,6 +258,17 @@ def unprotected(
         parts.append(_of_the_target(privacy))
         parts.append("of a source's rows, sums and the final model may reveal something unless it trained with noise")
     return f"Not protected: {'; '.join(part for part in parts if part)}."
+
+
+_TARGET_UPDATE = "the target's own update, from which they evaluate the rule"
+_FEATURES = "features of some of the target's rows, from which one can make much of the rows unless they have noise"
+_SEEN_OF_THE_TARGET = {
+    "fada_attention": "the gradient of the gap of the target's features, from which they evaluate the rule",
+    "fada_adversarial": f"{_FEATURES}, and the gradient of the gap of the target's features",
+    "fada": f"{_FEATURES}, and the gradient of the gap of the target's features",
+    "f_dann": _FEATURES,
+    "f_dan": _FEATURES,
+}
 
 
 def _bounded(levels: Mapping[str, str], norm_cap: Mapping[str, Any] | None) -> str:

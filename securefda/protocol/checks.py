@@ -16,6 +16,7 @@ from securefda.protocol.agreement import REPORT_OPENING_BYTES
 from securefda.protocol.encoding import TAIL, EncodedLayer, Quantisation
 from securefda.protocol.messages import (
     NO_CONTEXT,
+    PULL_LAYER,
     SUITE,
     Advertise,
     Body,
@@ -198,8 +199,8 @@ def check_signed_header(
     Raises:
         FaultyAggregatorError: with TYPE, SUITE, SENDER, CONTEXT, SIGNATURE, HEADER_ROSTER, HEADER_RUN, HEADER_REPLAY,
             HEADER_ORDER, RELEASE_FUSE, HEADER_KEEP, HEADER_CHAIN, HEADER_PARTICIPANTS, HEADER_VALIDITY,
-            HEADER_ARCHITECTURE, HEADER_RATE, HEADER_TARGET, HEADER_COHORT, HEADER_SUM, HEADER_RANGE, HEADER_MODULUS,
-            HEADER_WRAP, HEADER_THRESHOLD, HEADER_QUORUM or HEADER_ENERGY.
+            HEADER_ARCHITECTURE, HEADER_RATE, HEADER_TARGET, HEADER_FEATURES, HEADER_COHORT, HEADER_SUM, HEADER_RANGE,
+            HEADER_MODULUS, HEADER_WRAP, HEADER_THRESHOLD, HEADER_QUORUM or HEADER_ENERGY.
     """
     header = signed.body
     fault = envelope_fault(
@@ -220,7 +221,7 @@ def check_signed_header(
     require(not expired, "HEADER_VALIDITY", f"by this clock the roster does not admit {', '.join(expired)} now")
     own_digest = architecture_digest(own_layers)
     require(
-        own_digest == header.architecture_digest == architecture_digest(layer_names_and_shapes(header.layers)),
+        own_digest == header.architecture_digest == architecture_digest(layer_names_and_shapes(header.model_layers)),
         "HEADER_ARCHITECTURE",
         "the aggregator trains another model; both sides need the same task and version",
     )
@@ -228,6 +229,7 @@ def check_signed_header(
     require(header.rule.learning_rate_factor <= 1, "HEADER_RATE", "a learning rate above this site's own")
     require(header.rule.learning_rate_factor >= LEAST_RATE_FACTOR, "HEADER_RATE", "a learning rate of nothing")
     _check_target_terms(header)
+    _check_features(header)
     _check_cohort_plan(header)
     _check_sum_plan(header)
     _check_ranges(header)
@@ -277,13 +279,35 @@ def _check_target_terms(header: Header) -> None:
         require(given == by_sources, "HEADER_TARGET", "the gradient of the gap is published at sum only")
     else:
         require(header.gap_gradient_digest == b"", "HEADER_TARGET", "this rule needs no gradient of the gap")
-    needs_target = header.rule.select or header.rule.rule not in ("source_only", "fedavg", "fada_attention")
+    needs_target = header.rule.select or header.rule.rule not in _WITHOUT_TARGET_UPDATE
     if not needs_target:
         require(header.target is None, "HEADER_TARGET", "this rule needs nothing of the target")
         return
     require(header.target is not None, "HEADER_TARGET", "this rule needs the target's terms")
     published = header.target is not None and header.target.update_digest != b""
     require(published == bool(header.at(Visibility.SUM)), "HEADER_TARGET", "g_T is published at sum only")
+
+
+def _check_features(header: Header) -> None:
+    """Rules by which sources compare their features with the target's need these, and no other rule may send them.
+
+    The last layer is then their pull: without the check an aggregator could make any layer of the model count as it.
+    """
+    features, releasing = header.features, header.rule.rule in _RELEASING
+    require(
+        (features is not None) == releasing,
+        "HEADER_FEATURES",
+        "this rule needs features of the target" if releasing else "this rule needs no features of the target",
+    )
+    if features is None:
+        return
+    pull = header.layers[-1]
+    fits = (pull.name, pull.shape) == (PULL_LAYER, (features.rows, features.width)) and len(header.layers) > 1
+    require(fits, "HEADER_FEATURES", "the last layer is not the pull on the features")
+
+
+_RELEASING = frozenset({"fada_adversarial", "fada", "f_dann", "f_dan"})
+_WITHOUT_TARGET_UPDATE = _RELEASING | {"source_only", "fedavg", "fada_attention"}
 
 
 def _check_cohort_plan(header: Header) -> None:
@@ -361,13 +385,15 @@ def check_vectors(
     level: Visibility,
     model: bytes | bytearray | memoryview,
     published: bytes | bytearray | memoryview | None,
+    features: bytes | bytearray | memoryview | None = None,
 ) -> None:
     """The model, and what the target published, that arrived are the ones that the header binds, of the right length.
 
-    g_T, or the gradient of the gap, comes to a source whose ``level`` is ``sum``, and to no other.
+    g_T, or the gradient of the gap, comes to a source whose ``level`` is ``sum``, and to no other. Features of the
+    target's rows come to every source, where the header names any.
 
     Raises:
-        FaultyAggregatorError: HEADER_MODEL or HEADER_TARGET.
+        FaultyAggregatorError: HEADER_MODEL, HEADER_TARGET or HEADER_FEATURES.
     """
     expected = 4 * header.n_params
     require(len(model) == expected and sha256(model).digest() == header.model_digest, "HEADER_MODEL")
@@ -376,6 +402,11 @@ def check_vectors(
     if published is not None:
         fits = len(published) == expected and sha256(published).digest() == wanted
         require(fits, "HEADER_TARGET", "what came of the target is not what the header names")
+    named = header.features
+    require((features is not None) == (named is not None), "HEADER_FEATURES", "features of the target, or none")
+    if features is not None and named is not None:
+        fits = len(features) == 4 * named.rows * named.width and sha256(features).digest() == named.digest
+        require(fits, "HEADER_FEATURES", "the features that came are not those that the header names")
 
 
 def check_key_list(key_list: KeyList, *, own: Signed[Advertise], header: Header, roster: Roster) -> None:

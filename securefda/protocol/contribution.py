@@ -149,24 +149,47 @@ def published_statistics(target: TargetTerms) -> TargetStatistics:
     return TargetStatistics(target.steps, target.mean_square, target.scatter)
 
 
-def checked_vectors(header: Header, level: Visibility, parcel: Parcel) -> tuple[Vector, Vector | None]:
-    """The model and, for a source at ``sum`` where the header names it, what came of the target with it.
+@dataclass(frozen=True, slots=True, repr=False)
+class CheckedVectors:
+    """What travelled with a header, as it names it.
+
+    Attributes:
+        model: float32 (m,).
+        features: of the target's rows, float32 (T, d), where the rule compares features.
+        published: for a source at ``sum``, g_T or the gradient of the gap, float32 (m,), where the header names one.
+    """
+
+    model: Vector
+    features: Vector | None
+    published: Vector | None
+
+
+def checked_vectors(header: Header, level: Visibility, parcel: Parcel) -> CheckedVectors:
+    """Check the vectors that came with a header.
 
     Raises:
-        FaultyAggregatorError: HEADER_MODEL or HEADER_TARGET, they are not the ones that the header names.
+        FaultyAggregatorError: HEADER_MODEL, HEADER_FEATURES or HEADER_TARGET, they are not the ones that it names.
     """
-    published = parcel.vectors[1] if len(parcel.vectors) == 2 else None
-    model = parcel.vectors[0] if parcel.vectors else b""
-    check_vectors(header, level, model, published)
-    weights = vector_from_wire(model)
-    if not np.all(np.isfinite(weights)):
-        raise FaultyAggregatorError("HEADER_MODEL", "the model holds NaN or infinity")
-    if published is None:
-        return weights, None
-    vector = vector_from_wire(published)
+    came = list(parcel.vectors)
+    model = came.pop(0) if came else b""
+    features = came.pop(0) if came and header.features is not None else None
+    published = came.pop(0) if came else None
+    check_vectors(header, level, model, published, features)
+    weights = _finite(model, "HEADER_MODEL", "the model holds NaN or infinity")
+    rows, target = None, None
+    if features is not None and header.features is not None:
+        flat = _finite(features, "HEADER_FEATURES", "the features of the target hold NaN or infinity")
+        rows = flat.reshape(header.features.rows, header.features.width)
+    if published is not None:
+        target = _finite(published, "HEADER_TARGET", "what came of the target holds NaN or infinity")
+    return CheckedVectors(weights, rows, target)
+
+
+def _finite(data: bytes | bytearray | memoryview, check: str, otherwise: str) -> Vector:
+    vector = vector_from_wire(data)
     if not np.all(np.isfinite(vector)):
-        raise FaultyAggregatorError("HEADER_TARGET", "what came of the target holds NaN or infinity")
-    return weights, vector
+        raise FaultyAggregatorError(check, otherwise)
+    return vector
 
 
 # --- align and evaluate -----------------------------------------------------------------------------------------------
@@ -188,7 +211,7 @@ def aligned_update(header: Header, update: Vector, *, steps: int, learning_rate:
         FaultyAggregatorError: HEADER_TARGET where the published numbers leave no update to be aligned.
     """
     if not np.all(np.isfinite(update)):
-        raise TrainingError("the update holds NaN or infinity", hint="lower training.learning-rate at this site")
+        raise TrainingError("the update holds NaN or infinity", hint=_LOWER_RATE)
     target = header.target
     if target is None or not header.rule.align:
         return update
@@ -246,6 +269,39 @@ def contribution_at_source(
         return evaluate_rule(terms, statistics, published, update)
     except ValueError as error:
         raise FaultyAggregatorError("HEADER_TARGET", str(error)) from None
+
+
+# --- the pull on the target's features --------------------------------------------------------------------------------
+
+
+def with_pull(header: Header, update: Vector, pull: Vector | None) -> Vector:
+    """A source's part under a rule that compares features, float32 (m + T d,): the update, and behind it the pull.
+
+    Each row of the pull is scaled down to a length of at most the clip of its layer: there is no size of its own to it,
+    which depends on how sure a source's domain classifier is, and clipped numbers would lose its direction.
+
+    Args:
+        header: of the attempt.
+        update: float32 (m,).
+        pull: float32 (T, d); None under other rules, whose part is the update as it is.
+
+    Raises:
+        TrainingError: training gave no pull, or one of another shape, or NaN or infinity in it.
+    """
+    if header.features is None:
+        return update
+    shape = (header.features.rows, header.features.width)
+    if pull is None or pull.shape != shape:
+        raise TrainingError(f"training gave no pull of {shape[0]} x {shape[1]} on the target's features")
+    if not np.all(np.isfinite(pull)):
+        raise TrainingError("the pull on the target's features holds NaN or infinity", hint=_LOWER_RATE)
+    lengths = np.linalg.norm(pull.astype(np.float64), axis=1, keepdims=True)
+    bounded = pull * np.minimum(1.0, header.layers[-1].clip / np.maximum(lengths, _TINY))
+    return np.concatenate([update, bounded.astype(np.float32).ravel()])
+
+
+_TINY = 1e-30
+_LOWER_RATE = "lower training.learning-rate at this site"
 
 
 # --- clip -------------------------------------------------------------------------------------------------------------
@@ -367,7 +423,7 @@ def _capped_groups(terms: RoundTerms) -> tuple[list[int], Vector64]:
     """Sizes of what is capped, each layer or the model as a whole, and the most that the clips let its norm be."""
     squares = [layer.clip**2 * layer.size for layer in terms.header.layers]
     if terms.header.norm_cap is not None and terms.header.norm_cap.granularity is Granularity.MODEL:
-        return [terms.header.n_params], np.sqrt([math.fsum(squares)])
+        return [terms.header.n_summed], np.sqrt([math.fsum(squares)])
     return list(terms.sizes), np.sqrt(squares)
 
 

@@ -8,6 +8,9 @@ from enum import IntEnum
 
 from securefda.protocol.envelope import DIGEST_BYTES, RUN_ID_BYTES, expect, expect_bytes, expect_finite
 
+PULL_LAYER = "pull on the target's features"
+"""Name of the layer that is none of the model's."""
+
 
 class Visibility(IntEnum):
     """What the aggregator is permitted to see of a source; a higher number hides more."""
@@ -143,6 +146,19 @@ class TargetTerms:
 
 
 @dataclass(frozen=True, slots=True)
+class FeatureTerms:
+    """The features of the target's rows that travel with a header: a matrix, float32 little-endian, row by row."""
+
+    rows: int
+    width: int
+    digest: bytes
+
+    def __post_init__(self) -> None:
+        expect(0 < self.rows < 2**31 and 0 < self.width < 2**31, "features need rows and columns")
+        expect_bytes(self.digest, DIGEST_BYTES, "digest of the features")
+
+
+@dataclass(frozen=True, slots=True)
 class NormCapTerms:
     """No source's part of the sum may have more than 1 / kappa of the squared norm of the ``others`` smallest parts."""
 
@@ -174,6 +190,9 @@ class Header:
 
     ``gap_gradient_digest`` is of the gradient of the gap statistic with respect to the model, float32 little-endian,
     where sources compute their share of attention from it; empty otherwise.
+
+    ``features`` are those of the target's rows that sources train with, where the rule needs them. What pulls them
+    comes back behind the update, as one more of ``layers``: `PULL_LAYER`, of the features' shape.
     """
 
     run_id: bytes
@@ -203,6 +222,7 @@ class Header:
     sources_keep: SourcesKeep = SourcesKeep.NONE
     down_link: DownLink = DownLink.FLOAT32
     gap_gradient_digest: bytes = b""
+    features: FeatureTerms | None = None
 
     def __post_init__(self) -> None:
         expect_bytes(self.run_id, RUN_ID_BYTES, "run_id")
@@ -227,8 +247,18 @@ class Header:
         return self.gap_gradient_digest or (self.target.update_digest if self.target else b"")
 
     @property
+    def model_layers(self) -> tuple[Layer, ...]:
+        """The layers of the model: all but that of the pull, where there is one."""
+        return self.layers[:-1] if self.features is not None else self.layers
+
+    @property
     def n_params(self) -> int:
         """Number of federated parameters, m."""
+        return sum(layer.size for layer in self.model_layers)
+
+    @property
+    def n_summed(self) -> int:
+        """Length of a source's part: m, and the pull on the target's features where there is one."""
         return sum(layer.size for layer in self.layers)
 
     def level_of(self, index: int) -> Visibility:

@@ -40,8 +40,10 @@ from securefda.protocol.envelope import (
     expect_finite,
 )
 from securefda.protocol.header import (
+    PULL_LAYER,
     AttentionTerms,
     DownLink,
+    FeatureTerms,
     Granularity,
     Header,
     Layer,
@@ -224,6 +226,7 @@ __all__ = [
     "MAX_RULES",
     "NO_CONTEXT",
     "NO_SESSION",
+    "PULL_LAYER",
     "RUN_ID_BYTES",
     "SESSION_ID_BYTES",
     "SIGNATURE_BYTES",
@@ -239,6 +242,7 @@ __all__ = [
     "DeliveredBox",
     "DownLink",
     "Envelope",
+    "FeatureTerms",
     "Goodbye",
     "Granularity",
     "Header",
@@ -554,8 +558,9 @@ class Send:
 def vector_digests(body: Body) -> tuple[bytes, ...]:
     """Digests of the vectors that travel beside a message, in order."""
     match body:
-        case Header(model_digest=model_digest, published_digest=published_digest):
-            return (model_digest, published_digest) if published_digest else (model_digest,)
+        case Header(model_digest=model_digest, published_digest=published_digest, features=features):
+            beside = (features.digest if features else b"", published_digest)  # the first go to all, the second to some
+            return (model_digest, *(digest for digest in beside if digest))
         case MaskedInput(digest=digest) | Update(digest=digest):
             return (digest,)
         case Goodbye(model_digest=model_digest) if model_digest:

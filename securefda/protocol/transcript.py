@@ -53,7 +53,7 @@ def round_terms(header: Header) -> bytes:
     """
     granularity = None if header.norm_cap is None else header.norm_cap.granularity
     encoding = (header.layers, header.modulus_bits, header.n_max)
-    target = (header.target, header.gap_gradient_digest)
+    target = (header.target, header.gap_gradient_digest, header.features)
     terms = (header.model_digest, header.rule, target, encoding, header.max_samples, granularity)
     return sha256(repr(terms).encode()).digest()
 

@@ -47,7 +47,7 @@ class Contribution:
 
     Attributes:
         vector: v_i, float64 ``(n_params,)``.
-        keep: share of the target's update that stands beside it, in [0, 1]; under fada_attention, that of attention.
+        keep: share of the target's update that stands beside it, in [0, 1]; with attention, that of attention.
         beta: weight of the source in [0, 1], for its own report; None for a rule without beta.
         errors: estimated errors of the rules to choose from; None where the plan does not select.
     """
@@ -181,7 +181,7 @@ def contribute(
 def attend(
     plan: RoundPlan, gap_gradient: npt.ArrayLike | None, source_update: npt.ArrayLike, *, gain: float | None = None
 ) -> Contribution:
-    """Evaluate `Rule.FADA_ATTENTION` for one source.
+    """Evaluate a rule with attention for one source.
 
     Its vector is the update times its share s_i of attention, and ``keep`` is s_i: so the sums V = sum n_i s_i g_i and
     w = sum n_i s_i are those of a mean weighted by samples and attention.
@@ -189,7 +189,8 @@ def attend(
     Args:
         plan: the round's rule.
         gap_gradient: of the gap statistic with respect to the model, ``(n_params,)``; not needed with ``gain``.
-        source_update: g_i, the source's update, ``(n_params,)``.
+        source_update: g_i, the source's update, ``(n_params,)``. What may stand behind it, up to any length, has the
+            same share and no part in the gain.
         gain: by how much the update lowers the gap statistic; None: to first order, by ``gap_gradient``.
 
     Raises:
@@ -199,7 +200,8 @@ def attend(
     if gain is None:
         if gap_gradient is None:
             raise ValueError(f"gap_gradient: {plan.rule} needs it")
-        gain = first_order_gain(gap_gradient, source)
+        gradient = checks.vector("gap_gradient", gap_gradient)
+        gain = first_order_gain(gradient, source[: gradient.size])
     share = attention_share(gain, temperature=plan.attention_temperature, bound=plan.attention_bound)
     return Contribution(vector=np.multiply(source, share, dtype=np.float64), keep=share, beta=None)
 
@@ -245,12 +247,12 @@ def combine(
         weighted_sum: V = sum n_i v_i, ``(n_params,)``.
         kept: w = sum n_i keep_i.
         samples: n = sum n_i, positive.
-        target_update: g_T, ``(n_params,)``; not needed for source_only and fada_attention.
+        target_update: g_T, ``(n_params,)``; not needed for a mean of the sources alone, nor with attention.
         target_samples: n_T, the target's number of samples; only for fedavg.
 
     Returns:
-        Float64 ``(n_params,)``: (w g_T + V) / n, for fedavg (n_T g_T + V) / (n_T + n), for source_only V / n, for
-        fada_attention V / w, for target_only g_T itself.
+        Float64 ``(n_params,)``: (w g_T + V) / n, for fedavg (n_T g_T + V) / (n_T + n), for a mean of the sources alone
+        V / n, with attention V / w, for target_only g_T itself.
 
     Raises:
         ValueError: an argument is missing or out of its range; the message starts with its name.
@@ -261,7 +263,7 @@ def combine(
     count = checks.number_between("samples", samples, 0, math.inf, open_below=True)
     slack = KEEP_TOLERANCE * count
     target_weight = checks.number_between("kept", kept, -slack, count + slack)
-    if rule is Rule.SOURCE_ONLY:
+    if rule.is_mean_of_sources:
         return np.divide(total, count, dtype=np.float64)
     if rule.attends:
         if not target_weight > 0:

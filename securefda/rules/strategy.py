@@ -78,6 +78,20 @@ class Rule(StrEnum):
     target's features, the more it weighs (model I of Peng, Huang, Zhu, Saenko 2020). It needs no label of the target's
     rows; `attention` has the arithmetic."""
 
+    FADA_ADVERSARIAL = "fada_adversarial"
+    """`FADA_ATTENTION`, and the sources train their features to be alike to the target's, which the target releases;
+    what that pulls these towards comes back in the sum (model II of the same)."""
+
+    FADA = "fada"
+    """`FADA_ADVERSARIAL`, and features are disentangled into those that all domains share and the rest (model III)."""
+
+    F_DANN = "f_dann"
+    """As `FADA_ADVERSARIAL` with gradient reversal (Ganin, Lempitsky 2015) at each source, and no attention."""
+
+    F_DAN = "f_dan"
+    """As `F_DANN`, with the maximum mean discrepancy of several kernels in place of a domain classifier (Long, Cao,
+    Wang, Jordan 2015)."""
+
     AUTO = "auto"
     """In each round the one of `CANDIDATES` with the smallest estimated Delta error; `selection` has these errors."""
 
@@ -89,7 +103,22 @@ class Rule(StrEnum):
     @property
     def attends(self) -> bool:
         """Whether a source weighs by what its update does to the features of the target's rows."""
-        return self is Rule.FADA_ATTENTION
+        return self in _ATTENDING
+
+    @property
+    def releases_features(self) -> bool:
+        """Whether sources train with features of the target's rows, and say what pulls these towards their own."""
+        return self in _RELEASING
+
+    @property
+    def looks_at_features(self) -> bool:
+        """Whether the target looks at the features of its rows, and takes no label of theirs."""
+        return self.attends or self.releases_features
+
+    @property
+    def is_mean_of_sources(self) -> bool:
+        """Whether the round's update is the mean of the sources' parts by samples."""
+        return self in _MEANS_OF_SOURCES
 
     @property
     def projects(self) -> bool:
@@ -124,7 +153,10 @@ _BETA_RULES = {
     Rule.FEDGP_FILTERED_AUTO: BetaRule.FEDGP_FILTERED,
 }
 _ADAPTING = frozenset({Rule.FEDDA, Rule.FEDGP, Rule.AUTO, *_BETA_RULES})
-_WARMS_UP = _ADAPTING | {Rule.SOURCE_ONLY, Rule.FEDAVG, Rule.FADA_ATTENTION}
+_RELEASING = frozenset({Rule.FADA_ADVERSARIAL, Rule.FADA, Rule.F_DANN, Rule.F_DAN})
+_ATTENDING = frozenset({Rule.FADA_ATTENTION, Rule.FADA_ADVERSARIAL, Rule.FADA})
+_MEANS_OF_SOURCES = frozenset({Rule.SOURCE_ONLY, Rule.F_DANN, Rule.F_DAN})
+_WARMS_UP = _ADAPTING | _RELEASING | _ATTENDING | {Rule.SOURCE_ONLY, Rule.FEDAVG}
 _PERSONAL = frozenset({Rule.PERSONALIZED_FEDAVG, Rule.DITTO, Rule.APFL, Rule.KNN_PER, Rule.FEDREP})
 _MEANS = frozenset({Rule.SOURCE_ONLY, Rule.FEDAVG})
 OF_A_WHOLE_RUN = frozenset({Rule.FINETUNE_OFFLINE, Rule.ORACLE, Rule.AUTO, *_PERSONAL})
@@ -132,13 +164,13 @@ OF_A_WHOLE_RUN = frozenset({Rule.FINETUNE_OFFLINE, Rule.ORACLE, Rule.AUTO, *_PER
 
 TARGET_LABELS: Mapping[Rule, frozenset[TargetLabels]] = {
     Rule.SOURCE_ONLY: frozenset({TargetLabels.GIVEN, TargetLabels.NONE}),
-    Rule.FADA_ATTENTION: frozenset({TargetLabels.NONE}),
+    **dict.fromkeys(_ATTENDING | _RELEASING, frozenset({TargetLabels.NONE})),
     **dict.fromkeys(_ADAPTING - {Rule.AUTO}, frozenset({TargetLabels.GIVEN, TargetLabels.PSEUDO})),
 }
 """Rules that run without given labels of the target's training rows, and on what; every other rule needs them.
 
-`Rule.FADA_ATTENTION` refuses given labels, of which it would make no use: what it comes to is not to be compared with
-rules that have them.
+The rules of FADA and their baselines refuse given labels, of which they would make no use: what they come to is not to
+be compared with rules that have them.
 
 `Rule.AUTO` is not among them: it compares estimated errors, and that of the target's own update is the variance of its
 steps, which says nothing of wrong pseudo-labels.
@@ -160,7 +192,7 @@ class RulePlan:
         filter: whether layers in which source and target disagree in sign are left out (FedGP rules).
         align: whether a source's update is aligned with the target's schedule (FedDA and FedGP rules).
         estimator: how auto-beta estimates tau^2 d^2.
-        attention_gain: how the gain of an update is known under `Rule.FADA_ATTENTION`; other rules ignore this and the
+        attention_gain: how the gain of an update is known under rules with attention; other rules ignore this and the
             next two.
         attention_temperature: the gain at which an update weighs e times as much as one without gain, above 0.
         attention_bound: no update weighs more than ``exp(2 * attention_bound)`` times another; above 0.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from securefda.rules.strategy import Rule
-from securefda.site.config import AggregatorConfig
+from securefda.site.config import AggregatorConfig, TargetTrainingSection
 
 _SEEN = {
     "sum": "one sum of the sources' updates per round",
@@ -75,6 +75,8 @@ def target_in_words(config: AggregatorConfig, site: str, sources: tuple[str, ...
     model = f"{common}: what {site}'s rows changed in it was trained {how}."
     if config.training.labels == "none":
         part = "say how much each source weighs" if rule.attends else "have no part"
+        if rule.releases_features:
+            part = "say which way features move"
         model = (
             f"{common}, in which {site}'s rows {part}: their labels are "
             f"not used. No header says so, but the rule {rule.value} is one that needs none."
@@ -89,6 +91,18 @@ def target_in_words(config: AggregatorConfig, site: str, sources: tuple[str, ...
             f"which the features of at most {strategy.attention_rows} of {site}'s rows fall into clusters less well. "
             "This rule is evaluated inside the sources. Nothing bounds what the gradient tells of a row."
         )
+    features = (
+        f"to every source, in rounds of {rule.value}, features of {strategy.feature_rows} of {site}'s rows, drawn anew "
+        f"in each round ({_protected(config.training)}). Whoever has features can try to make the rows from them."
+    )
     inside = rule.attends or rule is Rule.AUTO or rule.value.startswith(("fedda", "fedgp"))
-    sends = (model, *((own,) if inside else ()), "no row and no file.")
+    released = (features,) if rule.releases_features else ()
+    sends = (model, *((own,) if inside else ()), *released, "no row and no file.")
     return TargetInWords(summary, asks, sends)
+
+
+def _protected(training: TargetTrainingSection) -> str:
+    if not training.feature_clip:
+        return "as they are"
+    noise = f"with noise of {training.feature_noise:g} times that" if training.feature_noise else "without noise"
+    return f"each row scaled to a length of at most {training.feature_clip:g}, {noise}"

@@ -9,6 +9,7 @@ from hashlib import sha256
 
 import torch
 
+from securefda.errors import TrainingError
 from securefda.privacy.events import DpEvent
 from securefda.privacy.ledger import Reservation
 from securefda.privacy.planning import schedule_of
@@ -18,6 +19,7 @@ from securefda.protocol.secret import RandomBytes
 from securefda.site.privacy_account import PrivacyAccount
 from securefda.tasks import Samples, Task
 from securefda.training import LocalResult, TrainingSettings, Vector
+from securefda.training.alignment import Aligned
 from securefda.training.trainer import Planned, SiteTrainer
 
 
@@ -98,14 +100,20 @@ class PrivateTrainer(SiteTrainer):
         attempt: int = 0,
         fewest_steps: int = 1,
         on_step: Callable[[Vector], None] | None = None,
+        align: Aligned | None = None,
     ) -> LocalResult:
         """Charge the round, then train it from ``received``, float32 (m,).
 
         Raises:
             BudgetExhausted: the budget does not pay for the round; nothing was charged, nothing trained.
             LedgerError: the ledger is missing, cannot be written, or is in doubt; nothing trained.
-            TrainingError: as for ``train_private``; the round stays charged.
+            TrainingError: as for ``train_private``; the round stays charged. With ``align``: nothing was charged.
         """
+        if align is not None:
+            raise TrainingError(
+                f"{self._site} trains with noise, and what {align.kind} sends beside the update would have none",
+                hint="set training.dp.noise-multiplier to 0, or another strategy.rule at the target",
+            )
         asked = (run_id, round_number, sha256(vector_to_wire(received)).digest(), factor)
         kept = self._kept
         if on_step is None and kept is not None and kept.of == asked and self.account.still_counts(kept.reservation):

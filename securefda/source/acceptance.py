@@ -34,6 +34,7 @@ class AcceptedRound:
         level: what the aggregator may see of this source in it.
         model: to train from, float32 ``(n_params,)``.
         published: g_T or the gradient of the gap, likewise, where the header names one.
+        features: of the target's rows, float32 ``(T, d)``, where the rule compares features.
         origin: the result that produced the model.
         course: how far the model lies from the one that this site trained from last.
     """
@@ -43,6 +44,7 @@ class AcceptedRound:
     level: Visibility
     model: Vector
     published: Vector | None
+    features: Vector | None
     origin: Origin
     course: Course
 
@@ -88,8 +90,11 @@ def accept_header(
     terms = RoundTerms.of(body, encoding or quantisation(body))
     level = body.level_of(own_index)
     origin = origin_of(body, site.store.known(body.run_id), missed, own_index=own_index, limits=site.limits)
-    model, published = checked_vectors(body, level, parcel)
-    target_update = None if terms.plan.rule.attends else published
+    vectors = checked_vectors(body, level, parcel)
+    model = vectors.model
+    if body.features is not None and body.features.width != site.trainer.feature_width:
+        raise FaultyAggregatorError("HEADER_FEATURES", "features of another width than those of the model built here")
+    target_update = None if terms.plan.rule.attends else vectors.published
 
     before = site.store.trained_from(body.run_id, site.trainer.initial_model)
     if origin.number == 0:
@@ -98,7 +103,7 @@ def accept_header(
     course = course_of(origin, model, target_update, before, layers=site.trainer.layers, limit=site.model_step)
 
     require_worth_charging(site.trainer, body, level, target_update)
-    return AcceptedRound(header, terms, level, model, published, origin, course)
+    return AcceptedRound(header, terms, level, model, vectors.published, vectors.features, origin, course)
 
 
 @runtime_checkable

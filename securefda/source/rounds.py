@@ -27,6 +27,7 @@ from securefda.protocol.contribution import (
     require_few_at_the_clip,
     statistics_of,
     weight_of,
+    with_pull,
 )
 from securefda.protocol.encoding import AggregateStatistics, vector_to_wire
 from securefda.protocol.masking import RingVector, available_threads
@@ -53,6 +54,7 @@ from securefda.source.between_rounds import receipt_for
 from securefda.source.model_bound import TakenResult
 from securefda.source.site import SourceSite
 from securefda.training import Vector
+from securefda.training.alignment import Aligned, Alignment
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +150,7 @@ def begin_round(site: SourceSite, accepted: AcceptedRound) -> tuple[SourceRound,
         header.rule.learning_rate_factor,
         run_id=header.run_id.hex(),
         attempt=header.attempt,
+        align=None if accepted.features is None else Aligned(Alignment(header.rule.rule), accepted.features),
     )
     metrics = metrics_of(header, result.loss, result.accuracy)
     record = SiteLine(
@@ -165,15 +168,16 @@ def begin_round(site: SourceSite, accepted: AcceptedRound) -> tuple[SourceRound,
     if result.epsilon is not None:
         record["epsilon"] = result.epsilon
     update = aligned_update(header, result.update, steps=result.steps, learning_rate=result.learning_rate)
+    part = with_pull(header, update, result.pull)
     units = accepted.course.after(result.update)
     site.store.remember_trained(header.run_id, accepted.course.number, accepted.model, header.model_digest, units)
     rounding = site.rounding_key(header.run_id.hex(), header.round)
     if accepted.level is Visibility.INDIVIDUAL:
-        return _release_in_clear(site, accepted.header, update, record, metrics=metrics, rounding=rounding)
+        return _release_in_clear(site, accepted.header, part, record, metrics=metrics, rounding=rounding)
 
     weight = weight_of(header, result.samples)
-    contribution = contribution_at_source(terms, accepted.level, accepted.published, update)
-    del result, update  # vectors of the model's length less, while the contribution is at work
+    contribution = contribution_at_source(terms, accepted.level, accepted.published, part)
+    del result, update, part  # vectors of the model's length less, while the contribution is at work
     statistics = statistics_of(contribution, weight, metrics)
     clipped = clip_contribution(header, contribution, weight)
     require_few_at_the_clip(header, clipped)

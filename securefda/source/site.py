@@ -122,7 +122,7 @@ class SourceSite:
             signer=signer,
             roster=roster,
             limits=limits,
-            check_schedule=lambda schedule: check_schedule(policy, schedule),
+            check_schedule=lambda schedule: check_schedule(policy, schedule, with_noise=with_noise),
             check_policy=lambda header: check_header_by_policy(
                 policy, header, signer.index, limits, with_noise=with_noise
             ),

@@ -1,10 +1,12 @@
 """Tasks: models and data of the learning problems that sites train on together."""
 
 from securefda.tasks.base import Rows, Samples, Task, TaskSettings, Unlabelled, load_task
+from securefda.tasks.disentangled import Disentangled
 from securefda.tasks.guard import task_code
 from securefda.tasks.rows import rows_of, unlabelled_target
 
 __all__ = [
+    "Disentangled",
     "Rows",
     "Samples",
     "Task",

@@ -22,6 +22,7 @@ from torch import nn
 from securefda.errors import ConfigError, DataError
 from securefda.tasks.base import Samples, TaskSettings
 from securefda.tasks.classification import Classification
+from securefda.tasks.disentangled import Disentangled
 from securefda.tasks.idx import CLASSES, LabelledImages, read_labelled_images
 from securefda.tasks.images import MNIST
 from securefda.tasks.made_digits import SIDE, Images, drawn, over_photographs
@@ -65,7 +66,7 @@ class DigitDomains(Classification):
     Options: ``rows`` (100 to 20,000, default 2,000; USPS has 7,291), ``test-rows`` (50 to 5,000, default 1,000; USPS
     has 2,007), ``target-rows`` (20 to ``rows``, the default), ``width`` (of the model, an eighth of the paper's, the
     default, to 1 in steps of an eighth), ``norm`` ("batch", the default and the paper's, or "group", which goes with
-    noise).
+    noise), ``model`` ("plain", the default, or "disentangled", which the rule ``fada`` needs: with D's second branch).
 
     Raises:
         ConfigError: an unknown site or option, a value out of bounds, or no data folder where the domain needs one.
@@ -76,7 +77,7 @@ class DigitDomains(Classification):
 
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
-        settings.reject_unknown_options("rows", "test-rows", "target-rows", "width", "norm")
+        settings.reject_unknown_options("rows", "test-rows", "target-rows", "width", "norm", "model")
         for site in (settings.target, *settings.sources):
             if site not in DOMAINS:
                 raise ConfigError("sites", f"{site} is no domain of digits", hint=f"known: {', '.join(DOMAINS)}")
@@ -89,12 +90,14 @@ class DigitDomains(Classification):
             raise ConfigError("task.options.width", f"{eighths / _EIGHTHS:g} is no multiple of an eighth")
         self._eighths = int(eighths)
         self._norm = settings.choice("norm", "batch", ("batch", "group"))
+        self._parted = settings.choice("model", "plain", ("plain", "disentangled")) == "disentangled"
 
     def model(self) -> nn.Module:
         """Return ``extractor`` (G), ``disentangler`` (its branch D_inv) and ``classifier`` (C) in a row, to 10 logits.
 
         G has three convolutions of 5 x 5 with 64, 64 and 128 channels, of which the first two are pooled; D_inv layers
-        of 3,072 and 2,048 units with dropout between them; C is linear. All counts are times ``width``.
+        of 3,072 and 2,048 units with dropout between them; C is linear. All counts are times ``width``. With both
+        branches of D, return them as :class:`Disentangled`.
         """
         channels = [3, *(count * self._eighths // _EIGHTHS for count in _CHANNELS)]
         extractor: list[nn.Module] = []
@@ -103,14 +106,19 @@ class DigitDomains(Classification):
             extractor += [nn.MaxPool2d(2)] if number < len(_CHANNELS) else []
         features = channels[-1] * (SIDE // 4) ** 2
         first, second = (count * self._eighths // _EIGHTHS for count in _HIDDEN)
-        disentangler = [
-            *(nn.Linear(features, first), self._norm_of(nn.BatchNorm1d, first), nn.ReLU(), nn.Dropout(0.5)),
-            *(nn.Linear(first, second), self._norm_of(nn.BatchNorm1d, second), nn.ReLU()),
-        ]
+
+        def branch() -> nn.Module:
+            return nn.Sequential(
+                *(nn.Linear(features, first), self._norm_of(nn.BatchNorm1d, first), nn.ReLU(), nn.Dropout(0.5)),
+                *(nn.Linear(first, second), self._norm_of(nn.BatchNorm1d, second), nn.ReLU()),
+            )
+
         parts = OrderedDict[str, nn.Module](extractor=nn.Sequential(*extractor, nn.Flatten()))
-        parts["disentangler"] = nn.Sequential(*disentangler)
-        parts["classifier"] = nn.Linear(second, CLASSES)
-        return nn.Sequential(parts)
+        parts["disentangler"] = branch()
+        parts["classifier"] = classifier = nn.Linear(second, CLASSES)
+        if not self._parted:
+            return nn.Sequential(parts)
+        return Disentangled(parts["extractor"], parts["disentangler"], branch(), classifier)
 
     def _norm_of(self, batch_norm: Callable[[int], nn.Module], channels: int) -> nn.Module:
         return batch_norm(channels) if self._norm == "batch" else nn.GroupNorm(_GROUPS, channels)

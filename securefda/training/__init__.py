@@ -14,7 +14,7 @@ from securefda.training.local import (
 )
 from securefda.training.personal import OwnRows, PersonalMemory, PersonalModel
 from securefda.training.seeds import SecretSeed, derive_seed
-from securefda.training.settings import NoiseSettings, TrainingSettings
+from securefda.training.settings import AlignmentSettings, NoiseSettings, TrainingSettings
 from securefda.training.vectors import (
     LayerTable,
     build_model,
@@ -26,6 +26,7 @@ from securefda.training.vectors import (
 
 __all__ = [
     "FEWEST_TARGET_STEPS",
+    "AlignmentSettings",
     "Evaluation",
     "LayerTable",
     "LocalResult",

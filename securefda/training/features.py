@@ -1,6 +1,7 @@
 """The features of a site's rows under a model, how well they cluster without labels, and in which direction better.
 
-A model's features are what its last linear layer takes. k-means puts the rows into as many clusters as that layer has
+A model's features are what its last linear layer takes. Under some rules the target releases those of some rows, and
+follows through the model what pulls them. k-means puts the rows into as many clusters as that layer has
 outputs. The gap statistic of the clusters (:mod:`securefda.rules.gap`) says how well that works; its gradient with
 respect to the model, the clusters being fixed, is what a target publishes under ``fada_attention``.
 """
@@ -61,6 +62,21 @@ def last_linear(model: nn.Module) -> nn.Linear:
     return found[-1]
 
 
+def require_trained_features(model: nn.Module) -> None:
+    """Refuse a model whose features nothing is learnt of. Raises TrainingError."""
+    own = {id(parameter) for parameter in last_linear(model).parameters()}
+    if all(id(parameter) in own for parameter in model.parameters() if parameter.requires_grad):
+        raise TrainingError(
+            "the model is one linear layer, and so its features are the rows themselves",
+            hint="put a layer before it, or set another strategy.rule",
+        )
+
+
+def feature_width(model: nn.Module) -> int:
+    """How many numbers the features of a row have, d. Raises TrainingError where the model has no linear layer."""
+    return last_linear(model).in_features
+
+
 def clusters_wanted(model: nn.Module, rows: int) -> int:
     """How many clusters a model's features are put into: one for each class.
 
@@ -87,7 +103,7 @@ def features_of(task: Task, model: nn.Module, rows: Tensor) -> Vector:
         parts = [part.cpu() for part in _parts(task, model, rows)]
     features: Vector = torch.cat(parts).numpy()
     if not np.all(np.isfinite(features)):
-        raise TrainingError("features of the target's rows hold NaN or infinity", hint="lower training.learning-rate")
+        raise TrainingError("features of this site's rows hold NaN or infinity", hint="lower training.learning-rate")
     return features
 
 
@@ -134,6 +150,22 @@ def gap_of(features: Vector, clusters: Clusters) -> float:
         raise TrainingError(f"the target's rows cannot be clustered: {error}") from None
 
 
+def followed_pull(task: Task, model: nn.Module, rows: Tensor, pull: Vector) -> Vector:
+    """The gradient of (1/T) sum_t <pull_t, features_t> with respect to the federated parameters, float32 (m,).
+
+    Args:
+        task: of the model.
+        model: as it stood when it gave the features.
+        rows: (T, ...).
+        pull: (T, d).
+
+    Raises:
+        TrainingError: the gradient holds NaN or infinity.
+    """
+    direction = torch.from_numpy(pull.astype(np.float32)) / len(rows)
+    return _gradient_along(task, model, rows, direction, "what the sources' pull comes to")
+
+
 def gap_direction(task: Task, model: nn.Module, rows: Tensor, features: Vector, clusters: Clusters) -> Vector:
     """The gradient of the gap statistic with respect to the federated parameters of ``model``, float32 (m,).
 
@@ -147,16 +179,21 @@ def gap_direction(task: Task, model: nn.Module, rows: Tensor, features: Vector, 
     Raises:
         TrainingError: the gradient holds NaN or infinity.
     """
-    pull = torch.from_numpy(gap_gradient(features, clusters).astype(np.float32))
+    direction = torch.from_numpy(gap_gradient(features, clusters).astype(np.float32))
+    return _gradient_along(task, model, rows, direction, "the gradient of the gap")
+
+
+def _gradient_along(task: Task, model: nn.Module, rows: Tensor, direction: Tensor, what: str) -> Vector:
+    """The gradient of the inner product of a direction, (T, d), and the features, float32 (m,)."""
     model.zero_grad(set_to_none=True)
     start = 0
     for part in _parts(task, model, rows):
-        torch.autograd.backward(part, pull[start : start + len(part)].to(part.device))
+        torch.autograd.backward(part, direction[start : start + len(part)].to(part.device))
         start += len(part)
     gradient = gradient_to_vector(model)
     model.zero_grad(set_to_none=True)
     if not np.all(np.isfinite(gradient)):
-        raise TrainingError("the gradient of the gap holds NaN or infinity", hint="lower training.learning-rate")
+        raise TrainingError(f"{what} holds NaN or infinity", hint="lower training.learning-rate")
     return gradient
 
 

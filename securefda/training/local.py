@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -52,6 +54,7 @@ class LocalResult:
         learning_rate: the effective one.
         epsilon: spent of the data set's privacy with this round, all rounds before it included; None without DP-SGD.
         confident: how many rows had a pseudo-label that counted; None where labels are given.
+        pull: on the features of the target's rows, (T, d) float32; None under rules that compare none.
     """
 
     update: Vector
@@ -62,6 +65,7 @@ class LocalResult:
     learning_rate: float
     epsilon: float | None = None
     confident: int | None = None
+    pull: Vector | None = None
 
     def __repr__(self) -> str:
         # The update is what the protocol hides; it must not reach a log by way of a traceback.
@@ -75,6 +79,16 @@ class Evaluation:
     loss: float
     metrics: dict[str, float]
     samples: int
+
+
+class Beside(Protocol):
+    """What trains beside a model, and adds to its loss."""
+
+    def watching(self) -> AbstractContextManager[None]:
+        """While it holds, batches that pass through the model are seen."""
+
+    def added_loss(self, task: Task, labels: Tensor) -> Tensor:
+        """What the batch that has just passed adds to the loss; a scalar."""
 
 
 def train_local(
@@ -92,6 +106,7 @@ def train_local(
     pull: Pull | None = None,
     row_weights: Tensor | None = None,
     vary: Vary | None = None,
+    beside: Beside | None = None,
 ) -> LocalResult:
     """Train from the received model on one site's rows for one round.
 
@@ -115,6 +130,7 @@ def train_local(
         pull: called before each step, in addition to the loss.
         row_weights: (n,), by which the loss of each row counts in the mean of its batch; None: each counts as one.
         vary: changes each batch before the model sees it.
+        beside: adds to the loss of each batch; the loss that is reported is without.
 
     Raises:
         TrainingError: too few steps, a loss or an update that is NaN or infinite, a vector of another length, metrics
@@ -124,7 +140,11 @@ def train_local(
     settings = fitted(settings, model)
     require_steps(site, len(data), settings, fewest_steps)
     device = choose_device(settings.device)
-    with seeded_torch(derive_seed(seed, "layers"), device), task_code(type(task), "training"):
+    with (
+        seeded_torch(derive_seed(seed, "layers"), device),
+        task_code(type(task), "training"),
+        nullcontext() if beside is None else beside.watching(),
+    ):
         flat = FlatModel(model, received, device)
         flat.model.train()
         steps, seen = _run_steps(
@@ -139,6 +159,7 @@ def train_local(
             pull=pull,
             row_weights=row_weights,
             vary=vary,
+            beside=beside,
         )
         accuracy = seen.accuracy(task)
     flat.release_gradient()
@@ -238,6 +259,7 @@ def _run_steps(
     pull: Pull | None,
     row_weights: Tensor | None,
     vary: Vary | None,
+    beside: Beside | None,
 ) -> tuple[int, _Seen]:
     """Take all steps of the round; return their number and what they saw."""
     device = flat.values.device
@@ -255,8 +277,10 @@ def _run_steps(
             loss = task.loss(outputs, labels[batch])
         else:
             loss = (weights[batch] * task.row_losses(outputs, labels[batch])).mean()
-        loss.backward()  # type: ignore[no-untyped-call]
         steps, loss_value = steps + 1, loss.item()
+        if beside is not None:
+            loss = loss + beside.added_loss(task, labels[batch])
+        loss.backward()  # type: ignore[no-untyped-call]
         if not math.isfinite(loss_value):
             raise TrainingError(f"{site}: the loss is {loss_value} at step {steps}", hint=_DATA_HINT)
         if pull is not None:

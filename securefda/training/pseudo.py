@@ -20,6 +20,7 @@ from torch import Tensor
 from securefda.errors import TrainingError
 from securefda.protocol.encoding import Vector
 from securefda.tasks import Samples, Task, Unlabelled, task_code
+from securefda.training.alignment import Aligned
 from securefda.training.local import LocalResult, outputs_of, train_local
 from securefda.training.personal import PersonalMemory
 from securefda.training.seeds import SecretSeed, derive_seed, generator_of, round_seed
@@ -82,6 +83,7 @@ class PseudoTrainer(SiteTrainer):
         attempt: int = 0,  # noqa: ARG002 - nothing is charged
         fewest_steps: int = 1,
         on_step: Callable[[Vector], None] | None = None,
+        align: Aligned | None = None,  # noqa: ARG002 - the rules that have it train no target
     ) -> LocalResult:
         """Train one round from ``received``, float32 (m,). Where too few rows count, take no step at all.
 

@@ -12,6 +12,11 @@ from securefda.training.device import DEVICES
 OPTIMIZERS = ("adam", "sgd")
 
 
+def _require(holds: bool, key: str, why: str) -> None:
+    if not holds:
+        raise ConfigError(f"training.{key}", why)
+
+
 @dataclass(frozen=True, slots=True)
 class NoiseSettings:
     """DP-SGD: what a step does to the gradients of the rows that it drew.
@@ -36,6 +41,35 @@ class NoiseSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class AlignmentSettings:
+    """What the losses of rules that compare features count, beside the model's own.
+
+    Attributes:
+        adversarial: weight of what makes features alike, >= 0.
+        entropy: under ``fada``, of what keeps classes out of the features of one domain (Eqs. 6 and 7), >= 0.
+        information: under ``fada``, of what the two parts of the features tell of each other (Eq. 8), >= 0.
+        reconstruction: under ``fada``, of the distance of features from what is made of their parts, >= 0.
+        private_learning_rate: of the modules that stay at a source, with Adam, > 0.
+
+    Raises:
+        ConfigError: a value outside these bounds; ``key`` is the kebab-case name.
+    """
+
+    adversarial: float = 0.02
+    entropy: float = 0.01
+    information: float = 1e-4
+    reconstruction: float = 0.01
+    private_learning_rate: float = 0.001
+
+    def __post_init__(self) -> None:
+        for key in ("adversarial", "entropy", "information", "reconstruction"):
+            value = getattr(self, key)
+            _require(math.isfinite(value) and value >= 0, f"align.{key}", f"must be at least 0, not {value}")
+        rate = self.private_learning_rate
+        _require(math.isfinite(rate) and rate > 0, "align.private-learning-rate", f"must be above 0, not {rate}")
+
+
+@dataclass(frozen=True, slots=True)
 class TrainingSettings:
     """Local training of one round; the target and the sources have their own.
 
@@ -53,6 +87,7 @@ class TrainingSettings:
         personal_layers: how many of the last layers, one for each parameter tensor, stay at this site (FedRep); 0 for
             none. Not with ``dp``, whose ledger does not count their epochs.
         head_epochs: passes over the rows in which these are trained, before the ``epochs`` of the others; >= 1.
+        align: weights under rules that compare features.
         smallest_batch: a last batch of an epoch with fewer rows joins the batch before it. Follows from the model: 2
             where it has BatchNorm, which has no variance of one row, else 1.
 
@@ -71,6 +106,7 @@ class TrainingSettings:
     dp: NoiseSettings | None = None
     personal_layers: int = 0
     head_epochs: int = 10
+    align: AlignmentSettings = AlignmentSettings()
     smallest_batch: int = 1
 
     def __post_init__(self) -> None:
@@ -104,8 +140,3 @@ class TrainingSettings:
     def with_learning_rate_factor(self, factor: float) -> Self:
         """Return the same settings with the learning rate times ``factor`` > 0 (after the warm-up rounds)."""
         return replace(self, learning_rate=self.learning_rate * factor)
-
-
-def _require(holds: bool, key: str, why: str) -> None:
-    if not holds:
-        raise ConfigError(f"training.{key}", why)

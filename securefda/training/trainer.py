@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from securefda.errors import TrainingError
 from securefda.protocol.encoding import Vector64
@@ -34,6 +35,7 @@ from securefda.training import (
     train_local,
     vector_to_model,
 )
+from securefda.training.alignment import Aligned, Alignment, require_fit, train_aligned
 from securefda.training.batch_norm import (
     bytes_to_statistics,
     estimate_statistics,
@@ -46,16 +48,24 @@ from securefda.training.features import (
     SeenGap,
     cluster,
     clusters_wanted,
+    feature_width,
     features_of,
+    followed_pull,
     gap_direction,
     gap_of,
     moved_centres,
+    require_trained_features,
 )
 from securefda.training.personal import head_size, train_with_head, vector_of
 from securefda.training.seeds import Seed, generator_of, round_seed
 
 Statistic = NDArray[np.float32] | NDArray[np.int64]
 """A running mean or variance, or the number of batches behind them."""
+
+
+def private_modules_place(run_id: str) -> str:
+    """Under which name a source's memory keeps the modules that it trains beside a run's model."""
+    return f"{run_id} alignment"
 
 
 def statistics_place(run_id: str) -> str:
@@ -81,6 +91,10 @@ class Trainer(Protocol):
     repeatable: bool
 
     @property
+    def feature_width(self) -> int:
+        """How many numbers the features of a row have, d; 0 where the model has none."""
+
+    @property
     def n_params(self) -> int:
         """Number of federated parameters, m."""
 
@@ -97,8 +111,12 @@ class Trainer(Protocol):
         attempt: int = 0,
         fewest_steps: int = 1,
         on_step: Callable[[Vector], None] | None = None,
+        align: Aligned | None = None,
     ) -> LocalResult:
-        """Train one round from ``received``, float32 (m,). A ledger, where there is one, gets run and attempt."""
+        """Train one round from ``received``, float32 (m,). A ledger, where there is one, gets run and attempt.
+
+        With ``align``, towards features like the target's: the result has a pull on these.
+        """
 
     def evaluate(self, vector: Vector, data: Samples) -> Evaluation:
         """Loss and metrics of a model, float32 (m,), over ``data``."""
@@ -121,8 +139,8 @@ class SiteTrainer:
         seed: seed of the run, from which its first model follows.
         secret: what training draws from; None: the run's seed, with which anyone can repeat the training.
         before_round: called before each round; what it raises ends the round before the rows are touched.
-        memory: keeps the layers that stay at this site, where the settings name any, and the running statistics of
-            BatchNorm; None: these begin each round as the model is built.
+        memory: keeps the layers that stay at this site, where the settings name any, the running statistics of
+            BatchNorm, and the private modules of rules that compare features; None: these begin each round as built.
 
     Raises:
         TrainingError: the task's model cannot be federated, or batches have too few rows for it.
@@ -177,6 +195,14 @@ class SiteTrainer:
         """Number of federated parameters, m."""
         return sum(self.sizes)
 
+    @property
+    def feature_width(self) -> int:
+        """See `Trainer`."""
+        try:
+            return feature_width(self._model)
+        except TrainingError:
+            return 0
+
     def initial_model(self) -> Vector:
         """The first model of the run, float32 (m,): a function of the run's seed alone."""
         return model_to_vector(build_model(self._task, derive_seed(self._seed, "model")))
@@ -195,11 +221,13 @@ class SiteTrainer:
         attempt: int = 0,  # noqa: ARG002 - nothing is charged for plain training
         fewest_steps: int = 1,
         on_step: Callable[[Vector], None] | None = None,
+        align: Aligned | None = None,
     ) -> LocalResult:
         """Train one round from ``received``, float32 (m,).
 
         Raises:
-            TrainingError: the rows have no labels; too few steps, or a loss or an update that is not finite.
+            TrainingError: the rows have no labels; too few steps, or a loss or an update that is not finite; features
+                of another width than the model's, or a model that does not fit how they are to be aligned.
         """
         if isinstance(self._data, Unlabelled):
             raise TrainingError(f"{self._site}: its {len(self._data)} rows have no labels to train on")
@@ -209,18 +237,24 @@ class SiteTrainer:
         settings = self.settings.with_learning_rate_factor(factor)
         seed = round_seed(self._draws_from, self._site, run_id, round_number)
         self._recall_statistics(run_id, round_number)
-        if not settings.personal_layers or self._memory is None:
-            result = train_local(
-                self._task,
-                self._model,
-                received,
-                self._data,
-                settings=settings,
-                seed=seed,
-                site=self._site,
-                fewest_steps=fewest_steps,
-                on_step=on_step,
+        how: dict[str, Any] = {
+            "settings": settings,
+            "seed": seed,
+            "site": self._site,
+            "fewest_steps": fewest_steps,
+            "on_step": on_step,
+        }
+        if align is not None:
+            place = private_modules_place(run_id)
+            kept = None if self._memory is None else self._memory.personal(place, round_number)
+            first = round_seed(self._draws_from, self._site, run_id, 0, "private modules")
+            result, private = train_aligned(
+                self._task, self._model, received, self._data, align, first=first, kept=kept, **how
             )
+            if self._memory is not None:
+                self._memory.keep_personal(place, round_number, private)
+        elif not settings.personal_layers or self._memory is None:
+            result = train_local(self._task, self._model, received, self._data, **how)
         else:
             result, head = train_with_head(
                 self._task,
@@ -228,11 +262,7 @@ class SiteTrainer:
                 received,
                 vector_of(self._memory.personal(run_id, round_number), received[-self._head_size :]),
                 self._data,
-                settings=settings,
-                seed=seed,
-                site=self._site,
-                fewest_steps=fewest_steps,
-                on_step=on_step,
+                **how,
             )
             self._memory.keep_personal(run_id, round_number, head.astype("<f4").tobytes())
         self._keep_statistics(run_id, round_number)
@@ -261,7 +291,82 @@ class SiteTrainer:
         Raises:
             TrainingError: the model has no linear layer, or there are too few rows.
         """
+        require_trained_features(self._model)
         clusters_wanted(self._model, min(rows, len(self._data)))
+
+    def require_features(self, rows: int, kind: Alignment) -> None:
+        """Refuse a model without features, or one that does not fit the rule, or more rows than there are.
+
+        Raises:
+            TrainingError: as said.
+        """
+        require_fit(kind, self._model)
+        if rows > len(self._data):
+            raise TrainingError(
+                f"there are {len(self._data)} training rows, and features of {rows} are to be released",
+                hint=f"lower strategy.feature-rows to {len(self._data)} or less",
+            )
+
+    def release(
+        self, vector: Vector, round_number: int, run_id: str, *, rows: int, clip: float, noise: float
+    ) -> Vector:
+        """Features of some of this site's rows under a model, float32 (T, d), for others to see.
+
+        In each attempt at a round the same rows are drawn, and the same noise.
+
+        Args:
+            vector: the model with which the round begins, float32 (m,).
+            round_number: of that round.
+            run_id: of the run.
+            rows: T.
+            clip: largest length of a row's features; longer ones are scaled down. 0 for no bound.
+            noise: standard deviation of the noise on each number, in units of ``clip``.
+
+        Raises:
+            TrainingError: a feature is NaN or infinite, or of another width than the model's last linear layer.
+        """
+        if self._before_round is not None:
+            self._before_round()
+        torch.set_num_threads(self._threads)
+        drawn, seed = self._drawn_features(round_number, run_id, rows)
+        self._load_to_evaluate(vector)
+        features = features_of(self._task, self._model, drawn)
+        if features.shape[1] != self.feature_width:
+            raise TrainingError(
+                f"the model's last linear layer takes {features.shape[1]} numbers of a row, "
+                f"in pieces of {self.feature_width}",
+                hint="flatten what it takes, or set another strategy.rule",
+            )
+        if clip:
+            lengths = np.linalg.norm(features.astype(np.float64), axis=1, keepdims=True)
+            features = (features * np.minimum(1.0, clip / np.maximum(lengths, 1e-30))).astype(np.float32)
+        if noise:
+            draws = torch.randn(features.shape, generator=generator_of(derive_seed(seed, "noise")), dtype=torch.float64)
+            features = (features + noise * clip * draws.numpy()).astype(np.float32)
+        return features
+
+    def follow(self, vector: Vector, round_number: int, run_id: str, pull: Vector, *, rows: int) -> Vector:
+        """What moves the features of :meth:`release` along a pull: (1/T) sum_t J_t^T pull_t, float32 (m,).
+
+        Args:
+            vector: as there, and so are the others.
+            round_number: as there.
+            run_id: as there.
+            pull: (T, d).
+            rows: as there.
+
+        Raises:
+            TrainingError: the gradient is not finite.
+        """
+        torch.set_num_threads(self._threads)
+        drawn, _ = self._drawn_features(round_number, run_id, rows)
+        self._load_to_evaluate(vector)
+        return followed_pull(self._task, self._model, drawn, pull)
+
+    def _drawn_features(self, round_number: int, run_id: str, rows: int) -> tuple[Tensor, Seed]:
+        seed = round_seed(self._draws_from, self._site, run_id, round_number, "released features")
+        chosen = torch.randperm(len(self._data), generator=generator_of(seed))[:rows].sort().values
+        return self._data.features[chosen], seed
 
     def look(self, vector: Vector, round_number: int, run_id: str, *, rows: int) -> SeenGap:
         """How the features of this site's rows cluster under a model, float32 (m,); labels have no part in it.
@@ -275,6 +380,8 @@ class SiteTrainer:
         Raises:
             TrainingError: the rows cannot be clustered, or a feature is not finite.
         """
+        if self._before_round is not None:
+            self._before_round()
         torch.set_num_threads(self._threads)
         seed = round_seed(self._draws_from, self._site, run_id, round_number, "clusters")
         draws = generator_of(seed)

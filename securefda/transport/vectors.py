@@ -95,8 +95,8 @@ class Assembly:
 def digests_beside(body: Body, count: int) -> tuple[bytes, ...]:
     """Digests of the ``count`` vectors that travel beside a message: all that it names.
 
-    A header names the same to every source, but the second vector, the target's update, goes only to some. Whether
-    this source had to get it is not checked here.
+    A header names the same to every source, but what comes last, such as the target's update, goes only to some.
+    Whether this source had to get it is not checked here.
 
     Raises:
         ValueError: that many do not travel beside this message.

@@ -356,6 +356,7 @@ _RULE = _Form(
     attention=_part(_ATTENTION, "optional"),
 )
 _TARGET = _Form(m.TargetTerms, pb.TargetTerms)
+_FEATURES = _Form(m.FeatureTerms, pb.FeatureTerms)
 _LAYER = _Form(m.Layer, pb.Layer, shape=_list(_COPIED, MAX_SIDES))
 _NORM_CAP = _Form(m.NormCapTerms, pb.NormCapTerms, granularity=_enum(m.Granularity))
 _SHARE_BOX = _Form(m.ShareBox, pb.ShareBox, peer=_INDEX)
@@ -375,6 +376,7 @@ _BODIES = {
         norm_cap=_part(_NORM_CAP, "optional"),
         sources_keep=_enum(m.SourcesKeep),
         down_link=_enum(m.DownLink),
+        features=_part(_FEATURES, "optional"),
     ),
     "advertise": _Form(m.Advertise, pb.Advertise),
     "key_list": _Form(m.KeyList, pb.KeyList, advertisements=_list(_signed_as(m.Advertise))),

@@ -436,7 +436,7 @@ class RuleTerms(_message.Message):
     """Whether sources hand in estimated errors of the rules, from which that of the next round is chosen."""
     @_builtins.property
     def attention(self) -> Global___AttentionTerms:
-        """How a source's share of attention is computed; present under "fada_attention", absent under every other rule."""
+        """How a source's share of attention is computed; present under the rules with attention, absent under every other."""
 
     def __init__(
         self,
@@ -458,6 +458,36 @@ class RuleTerms(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RuleTerms: _TypeAlias = RuleTerms  # noqa: Y015
+
+@_typing.final
+class FeatureTerms(_message.Message):
+    """Features of the target's rows that travel with a header."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROWS_FIELD_NUMBER: _builtins.int
+    WIDTH_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    rows: _builtins.int
+    """How many rows; above 0."""
+    width: _builtins.int
+    """Numbers of a row; above 0."""
+    digest: _builtins.bytes
+    """Of the matrix, float32 little-endian, row by row; 32 bytes."""
+    def __init__(
+        self,
+        *,
+        rows: _builtins.int = ...,
+        width: _builtins.int = ...,
+        digest: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "rows", b"rows", "width", b"width"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FeatureTerms: _TypeAlias = FeatureTerms  # noqa: Y015
 
 @_typing.final
 class AttentionTerms(_message.Message):
@@ -560,6 +590,7 @@ class Header(_message.Message):
     SOURCES_KEEP_FIELD_NUMBER: _builtins.int
     DOWN_LINK_FIELD_NUMBER: _builtins.int
     GAP_GRADIENT_DIGEST_FIELD_NUMBER: _builtins.int
+    FEATURES_FIELD_NUMBER: _builtins.int
     run_id: _builtins.bytes
     """Random name of the run; 16 bytes."""
     round: _builtins.int
@@ -628,6 +659,13 @@ class Header(_message.Message):
     def norm_cap(self) -> Global___NormCapTerms:
         """The norm cap of that sum; absent where none holds."""
 
+    @_builtins.property
+    def features(self) -> Global___FeatureTerms:
+        """The features of the target's rows that every source trains with, under the rules that compare features; absent under
+        every other. They travel as the second attachment, before what goes to those at level sum alone. The last of the
+        layers is then no layer of the model: it is the pull on these features, of their shape.
+        """
+
     def __init__(
         self,
         *,
@@ -658,10 +696,11 @@ class Header(_message.Message):
         sources_keep: Global___SourcesKeep.ValueType = ...,
         down_link: Global___DownLink.ValueType = ...,
         gap_gradient_digest: _builtins.bytes = ...,
+        features: Global___FeatureTerms | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["norm_cap", b"norm_cap", "rule", b"rule", "target", b"target"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["features", b"features", "norm_cap", b"norm_cap", "rule", b"rule", "target", b"target"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture_digest", b"architecture_digest", "attempt", b"attempt", "cohort_quorum", b"cohort_quorum", "cohort_size", b"cohort_size", "down_link", b"down_link", "gap_gradient_digest", b"gap_gradient_digest", "layers", b"layers", "levels", b"levels", "max_samples", b"max_samples", "metrics", b"metrics", "model_digest", b"model_digest", "modulus_bits", b"modulus_bits", "n_max", b"n_max", "norm_cap", b"norm_cap", "participants", b"participants", "phase_deadline_ms", b"phase_deadline_ms", "previous_checkpoint", b"previous_checkpoint", "previous_result_digest", b"previous_result_digest", "roster_digest", b"roster_digest", "round", b"round", "rule", b"rule", "run_id", b"run_id", "sources_keep", b"sources_keep", "sum_quorum", b"sum_quorum", "target", b"target", "threshold", b"threshold", "training_deadline_ms", b"training_deadline_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture_digest", b"architecture_digest", "attempt", b"attempt", "cohort_quorum", b"cohort_quorum", "cohort_size", b"cohort_size", "down_link", b"down_link", "features", b"features", "gap_gradient_digest", b"gap_gradient_digest", "layers", b"layers", "levels", b"levels", "max_samples", b"max_samples", "metrics", b"metrics", "model_digest", b"model_digest", "modulus_bits", b"modulus_bits", "n_max", b"n_max", "norm_cap", b"norm_cap", "participants", b"participants", "phase_deadline_ms", b"phase_deadline_ms", "previous_checkpoint", b"previous_checkpoint", "previous_result_digest", b"previous_result_digest", "roster_digest", b"roster_digest", "round", b"round", "rule", b"rule", "run_id", b"run_id", "sources_keep", b"sources_keep", "sum_quorum", b"sum_quorum", "target", b"target", "threshold", b"threshold", "training_deadline_ms", b"training_deadline_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

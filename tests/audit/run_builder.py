@@ -236,8 +236,18 @@ class Run:
     def round(self, number: int, attempt: int, level: m.Visibility) -> None:
         header = self.header(number, attempt, level)
         place = (number, attempt, header.envelope.session_id.hex())
+        sent = header.body.features
+        if sent is not None:
+            facts = {
+                "rows": sent.rows,
+                "width": sent.width,
+                "features": sent.digest.hex(),
+                "clip": "0.0",
+                "noise": "0.0",
+            }
+            self.event(TARGET, "features-released", place, **facts)
         for site in SOURCES:
-            shown = Disclosure("individual", "model", 1)
+            shown = Disclosure("individual", "model" if sent is None else "model-and-target-features", 1)
             self.send(Passing(TARGET, site, header, place, disclosure=shown))
             self.charge(site, number, attempt)
         if level is INDIVIDUAL:

@@ -23,6 +23,7 @@ from run_lies import A, B, C, first
 from securefda.audit.reconcile.suspicion import RunFinding
 from securefda.privacy.accountants import epsilon
 from securefda.privacy.events import DpEvent
+from securefda.protocol import messages as m
 
 pytestmark = pytest.mark.usefixtures("no_disk_sync")
 
@@ -63,6 +64,37 @@ def test_sources_that_work_out_different_caps_are_found(tmp_path: Path) -> None:
     findings = unsaid(tmp_path, "caps-computed", {"caps": digest("other caps").hex()}, site=B)
 
     assert first(findings) == ("records-differ", "caps-computed", 1, (A, B, TARGET), False)
+
+
+class Released(Unsaid):
+    """A run under a rule that compares features."""
+
+    def header_changes(self, number: int, attempt: int) -> dict[str, Any]:
+        pull = m.Layer(m.PULL_LAYER, (2, 3), 1.0, 1.0)
+        rule = m.RuleTerms("f_dann", 0.5, "orthogonal", True, True, "mean-field", 1.0)
+        features = m.FeatureTerms(2, 3, digest("features", number))
+        return {"rule": rule, "features": features, "layers": (m.Layer("w", (4,), 1.0, 1.0), pull)}
+
+
+def released(folder: Path, facts: dict[str, Any] | None) -> tuple[RunFinding, ...]:
+    lie = Released(folder)
+    lie.kind, lie.facts, lie.number, lie.site = "features-released", facts, 2, TARGET
+    return read_together(lie.write()).findings
+
+
+def test_a_target_that_writes_down_which_features_it_sends_is_not_suspected(tmp_path: Path) -> None:
+    assert released(tmp_path, {}) == ()
+
+
+def test_features_that_a_target_sends_and_does_not_write_down_are_found(tmp_path: Path) -> None:
+    assert first(released(tmp_path, None)) == ("missing-record", "features-released", 2, (TARGET,), False)
+
+
+@pytest.mark.parametrize("other", [{"rows": 1}, {"width": 4}, {"features": "ab" * 32}], ids=str)
+def test_other_features_than_the_header_names_are_found(other: dict[str, Any], tmp_path: Path) -> None:
+    findings = released(tmp_path, other)
+
+    assert first(findings) == ("records-differ", "Header", 2, (TARGET,), False)
 
 
 def test_a_log_of_another_roster_is_found_and_accuses_nobody(tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ FACTS: dict[str, dict[str, Any]] = {
     "survivors-signed": {"survivors": ["site-a", "site-b"]},
     "unmask-shares-released": {"survivors": ["site-a"], "dropped": ["site-b"]},
     "caps-computed": {"caps": "56" * 32, "layers": 4, "capped": 2, "zeroed": 1},
+    "features-released": {"rows": 128, "width": 512, "features": "9a" * 32, "clip": "1.0", "noise": "0.5"},
     "model-kept": {"model": "78" * 32},
     "ledger-updated": {},
     "aborted": {"check": "SURVIVORS", "accused": ["site-b"]},

@@ -130,7 +130,8 @@ def test_a_shell_completes_commands(words: str, place: str, expected: list[str])
 
 
 def test_completion_is_installed_for_a_shell(tmp_path: Path) -> None:
-    env = os.environ | {"HOME": str(tmp_path)}
+    # Else typer asks which shell its parent is, and under a job of no terminal that is none.
+    env = os.environ | {"HOME": str(tmp_path), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
     subprocess.run([*COMMAND, "--install-completion", "bash"], env=env, capture_output=True, check=True)
     script = (tmp_path / ".bash_completions" / "securefda.sh").read_text()
     assert "_SECUREFDA_COMPLETE=complete_bash" in script

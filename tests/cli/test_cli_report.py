@@ -222,6 +222,11 @@ def test_at_sum_no_single_update_was_seen_and_the_targets_own_was_by_those_that_
     assert "collude" in protected(levels, "fedgp_auto")
     assert "the sources saw the target's own update" in unprotected(levels, "fedgp_auto", sent_to=SITES)
     assert "target's own update" not in unprotected(levels, "fedavg")
+    assert "the sources saw features of some of the target's rows" in unprotected(levels, "f_dann", sent_to=SITES)
+    for rule in ("f_dann", "fada", "fada_attention"):
+        assert "target's own update" not in unprotected(levels, rule, sent_to=SITES)
+    for rule in ("fada", "fada_adversarial", "fada_attention"):
+        assert "the gradient of the gap" in unprotected(levels, rule, sent_to=SITES)
     assert "no noise was added at the target" in unprotected(levels, "fedavg")
 
 

@@ -90,7 +90,7 @@ def test_register_of_this_tree_is_found_by_itself(capsys: pytest.CaptureFixture[
     assert main(["threats"]) == 0
     out = capsys.readouterr().out
     assert cells(out, "T05")[2] == "mitigated"
-    assert "37 threats: " in out
+    assert "39 threats: " in out
 
 
 def test_before_any_run_nothing_is_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

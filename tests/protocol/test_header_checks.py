@@ -35,14 +35,18 @@ from securefda.protocol.checks import (
     check_vectors,
     quantisation,
 )
-from securefda.protocol.contribution import RoundTerms, contribution_at_source
+from securefda.protocol.contribution import RoundTerms, checked_vectors, contribution_at_source
 from securefda.protocol.messages import (
     NO_CONTEXT,
+    PULL_LAYER,
     Abort,
     AttentionTerms,
+    FeatureTerms,
     Granularity,
     Header,
+    Layer,
     NormCapTerms,
+    Parcel,
     RuleTerms,
     SourcesKeep,
     Step,
@@ -81,6 +85,18 @@ KEPT = TargetTerms(4, 0.1)
 GRADIENT = sha256(UPDATE).digest()
 ATTENDING = {"rule": FADA, "gap_gradient_digest": GRADIENT}
 EXACT = {"rule": replace(FADA, attention=AttentionTerms("exact", 0.01, 1.0))}
+FEATURES = bytes(range(24))
+PULL = Layer(PULL_LAYER, (2, 3), 0.5, 0.5)
+DANN = RuleTerms("f_dann", 0.5, "orthogonal", True, True, "mean-field", 1.0)
+COMPARING = {
+    "rule": DANN,
+    "features": FeatureTerms(2, 3, sha256(FEATURES).digest()),
+    "layers": (*LAYERS, PULL),
+    "architecture_digest": header_body(N).architecture_digest,
+}
+"""Features of two rows, three of each, and a pull on them."""
+
+ADVERSARIAL = {**COMPARING, "rule": replace(FADA, rule="fada_adversarial"), "gap_gradient_digest": GRADIENT}
 LAST = PastResult(3, sha256(b"result 3").digest(), sha256(MODEL).digest())
 BEFORE = PastResult(2, sha256(b"result 2").digest(), OTHER)
 RAN = History(last_position=(3, 1), results=(BEFORE, LAST))
@@ -192,6 +208,34 @@ LIES = [
     ),
     HeaderLie("HEADER_TARGET", "g_T beside a gradient of the gap", {**ATTENDING, "target": PUBLISHED}),
     HeaderLie("HEADER_TARGET", "g_T in the place of a gradient of the gap", {"rule": FADA, "target": PUBLISHED}),
+    HeaderLie("HEADER_TARGET", "g_T beside features", {**COMPARING, "target": PUBLISHED}),
+    HeaderLie("HEADER_TARGET", "features without the gradient of the gap", {**ADVERSARIAL, "gap_gradient_digest": b""}),
+    HeaderLie("HEADER_TARGET", "a gradient of the gap beside features", {**COMPARING, "gap_gradient_digest": GRADIENT}),
+    HeaderLie("HEADER_FEATURES", "a rule that compares features without any", {"rule": DANN}),
+    HeaderLie("HEADER_FEATURES", "such a rule in clear", {"rule": DANN, **IN_CLEAR}),
+    HeaderLie("HEADER_FEATURES", "features for a rule that needs none", {**COMPARING, "rule": header_body(N).rule}),
+    HeaderLie("HEADER_FEATURES", "features under attention alone", {**ADVERSARIAL, "rule": FADA}),
+    *(
+        HeaderLie("HEADER_FEATURES", f"a pull {claim}", {**COMPARING, "layers": (*LAYERS, replace(PULL, **changes))})
+        for claim, changes in {
+            "on features of fewer rows": {"shape": (1, 3)},
+            "on features of another width": {"shape": (2, 4)},
+            "on as many numbers in another shape": {"shape": (3, 2)},
+            "with another side": {"shape": (2, 3, 1)},
+            "of another name": {"name": "pull"},
+        }.items()
+    ),
+    HeaderLie(
+        "HEADER_ARCHITECTURE",
+        "a layer of the model in the place of the pull",
+        {**COMPARING, "features": FeatureTerms(4, 1, OTHER), "layers": (LAYERS[0], replace(LAYERS[1], shape=(4, 1)))},
+    ),
+    HeaderLie("HEADER_ARCHITECTURE", "a pull without features", {"rule": DANN, "layers": COMPARING["layers"]}),
+    HeaderLie(
+        "HEADER_ARCHITECTURE",
+        "a pull that is said to be of the model",
+        {**COMPARING, "architecture_digest": header_body(N, layers=COMPARING["layers"]).architecture_digest},
+    ),
     *(HeaderLie("HEADER_MODULUS", f"{bits} bits", {"modulus_bits": bits}) for bits in (0, 1, 2, 15, 18, 33, 64)),
     HeaderLie("HEADER_WRAP", "a ring for fewer than take part", {"n_max": N - 1}),
     HeaderLie("HEADER_WRAP", "no resolution left", {"n_max": 2**31}),
@@ -321,6 +365,25 @@ def test_source_refuses_another_attempt_that_asks_for_another_share_of_attention
 
 
 @pytest.mark.parametrize(
+    "changes",
+    [
+        {"features": FeatureTerms(2, 3, OTHER)},
+        {"features": FeatureTerms(1, 6, OTHER), "layers": (*LAYERS, replace(PULL, shape=(1, 6)))},
+        {"layers": (*LAYERS, replace(PULL, clip=0.6))},
+        {"rule": replace(DANN, rule="f_dan")},
+        {"rule": header_body(N).rule, "features": None, "layers": LAYERS},
+    ],
+    ids=["features", "rows", "clip of the pull", "rule", "no features"],
+)
+def test_source_refuses_another_attempt_that_asks_about_other_features(changes: dict[str, Any]) -> None:
+    history = History(last_position=(1, 1), last_terms=round_terms(header(**COMPARING).body))
+    check(header(**COMPARING, attempt=2), history, limits_of(N))
+    with pytest.raises(FaultyAggregatorError, match="asks for something else") as refused:
+        check(header(**(COMPARING | {"attempt": 2} | changes)), history, limits_of(N))
+    assert refused.value.check == "HEADER_ORDER"
+
+
+@pytest.mark.parametrize(
     ("changes", "history"),
     [
         ({}, History()),
@@ -346,6 +409,12 @@ def test_source_refuses_another_attempt_that_asks_for_another_share_of_attention
         ({"rule": FADA, **IN_CLEAR}, History()),
         ({"rule": FADA, **COHORTS}, History()),
         ({**EXACT, **COHORTS}, History()),
+        (COMPARING, History()),
+        ({**COMPARING, "rule": replace(DANN, rule="f_dan"), **IN_CLEAR}, History()),
+        ({**COMPARING, **COHORTS}, History()),
+        (ADVERSARIAL, History()),
+        ({**ADVERSARIAL, "rule": replace(FADA, rule="fada"), **MIXED}, History()),
+        ({**COMPARING, **EXACT, "rule": replace(EXACT["rule"], rule="fada"), **COHORTS}, History()),
     ],
     ids=[
         "first",
@@ -371,6 +440,12 @@ def test_source_refuses_another_attempt_that_asks_for_another_share_of_attention
         "attention in clear",
         "attention at cohort",
         "attention by exact gains",
+        "features at sum",
+        "features in clear",
+        "features at cohort",
+        "features and attention",
+        "features and attention at sum beside a cohort",
+        "features and attention by exact gains",
     ],
 )
 def test_source_accepts_honest_header(changes: dict[str, Any], history: History) -> None:
@@ -471,6 +546,62 @@ def test_digests_of_vectors_are_in_the_order_in_which_they_travel() -> None:
     assert vector_digests(body()) == vector_digests(body(rule=FEDGP, target=KEPT)) == (model,)
     assert vector_digests(body(rule=FEDGP, target=PUBLISHED)) == (model, sha256(UPDATE).digest())
     assert vector_digests(body(**ATTENDING)) == (model, GRADIENT)
+    assert vector_digests(body(**COMPARING)) == (model, sha256(FEATURES).digest())
+    assert vector_digests(body(**ADVERSARIAL)) == (model, sha256(FEATURES).digest(), GRADIENT)
+
+
+@pytest.mark.parametrize("features", [None, b"", FEATURES[:-1], FEATURES + bytes(4), FEATURES[:-4] + bytes(4), UPDATE])
+@pytest.mark.parametrize("level", Visibility)
+def test_source_refuses_features_that_the_header_does_not_bind(features: bytes | None, level: Visibility) -> None:
+    with pytest.raises(FaultyAggregatorError) as refused:
+        check_vectors(body(**COMPARING), level, MODEL, None, features)
+    assert refused.value.check == "HEADER_FEATURES"
+
+
+def test_source_refuses_features_of_another_length_though_their_digest_is_bound() -> None:
+    named = {**COMPARING, "features": FeatureTerms(2, 3, sha256(b"short").digest())}
+    with pytest.raises(FaultyAggregatorError) as refused:
+        check_vectors(body(**named), SUM, MODEL, None, b"short")
+    assert refused.value.check == "HEADER_FEATURES"
+
+
+def test_source_refuses_features_that_no_header_announced() -> None:
+    for changes, update in (({}, None), (ATTENDING, UPDATE)):
+        with pytest.raises(FaultyAggregatorError) as refused:
+            check_vectors(body(**changes), SUM, MODEL, update, FEATURES)
+        assert refused.value.check == "HEADER_FEATURES"
+
+
+def test_source_accepts_the_features_that_the_header_binds_at_every_level() -> None:
+    for level in Visibility:
+        check_vectors(body(**COMPARING), level, MODEL, None, FEATURES)
+    check_vectors(body(**ADVERSARIAL), SUM, MODEL, UPDATE, FEATURES)
+    check_vectors(body(**ADVERSARIAL, **MIXED), COHORT, MODEL, None, FEATURES)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_source_refuses_features_that_are_not_numbers(number: float) -> None:
+    wire = np.array([0, 0, 0, number, 0, 0], "<f4").tobytes()
+    named = body(**{**COMPARING, "features": FeatureTerms(2, 3, sha256(wire).digest())})
+    with pytest.raises(FaultyAggregatorError, match="NaN or infinity") as refused:
+        checked_vectors(named, SUM, Parcel(header(), (MODEL, wire)))
+    assert refused.value.check == "HEADER_FEATURES"
+
+
+def test_vectors_that_came_have_the_shapes_that_the_header_names() -> None:
+    came = checked_vectors(body(**ADVERSARIAL), SUM, Parcel(header(), (MODEL, FEATURES, UPDATE)))
+    assert came.model.shape == (16,)
+    assert came.features is not None
+    assert came.features.tobytes() == FEATURES
+    assert came.features.shape == (2, 3)
+    assert came.published is not None
+    assert came.published.tobytes() == UPDATE
+
+
+def test_a_header_with_features_sums_the_pull_behind_the_model() -> None:
+    assert body(**COMPARING).model_layers == LAYERS
+    assert body(**COMPARING).n_params == body().n_params == body().n_summed == 16
+    assert body(**COMPARING).n_summed == 22
 
 
 @pytest.mark.parametrize("level", [INDIVIDUAL, COHORT])

@@ -143,8 +143,8 @@ def read_header(case: Entry) -> None:
     if "model" in case:
         update = case["target_update"]
         level = header.body.level_of(case["source"])
-        given = None if update is None else bytes.fromhex(update)
-        check_vectors(header.body, level, bytes.fromhex(case["model"]), given)
+        given, features = (None if data is None else bytes.fromhex(data) for data in (update, case.get("features")))
+        check_vectors(header.body, level, bytes.fromhex(case["model"]), given, features)
 
 
 @pytest.mark.parametrize("case", load("headers")["valid"], ids=lambda case: case["claim"])

@@ -10,7 +10,7 @@ import gc
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from functools import cache, partial
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
@@ -30,13 +30,24 @@ from securefda.aggregator.rounds import CurrentRound
 from securefda.aggregator.run import AggregatorRun
 from securefda.aggregator.site import TargetSite, personal_of
 from securefda.aggregator.store import AggregatorStore
+from securefda.aggregator.target import FeatureSettings, Look, UnlabelledTarget
 from securefda.audit.journal import MessageRecorder, RunInfo
 from securefda.audit.witness import Witness
 from securefda.bootstrap import Member, witness_of
 from securefda.errors import PolicyRefusal, SecureFdaError
 from securefda.operations.notes import Note
 from securefda.operations.records import RoundLine, SiteLine
-from securefda.protocol.messages import Checkpoint, Cosigned, Header, Parcel, Schedule, Signed, Signer, Visibility
+from securefda.protocol.messages import (
+    Checkpoint,
+    Cosigned,
+    DownLink,
+    Header,
+    Parcel,
+    Schedule,
+    Signed,
+    Signer,
+    Visibility,
+)
 from securefda.protocol.roster import Roster
 from securefda.protocol.secret import Secret
 from securefda.rules import Strategy
@@ -174,6 +185,10 @@ def intact(sender: int, recipient: int, message: AnySigned) -> AnySigned:
     return message
 
 
+FEATURES = FeatureSettings(rows=8, clip=0.0, noise=0.0, step=0.1)
+"""How the target releases features of its 12 rows, under rules that need them."""
+
+
 class Federation(MemoryNetwork[AggregatorRun, SourceRun]):
     """One aggregator and n sources in a folder.
 
@@ -263,6 +278,11 @@ class Federation(MemoryNetwork[AggregatorRun, SourceRun]):
         self.link = intact
         return self
 
+    def look_of(self, trainer: SiteTrainer) -> Look | None:
+        if not self.settings.strategy.rule.looks_at_features:
+            return None
+        return UnlabelledTarget(trainer, 1000, FEATURES, DownLink.FLOAT32).look
+
     def new_aggregator(self) -> AggregatorRun:
         self.store = AggregatorStore(self.folder / "target.sqlite")
         oracle = self.settings.strategy.rule == "oracle"
@@ -271,7 +291,7 @@ class Federation(MemoryNetwork[AggregatorRun, SourceRun]):
             signer=signer(TARGET),
             roster=self.roster,
             trainer=trainer,
-            look=partial(trainer.look, rows=1000) if self.settings.strategy.rule.attends else None,
+            look=self.look_of(trainer),
             test_data=Points(TaskSettings("target", ("source-1",), SEED)).test_data("target"),
             random_bytes=os.urandom,
             clock=lambda: self.now,

@@ -6,6 +6,7 @@ import os
 import random
 from collections.abc import Collection
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from securefda.privacy.events import Budget, DpEvent
 from securefda.privacy.ledger import Ledger
 from securefda.protocol.secret import RandomBytes
 from securefda.site.policy import MetadataPolicy, SourcePolicy, WorkLimits
+from securefda.site.policy.verdict import check_schedule
 from securefda.site.privacy_account import PrivacyAccount, data_set_of
 from securefda.site.private_trainer import PrivateTrainer
 from securefda.source.run import SourceRun
@@ -126,12 +128,14 @@ class PrivateFederation(Federation):
         return AggregatorRun(site, self.settings, self.store, self.watch)
 
     def source(self, index: int, *, policy: SourcePolicy | None = None, **_: Any) -> SourceRun:
-        made = super().source(index, policy=policy or self.policy(index, metadata=ALL, limits=ANY_RATE))
+        permitted = policy or self.policy(index, metadata=ALL, limits=ANY_RATE)
+        made = super().source(index, policy=permitted)
         site = replace(
             made._site,
             trainer=self.trainer_of(index),
             random_bytes=self.stream(index, "session"),
             with_noise=index in self.private,
+            check_schedule=partial(check_schedule, permitted, with_noise=index in self.private),
         )
         return SourceRun(site, made._reporter)
 

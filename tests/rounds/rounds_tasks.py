@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from securefda.tasks import Samples, Task, TaskSettings
+from securefda.tasks import Disentangled, Samples, Task, TaskSettings
 
 TARGET_ROWS, SOURCE_ROWS = 12, 24
 WIDTH, CLASSES = 4, 3
@@ -14,7 +14,8 @@ WIDTH, CLASSES = 4, 3
 class Points(Task):
     """Three classes of points in four dimensions, moved at every site; 15 parameters in two layers.
 
-    Options: ``hidden`` units, and ``norm`` = "batch" for a BatchNorm before the last layer, with 8 parameters more.
+    Options: ``hidden`` units, and ``norm`` = "batch" for a BatchNorm before the last layer, with 8 parameters more, or
+    "parts" for features of two parts.
     """
 
     separate_rows = True
@@ -22,13 +23,16 @@ class Points(Task):
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
         self.hidden = settings.count("hidden", 0, low=0, high=8)
-        self.norm = settings.choice("norm", "none", ("none", "batch"))
+        self.norm = settings.choice("norm", "none", ("none", "batch", "parts"))
 
     def model(self) -> nn.Module:
         if self.hidden:
             return nn.Sequential(nn.Linear(WIDTH, self.hidden), nn.ReLU(), nn.Linear(self.hidden, CLASSES))
         if self.norm == "batch":
             return nn.Sequential(nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, CLASSES))
+        if self.norm == "parts":
+            invariant, specific = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2)
+            return Disentangled(nn.Linear(WIDTH, WIDTH), invariant, specific, nn.Linear(WIDTH, CLASSES))
         return nn.Linear(WIDTH, CLASSES)
 
     def train_data(self, site: str) -> Samples:

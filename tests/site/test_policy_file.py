@@ -23,7 +23,8 @@ def file(tmp_path: Path) -> Path:
 def test_the_default_text_is_the_default_policy_with_the_rules_that_use_sources(file: Path) -> None:
     file.write_text(default_policy_text("source-1"))
     adapting = ("fedda", "fedgp", "fedda_auto", "fedgp_auto", "fedgp_filtered_auto")
-    rules = ("source_only", "fedavg", *adapting, "fada_attention", "auto")
+    fada = ("fada_attention", "fada_adversarial", "fada", "f_dann", "f_dan")
+    rules = ("source_only", "fedavg", *adapting, *fada, "auto")
     assert load_policy(file) == SourcePolicy(allowed_rules=rules)
 
 

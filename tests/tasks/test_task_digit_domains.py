@@ -13,7 +13,7 @@ from torch import nn
 from securefda.errors import ConfigError, DataError
 from securefda.privacy.private_training import require_separate_rows
 from securefda.site.config import load_federation
-from securefda.tasks import TaskSettings, load_task, made_digits
+from securefda.tasks import Disentangled, TaskSettings, load_task, made_digits
 from securefda.tasks.digit_domains import DOMAINS
 from securefda.tasks.made_digits import drawn, over_photographs
 from securefda.training import NoiseSettings, TrainingSettings, build_model, layer_table, model_to_vector
@@ -210,6 +210,23 @@ def test_models_of_both_norms_have_the_same_parameters(folder):
     assert not list(group.buffers())
 
 
+def test_with_two_branches_it_classifies_by_the_first_alone(folder):
+    plain, parted = (domains(folder, model=model).model() for model in ("plain", "disentangled"))
+    assert isinstance(parted, Disentangled)
+    branches = [[tuple(one.shape) for one in branch.parameters()] for branch in (parted.invariant, parted.specific)]
+    assert branches[0] == branches[1]
+    whole, second = (sum(one.numel() for one in model.parameters()) for model in (parted, parted.specific))
+    assert whole == sum(one.numel() for one in plain.parameters()) + second
+
+    rows = torch.rand(3, 3, 32, 32)
+    parted.eval()
+    before = parted(rows)
+    with torch.no_grad():
+        for parameter in parted.specific.parameters():
+            parameter.zero_()
+    assert torch.equal(parted(rows), before)
+
+
 def test_with_group_norm_it_can_be_trained_with_noise(folder):
     task = domains(folder, norm="group")
     settings = TrainingSettings(batch_size=4, dp=NoiseSettings(1.0))
@@ -229,6 +246,7 @@ def test_with_group_norm_it_can_be_trained_with_noise(folder):
         {"width": 0.0},
         {"width": 2.0},
         {"norm": "layer"},
+        {"model": "whole"},
         {"row": 200},
     ],
 )

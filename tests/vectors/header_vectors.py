@@ -96,6 +96,9 @@ ACCEPTED: Mapping[str, tuple[Terms, Terms]] = {
         {"source": 4},
     ),
     "attention at cohort, by exact gains": ({**table.EXACT, **table.COHORTS}, {}),
+    "features, and a pull on them": (table.COMPARING, {}),
+    "features to a source in a cohort": ({**table.COMPARING, **table.COHORTS}, {}),
+    "features and the gradient of the gap": (table.ADVERSARIAL, {}),
     "visibility individual, without numbers of a session": (
         {**table.IN_CLEAR, "modulus_bits": 0, "threshold": 0, "n_max": 0},
         {},
@@ -130,6 +133,13 @@ def _vectors_refused() -> list[Terms]:
     mixed = table.header(rule=table.FEDGP, target=table.PUBLISHED, **table.MIXED)
     attending = table.header(**table.ATTENDING)
     attending_mixed = table.header(**table.ATTENDING, **table.MIXED)
+    comparing = table.header(**table.COMPARING)
+    features = {
+        "no features": None,
+        "features cut short": table.FEATURES[:-1],
+        "more features": table.FEATURES + bytes(4),
+        "other features": bytes(24),
+    }
     short = table.header(model_digest=sha256(b"short").digest())
     model = {"no model": b"", "a model cut short": MODEL[:-1], "a longer model": MODEL + bytes(4), "zeros": bytes(64)}
     update = {"no update": None, "an update cut short": table.UPDATE[:-1], "another update": b"\1" * 64}
@@ -147,18 +157,33 @@ def _vectors_refused() -> list[Terms]:
             "HEADER_TARGET",
             source=4,
         ),
+        *(
+            _vectors(claim, comparing, MODEL, None, "HEADER_FEATURES", features=data)
+            for claim, data in features.items()
+        ),
+        _vectors(
+            "features that nobody asked for", attending, MODEL, table.UPDATE, "HEADER_FEATURES", features=table.FEATURES
+        ),
         _vectors("an update that nobody asked for", plain_header, MODEL, table.UPDATE, "HEADER_TARGET"),
         _vectors("the sum's update to a source in a cohort", mixed, MODEL, table.UPDATE, "HEADER_TARGET", source=4),
     ]
 
 
 def _vectors(
-    claim: str, message: AnySigned, model: bytes, update: bytes | None, check: str, source: int = table.ME
+    claim: str,
+    message: AnySigned,
+    model: bytes,
+    update: bytes | None,
+    check: str,
+    source: int = table.ME,
+    features: bytes | None = None,
 ) -> Terms:
     body: Header = message.body
-    if _error_of(lambda: check_vectors(body, body.level_of(source), model, update)) != check:
+    if _error_of(lambda: check_vectors(body, body.level_of(source), model, update, features)) != check:
         raise ValueError(f"{check} {claim}: not found")
     vectors = {"model": model.hex(), "target_update": None if update is None else update.hex()}
+    if features is not None:
+        vectors["features"] = features.hex()
     return {**_case(claim, message, source=source), **vectors, "check": check}
 
 

@@ -70,6 +70,14 @@ def _attending_header() -> m.Header:
     return replace(_header(), rule=rule, target=None, gap_gradient_digest=_digest(7))
 
 
+def _comparing_header() -> m.Header:
+    """As :func:`_attending_header`, under a rule that compares features too: five of each of three rows."""
+    header = _attending_header()
+    pull = m.Layer(m.PULL_LAYER, (3, 5), 1.0, 0.5)
+    rule = replace(header.rule, rule="fada")
+    return replace(header, rule=rule, features=m.FeatureTerms(3, 5, _digest(8)), layers=(*header.layers, pull))
+
+
 def _schedule() -> m.Schedule:
     warm_up = m.RuleTerms("source_only", 0.5, "orthogonal", True, True, "mean-field", 1.0)
     return m.Schedule(
@@ -149,7 +157,7 @@ def valid() -> list[dict[str, Any]]:
         }
         for sender, message in (
             (sender, signer(sender).sign(SESSION_ID, CONTEXT, body))
-            for sender, body in [*_bodies(), (0, _attending_header())]
+            for sender, body in [*_bodies(), (0, _attending_header()), (0, _comparing_header())]
         )
     ]
 
@@ -259,6 +267,17 @@ def _attention(name: str, value: object) -> Callable[[Any], None]:
     return change
 
 
+def _features(name: str, value: object) -> Callable[[Any], None]:
+    """Features of the target's rows that are right but for one field."""
+
+    def change(message: Any) -> None:
+        terms = message.features
+        terms.rows, terms.width, terms.digest = 3, 5, _digest(8)
+        setattr(terms, name, value)
+
+    return change
+
+
 _NOT_HERE = "may be listed here"
 _CHANGES: list[tuple[type, str, str, Callable[[Any], None]]] = [
     (m.Header, "a run id of 15 bytes", "run_id", _set("run_id", bytes(15))),
@@ -292,6 +311,16 @@ _CHANGES: list[tuple[type, str, str, Callable[[Any], None]]] = [
     (m.Header, "a gain without a name", "gain", _attention("gain", "")),
     (m.Header, "a gain with a name of 65 bytes", "gain", _attention("gain", "g" * 65)),
     (m.Header, "a gradient digest of 31 bytes", "gap_gradient_digest", _set("gap_gradient_digest", bytes(31))),
+    *(
+        (m.Header, f"features with {claim}", reason, _features(name, value))
+        for claim, reason, name, value in (
+            ("no rows", "rows and columns", "rows", 0),
+            ("2^31 rows", "rows and columns", "rows", 2**31),
+            ("no width", "rows and columns", "width", 0),
+            ("a width of 2^31", "rows and columns", "width", 2**31),
+            ("a digest of 31 bytes", "digest of the features", "digest", bytes(31)),
+        )
+    ),
     (m.Header, "no steps of the target", "steps", _set("target.steps", 0)),
     (m.Header, "an update digest of 31 bytes", "update_digest", _set("target.update_digest", bytes(31))),
     (m.Header, "a scatter below 0", "scatter", _set("target.scatter", -1.0)),

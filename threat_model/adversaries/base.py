@@ -13,7 +13,7 @@ from hashlib import sha256
 from securefda.aggregator.attendance import CosignerTracker
 from securefda.aggregator.headers import AttemptPosition, Planner, SessionPlan, make_header
 from securefda.aggregator.ranges import WordFormat
-from securefda.aggregator.target import TargetAttention, TargetPart, published_vector, train_target
+from securefda.aggregator.target import TargetPart, summed_sizes, train_target, vectors_for
 from securefda.errors import FaultySourceError
 from securefda.protocol.encoding import vector_from_wire, vector_to_wire
 from securefda.protocol.messages import (
@@ -119,8 +119,8 @@ class MaliciousAggregator(Opens):
     def train(self, place: AttemptPosition, plan: RoundPlan) -> TargetPart | None:
         """The target's own part of a round."""
         look = self.seat.site.look
-        if plan.rule.attends and look is not None:
-            return TargetAttention.of(look(self.model, place.round, self.run_id), plan, self.seat.settings.down_link)
+        if look is not None and plan.rule.looks_at_features:
+            return look(self.model, place.round, self.run_id, plan)
         return train_target(self.seat.site.trainer, self.model, place.round, plan)
 
     def model_for(self, index: int) -> Vector:  # noqa: ARG002 - for overriding
@@ -272,7 +272,7 @@ class MaliciousAggregator(Opens):
             target=self.target,
             model=self.model,
             session=session,
-            words=WordFormat(settings.bits, tuple(settings.clip for _ in site.trainer.layers)),
+            words=WordFormat(settings.bits, (settings.clip,) * len(summed_sizes(site.trainer, self.target))),
             with_metrics=members <= self.with_metrics,
         )
         self.sessions.append(Heard(header.body, header.envelope.session_id))
@@ -286,11 +286,8 @@ class MaliciousAggregator(Opens):
             return []
         header = self.signer.sign(self.heard.session_id, NO_CONTEXT, body)
         self.heard.views[index] = View(index, header)
-        vectors: tuple[memoryview, ...] = (vector_to_wire(self.model_for(index)),)
-        published = published_vector(self.target) if body.published_digest else None
-        at_sum = index in body.participants and body.level_of(index) is Visibility.SUM
-        if published is not None and at_sum:
-            vectors = (*vectors, vector_to_wire(published))
+        level = body.level_of(index) if index in body.participants else Visibility.INDIVIDUAL
+        vectors = (vector_to_wire(self.model_for(index)), *vectors_for(self.target, body, level))
         return self.missed_by(index) + self._tell(index, Parcel(header, vectors))
 
     def missed_by(self, index: int) -> list[Send]:

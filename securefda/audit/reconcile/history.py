@@ -42,6 +42,8 @@ _WORDS: Final[Mapping[str, str]] = {
     "model": "models",
     "model-and-target-update": "models with g_T",
     "model-and-gap-gradient": "models with the gradient of the gap",
+    "model-and-target-features": "models with features of the target's rows",
+    "model-and-target-features-and-gap-gradient": "models with features of the target's rows and gradient of the gap",
 }
 _RELEASES: Final[Mapping[str, str]] = {"MaskedInput": "masked inputs", "Update": "updates", "Unmask": "unmask shares"}
 

@@ -321,8 +321,8 @@ def _expected(record: Record, header: HeaderSaid, members: Members) -> Disclosur
     if party == members.target:
         if kind != "Header":
             return None
-        beside = header.beside_model if header.levels.get(record.entry.peer) == "sum" else ""
-        return Disclosure("individual", f"model-and-{beside}" if beside else "model", 1)
+        level = header.levels.get(record.entry.peer, "individual")
+        return Disclosure("individual", header.shows[level], 1)
     level = header.levels.get(party, "individual")
     if kind == "MaskedInput" and level != "individual":
         return Disclosure(level, "update", header.cohort_quorum if level == "cohort" else header.sum_quorum)

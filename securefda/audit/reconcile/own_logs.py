@@ -206,6 +206,7 @@ class StepsTaken(Check):
         self._judged: set[tuple[str, str]] = set()
         self._shown: dict[tuple[str, str], list[str]] = {}
         self._caps: dict[str, tuple[str, Mark]] = {}
+        self._features: dict[str, tuple[Mark, Mapping[str, object]]] = {}
         self._steps = self._lists = 0
 
     def counts(self) -> Mapping[str, int]:
@@ -220,7 +221,9 @@ class StepsTaken(Check):
         if entry.direction == "sent":
             self._see_sent(record)
             return
-        if entry.type == "caps-computed":
+        if entry.type == "features-released":
+            self._features[entry.session] = Mark.of(record), entry.facts
+        elif entry.type == "caps-computed":
             self._see_caps(record)
         elif entry.type in ("survivors-signed", "unmask-shares-released"):
             self._see_lists(record)
@@ -255,6 +258,8 @@ class StepsTaken(Check):
         header = self.run.header_of(party, entry.session)
         if header is None:
             return
+        if entry.type == "Header" and header.said.features is not None:
+            self._judge_features(record, header.said.features)
         counted = _QUORUMS.get(entry.type)
         if entry.type == "Result":
             result = transcript.results.get(entry.session)
@@ -286,6 +291,16 @@ class StepsTaken(Check):
             done = "signed" if signed else "released shares for"
             what = f"{party} {done} other survivors than those that it was shown"
             self.suspect(record, "unmask-differs", what, sides=(party, entry.peer or target), digests=(digests[-1],))
+
+    def _judge_features(self, record: Record, named: tuple[int, int, str]) -> None:
+        """What the target has written down of the features that it sends is what its header says of them."""
+        mark, facts = self._features.get(record.entry.session, (None, {}))
+        if mark is None:
+            what = f"{record.party} sent features of its rows, and its log has no features-released before it"
+            self.suspect(record, "missing-record", what, step="features-released")
+        elif named != (facts["rows"], facts["width"], facts["features"]):
+            what = f"{record.party} has written down other features of its rows than its header names"
+            self.suspect(record, "records-differ", what, before=(mark,))
 
     def _see_caps(self, record: Record) -> None:
         """All sources of a sum work out the same caps from the same rows, to each of which its source committed."""

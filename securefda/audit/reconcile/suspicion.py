@@ -78,6 +78,7 @@ STEPS: Final[Mapping[str, int]] = {
             ("Join", "run-began", "restarted", "policy-loaded"),
             ("Checkpoint", "checkpoint-signed"),
             ("Cosigned", "checkpoint-cosigned"),
+            ("features-released",),
             ("Header",),
             ("ledger-updated",),
             ("Advertise",),

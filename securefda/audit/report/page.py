@@ -154,6 +154,8 @@ def render_page(sources: Sources, made: datetime) -> str:
 _PUBLISHED: Final[Mapping[str, str]] = {
     "model-and-target-update": "The target's own update g_T",
     "model-and-gap-gradient": "The gradient of the gap of the target's features",
+    "model-and-target-features": "Features of the target's rows",
+    "model-and-target-features-and-gap-gradient": "Features of the target's rows and the gradient of their gap",
 }
 
 

@@ -296,8 +296,8 @@ def shows_update(flow: Flow) -> bool:
 
 
 def shows_target(flow: Flow) -> bool:
-    """Whether it says of the target's rows more than the model does: its own update, or the gradient of the gap."""
-    return flow.what in ("model-and-target-update", "model-and-gap-gradient")
+    """Whether it says more of the target's rows than the model: its own update, the gradient of the gap, features."""
+    return flow.what.startswith("model-and-")
 
 
 def _in_words(found: Explanation, sites: tuple[str, ...]) -> PolicyWords:

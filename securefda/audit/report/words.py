@@ -18,10 +18,14 @@ _WHAT: Final[Mapping[str, str]] = {
     "model": "the model",
     "model-and-target-update": "the model and the target's own update g_T",
     "model-and-gap-gradient": "the model and the gradient of the gap of the target's features",
+    "model-and-target-features": "the model and features of the target's rows",
+    "model-and-target-features-and-gap-gradient": "the model, features of the target's rows and their gap gradient",
 }
 _SHORT: Final[Mapping[str, str]] = {
     "model-and-target-update": "model and g_T",
     "model-and-gap-gradient": "model and gap gradient",
+    "model-and-target-features": "model and features",
+    "model-and-target-features-and-gap-gradient": "model, features and gap gradient",
 }
 OF_HEADERS: Final = "the-headers"
 """What a source's log has in place of a strategy: it does what the headers say."""

@@ -52,6 +52,7 @@ from securefda.source.run_book import RunBook
 from securefda.source.store import SourceStore
 from securefda.tasks import Samples
 from securefda.training import Evaluation, LayerTable, LocalResult, Vector
+from securefda.training.alignment import Aligned
 from securefda.transport.client import SourceChannel
 from securefda.transport.event_loop import in_thread
 from securefda.transport.limits import TransportSettings
@@ -72,6 +73,7 @@ class RandomTrainer:
         self.layers: LayerTable = (("parameters", (params,)),)
         self.sizes: tuple[int, ...] = (params,)
         self.repeatable = True
+        self.feature_width = 0
         self.architecture_digest = architecture_digest(self.layers)
         self._update = update_of(site_id, params)
 
@@ -94,9 +96,10 @@ class RandomTrainer:
         attempt: int = 0,
         fewest_steps: int = 1,
         on_step: Callable[[Vector], None] | None = None,
+        align: Aligned | None = None,
     ) -> LocalResult:
         """The update, at no cost."""
-        del received, round_number, factor, run_id, attempt, fewest_steps, on_step
+        del received, round_number, factor, run_id, attempt, fewest_steps, on_step, align
         return LocalResult(self._update, steps=1, samples=SAMPLES, loss=0.0, accuracy=0.0, learning_rate=1.0)
 
     def evaluate(self, vector: Vector, data: Samples) -> Evaluation:

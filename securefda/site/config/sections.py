@@ -129,16 +129,26 @@ class StrategySection(Settings):
     """How auto-β estimates the variance of the target's update; `exact` needs the target's single steps."""
 
     attention_gain: str = "first-order"
-    """How `fada_attention` learns what an update does to the target's features; `exact` needs the updates."""
+    """How rules with attention (`fada_attention`, `fada_adversarial`, `fada`) learn what an update does to the target's
+    features; `exact` needs the updates."""
 
     attention_temperature: float = 0.1
-    """Gain at which an update weighs e times as much as one without gain, under `fada_attention`; above 0."""
+    """Gain at which an update weighs e times as much as one without gain, with attention; above 0."""
 
     attention_bound: float = 1.0
-    """Under `fada_attention` no update weighs more than e to twice this times another; above 0 and at most 5."""
+    """With attention no update weighs more than e to twice this times another; above 0 and at most 5."""
 
     attention_rows: Annotated[int, Field(ge=2)] = 1000
-    """How many of the target's training rows `fada_attention` looks at in a round, at most."""
+    """How many of the target's training rows attention looks at in a round, at most."""
+
+    feature_rows: Annotated[int, Field(ge=1)] = 64
+    """Of how many of the target's training rows, drawn anew in each round, the features go to every source under
+    `fada_adversarial`, `fada`, `f_dann` and `f_dan`; the target's settings have to allow it with `release-features`.
+    With fewer rows than twice the numbers of each, a source's domain identifier learns the rows by heart."""
+
+    feature_step: Annotated[float, Field(ge=0)] = 0.03
+    """Length of the target's own step under these rules, in lengths of the sources' mean update: by it the features of
+    these rows follow what the sources say; 0 leaves it out."""
 
     rounds: int = 20
     """Rounds of the run, at least 1."""
@@ -227,6 +237,25 @@ class NoiseSection(Settings):
     """Whether to find these norms without holding every row's gradient: less memory and time; linear layers only."""
 
 
+class AlignmentSection(Settings):
+    """Weights of losses under rules that compare features, as ``securefda.training.AlignmentSettings``."""
+
+    adversarial: Annotated[float, Field(ge=0)] = 0.02
+    """Under `fada_adversarial`, `fada`, `f_dann` and `f_dan`: weight of what makes features alike."""
+
+    entropy: Annotated[float, Field(ge=0)] = 0.01
+    """Under `fada`: weight of what keeps classes out of the features of one domain."""
+
+    information: Annotated[float, Field(ge=0)] = 1e-4
+    """Under `fada`: weight of what the two parts of the features tell of each other."""
+
+    reconstruction: Annotated[float, Field(ge=0)] = 0.01
+    """Under `fada`: weight of how far features are from what can be made of their two parts."""
+
+    private_learning_rate: Positive = 0.001
+    """Learning rate, with Adam, of the modules that stay at a source."""
+
+
 class TrainingSection(Settings):
     """Local training of one side; the fields are those of ``securefda.training.TrainingSettings``."""
 
@@ -260,6 +289,8 @@ class TrainingSection(Settings):
     head_epochs: Count = 10
     """Passes over the rows in which `fedrep` trains these, before the `epochs` of the others."""
 
+    align: AlignmentSection = AlignmentSection()
+
     dp: NoiseSection = NoiseSection()
 
     @property
@@ -290,6 +321,25 @@ class TargetTrainingSection(TrainingSection):
     pseudo_share: Annotated[float, Field(gt=0, le=1)] = 0.33
     """Which share of the target's training rows has to count, with pseudo-labels. In a round in which fewer do the
     target does not train: the warm-up goes on."""
+
+    release_features: bool = False
+    """Whether features of the target's rows may go to every source, under the rules that need them. Who has features
+    can try to make the rows from them."""
+
+    feature_clip: Annotated[float, Field(ge=0)] = 0.0
+    """Largest length of the features of a row that goes to the sources; longer ones are scaled down. 0 for no bound."""
+
+    feature_noise: Annotated[float, Field(ge=0)] = 0.0
+    """Standard deviation of Gaussian noise on each number of released features, in units of `feature-clip`; 0 for
+    none. It makes rows harder to guess from features; no ledger counts it, since the model and the gradient of the gap
+    depend on the same rows."""
+
+    @check
+    def _noise_has_a_scale(self) -> Self:
+        if self.feature_noise and not self.feature_clip:
+            why = "is in units of feature-clip, which is 0"
+            raise ConfigError("training.feature-noise", why, hint="set feature-clip, or feature-noise to 0")
+        return self
 
 
 class TrainingSides(Settings):
@@ -512,7 +562,14 @@ class MetricsSection(Settings):
     `"http://127.0.0.1:5000"`; empty for none. Anyone who can read it sees the accuracies."""
 
 
-_OF_THE_TARGET = {"attention_rows", "compare_target_only", "validation_share", "patience"}
+_OF_THE_TARGET = {
+    "attention_rows",
+    "feature_rows",
+    "feature_step",
+    "compare_target_only",
+    "validation_share",
+    "patience",
+}
 """Settings of a strategy that concern the target alone: the rules do not know them."""
 
 
@@ -547,11 +604,12 @@ def training_settings(section: TrainingSection) -> TrainingSettings:
     Raises:
         ConfigError: training does not allow them; the key is the setting's.
     """
-    from securefda.training import NoiseSettings, TrainingSettings
+    from securefda.training import AlignmentSettings, NoiseSettings, TrainingSettings
 
-    plain, dp = section.model_dump(include=set(TrainingSection.model_fields), exclude={"dp"}), section.dp
+    plain, dp = section.model_dump(include=set(TrainingSection.model_fields), exclude={"dp", "align"}), section.dp
+    noise = NoiseSettings(**dp.model_dump()) if section.with_noise else None
     try:
-        return TrainingSettings(**plain, dp=NoiseSettings(**dp.model_dump()) if section.with_noise else None)
+        return TrainingSettings(**plain, align=AlignmentSettings(**section.align.model_dump()), dp=noise)
     except ValueError as error:
         raise _config_error("training", section, error) from error
 
@@ -575,7 +633,18 @@ def require_fit(
 
     rule = strategy_of(strategy).rule
     sides = {"training": target} if source is None else {"training.target": target, "training.source": source}
-    _require_labels(strategy, rule, next(iter(sides)), target)
+    table = next(iter(sides))
+    _require_labels(strategy, rule, table, target)
+    if rule.releases_features:
+        if not target.release_features:
+            why = f"is false, and {rule} sends features of {strategy.feature_rows} of the target's rows to every source"
+            raise ConfigError(f"{table}.release-features", why, hint="set it to true, or another strategy.rule")
+        if source is not None and source.with_noise:
+            why = (
+                f"is {source.dp.noise_multiplier:g}, and what sources send under {rule} is not trained with noise alone"
+            )
+            hint = "set it to 0, or another strategy.rule"
+            raise ConfigError("training.source.dp.noise-multiplier", why, hint=hint)
     for key, side in sides.items():
         if rule is Rule.FEDREP and not side.personal_layers:
             hint = "name how many of the last layers: 2 are weight and bias of the last one"

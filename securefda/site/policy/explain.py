@@ -258,6 +258,7 @@ def _always_seen(facts: _Facts) -> tuple[str, ...]:
         f"what differs then is of few sources, or of {site} alone where it was the one that stayed away.",
         _models(facts),
         *_attention(facts),
+        *_pull(facts),
         f"That {site} takes part and when, how long it takes, the digest of its model's architecture, its software "
         "version, its max-visibility, and of a refusal the key.",
     )
@@ -278,6 +279,22 @@ def _attention(facts: _Facts) -> tuple[str, ...]:
         f"With {', '.join(attending)}, how much {site}'s update weighs follows from a gradient that the target "
         f"publishes: up to {math.exp(2 * bound):.3g} times what another weighs with as many rows "
         f"(attention-bound-max = {bound:g}). The sum also holds the sum of all sources' shares, one number.",
+    )
+
+
+def _releasing(policy: SourcePolicy) -> tuple[str, ...]:
+    return tuple(rule.value for rule in Rule if rule.releases_features and rule.value in policy.allowed_rules)
+
+
+def _pull(facts: _Facts) -> tuple[str, ...]:
+    """What a target learns by the features that it sends, where the policy lets it."""
+    site, releasing = facts.site, _releasing(facts.policy)
+    if not releasing:
+        return ()
+    return (
+        f"With {', '.join(releasing)}, {site} compares features of its rows with features that the target sends, and "
+        f"answers with its update and a pull: for each row that the target sent, in which direction {site}'s own "
+        "features lie. The target chooses what it sends. No feature of a row leaves.",
     )
 
 
@@ -346,14 +363,22 @@ def _norm_cap_claim(facts: _Facts) -> str:
 
 def _target_pays(facts: _Facts) -> tuple[str, ...]:
     published, attending = rules_that_publish_the_target(facts.policy), _attending(facts.policy)
-    if not published and not attending:
+    releasing = _releasing(facts.policy)
+    if not published and not attending and not releasing:
         return ("Nothing: under the allowed rules the target publishes no update of its own.",)
-    gradient = (
-        f"With {', '.join(attending)} at level sum every source sees the gradient of the gap, which depends on the "
-        "features of the target's rows. Nothing bounds what it tells of one of them.",
-    )
+    unlabelled = []
+    if attending:
+        unlabelled.append(
+            f"With {', '.join(attending)} at level sum every source sees the gradient of the gap, which depends on the "
+            "features of the target's rows. Nothing bounds what it tells of one of them."
+        )
+    if releasing:
+        unlabelled.append(
+            f"With {', '.join(releasing)} every source sees features of some of the target's rows in each round, at "
+            "every level, and can try to make the rows from them. The target's own settings have to allow it."
+        )
     if not published:
-        return gradient
+        return tuple(unlabelled)
     return (
         f"With the rules {', '.join(published)} at level sum every source sees the target's own update g_T of the "
         "round, since the rule runs inside the sources. The published change of the model partly shows it anyway (in "
@@ -361,7 +386,7 @@ def _target_pays(facts: _Facts) -> tuple[str, ...]:
         "is in the target's report). No source's policy protects the target's rows; noise in the target's own training "
         "(its training.dp) bounds what g_T tells of one of them.",
         "At levels cohort and individual g_T stays at the target.",
-        *(gradient if attending else ()),
+        *unlabelled,
     )
 
 

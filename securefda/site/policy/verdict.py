@@ -121,10 +121,12 @@ _HINTS = {
     "limits.training-deadline-s-max": "lower transport.training-deadline-s at the aggregator",
     "limits.phase-deadline-s-max": "lower transport.phase-deadline-s at the aggregator",
     "model.keep": "ask the aggregator's operator to change model.sources-keep, or change model.keep in policy.toml",
+    "dp.pull": "set a strategy.rule at the aggregator that compares no features",
     "dp.metrics": "ask the aggregator's operator: this site's Join said that it has none to give",
     "release.max-attempts": "lower session.attempts at the aggregator",
     "release.max-rounds": "lower strategy.rounds at the aggregator",
 }
+_RELEASING_RULES = frozenset(rule.value for rule in Rule if rule.releases_features)
 _PROJECTING_RULES = frozenset(rule.value for rule in Rule if rule.projects)
 
 
@@ -168,11 +170,12 @@ def check_header_by_policy(
     if header.norm_cap is not None and header.level_of(own_index) is Visibility.SUM:
         _check_norm_reports(policy, with_noise=with_noise)
     _check_rule(policy, header.rule)
+    _check_pull(header.rule, with_noise=with_noise)
     digest = header.architecture_digest.hex()
     if policy.architectures and digest not in policy.architectures:
         raise _refusal("architectures", digest, f"one of the {len(policy.architectures)} listed")
     _check_encoding(policy, header, {layer.name: layer.clip for layer in header.layers})
-    model_bytes, most = 4 * header.n_params, policy.limits.model_bytes_max
+    model_bytes, most = 4 * header.n_summed, policy.limits.model_bytes_max
     if model_bytes > most:
         raise _refusal("limits.model-bytes-max", f"{model_bytes}", f"at most {most}")
     _check_work(policy, header, header.target.learning_rate if header.target else None)
@@ -184,7 +187,7 @@ def check_header_by_policy(
         raise _refusal("release.max-rounds", f"round {header.round}", f"up to {release.max_rounds}")
 
 
-def check_schedule(policy: SourcePolicy, schedule: Schedule) -> None:
+def check_schedule(policy: SourcePolicy, schedule: Schedule, *, with_noise: bool = False) -> None:
     """Accept a run, as far as the policy can say before the first header whether it permits what headers will ask for.
 
     What depends on who takes part, or may never be asked, is left to :func:`check_header_by_policy`, as is everything
@@ -193,12 +196,14 @@ def check_schedule(policy: SourcePolicy, schedule: Schedule) -> None:
     Args:
         policy: of this site.
         schedule: of the run.
+        with_noise: whether this site trains by DP-SGD.
 
     Raises:
         PolicyRefusal: names the first key, what the run comes to and what is allowed.
     """
     for terms in schedule.rules:
         _check_rule(policy, terms)
+        _check_pull(terms, with_noise=with_noise)
         if policy.visibility is Visibility.SUM:  # it is at no other level
             _check_unfiltered(policy, terms)
         adapts = terms.select or any(terms.rule == rule.value and rule.adapts for rule in Rule)
@@ -283,7 +288,7 @@ def check_metrics(header: Header, *, handed_in: bool, update: Update | None = No
 
 def rules_that_publish_the_target(policy: SourcePolicy) -> tuple[str, ...]:
     """Allowed rules for which the target publishes its update where a source is at ``sum``."""
-    free = (Rule.SOURCE_ONLY, Rule.FEDAVG, *(rule for rule in Rule if rule.attends))
+    free = (Rule.SOURCE_ONLY, Rule.FEDAVG, *(rule for rule in Rule if rule.attends or rule.releases_features))
     return tuple(name for name in policy.allowed_rules if name not in free)
 
 
@@ -366,6 +371,12 @@ def _check_rule(policy: SourcePolicy, terms: RuleTerms) -> None:
     bound, most = terms.attention.bound if terms.attention else 0.0, policy.limits.attention_bound_max
     if bound > most:
         raise _refusal("limits.attention-bound-max", f"{bound:g}", f"at most {most:g}")
+
+
+def _check_pull(terms: RuleTerms, *, with_noise: bool) -> None:
+    """The pull on the target's features is made of rows without noise: no budget would say what it costs them."""
+    if with_noise and terms.rule in _RELEASING_RULES:
+        raise _refusal("dp.pull", f"{terms.rule}, with a pull on the target's features", "what noise protects")
 
 
 def _check_encoding(policy: SourcePolicy, asked: Header | Schedule, clips: Mapping[str, float]) -> None:

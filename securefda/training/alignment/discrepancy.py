@@ -1,0 +1,38 @@
+"""Maximum mean discrepancy of several kernels (Long, Cao, Wang, Jordan, ICML 2015)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
+"""Of the kernels' squared widths, times the median squared distance."""
+
+
+def median_distance(own: Tensor, target: Tensor) -> Tensor:
+    """The median of the squared distances between different rows of both, a number above 0.
+
+    Args:
+        own: (n, d).
+        target: (T, d).
+    """
+    rows = torch.cat([own, target]).detach()
+    squared = torch.pdist(rows).square()
+    return squared.median().clamp_min(torch.finfo(rows.dtype).tiny * 1e6)
+
+
+def discrepancy(own: Tensor, target: Tensor, scale: Tensor) -> Tensor:
+    """The squared maximum mean discrepancy, at least 0 up to rounding, summed over Gaussian kernels.
+
+    Args:
+        own: (n, d).
+        target: (T, d).
+        scale: as :func:`median_distance` gives it.
+    """
+    return _mean_kernel(own, own, scale) + _mean_kernel(target, target, scale) - 2 * _mean_kernel(own, target, scale)
+
+
+def _mean_kernel(one: Tensor, other: Tensor, scale: Tensor) -> Tensor:
+    squared = one.square().sum(1)[:, None] + other.square().sum(1)[None, :] - 2 * one @ other.T
+    exponents = squared.clamp_min(0) / scale
+    return torch.stack([torch.exp(-exponents / factor).mean() for factor in FACTORS]).sum()

@@ -1,0 +1,182 @@
+"""Rounds of rules that compare features: one model at every level, restarts, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rounds_federation import FEATURES, TARGET, Federation, is_header, site_id, task_of, trainer_of, training_of
+
+from securefda.audit.reading import open_log
+from securefda.errors import TrainingError
+from securefda.protocol.messages import PULL_LAYER, Advertise, Visibility
+from securefda.training.alignment import Aligned, Alignment
+from securefda.training.trainer import SiteTrainer
+
+N, ROUNDS = 4, 3
+RULES = ("f_dann", "f_dan", "fada_adversarial", "fada")
+NO_CAPS = {"kappa": 0.0}
+
+
+def federation(folder: Path, rule: str, level: Visibility = Visibility.SUM, **options: Any) -> Federation:
+    norm = "parts" if rule == "fada" else "batch"
+    strategy = {"warm_up_rounds": 1, "rounds": ROUNDS, "attention_temperature": 0.002}
+    settings = NO_CAPS | options.pop("settings", {})
+    return Federation(folder, N, norm=norm, visibility=level, settings=settings, rule=rule, **strategy | options)
+
+
+def played(folder: Path, rule: str, level: Visibility = Visibility.SUM, **options: Any) -> Federation:
+    found = federation(folder, rule, level, **options).open().go()
+    assert set(found.statuses) == {"finished"}
+    found.close()
+    return found
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_masked_sum_and_updates_in_clear_give_the_same_model(rule: str, tmp_path: Path) -> None:
+    masked = played(tmp_path / "sum", rule)
+    clear = played(tmp_path / "individual", rule, Visibility.INDIVIDUAL)
+    cohort = played(tmp_path / "cohort", rule, Visibility.COHORT)
+
+    assert np.array_equal(masked.run.model, clear.run.model)
+    if rule in ("f_dann", "f_dan"):  # of a cohort, attention is that of its mean
+        assert np.array_equal(masked.run.model, cohort.run.model)
+
+
+@pytest.mark.parametrize("rule", ["f_dann", "f_dan"])
+def test_a_round_is_the_mean_of_the_updates_and_the_targets_step_along_the_mean_pull(rule: str, tmp_path: Path) -> None:
+    found = played(tmp_path, rule, rounds=1, warm_up_rounds=0)
+    target = trainer_of(N, TARGET, norm="batch")
+    model = target.initial_model()
+    features = target.release(model, 1, "", rows=FEATURES.rows, clip=0.0, noise=0.0)
+    rows, moved, pull = 0, np.zeros(len(model)), np.zeros(features.shape)
+    for index in range(1, N + 1):
+        trained = trainer_of(N, index, norm="batch").train(model, 1, 1.0, align=Aligned(Alignment(rule), features))
+        assert trained.pull is not None
+        rows += trained.samples
+        moved += trained.samples * trained.update.astype(np.float64)
+        lengths = np.linalg.norm(trained.pull.astype(np.float64), axis=1, keepdims=True)
+        pull += trained.samples * trained.pull * np.minimum(1.0, found.settings.clip / lengths)
+    mean = moved / rows
+    gradient = target.follow(model, 1, "", (pull / rows).astype(np.float32), rows=FEATURES.rows).astype(np.float64)
+    expected = mean - FEATURES.step * np.linalg.norm(mean) * gradient / np.linalg.norm(gradient)
+
+    assert np.linalg.norm(gradient) > 0
+    assert np.max(np.abs(found.run.model - (model + expected))) < 1e-5
+    assert np.max(np.abs(found.run.model - (model + mean))) > 1e-4
+
+
+def test_the_header_has_the_features_of_the_round_and_their_pull_as_its_last_layer(tmp_path: Path) -> None:
+    found = played(tmp_path, "f_dann")
+    headers = {message.body.round: message.body for *_, message in found.passed if is_header(message)}
+
+    assert headers[1].features is None  # of the warm-up
+    named = [headers[number].features for number in (2, 3)]
+    assert [(one.rows, one.width) for one in named if one] == [(FEATURES.rows, 4)] * 2
+    assert named[0].digest != named[1].digest
+    assert headers[2].layers[-1].name == PULL_LAYER
+    assert headers[2].n_summed == headers[1].n_summed + 4 * FEATURES.rows
+
+
+@pytest.mark.parametrize("level", [Visibility.SUM, Visibility.INDIVIDUAL])
+def test_features_go_to_every_source_and_that_is_recorded_before(level: Visibility, tmp_path: Path) -> None:
+    found = federation(tmp_path, "fada_adversarial", level, recorded=True).open().go()
+    found.close()
+
+    everyone = [f"source-{index}" for index in range(1, N + 1)]
+    assert [line["target_update_to"] for line in found.watch.lines] == [[], everyone, everyone]
+    records = open_log(tmp_path / "audit" / site_id(TARGET) / found.run.run_id).records()
+    log = [record.entry for record in records if record.entry.type in ("features-released", "Header")]
+    kinds = [(record.round, record.type) for record in log]
+    for number in (2, 3):
+        assert kinds.count((number, "features-released")) == 1
+        assert kinds.index((number, "features-released")) < kinds.index((number, "Header"))
+    facts = next(record.facts for record in log if record.type == "features-released")
+    assert (facts["rows"], facts["width"], facts["clip"], facts["noise"]) == (FEATURES.rows, 4, "0.0", "0.0")
+
+
+@pytest.mark.parametrize("rule", ["fada", "f_dan"])
+def test_a_target_that_was_killed_goes_on_to_the_same_model(rule: str, tmp_path: Path) -> None:
+    whole = played(tmp_path / "whole", rule)
+    killed = federation(tmp_path / "killed", rule).open().kill_aggregator_at(Advertise, 2)
+    killed.start_aggregator()
+    killed.open().go()
+    killed.close()
+
+    assert killed.statuses[-1] == "finished"
+    assert np.array_equal(killed.run.model, whole.run.model)
+
+
+@pytest.mark.parametrize("rule", ["fada", "f_dann"])
+def test_sources_that_were_killed_go_on_with_their_private_modules(rule: str, tmp_path: Path) -> None:
+    whole = played(tmp_path / "whole", rule)
+    killed = federation(tmp_path / "killed", rule).open().kill_aggregator_at(Advertise, 3)
+    for index in range(1, N + 1):
+        killed.sources[index] = killed.source(index)
+    killed.start_aggregator()
+    killed.open().go()
+    killed.close()
+
+    assert killed.statuses[-1] == "finished"
+    assert np.array_equal(killed.run.model, whole.run.model)
+
+
+def test_noise_on_features_is_the_same_where_a_round_is_tried_again() -> None:
+    target = trainer_of(N, TARGET)
+    model = target.initial_model()
+    how = {"rows": 8, "clip": 1.0, "noise": 0.5}
+    first, again, other_round = (target.release(model, number, "", **how) for number in (2, 2, 3))
+    bare = target.release(model, 2, "", rows=8, clip=1.0, noise=0.0)
+
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other_round)
+    assert np.all(np.linalg.norm(bare, axis=1) <= 1 + 1e-6)
+    assert 0.2 < float(np.std(first - bare)) < 0.8
+
+
+def test_more_rows_than_there_are_are_refused_with_their_number() -> None:
+    target = trainer_of(N, TARGET, norm="batch")
+    with pytest.raises(TrainingError, match="there are 12 training rows, and features of 13 are") as refused:
+        target.require_features(13, Alignment.F_DANN)
+    assert "strategy.feature-rows to 12" in refused.value.hint
+    target.require_features(12, Alignment.F_DANN)
+
+
+@pytest.mark.parametrize("kind", [Alignment.F_DANN, Alignment.F_DAN, Alignment.FADA_ADVERSARIAL])
+def test_a_model_whose_features_are_its_rows_releases_none(kind: Alignment) -> None:
+    target = trainer_of(N, TARGET)
+    for refuses in (lambda: target.require_features(8, kind), lambda: target.require_clusters(1000)):
+        with pytest.raises(TrainingError, match="one linear layer, and so its features are the rows themselves"):
+            refuses()
+
+
+def test_a_model_without_two_parts_is_refused_under_fada() -> None:
+    with pytest.raises(TrainingError, match="fada needs one that tells features of all domains from others") as refused:
+        trainer_of(N, TARGET).require_features(8, Alignment.FADA)
+    assert "Disentangled" in refused.value.hint
+    trainer_of(N, TARGET, norm="parts").require_features(8, Alignment.FADA)
+
+
+def test_a_policy_without_the_rule_names_it_at_the_schedule(tmp_path: Path) -> None:
+    found = federation(tmp_path, "f_dann")
+    policy = found.policy(2).model_copy(update={"allowed_rules": ("source_only",)})
+    found.sources[2] = found.source(2, policy=policy)
+    found.open().go()
+    found.close()
+
+    assert "allowed-rules" in found.watch.text
+
+
+def test_what_has_to_hold_before_rows_are_touched_is_asked_before_their_features_leave() -> None:
+    def refused() -> None:
+        raise TrainingError("a ledger was made for these rows")
+
+    task, settings = task_of(N), training_of()
+    target = SiteTrainer(task, "target", task.train_data("target"), settings, 0, before_round=refused)
+    model = target.initial_model()
+    with pytest.raises(TrainingError, match="a ledger was made"):
+        target.release(model, 1, "", rows=8, clip=0.0, noise=0.0)
+    with pytest.raises(TrainingError, match="a ledger was made"):
+        target.look(model, 1, "", rows=8)

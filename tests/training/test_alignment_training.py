@@ -1,0 +1,479 @@
+"""Training towards features like the target's: one step, the pull, what is kept, and what a target releases."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, logsigmoid
+
+from securefda.errors import ConfigError, TrainingError
+from securefda.tasks import Disentangled, Samples, Task, TaskSettings
+from securefda.training import AlignmentSettings, LocalResult, TrainingSettings, Vector, build_model, train_local
+from securefda.training.alignment import Aligned, Alignment, train_aligned
+from securefda.training.alignment.companion import Companion
+from securefda.training.alignment.discrepancy import discrepancy, median_distance
+from securefda.training.features import feature_width, features_of
+from securefda.training.trainer import SiteTrainer, private_modules_place
+from securefda.training.vectors import model_to_vector, vector_to_model
+
+RUN = "0" * 32
+WIDTH, CLASSES, ROWS, T = 6, 3, 60, 20
+SETTINGS = TrainingSettings(optimizer="sgd", learning_rate=0.1, batch_size=20, device="cpu", threads=1)
+RULES = tuple(Alignment)
+LEARNING = tuple(rule for rule in RULES if rule is not Alignment.F_DAN)
+
+
+class Points(Task):
+    """Three classes of points in four dimensions; those of the target lie elsewhere. ``parts``: features of two."""
+
+    def __init__(self, *, parts: bool = True, rows: int = ROWS) -> None:
+        super().__init__(TaskSettings("target", ("source-1",)))
+        self._parts, self._rows = parts, rows
+
+    def model(self) -> nn.Module:
+        if not self._parts:
+            return nn.Sequential(nn.Linear(4, WIDTH), nn.Tanh(), nn.Linear(WIDTH, CLASSES))
+        extractor = nn.Sequential(nn.Linear(4, 8), nn.Tanh())
+        invariant = nn.Sequential(nn.Linear(8, WIDTH), nn.Tanh())
+        return Disentangled(extractor, invariant, nn.Linear(8, 5), nn.Linear(WIDTH, CLASSES))
+
+    def train_data(self, site: str) -> Samples:
+        draws = torch.Generator().manual_seed(len(site))
+        labels = torch.arange(self._rows) % CLASSES
+        away = 1.5 if site == self.settings.target else 0.0
+        points = torch.eye(4)[labels] + 0.3 * torch.randn(self._rows, 4, generator=draws)
+        return Samples(points + away * torch.tensor([0.0, 0.0, 1.0, 1.0]), labels)
+
+    def test_data(self, site: str) -> Samples:
+        return self.train_data(site)
+
+    def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return cross_entropy(outputs, labels)
+
+    def metrics(self, outputs: Tensor, labels: Tensor) -> dict[str, float]:
+        return {"accuracy": float((outputs.argmax(1) == labels).double().mean())}
+
+
+class Memory:
+    """What a site keeps over restarts."""
+
+    def __init__(self) -> None:
+        self.states: dict[tuple[str, int], bytes] = {}
+
+    def personal(self, run_id: str, before: int) -> bytes | None:
+        known = [number for run, number in self.states if run == run_id and number < before]
+        return self.states[run_id, max(known)] if known else None
+
+    def keep_personal(self, run_id: str, round_number: int, state: bytes) -> None:
+        self.states[run_id, round_number] = state
+
+
+TASK = Points()
+DATA = TASK.train_data("source-1")
+
+
+def first_model() -> Vector:
+    return model_to_vector(build_model(TASK, 5))
+
+
+def at(vector: Vector, task: Task = TASK) -> nn.Module:
+    model = build_model(task, 0)
+    vector_to_model(vector, model)
+    return model.eval()
+
+
+def site(name: str = "source-1", memory: Memory | None = None, **changed: Any) -> SiteTrainer:
+    task = changed.pop("task", TASK)
+    return SiteTrainer(task, name, task.train_data(name), replace(SETTINGS, **changed), 5, memory=memory)
+
+
+def came_of(vector: Vector, rows: int = T) -> Vector:
+    """Features of the target's first rows."""
+    return features_of(TASK, at(vector), TASK.train_data("target").features[:rows])
+
+
+def trained(kind: Alignment, *, features: Vector | None = None, **changed: Any) -> tuple[LocalResult, bytes]:
+    vector = first_model()
+    features = came_of(vector) if features is None else features
+    settings = replace(SETTINGS, **changed)
+    how: dict[str, Any] = {"settings": settings, "seed": 3, "first": 4, "kept": None, "site": "source-1"}
+    return train_aligned(TASK, build_model(TASK, 0), vector, DATA, Aligned(kind, features), **how)
+
+
+def companion(kind: Alignment, features: Vector, **weights: float) -> tuple[Companion, Any]:
+    """With the model that it goes beside."""
+    model: Any = at(first_model())
+    torch.manual_seed(7)
+    return Companion(Aligned(kind, features), model, AlignmentSettings(**weights), DATA.features[:2]), model
+
+
+def standardised(features: Tensor, target: Tensor) -> Tensor:
+    return (features - target.mean(0)) / target.std(0, correction=0)
+
+
+# --- what a step minimises --------------------------------------------------------------------------------------------
+
+
+def added_gradient(kind: Alignment, **weights: float) -> tuple[Companion, Any, Tensor]:
+    """Of what one batch adds to the loss, with respect to all parameters of the model, (m,)."""
+    beside, model = companion(kind, came_of(first_model()), **weights)
+    with beside.watching():
+        torch.manual_seed(9)
+        model(DATA.features)
+        loss = beside.added_loss(TASK, DATA.labels)
+    return beside, model, gradient_of(loss, model)
+
+
+def gradient_of(loss: Tensor, model: nn.Module) -> Tensor:
+    parameters = list(model.parameters())
+    found = torch.autograd.grad(loss, parameters, allow_unused=True, retain_graph=True)
+    parts = [torch.zeros_like(of) if one is None else one for of, one in zip(parameters, found, strict=True)]
+    return torch.cat([part.flatten() for part in parts])
+
+
+@pytest.mark.parametrize("kind", [Alignment.FADA_ADVERSARIAL, Alignment.F_DANN])
+def test_the_adversarial_term_is_that_of_the_identifier_as_it_has_learnt(kind: Alignment) -> None:
+    beside, model, gradient = added_gradient(kind, adversarial=0.3)
+    target = torch.from_numpy(came_of(first_model()))
+    logits = beside.modules["domain"](standardised(model.invariant(model.extractor(DATA.features)), target))
+    confused = -logsigmoid(-logits).mean() if kind is Alignment.FADA_ADVERSARIAL else logsigmoid(logits).mean()
+
+    assert torch.allclose(gradient, gradient_of(0.3 * confused, model), atol=1e-7)
+    assert gradient.abs().max() > 1e-4
+    assert all(parameter.requires_grad for parameter in beside.modules.parameters())
+
+
+def test_the_discrepancy_is_of_standardised_features() -> None:
+    _, model, gradient = added_gradient(Alignment.F_DAN, adversarial=0.3)
+    target = torch.from_numpy(came_of(first_model()))
+    own, sent = standardised(model.invariant(model.extractor(DATA.features)), target), standardised(target, target)
+    loss = 0.3 * discrepancy(own, sent, median_distance(own, sent))
+
+    assert torch.allclose(gradient, gradient_of(loss, model), atol=1e-7)
+    assert gradient.abs().max() > 1e-4
+
+
+def test_model_three_adds_entropy_information_and_reconstruction() -> None:
+    weights = {"adversarial": 0.3, "entropy": 0.2, "information": 0.4, "reconstruction": 0.5}
+    beside, model, gradient = added_gradient(Alignment.FADA, **weights)
+    target, private = torch.from_numpy(came_of(first_model())), beside.modules
+    whole = model.extractor(DATA.features)
+    features, specific = model.invariant(whole), model.specific(whole)
+    own = standardised(features, target)
+    torch.manual_seed(9)
+    shuffled = torch.randperm(ROWS)
+
+    confused = -logsigmoid(-private["domain"](own)).mean()
+    shares = private["classes"](specific).softmax(1)
+    entropy = -(shares * shares.log()).sum(1).mean()
+    together, apart = private["information"](own, specific), private["information"](own, specific[shuffled])
+    information = together.mean() - torch.log(apart.exp().mean())
+    distance = (private["parts"](features, specific) - whole.detach()).square().mean()
+    loss = (
+        0.3 * confused
+        + 0.2 * (cross_entropy(private["classes"](specific), DATA.labels) - entropy)
+        + 0.4 * information
+        + 0.5 * distance / whole.detach().var(0, unbiased=False).mean()
+    )
+    assert torch.allclose(gradient, gradient_of(loss, model), atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", RULES)
+def test_with_no_weight_the_update_is_that_without_a_target(kind: Alignment) -> None:
+    nothing = AlignmentSettings(adversarial=0.0, entropy=0.0, information=0.0, reconstruction=0.0)
+    alone = train_local(TASK, build_model(TASK, 0), first_model(), DATA, settings=SETTINGS, seed=3, site="source-1")
+    weightless, _ = trained(kind, align=nothing)
+    weighty, _ = trained(kind, align=AlignmentSettings(adversarial=1.0))
+
+    assert np.allclose(weightless.update, alone.update, atol=1e-7)
+    assert weightless.loss == pytest.approx(alone.loss)
+    assert np.max(np.abs(weighty.update - alone.update)) > 1e-3
+
+
+@pytest.mark.parametrize("kind", LEARNING)
+def test_the_identifier_learns_to_tell_the_target(kind: Alignment) -> None:
+    vector = first_model()
+    beside, model = companion(kind, came_of(vector), adversarial=0.0)
+    settings = replace(SETTINGS, epochs=100)
+    train_local(TASK, model, vector, DATA, settings=settings, seed=3, site="source-1", beside=beside)
+    target = torch.from_numpy(came_of(vector))
+    with torch.no_grad():
+        own = beside.modules["domain"](standardised(model.invariant(model.extractor(DATA.features)), target))
+        sent = beside.modules["domain"](standardised(target, target))
+
+    assert float((own > 0).double().mean()) > 0.9
+    assert float((sent < 0).double().mean()) > 0.9
+
+
+# --- the pull, and how the target follows it --------------------------------------------------------------------------
+
+
+def the_targets_loss(kind: Alignment, beside: Companion, target: Tensor, own: Tensor, moments: Tensor) -> Tensor:
+    """What a source wants the target to make small, of its features; the moments stay what they were."""
+    sent = standardised(target, moments)
+    if kind is Alignment.F_DAN:
+        own = standardised(own, moments)
+        return discrepancy(own, sent, median_distance(own, sent))
+    logits = beside.modules["domain"](sent)
+    return logsigmoid(-logits).mean() if kind is Alignment.F_DANN else -logsigmoid(logits).mean()
+
+
+@pytest.mark.parametrize("kind", RULES)
+def test_the_pull_is_the_gradient_by_each_row_times_the_rows(kind: Alignment) -> None:
+    features = came_of(first_model())
+    beside, model = companion(kind, features)
+    own = model.invariant(model.extractor(DATA.features)).detach()
+    target = torch.from_numpy(features).requires_grad_()
+    (expected,) = torch.autograd.grad(the_targets_loss(kind, beside, target, own, target.detach()), [target])
+    pull = beside.pull(own)
+
+    assert pull.dtype == np.float32
+    assert np.allclose(pull, T * expected.numpy(), rtol=1e-4, atol=1e-6)
+    assert np.abs(pull).max() > 1e-3
+
+
+@pytest.mark.parametrize("kind", LEARNING)
+def test_the_size_of_a_pull_does_not_depend_on_the_number_of_rows(kind: Alignment) -> None:
+    once = came_of(first_model())
+    lengths = []
+    for features in (once, np.concatenate([once] * 3)):
+        beside, _ = companion(kind, features)
+        lengths.append(np.linalg.norm(beside.pull(torch.from_numpy(came_of(first_model()) + 1))[:T]))
+
+    assert lengths[1] == pytest.approx(lengths[0], rel=1e-3)
+
+
+def test_follow_is_the_product_of_the_pull_and_the_features_slopes() -> None:
+    target, vector = site("target"), first_model()
+    pull = np.random.default_rng(0).standard_normal((T, WIDTH)).astype(np.float32)
+    found = target.follow(vector, 3, RUN, pull, rows=T)
+    released = target.release(vector, 3, RUN, rows=T, clip=0.0, noise=0.0)
+    step, model = 1e-2, at(vector).double()
+    rows = rows_released(vector, released)
+
+    assert found.dtype == np.float32
+    place = 0
+    for parameter in model.parameters():
+        flat = parameter.data.view(-1)
+        before, sides = flat[0].item(), []
+        for moved in (before + step, before - step):
+            flat[0] = moved
+            sides.append(float((features_of(TASK, model, rows.double()) * pull).sum()) / T)
+        flat[0] = before
+        assert found[place] == pytest.approx((sides[0] - sides[1]) / (2 * step), rel=1e-2, abs=1e-5)
+        place += flat.numel()
+
+
+def rows_released(vector: Vector, released: Vector) -> Tensor:
+    """Which rows of the target these are features of."""
+    everything = TASK.train_data("target").features
+    known = features_of(TASK, at(vector), everything)
+    distances = np.abs(known[:, None, :] - released[None, :, :]).max(axis=2)
+    assert distances.min(axis=0).max() < 1e-6
+    return everything[torch.from_numpy(distances.argmin(axis=0))]
+
+
+@pytest.mark.parametrize("kind", RULES)
+def test_a_step_of_the_target_against_the_pull_lowers_the_sources_loss(kind: Alignment) -> None:
+    target, vector = site("target"), first_model()
+    released = target.release(vector, 1, RUN, rows=T, clip=0.0, noise=0.0)
+    beside, model = companion(kind, released)
+    own = model.invariant(model.extractor(DATA.features)).detach()
+    gradient = target.follow(vector, 1, RUN, beside.pull(own), rows=T)
+    moved = (vector - 0.001 * gradient / np.linalg.norm(gradient)).astype(np.float32)
+    after = target.release(moved, 1, RUN, rows=T, clip=0.0, noise=0.0)
+    moments = torch.from_numpy(released)
+    losses = [
+        float(the_targets_loss(kind, beside, torch.from_numpy(features), own, moments).detach())
+        for features in (released, after)
+    ]
+    expected = float(np.sum(beside.pull(own) * (after - released))) / T
+
+    assert losses[1] < losses[0]
+    assert losses[1] - losses[0] == pytest.approx(expected, rel=0.2)
+
+
+# --- what a source keeps ----------------------------------------------------------------------------------------------
+
+
+def rounds(source: SiteTrainer, kind: Alignment, numbers: range) -> list[LocalResult]:
+    vector = first_model()
+    aligned = Aligned(kind, came_of(vector))
+    return [source.train(vector, number, 1.0, run_id=RUN, align=aligned) for number in numbers]
+
+
+@pytest.mark.parametrize("kind", LEARNING)
+def test_a_source_that_restarts_goes_on_with_its_private_modules(kind: Alignment) -> None:
+    whole, broken = Memory(), Memory()
+    expected = rounds(site(memory=whole), kind, range(1, 4))
+    found = rounds(site(memory=broken), kind, range(1, 3)) + rounds(site(memory=broken), kind, range(3, 4))
+
+    assert broken.states == whole.states
+    assert whole.states[private_modules_place(RUN), 1] != whole.states[private_modules_place(RUN), 3]
+    for one, other in zip(expected, found, strict=True):
+        assert np.array_equal(one.update, other.update)
+        assert np.array_equal(pull_of(one), pull_of(other))
+
+
+def pull_of(result: LocalResult) -> Vector:
+    assert result.pull is not None
+    return result.pull
+
+
+def test_without_what_was_kept_a_round_is_another() -> None:
+    kept, lost = Memory(), Memory()
+    rounds(site(memory=kept), Alignment.F_DANN, range(1, 3))
+    going_on = rounds(site(memory=kept), Alignment.F_DANN, range(3, 4))[0]
+    afresh = rounds(site(memory=lost), Alignment.F_DANN, range(3, 4))[0]
+
+    assert not np.array_equal(pull_of(going_on), pull_of(afresh))
+
+
+@pytest.mark.parametrize("kind", RULES)
+def test_a_round_that_is_tried_again_gives_the_same(kind: Alignment) -> None:
+    source = site(memory=Memory())
+    rounds(source, kind, range(1, 2))
+    once, again = rounds(source, kind, range(2, 3))[0], rounds(source, kind, range(2, 3))[0]
+
+    assert np.array_equal(once.update, again.update)
+    assert np.array_equal(pull_of(once), pull_of(again))
+
+
+def test_private_modules_of_two_sites_differ_from_the_beginning() -> None:
+    memories = [Memory(), Memory()]
+    slow = AlignmentSettings(private_learning_rate=1e-9)
+    for name, memory in zip(("source-1", "another"), memories, strict=True):
+        rounds(site(name, memory, align=slow), Alignment.F_DANN, range(1, 2))
+    first, other = (np.frombuffer(memory.states[private_modules_place(RUN), 1], "<f4") for memory in memories)
+
+    assert first.shape == other.shape
+    assert np.abs(first - other).max() > 0.1
+
+
+# --- what a target releases -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.5])
+def test_a_round_that_is_tried_again_releases_the_same_after_a_restart(noise: float) -> None:
+    vector = first_model()
+    how: dict[str, Any] = {"rows": T, "clip": 1.0, "noise": noise}
+    first, again = (site("target").release(vector, 3, RUN, **how) for _ in range(2))
+    other = site("target").release(vector, 4, RUN, **how)
+
+    assert first.shape == (T, WIDTH)
+    assert first.dtype == np.float32
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other)
+
+
+def test_no_row_is_longer_than_the_clip_and_shorter_ones_stay() -> None:
+    target, vector = site("target"), first_model()
+    free = target.release(vector, 1, RUN, rows=ROWS, clip=0.0, noise=0.0)
+    lengths = np.linalg.norm(free, axis=1)
+    clip = float(np.median(lengths))
+    clipped = target.release(vector, 1, RUN, rows=ROWS, clip=clip, noise=0.0)
+
+    assert np.allclose(np.linalg.norm(clipped, axis=1), np.minimum(lengths, clip), rtol=1e-5)
+    assert np.allclose(clipped[lengths < clip], free[lengths < clip])
+
+
+@pytest.mark.parametrize(("noise", "right"), [(0.5, True), (0.6, False)])
+def test_noise_has_the_length_that_was_asked_for(noise: float, right: bool) -> None:
+    # 360 numbers: the estimate of a standard deviation is off by 3.7 %; 15 % is four of that. The seed is fixed.
+    target, vector = site("target"), first_model()
+    clean = target.release(vector, 1, RUN, rows=ROWS, clip=2.0, noise=0.0)
+    noisy = target.release(vector, 1, RUN, rows=ROWS, clip=2.0, noise=noise)
+
+    assert (abs(float((noisy - clean).std()) - 0.5 * 2.0) < 0.15) is right
+
+
+def test_the_features_have_the_width_that_a_source_expects() -> None:
+    assert site("target").feature_width == feature_width(TASK.model()) == WIDTH
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+def with_nan(features: Vector) -> Vector:
+    features[2, 1] = math.nan
+    return features
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda features: features[:, :4], r"have the shape \(20, 4\), and this model's are \(T, 6\)"),
+        (lambda features: features.reshape(-1), r"have the shape \(120,\)"),
+        (lambda features: features[:1], r"features of 1 row\(s\) of the target came, and two or more are needed"),
+        (lambda features: features[:1].repeat(T, axis=0), "features of the target's 20 rows are all alike"),
+        (with_nan, "hold NaN or infinity"),
+    ],
+    ids=["width", "vector", "one-row", "alike", "nan"],
+)
+def test_features_that_nothing_can_be_made_of_are_named(change: Any, why: str) -> None:
+    memory, vector = Memory(), first_model()
+    aligned = Aligned(Alignment.F_DANN, change(came_of(vector)))
+    with pytest.raises(TrainingError, match=why) as caught:
+        site(memory=memory).train(vector, 1, 1.0, run_id=RUN, align=aligned)
+
+    assert caught.value.hint
+    assert not memory.states
+
+
+def test_features_of_the_target_that_are_nan_are_not_released() -> None:
+    vector = first_model()
+    vector[0] = math.nan
+    with pytest.raises(TrainingError, match="NaN or infinity"):
+        site("target").release(vector, 1, RUN, rows=T, clip=0.0, noise=0.0)
+
+
+def test_a_feature_that_is_still_at_the_target_does_not_outweigh_the_others() -> None:
+    features = came_of(first_model())
+    features[:, 0] = features[:, 0].mean()
+    result, _ = trained(Alignment.F_DANN, features=features, align=AlignmentSettings(adversarial=0.1))
+    known, _ = trained(Alignment.F_DANN, align=AlignmentSettings(adversarial=0.1))
+
+    assert np.linalg.norm(result.update) < 3 * np.linalg.norm(known.update)
+
+
+@pytest.mark.parametrize("kind", RULES)
+def test_only_fada_needs_features_of_two_parts(kind: Alignment) -> None:
+    plain = site("target", task=Points(parts=False))
+    if kind is not Alignment.FADA:
+        plain.require_features(T, kind)
+        return
+    with pytest.raises(TrainingError, match="tells features of all domains from others"):
+        plain.require_features(T, kind)
+
+
+def test_more_rows_than_the_target_has_are_named() -> None:
+    site("target").require_features(ROWS, Alignment.F_DANN)
+    with pytest.raises(TrainingError, match="there are 60 training rows, and features of 61 are to be released"):
+        site("target").require_features(ROWS + 1, Alignment.F_DANN)
+
+
+def test_private_modules_of_another_model_are_named() -> None:
+    memory = Memory()
+    memory.keep_personal(private_modules_place(RUN), 1, b"\0" * 8)
+    with pytest.raises(TrainingError, match="private modules that this site keeps are of another model"):
+        rounds(site(memory=memory), Alignment.F_DANN, range(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("weights", "key"),
+    [
+        ({"adversarial": -0.1}, "training.align.adversarial"),
+        ({"information": math.nan}, "training.align.information"),
+        ({"private_learning_rate": 0.0}, "training.align.private-learning-rate"),
+    ],
+)
+def test_weights_out_of_bounds_are_named(weights: dict[str, float], key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        AlignmentSettings(**weights)
+    assert caught.value.key == key

@@ -1,0 +1,95 @@
+"""T42: features of the target's rows leave where its settings say so, and noise keeps rows from being made of them."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+
+from securefda.errors import ConfigError
+from securefda.rules import Rule
+from securefda.site.config.sections import StrategySection, TargetTrainingSection, require_fit
+from securefda.tasks import TaskSettings, Unlabelled
+from securefda.tasks.digits import Digits
+from securefda.training import TrainingSettings, Vector
+from securefda.training.trainer import SiteTrainer
+from threat_model.adversaries.feature_inversion import InvertsFeatures, recognised
+
+SEED, ROWS, ROUND = 7, 64, 3
+BY_CHANCE = 1 / ROWS
+RELEASING = sorted(rule.value for rule in Rule if rule.releases_features)
+SITES = TaskSettings("target", ("source-1", "source-2", "source-3", "source-4"), SEED)
+
+
+@cache
+def trained() -> Vector:
+    """A model after five rounds at the source that attacks."""
+    task, settings = Digits(SITES), TrainingSettings(learning_rate=0.003, epochs=5)
+    source = SiteTrainer(task, "source-1", task.train_data("source-1"), settings, SEED)
+    model = source.initial_model()
+    for number in range(1, 6):
+        model = model + source.train(model, number, 1.0).update
+    return model
+
+
+def target() -> SiteTrainer:
+    task = Digits(SITES)
+    return SiteTrainer(task, "target", Unlabelled(task.train_data("target").features), TrainingSettings(), SEED)
+
+
+def share_recognised(clip: float, noise: float) -> float:
+    """Share of the released rows that the attacker tells apart."""
+    task, site = Digits(SITES), target()
+    attacker = InvertsFeatures(task, trained(), task.train_data("source-1").features.numpy(), SEED)
+    sent = site.release(trained(), ROUND, "", rows=ROWS, clip=clip, noise=noise)
+    estimates = attacker.rebuilt(sent, clip=clip, noise=noise)
+    everything = task.train_data("target").features
+    return recognised(estimates, everything[drawn_rows(site, everything)].numpy())
+
+
+def drawn_rows(site: SiteTrainer, everything: torch.Tensor) -> torch.Tensor:
+    """Which rows were released: those whose features, without clip and noise, are the ones that the site releases."""
+    bare = torch.from_numpy(site.release(trained(), ROUND, "", rows=ROWS, clip=0.0, noise=0.0))
+    every = torch.from_numpy(site.release(trained(), ROUND, "", rows=len(everything), clip=0.0, noise=0.0))
+    return torch.cdist(bare, every).argmin(dim=1)
+
+
+@pytest.mark.threat("T42")
+@pytest.mark.parametrize("rule", RELEASING)
+def test_features_are_not_released_unless_the_targets_settings_say_so(rule: str) -> None:
+    strategy = StrategySection(rule=rule)
+    with pytest.raises(ConfigError, match=r"release-features: is false, and .* sends features of 64 ") as refused:
+        require_fit(strategy, TargetTrainingSection(labels="none"))
+    assert "set it to true" in refused.value.hint
+    require_fit(strategy, TargetTrainingSection(labels="none", release_features=True))
+
+
+@pytest.mark.threat("T42")
+@pytest.mark.parametrize("clip", [1.0, 5.0])
+def test_noise_keeps_rows_from_being_recognised(clip: float) -> None:
+    assert share_recognised(clip, 1.0) < 8 * BY_CHANCE
+
+
+@pytest.mark.threat("T42")
+@pytest.mark.control
+def test_rows_are_recognised_from_features_without_noise() -> None:
+    """No switch: the target's own ``feature-clip`` and ``feature-noise``, which are 0 unless it sets them."""
+    assert share_recognised(0.0, 0.0) > 0.7
+
+
+@pytest.mark.threat("T42")
+@pytest.mark.parametrize("changes", [{"feature_noise": 0.5}, {"feature_noise": 0.5, "feature_clip": 0.0}])
+def test_noise_without_a_clip_is_refused(changes: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=r"feature-noise: is in units of feature-clip, which is 0"):
+        TargetTrainingSection(**changes)
+
+
+@pytest.mark.threat("T42")
+def test_the_same_rows_and_noise_are_released_in_each_attempt_at_a_round() -> None:
+    site = target()
+    one, again = (site.release(trained(), ROUND, "", rows=ROWS, clip=1.0, noise=1.0) for _ in range(2))
+    later = site.release(trained(), ROUND + 1, "", rows=ROWS, clip=1.0, noise=1.0)
+    assert np.array_equal(one, again)
+    assert not np.array_equal(one, later)
