@@ -477,3 +477,16 @@ def test_weights_out_of_bounds_are_named(weights: dict[str, float], key: str) ->
     with pytest.raises(ConfigError) as caught:
         AlignmentSettings(**weights)
     assert caught.value.key == key
+
+
+@pytest.mark.parametrize("kind", [Alignment.F_DANN, Alignment.FADA_ADVERSARIAL, Alignment.FADA])
+def test_the_losses_of_the_model_leave_no_gradient_in_private_modules(kind: Alignment) -> None:
+    beside, model = companion(kind, came_of(first_model()), information=1.0, reconstruction=1.0)
+    with beside.watching():
+        model(DATA.features)
+        loss = beside.added_loss(TASK, DATA.labels)
+    learnt = [parameter.grad.clone() for parameter in beside.modules.parameters()]
+    loss.backward()
+
+    assert all(torch.equal(one.grad, old) for one, old in zip(beside.modules.parameters(), learnt, strict=True))
+    assert any(parameter.grad is not None and parameter.grad.any() for parameter in model.parameters())

@@ -141,7 +141,7 @@ class StrategySection(Settings):
     attention_rows: Annotated[int, Field(ge=2)] = 1000
     """How many of the target's training rows attention looks at in a round, at most."""
 
-    feature_rows: Annotated[int, Field(ge=1)] = 64
+    feature_rows: Annotated[int, Field(ge=2)] = 64
     """Of how many of the target's training rows, drawn anew in each round, the features go to every source under
     `fada_adversarial`, `fada`, `f_dann` and `f_dan`; the target's settings have to allow it with `release-features`.
     With fewer rows than twice the numbers of each, a source's domain identifier learns the rows by heart."""

@@ -170,7 +170,8 @@ class Companion:
             return weights.adversarial * discrepancy(own, self._target, median_distance(own, self._target))
         if self._kind is not Alignment.FADA or extracted is None:
             self._learn(identification_loss(self._domain(own.detach()), self._domain(self._target)))
-            return weights.adversarial * self._confusion(own)
+            with _frozen(self.modules):
+                return weights.adversarial * self._confusion(own)
         return self._disentangling(task, features, own, extracted, labels)
 
     def _disentangling(self, task: Task, features: Tensor, own: Tensor, extracted: Tensor, labels: Tensor) -> Tensor:
@@ -201,8 +202,7 @@ class Companion:
             )
 
     def _confusion(self, own: Tensor) -> Tensor:
-        with _frozen(self.modules):
-            logits = self._domain(own)
+        logits = self._domain(own)
         return reversed_source_loss(logits) if self._kind is Alignment.F_DANN else source_confusion_loss(logits)
 
     def _learn(self, loss: Tensor) -> None:
