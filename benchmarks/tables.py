@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import alignment
 import attention
 import audit_log
 import audit_mutations
@@ -68,6 +69,7 @@ def all_tables(folder: Path) -> dict[str, str]:
         "dp_speed": dp_speed.tables(figures("dp_speed")),
         "startup": startup.tables(figures("startup")),
         "masking_session": masking_session.tables(figures("masking_session")["cells"]),
+        "alignment": alignment.tables(figures("alignment")["rows"]),
         "attention": attention.tables(figures("attention")["rows"]),
         "pseudo_labels": pseudo_labels.tables(figures("pseudo_labels")["rows"]),
         "scale": scale.tables(figures("scale")["cells"]),

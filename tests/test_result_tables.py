@@ -11,7 +11,7 @@ BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 FILES = (
     *("levels", "dp_cost", "round_cost", "scale", "audit_log", "audit_mutations", "gpu", "studies", "federated"),
     *("profile_rounds", "profile_rounds_kinds", "shares", "startup", "word_widths", "masking_session"),
-    *("attention", "pseudo_labels", "offline_rounds", "dp_speed", "memory", "rule_evaluation"),
+    *("alignment", "attention", "pseudo_labels", "offline_rounds", "dp_speed", "memory", "rule_evaluation"),
 )
 BLOCK = "<!-- table: some/table -->\n\n| old |\n\n<!-- end -->"
 

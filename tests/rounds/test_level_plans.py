@@ -92,6 +92,7 @@ def planned_header(run: RunSettings, permitted: list[Visibility]) -> Header:
         rule=terms_of(round_plan(run.strategy, 1)),
         target=None,
         gap_gradient=b"",
+        features=None,
         model_digest=bytes(32),
         session=Planner(names, run).plan(dict(enumerate(permitted, start=1))),
         words=WordFormat.wide(run.clip, 1),

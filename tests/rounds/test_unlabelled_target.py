@@ -113,6 +113,7 @@ def test_where_there_is_an_accuracy_no_report_says_that_there_is_none(tmp_path: 
 @pytest.mark.parametrize("rule", [rule for rule in Rule if TargetLabels.NONE not in rule.target_labels])
 def test_rules_that_need_labels_are_refused(rule: Rule) -> None:
     parts = {"finetune_offline": ["strategy.finetune-rounds=1"], "personalized_fedavg": ["strategy.reptile-rounds=1"]}
+    parts["fedgp_filtered_auto"] = ["privacy.visibility=individual"]
     if rule is Rule.FEDREP:
         parts["fedrep"] = ["training.target.personal-layers=1", "training.source.personal-layers=1"]
     settings = [f"strategy.rule={rule}", "strategy.warm-up-rounds=0", *parts.get(str(rule), [])]
