@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from e2e_processes import WAIT_S, Process, assert_one_clear_line, children_of
@@ -84,6 +85,15 @@ def test_a_killed_launcher_takes_its_processes_with_it(tmp_path: Path) -> None:
     assert left == []
 
 
+def open_files(process: int) -> set[str]:
+    """What a process has open; it goes on meanwhile, and may close a file between two looks."""
+    found = set()
+    for link in Path(f"/proc/{process}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            found.add(str(link.readlink()))
+    return found
+
+
 def test_sites_are_processes_that_share_no_file_and_whose_end_is_their_own(tmp_path: Path) -> None:
     """Copies of one process: each in a session of its own, with its own ends of sockets, and known by its exit code."""
     run = Process(["run", str(federation(tmp_path, 5000)), "--out", str(tmp_path / "out")], by_exec=True)
@@ -91,7 +101,7 @@ def test_sites_are_processes_that_share_no_file_and_whose_end_is_their_own(tmp_p
     (server,) = children_of(run.process.pid)
     sites = children_of(server)
     assert [os.getsid(site) for site in sites] == sites
-    opened = [{str(link.readlink()) for link in Path(f"/proc/{one}/fd").iterdir()} for one in (server, *sites)]
+    opened = [open_files(one) for one in (server, *sites)]
     for one, other in itertools.combinations(opened, 2):
         both = one & other - {os.devnull}
         assert [name for name in both if not name.startswith("anon_inode:")] == []  # which has no name of its own
