@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from securefda.aggregator.site import RunSettings, TargetSite
 from securefda.aggregator.store import AggregatorStore
-from securefda.aggregator.target import TargetAttention, TargetFeatures, TargetPart
+from securefda.aggregator.target import FeatureSettings, TargetAttention, TargetFeatures, TargetPart
 from securefda.audit.journal import Journal, RunInfo
 from securefda.audit.witness import Witness, WitnessMemory
 from securefda.errors import PolicyRefusal, SecureFdaError
@@ -108,7 +108,13 @@ def known_look(received: Vector, round_number: int, run_id: str, plan: RoundPlan
     if not plan.rule.releases_features:
         return attention
     with_attention = attention if plan.rule.attends else None
-    return TargetFeatures(known_features(round_number), np.zeros_like, 0.0, with_attention)
+    features = known_features(round_number)
+    return TargetFeatures(features, np.zeros_like, as_they_are(features), with_attention)
+
+
+def as_they_are(features: Vector) -> FeatureSettings:
+    """Settings under which these features, float32 (T, d), leave without clip and noise, and are not followed."""
+    return FeatureSettings(rows=len(features), clip=0.0, noise=0.0, step=0.0)
 
 
 def known_features(round_number: int) -> Vector:

@@ -207,8 +207,9 @@ class RunModel:
         """Write down that an attempt begins, and what of the target leaves with its header."""
         current.begin(header, asked)
         self._store.begin_attempt(current.number, current.attempt, asked)
-        if header.features is not None:  # to everyone, and with them to some the gradient of the gap
-            noise = "gaussian noise" if self._settings.feature_noise else "none"
+        if header.features is not None and isinstance(current.target, TargetFeatures):
+            # To everyone; the gradient of the gap, where there is one, goes with them to those at sum.
+            noise = "gaussian noise" if current.target.how.noise else "none"
             self._released(current, header.features.digest, header.participants, noise)
         elif header.published_digest:
             at_sum = header.at(Visibility.SUM)

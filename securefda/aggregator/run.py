@@ -48,6 +48,7 @@ from securefda.aggregator.phases import (
 from securefda.aggregator.rounds import CurrentRound, last_errors
 from securefda.aggregator.site import RunSettings, TargetSite
 from securefda.aggregator.store import AggregatorStore, Asked
+from securefda.aggregator.target import FeatureSettings, TargetFeatures
 from securefda.errors import (
     ConfigError,
     FaultySourceError,
@@ -460,8 +461,8 @@ class AggregatorRun:
             return AttemptOver(current, changed), []
         self._model.publish(current, header.body, asked)
         self._site.witness.journal.enter(header)
-        if header.body.features is not None:
-            self._record_features(header, header.body.features)
+        if isinstance(current.target, TargetFeatures) and header.body.features is not None:
+            self._record_features(header, header.body.features, current.target.how)
         session = AggregatorSession(self._site.signer, self._site.roster, header, available_threads())
         attempt = open_attempt(session, current.target, self._store.mark_released)
         participants = header.body.participants
@@ -470,15 +471,15 @@ class AggregatorRun:
         now = self._site.clock()
         return InAttempt(current, attempt, attempt.phase, now, now + self._settings.training_deadline_s), sends
 
-    def _record_features(self, header: Signed[Header], sent: FeatureTerms) -> None:
+    def _record_features(self, header: Signed[Header], sent: FeatureTerms, how: FeatureSettings) -> None:
         self._site.witness.journal.event(
             "features-released",
             header,
             rows=sent.rows,
             width=sent.width,
             features=sent.digest.hex(),
-            clip=repr(float(self._settings.feature_clip)),
-            noise=repr(float(self._settings.feature_noise)),
+            clip=repr(float(how.clip)),
+            noise=repr(float(how.noise)),
         )
 
     def _conclude(self, current: CurrentRound, attempt: Attempt | SecureFdaError) -> Change:

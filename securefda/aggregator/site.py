@@ -36,7 +36,7 @@ from securefda.tasks import Rows, Samples, Task, Unlabelled
 from securefda.training import OwnRows, PersonalMemory, PersonalModel, SecretSeed, Vector, require_steps
 from securefda.training.personal import Drawn, FineTuned, Mixture, Neighbours, OwnHead
 from securefda.training.seeds import Seed, derive_seed, generator_of
-from securefda.training.trainer import SiteTrainer, Statistic, Trainer
+from securefda.training.trainer import Statistic, Trainer
 
 ByteCounts = tuple[Mapping[int, int], Mapping[int, int]]
 """Bytes up and down since the start of the process, by roster index."""
@@ -98,10 +98,9 @@ class RunSettings:
     ``cohort_size`` is the fewest members of a cohort when it forms; 0 lets each cohort lose one source. ``kappa`` is of
     the norm cap, 0 for none. ``bits`` is the width of a parameter's word once there are sums to go by, 0 for the fewest
     that do, see :mod:`securefda.aggregator.ranges`. ``target_noise`` is what protects g_T when it is published, as its
-    releases are accounted; ``feature_clip`` and ``feature_noise`` say how features of its rows are released.
-    ``learning_rate`` is the target's, before the factor of a round;
-    ``patience`` is after how many rounds without a better model the run ends, 0 for never. ``sources_keep`` is what the
-    sources keep of the model when the run is complete, ``down_link`` in what it travels to them.
+    releases are accounted. ``learning_rate`` is the target's, before the factor of a round; ``patience`` is after how
+    many rounds without a better model the run ends, 0 for never. ``sources_keep`` is what the sources keep of the model
+    when the run is complete, ``down_link`` in what it travels to them.
     """
 
     strategy: Strategy
@@ -122,8 +121,6 @@ class RunSettings:
     kappa: float = 1.0
     norm_cap_granularity: Granularity = Granularity.LAYER
     target_noise: str = "none"
-    feature_clip: float = 0.0
-    feature_noise: float = 0.0
     learning_rate: float = 0.001
     patience: int = 0
     down_link: DownLink = DownLink.FLOAT32
@@ -209,7 +206,15 @@ def target_site(
 
     look = None
     if strategy.rule.looks_at_features:
-        unlabelled = unlabelled_target(config, trainer)
+        asked, own = config.strategy, config.training
+        unlabelled = UnlabelledTarget(
+            trainer,
+            asked.attention_rows,
+            FeatureSettings(asked.feature_rows, own.feature_clip, own.feature_noise, asked.feature_step),
+            DownLink[config.session.down_link.upper()],
+            store,
+            os.urandom,
+        )
         unlabelled.require(strategy.rule)
         look = unlabelled.look
     if strategy.rule.adapts:
@@ -247,15 +252,6 @@ def target_site(
         statistics=trainer.statistics,
         look=look,
     )
-
-
-def unlabelled_target(config: AggregatorConfig, trainer: SiteTrainer) -> UnlabelledTarget:
-    """What the target does under a rule that looks at the features of its rows."""
-    strategy, training = config.strategy, config.training
-    features = FeatureSettings(
-        strategy.feature_rows, training.feature_clip, training.feature_noise, strategy.feature_step
-    )
-    return UnlabelledTarget(trainer, strategy.attention_rows, features, DownLink[config.session.down_link.upper()])
 
 
 def _unlabelled_notes(rows: TargetRows) -> Iterator[str]:
@@ -346,8 +342,6 @@ def settings_of(config: AggregatorConfig | FederationConfig, config_digest: byte
         kappa=privacy.norm_cap_kappa,
         norm_cap_granularity=Granularity[privacy.norm_cap_granularity.upper()],
         target_noise="dp-sgd" if training.with_noise else "none",
-        feature_clip=training.feature_clip,
-        feature_noise=training.feature_noise,
         learning_rate=training.learning_rate,
         patience=config.strategy.patience,
         down_link=DownLink[session.down_link.upper()],

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from statistics import fmean
 from typing import Any, TypeAlias
 
 import numpy as np
+import torch
 
 from securefda.errors import ConfigError, SecureFdaError, TrainingError
 from securefda.operations.progress import Reporter
 from securefda.operations.records import REPORTED_ROUNDS, Summary, TargetOnly
 from securefda.parse import load_object, number
+from securefda.privacy.noise import NoiseSource
 from securefda.protocol.contribution import RoundTerms, evaluate_rule
 from securefda.protocol.down_link import rounded
 from securefda.protocol.encoding import ErrorUnits, Vector64, vector_to_wire
 from securefda.protocol.messages import DownLink, FeatureTerms, Header, TargetTerms, Visibility
+from securefda.protocol.secret import RandomBytes
 from securefda.rules import Contribution, Gain, RoundPlan, Rule, StepStatistics, TargetStatistics, attend
 from securefda.tasks import Samples
 from securefda.training import FEWEST_TARGET_STEPS, LocalResult, PersonalMemory, Vector
 from securefda.training.alignment import Alignment
 from securefda.training.features import SeenGap
+from securefda.training.personal import vector_of
 from securefda.training.trainer import SiteTrainer, Trainer
 
 
@@ -140,44 +145,6 @@ class TargetAttention:
         return cls(seen.gap, gradient, seen.gain_of if plan.attention_gain is Gain.EXACT else None)
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class TargetFeatures:
-    """Features of the target's rows for the sources to train with, and the target's own step by what comes back.
-
-    Attributes:
-        values: float32 (T, d), as they travel.
-        gradient_of: of a pull on them, float (T, d), the gradient with respect to the model, float32 (m,).
-        step: length of the target's step in lengths of the sources' mean update.
-        attention: what else the rows say of the model, where the rule has attention.
-    """
-
-    values: Vector
-    gradient_of: Callable[[Vector], Vector]
-    step: float
-    attention: TargetAttention | None
-
-    def followed(self, update: Vector64) -> Vector64:
-        """The round's update of the model, float64 (m,): of the sources' mean, (m + T d,), and the target's own step.
-
-        The target alone has the rows, and so it alone can move the model such that their features follow the pull
-        (Eq. 5 of the paper). The length of the pull depends on how sure the sources' classifiers are, hence the step
-        takes its own from the update.
-        """
-        size = update.size - self.values.size
-        mean, pull = update[:size], update[size:].reshape(self.values.shape)
-        gradient = self.gradient_of(pull.astype(np.float32)).astype(np.float64)
-        length = float(np.linalg.norm(gradient))
-        if length == 0.0:
-            return mean
-        return mean - gradient * (self.step * float(np.linalg.norm(mean)) / length)
-
-
-TargetPart: TypeAlias = TargetRound | TargetAttention | TargetFeatures
-Look: TypeAlias = Callable[[Vector, int, str, RoundPlan], TargetPart]
-"""What a target does without labels: of a model, the number of the round, the run, and the plan of the round."""
-"""What the target has done for a round: trained, or looked at the features of its rows."""
-
-
 @dataclass(frozen=True, slots=True)
 class FeatureSettings:
     """How features of the target's rows are released, where its settings allow that.
@@ -195,6 +162,47 @@ class FeatureSettings:
     step: float
 
 
+@dataclass(frozen=True, slots=True, repr=False)
+class TargetFeatures:
+    """Features of the target's rows for the sources to train with, and the target's own step by what comes back.
+
+    Attributes:
+        values: float32 (T, d), as they travel.
+        gradient_of: of a pull on them, float (T, d), the gradient with respect to the model, float32 (m,).
+        how: how they were released.
+        attention: what else the rows say of the model, where the rule has attention.
+    """
+
+    values: Vector
+    gradient_of: Callable[[Vector], Vector]
+    how: FeatureSettings
+    attention: TargetAttention | None
+
+    def followed(self, update: Vector64) -> Vector64:
+        """The round's update of the model, float64 (m,): of the sources' mean, (m + T d,), and the target's own step.
+
+        The target alone has the rows, and so it alone can move the model such that their features follow the pull
+        (Eq. 5 of the paper). The length of the pull depends on how sure the sources' classifiers are, hence the step
+        takes its own from the update.
+        """
+        size = update.size - self.values.size
+        mean, pull = update[:size], update[size:].reshape(self.values.shape)
+        gradient = self.gradient_of(pull.astype(np.float32)).astype(np.float64)
+        length = float(np.linalg.norm(gradient))
+        if length == 0.0:
+            return mean
+        return mean - gradient * (self.how.step * float(np.linalg.norm(mean)) / length)
+
+
+TargetPart: TypeAlias = TargetRound | TargetAttention | TargetFeatures
+"""What the target has done for a round: trained, or looked at the features of its rows."""
+
+Look: TypeAlias = Callable[[Vector, int, str, RoundPlan], TargetPart]
+"""What a target does without labels: of a model, the number of the round, the run, and the plan of the round."""
+
+_ROUND = struct.Struct("<I")
+
+
 @dataclass(frozen=True, slots=True)
 class UnlabelledTarget:
     """A target that does not use labels: what it does for a round is to look at the features of its rows.
@@ -204,12 +212,18 @@ class UnlabelledTarget:
         attention_rows: how many are clustered at most.
         features: how features are released.
         down_link: the format in which vectors travel: all levels go by the same numbers.
+        memory: keeps features that were released with noise, so that a round that is tried again, even by a process
+            that was started again, releases the same: the mean of two draws would have less noise.
+        random_bytes: of the noise. What training draws from would not do: where training is repeatable, everyone
+            knows that seed, and could take the noise off.
     """
 
     trainer: SiteTrainer
     attention_rows: int
     features: FeatureSettings
     down_link: DownLink
+    memory: PersonalMemory
+    random_bytes: RandomBytes = field(repr=False)
 
     def require(self, rule: Rule) -> None:
         """Refuse rows or a model that the rule can make nothing of.
@@ -232,13 +246,26 @@ class UnlabelledTarget:
             return self._attention(model, round_number, run_id, plan)
         attention = self._attention(model, round_number, run_id, plan) if plan.rule.attends else None
         how, place = self.features, (model, round_number, run_id)
-        values = self.trainer.release(*place, rows=how.rows, clip=how.clip, noise=how.noise)
+        values = self.trainer.release(*place, rows=how.rows, clip=how.clip)
+        if how.noise:
+            values = self._with_noise(values, round_number, run_id)
 
         def gradient_of(pull: Vector) -> Vector:
             return self.trainer.follow(*place, pull, rows=how.rows)
 
         values = rounded(values, self.down_link, "the features of the target's rows")
-        return TargetFeatures(values, gradient_of, how.step, attention)
+        return TargetFeatures(values, gradient_of, how, attention)
+
+    def _with_noise(self, values: Vector, round_number: int, run_id: str) -> Vector:
+        """Features with the noise of this round; those that were released in it before, if any were."""
+        place, label = f"{run_id} features", _ROUND.pack(round_number)
+        kept = self.memory.personal(place, round_number + 1)
+        if kept is not None and kept.startswith(label):
+            return vector_of(kept[_ROUND.size :], values.ravel()).reshape(values.shape)
+        noise = NoiseSource(self.random_bytes)
+        noisy = noise.added_to(torch.from_numpy(values), self.features.noise * self.features.clip).numpy()
+        self.memory.keep_personal(place, round_number, label + vector_to_wire(noisy).tobytes())
+        return noisy
 
     def _attention(self, model: Vector, round_number: int, run_id: str, plan: RoundPlan) -> TargetAttention:
         seen = self.trainer.look(model, round_number, run_id, rows=self.attention_rows)

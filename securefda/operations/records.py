@@ -32,12 +32,12 @@ JOIN_PHASE = "join"
 
 PUBLISHED_OF_THE_TARGET = {
     "fada_attention": "gap gradient",
-    "fada_adversarial": "features and gap gradient",
-    "fada": "features and gap gradient",
+    "fada_adversarial": "features",
+    "fada": "features",
     "f_dann": "features",
     "f_dan": "features",
 }
-"""Rules under which the target publishes something else than its update."""
+"""What goes to each source that a summary counts, under rules that publish something else than the target's update."""
 
 RULES_WITHOUT_SOURCES = ("target_only", "oracle")
 """Rules to whose rounds no source contributes."""
@@ -131,7 +131,8 @@ class RoundLine(TypedDict, total=False):
     """Layers in which the sum of the sources at `sum` is zero."""
 
     target_update_to: list[str]
-    """Sources that were sent what the target publishes: its update, or what `PUBLISHED_OF_THE_TARGET` says."""
+    """Sources that were sent what the target publishes: its update, under rules with attention the gradient of the gap,
+    or features of its rows."""
 
     dropped: list[str]
     """Sources that were lost on the way."""

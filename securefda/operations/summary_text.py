@@ -247,6 +247,8 @@ def unprotected(
     if sent_to:
         who = "the sources saw" if len(sent_to) == len(levels) else f"{_names(sent_to)} alone saw"
         parts.append(f"{who} {_SEEN_OF_THE_TARGET.get(rule, _TARGET_UPDATE)}")
+        if rule in _WITH_GAP_GRADIENT and _at(levels, "sum"):
+            parts.append("those at sum also saw the gradient of the gap of these features")
     if _at(levels, "sum"):
         parts.append(_of_the_sum(rule, filtered, norm_cap))
     if privacy is None:
@@ -264,11 +266,15 @@ _TARGET_UPDATE = "the target's own update, from which they evaluate the rule"
 _FEATURES = "features of some of the target's rows, from which one can make much of the rows unless they have noise"
 _SEEN_OF_THE_TARGET = {
     "fada_attention": "the gradient of the gap of the target's features, from which they evaluate the rule",
-    "fada_adversarial": f"{_FEATURES}, and the gradient of the gap of the target's features",
-    "fada": f"{_FEATURES}, and the gradient of the gap of the target's features",
+    "fada_adversarial": _FEATURES,
+    "fada": _FEATURES,
     "f_dann": _FEATURES,
     "f_dan": _FEATURES,
 }
+
+
+_WITH_GAP_GRADIENT = ("fada_adversarial", "fada")
+"""Rules under which sources at ``sum`` get the gradient of the gap beside what `_SEEN_OF_THE_TARGET` says."""
 
 
 def _bounded(levels: Mapping[str, str], norm_cap: Mapping[str, Any] | None) -> str:

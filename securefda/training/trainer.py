@@ -307,12 +307,10 @@ class SiteTrainer:
                 hint=f"lower strategy.feature-rows to {len(self._data)} or less",
             )
 
-    def release(
-        self, vector: Vector, round_number: int, run_id: str, *, rows: int, clip: float, noise: float
-    ) -> Vector:
+    def release(self, vector: Vector, round_number: int, run_id: str, *, rows: int, clip: float) -> Vector:
         """Features of some of this site's rows under a model, float32 (T, d), for others to see.
 
-        In each attempt at a round the same rows are drawn, and the same noise.
+        In each attempt at a round the same rows are drawn.
 
         Args:
             vector: the model with which the round begins, float32 (m,).
@@ -320,7 +318,6 @@ class SiteTrainer:
             run_id: of the run.
             rows: T.
             clip: largest length of a row's features; longer ones are scaled down. 0 for no bound.
-            noise: standard deviation of the noise on each number, in units of ``clip``.
 
         Raises:
             TrainingError: a feature is NaN or infinite, or of another width than the model's last linear layer.
@@ -328,7 +325,7 @@ class SiteTrainer:
         if self._before_round is not None:
             self._before_round()
         torch.set_num_threads(self._threads)
-        drawn, seed = self._drawn_features(round_number, run_id, rows)
+        drawn = self._drawn_for_release(round_number, run_id, rows)
         self._load_to_evaluate(vector)
         features = features_of(self._task, self._model, drawn)
         if features.shape[1] != self.feature_width:
@@ -340,9 +337,6 @@ class SiteTrainer:
         if clip:
             lengths = np.linalg.norm(features.astype(np.float64), axis=1, keepdims=True)
             features = (features * np.minimum(1.0, clip / np.maximum(lengths, 1e-30))).astype(np.float32)
-        if noise:
-            draws = torch.randn(features.shape, generator=generator_of(derive_seed(seed, "noise")), dtype=torch.float64)
-            features = (features + noise * clip * draws.numpy()).astype(np.float32)
         return features
 
     def follow(self, vector: Vector, round_number: int, run_id: str, pull: Vector, *, rows: int) -> Vector:
@@ -359,14 +353,14 @@ class SiteTrainer:
             TrainingError: the gradient is not finite.
         """
         torch.set_num_threads(self._threads)
-        drawn, _ = self._drawn_features(round_number, run_id, rows)
+        drawn = self._drawn_for_release(round_number, run_id, rows)
         self._load_to_evaluate(vector)
         return followed_pull(self._task, self._model, drawn, pull)
 
-    def _drawn_features(self, round_number: int, run_id: str, rows: int) -> tuple[Tensor, Seed]:
+    def _drawn_for_release(self, round_number: int, run_id: str, rows: int) -> Tensor:
         seed = round_seed(self._draws_from, self._site, run_id, round_number, "released features")
         chosen = torch.randperm(len(self._data), generator=generator_of(seed))[:rows].sort().values
-        return self._data.features[chosen], seed
+        return self._data.features[chosen]
 
     def look(self, vector: Vector, round_number: int, run_id: str, *, rows: int) -> SeenGap:
         """How the features of this site's rows cluster under a model, float32 (m,); labels have no part in it.

@@ -40,7 +40,6 @@ from securefda.operations.records import RoundLine, SiteLine
 from securefda.protocol.messages import (
     Checkpoint,
     Cosigned,
-    DownLink,
     Header,
     Parcel,
     Schedule,
@@ -201,6 +200,7 @@ class Federation(MemoryNetwork[AggregatorRun, SourceRun]):
         roster: of the federation, where it is not the usual one of n sources.
         recorded: whether every site writes down its messages, before they leave and before they are handled.
         norm: of the model: "none" or "batch".
+        features: how the target releases features, under rules that need them.
         strategy: fields of the strategy that differ.
     """
 
@@ -215,9 +215,10 @@ class Federation(MemoryNetwork[AggregatorRun, SourceRun]):
         roster: Roster | None = None,
         recorded: bool = False,
         norm: str = "none",
+        features: FeatureSettings | None = None,
         **strategy: Any,
     ) -> None:
-        self.folder, self.n, self.norm = folder, n, norm
+        self.folder, self.n, self.norm, self.features = folder, n, norm, features or FEATURES
         self.roster = roster or roster_of(n)
         self.watch = Watch()
         self.unix_s = UNIX_S
@@ -281,7 +282,8 @@ class Federation(MemoryNetwork[AggregatorRun, SourceRun]):
     def look_of(self, trainer: SiteTrainer) -> Look | None:
         if not self.settings.strategy.rule.looks_at_features:
             return None
-        return UnlabelledTarget(trainer, 1000, FEATURES, DownLink.FLOAT32).look
+        how = (self.features, self.settings.down_link, self.store, os.urandom)
+        return UnlabelledTarget(trainer, 1000, *how).look
 
     def new_aggregator(self) -> AggregatorRun:
         self.store = AggregatorStore(self.folder / "target.sqlite")

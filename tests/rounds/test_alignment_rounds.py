@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +12,13 @@ import numpy as np
 import pytest
 from rounds_federation import FEATURES, TARGET, Federation, is_header, site_id, task_of, trainer_of, training_of
 
+from securefda.aggregator.store import AggregatorStore
+from securefda.aggregator.target import FeatureSettings, Look, TargetFeatures, TargetPart, UnlabelledTarget
 from securefda.audit.reading import open_log
-from securefda.errors import TrainingError
-from securefda.protocol.messages import PULL_LAYER, Advertise, Visibility
+from securefda.errors import FaultyAggregatorError, TrainingError
+from securefda.protocol.messages import PULL_LAYER, Advertise, DownLink, MaskedInput, Visibility
+from securefda.rules import Strategy, round_plan
+from securefda.training import Vector
 from securefda.training.alignment import Aligned, Alignment
 from securefda.training.trainer import SiteTrainer
 
@@ -50,7 +57,7 @@ def test_a_round_is_the_mean_of_the_updates_and_the_targets_step_along_the_mean_
     found = played(tmp_path, rule, rounds=1, warm_up_rounds=0)
     target = trainer_of(N, TARGET, norm="batch")
     model = target.initial_model()
-    features = target.release(model, 1, "", rows=FEATURES.rows, clip=0.0, noise=0.0)
+    features = target.release(model, 1, "", rows=FEATURES.rows, clip=0.0)
     rows, moved, pull = 0, np.zeros(len(model)), np.zeros(features.shape)
     for index in range(1, N + 1):
         trained = trainer_of(N, index, norm="batch").train(model, 1, 1.0, align=Aligned(Alignment(rule), features))
@@ -123,17 +130,65 @@ def test_sources_that_were_killed_go_on_with_their_private_modules(rule: str, tm
     assert np.array_equal(killed.run.model, whole.run.model)
 
 
-def test_noise_on_features_is_the_same_where_a_round_is_tried_again() -> None:
-    target = trainer_of(N, TARGET)
-    model = target.initial_model()
-    how = {"rows": 8, "clip": 1.0, "noise": 0.5}
-    first, again, other_round = (target.release(model, number, "", **how) for number in (2, 2, 3))
-    bare = target.release(model, 2, "", rows=8, clip=1.0, noise=0.0)
+def released(memory: AggregatorStore, round_number: int, *, run_id: str = "run", noise: float = 0.5) -> Vector:
+    """What a target releases that was just started over what it kept."""
+    trainer = trainer_of(N, TARGET, norm="batch")
+    how = FeatureSettings(rows=8, clip=1.0, noise=noise, step=0.1)
+    target = UnlabelledTarget(trainer, 1000, how, DownLink.FLOAT32, memory, os.urandom)
+    plan = round_plan(Strategy(rule="f_dann", rounds=3, warm_up_rounds=0), round_number)
+    part = target.look(trainer.initial_model(), round_number, run_id, plan)
+    assert isinstance(part, TargetFeatures)
+    return part.values
+
+
+def test_features_with_noise_are_released_again_as_they_were_where_a_round_is_tried_again(tmp_path: Path) -> None:
+    with closing(AggregatorStore(tmp_path / "target.sqlite")) as memory:
+        first, later, again = (released(memory, number) for number in (2, 3, 2))
+        other_run = released(memory, 2, run_id="another run")
+        bare = released(memory, 2, noise=0.0)
 
     assert np.array_equal(first, again)
-    assert not np.array_equal(first, other_round)
+    assert not np.array_equal(first, later)
+    assert not np.array_equal(first, other_run)
     assert np.all(np.linalg.norm(bare, axis=1) <= 1 + 1e-6)
     assert 0.2 < float(np.std(first - bare)) < 0.8
+
+
+def test_noise_on_features_does_not_follow_from_the_seed_of_the_run(tmp_path: Path) -> None:
+    values = []
+    for name in ("one", "two"):
+        with closing(AggregatorStore(tmp_path / f"{name}.sqlite")) as memory:
+            values.append(released(memory, 1))
+
+    assert values[0].shape == values[1].shape
+    assert not np.array_equal(*values)
+
+
+class OtherWidth(Federation):
+    """Its target releases one number less of each row than the model of the run has."""
+
+    def look_of(self, trainer: SiteTrainer) -> Look:
+        look = super().look_of(trainer)
+        assert look is not None
+
+        def narrow(*place: Any) -> TargetPart:
+            part = look(*place)
+            return replace(part, values=part.values[:, 1:].copy()) if isinstance(part, TargetFeatures) else part
+
+        return narrow
+
+
+def test_features_of_another_width_than_the_model_has_are_refused_by_every_source(tmp_path: Path) -> None:
+    how = {"settings": NO_CAPS, "rule": "f_dann", "rounds": 1, "warm_up_rounds": 0}
+    found = OtherWidth(tmp_path, N, norm="batch", **how).open().go()
+    found.close()
+
+    assert "finished" not in found.statuses
+    for index in range(1, N + 1):
+        (alarm, *_) = found.watch.alarms[index]
+        assert isinstance(alarm, FaultyAggregatorError)
+        assert (alarm.check, "another width" in str(alarm)) == ("HEADER_FEATURES", True)
+    assert not any(isinstance(message.body, MaskedInput) for _, _, message in found.passed)
 
 
 def test_more_rows_than_there_are_are_refused_with_their_number() -> None:
@@ -177,6 +232,6 @@ def test_what_has_to_hold_before_rows_are_touched_is_asked_before_their_features
     target = SiteTrainer(task, "target", task.train_data("target"), settings, 0, before_round=refused)
     model = target.initial_model()
     with pytest.raises(TrainingError, match="a ledger was made"):
-        target.release(model, 1, "", rows=8, clip=0.0, noise=0.0)
+        target.release(model, 1, "", rows=8, clip=0.0)
     with pytest.raises(TrainingError, match="a ledger was made"):
         target.look(model, 1, "", rows=8)

@@ -389,6 +389,19 @@ def test_every_accepted_header_satisfies_every_inequality(
             check_header_by_policy(POLICY, header, ME)
 
 
+@pytest.mark.parametrize("rule", [rule.value for rule in Rule if rule.releases_features])
+def test_a_pull_on_features_is_refused_in_a_header_to_a_site_that_trains_with_noise(rule: str) -> None:
+    terms = replace(header_at_every_limit().rule, rule=rule)
+    header = replace(header_at_every_limit(), rule=terms)
+    policy = POLICY.model_copy(update={"allowed_rules": (rule,)})
+    limits = policy.session_limits(ROSTER)
+    check_header_by_policy(policy, header, ME, limits)
+    with pytest.raises(PolicyRefusal) as caught:
+        check_header_by_policy(policy, header, ME, limits, with_noise=True)
+    assert (caught.value.key, caught.value.asked) == ("dp.pull", f"{rule}, with a pull on the target's features")
+    assert "compares no features" in caught.value.hint
+
+
 @pytest.mark.parametrize("handed_in", [True, False])
 @pytest.mark.parametrize("asked", [True, False])
 def test_loss_and_accuracy_are_refused_where_the_site_hands_in_none(handed_in: bool, asked: bool) -> None:

@@ -18,7 +18,7 @@ from securefda.rules import RoundPlan
 from securefda.training import Vector
 from threat_model.adversaries.base import MaliciousAggregator
 from threat_model.adversaries.colluders import SubtractsColluders
-from threat_model.sites import AggregatorSeat
+from threat_model.sites import AggregatorSeat, as_they_are
 
 
 class ChoosesFeatures(SubtractsColluders):
@@ -44,7 +44,7 @@ class ChoosesFeatures(SubtractsColluders):
 
     def train(self, place: AttemptPosition, plan: RoundPlan) -> TargetFeatures:  # noqa: ARG002 - of the base
         """Nothing is computed, and nothing will be followed."""
-        return TargetFeatures(self._features, np.zeros_like, 0.0, None)
+        return TargetFeatures(self._features, np.zeros_like, as_they_are(self._features), None)
 
     def pull(self) -> NDArray[np.float64]:
         """The weighted sum of the pulls of the honest sources that are left, float64 (T, d).
@@ -83,7 +83,8 @@ class OtherFeatures(MaliciousAggregator):
 
     def train(self, place: AttemptPosition, plan: RoundPlan) -> TargetFeatures:  # noqa: ARG002 - of the base
         """The features of this attempt."""
-        return TargetFeatures(self._questions[place.attempt - 1], np.zeros_like, 0.0, None)
+        features = self._questions[place.attempt - 1]
+        return TargetFeatures(features, np.zeros_like, as_they_are(features), None)
 
     def key_list_for(self, index: int) -> KeyList | None:
         """None: the attempt ends here."""

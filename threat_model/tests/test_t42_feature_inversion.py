@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import closing
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from securefda.aggregator.store import AggregatorStore
+from securefda.aggregator.target import FeatureSettings, TargetFeatures, UnlabelledTarget
 from securefda.errors import ConfigError
-from securefda.rules import Rule
+from securefda.protocol.messages import DownLink
+from securefda.rules import Rule, Strategy, round_plan
 from securefda.site.config.sections import StrategySection, TargetTrainingSection, require_fit
 from securefda.tasks import TaskSettings, Unlabelled
 from securefda.tasks.digits import Digits
@@ -39,11 +45,22 @@ def target() -> SiteTrainer:
     return SiteTrainer(task, "target", Unlabelled(task.train_data("target").features), TrainingSettings(), SEED)
 
 
-def share_recognised(clip: float, noise: float) -> float:
+def released(memory: AggregatorStore, clip: float, noise: float, round_number: int = ROUND) -> Vector:
+    """What leaves the target in a round, float32 (T, d)."""
+    how = FeatureSettings(rows=ROWS, clip=clip, noise=noise, step=0.0)
+    unlabelled = UnlabelledTarget(target(), 1000, how, DownLink.FLOAT32, memory, os.urandom)
+    plan = round_plan(Strategy(rule="f_dann", rounds=5, warm_up_rounds=0), round_number)
+    part = unlabelled.look(trained(), round_number, "", plan)
+    assert isinstance(part, TargetFeatures)
+    return part.values
+
+
+def share_recognised(folder: Path, clip: float, noise: float) -> float:
     """Share of the released rows that the attacker tells apart."""
     task, site = Digits(SITES), target()
     attacker = InvertsFeatures(task, trained(), task.train_data("source-1").features.numpy(), SEED)
-    sent = site.release(trained(), ROUND, "", rows=ROWS, clip=clip, noise=noise)
+    with closing(AggregatorStore(folder / "target.sqlite")) as memory:
+        sent = released(memory, clip, noise)
     estimates = attacker.rebuilt(sent, clip=clip, noise=noise)
     everything = task.train_data("target").features
     return recognised(estimates, everything[drawn_rows(site, everything)].numpy())
@@ -51,8 +68,8 @@ def share_recognised(clip: float, noise: float) -> float:
 
 def drawn_rows(site: SiteTrainer, everything: torch.Tensor) -> torch.Tensor:
     """Which rows were released: those whose features, without clip and noise, are the ones that the site releases."""
-    bare = torch.from_numpy(site.release(trained(), ROUND, "", rows=ROWS, clip=0.0, noise=0.0))
-    every = torch.from_numpy(site.release(trained(), ROUND, "", rows=len(everything), clip=0.0, noise=0.0))
+    bare = torch.from_numpy(site.release(trained(), ROUND, "", rows=ROWS, clip=0.0))
+    every = torch.from_numpy(site.release(trained(), ROUND, "", rows=len(everything), clip=0.0))
     return torch.cdist(bare, every).argmin(dim=1)
 
 
@@ -68,15 +85,15 @@ def test_features_are_not_released_unless_the_targets_settings_say_so(rule: str)
 
 @pytest.mark.threat("T42")
 @pytest.mark.parametrize("clip", [1.0, 5.0])
-def test_noise_keeps_rows_from_being_recognised(clip: float) -> None:
-    assert share_recognised(clip, 1.0) < 8 * BY_CHANCE
+def test_noise_keeps_rows_from_being_recognised(clip: float, tmp_path: Path) -> None:
+    assert share_recognised(tmp_path, clip, 1.0) < 8 * BY_CHANCE
 
 
 @pytest.mark.threat("T42")
 @pytest.mark.control
-def test_rows_are_recognised_from_features_without_noise() -> None:
+def test_rows_are_recognised_from_features_without_noise(tmp_path: Path) -> None:
     """No switch: the target's own ``feature-clip`` and ``feature-noise``, which are 0 unless it sets them."""
-    assert share_recognised(0.0, 0.0) > 0.7
+    assert share_recognised(tmp_path, 0.0, 0.0) > 0.7
 
 
 @pytest.mark.threat("T42")
@@ -87,9 +104,19 @@ def test_noise_without_a_clip_is_refused(changes: dict[str, float]) -> None:
 
 
 @pytest.mark.threat("T42")
-def test_the_same_rows_and_noise_are_released_in_each_attempt_at_a_round() -> None:
-    site = target()
-    one, again = (site.release(trained(), ROUND, "", rows=ROWS, clip=1.0, noise=1.0) for _ in range(2))
-    later = site.release(trained(), ROUND + 1, "", rows=ROWS, clip=1.0, noise=1.0)
+def test_the_same_rows_and_noise_are_released_in_each_attempt_at_a_round(tmp_path: Path) -> None:
+    with closing(AggregatorStore(tmp_path / "target.sqlite")) as memory:
+        one, again = (released(memory, 1.0, 1.0) for _ in range(2))
+        later = released(memory, 1.0, 1.0, ROUND + 1)
     assert np.array_equal(one, again)
     assert not np.array_equal(one, later)
+
+
+@pytest.mark.threat("T42")
+def test_who_knows_the_seed_of_the_run_cannot_take_the_noise_off(tmp_path: Path) -> None:
+    """Training that is repeatable draws from the seed that every site has; noise on features does not."""
+    with closing(AggregatorStore(tmp_path / "target.sqlite")) as memory:
+        sent = released(memory, 1.0, 1.0)
+    with closing(AggregatorStore(tmp_path / "attacker.sqlite")) as memory:
+        repeated = released(memory, 1.0, 1.0)
+    assert np.abs(sent - repeated).mean() > 0.5

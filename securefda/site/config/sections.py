@@ -144,7 +144,7 @@ class StrategySection(Settings):
     feature_rows: Annotated[int, Field(ge=2)] = 64
     """Of how many of the target's training rows, drawn anew in each round, the features go to every source under
     `fada_adversarial`, `fada`, `f_dann` and `f_dan`; the target's settings have to allow it with `release-features`.
-    With fewer rows than twice the numbers of each, a source's domain identifier learns the rows by heart."""
+    With fewer rows than twice the numbers of each, a source's domain identifier can learn the rows by heart."""
 
     feature_step: Annotated[float, Field(ge=0)] = 0.03
     """Length of the target's own step under these rules, in lengths of the sources' mean update: by it the features of
