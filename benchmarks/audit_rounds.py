@@ -13,9 +13,10 @@ counts is the target's part and that of the source with the most.
 
 *Logging* is making and writing every record, with forced writes, and every kept message. *Witnessing* is what the sites
 do to have their logs cosigned: checkpoints, proofs, notes on the disk, signatures and their checks; the messages that
-carry them are in the round, not in it. Prints one JSON object: medians over the repetitions.
+carry them are in the round, not in it. Figures are medians over the repetitions.
 
-    python benchmarks/audit_rounds.py [--federation examples/digits.toml] [--repeat 3] [--check]
+    python benchmarks/audit_rounds.py --measure [--federation examples/digits.toml] [--repeat 2] [--check]
+    python benchmarks/audit_rounds.py [--check]    from audit_rounds.json: print the table
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from typing import Any
 
 import numpy as np
 from audit_rounds_shares import timing
+from studies import shown, this_machine
 
 from securefda.local.simulator import simulate
 from securefda.operations.progress import SilentReporter
@@ -42,13 +44,18 @@ from securefda.operations.run_folder import METRICS_FILE
 from securefda.site.config import load_federation
 
 HERE = Path(__file__).resolve().parent
-MOST_OF_A_ROUND = 0.03
+FIGURES = HERE / "audit_rounds.json"
+MOST_OF_A_ROUND = {"logging": 0.03, "witnessing": 0.06}
 ROUNDS = 600
 """Of a run with blocks of both kinds."""
 BLOCK = 6
 NEIGHBOURS = 5
 """Comparisons that are drawn together, since two beside each other share a block."""
 KINDS = ("logging", "witnessing")
+_WHAT = (
+    "records, forced writes at releases, kept messages",
+    "checkpoints, proofs, signatures and their checks, notes on the disk",
+)
 
 
 def in_one_process(federation: Path, seed: int) -> dict[str, float]:
@@ -163,23 +170,56 @@ def _medians(runs: list[dict[str, float]]) -> dict[str, float]:
     return {key: round(value, 5) for key, value in found.items()}
 
 
+def tables(figures: Mapping[str, Any]) -> dict[str, str]:
+    """The shares as Markdown, with the bars."""
+    found, without = figures["processes"], figures["without"]
+    lines = [
+        "| share of a round, target and slowest source | bar | by the clock | processor time |",
+        "|---|---|---|---|",
+    ]
+    for kind, what in zip(KINDS, _WHAT, strict=True):
+        shares = (
+            (f"{kind}_share", f"{kind}_share_of_processor"),
+            (f"{kind}_share_of_target", f"{kind}_share_of_target_of_processor"),
+        )
+        names = (f"{kind}: {what}", f"{100 * MOST_OF_A_ROUND[kind]:.0f} %"), ("... of it the target", "")
+        for name, (wall, processor) in zip(names, shares, strict=True):
+            lines.append(f"| {name[0]} | {name[1]} | {_percent(found[wall])} | {_percent(found[processor])} |")
+    least, most = without["logging_adds_from"], without["logging_adds_to"]
+    rounds = f"{without['blocks_compared']} comparisons of rounds of {1000 * without['round_s']:.0f} ms"
+    lines.append(
+        f"| a round is longer with its records than without, by ({rounds}; 95 % interval) "
+        f"| 3 % | {_percent(without['logging_adds'])} ({_percent(least)} to {_percent(most)}) | |"
+    )
+    return {"shares": "\n".join(lines)}
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
 def main() -> None:
-    """Measure and print; with ``--check`` fail where logging takes more of a round of processes than its share."""
+    """Measure where asked to, and print; with ``--check`` fail where logging adds more to a round than its share."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--measure", action="store_true")
     parser.add_argument("--federation", type=Path, default=HERE.parent / "examples" / "digits.toml")
-    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--repeat", type=int, default=2)
+    parser.add_argument("--figures", type=Path, default=FIGURES, help="the measured figures, JSON")
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args()
-    found = {
-        "without": with_and_without(options.federation, options.repeat),
-        "processes": _medians([in_processes(options.federation, seed) for seed in range(options.repeat)]),
-        "one_process": _medians([in_one_process(options.federation, seed) for seed in range(options.repeat)]),
-        "load": round(os.getloadavg()[0], 1),
-    }
-    sys.stdout.write(json.dumps(found, indent=2) + "\n")
-    share = found["without"]["logging_adds"]  # type: ignore[index]
-    if options.check and share > MOST_OF_A_ROUND:
-        sys.exit(f"logging adds {share:.1%} to a round, more than {MOST_OF_A_ROUND:.0%}")
+    if options.measure:
+        measured = {
+            "machine": this_machine(),
+            "without": with_and_without(options.federation, options.repeat),
+            "processes": _medians([in_processes(options.federation, seed) for seed in range(options.repeat)]),
+            "one_process": _medians([in_one_process(options.federation, seed) for seed in range(options.repeat)]),
+        }
+        options.figures.write_text(json.dumps(measured, indent=1) + "\n")
+    found = json.loads(options.figures.read_text())
+    print(shown(tables(found)))
+    share, most = found["without"]["logging_adds"], MOST_OF_A_ROUND["logging"]
+    if options.check and share > most:
+        sys.exit(f"logging adds {share:.1%} to a round, more than {most:.0%}")
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ import alignment
 import attention
 import audit_log
 import audit_mutations
+import audit_rounds
 import dp_cost
 import dp_speed
 import gpu
@@ -76,6 +77,7 @@ def all_tables(folder: Path) -> dict[str, str]:
         "word_widths": word_widths.tables(figures("word_widths")["rows"]),
         "gpu": gpu.tables(gpu.read(folder / "gpu.json")),
         "audit_log": audit_log.tables(figures("audit_log")),
+        "audit_rounds": audit_rounds.tables(figures("audit_rounds")),
         "audit_mutations": {"classes": audit_mutations.table(figures("audit_mutations")["classes"])},
         "model_step": {
             "ratios": ratios_table(figures("model_step")["cases"]),
