@@ -294,7 +294,10 @@ def metrics() -> str:
         """\
 Off unless `port` in `[metrics]` is set; then served on 127.0.0.1 and no other address. Counters begin at zero with each
 process. No metric carries a β or a row count; accuracy and loss of the target's test rows are there with
-`results = true` alone.""",
+`results = true` alone.
+
+The same port answers probes. `/healthz` is 200 while the process lives. `/readyz` is 200 while the aggregator listens,
+or while the source is connected to an aggregator that it has joined; otherwise 503. Neither says more.""",
         table(("metric", "type", "labels", "served by", "what it counts"), _metric_rows()),
         "## Fields of the operational log",
         "The file `json-file` of `[logging]` holds one JSON object a line. `file` holds the same as plain text.",

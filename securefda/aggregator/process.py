@@ -129,6 +129,7 @@ async def _serve(
     )
     watch.follow(lambda: run.run_id, server.connected)
     address = await server.start()
+    watch.ready.set()
     watch.note(f"aggregator {kit.site_id} listens on {address}")
     grace = FINISHED_GRACE_S
     try:
@@ -139,6 +140,7 @@ async def _serve(
         grace = INTERRUPTED_GRACE_S
         raise
     finally:
+        watch.ready.clear()
         await server.stop(grace)
 
 

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus, on a port of 127.0.0.1 that a site turns on.
+"""Metrics for Prometheus and answers for probes, on a port of 127.0.0.1 that a site turns on.
 
 They count what the site's own ``metrics.jsonl`` and console say and disclose no more: no beta, row count or figure of a
 single message, and accuracy and loss of the target's test rows only where the target asks for it. Anyone who can open a
@@ -7,16 +7,24 @@ port of this machine can read them; they are sent nowhere. Counters begin at zer
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from threading import Thread
+from typing import TYPE_CHECKING
+from wsgiref.simple_server import WSGIRequestHandler, make_server
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app
+from prometheus_client.exposition import ThreadingWSGIServer
 
 from securefda.errors import ConfigError
 from securefda.operations.notes import UNNAMED, Note
 from securefda.operations.records import RoundLine, SiteLine
 
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
 HOST = "127.0.0.1"
+ALIVE, READY = "/healthz", "/readyz"
 MOST_CHECKS = 100
 _SECONDS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 
@@ -145,18 +153,44 @@ def _add(counter: Counter, counts: Mapping[str, int]) -> None:
         counter.labels(peer).inc(count)
 
 
+class _Silent(WSGIRequestHandler):
+    """Logs no request: a probe comes every few seconds."""
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        """Write nothing."""
+
+
+def _answering(registry: CollectorRegistry, is_ready: Callable[[], bool]) -> WSGIApplication:
+    metrics: WSGIApplication = make_wsgi_app(registry)
+
+    def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        path = environ["PATH_INFO"]
+        if path not in (ALIVE, READY) or environ["REQUEST_METHOD"] != "GET":
+            return metrics(environ, start_response)
+        well = path == ALIVE or is_ready()
+        start_response("200 OK" if well else "503 Service Unavailable", [("Content-Type", "text/plain")])
+        return [b"ok\n" if well else b"not ready\n"]
+
+    return answer
+
+
 @contextmanager
-def served(registry: CollectorRegistry, port: int) -> Iterator[None]:
-    """Answer every GET on ``port`` of 127.0.0.1 with the metrics, on threads of its own, until the block ends.
+def served(registry: CollectorRegistry, port: int, is_ready: Callable[[], bool]) -> Iterator[None]:
+    """Answer every GET on ``port`` of 127.0.0.1, on threads of its own, until the block ends.
+
+    ``/healthz`` says that the process lives. ``/readyz`` asks ``is_ready`` on such a thread: 200 where it is so, else
+    503. Every other path gets the metrics.
 
     Raises:
         ConfigError: the port cannot be opened.
     """
     try:
-        server, thread = start_http_server(port, addr=HOST, registry=registry)
+        server = make_server(HOST, port, _answering(registry, is_ready), ThreadingWSGIServer, _Silent)
     except OSError as error:
         why = f"{port} on {HOST} cannot be opened: {error.strerror}"
         raise ConfigError("metrics.port", why, hint="set another port, or 0 for no metrics") from error
+    thread = Thread(target=server.serve_forever, daemon=True)
+    thread.start()
     try:
         yield
     finally:

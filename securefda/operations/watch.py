@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -113,10 +114,21 @@ class _Book:
 
 
 class TargetWatch:
-    """The aggregator's reporter: passes everything on to ``shown``, logs and counts it, and keeps ``state`` true."""
+    """The aggregator's reporter: passes everything on to ``shown``, logs and counts it, and keeps ``state`` true.
 
-    def __init__(self, shown: Reporter, book: _Book, metrics: TargetMetrics | None, state: StateWriter) -> None:
-        self._shown, self._book, self._metrics, self.state = shown, book, metrics, state
+    Whoever listens for sources sets ``ready`` while this is so; probes ask for it.
+    """
+
+    def __init__(
+        self,
+        shown: Reporter,
+        book: _Book,
+        metrics: TargetMetrics | None,
+        state: StateWriter,
+        *,
+        ready: threading.Event,
+    ) -> None:
+        self._shown, self._book, self._metrics, self.state, self.ready = shown, book, metrics, state, ready
 
     def follow(self, run_id: Callable[[], str], connected: Callable[[], Collection[int]]) -> None:
         """Learn from these what reports do not say: the run's id (empty before there is one), and who is connected."""
@@ -163,13 +175,24 @@ class TargetWatch:
 
 
 class SourceWatch:
-    """A source's reporter of notes, of its connection, and with :meth:`rounds` of its rounds; ``state`` follows all."""
+    """A source's reporter of notes, of its connection, and with :meth:`rounds` of its rounds; ``state`` follows all.
+
+    ``ready`` is set while the source is connected to an aggregator that it has joined; probes ask for it.
+    """
 
     def __init__(
-        self, shown: Reporter, book: _Book, metrics: SourceMetrics | None, target: str, state: StateWriter
+        self,
+        shown: Reporter,
+        book: _Book,
+        metrics: SourceMetrics | None,
+        target: str,
+        state: StateWriter,
+        *,
+        ready: threading.Event,
     ) -> None:
-        self._shown, self._book, self._metrics, self._target, self.state = shown, book, metrics, target, state
-        self._run, self._was_connected = "", False
+        self._shown, self._book, self._metrics, self._target = shown, book, metrics, target
+        self.state, self._ready = state, ready
+        self._run, self._was_connected, self._has_joined = "", False, False
         book.run_id = lambda: self._run
 
     def hear(self, direction: object, peer: int, message: Signed[Body], wire_bytes: int, *, more: bool = False) -> None:
@@ -181,6 +204,8 @@ class SourceWatch:
             self.state.know(rounds=message.body.rounds)
         self._book.phase = _PHASES.get(type(message.body), self._book.phase)
         if isinstance(message.body, Join):
+            self._has_joined = True
+            self._ready.set()  # first: a reader of the line finds the process so
             self.note(f"joined; waiting for {self._target} to begin a round")
         if doing := _DOING.get(type(message.body)):
             self.does(doing.format(target=self._target), waits="waiting" in doing)
@@ -198,12 +223,15 @@ class SourceWatch:
         """There is a connection, for the first time or again."""
         again = " again" if self._was_connected else ""
         self._was_connected = True
+        if self._has_joined:
+            self._ready.set()
         self.state.know(retrying="", retrying_until=None)
         self.note(Note(f"connected{again} to the aggregator at {address}", peer=self._target))
         self._show_state()
 
     def unreachable(self, what: str, until: float) -> None:
         """There is no connection, and the process tries for one until then, in Unix time; said once for each reason."""
+        self._ready.clear()
         if what == self.state.now.retrying:
             return
         self.state.know(retrying=what, retrying_until=until)
@@ -312,12 +340,12 @@ def watch_target(
     target, sources = roster.target.site_id, [entry.site_id for entry in roster.sources]
     with ExitStack() as stack:
         book = _Book(_log(stack, logging, out, target, shown), frozenset(sources))
-        meters = None
+        meters, ready = None, threading.Event()
         if metrics.port:
             from securefda.operations.metrics import TargetMetrics, served
 
             meters = TargetMetrics(results=metrics.results)
-            stack.enter_context(served(meters.registry, metrics.port))
+            stack.enter_context(served(meters.registry, metrics.port, ready.is_set))
         if metrics.tensorboard or metrics.mlflow:
             from securefda.operations.tracking import tracked
 
@@ -325,7 +353,8 @@ def watch_target(
             places = tracked(metrics, out=out, run_id=book.run, note=shown.note, **names)
             book.round_over = stack.enter_context(places).round_finished
         stack.enter_context(book.process(target, "target"))
-        yield TargetWatch(shown, book, meters, stack.enter_context(state_file(out, site=target, role="target")))
+        state = stack.enter_context(state_file(out, site=target, role="target"))
+        yield TargetWatch(shown, book, meters, state, ready=ready)
 
 
 @contextmanager
@@ -344,14 +373,15 @@ def watch_source(
             raise ConfigError(f"metrics.{key}", "applies only to the target", hint=hint)
     with ExitStack() as stack:
         book = _Book(_log(stack, logging, out, site, shown), frozenset((target,)))
-        meters = None
+        meters, ready = None, threading.Event()
         if metrics.port:
             from securefda.operations.metrics import SourceMetrics, served
 
             meters = SourceMetrics()
-            stack.enter_context(served(meters.registry, metrics.port))
+            stack.enter_context(served(meters.registry, metrics.port, ready.is_set))
         stack.enter_context(book.process(site, "source"))
-        yield SourceWatch(shown, book, meters, target, stack.enter_context(state_file(out, site=site, role="source")))
+        state = stack.enter_context(state_file(out, site=site, role="source"))
+        yield SourceWatch(shown, book, meters, target, state, ready=ready)
 
 
 def _log(stack: ExitStack, settings: LoggingSection, out: Path, site: str, shown: Reporter) -> OperationalLog | None:

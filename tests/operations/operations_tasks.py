@@ -1,4 +1,4 @@
-"""Digits with something in rows and options that must be in no log; named as ``operations_tasks:Class``."""
+"""Digits with something in rows and options that must be in no log, or slow; named as ``operations_tasks:Class``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from e2e_tasks import Endless
 from torch import Tensor
 
 from securefda.tasks.base import Samples, TaskSettings
+from securefda.tasks.digits import Digits
 
 ROW_VALUE = 0.40417731
 OPTION_VALUE = "hunter2-40417"
@@ -34,3 +35,14 @@ class Quoting(Planted):
         if torch.is_grad_enabled():
             raise ValueError(f"no patient is {ROW_VALUE}, labelled {labels.tolist()}, says {OPTION_VALUE}")
         return super().loss(outputs, labels)
+
+
+class Slow(Digits):
+    """Its rows come when two pipes in the data folder were opened: one says that it waits, the other lets it go."""
+
+    def train_data(self, site: str) -> Samples:
+        folder = self.settings.data_dir
+        assert folder is not None
+        (folder / "loading").write_text("")
+        (folder / "go").read_text()
+        return super().train_data(site)

@@ -196,9 +196,23 @@ def test_the_port_is_open_on_the_loopback_address_alone(target: TargetWatch, por
     assert f":{port:04X} " not in Path("/proc/net/tcp6").read_text() if Path("/proc/net/tcp6").exists() else True
 
 
-def test_only_reading_is_possible(target: TargetWatch, port: int) -> None:
+@pytest.mark.parametrize("path", ["/metrics", "/healthz", "/readyz"])
+def test_only_reading_is_possible(target: TargetWatch, port: int, path: str) -> None:
     with pytest.raises(urllib.error.HTTPError, match="405"):
-        DIRECT.open(f"http://127.0.0.1:{port}/metrics", data=b"securefda_rounds_total 7", timeout=10)
+        DIRECT.open(f"http://127.0.0.1:{port}{path}", data=b"securefda_rounds_total 7", timeout=10)
+
+
+def test_probes_hear_whether_the_process_lives_and_is_ready_and_nothing_else(target: TargetWatch, port: int) -> None:
+    def answer(path: str) -> tuple[int, str]:
+        try:
+            with DIRECT.open(f"http://127.0.0.1:{port}{path}", timeout=10) as found:
+                return found.status, found.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    assert (answer("/healthz"), answer("/readyz")) == ((200, "ok\n"), (503, "not ready\n"))
+    target.ready.set()
+    assert (answer("/healthz"), answer("/readyz")) == ((200, "ok\n"), (200, "ok\n"))
 
 
 def test_the_port_is_free_again_when_the_process_is_done(tmp_path: Path, port: int) -> None:

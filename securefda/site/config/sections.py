@@ -548,7 +548,7 @@ class MetricsSection(Settings):
     """Figures of a process for monitoring: Prometheus, on 127.0.0.1 and no other address, TensorBoard, MLflow."""
 
     port: Annotated[int, Field(ge=0, le=MAX_PORT)] = 0
-    """Port of 127.0.0.1 on which the process serves metrics for Prometheus; 0 for none."""
+    """Port of 127.0.0.1 on which the process serves metrics for Prometheus, `/healthz` and `/readyz`; 0 for none."""
 
     results: bool = False
     """Whether accuracy and loss on the target's test rows are among these metrics, for every user of the machine."""
