@@ -13,6 +13,7 @@ from securefda.bench.accuracy.plots import write_plots
 from securefda.bench.accuracy.requirements import (
     AtLeast,
     AtMost,
+    BestAtLeast,
     BestIsOneOf,
     SelectionHolds,
     Steadier,
@@ -102,12 +103,32 @@ def test_at_least_is_met_to_the_point_and_not_below_it():
     ]
 
 
+def test_the_best_of_several_rules_has_to_be_so_far_above_another_one():
+    found = results(
+        {
+            **{("fedda", "left"): 50.0, ("fedda", "right"): 60.0, ("fedgp", "left"): 58.0, ("fedgp", "right"): 68.0},
+            **{("source_only", "left"): 56.0, ("source_only", "right"): 58.0},
+        }
+    )
+    both = ("fedda", "fedgp")
+    assert said(BestAtLeast(both, 6.0, over="source_only"), found) == []
+    assert said(BestAtLeast(both, 6.5, over="source_only"), found) == [
+        "MISSED: mean: fedgp, the best of 2, is 63.0, must reach source_only + 6.5 = 63.5"
+    ]
+    assert said(BestAtLeast(("fedda",), -2.0, over="source_only"), found) == []
+    assert said(BestAtLeast(("fedda",), -1.5, over="source_only"), found) == [
+        "MISSED: mean: fedda, the best of 1, is 55.0, must reach source_only - 1.5 = 55.5"
+    ]
+
+
 def test_what_was_not_measured_is_a_miss_of_every_bar():
     found = results({("fedda", "left"): 50.0})
     for bar in (
         AtLeast("fedda", 1.0),
         AtLeast("fedda", 1.0, over="fedgp", columns=("left",)),
         AtMost("fedda", 99.0),
+        BestAtLeast(("fedda", "fedgp"), 1.0, over="source_only"),
+        BestAtLeast(("fedda",), 1.0, over="source_only"),
         BestIsOneOf(("fedgp",), "left"),
         Steadier("fedda", "fedgp"),
         SelectionHolds(),

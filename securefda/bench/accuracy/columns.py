@@ -65,6 +65,7 @@ class DataSet:
     Attributes:
         example: name of the sample configuration.
         folder: of its files below ``--data-dir``; empty where the data are bundled.
+        settings: beside the example's, in all runs; a rule's come after them.
         targets: sites that take turns as the target, the others being the sources; empty for the example's own.
         levels: level -> settings that this data set needs there beside the level's name.
     """
@@ -72,6 +73,7 @@ class DataSet:
     example: str
     folder: str = ""
     targets: tuple[str, ...] = ()
+    settings: Settings = ()
     levels: Mapping[str, Settings] = field(default_factory=dict)
 
     def target_settings(self, target: str) -> Settings:
@@ -163,6 +165,12 @@ RULES = {
         BenchRule("apfl", settings=("strategy.apfl-alpha=0.5",)),
         BenchRule("knn_per", settings=("strategy.knn-neighbours=10",)),
         BenchRule("fedrep", settings=("training.target.personal-layers=2", "training.source.personal-layers=2")),
+        *(BenchRule(rule) for rule in ("f_dann", "f_dan", "fada_attention", "fada_adversarial", "fada")),
+        # The least bound makes all weights equal but for a thousandth: the same rule without attention.
+        BenchRule("fada_adversarial_equal", "fada_adversarial", ("strategy.attention-bound=0.001",)),
+        BenchRule("fada_equal", "fada", ("strategy.attention-bound=0.001",)),
+        BenchRule("fedda_auto_pseudo", "fedda_auto", ("training.target.labels=pseudo",)),
+        BenchRule("fedgp_auto_pseudo", "fedgp_auto", ("training.target.labels=pseudo",)),
         # The adapted rules train at a lower rate after warm-up, target_only in no round.
         BenchRule("target_only_low_rate", "target_only", ("training.target.learning-rate={rate_after_warm_up}",)),
     )

@@ -170,7 +170,8 @@ def _load(request: Request, data: str, settings: Settings) -> FederationConfig:
     own = _level_settings(DATA[data], request.level)
     folder = request.folder_of(data)
     place = () if folder is None else (f"{_DATA_DIR}={folder}",)
-    return load_federation(sample(DATA[data].example), [*own, *settings, *request.overrides, *place], request.env or {})
+    every = (*own, *DATA[data].settings, *settings, *request.overrides, *place)
+    return load_federation(sample(DATA[data].example), every, request.env or {})
 
 
 def _level_settings(data: DataSet, level: str) -> Settings:

@@ -37,6 +37,27 @@ class AtLeast:
 
 
 @dataclass(frozen=True, slots=True)
+class BestAtLeast:
+    """The best of these rules, in the mean over all columns, is so many points above another rule, or below it."""
+
+    rules: tuple[str, ...]
+    points: float
+    over: str
+
+    def misses(self, results: Results) -> Iterator[str]:
+        """See `AcceptanceCriterion`."""
+        reached = {rule: value for rule in self.rules if (value := results.overall(rule, MEAN)) is not None}
+        other = results.overall(self.over, MEAN)
+        if other is None or len(reached) < len(self.rules):
+            yield missing(MEAN, *self.rules, self.over)
+            return
+        best = max(reached, key=lambda rule: reached[rule])
+        if reached[best] < other + self.points:
+            must = f"{self.over} {'+' if self.points >= 0 else '-'} {abs(self.points):g} = {other + self.points:.1f}"
+            yield f"MISSED: {MEAN}: {best}, the best of {len(reached)}, is {reached[best]:.1f}, must reach {must}"
+
+
+@dataclass(frozen=True, slots=True)
 class AtMost:
     """A rule's mean over all columns stays at or below ``points`` percent: the suite has a shift worth its name."""
 

@@ -10,12 +10,13 @@ from securefda.bench.accuracy.columns import Column, DataSet, Suite
 from securefda.bench.accuracy.paper import (
     BETA_COLORED_MNIST,
     COLORED_MNIST,
+    DIGIT_DOMAINS,
     FED_HEART,
     LABEL_SHIFT,
     NOISY_FASHION,
     TARGET_SIZE_FASHION,
 )
-from securefda.bench.accuracy.requirements import AtLeast, AtMost, BestIsOneOf, SelectionHolds, Steadier
+from securefda.bench.accuracy.requirements import AtLeast, AtMost, BestAtLeast, BestIsOneOf, SelectionHolds, Steadier
 from securefda.tasks.fed_heart import HOSPITALS
 
 BASELINES = ("source_only", "target_only", "oracle", "fedavg", "finetune_offline")
@@ -35,6 +36,15 @@ HEART_RULES = ("fedda", "fedgp", "fedda_auto", "fedgp_auto", "auto", "fedgp_with
 HEART_PERSONAL = ("personalized_fedavg", "ditto", "apfl", "knn_per")
 """Its model is one layer, of which fedrep would leave nothing to train together."""
 
+FADA = ("fada_attention", "fada_adversarial", "fada")
+"""Models I to III of Peng et al."""
+
+LABEL_FREE = (
+    *("source_only", "f_dann", "f_dan", *FADA, "fada_adversarial_equal", "fada_equal"),
+    *("fedda_auto_pseudo", "fedgp_auto_pseudo"),
+)
+"""Rules for a target without labels."""
+
 DOMAINS = ("plus-90", "plus-80", "minus-90")
 
 DATA = {
@@ -49,7 +59,24 @@ DATA = {
     "noisy-fashion": DataSet("noisy_fashion_mnist", "fashion_mnist"),
     "label-shift": DataSet("label_shift_fashion_mnist", "fashion_mnist"),
     "rbf": DataSet("rbf"),
+    "digit-domains": DataSet(
+        "digit_domains",
+        "digit_domains",
+        ("mnist-m", "synthetic", "mnist", "usps"),
+        settings=(
+            'task.options.model="disentangled"',
+            "task.options.rows=1000",
+            "task.options.target-rows=1000",
+            "strategy.rule=source_only",  # the example's own needs labels
+            "training.target.labels=none",
+            "training.target.release-features=true",
+            "strategy.feature-rows=512",
+        ),
+    ),
 }
+
+LABELLED = tuple(data for data in DATA if data != "digit-domains")
+"""Data sets whose targets know labels, which a fixed β takes."""
 
 BETAS = (0.2, 0.4, 0.6, 0.8)
 NOISES = (0.0, 0.2, 0.4, 0.6, 0.8)
@@ -159,9 +186,23 @@ SUITES = {
         bars=(SelectionHolds(),),
         losses=True,
     ),
+    "digit-domains": Suite(
+        title="Digit domains, a target without labels",
+        columns=_each_target("digit-domains"),
+        rules=LABEL_FREE,
+        plots=("columns",),
+        bars=(
+            BestAtLeast(FADA, 5.0, over="source_only"),
+            BestAtLeast(FADA, -0.5, over="f_dann"),
+            BestAtLeast(FADA, -0.5, over="f_dan"),
+            BestAtLeast(LABEL_FREE[1:], 8.0, over="source_only"),
+        ),
+        published={"digit-domains": DIGIT_DOMAINS},
+        averaged=True,
+    ),
     "beta-sweep": Suite(
         title="Fixed β",
-        columns=tuple(column for data in DATA for column in _over(data, "strategy.beta", BETAS)),
+        columns=tuple(column for data in LABELLED for column in _over(data, "strategy.beta", BETAS)),
         rules=("fedda", "fedgp"),
         plots=("line",),
         bars=(Steadier("fedgp", "fedda"),),
