@@ -25,7 +25,7 @@ class ExitCode(IntEnum):
     """Done."""
 
     FAILED = 1
-    """Failed, for a reason that has no code of its own, or interrupted."""
+    """Failed, for a reason that has no code of its own, or interrupted by Ctrl-C."""
 
     CONNECTION = 2
     """No connection, a peer that is not the one in the roster, or one that breaks the protocol."""
@@ -47,6 +47,13 @@ class ExitCode(IntEnum):
 
     CERTIFICATE = 14
     """A certificate is expired, not yet valid, of another federation, or has the wrong name."""
+
+    TERMINATED = 143
+    """A run or a site's process was asked to end, by SIGTERM, and ended in order."""
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came: the process is to end as after Ctrl-C, with an exit code of its own."""
 
 
 class SecureFdaError(Exception):

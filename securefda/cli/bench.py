@@ -134,7 +134,7 @@ def accuracy(
             done = bench_accuracy(request, folder, workers=workers or os.cpu_count() or 1, watcher=watcher)
     except RunInterruptedError as error:
         hint = f"every finished run is in {folder}; the same command goes on"
-        raise RunInterruptedError(str(error), hint=hint) from None
+        raise type(error)(str(error), hint=hint) from None
     return _print_accuracy(output, done, None if other is None else compared(done, *other), check=check)
 
 

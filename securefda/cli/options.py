@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from securefda.cli.output import Format
-from securefda.errors import ConfigError, SecureFdaError
+from securefda.errors import ConfigError, ExitCode, SecureFdaError, Terminated
 
 Kit = Annotated[Path, typer.Argument(metavar="KIT", help="The startup kit of a site.")]
 FederationFolder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The federation's folder, with ca/ in it.")]
@@ -106,16 +106,27 @@ def pairs(option: str, values: list[str]) -> dict[str, list[str]]:
 
 
 class RunInterruptedError(SecureFdaError):
-    """Ctrl-C was pressed, or the process was asked to end."""
+    """Ctrl-C was pressed."""
+
+
+class RunTerminatedError(RunInterruptedError):
+    """SIGTERM asked the process to end."""
+
+    exit_code = ExitCode.TERMINATED
 
 
 @contextmanager
 def interruptible(out: Path, goes_on: str = "") -> Iterator[None]:
     """Make Ctrl-C or SIGTERM during a run an error that says what is left of it, and how it goes on."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+    def terminate(_number: int, _frame: object) -> None:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, terminate)
     try:
         yield
-    except KeyboardInterrupt:
-        raise RunInterruptedError("interrupted", hint=f"every finished round is in {out}{goes_on}") from None
+    except KeyboardInterrupt as error:
+        kind = RunTerminatedError if isinstance(error, Terminated) else RunInterruptedError
+        raise kind("interrupted", hint=f"every finished round is in {out}{goes_on}") from None
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -15,17 +15,20 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from securefda.errors import Terminated
+
 
 def run_until_told(serve: Coroutine[Any, Any, None]) -> None:
     """Run ``serve`` in an event loop of its own; Ctrl-C and SIGTERM cancel it, so that it can say goodbye.
 
     Raises:
-        KeyboardInterrupt: the process was asked to end.
+        Terminated: SIGTERM asked the process to end.
+        KeyboardInterrupt: Ctrl-C did.
     """
     try:
         asyncio.run(_cancelled_by_sigterm(serve))
     except asyncio.CancelledError:
-        raise KeyboardInterrupt from None
+        raise Terminated from None
 
 
 async def _cancelled_by_sigterm(serve: Coroutine[Any, Any, None]) -> None:

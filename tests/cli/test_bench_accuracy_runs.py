@@ -17,7 +17,7 @@ from securefda.bench.accuracy.progress import console_watcher
 from securefda.bench.accuracy.results import RunKey
 from securefda.bench.accuracy.suite_folder import settings_of
 from securefda.cli import main
-from securefda.errors import ConfigError
+from securefda.errors import ConfigError, ExitCode
 
 SHORT = ("strategy.rounds=2", "strategy.warm-up-rounds=1")
 RULES = ("source_only", "fedgp_auto")
@@ -241,7 +241,8 @@ def test_a_suite_that_is_stopped_ends_with_its_processes_and_keeps_what_had_fini
     assert process.stderr.readline().startswith("[1/50]")
     process.send_signal(number)
     rest = process.stderr.read()  # ends when the last process that could write there has ended
-    assert process.wait() == (-number if number == signal.SIGKILL else 1)
+    codes = {signal.SIGINT: ExitCode.FAILED, signal.SIGTERM: ExitCode.TERMINATED, signal.SIGKILL: -number}
+    assert process.wait() == codes[number]
     finished = lines(tmp_path)
     assert 1 <= len(finished) < 50
     assert "Traceback" not in rest

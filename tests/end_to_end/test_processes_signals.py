@@ -14,10 +14,12 @@ import pytest
 from depth import at_depth
 from e2e_processes import Process, assert_one_clear_line, children_of, kits
 
+from securefda.cli import main
 from securefda.errors import ExitCode
 from securefda.operations.run_folder import read_run
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM]
+ENDED = {signal.SIGINT: ExitCode.FAILED, signal.SIGTERM: ExitCode.TERMINATED}
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -30,10 +32,10 @@ def test_an_aggregator_and_a_source_end_at_once_whatever_they_do(tmp_path: Path,
         aggregator, source = federation.start_all().values()
         source.until("round 1")
         source.interrupt(number)
-        assert_one_clear_line(source, ExitCode.FAILED, "interrupted")
+        assert_one_clear_line(source, ENDED[number], "interrupted")
         aggregator.until("source-1 left")
         aggregator.interrupt(number)
-        assert_one_clear_line(aggregator, ExitCode.FAILED, "interrupted", hint=str(federation.run_folder))
+        assert_one_clear_line(aggregator, ENDED[number], "interrupted", hint=str(federation.run_folder))
         assert federation.summary()["status"] == "interrupted"
 
 
@@ -52,7 +54,7 @@ def test_a_run_takes_all_of_its_processes_with_it(tmp_path: Path, number: signal
     children = [server, *children_of(server)]
     assert len(children) == 4
     run.interrupt(number)
-    assert_one_clear_line(run, ExitCode.FAILED, "interrupted", hint=str(tmp_path / "out"))
+    assert_one_clear_line(run, ENDED[number], "interrupted", hint=str(tmp_path / "out"))
     assert (
         "interrupted: the sites end in order, then the report is written" in run.err
     )  # at once, for both take a while
@@ -63,13 +65,38 @@ def test_a_run_takes_all_of_its_processes_with_it(tmp_path: Path, number: signal
     assert len(record.rounds) >= 2
 
 
+def test_sites_that_are_told_to_end_lose_nothing(tmp_path: Path) -> None:
+    """Each is told so in the middle of a round; started again, the run goes on, and no line or log differs."""
+    hold = tmp_path / "hold"
+    settings = ("privacy.visibility=individual", "strategy.rounds=30", f"task.data-dir={tmp_path}")
+    with kits(tmp_path / "kits", 1, settings=settings, task="e2e_tasks:Endless", by_exec=True) as federation:
+        sites = federation.start_all()
+        sites["source-1"].until("update sent", 2)
+        hold.touch()
+        kept = federation.rounds()
+        for site, joins in (("target", 2), ("source-1", 1)):
+            sites[site].interrupt(signal.SIGTERM)
+            assert sites[site].end() == ExitCode.TERMINATED
+            sites[site] = federation.start(site)
+            sites["source-1"].until("joined", joins)
+        hold.unlink()
+        assert [site.end() for site in sites.values()] == [0, 0], sites["target"].text
+        lines = federation.rounds()
+        assert len(kept) >= 1
+        assert lines[: len(kept)] == kept
+        assert [(line["round"], line["status"]) for line in lines] == [(n, "finished") for n in range(1, 31)]
+        for site in sites:
+            (log,) = (federation.kit(site) / "local" / "audit").iterdir()
+            assert main(["audit", "verify", str(log)]) == 0
+
+
 def test_a_process_started_in_the_background_by_a_script_ends_on_sigint(tmp_path: Path) -> None:
     """Shells make such processes deaf to Ctrl-C; SIGTERM must reach them all the same."""
     settings = ("privacy.visibility=individual",)
     with kits(tmp_path, 1, settings=settings, by_exec=True) as federation, _deaf_to_ctrl_c():
         aggregator = federation.start("target").until("listens on")
         aggregator.interrupt(signal.SIGTERM)
-        assert_one_clear_line(aggregator, ExitCode.FAILED, "interrupted")
+        assert_one_clear_line(aggregator, ExitCode.TERMINATED, "interrupted")
 
 
 @contextmanager
