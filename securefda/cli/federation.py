@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,6 +27,7 @@ from securefda.errors import ConfigError
 if TYPE_CHECKING:
     from securefda.protocol.roster import Role
     from securefda.site.config import FederationConfig
+    from securefda.site.endpoints import Address
     from securefda.site.enrolment import Enrolment
 
 app = typer.Typer(help="Found a federation, and change who belongs to it.")
@@ -54,6 +56,12 @@ Fingerprint = Annotated[
 ]
 
 
+class Deploy(StrEnum):
+    """What runs a site's process."""
+
+    SYSTEMD = "systemd"
+
+
 @app.command("init")
 def init(
     file: FederationFile,
@@ -80,6 +88,10 @@ def init(
     ] = None,
     entity: Entities = [],
     name: Names = [],
+    deploy: Annotated[
+        Deploy | None,
+        typer.Option("--deploy", help="Write for each site what runs its process there, into SITE.deploy."),
+    ] = None,
     overrides: Overrides = [],
     output: OutputFormat = Format.TXT,
 ) -> None:
@@ -89,6 +101,7 @@ def init(
     `securefda site join`. Without, the authority makes all keys, and knows them.
     """
     from securefda.site.config import kit_settings_toml, load_federation
+    from securefda.site.deployment import SUFFIX, write_deployment
     from securefda.site.endpoints import Address, SiteSpec
     from securefda.site.enrolment import init_federation, read_requests
 
@@ -119,6 +132,7 @@ def init(
         )
         for site in site_ids
     ]
+    deployed = {} if deploy is None else _deployed(deploy, config, aggregator, str(bound))
     enrolment = init_federation(
         out,
         config.federation.name,
@@ -129,7 +143,10 @@ def init(
         settings_text=lambda site: kit_settings_toml(config, site, str(bound)),
         now=now(),
     )
-    print_result(output, _data(enrolment), _founded_text(enrolment))
+    folders = write_deployment(out, deployed)
+    lines = [f"what runs each site's process is in {out}/SITE{SUFFIX}; hand it to the site"] if folders else []
+    data = _data(enrolment) | {"deployments": [str(folder) for folder in folders]}
+    print_result(output, data, "\n".join([_founded_text(enrolment), *lines]))
 
 
 @app.command("add")
@@ -273,6 +290,29 @@ def _known(option: str, values: list[str], sites: tuple[str, ...]) -> dict[str, 
         if site not in sites:
             raise ConfigError(f"{option} {site}", "is no site of this federation", hint=f"sites: {', '.join(sites)}")
     return found
+
+
+def _deployed(kind: Deploy, config: FederationConfig, aggregator: Address, listen: str) -> dict[str, dict[str, str]]:
+    """Site -> its files for a deployment."""
+    from securefda.site.config import metrics_port_of
+    from securefda.site.deployment import METRICS_PORT, DeployedSite, deployment_files
+    from securefda.site.endpoints import Address
+
+    target, bound = config.federation.target, Address.parse(listen, "--listen")
+    return {
+        site: deployment_files(
+            kind.value,
+            DeployedSite(
+                config.federation.name,
+                site,
+                is_target=site == target,
+                aggregator=aggregator,
+                listen=bound,
+                metrics_port=metrics_port_of(config, site) or METRICS_PORT,
+            ),
+        )
+        for site in (target, *config.federation.sources)
+    }
 
 
 def _policy_text(config: FederationConfig, site: str) -> str:

@@ -29,7 +29,7 @@ from securefda.site.config.sections import (
     strategy_of,
     training_settings,
 )
-from securefda.site.config.write import aggregator_toml, kit_settings_toml, site_policy, source_toml
+from securefda.site.config.write import aggregator_toml, kit_settings_toml, metrics_port_of, site_policy, source_toml
 
 __all__ = [
     "AggregatorConfig",
@@ -56,6 +56,7 @@ __all__ = [
     "load_aggregator",
     "load_federation",
     "load_source",
+    "metrics_port_of",
     "require_rule_at_sum",
     "site_policy",
     "source_toml",

@@ -144,15 +144,19 @@ def _aggregator(config: FederationConfig, process: ProcessSection) -> Aggregator
     )
 
 
-def _source(config: FederationConfig, site: str, process: ProcessSection) -> SourceConfig:
-    """Sites may share a machine: the target has the metrics port of the file and each source the next one, in order.
+def metrics_port_of(config: FederationConfig, site: str) -> int:
+    """The port for metrics and probes of a site; 0 for none.
 
-    A source that the file does not name yet gets the port behind theirs.
+    Sites may share a machine: the target has the port of the file and each source the next one, in order. A source that
+    the file does not name yet gets the port behind theirs.
     """
-    metrics = MetricsSection()  # all but the port is about the target's own figures
-    if config.metrics.port:
-        place = 1 + (*config.federation.sources, site).index(site)
-        metrics = MetricsSection(port=min(config.metrics.port + place, MAX_PORT))
+    if not config.metrics.port or site == config.federation.target:
+        return config.metrics.port
+    return min(config.metrics.port + 1 + (*config.federation.sources, site).index(site), MAX_PORT)
+
+
+def _source(config: FederationConfig, site: str, process: ProcessSection) -> SourceConfig:
+    metrics = MetricsSection(port=metrics_port_of(config, site))  # the rest is about the target's own figures
     return SourceConfig(
         source=process,
         task=config.task,

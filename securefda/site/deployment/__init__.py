@@ -1,0 +1,121 @@
+"""What runs a site's process where sites run things, written beside its kit.
+
+A folder ``SITE.deploy`` holds a systemd unit. Nothing in it is secret, and nothing in it says more than the kit's
+public files do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from securefda.disk import make_folder, write_file, writing_errors
+from securefda.errors import ConfigError
+from securefda.site.endpoints import Address, is_ip_address
+
+SUFFIX = ".deploy"
+"""Behind the site's id; no site id holds a dot."""
+
+METRICS_PORT = 9464
+"""Where probes are answered, on 127.0.0.1, unless the site's settings name another port."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeployedSite:
+    """A site whose process is to be deployed.
+
+    Attributes:
+        federation: its id.
+        site: id of the site.
+        is_target: whether its process is the aggregator.
+        aggregator: where the sources reach the aggregator.
+        listen: where the aggregator binds.
+        metrics_port: where probes are answered, on 127.0.0.1.
+    """
+
+    federation: str
+    site: str
+    is_target: bool
+    aggregator: Address
+    listen: Address
+    metrics_port: int = METRICS_PORT
+
+    def __post_init__(self) -> None:
+        if self.is_target and self.metrics_port == self.listen.port:
+            why = f"{self.metrics_port} is the port on which {self.site} listens for sources"
+            raise ConfigError("metrics.port", why, hint="set another port")
+
+    @property
+    def values(self) -> dict[str, object]:
+        """What the templates name."""
+        return {
+            "federation": self.federation,
+            "site": self.site,
+            "role": "target" if self.is_target else "source",
+            "command": "aggregator" if self.is_target else "source",
+            "is_target": self.is_target,
+            "aggregator_host": self.aggregator.host,
+            "aggregator_port": self.aggregator.port,
+            "aggregator_is_ip": is_ip_address(self.aggregator.host),
+            "listen_port": self.listen.port,
+            "metrics_port": self.metrics_port,
+            "unit": f"securefda-{self.site}.service",
+        }
+
+
+def _systemd(site: DeployedSite) -> Iterator[tuple[str, str]]:
+    yield f"securefda-{site.site}.service", _render("systemd/securefda.service.j2", site)
+
+
+_KINDS: dict[str, Callable[[DeployedSite], Iterator[tuple[str, str]]]] = {"systemd": _systemd}
+
+
+def deployment_files(kind: str, site: DeployedSite) -> dict[str, str]:
+    """The files of one site: name, relative to its folder, to text.
+
+    Args:
+        kind: ``systemd``.
+        site: whose process it is.
+
+    Raises:
+        ConfigError: the site cannot be deployed so.
+    """
+    return dict(_KINDS[kind](site))
+
+
+def write_deployment(root: Path, files: Mapping[str, Mapping[str, str]]) -> list[Path]:
+    """Write each site's files into ``root/SITE.deploy``.
+
+    Args:
+        root: the federation's folder.
+        files: site id -> what :func:`deployment_files` gave.
+
+    Returns:
+        The folders.
+
+    Raises:
+        ConfigError: one cannot be written.
+    """
+    folders = []
+    for site, texts in files.items():
+        folder = root / f"{site}{SUFFIX}"
+        with writing_errors(folder):
+            for name, text in texts.items():
+                make_folder((folder / name).parent)
+                write_file(folder / name, text.encode(), 0o644)  # for a person to read and to change
+        folders.append(folder)
+    return folders
+
+
+def _render(template: str, site: DeployedSite) -> str:
+    environment = Environment(  # noqa: S701 - no page
+        loader=PackageLoader("securefda.site.deployment"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    return environment.get_template(template).render(site.values)
