@@ -52,6 +52,7 @@ from securefda.site.training_secret import REPEATABLE
 from securefda.tasks import Rows, Samples, Task, TaskSettings, Unlabelled, load_task, rows_of, unlabelled_target
 from securefda.training import PersonalMemory, SecretSeed
 from securefda.training.pseudo import PseudoSettings, PseudoTrainer
+from securefda.training.team import Team
 from securefda.training.trainer import SiteTrainer
 from securefda.transport.dialer import Endpoint
 from securefda.transport.limits import TransportSettings
@@ -154,10 +155,11 @@ def task_of(section: TaskSection, roster: Roster, seed: int, labels: TargetLabel
 
     ``labels`` matter at the target alone: no other site knows them, or needs to.
     """
-    return _task(section, roster.target.site_id, tuple(entry.site_id for entry in roster.sources), seed, labels)
+    return task_among(section, roster.target.site_id, tuple(entry.site_id for entry in roster.sources), seed, labels)
 
 
-def _task(section: TaskSection, target: str, sources: tuple[str, ...], seed: int, labels: TargetLabels) -> Task:
+def task_among(section: TaskSection, target: str, sources: tuple[str, ...], seed: int, labels: TargetLabels) -> Task:
+    """The instance of the task in a federation of these sites; Raises: as :func:`task_of`."""
     settings = TaskSettings(
         target=target,
         sources=sources,
@@ -202,7 +204,7 @@ def rows_here(config: FederationConfig, site_id: str, seed: int) -> Rows:
         ConfigError, DataError: the task or its data are unfit.
     """
     target, labels = config.federation.target, TargetLabels(config.training.target.labels)
-    task = _task(config.task, target, config.federation.sources, seed, labels)
+    task = task_among(config.task, target, config.federation.sources, seed, labels)
     if site_id != target:
         return training_rows(task, site_id)
     return target_rows(task, strategy_of(config.strategy).rule, labels)[0]
@@ -239,6 +241,7 @@ def trainer_at(
     on_charge: Callable[[Budget, DpEvent, Reservation], None] = lambda *_: None,
     memory: PersonalMemory | None = None,
     left_after: Rows | None = None,
+    team: Team | None = None,
 ) -> tuple[SiteTrainer, tuple[str, ...]]:
     """What trains at a site, and what its operator should know of it before it begins.
 
@@ -254,6 +257,7 @@ def trainer_at(
         memory: keeps the layers that stay at the site.
         left_after: those of the rows that training without noise uses, where some are left out to choose a model by,
             or where their labels are hidden.
+        team: processes that train together with this one.
 
     Raises:
         LedgerError, BudgetExhausted: training with noise is not paid for.
@@ -273,7 +277,10 @@ def trainer_at(
             how = (task, site, Unlabelled(rows.features), settings, seed)
             pseudo = PseudoSettings(training.pseudo_threshold, training.pseudo_share)
             return PseudoTrainer(*how, pseudo=pseudo, secret=secret, before_round=ahead, memory=memory), ()
-        return SiteTrainer(task, site, rows, settings, seed, secret=secret, before_round=ahead, memory=memory), ()
+        plain = SiteTrainer(
+            task, site, rows, settings, seed, secret=secret, before_round=ahead, memory=memory, team=team
+        )
+        return plain, ()
     with without_collections():
         from securefda.site.private_trainer import PrivateTrainer  # noqa: PLC0415 - it imports Opacus
 
@@ -284,7 +291,7 @@ def trainer_at(
     known = data()
     key = member.signing_key.public_key().public_bytes_raw()
     account = PrivacyAccount(Ledger(file, known), known, budget, key, on_charge=partial(on_charge, budget))
-    trainer = PrivateTrainer(task, member.site_id, rows, settings, process.seed, account=account)
+    trainer = PrivateTrainer(task, member.site_id, rows, settings, process.seed, account=account, team=team)
     round_ahead = trainer.event("the-next", 1, 0)
     account.require(round_ahead)
     return trainer, tuple(account.lines(round_ahead))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import cast
+
+from securefda.errors import ConfigError
 
 
 def usable_cores() -> int:
@@ -16,6 +18,25 @@ def usable_cores() -> int:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # macOS and Windows cannot tell
         return os.cpu_count() or 1
+
+
+def place_of(env: Mapping[str, str] = os.environ) -> tuple[int, int]:
+    """Return this process's number under torchrun, from 0, and how many it started; (0, 1) elsewhere.
+
+    Raises:
+        ConfigError: its processes are on several machines, or its variables are no numbers.
+    """
+    try:
+        rank, count = int(env.get("RANK", "0")), int(env.get("WORLD_SIZE", "1"))
+    except ValueError as error:
+        hint = "unset the variables RANK and WORLD_SIZE, or start the site by torchrun"
+        raise ConfigError("torchrun", f"its variables are no numbers: {error}", hint=hint) from None
+    if count <= 1:
+        return 0, 1
+    if env.get("LOCAL_WORLD_SIZE") != str(count):
+        why = f"{env.get('LOCAL_WORLD_SIZE', 'an unknown number')} of its {count} processes are on this machine"
+        raise ConfigError("torchrun", why, hint="start all processes of a site on one machine: --standalone")
+    return rank, count
 
 
 OWN_MAPPING_BYTES = 8 << 20

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from securefda.cli.options import OutputFormat, Overrides, interruptible
 from securefda.cli.output import Format, print_result, say
+
+if TYPE_CHECKING:
+    from securefda.site.config import SourceConfig
 
 aggregator = typer.Typer(help="The target's process.")
 source = typer.Typer(help="A source's process.")
@@ -42,14 +45,18 @@ def start_aggregator(
 ) -> None:
     """Run the aggregator until every round is done; started again, it goes on after the last finished round."""
     from securefda.cli.console import console_reporter
+    from securefda.errors import ConfigError
     from securefda.local.launched import launched
-    from securefda.machine import without_collections
+    from securefda.machine import place_of, without_collections
     from securefda.operations.report import report_after
     from securefda.operations.summary_text import run_text
     from securefda.site.config import load_aggregator
 
     with launched(launcher) as ours:
         settings = load_aggregator(config, [*overrides, *_flags("aggregator", out, seed)], os.environ, note=say)
+        if (count := place_of()[1]) > 1:
+            why = f"started {count} processes, and the target trains in one"
+            raise ConfigError("torchrun", why, hint="start the target without torchrun; sources may be started by it")
         folder = settings.aggregator.out
         # Who launched this process writes the report, which then has the last words of the sources too
         report = report_after(folder) if launcher is None else nullcontext()
@@ -75,19 +82,34 @@ def start_source(
     """Take part as a source until the aggregator ends the run."""
     from securefda.cli.console import console_reporter
     from securefda.local.launched import launched
-    from securefda.machine import without_collections
+    from securefda.machine import place_of, without_collections
     from securefda.site.config import load_source
 
     with launched(launcher) as ours:
         settings = load_source(config, [*overrides, *_flags("source", out, seed)], os.environ)
         folder = settings.source.out
+        if place_of()[0]:
+            _follow(settings)
+            return
         with interruptible(folder), console_reporter(knows_rounds=False) as reporter:
             reporter.phase("starting")
             with without_collections():
                 from securefda.source import process  # with torch, for which no wrong file should have to wait
+                from securefda.training.team import joined_team
 
-            process.main(settings, ours.hears(reporter), accept_run=accept_run)
+            with joined_team(settings.training.device) as team:
+                process.main(settings, ours.hears(reporter), accept_run=accept_run, team=team)
     print_result(output, {"out": str(folder)}, f"the run is over; this site's own record is in {folder}")
+
+
+def _follow(settings: SourceConfig) -> None:
+    """What a process does that torchrun started beside the one that leads."""
+    from securefda.source.follower import follow
+    from securefda.training.team import joined_team
+
+    with joined_team(settings.training.device) as team:
+        if team is not None:
+            follow(settings, team)
 
 
 def _flags(table: str, out: Path | None, seed: int | None) -> list[str]:

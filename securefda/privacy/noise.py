@@ -41,6 +41,8 @@ from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
 from opacus.optimizers.optimizer import _check_processed_flag, _mark_as_processed
 from torch import Tensor
 
+from securefda.training.team import Team
+
 RandomBytes = Callable[[int], bytes]
 """Source of random bytes: ``random_bytes(n)`` returns n of them. ``os.urandom`` in production."""
 
@@ -206,7 +208,7 @@ class _Block:
 _KNOWN = (DPOptimizer, DPOptimizerFastGradientClipping)
 
 
-def take_noise_from(source: NoiseSource, optimizer: DPOptimizer) -> None:
+def take_noise_from(source: NoiseSource, optimizer: DPOptimizer, team: Team | None = None) -> None:
     """Make ``optimizer`` add noise of ``source`` in every step from now on; clipping and scaling stay Opacus' own.
 
     The standard deviation is read in each step, as Opacus reads it: the noise multiplier of that moment times the
@@ -216,6 +218,8 @@ def take_noise_from(source: NoiseSource, optimizer: DPOptimizer) -> None:
         source: where noise comes from.
         optimizer: as ``PrivacyEngine.make_private`` returns it, for flat clipping in one process, with per-sample
             gradients or with ghost clipping; changed in place, so a loss that refers to it stays valid.
+        team: of processes that each clipped a part of the step's rows. Their sums are summed, the leader adds noise
+            once, and all take the same step.
 
     Raises:
         ValueError: another optimizer of Opacus (adaptive or per-layer clipping, several processes), which draws
@@ -226,7 +230,7 @@ def take_noise_from(source: NoiseSource, optimizer: DPOptimizer) -> None:
         raise ValueError(f"noise can be replaced in {names}, not in {type(optimizer).__name__}")
     if not _std(optimizer) > 0:
         raise ValueError("the noise multiplier and the clip norm must both be above zero")
-    optimizer.add_noise = partial(_add_noise, source, optimizer)
+    optimizer.add_noise = partial(_add_noise, source, optimizer, team)
 
 
 def _std(optimizer: DPOptimizer) -> float:
@@ -235,12 +239,18 @@ def _std(optimizer: DPOptimizer) -> float:
     return float(multiplier) * float(optimizer.max_grad_norm)
 
 
-def _add_noise(source: NoiseSource, optimizer: DPOptimizer) -> None:
+def _add_noise(source: NoiseSource, optimizer: DPOptimizer, team: Team | None) -> None:
     for parameter in optimizer.params:
         _check_processed_flag(parameter.summed_grad)  # refuses to use a sum of gradients twice
     sums = [parameter.summed_grad.reshape(-1) for parameter in optimizer.params]
     # One draw for all layers: most have few values, and each draw has its price.
-    noisy = source.added_to(torch.cat(sums), _std(optimizer), overwrite=True)
+    noisy = torch.cat(sums)
+    if team is not None:
+        team.sum(noisy)
+    if team is None or team.leads:
+        noisy = source.added_to(noisy, _std(optimizer), overwrite=True)
+    if team is not None:
+        team.lead_with(noisy)
     for parameter, part in zip(optimizer.params, torch.split(noisy, [len(values) for values in sums]), strict=True):
         parameter.grad = part.view_as(parameter)
         _mark_as_processed(parameter.summed_grad)

@@ -46,6 +46,7 @@ from securefda.training.device import choose_device
 from securefda.training.local import LocalResult, StepObserver, require_steps
 from securefda.training.seeds import secret_torch, seeded_torch
 from securefda.training.settings import NoiseSettings, TrainingSettings
+from securefda.training.team import Team, steps_together
 from securefda.training.vectors import FlatModel
 
 _WORD_BYTES = 8
@@ -106,6 +107,7 @@ def train_private(
     fewest_steps: int = 1,
     on_step: StepObserver | None = None,
     random_bytes: RandomBytes = os.urandom,
+    team: Team | None = None,
 ) -> LocalResult:
     """Train from the received model on one site's rows for one round, as ``train_local`` does, by DP-SGD.
 
@@ -128,6 +130,8 @@ def train_private(
         random_bytes: source of the noise, of the rows of each step and of what layers draw; anything but ``os.urandom``
             is for tests. Dropout draws by a row's position in its step. If others knew what it draws, one more row
             would change the gradients of all rows behind it.
+        team: processes that train together. The leader draws the rows of each step, also for the others, and makes the
+            noise; a process without rows in a step takes part with a sum of zero.
 
     Returns:
         The update; loss and accuracy are None.
@@ -152,14 +156,19 @@ def train_private(
     with (
         secret_torch(random_bytes, device),
         task_code(type(task), "training"),
-        steps_of(task, flat.model, data, settings, random_bytes) as step,
+        steps_of(task, flat.model, data, settings, random_bytes, team=team) as step,
     ):
         before = flat.values.clone() if on_step is not None else None
-        for _ in range(schedule.steps_per_round):
-            step(torch.from_numpy(draw_rows(len(data), schedule.sampling_rate, random_bytes)).to(device))
-            if on_step is not None and before is not None:
-                on_step(torch.sub(flat.values, before).cpu().numpy())
-                before.copy_(flat.values)
+        drawn: Iterator[Tensor] = (
+            torch.from_numpy(draw_rows(len(data), schedule.sampling_rate, random_bytes))
+            for _ in range(schedule.steps_per_round)
+        )
+        with steps_together(team, drawn) as steps:
+            for rows in steps:
+                step((rows if team is None else team.share(rows)).to(device))
+                if on_step is not None and before is not None:
+                    on_step(torch.sub(flat.values, before).cpu().numpy())
+                    before.copy_(flat.values)
     update: Vector = flat.values.cpu().numpy() - received
     if not np.isfinite(update).all():
         raise TrainingError(f"{site}: the update is not finite", hint="lower training.learning-rate")
@@ -168,7 +177,13 @@ def train_private(
 
 @contextmanager
 def steps_of(
-    task: Task, model: nn.Module, data: Samples, settings: TrainingSettings, random_bytes: RandomBytes
+    task: Task,
+    model: nn.Module,
+    data: Samples,
+    settings: TrainingSettings,
+    random_bytes: RandomBytes,
+    *,
+    team: Team | None = None,
 ) -> Iterator[Callable[[Tensor], None]]:
     """Yield a function that takes one step on the rows whose numbers it is given, perhaps none.
 
@@ -180,7 +195,7 @@ def steps_of(
     device = next(model.parameters()).device
     features, labels = data.features.to(device), data.labels.to(device)
     with optimizer_of(task, model, data, settings) as (optimizer, backward):
-        take_noise_from(NoiseSource(random_bytes), optimizer)
+        take_noise_from(NoiseSource(random_bytes), optimizer, team)
 
         def step(rows: Tensor) -> None:
             backward(features[rows], labels[rows])

@@ -20,6 +20,7 @@ from securefda.site.privacy_account import PrivacyAccount
 from securefda.tasks import Samples, Task
 from securefda.training import LocalResult, TrainingSettings, Vector
 from securefda.training.alignment import Aligned
+from securefda.training.team import Team, Told
 from securefda.training.trainer import Planned, SiteTrainer
 
 
@@ -43,6 +44,7 @@ class PrivateTrainer(SiteTrainer):
         task, site, data, settings, seed: as for :class:`SiteTrainer`; ``settings.dp`` is set.
         account: pays for the rounds.
         random_bytes: where noise and the rows of each step come from; anything but ``os.urandom`` is for tests.
+        team: as there. This process alone draws rows and noise, and charges.
 
     Raises:
         TrainingError: the model cannot be trained by DP-SGD; the layer is named.
@@ -59,8 +61,9 @@ class PrivateTrainer(SiteTrainer):
         *,
         account: PrivacyAccount,
         random_bytes: RandomBytes = os.urandom,
+        team: Team | None = None,
     ) -> None:
-        super().__init__(task, site, data, settings, seed)
+        super().__init__(task, site, data, settings, seed, team=team)
         require_separate_rows(task, self._model, data, settings)
         schedule_of(settings, len(data))
         self._rows = data
@@ -120,17 +123,21 @@ class PrivateTrainer(SiteTrainer):
             return kept.result
         self._kept = None
         torch.set_num_threads(self._threads)
+        settings = self.settings.with_learning_rate_factor(factor)
         reservation = self.account.reserve(self.event(run_id, round_number, attempt))
+        if self._team is not None:
+            self._team.tell(Told(received, settings, None))
         result = train_private(
             self._task,
             self._model,
             received,
             self._rows,
-            settings=self.settings.with_learning_rate_factor(factor),
+            settings=settings,
             site=self._site,
             fewest_steps=fewest_steps,
             on_step=on_step,
             random_bytes=self._random_bytes,
+            team=self._team,
         )
         self.account.commit(reservation, result.steps)
         result = replace(result, epsilon=reservation.spent)

@@ -35,6 +35,7 @@ from securefda.source.run_book import RunBook, run_book_file
 from securefda.source.site import source_site
 from securefda.source.standing import HINT
 from securefda.source.store import SourceStore
+from securefda.training.team import Team
 from securefda.transport.client import AggregatorRestarted, SourceChannel, Trouble
 from securefda.transport.dialer import UploadRefusedError
 from securefda.transport.event_loop import in_thread, run_until_told
@@ -44,10 +45,11 @@ STATE_FILE = "state.sqlite"
 INTERRUPTED_GRACE_S = 1.0
 
 
-def main(config: SourceConfig, reporter: Reporter, *, accept_run: bool = False) -> None:
+def main(config: SourceConfig, reporter: Reporter, *, accept_run: bool = False, team: Team | None = None) -> None:
     """Take part as a source until the aggregator ends the run.
 
-    ``accept_run`` is the operator's consent, as :class:`RunBook` has it.
+    ``accept_run`` is the operator's consent, as :class:`RunBook` has it; ``team`` are processes that train together
+    with this one, which leads them.
 
     Raises:
         ConfigError: the folder belongs to another run.
@@ -72,7 +74,7 @@ def main(config: SourceConfig, reporter: Reporter, *, accept_run: bool = False) 
         watch.state.know(epsilon_limit=limit)
         shown = _SourceReporter(kit.site_id, out, reporter, watch.state)
         secret, about_secret = secret_of_site(config.source, config.training, kit.local)
-        site = source_site(config, policy, member, store, secret=secret, policy_file=policy_file)
+        site = source_site(config, policy, member, store, secret=secret, policy_file=policy_file, team=team)
         watch.note(f"{site_id} trains on {site.trains_on}")
         if accept_run:
             watch.note("--accept-run: one run beyond release.max-runs may begin; rounds without a result are forgiven")

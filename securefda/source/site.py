@@ -35,6 +35,7 @@ from securefda.site.policy import (
 from securefda.source.store import SourceStore
 from securefda.training import SecretSeed, Vector
 from securefda.training.seeds import encode_parts
+from securefda.training.team import Assignment, Team
 from securefda.training.trainer import Trainer
 
 
@@ -177,6 +178,7 @@ def source_site(
     *,
     secret: SecretSeed | None,
     policy_file: bytes | None = None,
+    team: Team | None = None,
 ) -> SourceSite:
     """A source's side of a run.
 
@@ -184,7 +186,7 @@ def source_site(
     folders that were given one id do not train alike. None: it draws from the run's seed, which everybody knows, and so
     does rounding, unless training is with noise. Elsewhere rounding draws from the operating system.
     ``policy_file`` holds the bytes of the signed policy, whose digest goes into the audit log; without one, the log has
-    the digest of the policy's default text.
+    the digest of the policy's default text. ``team`` are processes that train together with this one, which leads them.
 
     Raises:
         ConfigError, DataError, TrainingError: the policy, the task, its data or its model are unfit.
@@ -200,6 +202,11 @@ def source_site(
     check_training(policy, config.training.dp.noise_multiplier, config.training.dp.max_grad_norm)
     task = task_of(config.task, member.roster, seed)
     data = training_rows(task, site_id)
+    if team is not None:
+        team.tell(
+            Assignment(site_id, member.roster.target.site_id, tuple(one.site_id for one in member.roster.sources))
+        )
+        team.require_same_rows(site_id, data)
     require_room_for(len(data), policy)
     said = default_policy_text(site_id, policy).encode() if policy_file is None else policy_file
     info = run_info(config.task.factory, "the-headers", said)
@@ -215,6 +222,7 @@ def source_site(
         budget=budget,
         on_charge=on_charge,
         memory=store,
+        team=team,
     )
 
     def keep_model(model: Vector, run: str, round_number: int) -> None:

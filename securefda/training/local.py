@@ -20,6 +20,7 @@ from securefda.training.device import choose_device
 from securefda.training.optimizers import new_optimizer
 from securefda.training.seeds import Seed, derive_seed, generator_of, seeded_torch
 from securefda.training.settings import TrainingSettings
+from securefda.training.team import Team, steps_together
 from securefda.training.vectors import FlatModel
 
 FEWEST_TARGET_STEPS = 2
@@ -107,6 +108,7 @@ def train_local(
     row_weights: Tensor | None = None,
     vary: Vary | None = None,
     beside: Beside | None = None,
+    team: Team | None = None,
 ) -> LocalResult:
     """Train from the received model on one site's rows for one round.
 
@@ -131,6 +133,8 @@ def train_local(
         row_weights: (n,), by which the loss of each row counts in the mean of its batch; None: each counts as one.
         vary: changes each batch before the model sees it.
         beside: adds to the loss of each batch; the loss that is reported is without.
+        team: processes that train together, each on its part of every batch. The leader's batches count, and its result
+            has the loss and the accuracy of all. Nothing varies, weighs, pulls or adds to the loss then.
 
     Raises:
         TrainingError: too few steps, a loss or an update that is NaN or infinite, a vector of another length, metrics
@@ -160,8 +164,9 @@ def train_local(
             row_weights=row_weights,
             vary=vary,
             beside=beside,
+            team=team,
         )
-        accuracy = seen.accuracy(task)
+        accuracy = seen.accuracy(task) if team is None or team.leads else None
     flat.release_gradient()
     update: Vector = flat.values.cpu().numpy() - received
     if not np.isfinite(update).all():
@@ -235,11 +240,19 @@ class _Seen:
     def mean_loss(self) -> float:
         return self._loss_sum / self._rows
 
-    def add(self, loss: float, outputs: Tensor, labels: Tensor) -> None:
+    def add(self, loss: float, rows: int, outputs: Tensor | None, labels: Tensor) -> None:
+        """Add a step: its mean loss over ``rows``, and what this process had of these rows; nothing, perhaps."""
         if self._rows % self._samples == 0:
             self._outputs.clear()  # a new epoch
-        self._loss_sum, self._rows = self._loss_sum + loss * len(labels), self._rows + len(labels)
-        self._outputs.append((outputs.detach(), labels))
+        self._loss_sum, self._rows = self._loss_sum + loss * rows, self._rows + rows
+        if outputs is not None:
+            self._outputs.append((outputs.detach(), labels))
+
+    def collect(self, team: Team) -> None:
+        """Give the leader what all processes had."""
+        own = [(outputs.cpu(), labels.cpu()) for outputs, labels in self._outputs]
+        if parts := team.collect(own):
+            self._outputs = [pair for part in parts for pair in part]
 
     def accuracy(self, task: Task) -> float:
         outputs, labels = (torch.cat(parts).cpu() for parts in zip(*self._outputs, strict=True))
@@ -260,6 +273,7 @@ def _run_steps(
     row_weights: Tensor | None,
     vary: Vary | None,
     beside: Beside | None,
+    team: Team | None,
 ) -> tuple[int, _Seen]:
     """Take all steps of the round; return their number and what they saw."""
     device = flat.values.device
@@ -269,28 +283,56 @@ def _run_steps(
     optimizer = new_optimizer(len(values), settings, device)
     before = flat.values.clone() if on_step is not None else None
     steps, seen = 0, _Seen(len(data))
-    for rows in batches(len(data), settings, derive_seed(seed, "batches")):
-        batch = rows.to(device)
-        flat.gradient.zero_()
-        outputs = flat.model(features[batch] if vary is None else vary(features[batch]))
-        if weights is None:
-            loss = task.loss(outputs, labels[batch])
-        else:
-            loss = (weights[batch] * task.row_losses(outputs, labels[batch])).mean()
-        steps, loss_value = steps + 1, loss.item()
-        if beside is not None:
-            loss = loss + beside.added_loss(task, labels[batch])
-        loss.backward()  # type: ignore[no-untyped-call]
-        if not math.isfinite(loss_value):
-            raise TrainingError(f"{site}: the loss is {loss_value} at step {steps}", hint=_DATA_HINT)
-        if pull is not None:
-            pull(flat.values, flat.gradient)
-        optimizer.step(values, gradient)
-        seen.add(loss_value, outputs, labels[batch])
-        if on_step is not None and before is not None:
-            on_step(torch.sub(flat.values, before, out=before).cpu().numpy())
-            before.copy_(flat.values)
+    with steps_together(team, batches(len(data), settings, derive_seed(seed, "batches"))) as of_steps:
+        for rows in of_steps:
+            batch = rows.to(device)
+            flat.gradient.zero_()
+            if team is not None:
+                batch = team.share(batch)
+                loss_value, outputs = _gradient_of_part(
+                    task, flat, features[batch], labels[batch], rows=len(rows), team=team
+                )
+            else:
+                outputs = flat.model(features[batch] if vary is None else vary(features[batch]))
+                if weights is None:
+                    loss = task.loss(outputs, labels[batch])
+                else:
+                    loss = (weights[batch] * task.row_losses(outputs, labels[batch])).mean()
+                loss_value = loss.item()
+                if beside is not None:
+                    loss = loss + beside.added_loss(task, labels[batch])
+                loss.backward()  # type: ignore[no-untyped-call]
+            steps += 1
+            if not math.isfinite(loss_value):
+                raise TrainingError(f"{site}: the loss is {loss_value} at step {steps}", hint=_DATA_HINT)
+            if pull is not None:
+                pull(flat.values, flat.gradient)
+            optimizer.step(values, gradient)
+            seen.add(loss_value, len(rows), outputs, labels[batch])
+            if on_step is not None and before is not None:
+                on_step(torch.sub(flat.values, before, out=before).cpu().numpy())
+                before.copy_(flat.values)
+    if team is not None:
+        seen.collect(team)
     return steps, seen
+
+
+def _gradient_of_part(
+    task: Task, flat: FlatModel, features: Tensor, labels: Tensor, *, rows: int, team: Team
+) -> tuple[float, Tensor | None]:
+    """Make the gradient that of all ``rows`` of a step, of which this process has a part; their mean loss, its outputs.
+
+    A mean over a part counts by the part's share of the rows, so that the sum over processes is the mean over all.
+    """
+    loss_sum, outputs = torch.zeros(1, device=flat.values.device), None
+    if len(labels):
+        outputs = flat.model(features)
+        loss = task.loss(outputs, labels) * (len(labels) / rows)
+        loss.backward()  # type: ignore[no-untyped-call]
+        loss_sum += loss.detach()
+    team.sum(loss_sum)
+    team.sum(flat.gradient, last=True)
+    return loss_sum.item(), outputs
 
 
 def batches(samples: int, settings: TrainingSettings, seed: Seed) -> Iterator[Tensor]:

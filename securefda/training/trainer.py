@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from securefda.errors import TrainingError
+from securefda.errors import ConfigError, TrainingError
 from securefda.protocol.encoding import Vector64
 from securefda.protocol.transcript import architecture_digest
 from securefda.tasks import Rows, Samples, Task, Unlabelled, task_code
@@ -40,6 +40,7 @@ from securefda.training.batch_norm import (
     bytes_to_statistics,
     estimate_statistics,
     fitted,
+    norms_of,
     statistics_of,
     statistics_to_bytes,
 )
@@ -58,6 +59,7 @@ from securefda.training.features import (
 )
 from securefda.training.personal import head_size, train_with_head, vector_of
 from securefda.training.seeds import Seed, generator_of, round_seed
+from securefda.training.team import Team, Told
 
 Statistic = NDArray[np.float32] | NDArray[np.int64]
 """A running mean or variance, or the number of batches behind them."""
@@ -141,9 +143,11 @@ class SiteTrainer:
         before_round: called before each round; what it raises ends the round before the rows are touched.
         memory: keeps the layers that stay at this site, where the settings name any, the running statistics of
             BatchNorm, and the private modules of rules that compare features; None: these begin each round as built.
+        team: processes that train together with this one, which leads them.
 
     Raises:
-        TrainingError: the task's model cannot be federated, or batches have too few rows for it.
+        TrainingError: the task's model cannot be federated, or batches have too few rows for it; or it has BatchNorm,
+            whose batches several processes would part.
         ConfigError: this machine does not have the device that the settings name; all layers would stay at this site.
     """
 
@@ -158,6 +162,7 @@ class SiteTrainer:
         secret: SecretSeed | None = None,
         before_round: Callable[[], None] | None = None,
         memory: PersonalMemory | None = None,
+        team: Team | None = None,
     ) -> None:
         self._task = task
         self._site = site
@@ -166,12 +171,21 @@ class SiteTrainer:
         self._draws_from: Seed = seed if secret is None else secret
         self._before_round = before_round
         self._memory = memory
+        self._team = team
+        if team is not None and settings.personal_layers:
+            why = f"layers that stay at this site are trained in one process, and there are {team.count}"
+            raise ConfigError("training.personal-layers", why, hint="set it to 0, or start the site without torchrun")
         if settings.personal_layers and memory is None:
             raise ValueError("memory: layers that stay at this site have to be kept")
         device = choose_device(settings.device)  # now, and not in the first round that trains here
         self.repeatable = device.type == "cpu"
         self._model = build_model(task, derive_seed(seed, "model"))
         self.settings = fitted(settings, self._model)
+        if team is not None and norms_of(self._model):
+            raise TrainingError(
+                f"the model has BatchNorm, and each of {team.count} processes would take the statistics of its part",
+                hint="use torch.nn.GroupNorm, or start the site without torchrun",
+            )
         require_steps(site, len(data), self.settings, fewest=1)
         self._first_statistics = statistics_to_bytes(self._model)
         self._evaluated: tuple[Vector, bytes] | None = None
@@ -183,7 +197,8 @@ class SiteTrainer:
             rows = min(settings.batch_size, len(data))
             work = lambda: rows * multiply_adds(self._model, data.features)  # noqa: E731
             self._threads = choose_threads(settings.threads, work)
-        self.trains_on = describe_device(device, self._threads)
+        together = "" if team is None else f", {team.count} processes"
+        self.trains_on = describe_device(device, self._threads) + together
 
     @property
     def samples(self) -> int:
@@ -244,6 +259,11 @@ class SiteTrainer:
             "fewest_steps": fewest_steps,
             "on_step": on_step,
         }
+        if align is not None and self._team is not None:
+            raise TrainingError(
+                f"{self._site} trains in {self._team.count} processes, and {align.kind} wants a step's rows in one",
+                hint="start the site without torchrun, or set another strategy.rule at the target",
+            )
         if align is not None:
             place = private_modules_place(run_id)
             kept = None if self._memory is None else self._memory.personal(place, round_number)
@@ -254,7 +274,9 @@ class SiteTrainer:
             if self._memory is not None:
                 self._memory.keep_personal(place, round_number, private)
         elif not settings.personal_layers or self._memory is None:
-            result = train_local(self._task, self._model, received, self._data, **how)
+            if self._team is not None:
+                self._team.tell(Told(received, settings, seed if isinstance(seed, int) else None))
+            result = train_local(self._task, self._model, received, self._data, team=self._team, **how)
         else:
             result, head = train_with_head(
                 self._task,

@@ -1,0 +1,55 @@
+"""A process of a source that trains together with the one that speaks to the aggregator, and does nothing else."""
+
+from __future__ import annotations
+
+import torch
+
+from securefda.bootstrap import task_among, training_rows
+from securefda.errors import TrainingError
+from securefda.rules import TargetLabels
+from securefda.site.config import SourceConfig
+from securefda.tasks import Samples, Task
+from securefda.training import build_model, train_local
+from securefda.training.team import Assignment, FromSystem, Team, TeamGoneError, Told
+
+
+def follow(config: SourceConfig, team: Team) -> None:
+    """Train with the leader until it sends this process home. It reads the task's rows, and no key of the site.
+
+    Raises:
+        TrainingError: the leader or another process is gone, or has other rows.
+        DataError, ConfigError: the task or its rows are unfit.
+    """
+    given = team.hear()
+    if not isinstance(given, Assignment):
+        return
+    task = task_among(config.task, given.target, given.sources, config.source.seed, TargetLabels.GIVEN)
+    data = training_rows(task, given.site)
+    team.require_same_rows(given.site, data)
+    if config.training.threads:
+        torch.set_num_threads(config.training.threads)
+    while isinstance(told := team.hear(), Told):
+        try:
+            train_as_told(task, given.site, data, told, team)
+        except TeamGoneError:
+            raise
+        except TrainingError:
+            if team.in_step:
+                raise
+            # The leader has met the same error, and says it.
+
+
+def train_as_told(task: Task, site: str, data: Samples, told: Told, team: Team) -> None:
+    """Take this process's part in one round.
+
+    Raises:
+        TrainingError, DataError: as for ``train_local`` and ``train_private``.
+    """
+    model = build_model(task, 0)
+    if told.settings.dp is None:
+        seed = FromSystem() if told.layers_seed is None else team.layers_seed(told.layers_seed)
+        train_local(task, model, told.received, data, settings=told.settings, seed=seed, site=site, team=team)
+        return
+    from securefda.privacy.private_training import train_private  # noqa: PLC0415 - it imports Opacus
+
+    train_private(task, model, told.received, data, settings=told.settings, site=site, team=team)

@@ -1,0 +1,224 @@
+"""Several processes that train a site's rounds together: the update of one process, one noise, one result."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from hashlib import shake_256
+from multiprocessing import get_context
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from securefda.errors import ConfigError, TrainingError
+from securefda.machine import place_of
+from securefda.privacy.private_training import train_private
+from securefda.source.follower import train_as_told
+from securefda.tasks import Samples, TaskSettings
+from securefda.tasks.classification import Classification
+from securefda.training import NoiseSettings, TrainingSettings, build_model, model_to_vector, train_local
+from securefda.training.alignment import Aligned, Alignment
+from securefda.training.team import Team, TeamGoneError, Told, joined_team
+from securefda.training.trainer import SiteTrainer
+
+ROWS, WIDTH, CLASSES = 50, 6, 3
+PLAIN = TrainingSettings(optimizer="sgd", learning_rate=0.1, batch_size=8, epochs=2, device="cpu")
+NOISY = replace(PLAIN, dp=NoiseSettings(noise_multiplier=0.5, max_grad_norm=0.3))
+SEED = 5
+
+
+class Points(Classification):
+    """Three clouds of points; ``norm`` puts BatchNorm into the model."""
+
+    separate_rows = True
+
+    def model(self) -> nn.Module:
+        norm = [nn.BatchNorm1d(8)] if self.settings.options.get("norm") else []
+        return nn.Sequential(nn.Linear(WIDTH, 8), *norm, nn.ReLU(), nn.Linear(8, CLASSES))
+
+    def train_data(self, site: str) -> Samples:
+        draws = np.random.default_rng(1)
+        labels = draws.integers(0, CLASSES, ROWS)
+        features = draws.normal(size=(ROWS, WIDTH)) + labels[:, None]
+        return Samples(torch.tensor(features, dtype=torch.float32), torch.tensor(labels))
+
+    test_data = train_data
+
+
+TASK = Points(TaskSettings("target", ("source-1",), SEED))
+
+
+def known_bytes() -> Callable[[int], bytes]:
+    """The same bytes in each run, in the order in which they are asked for."""
+    asked = 0
+
+    def random_bytes(length: int) -> bytes:
+        nonlocal asked
+        asked += 1
+        return shake_256(str(asked).encode()).digest(length)
+
+    return random_bytes
+
+
+@dataclass(frozen=True)
+class Round:
+    """What the processes of a test train, ``rounds`` times."""
+
+    settings: TrainingSettings
+    model: Any
+    kind: type[Team] = Team
+    rounds: int = 1
+
+
+def led(work: Round, team: Team | None) -> list[Any]:
+    """What the leader gets of each round, or the error that it meets."""
+    data, found = TASK.train_data("source-1"), []
+    for _ in range(work.rounds):
+        model = build_model(TASK, SEED)
+        if team is not None:
+            team.tell(Told(work.model, work.settings, SEED))
+        how: dict[str, Any] = {"settings": work.settings, "site": "source-1", "team": team}
+        try:
+            if work.settings.dp is None:
+                result = train_local(TASK, model, work.model, data, seed=SEED, **how)
+            else:
+                result = train_private(TASK, model, work.model, data, random_bytes=known_bytes(), **how)
+            found.append((result.update, result.loss, result.accuracy, result.steps, result.samples))
+        except TrainingError as error:
+            found.append(str(error))
+    return found
+
+
+def member(rank: int, count: int, port: int, work: Round, results: Any) -> None:
+    """One process of a team."""
+    place = {"RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1"}
+    os.environ.update({name: str(value) for name, value in (place | {"MASTER_PORT": port}).items()})
+    torch.set_num_threads(1)
+    with joined_team("cpu") as joined:
+        assert joined is not None
+        team = work.kind(rank, count)
+        if rank == 0:
+            results.put(led(work, team))
+            return
+        data = TASK.train_data("source-1")
+        while isinstance(told := team.hear(), Told):
+            try:
+                train_as_told(TASK, "source-1", data, told, team)
+            except TrainingError:
+                if team.in_step:
+                    raise
+
+
+def together(count: int, work: Round) -> list[Any]:
+    """The leader's results of a team of so many processes."""
+    if count == 1:
+        return led(work, None)
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["securefda.source.follower", "securefda.privacy.private_training"])
+    results = context.Queue()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    processes = [context.Process(target=member, args=(rank, count, port, work, results)) for rank in range(count)]
+    for process in processes:
+        process.start()
+    found: list[Any] = results.get(timeout=120)
+    for process in processes:
+        process.join(timeout=60)
+    return found
+
+
+def first_model() -> Any:
+    return model_to_vector(build_model(TASK, SEED))
+
+
+@pytest.mark.parametrize("batch_size", [8, 7, 3])  # of 50 rows: the last batches have 2, 1 and 2, fewer than processes
+@pytest.mark.parametrize("settings", [PLAIN, replace(PLAIN, optimizer="adam"), NOISY], ids=["sgd", "adam", "noise"])
+def test_the_update_is_that_of_one_process_but_for_rounding(settings: TrainingSettings, batch_size: int) -> None:
+    work = Round(replace(settings, batch_size=batch_size), first_model())
+    ((alone, loss, accuracy, *counts),) = together(1, work)
+    for count in (2, 4):
+        ((update, its_loss, its_accuracy, *its_counts),) = together(count, work)
+        assert np.abs(update - alone).max() < 2e-5 < np.abs(alone).max() / 100
+        assert its_loss == (None if loss is None else pytest.approx(loss, rel=1e-5))
+        assert its_accuracy == accuracy
+        assert its_counts == counts
+
+
+class EachAddsNoise(Team):
+    """What must not be: every process puts noise of its own into its sum."""
+
+    def sum(self, tensor: Tensor, *, last: bool = False) -> None:
+        if tensor.numel() > 1:
+            tensor += torch.randn_like(tensor) * 0.5 * 0.3
+        super().sum(tensor, last=last)
+
+
+def noise_of_a_step(count: int, kind: type[Team]) -> float:
+    """Standard deviation over the update's numbers of what noise made of one step from a model without a gradient."""
+    settings = replace(NOISY, learning_rate=1.0, batch_size=ROWS, epochs=1, dp=NoiseSettings(0.5, 0.3))
+    ((update, *_),) = together(count, Round(settings, np.zeros(len(first_model()), np.float32), kind))
+    return float(update.std()) * ROWS
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_noise_is_added_once_whatever_the_number_of_processes(count: int) -> None:
+    alone = noise_of_a_step(1, Team)
+    # The leader draws the same noise as one process does, so that the comparison needs no statistics.
+    assert noise_of_a_step(count, Team) == pytest.approx(alone, rel=1e-3)
+
+
+def test_noise_of_each_process_would_be_seen() -> None:
+    assert noise_of_a_step(4, EachAddsNoise) > 1.5 * noise_of_a_step(1, Team)
+
+
+def test_a_loss_that_is_not_finite_ends_the_round_and_the_next_one_finds_everybody() -> None:
+    diverging = replace(PLAIN, learning_rate=1e30)
+    first, second = together(2, Round(diverging, first_model(), rounds=2))
+    assert "the loss is " in first
+    assert first == second
+
+
+def test_without_torchrun_there_is_no_team() -> None:
+    assert place_of({}) == (0, 1)
+    with joined_team("cpu", {}) as team:
+        assert team is None
+
+
+def test_processes_on_several_machines_are_refused() -> None:
+    with pytest.raises(ConfigError, match="2 of its 4 processes are on this machine") as refused:
+        place_of({"RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"})
+    assert "one machine" in refused.value.hint
+
+
+def test_variables_that_are_no_numbers_are_one_line_and_those_of_other_tools_mean_nothing() -> None:
+    with pytest.raises(ConfigError, match="torchrun: its variables are no numbers") as refused:
+        place_of({"RANK": "one", "WORLD_SIZE": "2"})
+    assert "unset" in refused.value.hint
+    assert place_of({"RANK": "3"}) == (0, 1)
+
+
+def test_what_several_processes_cannot_train_is_refused_before_a_round() -> None:
+    data, team = TASK.train_data("source-1"), Team(0, 2)
+    with_norm = Points(TaskSettings("target", ("source-1",), SEED, options={"norm": True}))
+    with pytest.raises(TrainingError, match="has BatchNorm, and each of 2 processes") as refused:
+        SiteTrainer(with_norm, "source-1", data, PLAIN, SEED, team=team)
+    assert "GroupNorm" in refused.value.hint
+    with pytest.raises(ConfigError, match="stay at this site are trained in one process, and there are 2"):
+        SiteTrainer(TASK, "source-1", data, replace(PLAIN, personal_layers=1), SEED, team=team)
+    trainer = SiteTrainer(TASK, "source-1", data, PLAIN, SEED, team=team)
+    assert trainer.trains_on.endswith(", 2 processes")
+    features = np.zeros((4, 8), np.float32)
+    with pytest.raises(TrainingError, match="trains in 2 processes, and f_dann wants a step's rows in one"):
+        trainer.train(first_model(), 1, 1.0, align=Aligned(Alignment.F_DANN, features))
+
+
+def test_who_left_a_step_in_the_middle_can_tell_nothing_more() -> None:
+    team = Team(0, 2)
+    team.in_step = True
+    with pytest.raises(TeamGoneError, match="have lost each other"):
+        team.tell(None)
