@@ -14,6 +14,10 @@ _WIDER_THAN_THE_WINDOW = "document.documentElement.scrollWidth - document.docume
 _BOXES_BEYOND = """
 [...document.querySelectorAll('.scroll')].filter(box => box.getBoundingClientRect().right > innerWidth).length
 """
+_TABLES_NOT_SHOWN = """
+[...document.querySelectorAll('table')].filter(table => !table.offsetHeight).map(
+  table => table.getAttribute('aria-labelledby'))
+"""
 _SIGNOFF = "getComputedStyle(document.querySelector('.signoff')).display"
 _SCROLL_WITHOUT_A_WORD = """
 [...document.querySelectorAll('.box')].filter(box => {
@@ -57,6 +61,7 @@ class InChromium:
         tab.evaluate("document.querySelectorAll('details').forEach(part => part.open = true)")
         assert tab.evaluate(_WIDER_THAN_THE_WINDOW) == 0
         assert tab.evaluate(_BOXES_BEYOND) == 0
+        assert tab.evaluate(_TABLES_NOT_SHOWN) == []
         assert tab.evaluate(LOW_CONTRAST) == []
         assert tab.complaints == []
 
