@@ -28,7 +28,8 @@ def package(
     from securefda.site.package import holds_keys, package_kit
     from securefda.site.sealed import obtain
 
-    path = out or kit.with_name(f"{kit.resolve().name}.{'sealed' if seal else 'tar'}")
+    beside = kit.parent if kit.name not in ("", "..") else kit / ".."
+    path = out or beside / f"{kit.resolve().name}.{'sealed' if seal else 'tar'}"
     digest = package_kit(kit, path, now(), obtain(str(path), confirm=True) if seal else None)
     sealed = "sealed: give its passphrase to the site by another way than the file"
     plain = "it holds the site's private keys in clear: send it encrypted, or carry it; --seal seals it"
@@ -51,7 +52,7 @@ def unpack(
     """Check a package, and unpack it into a folder that only you can read. A sealed one asks for its passphrase."""
     from securefda.site.package import unpack_kit
 
-    folder = out or package.with_suffix("")
+    folder = out or package.parent / package.stem
     found = unpack_kit(package, folder, now(), expected_ca=ca)
     unchecked = (
         "" if ca else f"\nnot checked: whether the CA is the right one; its fingerprint is {found.ca_fingerprint}"
@@ -72,9 +73,10 @@ def protect(
     It comes from the descriptor that the variable SECUREFDA_PASSPHRASE_FD numbers, from systemd's credential
     securefda-passphrase, or from the terminal.
     """
-    from securefda.site.authority import protect_keys
+    from securefda.site.authority import private_key_files, protect_keys
     from securefda.site.sealed import obtain
 
+    private_key_files(kit)  # before anybody types a passphrase for nothing
     files = protect_keys(kit, None if remove else obtain(str(kit), confirm=True))
     names = ", ".join(file.name for file in files)
     text = f"{kit}: {names} {'are plain: their mode alone protects them' if remove else 'are sealed by the passphrase'}"

@@ -139,6 +139,21 @@ def private_pem(key: Ed25519PrivateKey | ec.EllipticCurvePrivateKey) -> bytes:
     )
 
 
+def private_key_files(folder: Path) -> list[Path]:
+    """The files with private keys in a kit or in the authority's folder, at least one; a crash may have left some.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    names = ("tls.key", "signing.key", CA_KEY_FILE, _ROSTER_KEY_FILE)
+    folders = (folder / "startup", folder / "requested", folder / "joining", folder)
+    files = [file for below in folders for name in names if (file := below / name).exists()]
+    if not files:
+        hint = "name a startup kit, or the authority's folder ca/"
+        raise ConfigError(str(folder), "holds no private keys", hint=hint)
+    return files
+
+
 def protect_keys(folder: Path, passphrase: Secret | None) -> tuple[Path, ...]:
     """Seal the private keys of a kit or of the authority's folder by a passphrase, or with None make them plain again.
 
@@ -151,17 +166,7 @@ def protect_keys(folder: Path, passphrase: Secret | None) -> tuple[Path, ...]:
     Raises:
         ConfigError: there are no keys in ``folder``, one cannot be read or written, or the passphrase is too short.
     """
-    names = ("tls.key", "signing.key", CA_KEY_FILE, _ROSTER_KEY_FILE)
-    files = [
-        below / name
-        for below in (folder / "startup", folder / "requested", folder / "joining", folder)
-        for name in names
-    ]
-    files = [file for file in files if file.exists()]
-    if not files:
-        raise ConfigError(
-            str(folder), "holds no private keys", hint="name a startup kit, or the authority's folder ca/"
-        )
+    files = private_key_files(folder)
     plain = {}
     for file in files:
         key = _load_private_key(str(file), read_file(file))

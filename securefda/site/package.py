@@ -145,9 +145,12 @@ def unpack_kit(package: Path, out: Path, now: datetime, *, expected_ca: str | No
         expected_ca: SHA-256 fingerprint of the CA certificate in hex, learnt by another way than the package.
 
     Raises:
-        ConfigError, CertificateError: as for :func:`inspect_kit`; or the package holds no keys, or the folder exists
-            or cannot be written.
+        ConfigError, CertificateError: as for :func:`inspect_kit`; or the package is a folder or holds no keys, or the
+            folder exists or cannot be written.
     """
+    if package.is_dir():
+        hint = "name the file that securefda kit package has written"
+        raise ConfigError(str(package), "is a folder, not a kit's package", hint=hint)
     if out.exists():
         raise ConfigError(str(out), "exists already", hint="name a new folder with --out")
     digest, files, local = read_package(package)

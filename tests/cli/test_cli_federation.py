@@ -162,6 +162,16 @@ def test_a_packaged_kit_says_what_it_is_and_shows_no_key(kits: Path, capsys: pyt
     assert "PRIVATE" not in printed
 
 
+def test_a_kit_that_one_stands_in_is_packaged_beside_itself(
+    kits: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(kits / "source-1")
+    assert main(["kit", "package", ".", "--format", "json"]) == 0
+    package = Path(json.loads(capsys.readouterr().out)["data"]["package"])
+    assert package.resolve() == kits / "source-1.tar"
+    assert main(["kit", "inspect", str(package)]) == 0
+
+
 def test_what_an_authority_certified_cannot_print_a_line_of_its_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

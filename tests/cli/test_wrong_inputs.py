@@ -965,6 +965,20 @@ KITS = {
         "securefda kit package",
         again=INSPECT,
     ),
+    "folder-for-a-package": Wrong(
+        "kit unpack .",
+        r"\.: is a folder, not a kit's package",
+        "the file that securefda kit package has written",
+        harm=command(f"kit package {SOURCE}"),
+        again="kit unpack kits/source-1.tar --out unpacked",
+    ),
+    "root-for-a-kit": Wrong("kit package /", "/: is not a startup kit", "fetch the site's startup kit", again=INSPECT),
+    "passphrase-for-what-holds-no-key": Wrong(
+        "kit protect kits",
+        "kits: holds no private keys",
+        "name a startup kit",
+        again=INSPECT,
+    ),
     "wrong-fingerprint": Wrong(
         f"{INSPECT} --ca abc",
         "is not the CA with the expected fingerprint",
