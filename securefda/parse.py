@@ -57,14 +57,14 @@ def json_value(data: str | bytes) -> Any:
 
 
 def toml_table(data: str | bytes) -> dict[str, Any]:
-    """Parse TOML in UTF-8.
+    """Parse TOML in UTF-8, also behind the byte order mark that some editors put first.
 
     Raises:
         BeyondBounds: it is nested more than ``MAX_NESTING`` deep, or an integer does not fit 64 bits.
         tomllib.TOMLDecodeError: it is no TOML; the text says where.
         UnicodeDecodeError: it is not UTF-8.
     """
-    text = data.decode("utf-8") if isinstance(data, bytes) else data
+    text = data.decode("utf-8-sig") if isinstance(data, bytes) else data
     _require_printable(text)
     _count(_TOML_MARK.finditer(text))
     try:

@@ -410,6 +410,12 @@ def test_a_file_that_is_not_toml_is_named_with_the_place(file: Path, content: by
     assert why in caught.value.why
 
 
+def test_a_file_that_an_editor_marked_as_utf_8_is_read_as_without_the_mark(file: Path) -> None:
+    before = load_federation(file)
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+    assert load_federation(file) == before
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.toml: is missing"):
         load_federation(tmp_path / "nowhere.toml")

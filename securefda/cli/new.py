@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -85,7 +86,7 @@ def _text(made: Made) -> str:
             *notes,
             "",
             "next:",
-            f"  cd {made.folder}",
+            f"  cd {shlex.quote(str(made.folder))}",
             "  securefda task check federation.toml        # one batch of every site",
             "  securefda run federation.toml               # train here, one process per site",
             "  securefda policy explain policy.toml federation.toml",

@@ -24,11 +24,12 @@ from safetensors.torch import load
 from torch import Tensor, nn
 
 from securefda.disk import read_whole
-from securefda.errors import ConfigError
+from securefda.errors import ConfigError, DataError
 from securefda.operations.records import best_round
 from securefda.operations.run_folder import BEST_FILE, MODEL_FILE, read_run, replace_file
 from securefda.protocol.encoding import vector_to_wire
 from securefda.tasks import Task, TaskSettings, load_task, task_code
+from securefda.text import counted
 from securefda.training import build_model, derive_seed, layer_table, model_to_vector
 from securefda.training.batch_norm import statistics_of
 
@@ -132,16 +133,23 @@ def _with(known: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
 def predict(task: Task, model: nn.Module, data: Path) -> list[dict[str, str | float]]:
     """Return what the model says of every row of ``data``, a file or folder in the task's own form, in its order.
 
+    Where the task names rows, as files of images, each is a ``name`` first.
+
     Raises:
         ConfigError: the task does not read rows without labels.
         DataError: a row is unfit, or the task's or the model's own code fails.
     """
     with task_code(type(task), "inputs_from"):
         inputs = task.inputs_from(data)
+    with task_code(type(task), "input_names"):
+        names = task.input_names(data)
+    if names and len(names) != len(inputs):
+        raise DataError(f"task {type(task).__name__}", f"names {counted(len(names), 'row')}, and reads {len(inputs)}")
     with torch.no_grad(), task_code(type(task), "the model"):
         outputs = torch.cat([model(part) for part in torch.split(inputs, _BATCH_ROWS)])
     with task_code(type(task), "predictions"):
-        return task.predictions(outputs)
+        said = task.predictions(outputs)
+    return [{"name": name, **row} for name, row in zip(names, said, strict=True)] if names else said
 
 
 def as_csv(rows: Sequence[dict[str, str | float]]) -> str:

@@ -273,6 +273,10 @@ class Task(ABC):
             hint="define inputs_from(self, path) in the task; it returns what the model takes, (n, ...)",
         )
 
+    def input_names(self, path: Path) -> tuple[str, ...]:  # noqa: ARG002 - others use it
+        """Return a name for each row of :meth:`inputs_from`, by which people find it again; none by default."""
+        return ()
+
     def predictions(self, outputs: Tensor) -> list[dict[str, str | float]]:
         """Return what the model's outputs (n, ...) say, one row of named values each, for people and CSV files.
 

@@ -135,7 +135,7 @@ class ImageFolder(Classification):
             return self._samples(site, held_out=False)
         folder, (paths, _) = self._folder(site), self._classified(site, held_out=False)
         if (folder / UNLABELLED).is_dir() and UNLABELLED not in self.options.classes:
-            paths = [*_images_in(folder / UNLABELLED, site), *paths]
+            paths = [*_images_in(folder / UNLABELLED, f"{site}: {folder / UNLABELLED}"), *paths]
         where = f"{site}, train"
         if not paths:
             hint = f"images without labels lie in {folder / UNLABELLED}"
@@ -162,7 +162,11 @@ class ImageFolder(Classification):
         Raises:
             DataError: there is none, or one cannot be read.
         """
-        return self._features(_images_in(path, str(path)) if path.is_dir() else [path], str(path))
+        return self._features(_images_at(path), str(path))
+
+    def input_names(self, path: Path) -> tuple[str, ...]:
+        """Return the names of the files, in the order of :meth:`inputs_from`."""
+        return tuple(file.name for file in _images_at(path))
 
     def _classified(self, site: str, *, held_out: bool) -> tuple[list[Path], list[int]]:
         """The images in folders of classes that are held out, or are not, each with its class."""
@@ -170,7 +174,7 @@ class ImageFolder(Classification):
         paths: list[Path] = []
         labels: list[int] = []
         for number, name in enumerate(self.options.classes):
-            images = _images_in(folder / name, site) if (folder / name).is_dir() else []
+            images = _images_in(folder / name, f"{site}: {folder / name}") if (folder / name).is_dir() else []
             mine = [path for path in images if split_of.holds_out(self._content(path)) == held_out]
             paths += mine
             labels += [number] * len(mine)
@@ -242,8 +246,13 @@ _CHANNELS = {"grey": "L", "rgb": "RGB"}
 """Colour -> the mode of an image with its channels, as Pillow names them."""
 
 
-def _images_in(folder: Path, who: str) -> list[Path]:
-    """The images of a folder, by name.
+def _images_at(path: Path) -> list[Path]:
+    """The image in a file, or those in a folder; errors as :func:`_images_in`."""
+    return _images_in(path, str(path)) if path.is_dir() else [path]
+
+
+def _images_in(folder: Path, where: str) -> list[Path]:
+    """The images of a folder, by name; errors say ``where``.
 
     Raises:
         DataError: it holds something else, or nothing.
@@ -252,9 +261,9 @@ def _images_in(folder: Path, who: str) -> list[Path]:
     others = [path for path in files if path.suffix.lower() not in SUFFIXES]
     if others:
         why = f"{len(others)} of {len(files)} files are named neither {', '.join(SUFFIXES[:-1])} nor {SUFFIXES[-1]}"
-        raise DataError(f"{who}: {folder}", why, hint=f"{others[0].name} is the first")
+        raise DataError(where, why, hint=f"{others[0].name} is the first")
     if not files:
-        raise DataError(f"{who}: {folder}", "holds no images", hint="put PNG or JPEG files there, or remove the folder")
+        raise DataError(where, "holds no images", hint="put PNG or JPEG files there, or remove the folder")
     return files
 
 

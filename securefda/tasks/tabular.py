@@ -31,6 +31,7 @@ from securefda.settings import Settings, parse_settings
 from securefda.tasks.base import Samples, Task, TaskSettings, Unlabelled
 from securefda.tasks.first_model import seed_with
 from securefda.tasks.held_out import HeldOut
+from securefda.text import counted
 
 FACTORY = "securefda.tasks.tabular:Tabular"
 MISSING_VALUES = ("", "NA", "N/A", "NaN", "nan", "NULL", "null", "?")
@@ -291,7 +292,8 @@ def read_table(path: Path, *, separator: str = ",", encoding: str = "utf-8", who
         raise DataError(key, "has no rows", hint="the first line names the columns, each further one is a row")
     if len(set(header)) < len(header):
         doubled = sum(header.count(name) > 1 for name in set(header))
-        raise DataError(key, f"{doubled} names stand above more than one column", hint="give each column its own name")
+        why = f"{counted(doubled, 'name')} above more than one column"
+        raise DataError(key, why, hint="give each column its own name")
     uneven = [number for number, line in lines if len(line) != len(header)]
     if uneven:
         why = f"{len(uneven)} of {len(lines) - 1} rows have more or fewer cells than the header has names"

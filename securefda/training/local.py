@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from securefda.errors import TrainingError
 from securefda.protocol.encoding import Vector
 from securefda.tasks import Samples, Task, task_code
+from securefda.text import counted
 from securefda.training.batch_norm import fitted
 from securefda.training.device import choose_device
 from securefda.training.optimizers import new_optimizer
@@ -178,15 +179,15 @@ def require_steps(site: str, samples: int, settings: TrainingSettings, fewest: i
     """Raise TrainingError where a round over ``samples`` rows has fewer than ``fewest`` steps, or too small batches."""
     if min(samples, settings.batch_size) < settings.smallest_batch:
         raise TrainingError(
-            f"{site}: {samples} row(s) in batches of {settings.batch_size}, and the model has BatchNorm, for which a "
-            f"batch needs at least {settings.smallest_batch}",
+            f"{site}: {counted(samples, 'row')} in batches of {settings.batch_size}, and the model has BatchNorm, for "
+            f"which a batch needs at least {settings.smallest_batch}",
             hint="raise training.batch-size, give the site more rows, or use torch.nn.GroupNorm",
         )
     steps = settings.steps(samples)
     if steps < fewest:
         raise TrainingError(
-            f"{site}: {samples} rows in batches of {settings.batch_size} for {settings.epochs} epoch(s) make "
-            f"{steps} step(s) in a round, and at least {fewest} are needed",
+            f"{site}: {samples} rows in batches of {settings.batch_size} for {counted(settings.epochs, 'epoch')} make "
+            f"{counted(steps, 'step')} in a round, and at least {fewest} are needed",
             hint="lower training.batch-size or raise training.epochs",
         )
 

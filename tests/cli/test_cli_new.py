@@ -76,6 +76,11 @@ def test_without_data_a_small_task_runs(capsys: pytest.CaptureFixture[str]) -> N
     own_tests_of("my-heart")
 
 
+def test_a_folder_whose_name_has_a_blank_is_quoted_in_what_comes_next(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["new", "my heart"]) == 0
+    assert "\n  cd 'my heart'\n" in capsys.readouterr().out
+
+
 def test_one_table_becomes_four_made_up_sites(capsys: pytest.CaptureFixture[str]) -> None:
     write(Path("Export Mai.csv"), patients(140))
     assert main(["new", "heart", "--tabular", "Export Mai.csv", "--group", "Fall-Nr"]) == 0

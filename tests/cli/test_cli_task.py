@@ -245,7 +245,7 @@ def test_with_noise_rows_that_mix_are_refused(folder: Path, capsys: pytest.Captu
 
 def test_too_few_rows_for_a_round_of_the_target(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["task", "check", own(folder), "--set", "training.target.batch-size=20"]) == 4
-    assert "clinic: 20 rows in batches of 20 for 1 epoch(s) make 1 step(s)" in capsys.readouterr().err
+    assert "clinic: 20 rows in batches of 20 for 1 epoch make 1 step in" in capsys.readouterr().err
 
 
 def test_rows_far_from_zero_are_pointed_at(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 from securefda.errors import ConfigError, DataError
+from securefda.operations.trained import as_csv, predict
 from securefda.privacy.private_training import require_separate_rows
 from securefda.tasks import TaskSettings, load_task
 from securefda.tasks.image_folder import FACTORY, ImageFolder
@@ -77,7 +78,24 @@ class TestWhatAFileBecomes:
     def test_a_folder_is_read_by_name(self, tmp_path: Path) -> None:
         for name, value in (("b.png", 255), ("a.PNG", 0)):
             save(tmp_path / "new" / name, np.full((8, 8), value, np.uint8), format="PNG")
-        assert images(tmp_path).inputs_from(tmp_path / "new")[:, 0, 0, 0].tolist() == [-1, 1]
+        task = images(tmp_path)
+        assert task.inputs_from(tmp_path / "new")[:, 0, 0, 0].tolist() == [-1, 1]
+        assert task.input_names(tmp_path / "new") == ("a.PNG", "b.png")
+        assert task.input_names(tmp_path / "new" / "b.png") == ("b.png",)
+        found = predict(task, task.model().eval(), tmp_path / "new")
+        assert [row["name"] for row in found] == ["a.PNG", "b.png"]
+        assert as_csv(found).splitlines()[0] == "row,name,class,probability gesund,probability krank"
+
+    def test_a_task_that_names_too_few_rows_is_refused(self, tmp_path: Path) -> None:
+        class Short(ImageFolder):
+            def input_names(self, path: Path) -> tuple[str, ...]:
+                return super().input_names(path)[1:]
+
+        for name in ("a", "b"):
+            save(tmp_path / "new" / f"{name}.png", np.zeros((8, 8), np.uint8))
+        task = Short(images(tmp_path).settings)
+        with pytest.raises(DataError, match="task Short: names 1 row, and reads 2"):
+            predict(task, task.model().eval(), tmp_path / "new")
 
     def test_labels_follow_the_order_of_the_options(self, tmp_path: Path) -> None:
         fill(tmp_path)

@@ -244,7 +244,7 @@ BAD_FILES = {
     "no header": (german_rows(3), "has no column Alter, Geschlecht, Größe, krank", "first line must name"),
     "a name spelt otherwise": ([HEADER.replace("Größe", "Groesse"), *german_rows(3)], "no column Größe", "Groesse"),
     "a comma too many": ([HEADER, "A;50;1;7;m;ja"], "1 of 1 rows have more or fewer cells", "line 2"),
-    "a name twice": (["Alter;Alter;Größe;krank", "1;2;3;ja"], "1 names stand above more than one", ""),
+    "a name twice": (["Alter;Alter;Größe;krank", "1;2;3;ja"], "1 name above more than one column", ""),
     "an open quote": ([HEADER, 'A;"50;1,7;m;ja'], "not a table", "quotation mark"),
 }
 

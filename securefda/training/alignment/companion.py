@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from securefda.errors import TrainingError
 from securefda.protocol.encoding import Vector
 from securefda.tasks import Disentangled, Task
+from securefda.text import counted
 from securefda.training.alignment.adversarial import (
     identification_loss,
     reversed_source_loss,
@@ -274,7 +275,7 @@ def _checked(features: Vector, width: int) -> Tensor:
         )
     if len(features) < 2:
         raise TrainingError(
-            f"features of {len(features)} row(s) of the target came, and two or more are needed",
+            f"features of {counted(len(features), 'row')} of the target came, and two or more are needed",
             hint="the target has to raise strategy.feature-rows",
         )
     if not np.all(np.isfinite(features)):
