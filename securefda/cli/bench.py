@@ -112,6 +112,12 @@ def accuracy(
     workers: Annotated[
         int | None, typer.Option("--workers", min=1, help="Runs beside each other; default: one a core.")
     ] = None,
+    engine: Annotated[
+        str, typer.Option("--engine", help="What computes: local, ray, or slurm (by submitit); extras of those names.")
+    ] = "local",
+    ray_address: Annotated[
+        str, typer.Option("--ray-address", metavar="HOST:PORT", help="Of a Ray cluster; default: one made for this.")
+    ] = "",
     check: Annotated[
         bool, typer.Option("--check", help="End with 1 where the suite's requirements do not hold.")
     ] = False,
@@ -122,16 +128,18 @@ def accuracy(
     output: OutputFormat = Format.TXT,
 ) -> int:
     """Measure the target's accuracy under every rule of a suite. Goes on where it was, in the same folder."""
+    from securefda.bench.accuracy.engines import engine_settings
     from securefda.bench.accuracy.measure import at_another_level, bench_accuracy, compared
     from securefda.bench.accuracy.plan import Request
     from securefda.bench.accuracy.progress import console_watcher
 
+    computing = engine_settings(engine, workers or os.cpu_count() or 1, ray_address)
     request = Request(suite, level, seeds, _names(rules), _names(data), data_dir, overrides, os.environ)
     folder = out or Path("runs") / f"accuracy-{suite}-{level}"
     other = None if compare is None else (compare, at_another_level(request, compare))
     try:
         with interruptible(folder), console_watcher() as watcher:
-            done = bench_accuracy(request, folder, workers=workers or os.cpu_count() or 1, watcher=watcher)
+            done = bench_accuracy(request, folder, engine=computing, watcher=watcher)
     except RunInterruptedError as error:
         hint = f"every finished run is in {folder}; the same command goes on"
         raise type(error)(str(error), hint=hint) from None

@@ -3,10 +3,12 @@
 import fcntl
 import io
 import json
+import os
 import shutil
 import signal
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 
@@ -222,6 +224,53 @@ def test_a_run_that_fails_is_named_the_others_go_on_and_it_is_tried_again(tmp_pa
     assert json.loads(out)["data"]["failed"] == {"digits, target, target_only, seed 1": "the loss is NaN"}
     assert "2 of 3 runs have finished before" in error
     assert [line["seed"] for line in lines(tmp_path)] == [0, 2]
+
+
+def figures_by(engine, out):
+    """What an engine makes of two runs, of which one fails."""
+    settings = (*SHORT, "task.factory=accuracy_tasks:FailsWithSeedOne")
+    asked = arguments(out, "--workers", "2", "--engine", engine, rules="target_only", seeds=2, settings=settings)
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}  # where accuracy_tasks is
+    command = [sys.executable, "-m", "securefda.cli", *asked]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=env)
+    assert done.returncode == 1, done.stderr
+    assert "FAILED: digits, target, target_only, seed 1: the loss is NaN" in done.stderr
+    return [(line["rule"], line["seed"], line["accuracies"], line["loss"]) for line in lines(out)]
+
+
+@pytest.fixture(scope="module")
+def figures_by_this_machine(tmp_path_factory):
+    return figures_by("local", tmp_path_factory.mktemp("engine") / "local")
+
+
+@pytest.mark.parametrize(("engine", "package"), [("ray", "ray"), ("slurm", "submitit")])
+def test_other_engines_give_the_same_to_the_last_bit_and_name_the_run_that_fails(
+    engine, package, tmp_path, figures_by_this_machine
+):
+    """Where there is no Slurm, submitit starts processes of its own in its place."""
+    if find_spec(package) is None:
+        pytest.skip(f"the extra {engine} is not installed")
+    assert figures_by(engine, tmp_path / engine) == figures_by_this_machine != []
+
+
+def test_an_engine_that_is_unknown_not_installed_or_out_of_reach_is_one_line(tmp_path, monkeypatch, capsys):
+    def refused(*options):
+        assert main([*arguments(tmp_path / "out"), *options]) == 4
+        error, hint = capsys.readouterr().err.splitlines()
+        return error, hint
+
+    assert refused("--engine", "spark") == (
+        "error: --engine: there is no 'spark'",
+        "hint: there are: local, ray, slurm",
+    )
+    error, hint = refused("--ray-address", "127.0.0.1:1")
+    assert error == "error: --ray-address: means nothing to the engine local"
+    assert hint == "hint: add --engine ray"
+    for engine, name in (("ray", "Ray"), ("slurm", "submitit")):
+        monkeypatch.setitem(sys.modules, name.lower(), None)
+        error, hint = refused("--engine", engine)
+        assert error == f"error: --engine {engine}: {name} is not installed"
+        assert f"securefda[{engine}]" in hint
 
 
 def test_a_process_that_dies_takes_its_run_with_it_and_no_other(tmp_path):

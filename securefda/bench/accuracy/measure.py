@@ -15,10 +15,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from securefda.bench.accuracy.engines import ONE_BY_ONE, EngineSettings, run_all
 from securefda.bench.accuracy.federated import RunResult
 from securefda.bench.accuracy.plan import Planned, Request, level_keys, plan
 from securefda.bench.accuracy.plots import write_plots
-from securefda.bench.accuracy.pool import Failed, run_beside
+from securefda.bench.accuracy.pool import Failed
 from securefda.bench.accuracy.requirements import compare_levels
 from securefda.bench.accuracy.results import Results, RunKey
 from securefda.bench.accuracy.suite_folder import SuiteFolder, open_folder, read_folder, result_line, settings_of
@@ -89,13 +90,15 @@ class Comparison:
     misses: Sequence[str]
 
 
-def bench_accuracy(request: Request, out: Path, *, workers: int = 1, watcher: Watcher | None = None) -> Accuracy:
+def bench_accuracy(
+    request: Request, out: Path, *, engine: EngineSettings = ONE_BY_ONE, watcher: Watcher | None = None
+) -> Accuracy:
     """Run what the folder lacks, then write ``results.json``, ``table.md`` and the plots.
 
     Args:
         request: what to measure.
         out: folder, new or of the same settings.
-        workers: how many runs beside each other, each in a process with one torch thread.
+        engine: what computes the runs, each on one thread of torch.
         watcher: hears of every run.
 
     Raises:
@@ -115,7 +118,7 @@ def bench_accuracy(request: Request, out: Path, *, workers: int = 1, watcher: Wa
         for site in (federation.target, *federation.sources):
             rows_here(one.job.config, site, one.job.seed)
     with open_folder(out, request) as folder:
-        failed = _measure(folder, planned, request.level, workers, watcher or NoWatcher())
+        failed = _measure(folder, planned, request.level, engine, watcher or NoWatcher())
         results = Results(request.definition, folder.finished(planned))
         done = Accuracy(request, out, results, failed, tuple(misses_of(request, results)))
         replace_file(done.out / RESULTS_FILE, results_text(done).encode())
@@ -171,7 +174,7 @@ def _require_alike(
 
 
 def _measure(
-    folder: SuiteFolder, planned: list[Planned], level: str, workers: int, watcher: Watcher
+    folder: SuiteFolder, planned: list[Planned], level: str, engine: EngineSettings, watcher: Watcher
 ) -> dict[RunKey, str]:
     known = folder.finished(planned)
     lacking = [one for one in planned if one.key not in known]
@@ -186,7 +189,7 @@ def _measure(
             folder.add(one, level, outcome)
             watcher.finished(one.key, outcome)
 
-    run_beside(lacking, workers, folder.scratch, done)
+    run_all(lacking, engine, folder.path, folder.scratch, done)
     return failed
 
 

@@ -79,15 +79,15 @@ def _submit(
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
-        future = pool.submit(_run, job, scratch)
+        future = pool.submit(run_or_fail, job, scratch)
         future.add_done_callback(ended.put)
         return future
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _run(job: Job, scratch: Path) -> RunResult | Failed:
-    """In a process of the pool. The package's own errors carry more than can be passed between processes."""
+def run_or_fail(job: Job, scratch: Path | None) -> RunResult | Failed:
+    """Run one federation. The package's own errors carry more than can be passed between processes."""
     try:
         return run(job, scratch)
     except SecureFdaError as error:

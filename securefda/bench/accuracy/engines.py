@@ -1,0 +1,222 @@
+"""What computes the runs of a suite: processes of this machine, Ray, or submitit, which hands them to Slurm.
+
+All give the same results to the last bit: a run is one process on one thread, wherever it is. What engines other than
+the local one do is no part of a federation; each run is simulated as a whole.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import sys
+import time
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Protocol
+
+from securefda.bench.accuracy.federated import Job, RunResult, use_one_thread
+from securefda.bench.accuracy.plan import Planned
+from securefda.bench.accuracy.pool import Done, Failed, run_beside, run_or_fail
+from securefda.errors import ConfigError
+
+_OBJECT_STORE_BYTES = 128 << 20
+_POLL_S = 0.2
+
+
+class EngineName(StrEnum):
+    """What ``--engine`` takes."""
+
+    LOCAL = "local"
+    RAY = "ray"
+    SLURM = "slurm"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """What computes the runs.
+
+    Attributes:
+        name: which engine.
+        workers: how many runs beside each other.
+        address: of a Ray cluster that is there; empty to start Ray on this machine, for these runs alone.
+    """
+
+    name: EngineName = EngineName.LOCAL
+    workers: int = 1
+    address: str = ""
+
+    def __post_init__(self) -> None:
+        if self.address and self.name is not EngineName.RAY:
+            raise ConfigError("--ray-address", f"means nothing to the engine {self.name}", hint="add --engine ray")
+
+
+ONE_BY_ONE = EngineSettings()
+"""One run after the other, on this machine."""
+
+
+def engine_settings(name: str, workers: int, address: str = "") -> EngineSettings:
+    """What the command line asks for.
+
+    Raises:
+        ConfigError: there is no such engine, or the address is of none.
+    """
+    known = [one.value for one in EngineName]
+    if name not in known:
+        raise ConfigError("--engine", f"there is no {name!r}", hint=f"there are: {', '.join(known)}")
+    return EngineSettings(EngineName(name), workers, address)
+
+
+def run_all(planned: Iterable[Planned], settings: EngineSettings, folder: Path, scratch: Path, done: Done) -> None:
+    """Run all, first ones first; one that fails does not stop the others.
+
+    Args:
+        planned: the runs.
+        settings: of the engine.
+        folder: an existing folder, which the machines of a cluster share; Slurm's jobs write there.
+        scratch: an existing folder of this machine, for the files of runs that are under way.
+        done: called in this thread after each.
+
+    Raises:
+        ConfigError: the engine is not installed, or cannot be reached.
+    """
+    if settings.name is EngineName.LOCAL:
+        run_beside(planned, settings.workers, scratch, done)
+        return
+    opened = _ray(settings) if settings.name is EngineName.RAY else _slurm(folder)
+    with opened as engine:
+        waiting, under_way = deque(planned), dict[Any, Planned]()
+        while waiting or under_way:
+            while waiting and len(under_way) < settings.workers:
+                one = waiting.popleft()
+                under_way[engine.submit(one.job)] = one
+            ended = engine.first_ended(under_way)
+            done(under_way.pop(ended), engine.result(ended))
+
+
+def run_elsewhere(job: Job, path: tuple[str, ...]) -> RunResult | Failed:
+    """Run one federation on one thread of whichever machine this is; ``path`` has modules, a task's among them."""
+    sys.path += [folder for folder in path if folder not in sys.path]
+    use_one_thread()
+    return run_or_fail(job, None)
+
+
+class _Engine(Protocol):
+    """Computes runs somewhere."""
+
+    def submit(self, job: Job) -> Any:
+        """Hand a run over; what stands for it."""
+
+    def first_ended(self, handles: Collection[Any]) -> Any:
+        """Wait for one of them."""
+
+    def result(self, handle: Any) -> RunResult | Failed:
+        """What a run that ended gave."""
+
+
+# --- Ray --------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _ray(settings: EngineSettings) -> Iterator[_Engine]:
+    # Before the import, which reads them: a token keeps others from running code here, since Ray's ports are open.
+    if not settings.address:
+        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ImportError as error:
+        raise _missing("ray", "Ray") from error
+    own = {"num_cpus": settings.workers, "include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES}
+    how: dict[str, Any] = {"address": settings.address} if settings.address else own | {"_node_ip_address": "127.0.0.1"}
+    try:
+        ray.init(log_to_driver=False, logging_level=logging.ERROR, **how)
+    except Exception as error:
+        why = f"Ray cannot be reached: {' '.join(str(error).split())[:200]}"
+        raise ConfigError("--ray-address" if settings.address else "--engine ray", why, hint=_RAY_HINT) from error
+    try:
+        yield _Ray(ray)
+    finally:
+        ray.shutdown()
+
+
+_RAY_HINT = "look at the address, and whether RAY_AUTH_TOKEN is that of the cluster"
+
+
+class _Ray:
+    def __init__(self, ray: Any) -> None:
+        self._ray = ray
+        self._run = ray.remote(num_cpus=1, max_retries=0)(run_elsewhere)
+
+    def submit(self, job: Job) -> Any:
+        return self._run.remote(job, tuple(sys.path))
+
+    def first_ended(self, handles: Collection[Any]) -> Any:
+        (ended, *_), _ = self._ray.wait(list(handles), num_returns=1)
+        return ended
+
+    def result(self, handle: Any) -> RunResult | Failed:
+        try:
+            found: RunResult | Failed = self._ray.get(handle)
+        except self._ray.exceptions.RayError as error:
+            return Failed(" ".join(f"{type(error).__name__}: {error}".split())[:300])
+        return found
+
+
+# --- Slurm, by submitit -----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _slurm(folder: Path) -> Iterator[_Engine]:
+    try:
+        import submitit
+    except ImportError as error:
+        raise _missing("slurm", "submitit") from error
+    executor = submitit.AutoExecutor(folder=folder / "slurm")
+    executor.update_parameters(name="securefda", cpus_per_task=1, timeout_min=_most_minutes())
+    engine = _Submitit(executor)
+    try:
+        yield engine
+    finally:
+        for job in engine.under_way:
+            job.cancel()
+
+
+def _most_minutes(default: int = 240) -> int:
+    """Minutes that Slurm gives a run, from the variable that sbatch itself reads."""
+    given = os.environ.get("SBATCH_TIMELIMIT", "")
+    return int(given) if given.isdecimal() else default
+
+
+class _Submitit:
+    def __init__(self, executor: Any) -> None:
+        self._executor = executor
+        self.under_way: list[Any] = []
+
+    def submit(self, job: Job) -> Any:
+        handle = self._executor.submit(run_elsewhere, job, tuple(sys.path))
+        self.under_way.append(handle)
+        return handle
+
+    def first_ended(self, handles: Collection[Any]) -> Any:
+        while True:
+            if ended := next((handle for handle in handles if handle.done()), None):
+                return ended
+            time.sleep(_POLL_S)
+
+    def result(self, handle: Any) -> RunResult | Failed:
+        self.under_way.remove(handle)
+        error = handle.exception()
+        if error is not None:
+            return Failed(" ".join(f"{type(error).__name__}: {error}".split())[:300])
+        found: RunResult | Failed = handle.result()
+        return found
+
+
+def _missing(engine: str, name: str) -> ConfigError:
+    hint = f"pip install 'securefda[{engine}]', or leave --engine out"
+    return ConfigError(f"--engine {engine}", f"{name} is not installed", hint=hint)
