@@ -28,7 +28,7 @@ from securefda.site.config import (
     strategy_of,
     training_settings,
 )
-from securefda.site.config.effective import changes_since, kept_settings, load_effective
+from securefda.site.config.effective import changes_between, changes_since, kept_settings, load_effective
 from securefda.site.config.keys import FILES, explained
 from securefda.site.config.load import AggregatorConfig, FederationConfig, SourceConfig
 from securefda.site.policy import check_training
@@ -698,6 +698,15 @@ class TestEffectiveSettings:
             "strategy.rounds: 500 → 12",
         ]
         assert changes_since(kept_settings(now), now) == []
+
+    def test_that_a_secret_has_changed_is_said_and_not_to_what(self) -> None:
+        before = {"strategy": {"rounds": 500, "rule": "fedgp"}, "task": {"options": {"token": "hunter2"}}}
+        now = {"strategy": {"rounds": 12, "rule": "fedgp"}, "task": {"options": {"token": "hunter3", "noise": 0.2}}}
+        assert changes_between(before, now) == {
+            "strategy.rounds": "strategy.rounds: 500 → 12",
+            "task.options.token": "task.options.token: (hidden) → (hidden)",
+            "task.options.noise": "task.options.noise: not set → 0.2",
+        }
 
 
 class TestExplained:

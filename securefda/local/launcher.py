@@ -9,7 +9,7 @@ from __future__ import annotations
 import selectors
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -27,6 +27,8 @@ from securefda.operations.run_folder import SUMMARY_FILE, RunFolder, finished_su
 from securefda.parse import toml_table
 from securefda.settings import read_toml
 from securefda.site.config import FederationConfig, aggregator_toml, site_policy, source_toml
+from securefda.site.config.effective import change_text, changes_between
+from securefda.site.config.keys import toml
 from securefda.site.endpoints import Address, SiteSpec
 from securefda.site.enrolment import init_federation
 from securefda.site.kit import load_kit
@@ -72,19 +74,20 @@ def run_processes(
     with ExitStack() as ours:
         if starter is None:  # first: it imports torch while sites are enrolled
             starter = ours.enter_context(closing(Starter(len(kits), as_copies=as_copies)))
-        if kits[target].exists():
+        if goes_on := kits[target].exists():
             address = _enrolled(config, folder.path / _KITS)
-            reporter.note(f"going on with the run in {folder.path}")
         else:
             address = free_address()
             _enrol(config, folder.path / _KITS, address)
+        files = _write_settings(config, folder, address, seed)
+        if goes_on:
+            reporter.note(f"going on with the run in {folder.path}")
         if config.training.target.with_noise or config.training.source.with_noise:
             with without_collections():
                 from securefda.bootstrap import make_ledgers  # with torch, for which processes should not have to wait
 
             for note in make_ledgers(config, kits, seed):
                 reporter.note(note)
-        files = _write_settings(config, folder, address, seed)
         sites = [_start(site, files[site], folder, target == site, starter) for site in files]
         try:
             _watch(sites, reporter)
@@ -137,13 +140,13 @@ def _enrolled(config: FederationConfig, root: Path) -> Address:
     kit = load_kit(root / federation.target, datetime.now(UTC), expected_role="target")
     found, asked = [entry.site_id for entry in kit.roster.sources], list(federation.sources)
     if found != asked:
-        raise _other_run(root.parent, "federation.sources", found, asked)
+        raise _other_run(root.parent, [change_text("federation.sources", toml(found), toml(asked))])
     return kit.endpoints.aggregator
 
 
-def _other_run(folder: Path, key: str, found: object, asked: object) -> ConfigError:
+def _other_run(folder: Path, changes: Iterable[str]) -> ConfigError:
     hint = "give the settings of that run to go on with it, --fresh to start from the beginning, or another --out"
-    return ConfigError(key, f"the run in {folder} has {found}, now it is {asked}", hint=hint)
+    return ConfigError(str(folder), f"this folder holds a run with other settings: {', '.join(changes)}", hint=hint)
 
 
 def _enrol(config: FederationConfig, root: Path, address: Address) -> None:
@@ -174,26 +177,23 @@ def _write_settings(config: FederationConfig, folder: RunFolder, address: Addres
     for site in config.federation.sources:
         files[site] = folder.site(site) / "source.toml"
         texts[site] = source_toml(config, kits / site, folder.site(site), seed, site=site)
+    changes: dict[str, str] = {}  # each once, though every source has it
     for site, file in files.items():
-        _require_same_settings(folder.path, file, texts[site])
+        if file.exists():
+            before, now = (_as_given(table, site == target) for table in (read_toml(file), toml_table(texts[site])))
+            changes |= changes_between(before, now)
+    if changes:
+        raise _other_run(folder.path, changes.values())
     for site, file in files.items():
         replace_file(file, texts[site].encode())
     return files
 
 
-def _require_same_settings(folder: Path, file: Path, text: str) -> None:
-    """Refuse other settings than those of the run that ``folder`` holds; a file that is not there holds none."""
-    if file.exists():
-        _require_same(folder, read_toml(file), toml_table(text))
-
-
-def _require_same(folder: Path, found: Mapping[str, Any], asked: Mapping[str, Any], table: str = "") -> None:
-    for name in dict.fromkeys((*found, *asked)):
-        key, before, now = f"{table}{name}", found.get(name), asked.get(name)
-        if isinstance(before, Mapping) and isinstance(now, Mapping):
-            _require_same(folder, before, now, f"{key}.")
-        elif before != now:
-            raise _other_run(folder, key, before, now)
+def _as_given(table: dict[str, Any], is_target: bool) -> dict[str, Any]:
+    """A site's settings under the names that they have in a federation's file; paths of the folder itself are none."""
+    role, process = ("target", "aggregator") if is_target else ("source", "source")
+    common = {name: section for name, section in table.items() if name not in (process, "training")}
+    return {"--seed": table[process]["seed"], **common, "training": {role: table["training"]}}
 
 
 class Failures:

@@ -132,8 +132,17 @@ def test_an_interrupted_run_goes_on_in_its_folder_and_only_with_its_settings(tmp
     assert_one_clear_line(first, ExitCode.FAILED, "interrupted", hint="goes on")
     digests = {line["round"]: line["model_digest"] for line in read_run(out).rounds}
 
-    other = Process([*command, "--set", "training.source.learning-rate=0.5"])
-    assert_one_clear_line(other, ExitCode.CONFIG, "training.learning-rate", "now it is 0.5", hint="--fresh")
+    others = ("--set", "strategy.rounds=12", "--set", "training.source.learning-rate=0.5", "--seed", "3")
+    other = Process([*command, *others])
+    assert_one_clear_line(
+        other,
+        ExitCode.CONFIG,
+        "holds a run with other settings",
+        "--seed: 0 \N{RIGHTWARDS ARROW} 3, strategy.rounds: 400 \N{RIGHTWARDS ARROW} 12",
+        "training.source.learning-rate: 0.001 \N{RIGHTWARDS ARROW} 0.5",
+        hint="--fresh",
+    )
+    assert "going on" not in other.text
     assert {line["round"]: line["model_digest"] for line in read_run(out).rounds} == digests
 
     last = max(digests)

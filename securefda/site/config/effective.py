@@ -123,4 +123,26 @@ def changes_since(kept: bytes, settings: Settings) -> list[str]:
     """
     before, now = texts(load_object(kept, "version", "settings")["settings"]), values_of(settings)
     keys = [key for key in dict.fromkeys((*now, *before)) if before.get(key, _EMPTY) != now.get(key, _EMPTY)]
-    return [f"{key}: {before.get(key, _ABSENT)} \N{RIGHTWARDS ARROW} {now.get(key, _ABSENT)}" for key in keys]
+    return [change_text(key, before.get(key, _ABSENT), now.get(key, _ABSENT)) for key in keys]
+
+
+def changes_between(before: Mapping[str, Any], now: Mapping[str, Any], table: str = "") -> dict[str, str]:
+    """Dotted key -> what :func:`change_text` says of it, for each key that differs between two parsed files.
+
+    That a secret differs is said, and neither of its values.
+    """
+    found: dict[str, str] = {}
+    for name in dict.fromkeys((*before, *now)):
+        key, old, new = f"{table}{name}", before.get(name), now.get(name)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            found |= changes_between(old, new, f"{key}.")
+        elif old != new:
+            is_secret = _SECRET.search(name) is not None
+            shown = (_ABSENT if value is None else HIDDEN if is_secret else toml(_shown(value)) for value in (old, new))
+            found[key] = change_text(key, *shown)
+    return found
+
+
+def change_text(key: str, before: str, now: str) -> str:
+    """For example ``strategy.rounds: 500 \N{RIGHTWARDS ARROW} 12``."""
+    return f"{key}: {before} \N{RIGHTWARDS ARROW} {now}"
