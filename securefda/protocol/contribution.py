@@ -344,11 +344,14 @@ def require_few_at_the_clip(header: Header, clipped: Iterable[int]) -> None:
         clipped: what :func:`clip_contribution` returned.
 
     Raises:
-        FaultyAggregatorError: CLIPPED.
+        FaultyAggregatorError: CLIPPED, which blames nobody: large updates bring it about as well as a small clip.
     """
     for layer, count in zip(header.layers, clipped, strict=True):
         if count > max(1, layer.size // MOST_CLIPPED):
-            raise FaultyAggregatorError("CLIPPED", f"{count} of {layer.size} coordinates of layer {layer.name}")
+            what = f"{count} of {layer.size} coordinates of layer {layer.name} are as large as the header lets them be"
+            error = FaultyAggregatorError("CLIPPED", what, blames=False)
+            error.hint = "ask the target for a larger session.clip, or train with a lower learning rate"
+            raise error
 
 
 # --- cap --------------------------------------------------------------------------------------------------------------

@@ -42,7 +42,8 @@ class Standing:
         attempt came to no result.
         """
         error.hint = error.hint or (HINT if error.blames else "ask the target's site what happened in the last rounds")
-        self._broken_in_a_row += error.suspect is None and error.blames
+        # Nobody is to blame for CLIPPED, but each time the aggregator learns one bit about the rows.
+        self._broken_in_a_row += error.suspect is None and (error.blames or error.check == "CLIPPED")
         self.fault = without_frames(error)
         if self._broken_in_a_row >= MOST_BROKEN_IN_A_ROW:
             self.failure = self.fault

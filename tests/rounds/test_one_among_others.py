@@ -13,6 +13,7 @@ from rounds_federation import TARGET, AnySigned, Federation, changed, signer, si
 from rounds_fixed import Fixed
 from rounds_liars import SAMPLES, Liar
 
+from securefda.audit.reading import find_logs, open_log
 from securefda.errors import ConfigError
 from securefda.protocol.checks import quantisation
 from securefda.protocol.messages import NO_CONTEXT, Header, Parcel, Refusal, ShareBundle, Visibility
@@ -98,7 +99,16 @@ def test_an_update_that_the_header_drives_to_the_clip_does_not_leave(tmp_path: P
     lie = Parcel(changed(header.message, target=target), header.vectors)
     assert keys(federation.sources[ME].handle(lie)) == [Refusal("CLIPPED")]
     assert federation.sources[ME].current is None
+    fault = federation.sources[ME].standing.fault
+    assert fault is not None
+    assert str(fault).startswith("check CLIPPED fails, which accuses no site: ")  # honest rounds may come to it too
+    assert "session.clip" in fault.hint
     federation.close()
+    logs = find_logs(tmp_path / "audit" / site_id(ME))
+    events = [record.entry for log in logs for record in open_log(log).records()]
+    assert [(event.facts["check"], event.facts["accused"]) for event in events if event.type == "alarm"] == [
+        ("CLIPPED", [])
+    ]
 
 
 @pytest.mark.parametrize("learning_rate", [1e300, 1e-300])
