@@ -132,7 +132,12 @@ class Attendance:
     @property
     def forbidden(self) -> dict[str, str]:
         """Site id -> key of its policy, of the sources that left the run because of one."""
-        return {self._site.name(index): key for index, key in sorted(self.refused.items()) if key not in OWN_TROUBLE}
+        return {self._site.name(index): key for index, key in sorted(self.forbidden_by_index.items())}
+
+    @property
+    def forbidden_by_index(self) -> dict[int, str]:
+        """The same, by roster index."""
+        return {index: key for index, key in self.refused.items() if key not in OWN_TROUBLE}
 
     def left(self, index: int, why: str) -> None:
         """The connection to a source is gone."""

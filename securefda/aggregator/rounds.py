@@ -101,6 +101,7 @@ class CurrentRound:
         target: what that is; None where the rule uses nothing of the target.
         seconds: by phase.
         refused: policy key or check by roster index of the source that refused.
+        forbidden: policy key by roster index of the source that left the run because of it, before an attempt.
         levels: roster index -> what the aggregator sees of the source in the last attempt.
         with_metrics: whether the sources hand in loss and accuracy in the last attempt.
         released_to: site ids that were sent the target's update.
@@ -121,6 +122,7 @@ class CurrentRound:
     target: TargetPart | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
+    forbidden: dict[int, str] = field(default_factory=dict)
     levels: dict[int, Visibility] = field(default_factory=dict)
     with_metrics: bool = False
     released_to: set[str] = field(default_factory=set)
@@ -194,7 +196,7 @@ class CurrentRound:
             mean_beta=None,
             survivors=[site.name(index) for index in sorted(survivors)],
             dropped=[site.name(index) for index in sorted(set(participants) - survivors)],
-            refused={site.name(index): key for index, key in sorted(self.refused.items())},
+            refused={site.name(index): key for index, key in sorted({**self.forbidden, **self.refused}.items())},
             levels={site.name(index): level.label for index, level in sorted(self.levels.items())},
             target_update_to=sorted(self.released_to),
             attempts=self.attempt,

@@ -484,6 +484,7 @@ class AggregatorRun:
 
     def _conclude(self, current: CurrentRound, attempt: Attempt | SecureFdaError) -> Change:
         """An attempt has ended: write down what it showed of the sources, then take its sums or try again."""
+        current.forbidden = self._attendance.forbidden_by_index
         if isinstance(attempt, SecureFdaError):
             return self._lose_round(current, current.levels, attempt), []
         current.refused |= attempt.refused

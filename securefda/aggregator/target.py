@@ -25,6 +25,7 @@ from securefda.protocol.messages import DownLink, FeatureTerms, Header, TargetTe
 from securefda.protocol.secret import RandomBytes
 from securefda.rules import Contribution, Gain, RoundPlan, Rule, StepStatistics, TargetStatistics, attend
 from securefda.tasks import Samples
+from securefda.text import counted
 from securefda.training import FEWEST_TARGET_STEPS, LocalResult, PersonalMemory, Vector
 from securefda.training.alignment import Alignment
 from securefda.training.features import SeenGap
@@ -89,7 +90,7 @@ def compared(summary: Summary, alone: TargetAlone | None, reporter: Reporter) ->
     """The summary of a finished run, with what the target comes to alone. Where it fails alone, a note says why."""
     if alone is None or not summary.rounds:
         return summary
-    reporter.note(f"the run is over; the target trains alone for {summary.rounds} rounds, to compare")
+    reporter.note(f"the run is over; the target trains alone for {counted(summary.rounds, 'round')}, to compare")
     reporter.phase("training alone, to compare")
     try:
         return replace(summary, target_only=alone.train(summary.run_id, summary.rounds))

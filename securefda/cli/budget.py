@@ -17,7 +17,7 @@ from securefda.cli.options import OutputFormat, Overrides, now
 from securefda.cli.output import Format, print_result, width_of
 from securefda.errors import ConfigError
 from securefda.privacy.events import ACCOUNTANTS, ASSUMPTIONS, GUARANTEE, TERMS
-from securefda.text import aligned, printable, wrapped
+from securefda.text import aligned, counted, printable, wrapped
 
 if TYPE_CHECKING:
     from securefda.operations.figures import Series
@@ -362,7 +362,7 @@ def _plan_text(found: Plan, request: PlanRequest, data_set: str) -> str:
         ("sampling rate", f"{found.sampling_rate:.6g} = 1/{round(1 / found.sampling_rate)}"),
         ("steps", f"{found.steps_per_round} per round, {found.steps_per_round * rounds} in all"),
         *([("epsilon before", before)] if data_set else []),
-        ("epsilon", f"{_up(found.epsilon)} at delta {found.delta:g} after {rounds} rounds{asked}"),
+        ("epsilon", f"{_up(found.epsilon)} at delta {found.delta:g} after {counted(rounds, 'round')}{asked}"),
         ("epsilon per round", f"{_up((found.epsilon - past) / rounds)} on average"),
         ("accountant", found.accountant),
     ]
@@ -514,7 +514,7 @@ def _show_text(found: Standing, charges: Sequence[Charge] | None, plot: Path | N
     ]
     if ahead is not None:
         noise, rate = f"noise multiplier {ahead.noise_multiplier:g}", f"sampling rate {ahead.sampling_rate:.4g}"
-        more = f"epsilon {_up(ahead.spent - found.spent)} more: {ahead.steps} steps, {noise}, {rate}"
+        more = f"epsilon {_up(ahead.spent - found.spent)} more: {counted(ahead.steps, 'step')}, {noise}, {rate}"
         rows.append(("next round as set", f"{more}, clip norm {ahead.max_grad_norm:g}"))
         rows.append(("rounds left as set", f"{ahead.rounds}{' or more' if ahead.rounds == MOST_ROUNDS else ''}"))
     for said in statements_of(found.rows):

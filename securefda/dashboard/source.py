@@ -158,9 +158,8 @@ def _budget(seen: Seen) -> Section:
         dp = charge.spent
         facts.append(("δ", dp.delta))
         facts.append(("accountant", dp.accountant))
-        facts.append(
-            ("last charge", f"{dp.steps} steps, noise multiplier {dp.noise_multiplier}, {time_text(charge.time)} UTC")
-        )
+        steps, noise = counted(dp.steps, "step"), f"noise multiplier {dp.noise_multiplier}"
+        facts.append(("last charge", f"{steps}, {noise}, {time_text(charge.time)} UTC"))
     note = "As the last charge says. securefda budget show recomputes it from the ledger, resets included."
     parts: list[Part] = [Facts(facts)]
     return Section("budget", heading, [*([Lines(lines)] if lines else []), *parts], note)

@@ -138,7 +138,7 @@ class RoundLine(TypedDict, total=False):
     """Sources that were lost on the way."""
 
     refused: dict[str, str]
-    """Source to the policy key or check for which it refused the round."""
+    """Source to the policy key or check for which it refused the round, or the whole run when it joined."""
 
     attempts: int
     """Attempts that the round took."""
@@ -356,8 +356,8 @@ class Summary:
     """The strategy's settings, by kebab-case key."""
 
     visibility: Mapping[str, str]
-    """Source to the level of the round in which the aggregator was to see most of it; for a source that no round had,
-    what the settings permit."""
+    """Source to the level of the round in which the aggregator was to see most of it; a source that no round had is not
+    there. Where no round had a source, what the settings permit of each."""
 
     norm_cap: NormCap | None
     """The norm cap of the run; null where there is none."""
@@ -488,7 +488,7 @@ def summarise(
         run_id=run_id,
         task=task,
         strategy=dict(strategy),
-        visibility={**visibility, **_most_seen(rounds)},
+        visibility=_most_seen(rounds) or visibility,
         norm_cap=NormCap(kappa=kappa, granularity=granularity) if kappa else None,
         target_releases=TargetReleases(
             headers=len(releases),

@@ -17,6 +17,7 @@ from securefda.errors import SecureFdaError
 from securefda.operations.records import JOIN_PHASE, REPORTED_ROUNDS, RoundLine, round_seconds
 from securefda.operations.run_folder import METRICS_FILE, REPORT_FILE, SUMMARY_FILE, RunRecord, read_run, replace_file
 from securefda.operations.summary_text import (
+    absent_sources,
     labels_rows,
     levels_text,
     norm_cap_text,
@@ -27,6 +28,7 @@ from securefda.operations.summary_text import (
     spent_text,
     verdict,
 )
+from securefda.text import counted
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -280,7 +282,7 @@ def _ended(summary: Mapping[str, Any] | None) -> str:
     if summary is None:
         return "This run has not ended, or it was killed; the page shows the rounds so far."
     done, planned, lost = (summary.get(key, 0) for key in ("rounds", "rounds_planned", "rounds_lost"))
-    text = f"The run {_STATUS.get(summary.get('status', ''), 'ended')}: {done} of {planned} rounds"
+    text = f"The run {_STATUS.get(summary.get('status', ''), 'ended')}: {done} of {counted(planned, 'round')}"
     return f"{text}, {lost} lost." if lost else f"{text}."
 
 
@@ -299,6 +301,7 @@ def _facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Task", str(summary.get("task", ""))),
         ("Strategy", ", ".join(strategy)),
         ("Rounds by rule", ", ".join(f"{rule}: {count}" for rule, count in rules.items())),
+        ("Took no part", ", ".join(absent_sources(summary.get("visibility") or {}, summary.get("setting") or {}))),
         ("Levels", levels_text(summary.get("visibility") or {})),
         ("Norm cap", norm_cap_text(summary["norm_cap"]) if summary.get("norm_cap") else ""),
         (f"{published_name(rules)} sent to sources", releases_text(releases) if releases else ""),
@@ -337,8 +340,8 @@ def _tiles(summary: Mapping[str, Any], rounds: Sequence[RoundLine]) -> list[tupl
     sent = [sum(line.get("bytes_up", {}).values()) + sum(line.get("bytes_down", {}).values()) for line in rounds]
     tiles = []
     if summary.get("target_accuracy") is not None:
-        last = min(REPORTED_ROUNDS, len(_accuracies(rounds)))
-        tiles.append((percent(summary["target_accuracy"]), f"target accuracy, mean of the last {last} rounds"))
+        last = counted(min(REPORTED_ROUNDS, len(_accuracies(rounds))), "round")
+        tiles.append((percent(summary["target_accuracy"]), f"target accuracy, mean of the last {last}"))
     if _accuracies(rounds):
         tiles.append((percent(_accuracies(rounds)[-1][1]), "accuracy after the last round"))
     if alone := summary.get("target_only"):
@@ -367,7 +370,8 @@ def run_charts(record: RunRecord, rounds: Sequence[RoundLine]) -> list[Chart]:
     if points := _accuracies(rounds):
         own = any("evaluated" in line for line in rounds)
         model = " The model is one of the target's own, not the common one." if own else ""
-        caption = f"On the target's test split; dots mark the last {min(REPORTED_ROUNDS, len(points))} rounds.{model}"
+        marked = counted(min(REPORTED_ROUNDS, len(points)), "round")
+        caption = f"On the target's test split; dots mark the last {marked}.{model}"
         alone = ((record.summary or {}).get("target_only") or {}).get("accuracy")
         charts.append(Chart("Target accuracy", caption, accuracy_figure(points, REPORTED_ROUNDS, alone)))
     if beta := beta_chart(record, rounds):

@@ -30,6 +30,7 @@ _CANCELLING = (
 def run_text(summary: Summary, folder: Path) -> str:
     """A few aligned lines on one run."""
     lost, cosine, rules = summary.rounds_lost, summary.target_cosine, summary.rounds_by_rule
+    absent = absent_sources(summary.visibility, summary.setting or {})
     rows = [
         ("target accuracy", f"{percent(summary.target_accuracy)} (mean of the last rounds, at most 5)"),
         *([("measured", "a model of the target's own, not the common one")] if summary.evaluated == "personal" else []),
@@ -38,14 +39,15 @@ def run_text(summary: Summary, folder: Path) -> str:
         *([("target alone", alone_text(summary.target_only))] if summary.target_only else []),
         *([("ended", summary.ended.replace("T", " ").replace("Z", " UTC"))] if summary.ended else []),
         *setting_rows(summary.setting or {}),
+        *([("took no part", ", ".join(absent))] if absent else []),
         ("rounds", f"{summary.rounds} of {summary.rounds_planned}{f', {lost} lost' if lost else ''}"),
         ("seconds per round", f"{sum(s for phase, s in summary.seconds_by_phase.items() if phase != JOIN_PHASE):.2f}"),
         ("bytes up", f"{sum(summary.bytes_up.values()):,}"),
         ("bytes down", f"{sum(summary.bytes_down.values()):,}"),
     ]
-    rows.extend((f"dropped {site}", f"in {count} rounds") for site, count in summary.dropped.items())
+    rows.extend((f"dropped {site}", f"in {counted(count, 'round')}") for site, count in summary.dropped.items())
     for site, keys in summary.refusals.items():
-        rows.extend((f"refused by {site}", f"{key} in {count} rounds") for key, count in keys.items())
+        rows.extend((f"refused by {site}", f"{key} in {counted(count, 'round')}") for key, count in keys.items())
     spread = f"median {cosine['median']:.2f}, {cosine['smallest']:.2f} to {cosine['largest']:.2f}" if cosine else ""
     privacy = [
         ("rounds by rule", ", ".join(f"{rule} {count}" for rule, count in rules.items()) if len(rules) > 1 else ""),
@@ -70,7 +72,8 @@ def run_text(summary: Summary, folder: Path) -> str:
 
 def alone_text(alone: TargetOnly) -> str:
     """What the target comes to without any source."""
-    return f"{percent(alone['accuracy'])} (the same mean, trained alone on its own rows for {alone['rounds']} rounds)"
+    rounds = counted(alone["rounds"], "round")
+    return f"{percent(alone['accuracy'])} (the same mean, trained alone on its own rows for {rounds})"
 
 
 def setting_rows(setting: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -105,6 +108,11 @@ def labels_rows(setting: Mapping[str, Any], *, measured: bool) -> list[tuple[str
         return []
     text = _LABELS[labels].format(threshold=training.get("pseudo-threshold", 0.0))
     return [("target's labels", text + ("" if measured else f"; {NO_ACCURACY}"))]
+
+
+def absent_sources(visibility: Mapping[str, str], setting: Mapping[str, Any]) -> list[str]:
+    """The sources that no round had, where some round had one."""
+    return [site for site in setting.get("sources", []) if visibility and site not in visibility]
 
 
 NO_ACCURACY = "no accuracy, for no test row has a label"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from securefda.rules.strategy import Rule
 from securefda.site.config import AggregatorConfig, TargetTrainingSection
+from securefda.text import counted
 
 _SEEN = {
     "sum": "one sum of the sources' updates per round",
@@ -64,7 +65,8 @@ def target_in_words(config: AggregatorConfig, site: str, sources: tuple[str, ...
         f"visibility {privacy.visibility}: {_SEEN[privacy.visibility]}.",
         f"sums in which each source has at least {privacy.min_others} others beside it{colluders}; "
         f"{caps if privacy.norm_cap_kappa else 'no norm caps'}.",
-        f"{strategy.rounds} rounds of {rule.value}, the first {strategy.warm_up_rounds} of them source_only.",
+        f"{counted(strategy.rounds, 'round')} of {rule.value}, "
+        f"the first {strategy.warm_up_rounds} of them source_only.",
         f'model.sources-keep "{config.model.sources_keep}": {_KEPT[config.model.sources_keep]}.',
     )
     how = f"with noise (multiplier {noise:g}), counted by a ledger" if noise else "without noise"

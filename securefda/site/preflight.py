@@ -45,6 +45,7 @@ from securefda.site.kit import (
 )
 from securefda.site.policy import check_task, check_training, load_signed_policy, require_satisfiable
 from securefda.site.policy.verdict import plan_levels
+from securefda.text import counted
 
 Config = AggregatorConfig | SourceConfig
 """Of a site's process."""
@@ -290,7 +291,7 @@ def preflight(
         # The kit is valid now; warn of the first of site and CA certificates that soon is not.
         end = min(kit.certificate.not_valid_after_utc, kit.ca.certificate.not_valid_after_utc)
         left = end - require_aware(now)
-        line = f"valid until {end:%Y-%m-%d}, {left.days} days from now"
+        line = f"valid until {end:%Y-%m-%d}, {counted(left.days, 'day')} from now"
         if left < EXPIRY_WARNING:
             findings.append(Finding("certificate", Level.WARN, line, "ask for a new startup kit before then"))
         else:

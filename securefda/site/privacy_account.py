@@ -193,7 +193,7 @@ class PrivacyAccount:
         budget, spent = self.budget, self.ledger.spent(self.budget.delta, self.budget.accountant)
         said = [
             f"privacy of data set {self.data.name}: epsilon {spent:.4f} of {budget.epsilon:g} is spent at delta "
-            f"{budget.delta:g} by {budget.accountant}; a round is {event.steps} steps at noise multiplier "
+            f"{budget.delta:g} by {budget.accountant}; a round is {counted(event.steps, 'step')} at noise multiplier "
             f"{event.noise_multiplier:g} and sampling rate {event.sampling_rate:.4g}",
         ]
         warning = delta_warning(budget.delta, self.data.samples)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from securefda.errors import ConfigError, QuorumLost, SecureFdaError
 from securefda.operations.recording import RecordingReporter
 from securefda.operations.records import RoundLine, Summary, summarise
 from securefda.operations.run_folder import RunFolder, append_line, read_run, replace_file
+from securefda.operations.summary_text import run_text
 from securefda.privacy.events import Budget
 
 
@@ -208,7 +210,19 @@ def test_a_source_is_listed_with_the_level_that_showed_most_of_it() -> None:
     ]
     permitted = {"source-1": "individual", "source-2": "individual", "source-3": "cohort"}
     summary = summary_of(lines, visibility=permitted)
-    assert summary.visibility == {"source-1": "sum", "source-2": "individual", "source-3": "cohort"}
+    assert summary.visibility == {"source-1": "sum", "source-2": "individual"}
+    assert summary_of([line(1)], visibility=permitted).visibility == permitted  # no round had a source
+
+
+def test_a_source_that_no_round_had_is_said_to_have_taken_no_part(tmp_path: Path) -> None:
+    training = {"learning-rate": 0.1, "optimizer": "sgd", "batch-size": 8, "epochs": 1}
+    setting = {"federation": "f", "target": "t", "sources": ["source-1", "source-2"], "seed": 0, "training": training}
+    one = line(1, levels={"source-1": "sum"}, refused={"source-2": "allowed-rules"})
+    rows = dict(re.findall(r"(.+?)  +(.*)", run_text(summary_of([one], setting=setting), tmp_path)))
+    assert (rows["took no part"], rows["levels"]) == ("source-2", "sum: source-1")
+    assert rows["refused by source-2"] == "allowed-rules in 1 round"
+    both = line(1, levels={"source-1": "sum", "source-2": "sum"})
+    assert "took no part" not in run_text(summary_of([both], setting=setting), tmp_path)
 
 
 def test_the_norm_cap_is_added_up_over_finished_rounds() -> None:

@@ -77,6 +77,8 @@ def test_where_the_others_are_enough_the_run_goes_on_without_it(tmp_path: Path) 
     assert federation.statuses == ["finished"] * 4
     assert "Header" not in kinds_to(federation, ME)
     assert f"{site_id(ME)} takes no part: its policy refuses allowed-rules" in federation.watch.text
+    assert [record["refused"] for record in federation.store.records()] == [{site_id(ME): "allowed-rules"}] * 4
+    assert all(site_id(ME) not in record["levels"] for record in federation.store.records())
 
 
 def test_a_source_that_joins_again_with_another_policy_takes_part(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ from securefda.site.config.sections import (
     strategy_of,
 )
 from securefda.site.policy.verdict import plan_levels
+from securefda.text import counted
 
 _RENAMED = {
     "privacy.k-min": "privacy.min-others",
@@ -395,7 +396,8 @@ def _fit_to_rounds(strategy: object, origins: Mapping[str, str]) -> dict[str, st
         if 1 <= rounds <= before:
             strategy[key] = rounds // 2
             said[f"strategy.{key}"] = (
-                f"strategy.{key}: {before} \N{RIGHTWARDS ARROW} {rounds // 2}, to fit the {rounds} rounds"
+                f"strategy.{key}: {before} \N{RIGHTWARDS ARROW} {rounds // 2}, "
+                f"to fit the run's {counted(rounds, 'round')}"
             )
     return said
 
