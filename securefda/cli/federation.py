@@ -59,7 +59,14 @@ Fingerprint = Annotated[
 class Deploy(StrEnum):
     """What runs a site's process."""
 
+    COMPOSE = "compose"
+    KUBERNETES = "kubernetes"
     SYSTEMD = "systemd"
+
+    @property
+    def in_containers(self) -> bool:
+        """Whether the process has a network of its own."""
+        return self is not Deploy.SYSTEMD
 
 
 @app.command("init")
@@ -81,7 +88,11 @@ def init(
     ] = None,
     listen: Annotated[
         str | None,
-        typer.Option("--listen", metavar="HOST:PORT", help="Where the aggregator binds; default: --address."),
+        typer.Option(
+            "--listen",
+            metavar="HOST:PORT",
+            help="Where the aggregator binds; default: --address; for containers, 0.0.0.0.",
+        ),
     ] = None,
     server_name: Annotated[
         str | None, typer.Option("--server-name", help="Name in the target's certificate; default: the host.")
@@ -120,7 +131,8 @@ def init(
     if asked and asked[0].address and not address:
         aggregator = asked[0].address
     fixed = "" if config.transport.listen.endswith(":0") else config.transport.listen
-    bound = Address.parse(listen, "--listen") if listen else fixed or aggregator
+    everywhere = Address("0.0.0.0", aggregator.port) if deploy and deploy.in_containers else None  # noqa: S104
+    bound = Address.parse(listen, "--listen") if listen else fixed or everywhere or aggregator
     entities, names = _known("--entity", entity, site_ids), _known("--name", name, site_ids)
     names.setdefault(config.federation.target, []).append(server_name or aggregator.host)
     sites = [

@@ -33,6 +33,11 @@ def is_ip_address(host: str) -> bool:
     return "%" not in host
 
 
+def is_loopback(host: str) -> bool:
+    """Tell whether ``host`` means the machine, or the container, that reads it."""
+    return ipaddress.ip_address(host).is_loopback if is_ip_address(host) else host.lower() == "localhost"
+
+
 def check_host(key: str, host: str) -> str:
     """Return a host name or IP address unchanged, or refuse it.
 

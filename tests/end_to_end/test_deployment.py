@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,9 @@ EXPOSED = 20
 """Tenths: how much of the machine ``systemd-analyze security`` may call exposed, of 10.0."""
 
 needs_systemd_analyze = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+
+
+Start = Callable[[list[str]], Process]
 
 
 def deploy(out: Path, kind: str, *more: str) -> dict[str, Path]:
@@ -74,12 +78,12 @@ def test_a_unit_without_its_protection_exposes_too_much(tmp_path: Path) -> None:
     assert not exposure_is_low(bare)
 
 
-def test_a_unit_starts_its_site_and_calls_what_sigterm_ends_a_success(tmp_path: Path) -> None:
+def test_a_unit_starts_its_site_and_calls_what_sigterm_ends_a_success(tmp_path: Path, start: Start) -> None:
     port = free_port()
     found = units(tmp_path / "kits", "--address", f"127.0.0.1:{port}")
     for site, line in (("hospital-a", "cannot reach"), ("clinic", "listens on")):
         unit = found[site].read_text().replace("metrics.port=9464", f"metrics.port={free_port()}")
-        process = Process(command_of(unit, tmp_path / "kits")).until(line)
+        process = start(command_of(unit, tmp_path / "kits")).until(line)
         process.interrupt(signal.SIGTERM)
         assert option(unit, "SuccessExitStatus") == [str(process.end())]
 

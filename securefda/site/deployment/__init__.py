@@ -1,7 +1,7 @@
 """What runs a site's process where sites run things, written beside its kit.
 
-A folder ``SITE.deploy`` holds a systemd unit. Nothing in it is secret, and nothing in it says more than the kit's
-public files do.
+A folder ``SITE.deploy`` holds a systemd unit, a compose file, or a base and an overlay for Kustomize. Nothing in it is
+secret, and nothing in it says more than the kit's public files do.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from securefda.disk import make_folder, write_file, writing_errors
 from securefda.errors import ConfigError
-from securefda.site.endpoints import Address, is_ip_address
+from securefda.site.endpoints import Address, is_ip_address, is_loopback
 
 SUFFIX = ".deploy"
 """Behind the site's id; no site id holds a dot."""
@@ -60,6 +60,7 @@ class DeployedSite:
             "aggregator_host": self.aggregator.host,
             "aggregator_port": self.aggregator.port,
             "aggregator_is_ip": is_ip_address(self.aggregator.host),
+            "aggregator_network": f"{self.aggregator.host}/{128 if ':' in self.aggregator.host else 32}",
             "listen_port": self.listen.port,
             "metrics_port": self.metrics_port,
             "unit": f"securefda-{self.site}.service",
@@ -70,14 +71,57 @@ def _systemd(site: DeployedSite) -> Iterator[tuple[str, str]]:
     yield f"securefda-{site.site}.service", _render("systemd/securefda.service.j2", site)
 
 
-_KINDS: dict[str, Callable[[DeployedSite], Iterator[tuple[str, str]]]] = {"systemd": _systemd}
+def _compose(site: DeployedSite) -> Iterator[tuple[str, str]]:
+    _require_reachable(site)
+    yield "compose.yaml", _render("compose/compose.yaml.j2", site)
+
+
+def _kubernetes(site: DeployedSite) -> Iterator[tuple[str, str]]:
+    _require_reachable(site)
+    if not is_ip_address(site.aggregator.host):
+        hint = "give its IP address, and the name in its certificate with --server-name"
+        raise ConfigError("--address", f"a NetworkPolicy knows no host names, as {site.aggregator.host}", hint=hint)
+    if len(site.site) > _LONGEST_NAME or site.site.endswith("-"):
+        hint = f"use at most {_LONGEST_NAME} characters, the last a letter or a digit"
+        raise ConfigError(f"site {site.site}", "is no name for a StatefulSet", hint=hint)
+    role = str(site.values["command"])
+    for name, template in (
+        ("base/kustomization.yaml", "base-kustomization"),
+        ("base/statefulset.yaml", "statefulset"),
+        ("base/network.yaml", "base-network"),
+        ("base/disruption.yaml", "disruption"),
+        ("kustomization.yaml", "kustomization"),
+        ("namespace.yaml", "namespace"),
+        ("network.yaml", "network"),
+        (f"{role}.yaml", "role"),
+        *((("service.yaml", "service"),) if site.is_target else ()),
+    ):
+        yield name, _render(f"kubernetes/{template}.yaml.j2", site)
+
+
+def _require_reachable(site: DeployedSite) -> None:
+    """What a process in a network of its own needs: an address that leads out of it, or into it."""
+    for option, address in (("--address", site.aggregator), ("--listen", site.listen)):
+        if is_loopback(address.host):
+            hint = "name an address that leads to the aggregator" if option == "--address" else "use 0.0.0.0:PORT"
+            raise ConfigError(option, f"{address} is each container's own", hint=hint)
+
+
+_LONGEST_NAME = 63 - len("securefda--") - len("-0123456789")
+"""A label holds the name of the StatefulSet with a digest behind it."""
+
+_KINDS: dict[str, Callable[[DeployedSite], Iterator[tuple[str, str]]]] = {
+    "compose": _compose,
+    "kubernetes": _kubernetes,
+    "systemd": _systemd,
+}
 
 
 def deployment_files(kind: str, site: DeployedSite) -> dict[str, str]:
     """The files of one site: name, relative to its folder, to text.
 
     Args:
-        kind: ``systemd``.
+        kind: ``compose``, ``kubernetes`` or ``systemd``.
         site: whose process it is.
 
     Raises:
