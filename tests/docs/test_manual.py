@@ -100,7 +100,8 @@ def fault(arguments: list[str], *, whole: bool) -> str | None:
         unknown = [word for word in arguments if word.startswith("--") and word.partition("=")[0] not in options]
         return f"{' '.join(name)} has no option {unknown[0]}" if unknown and unknown != ["--help"] else None
     try:
-        command.make_context(" ".join(name), list(arguments))
+        # As the program's own does, since a command keeps the help option that it was first asked for.
+        command.make_context(" ".join(name), list(arguments), help_option_names=["-h", "--help"])
     except TyperException as error:
         return error.format_message()
     return None
