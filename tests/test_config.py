@@ -515,6 +515,10 @@ def test_a_kits_settings_hold_what_matters_each_with_a_comment(file: Path, tmp_p
         assert all(lines[number - 1].startswith("# ") for number in keys)
         assert 8 <= len(keys) <= 20
         assert all(len(line) <= 120 for line in lines)
+        sentence_ends = [line for line in lines if line.startswith("# ") and line.endswith(".")]
+        assert (
+            len(sentence_ends) == len(keys) + 1
+        )  # a sentence for each key, over as many lines as it needs, and the top's
         (tmp_path / "settings.toml").write_text(text)
         settings = load(tmp_path / "settings.toml")
         assert settings.training == (config.training.target if site == "target" else config.training.source)

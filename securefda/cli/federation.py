@@ -220,7 +220,9 @@ def revoke(folder: FederationFolder, site: SiteId, output: OutputFormat = Format
 def renew(
     folder: FederationFolder,
     site: SiteId,
-    name: Annotated[list[str], typer.Option("--name", metavar="HOST", help="Name in its certificate.")] = [],
+    name: Annotated[
+        list[str], typer.Option("--name", metavar="HOST", help="Name in its certificate; default: those that it has.")
+    ] = [],
     request: RequestFile = None,
     fingerprint: Fingerprint = None,
     output: OutputFormat = Format.TXT,

@@ -115,7 +115,9 @@ def rm(
     if not yes:
         if not sys.stdin.isatty():
             raise ConfigError("--yes", "deleting asks first, and nobody can answer here", hint="add --yes to delete")
-        typer.confirm(f"delete {', '.join(map(str, runs))}?", abort=True, err=True)
+        if not typer.confirm(f"delete {', '.join(map(str, runs))}?", err=True):
+            print_result(output, {"deleted": []}, "nothing was deleted")
+            return
     for run in runs:
         delete_run(run)
     print_result(output, {"deleted": [str(run) for run in runs]}, f"deleted {', '.join(map(str, runs))}")

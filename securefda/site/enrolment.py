@@ -25,6 +25,7 @@ from securefda.site.certificates import (
     CA_VALIDITY,
     SITE_VALIDITY,
     check_server_name,
+    host_names,
     parse_certificate,
     tls_pin,
     to_pem,
@@ -289,7 +290,7 @@ def renew_site(
         root: the federation's folder.
         site_id: an enrolled site, the target included.
         now: current time, with a time zone.
-        names: host names and IP addresses for the new certificate.
+        names: host names and IP addresses for the new certificate; none of them: those of the certificate before.
         request: of a site that made its new keys; its names stand in it. Keys of the site that were made here go.
         fingerprint: of the request's keys, as the site read it out; needed where the request is not signed by the key
             that the site has in the roster.
@@ -303,7 +304,7 @@ def renew_site(
     """
     with _open_store(root) as (store, roster):
         entry = _find(roster, site_id)
-        spec = SiteSpec(site_id, entry.role, entry.legal_entity, tuple(names))
+        spec = SiteSpec(site_id, entry.role, entry.legal_entity, tuple(names) or _issued_names(store, site_id))
         if request is not None:
             asked = request.site
             if (asked.site_id, asked.role, asked.legal_entity) != (site_id, entry.role, entry.legal_entity):
@@ -325,6 +326,12 @@ def renew_site(
             check_server_name(name, identity.certificate, store.authority.ca, store.endpoints.server_name, now)
         entries = tuple(identity.entry(other.index) if other.site_id == site_id else other for other in roster.entries)
         return _change(store, replace(roster, epoch=roster.epoch + 1, entries=entries), identity)
+
+
+def _issued_names(store: _Store, site_id: str) -> tuple[str, ...]:
+    """The host names and IP addresses in the certificate that a site has."""
+    file = store.certificate_path(site_id)
+    return host_names(parse_certificate(str(file), read_file(file).data))
 
 
 def countersign(kit: Kit, proposal: SignedRoster) -> SignedRoster:

@@ -120,7 +120,8 @@ def test_add_revoke_and_renew_each_make_the_next_epoch(kits: Path, capsys: pytes
     steps = [
         (["add", str(kits), "source-6", "--entity", "Sixth Hospital", *config], 2, "source-6"),
         (["renew", str(kits), "source-1"], 3, "source-6"),
-        (["revoke", str(kits), "source-6"], 4, "source-5"),
+        (["renew", str(kits), "target"], 4, "source-6"),
+        (["revoke", str(kits), "source-6"], 5, "source-5"),
     ]
     for arguments, epoch, last in steps:
         assert main(["federation", *arguments, "--format", "json"]) == 0

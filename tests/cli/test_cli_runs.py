@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 import shutil
@@ -178,6 +179,26 @@ def test_a_run_that_goes_on_is_not_deleted(runs: Path, tmp_path: Path, capsys: p
         assert sorted(run.rglob("*")) == before
     assert "deleted" in printed(capsys, "runs", "rm", run, "--yes")
     assert not run.exists()
+
+
+@pytest.mark.parametrize(("answer", "is_deleted"), [("n", False), ("y", True)])
+def test_whoever_is_asked_and_says_no_keeps_the_run(
+    answer: str,
+    is_deleted: bool,
+    runs: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Typed(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    run = copied(runs, tmp_path)
+    monkeypatch.setattr("sys.stdin", Typed(f"{answer}\n"))
+    said = printed(capsys, "runs", "rm", run)
+    assert said.strip().startswith("deleted " if is_deleted else "nothing was deleted")
+    assert run.exists() is not is_deleted
 
 
 def test_the_run_of_a_startup_kit_is_not_deleted(

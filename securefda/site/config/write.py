@@ -123,7 +123,8 @@ def _commented(settings: Settings, essential: frozenset[str], prefix: str) -> It
         default = None if field.is_required() else field.get_default(call_default_factory=True)
         if f"{prefix}{key}" in essential or value != default:
             comment = meanings[key].replace("`", "").partition(". ")[0].rstrip(".")
-            lines.append("\n".join([*(f"# {line}." for line in textwrap.wrap(comment, 116)), f"{key} = {toml(value)}"]))
+            comment_lines = textwrap.wrap(f"{comment}.", 118, initial_indent="# ", subsequent_indent="# ")
+            lines.append("\n".join([*comment_lines, f"{key} = {toml(value)}"]))
     if lines:
         yield f"\n[{prefix.rstrip('.')}]\n" + "\n\n".join(lines) + "\n"
     yield from inner
