@@ -38,7 +38,7 @@ from securefda.site.config import (
     training_settings,
 )
 from securefda.site.config.sections import DEFAULT_DATA_SET, ProcessSection, TrainingSection
-from securefda.site.kit import Kit
+from securefda.site.kit import Kit, naming
 from securefda.site.policy import load_signed_policy
 from securefda.site.privacy_account import (
     PrivacyAccount,
@@ -342,7 +342,9 @@ def check_rows(kit: Kit, config: AggregatorConfig | SourceConfig) -> str:
     if isinstance(config, AggregatorConfig):
         process, budget = config.aggregator, budget_of(config.privacy.budget)
     else:
-        process, budget = config.source, load_signed_policy(kit).dp.budget
+        process = config.source
+        with naming(kit.site_id):
+            budget = load_signed_policy(kit).dp.budget
     task, member = task_at(config, kit.roster), Member.of(kit)
     if isinstance(config, AggregatorConfig):
         rule, labels = strategy_of(config.strategy).rule, TargetLabels(config.training.labels)

@@ -34,6 +34,7 @@ from securefda.protocol.roster import Role
 from securefda.site.asks import asked_in_short
 from securefda.site.certificates import identify_peer, require_aware
 from securefda.site.config import AggregatorConfig, SourceConfig, load_aggregator, load_source
+from securefda.site.config.load import load_settings, model_of
 from securefda.site.endpoints import Address
 from securefda.site.kit import (
     SETTINGS_FILE,
@@ -284,6 +285,8 @@ def preflight(
         findings += _failed("kit", error)
         if not (path / STARTUP).is_dir():
             return tuple(findings)  # it is no kit, and there is nothing else to look at
+        if probes.settings is not None:
+            run("settings", probes.settings)
     else:
         roster = kit.roster
         line = f"{kit.role} {kit.site_id} of {roster.federation_id}, epoch {roster.epoch}, {len(roster.entries)} sites"
@@ -371,6 +374,8 @@ def probes_of(
         return kit, (load_aggregator if kit.role == "target" else load_source)(settings, (), env)
 
     def settings_probe() -> str:
+        if settings is not None:  # what is wrong in the file is said even where the kit cannot be used
+            load_settings(model_of(settings), settings, (), env)
         kit, config = load()
         start = "aggregator" if kit.role == "target" else "source"
         factory = "" if config is None else config.task.factory
@@ -413,9 +418,6 @@ def probes_of(
 
     def data_probe() -> str:
         kit, config = load()
-        if kit.role == "source":
-            with naming(kit.site_id):
-                load_signed_policy(kit)
         return "" if config is None else check_rows(kit, config)
 
     return Probes(settings_probe, listen, policy_probe, device_probe, data_probe)

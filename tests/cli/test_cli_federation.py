@@ -245,6 +245,24 @@ def test_preflight_names_a_wrong_policy_and_wrong_data_at_once(kits: Path, capsy
     assert envelope["error_code"] == "PreflightError"
 
 
+def test_preflight_looks_at_rows_beside_an_unsigned_policy_and_at_settings_beside_a_broken_kit(
+    kits: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kit = kits / "source-1"
+    policy, settings = kit / "local" / "policy.toml", kit / "local" / "settings.toml"
+    policy.write_text(policy.read_text() + "# changed\n")
+    settings.write_text(settings.read_text().replace("target-rows = 100", "target-rows = 3"))
+    assert main(["preflight", str(kit), "--offline", "--format", "json"]) == 4
+    found = json.loads(capsys.readouterr().out)["data"]["findings"]
+    assert [one["check"] for one in found if one["level"] == "fail"] == ["policy", "data"]
+
+    (kit / "startup" / "ca.pem").unlink()
+    settings.write_text(settings.read_text().replace("seed = 0", 'seed = "x"'))
+    assert main(["preflight", str(kit), "--offline", "--format", "json"]) == 4
+    found = json.loads(capsys.readouterr().out)["data"]["findings"]
+    assert [one["check"] for one in found if one["level"] == "fail"] == ["kit", "settings"]
+
+
 def test_preflight_lists_every_error_of_the_settings_once(kits: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = kits / "source-1" / "local" / "settings.toml"
     settings.write_text(settings.read_text().replace("batch-size = 32", "batch-sizes = 32\nepoch = 2"))
