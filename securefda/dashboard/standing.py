@@ -32,7 +32,7 @@ def standing(process: ProcessState, running: bool | None, rounds: str) -> State:
             return State("done", "Finished", f"The run is over. {when}. {rounds}")
         word = "Interrupted" if process.error == "interrupted" else "Failed"
         text = f"{when}. {rounds}" if word == "Interrupted" else f"{process.error}. {when}. {rounds}"
-        return State("failed", word, text, _START_AGAIN[process.role] if word == "Interrupted" else "")
+        return State("failed", word, text, _START_AGAIN[process.role] if word == "Interrupted" else process.hint)
     if running is False:
         text = f"The process is gone without a word; last it was {process.doing}{place}. {rounds}"
         return State("failed", "Stopped", text, _START_AGAIN[process.role])

@@ -24,6 +24,7 @@ from securefda.operations.progress import Reporter
 from securefda.operations.records import RoundLine, Summary
 from securefda.operations.report import load_charts
 from securefda.operations.run_folder import SUMMARY_FILE, RunFolder, finished_summary, replace_file
+from securefda.operations.state import rename_cause
 from securefda.parse import toml_table
 from securefda.settings import read_toml
 from securefda.site.config import FederationConfig, aggregator_toml, site_policy, source_toml
@@ -121,6 +122,7 @@ def _name_cause(folder: RunFolder, error: ProcessFailed) -> None:
     if (folder.path / SUMMARY_FILE).exists():
         named = {"code": error.name or error.code, "message": str(error), "hint": error.hint}
         folder.write_summary(replace(finished_summary(folder.path), status="failed", error=named))
+    rename_cause(folder.path, str(error), error.hint)
 
 
 def free_address() -> Address:

@@ -72,6 +72,7 @@ class ProcessState:
         retrying_until: when it gives that up; None likewise.
         error: what went wrong last and no finished round has followed; of a process that has ended, why. Empty where
             nothing is wrong.
+        hint: what to do about the error with which the process ended; empty likewise.
         epsilon: what the site's rows have cost with this run; None without noise.
         epsilon_limit: what they may cost; None likewise.
         software_version: of the process.
@@ -94,6 +95,7 @@ class ProcessState:
     retrying: str = ""
     retrying_until: float | None = None
     error: str = ""
+    hint: str = ""
     epsilon: float | None = None
     epsilon_limit: float | None = None
     software_version: str = __version__
@@ -126,6 +128,7 @@ class ProcessState:
         running = self.is_running
         if self.doing == ENDED:
             lines = [f"{who}: ended at {clock(self.changed, now)}{place}: {self.error or 'the run is over'}"]
+            lines += [f"  hint: {self.hint}"] if self.hint else []
         elif running is False:
             lines = [f"{who}: its process {self.process} is gone without a word; last it was {self.doing}{place}"]
         else:
@@ -202,12 +205,7 @@ class StateWriter:
             self._pace.due()
 
     def _write(self) -> None:
-        now = self.now
-        data = json.dumps({name: getattr(now, name) for name in _FIELDS}, ensure_ascii=False).encode() + b"\n"
-        partial = self._path.with_name(f".{STATE_FILE}.{os.getpid()}")
-        with contextlib.suppress(OSError):
-            partial.write_bytes(data)
-            partial.replace(self._path)  # a reader finds the old state or the new; after a power cut nobody needs it
+        _write(self._path, self.now)
 
 
 _OVER: dict[str, Any] = {"retrying": "", "retrying_until": None}
@@ -224,9 +222,29 @@ def state_file(folder: Path, *, site: str, role: Role, interval_s: float = INTER
         raise
     except BaseException as error:
         # Another error's text may hold anything.
-        state.set(ENDED, error=str(error) if isinstance(error, SecureFdaError) else type(error).__name__, **_OVER)
+        words = (str(error), error.hint) if isinstance(error, SecureFdaError) else (type(error).__name__, "")
+        state.set(ENDED, error=words[0], hint=words[1], **_OVER)
         raise
     state.set(ENDED, error="", **_OVER)
+
+
+def rename_cause(folder: Path, error: str, hint: str) -> None:
+    """Have the state of a process that has ended say what ended it, where its starter knows better.
+
+    A state that cannot be read, or of a process that has not ended, stays as it is.
+    """
+    with contextlib.suppress(ConfigError):
+        state = read_state(folder)
+        if state is not None and state.doing == ENDED:
+            _write(folder / STATE_FILE, replace(state, error=error, hint=hint))
+
+
+def _write(path: Path, state: ProcessState) -> None:
+    data = json.dumps({name: getattr(state, name) for name in _FIELDS}, ensure_ascii=False).encode() + b"\n"
+    partial = path.with_name(f".{STATE_FILE}.{os.getpid()}")
+    with contextlib.suppress(OSError):
+        partial.write_bytes(data)
+        partial.replace(path)  # a reader finds the old state or the new; after a power cut nobody needs it
 
 
 _STATE = TypeAdapter(ProcessState)

@@ -19,6 +19,7 @@ from fork_server import REPOSITORY
 
 from securefda.errors import ExitCode
 from securefda.operations.run_folder import read_run
+from securefda.operations.state import read_state
 
 FEDERATION = """
 [federation]
@@ -68,6 +69,9 @@ def test_the_first_cause_is_named_and_not_what_it_does_to_others(tmp_path: Path)
     run.end()
     errors = [line for line in run.err if line.startswith("error: ")]
     assert len(errors) == 1, run.text
+    state = read_state(out)
+    assert state is not None
+    assert state.error == errors[0].removeprefix("error: ")  # `securefda status` and the dashboard say the same
     assert re.match(r"error: (target|source-[12]): .*(File too large|full|disk I/O error)", errors[0]), run.text
     assert "CHECKPOINT" not in errors[0]
 

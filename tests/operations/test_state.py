@@ -15,7 +15,16 @@ import pytest
 
 from securefda.cli import main
 from securefda.errors import ConfigError, TrainingError
-from securefda.operations.state import ENDED, STATE_FILE, StateWriter, clock, find_states, read_state, state_file
+from securefda.operations.state import (
+    ENDED,
+    STATE_FILE,
+    StateWriter,
+    clock,
+    find_states,
+    read_state,
+    rename_cause,
+    state_file,
+)
 
 NOON = datetime(2026, 11, 21, 12, 0, 0).astimezone().timestamp()
 
@@ -103,7 +112,7 @@ def test_a_reader_never_finds_half_a_state_nor_a_file_left_over(tmp_path: Path) 
     [
         (None, ""),
         (KeyboardInterrupt(), "interrupted"),
-        (TrainingError("the loss is NaN"), "the loss is NaN"),
+        (TrainingError("the loss is NaN", hint="lower the learning rate"), "the loss is NaN"),
         (ValueError("row 7 says 0.125"), "ValueError"),
     ],
     ids=["over", "interrupted", "own error", "other error"],
@@ -126,6 +135,20 @@ def test_the_end_says_how_it_came_and_shows_no_foreign_text(
     assert found is not None
     assert (found.doing, found.error, found.retrying, found.is_running) == (ENDED, text, "", False)
     assert found.lines(found.changed)[0].endswith(text or "the run is over")
+    hints = ["  hint: lower the learning rate"] if isinstance(error, TrainingError) else []
+    assert found.lines(found.changed)[1:] == hints
+
+
+def test_a_starter_names_what_ended_a_process_and_only_of_one_that_has_ended(tmp_path: Path) -> None:
+    with state_file(tmp_path, site="clinic", role="target") as state:
+        rename_cause(tmp_path, "b has no epsilon left", "plan again")
+        assert read_state(tmp_path) == state.now
+    rename_cause(tmp_path, "b has no epsilon left", "plan again")
+    found = read_state(tmp_path)
+    assert found is not None
+    assert (found.site, found.error, found.hint) == ("clinic", "b has no epsilon left", "plan again")
+    rename_cause(tmp_path / "elsewhere", "nothing is there", "")
+    assert not (tmp_path / "elsewhere").exists()
 
 
 def test_a_process_that_is_gone_is_known_to_be(tmp_path: Path) -> None:
