@@ -61,26 +61,21 @@ class Progressed:
         self.rounds = 0
         """How many the run is to have; 0 while that is unknown."""
         self._first = 0
-        self._best: tuple[float, int] | None = None
+        self._best: tuple[tuple[float, float], int] | None = None
         self._seconds: list[float] = []
 
     def text(self, line: RoundLine) -> str:
         """One line about a round that is over, which counts from now on.
 
         For example ``round 3 of 50: accuracy 0.713, best 0.731 in round 2, beta 0.41, 5 sources, 1.2 s, about 56 s
-        left``. What came before the first round heard of is not known here: ``best since round 7`` says so.
+        left``. What came before the first round heard of is not known here: ``best since round 7`` says so. Where rows
+        of the target are kept for it, best is what these say, as of the model that the run keeps.
         """
         number, seconds = line["round"], round_seconds(line)
         self._first = self._first or number
         parts = [] if line.get("status") != "lost" else ["lost, the model stays as it was"]
-        accuracy = None if line.get("status") == "lost" else line.get("accuracy")
-        if accuracy is not None:
-            parts.append(f"accuracy {accuracy:.3f}")
-            if self._best is None or accuracy > self._best[0]:
-                self._best = accuracy, number
-            elif number > self._first:
-                since = "" if self._first == 1 else f" since round {self._first}"
-                parts.append(f"best{since} {self._best[0]:.3f} in round {self._best[1]}")
+        if line.get("status") != "lost" and line.get("accuracy") is not None:
+            parts += self._accuracy_parts(line)
         if line.get("loss") is not None:
             parts.append(f"loss {line['loss']:.3f}")
         if (beta := line.get("mean_beta")) is not None:
@@ -103,6 +98,19 @@ class Progressed:
             if (left := self.rounds - number) > 0:
                 parts.append(f"about {duration(left * fmean(self._seconds))} left")
         return f"round {number} of {self.rounds or '?'}: {', '.join(parts)}"
+
+    def _accuracy_parts(self, line: RoundLine) -> list[str]:
+        accuracy, number = line["accuracy"], line["round"]
+        parts, rank = [f"accuracy {accuracy:.3f}"], (accuracy, 0.0)
+        if (validation := line.get("validation_accuracy")) is not None:
+            rank = validation, -line.get("validation_loss", 0.0)
+            parts.append(f"validation accuracy {validation:.3f}")
+        if self._best is None or rank > self._best[0]:
+            self._best = rank, number
+        elif number > self._first:
+            since = "" if self._first == 1 else f" since round {self._first}"
+            parts.append(f"best{since} {self._best[0][0]:.3f} in round {self._best[1]}")
+        return parts
 
 
 class QuietReporter:

@@ -18,6 +18,7 @@ from securefda.operations.records import JOIN_PHASE, REPORTED_ROUNDS, RoundLine,
 from securefda.operations.run_folder import METRICS_FILE, REPORT_FILE, SUMMARY_FILE, RunRecord, read_run, replace_file
 from securefda.operations.summary_text import (
     absent_sources,
+    best_text,
     labels_rows,
     levels_text,
     norm_cap_text,
@@ -308,6 +309,7 @@ def _facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("target's privacy", spent_text(privacy) if (privacy := summary.get("target_privacy")) else ""),
         ("Refused (rounds)", ", ".join(refusals)),
         ("Dropped (rounds)", ", ".join(dropped)),
+        ("Best model", best_text(summary["best"]) if summary.get("best") else ""),
         ("Run", str(summary.get("run_id", ""))),
         ("Model digest (SHA-256)", str(summary.get("model_digest", ""))),
         ("Versions", ", ".join(versions)),

@@ -10,6 +10,7 @@ from securefda.operations.records import (
     JOIN_PHASE,
     PUBLISHED_OF_THE_TARGET,
     RULES_WITHOUT_SOURCES,
+    BestModel,
     NormCap,
     PrivacySpent,
     Summary,
@@ -62,12 +63,17 @@ def run_text(summary: Summary, folder: Path) -> str:
     if summary.model_round:
         rows.append(("last model", f"of round {summary.model_round}: {MODEL_FILE}"))
     if summary.best:
-        share = percent(summary.best["validation_accuracy"])
-        rows.append(("best model", f"of round {summary.best['round']}, {share} on the validation rows: {BEST_FILE}"))
+        rows.append(("best model", best_text(summary.best)))
     if summary.model_digest and summary.setting:
         rows.append(("load the model", "from securefda.operations.trained import trained_model"))
         rows.append(("", f"task, model = trained_model({str(folder)!r})"))
     return aligned(rows)
+
+
+def best_text(best: BestModel) -> str:
+    """Which round's model did best on the rows that are kept to choose it by, and where it is."""
+    share = percent(best["validation_accuracy"])
+    return f"of round {best['round']}, {share} on the validation rows: {BEST_FILE}"
 
 
 def alone_text(alone: TargetOnly) -> str:

@@ -65,6 +65,16 @@ def test_the_best_round_is_named_once_it_is_not_the_last() -> None:
     assert "accuracy 0.600, best 0.700 in round 2, 1 source" in shown[-1]
 
 
+def test_where_rows_are_kept_for_it_they_say_which_round_is_best() -> None:
+    progressed, shown = Progressed(), []
+    for number, accuracy, validation, loss in ((1, 0.9, 0.5, 1.0), (2, 0.5, 0.7, 0.8), (3, 0.8, 0.7, 0.9)):
+        figures = {"accuracy": accuracy, "validation_accuracy": validation, "validation_loss": loss}
+        shown.append(progressed.text({**LINE, "round": number, **figures}))  # type: ignore[typeddict-item]
+    assert "accuracy 0.900, validation accuracy 0.500, " in shown[0]
+    assert ["best" in text for text in shown] == [False, False, True]
+    assert "validation accuracy 0.700, best 0.700 in round 2" in shown[2]  # as accurate, and its loss is smaller
+
+
 def test_a_resumed_run_claims_a_best_of_the_rounds_that_it_showed() -> None:
     progressed = Progressed()
     progressed.text({**LINE, "round": 7, "accuracy": 0.8})

@@ -477,3 +477,19 @@ def test_settings_that_a_rule_does_not_use_are_known(rule: str, used: set[str], 
     assert {key for key in used | unused if is_used(key, strategy)} == used
     assert not is_used("server-momentum", strategy)
     assert is_used("server-momentum", strategy | {"server-optimizer": "adam"})
+
+
+def test_the_best_model_and_who_took_no_part_are_among_the_facts(tmp_path: Path) -> None:
+    training = {"learning-rate": 0.1, "optimizer": "sgd", "batch-size": 8, "epochs": 1}
+    setting = {"federation": "f", "target": "t", "sources": ["source-1", "gone"], "seed": 0, "training": training}
+    setting |= {"task_options": {}, "secret_options": [], "data_dir": ""}
+    chosen = {"validation_accuracy": 0.75, "validation_loss": 0.5}
+    lines = [line(1, levels={"source-1": "sum"}, **chosen), line(2, levels={"source-1": "sum"})]
+    run = RunFolder(tmp_path)
+    for each in lines:
+        run.append_round(each)
+    given = {"run_id": "ab" * 16, "task": "a:B", "strategy": {"rule": "fedavg"}, "visibility": {"source-1": "sum"}}
+    run.write_summary(summarise(lines, **given, rounds_planned=2, status="finished", setting=setting))  # type: ignore[arg-type]
+    text = page_of(tmp_path).text
+    assert re.search(r"Best model\s+of round 1, 75.0 % on the validation rows: best.safetensors", text)
+    assert re.search(r"Took no part\s+gone", text)
