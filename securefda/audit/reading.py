@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -379,10 +380,16 @@ def being_written(folder: Path) -> bool:
     return False
 
 
+_PART_OF_A_RUN_ID = re.compile("[0-9a-f]{4,32}")
+
+
 def _check_folder(folder: Path) -> None:
     try:
         if not folder.exists():
-            raise NoLog(folder, "is not there", hint="a run makes its log when it begins, in KIT/local/audit/RUN")
+            hint = "a run makes its log when it begins, in KIT/local/audit/RUN"
+            if _PART_OF_A_RUN_ID.fullmatch(str(folder)):
+                hint = f"name a kit or a folder of logs, and the run behind it: --run {folder}"
+            raise NoLog(folder, "is not there", hint=hint)
         if not folder.is_dir():
             raise NoLog(folder, "is a file, not the folder of a log", hint=_NAME_ONE)
         list(folder.iterdir())

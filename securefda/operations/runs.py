@@ -94,7 +94,8 @@ def runs_below(folder: Path) -> list[FoundRun]:
         ConfigError: the folder does not exist.
     """
     if not folder.is_dir():
-        raise ConfigError(str(folder), "there is no such folder", hint="runs are in ./runs, unless --out named another")
+        hint = "runs are in ./runs, unless --out named another: securefda runs ls FOLDER"
+        raise ConfigError(str(folder), "there is no such folder", hint=hint)
     found = []
     for path in _run_folders(folder, _DEEPEST):
         try:

@@ -32,6 +32,14 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+@pytest.mark.parametrize("module", ["securefda", "securefda.cli"])
+def test_the_package_can_be_run_as_a_module(module: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", module, "config", "explain", "no.such.key"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr.splitlines()[0]) == (4, "error: no.such.key: there is no such key")
+
+
 def test_an_error_in_json_is_one_envelope_on_stdout(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", str(file), "--set", "strategy.roundz=3", "--format", "json"]) == 4
     out, err = capsys.readouterr()

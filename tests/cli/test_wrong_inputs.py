@@ -1623,6 +1623,15 @@ BUDGETS |= {
 }
 
 AUDITS = {
+    "a-run-for-a-log": Wrong(
+        f"audit verify {RUN[:6]}",
+        f"{RUN[:6]}: is not there",
+        f"the run behind it: --run {RUN[:6]}",
+        again=f"audit verify {LOG} --run {RUN[:6]}",
+    ),
+    "no-folder-of-runs": Wrong(
+        "runs ls nowhere", "nowhere: there is no such folder", "securefda runs ls FOLDER", again="runs ls ."
+    ),
     "no-log": Wrong(
         "audit verify nowhere", "nowhere: is not there", "KIT/local/audit/RUN", again=f"audit verify {LOG}"
     ),
@@ -2193,7 +2202,7 @@ NORMS = {
     ),
     "batch-norm-and-batches-of-one-row": Wrong(
         "task check federation.toml --set training.source.batch-size=1",
-        r"row\(s\) in batches of 1, and the model has BatchNorm, for which a batch needs at least 2",
+        r"rows in batches of 1, and the model has BatchNorm, for which a batch needs at least 2",
         "raise training.batch-size",
         harm=normed("Normed"),
         again="task check federation.toml --set training.source.batch-size=2",

@@ -399,7 +399,7 @@ def with_nan(features: Vector) -> Vector:
     [
         (lambda features: features[:, :4], r"have the shape \(20, 4\), and this model's are \(T, 6\)"),
         (lambda features: features.reshape(-1), r"have the shape \(120,\)"),
-        (lambda features: features[:1], r"features of 1 row\(s\) of the target came, and two or more are needed"),
+        (lambda features: features[:1], r"features of 1 row of the target came, and two or more are needed"),
         (lambda features: features[:1].repeat(T, axis=0), "features of the target's 20 rows are all alike"),
         (with_nan, "hold NaN or infinity"),
     ],
