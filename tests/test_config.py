@@ -147,6 +147,12 @@ BAD_VALUES = [
         "a ledger does not count",
         "to 0",
     ),
+    (
+        "[training.source]\nvary = true\ndp = {noise-multiplier = 1.0}",
+        "training.vary",
+        "takes rows as they are",
+        "to false",
+    ),
     ("[training.source]\nhead-epochs = 0", "training.source.head-epochs", "at least 1", ""),
     ("[training.source]\nlearning-rate = 0", "training.source.learning-rate", "above 0", ""),
     ("[training.source]\nmomentum = 1.0", "training.source.momentum", "below 1", ""),

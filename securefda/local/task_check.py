@@ -194,6 +194,8 @@ def _check_site(task: Task, site: str, settings: TrainingSettings, seed: int, ma
         settings = fitted(settings, model)
         require_steps(site, len(train), settings, FEWEST_TARGET_STEPS if is_target else 1)
         found.batch = _try_batch(task, model, site, train, settings)
+        if settings.vary:
+            _varied(task, train.features[_places(len(train), settings.batch_size)])
         if settings.dp is not None:
             _try_noise(task, model, train, settings)
     except SecureFdaError as error:
@@ -268,12 +270,16 @@ def _try_guesses(task: Task, model: nn.Module, site: str, features: Tensor, sett
     if losses.shape != (len(features),):
         name, shape = type(task).__name__, tuple(losses.shape)
         raise TrainingError(f"task {name}: its row_losses for {len(features)} rows have the shape {shape}")
+    return _try_batch(task, model, site, Samples(_varied(task, features), labels), settings)["gradient_norm"]
+
+
+def _varied(task: Task, features: Tensor) -> Tensor:
     with task_code(type(task), "varied"):
         varied: object = task.varied(features, generator_of(0))
     if not isinstance(varied, Tensor) or varied.shape != features.shape:
         name, shape = type(task).__name__, tuple(features.shape)
         raise TrainingError(f"task {name}: varied does not keep the shape {shape} of a batch")
-    return _try_batch(task, model, site, Samples(varied, labels), settings)["gradient_norm"]
+    return varied
 
 
 def _add_split(task: Task, found: SiteFound, split: str, rows: Rows) -> None:

@@ -254,7 +254,7 @@ class Task(ABC):
     def varied(self, features: Tensor, generator: torch.Generator) -> Tensor:  # noqa: ARG002 - others use it
         """Return the rows of a batch, changed a little at random in a way that changes no label; default: as they are.
 
-        Pseudo-labels are trained on such rows. ``generator`` is on the CPU.
+        A site with ``training.vary`` trains on such rows, and so do pseudo-labels. ``generator`` is on the CPU.
         """
         return features
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from securefda.errors import ConfigError, DataError
 from securefda.tasks.base import Samples, TaskSettings
@@ -26,6 +26,7 @@ from securefda.tasks.disentangled import Disentangled
 from securefda.tasks.idx import CLASSES, LabelledImages, read_labelled_images
 from securefda.tasks.images import MNIST
 from securefda.tasks.made_digits import SIDE, Images, drawn, over_photographs
+from securefda.tasks.variation import placed, recoloured
 
 DOMAINS = ("mnist", "usps", "mnist-m", "synthetic", "svhn")
 """Site ids."""
@@ -44,6 +45,9 @@ _EIGHTHS = 8
 _CHANNELS = (64, 64, 128)
 _HIDDEN = (3072, 2048)
 _GROUPS = 8
+
+_MOST_SHIFT, _SCALES, _TURN, _LEAST_CONTRAST = 1 / 8, (0.6, 1.3), 10.0, 0.3
+"""Of :meth:`DigitDomains.varied`: share of the side, factors, degrees, factor."""
 
 Labels = NDArray[np.int64]
 
@@ -137,6 +141,11 @@ class DigitDomains(Classification):
     def oracle_data(self) -> Samples:
         """Return all training rows of the target with their labels."""
         return self._samples(self.settings.target, "train")
+
+    def varied(self, features: Tensor, generator: torch.Generator) -> Tensor:
+        """Return the images smaller or larger, turned, shifted and in other colours."""
+        moved = placed(features, generator, most=_MOST_SHIFT, scales=_SCALES, turn=_TURN)
+        return recoloured(moved, _LEAST_CONTRAST, generator)
 
     def _samples(self, site: str, split: Split) -> Samples:
         self.require_site(site)

@@ -33,9 +33,6 @@ _DATA_HINT = "lower training.learning-rate, or look at the site's data"
 StepObserver = Callable[[Vector], None]
 """Receives a step x_j (m,), parameters after minus before; the array is only valid during the call."""
 
-Vary = Callable[[Tensor], Tensor]
-"""Changes the features of a batch a little, (rows, ...) to the same shape."""
-
 Pull = Callable[[Tensor, Tensor], None]
 """Adds to the gradient of a step what pulls the parameters: (values, gradient), (m,) each, the second changed."""
 
@@ -107,7 +104,6 @@ def train_local(
     trained: slice = WHOLE_MODEL,
     pull: Pull | None = None,
     row_weights: Tensor | None = None,
-    vary: Vary | None = None,
     beside: Beside | None = None,
     team: Team | None = None,
 ) -> LocalResult:
@@ -132,7 +128,6 @@ def train_local(
         trained: which parameters are trained, as one slice of the vector; the others stay as received, to the last bit.
         pull: called before each step, in addition to the loss.
         row_weights: (n,), by which the loss of each row counts in the mean of its batch; None: each counts as one.
-        vary: changes each batch before the model sees it.
         beside: adds to the loss of each batch; the loss that is reported is without.
         team: processes that train together, each on its part of every batch. The leader's batches count, and its result
             has the loss and the accuracy of all. Nothing varies, weighs, pulls or adds to the loss then.
@@ -163,7 +158,6 @@ def train_local(
             trained=trained,
             pull=pull,
             row_weights=row_weights,
-            vary=vary,
             beside=beside,
             team=team,
         )
@@ -272,7 +266,6 @@ def _run_steps(
     trained: slice,
     pull: Pull | None,
     row_weights: Tensor | None,
-    vary: Vary | None,
     beside: Beside | None,
     team: Team | None,
 ) -> tuple[int, _Seen]:
@@ -282,6 +275,7 @@ def _run_steps(
     weights = None if row_weights is None else row_weights.to(device)
     values, gradient = flat.values[trained], flat.gradient[trained]
     optimizer = new_optimizer(len(values), settings, device)
+    chance = generator_of(derive_seed(seed, "variations"))
     before = flat.values.clone() if on_step is not None else None
     steps, seen = 0, _Seen(len(data))
     with steps_together(team, batches(len(data), settings, derive_seed(seed, "batches"))) as of_steps:
@@ -294,7 +288,7 @@ def _run_steps(
                     task, flat, features[batch], labels[batch], rows=len(rows), team=team
                 )
             else:
-                outputs = flat.model(features[batch] if vary is None else vary(features[batch]))
+                outputs = flat.model(task.varied(features[batch], chance) if settings.vary else features[batch])
                 if weights is None:
                     loss = task.loss(outputs, labels[batch])
                 else:

@@ -23,7 +23,7 @@ from securefda.tasks import Samples, Task, Unlabelled, task_code
 from securefda.training.alignment import Aligned
 from securefda.training.local import LocalResult, outputs_of, train_local
 from securefda.training.personal import PersonalMemory
-from securefda.training.seeds import SecretSeed, derive_seed, generator_of, round_seed
+from securefda.training.seeds import SecretSeed, round_seed
 from securefda.training.settings import TrainingSettings
 from securefda.training.trainer import SiteTrainer
 
@@ -102,20 +102,18 @@ class PseudoTrainer(SiteTrainer):
             still, rate = np.zeros_like(received), settings.learning_rate
             return LocalResult(still, 0, len(features), None, None, rate, confident=confident)
         seed = round_seed(self._draws_from, self._site, run_id, round_number)
-        chance = generator_of(derive_seed(seed, "variations"))
         self._recall_statistics(run_id, round_number)
         result = train_local(
             self._task,
             self._model,
             received,
             Samples(features, labels),
-            settings=settings,
+            settings=replace(settings, vary=True),
             seed=seed,
             site=self._site,
             fewest_steps=fewest_steps,
             on_step=on_step,
             row_weights=balanced(labels, counts),
-            vary=lambda batch: self._task.varied(batch, chance),
         )
         self._keep_statistics(run_id, round_number)
         return replace(result, loss=None, accuracy=None, confident=confident)

@@ -88,6 +88,7 @@ class TrainingSettings:
             none. Not with ``dp``, whose ledger does not count their epochs.
         head_epochs: passes over the rows in which these are trained, before the ``epochs`` of the others; >= 1.
         align: weights under rules that compare features.
+        vary: change rows at random before a step trains on them, in the way of ``Task.varied``; not with ``dp``.
         smallest_batch: a last batch of an epoch with fewer rows joins the batch before it. Follows from the model: 2
             where it has BatchNorm, which has no variance of one row, else 1.
 
@@ -107,6 +108,7 @@ class TrainingSettings:
     personal_layers: int = 0
     head_epochs: int = 10
     align: AlignmentSettings = AlignmentSettings()
+    vary: bool = False
     smallest_batch: int = 1
 
     def __post_init__(self) -> None:
@@ -121,6 +123,7 @@ class TrainingSettings:
         _require(self.threads >= 0, "threads", "must be at least 0")
         _require(self.personal_layers >= 0, "personal-layers", "must be at least 0")
         _require(not (self.personal_layers and self.dp), "personal-layers", "must be 0 where training adds noise")
+        _require(not (self.vary and self.dp), "vary", "must be false where training adds noise")
         _require(self.head_epochs >= 1, "head-epochs", "must be at least 1")
 
     def steps(self, samples: int) -> int:

@@ -386,3 +386,16 @@ def test_the_committed_picture_is_what_its_script_makes(mnist_data):
         [sys.executable, script, "--check", "--data-dir", mnist_data], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_varied_images_stay_images_and_follow_the_generator(folder):
+    task = domains(folder)
+    images = task.train_data("mnist").features
+    one, again = (task.varied(images, torch.Generator().manual_seed(1)) for _ in range(2))
+    other = task.varied(images, torch.Generator().manual_seed(2))
+    assert one.shape == images.shape
+    assert float(one.min()) >= 0.0
+    assert float(one.max()) <= 1.0
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
+    assert not torch.allclose(one[:, 0], one[:, 1])  # grey images have colours now

@@ -82,6 +82,21 @@ def test_update_is_float32_from_a_received_model_that_stays_as_it_is():
     assert (result.steps, result.samples, result.learning_rate) == (8, 20, 0.05)
 
 
+class Doubled(Line):
+    """Rows vary by a factor of two."""
+
+    def varied(self, features, generator):
+        return 2 * features
+
+
+def test_rows_are_varied_where_the_settings_say_so():
+    varying, plain = replace(SGD, vary=True), train(Doubled(), settings=SGD)
+    assert plain.update.tobytes() == train(Line(), settings=SGD).update.tobytes()
+    data = Line().train_data("source-1")
+    doubled = train(Line(), settings=SGD, data=Samples(2 * data.features, data.labels))
+    assert train(Doubled(), settings=varying).update.tobytes() == doubled.update.tobytes() != plain.update.tobytes()
+
+
 def test_result_shows_no_value_of_the_update():
     text = repr(train())
     assert text == "LocalResult(update=<4 values>, steps=8, samples=20)"

@@ -13,7 +13,7 @@ from securefda.errors import ConfigError, TrainingError
 from securefda.tasks import Samples, TaskSettings, Unlabelled
 from securefda.tasks.digits import Digits
 from securefda.tasks.rbf import RadialBasis
-from securefda.tasks.variation import shifted
+from securefda.tasks.variation import placed, recoloured, shifted
 from securefda.training import Vector, train_local
 from securefda.training.pseudo import PseudoSettings, PseudoTrainer, balanced, guessed
 from securefda.training.seeds import round_seed
@@ -197,3 +197,54 @@ class TestShifts:
     def test_no_shift_changes_nothing(self) -> None:
         images = torch.rand(3, 1, 5, 5)
         assert torch.equal(shifted(images, 0, torch.Generator()), images)
+
+
+def blob(side: int, down: int, right: int) -> Tensor:
+    """An image of a bright square of 4 x 4 pixels."""
+    image = torch.zeros(1, 1, side, side)
+    image[..., down : down + 4, right : right + 4] = 1.0
+    return image
+
+
+class TestPlaces:
+    def test_bounds_of_nothing_change_nothing(self) -> None:
+        images = torch.rand(3, 2, 8, 8)
+        still = placed(images, torch.Generator().manual_seed(1), most=0.0, scales=(1.0, 1.0), turn=0.0)
+        assert torch.allclose(still, images, atol=1e-5)
+
+    def test_a_factor_makes_what_is_seen_larger(self) -> None:
+        twice = placed(blob(32, 14, 14), torch.Generator().manual_seed(1), most=0.0, scales=(2.0, 2.0), turn=0.0)
+        assert float(twice.sum()) == pytest.approx(4 * 16, rel=0.05)
+
+    def test_shifts_stay_within_their_share_of_the_side_and_go_each_way(self) -> None:
+        images = blob(32, 14, 14).expand(300, -1, -1, -1)
+        moved = placed(images, torch.Generator().manual_seed(1), most=1 / 8, scales=(1.0, 1.0), turn=0.0)[:, 0]
+        places = torch.arange(32, dtype=torch.float32)
+        centres = torch.stack([(moved.sum(axis) * places).sum(1) / moved.sum((1, 2)) for axis in (1, 2)]) - 15.5
+        assert float(centres.max()) == pytest.approx(4, abs=0.2)
+        assert float(centres.min()) == pytest.approx(-4, abs=0.2)
+
+    def test_a_quarter_turn_to_either_side_is_the_most(self) -> None:
+        images = blob(32, 14, 26).expand(300, -1, -1, -1)
+        moved = placed(images, torch.Generator().manual_seed(1), most=0.0, scales=(1.0, 1.0), turn=90.0)[:, 0]
+        assert float(moved[:, :, :12].max()) == 0.0  # nothing is turned beyond the middle
+        assert float(moved[:, :4].max()) > 0.5
+        assert float(moved[:, -4:].max()) > 0.5
+
+    def test_edges_go_on_beyond_the_image(self) -> None:
+        whole = torch.ones(20, 1, 8, 8)
+        moved = placed(whole, torch.Generator().manual_seed(1), most=0.5, scales=(0.5, 1.0), turn=45.0)
+        assert torch.allclose(moved, whole)
+
+
+class TestColours:
+    def test_each_channel_keeps_its_order_or_turns_it_around_and_at_least_that_contrast(self) -> None:
+        images = torch.linspace(0, 1, 5).view(1, 1, 1, 5).expand(200, 3, 1, 5)
+        channels = recoloured(images, 0.3, torch.Generator().manual_seed(1)).view(600, 5)
+        ends = channels[:, -1] - channels[:, 0]
+        assert 0.4 < float((ends < 0).float().mean()) < 0.6
+        assert 0.3 <= float(ends.abs().min()) < 0.32
+        assert float(ends.abs().max()) > 0.98
+        assert float(channels.min()) >= 0.0
+        assert float(channels.max()) <= 1.0
+        assert torch.allclose(channels[:, 2], (channels[:, 0] + channels[:, -1]) / 2)  # in between in proportion

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from securefda.errors import ConfigError
-from securefda.training import TrainingSettings, choose_device, describe_device
+from securefda.training import NoiseSettings, TrainingSettings, choose_device, describe_device
 
 HERE = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
 
@@ -22,6 +22,7 @@ HERE = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mp
         ({"optimizer": "adam", "momentum": 0.9}, "momentum"),
         ({"weight_decay": -1.0}, "weight-decay"),
         ({"threads": -1}, "threads"),
+        ({"vary": True, "dp": NoiseSettings(noise_multiplier=1.0)}, "vary"),
     ],
 )
 def test_setting_out_of_bounds_is_refused_by_its_key(setting, key):

@@ -289,6 +289,10 @@ class TrainingSection(Settings):
     head_epochs: Count = 10
     """Passes over the rows in which `fedrep` trains these, before the `epochs` of the others."""
 
+    vary: bool = False
+    """Whether rows are changed at random before a step trains on them, in ways that change no label, where the task
+    says how. With pseudo-labels the target always does so."""
+
     align: AlignmentSection = AlignmentSection()
 
     dp: NoiseSection = NoiseSection()
@@ -297,6 +301,13 @@ class TrainingSection(Settings):
     def with_noise(self) -> bool:
         """Whether this side trains by DP-SGD."""
         return self.dp.noise_multiplier > 0
+
+    @check
+    def _rows_are_not_varied_with_noise(self) -> Self:
+        if self.vary and self.with_noise:
+            why = "is true, and training with noise takes rows as they are"
+            raise ConfigError("training.vary", why, hint="set it to false, or dp.noise-multiplier to 0")
+        return self
 
     @check
     def _a_head_is_not_trained_with_noise(self) -> Self:
