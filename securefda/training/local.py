@@ -130,7 +130,7 @@ def train_local(
         row_weights: (n,), by which the loss of each row counts in the mean of its batch; None: each counts as one.
         beside: adds to the loss of each batch; the loss that is reported is without.
         team: processes that train together, each on its part of every batch. The leader's batches count, and its result
-            has the loss and the accuracy of all. Nothing varies, weighs, pulls or adds to the loss then.
+            has the loss and the accuracy of all.
 
     Raises:
         TrainingError: too few steps, a loss or an update that is NaN or infinite, a vector of another length, metrics
@@ -280,23 +280,25 @@ def _run_steps(
     steps, seen = 0, _Seen(len(data))
     with steps_together(team, batches(len(data), settings, derive_seed(seed, "batches"))) as of_steps:
         for rows in of_steps:
-            batch = rows.to(device)
             flat.gradient.zero_()
-            if team is not None:
-                batch = team.share(batch)
-                loss_value, outputs = _gradient_of_part(
-                    task, flat, features[batch], labels[batch], rows=len(rows), team=team
-                )
-            else:
-                outputs = flat.model(task.varied(features[batch], chance) if settings.vary else features[batch])
+            batch = (rows if team is None else team.share(rows)).to(device)
+            # A mean over a part counts by its share, so that the sum over a team is the mean over all rows of the step.
+            share, mean_loss, outputs = len(batch) / len(rows), torch.zeros((), device=device), None
+            if len(batch):
+                given = features[batch]
+                outputs = flat.model(task.varied(given, chance) if settings.vary else given)
                 if weights is None:
                     loss = task.loss(outputs, labels[batch])
                 else:
                     loss = (weights[batch] * task.row_losses(outputs, labels[batch])).mean()
-                loss_value = loss.item()
+                mean_loss = share * loss.detach()
                 if beside is not None:
                     loss = loss + beside.added_loss(task, labels[batch])
-                loss.backward()  # type: ignore[no-untyped-call]
+                (share * loss).backward()  # type: ignore[no-untyped-call]
+            if team is not None:
+                team.sum(mean_loss)
+                team.sum(flat.gradient, last=True)
+            loss_value = mean_loss.item()
             steps += 1
             if not math.isfinite(loss_value):
                 raise TrainingError(f"{site}: the loss is {loss_value} at step {steps}", hint=_DATA_HINT)
@@ -310,24 +312,6 @@ def _run_steps(
     if team is not None:
         seen.collect(team)
     return steps, seen
-
-
-def _gradient_of_part(
-    task: Task, flat: FlatModel, features: Tensor, labels: Tensor, *, rows: int, team: Team
-) -> tuple[float, Tensor | None]:
-    """Make the gradient that of all ``rows`` of a step, of which this process has a part; their mean loss, its outputs.
-
-    A mean over a part counts by the part's share of the rows, so that the sum over processes is the mean over all.
-    """
-    loss_sum, outputs = torch.zeros(1, device=flat.values.device), None
-    if len(labels):
-        outputs = flat.model(features)
-        loss = task.loss(outputs, labels) * (len(labels) / rows)
-        loss.backward()  # type: ignore[no-untyped-call]
-        loss_sum += loss.detach()
-    team.sum(loss_sum)
-    team.sum(flat.gradient, last=True)
-    return loss_sum.item(), outputs
 
 
 def batches(samples: int, settings: TrainingSettings, seed: Seed) -> Iterator[Tensor]:

@@ -49,6 +49,9 @@ class Points(Classification):
 
     test_data = train_data
 
+    def varied(self, features: Tensor, generator: torch.Generator) -> Tensor:
+        return features + torch.randn(features.shape, generator=generator)
+
 
 TASK = Points(TaskSettings("target", ("source-1",), SEED))
 
@@ -147,6 +150,13 @@ def test_the_update_is_that_of_one_process_but_for_rounding(settings: TrainingSe
         assert its_loss == (None if loss is None else pytest.approx(loss, rel=1e-5))
         assert its_accuracy == accuracy
         assert its_counts == counts
+
+
+def test_each_process_varies_its_own_rows() -> None:
+    varied = replace(PLAIN, vary=True, epochs=1)
+    ((update, *_),) = together(2, Round(varied, first_model()))
+    ((still, *_),) = together(2, Round(replace(varied, vary=False), first_model()))
+    assert np.abs(update - still).max() > 1e-3
 
 
 class EachAddsNoise(Team):
