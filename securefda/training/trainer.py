@@ -149,7 +149,7 @@ class SiteTrainer:
         TrainingError: the task's model cannot be federated, or batches have too few rows for it; or it has BatchNorm,
             whose batches several processes would part.
         ConfigError: this machine does not have the device that the settings name; all layers would stay at this site;
-            several processes train, and layers would stay at this site or rows be varied.
+            several processes train, and layers would stay at this site.
     """
 
     def __init__(
@@ -176,9 +176,6 @@ class SiteTrainer:
         if team is not None and settings.personal_layers:
             why = f"layers that stay at this site are trained in one process, and there are {team.count}"
             raise ConfigError("training.personal-layers", why, hint="set it to 0, or start the site without torchrun")
-        if team is not None and settings.vary:
-            why = f"rows are varied by the draws of one process, and there are {team.count}"
-            raise ConfigError("training.vary", why, hint="set it to false, or start the site without torchrun")
         if settings.personal_layers and memory is None:
             raise ValueError("memory: layers that stay at this site have to be kept")
         device = choose_device(settings.device)  # now, and not in the first round that trains here

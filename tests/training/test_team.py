@@ -220,8 +220,6 @@ def test_what_several_processes_cannot_train_is_refused_before_a_round() -> None
     assert "GroupNorm" in refused.value.hint
     with pytest.raises(ConfigError, match="stay at this site are trained in one process, and there are 2"):
         SiteTrainer(TASK, "source-1", data, replace(PLAIN, personal_layers=1), SEED, team=team)
-    with pytest.raises(ConfigError, match="varied by the draws of one process, and there are 2"):
-        SiteTrainer(TASK, "source-1", data, replace(PLAIN, vary=True), SEED, team=team)
     trainer = SiteTrainer(TASK, "source-1", data, PLAIN, SEED, team=team)
     assert trainer.trains_on.endswith(", 2 processes")
     features = np.zeros((4, 8), np.float32)
