@@ -19,7 +19,7 @@ from securefda.audit.selection import Filter, chosen, row_of
 from securefda.audit.store import AuditError
 from securefda.cli.output import ENVELOPE_VERSION, Format, print_error, shown
 from securefda.errors import SecureFdaError
-from securefda.text import aligned, printable
+from securefda.text import aligned, counted, printable
 
 _HEAD: Final = ("number", "time (UTC)", "round", "", "type", "peer", "bytes", "what")
 _AHEAD: Final = 256
@@ -156,7 +156,9 @@ def show_log(folder: Path, wanted: Filter, last: int | None, output: Format) -> 
     except AuditError as error:
         return printer.fail(error)
     whose = f"of {log.party} in run {log.run}"
-    return printer.end(f"{shown} records {whose}, as it wrote them; securefda audit verify checks them")
+    return printer.end(
+        f"{counted(shown, 'record')} {whose}, as the site wrote the log; securefda audit verify checks them"
+    )
 
 
 _PAUSE_S: Final = 0.5

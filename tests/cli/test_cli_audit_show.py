@@ -86,7 +86,7 @@ def test_table_has_a_row_for_each_record_and_says_whose_word_it_is(log: Path, ca
     assert [row.split()[0] for row in rows] == ["22", "23", "24", "25"]
     assert "sent      Update     target  2022   discloses update at individual" in rows[1]
     assert "run-ended  -       -      outcome finished, rounds 3" in rows[3]
-    assert said == f"4 records of source-1 in run {RUN}, as it wrote them; securefda audit verify checks them"
+    assert said == f"4 records of source-1 in run {RUN}, as the site wrote the log; securefda audit verify checks them"
 
 
 def test_last_records_of_a_log_with_several_bundles_are_found(tmp_path: Path, capsys: Capture) -> None:

@@ -13,6 +13,7 @@ from securefda.protocol.messages import Visibility
 from securefda.rules.strategy import Rule
 from securefda.site.policy.model import SELECTION, SourcePolicy
 from securefda.site.policy.verdict import rules_that_publish_the_target
+from securefda.text import counted
 
 _OF_USE = 20.0
 """Epsilon above which a guess may as well be certain: e^20 is 5e8."""
@@ -251,8 +252,8 @@ def _always_seen(facts: _Facts) -> tuple[str, ...]:
         begin = "one run begins" if release.max_runs == 1 else f"{release.max_runs} runs begin"
         runs = f"In 24 hours at most {begin}; any further one takes the consent of {site}'s operator."
     return (
-        f"Over a run: up to {release.max_rounds} rounds of this, in each round one release at most whatever the number "
-        f"of attempts ({release.max_attempts}). {runs} After {release.max_unfinished} rounds that came to no "
+        f"Over a run: up to {counted(release.max_rounds, 'round')} of this, in each round one release at most "
+        f"whatever the number of attempts ({release.max_attempts}). {runs} After {release.max_unfinished} rounds that came to no "
         f"result, of which each result pays for one, {site} leaves. Sums over different sets of sources can be "
         "subtracted from each other: "
         f"what differs then is of few sources, or of {site} alone where it was the one that stayed away.",
