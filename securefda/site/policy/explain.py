@@ -253,9 +253,9 @@ def _always_seen(facts: _Facts) -> tuple[str, ...]:
         runs = f"In 24 hours at most {begin}; any further one takes the consent of {site}'s operator."
     return (
         f"Over a run: up to {counted(release.max_rounds, 'round')} of this, in each round one release at most "
-        f"whatever the number of attempts ({release.max_attempts}). {runs} After {release.max_unfinished} rounds that came to no "
-        f"result, of which each result pays for one, {site} leaves. Sums over different sets of sources can be "
-        "subtracted from each other: "
+        f"whatever the number of attempts ({release.max_attempts}). {runs} After {release.max_unfinished} rounds that "
+        f"came to no result, of which each result pays for one, {site} leaves. Sums over different sets of sources "
+        "can be subtracted from each other: "
         f"what differs then is of few sources, or of {site} alone where it was the one that stayed away.",
         _models(facts),
         *_attention(facts),
