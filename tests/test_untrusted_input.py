@@ -41,12 +41,13 @@ from securefda.disk import FileContent, write_file
 from securefda.errors import ConfigError, ExitCode, SecureFdaError
 from securefda.local import launcher
 from securefda.local.children import Child
-from securefda.operations.run_folder import ROUND, finished_summary, read_run
+from securefda.operations.run_folder import ROUND, RunFolder, finished_summary, read_run
 from securefda.operations.state import find_states, read_state
 from securefda.parse import MAX_NESTING, BeyondBounds, json_value, toml_table
 from securefda.privacy.ledger import Ledger, fingerprints_of
 from securefda.privacy.ledger_storage import DataSet, LedgerError, _digest
 from securefda.protocol.roster import Roster, SignedRoster
+from securefda.samples import sample
 from securefda.site.budget import load_site
 from securefda.site.config import FederationConfig, aggregator_toml, kit_settings_toml, load_aggregator, load_federation
 from securefda.site.config.effective import changes_since, effective_policy
@@ -175,6 +176,13 @@ def in_file(name: str, read: Callable[[Path], object]) -> Callable[[Path, bytes]
         return read(folder / name)
 
     return given
+
+
+def of_a_run_to_go_on_with(folder: Path, data: bytes) -> object:
+    """The target's settings in the folder of a run, which are compared with those that are asked for."""
+    run, config = RunFolder(folder), load_federation(sample("digits"))
+    (run.site(config.federation.target) / "aggregator.toml").write_bytes(data)
+    return launcher._write_settings(config, run, Address("127.0.0.1", 8443), seed=0)
 
 
 def in_kit(name: str) -> Callable[[Path, bytes], object]:
@@ -351,9 +359,7 @@ READERS = {
     ),
     "local.children.Child.result": Reader(as_the_result_of_a_process, b"[@]", SecureFdaError),
     "local.children.Child.events": Reader(said_by_a_process, b'{"note":@}\n', SecureFdaError, takes=True),
-    "local.launcher._require_same_settings": TomlReader(
-        in_file("source.toml", lambda file: launcher._require_same_settings(file.parent, file, "")), b""
-    ),
+    "local.launcher._write_settings": TomlReader(of_a_run_to_go_on_with, b""),
     "dashboard.place._role_in": Reader(in_file("metrics.jsonl", first_of_metrics), takes=True),
     "dashboard.place._paths_in": TomlReader(in_file("source.toml", place._paths_in), b"", takes=True),
     "dashboard.reading._Lines.catch_up": Reader(

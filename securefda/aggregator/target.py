@@ -17,7 +17,6 @@ from securefda.errors import ConfigError, SecureFdaError, TrainingError
 from securefda.operations.progress import Reporter
 from securefda.operations.records import REPORTED_ROUNDS, Summary, TargetOnly
 from securefda.parse import load_object, number
-from securefda.privacy.noise import NoiseSource
 from securefda.protocol.contribution import RoundTerms, evaluate_rule
 from securefda.protocol.down_link import rounded
 from securefda.protocol.encoding import ErrorUnits, Vector64, vector_to_wire
@@ -263,6 +262,8 @@ class UnlabelledTarget:
         kept = self.memory.personal(place, round_number + 1)
         if kept is not None and kept.startswith(label):
             return vector_of(kept[_ROUND.size :], values.ravel()).reshape(values.shape)
+        from securefda.privacy.noise import NoiseSource  # noqa: PLC0415 - it imports Opacus
+
         noise = NoiseSource(self.random_bytes)
         noisy = noise.added_to(torch.from_numpy(values), self.features.noise * self.features.clip).numpy()
         self.memory.keep_personal(place, round_number, label + vector_to_wire(noisy).tobytes())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import selectors
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -146,9 +146,19 @@ def _enrolled(config: FederationConfig, root: Path) -> Address:
     return kit.endpoints.aggregator
 
 
-def _other_run(folder: Path, changes: Iterable[str]) -> ConfigError:
+def _other_run(folder: Path, changes: Sequence[str]) -> ConfigError:
     hint = "give the settings of that run to go on with it, --fresh to start from the beginning, or another --out"
-    return ConfigError(str(folder), f"this folder holds a run with other settings: {', '.join(changes)}", hint=hint)
+    named: list[str] = []
+    for change in changes:
+        if named and sum(map(len, named)) + len(change) > _CHARACTERS_OF_CHANGES:
+            break
+        named.append(change if len(change) <= _CHARACTERS_OF_CHANGES else f"{change[:_CHARACTERS_OF_CHANGES]}…")
+    more = f" and {len(changes) - len(named)} more" if len(named) < len(changes) else ""
+    return ConfigError(str(folder), f"this folder holds a run with other settings: {', '.join(named)}{more}", hint=hint)
+
+
+_CHARACTERS_OF_CHANGES = 250
+"""Of settings that differ as many are named as have room in this; a file that was changed by hand may differ in all."""
 
 
 def _enrol(config: FederationConfig, root: Path, address: Address) -> None:
@@ -185,7 +195,7 @@ def _write_settings(config: FederationConfig, folder: RunFolder, address: Addres
             before, now = (_as_given(table, site == target) for table in (read_toml(file), toml_table(texts[site])))
             changes |= changes_between(before, now)
     if changes:
-        raise _other_run(folder.path, changes.values())
+        raise _other_run(folder.path, list(changes.values()))
     for site, file in files.items():
         replace_file(file, texts[site].encode())
     return files
@@ -195,7 +205,9 @@ def _as_given(table: dict[str, Any], is_target: bool) -> dict[str, Any]:
     """A site's settings under the names that they have in a federation's file; paths of the folder itself are none."""
     role, process = ("target", "aggregator") if is_target else ("source", "source")
     common = {name: section for name, section in table.items() if name not in (process, "training")}
-    return {"--seed": table[process]["seed"], **common, "training": {role: table["training"]}}
+    own, training = table.get(process), table.get("training")  # of a file that was changed by hand, perhaps nothing
+    seed = own.get("seed") if isinstance(own, dict) else own
+    return {"--seed": seed, **common, "training": {role: training}}
 
 
 class Failures:
