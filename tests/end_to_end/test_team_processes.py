@@ -11,7 +11,9 @@ from securefda.audit.journal import logs_folder
 from securefda.audit.reading import open_log
 from securefda.errors import ExitCode
 
-SHORT = ("strategy.rounds=3", "strategy.warm-up-rounds=1")
+SHORT = ("strategy.rounds=3", "strategy.rule=source_only")
+"""No layer is filtered out, so that no round is lost because nothing was known of how large a layer's numbers are."""
+
 NOISY = "training.source.dp.noise-multiplier=1.0"
 
 
