@@ -36,6 +36,7 @@ import round_cost
 import rule_evaluation
 import scale
 import startup
+import team
 import varied_rows
 import word_widths
 from mutators import package_of
@@ -76,6 +77,7 @@ def all_tables(folder: Path) -> dict[str, str]:
         "pseudo_labels": pseudo_labels.tables(figures("pseudo_labels")["rows"]),
         "varied_rows": varied_rows.tables(figures("varied_rows")["rows"]),
         "scale": scale.tables(figures("scale")["cells"]),
+        "team": team.tables(figures("team")["rows"]),
         "word_widths": word_widths.tables(figures("word_widths")["rows"]),
         "gpu": gpu.tables(gpu.read(folder / "gpu.json")),
         "audit_log": audit_log.tables(figures("audit_log")),
