@@ -137,14 +137,14 @@ def _ray(settings: EngineSettings) -> Iterator[_Engine]:
         ray.init(log_to_driver=False, logging_level=logging.ERROR, **how)
     except Exception as error:
         why = f"Ray cannot be reached: {' '.join(str(error).split())[:200]}"
-        raise ConfigError("--ray-address" if settings.address else "--engine ray", why, hint=_RAY_HINT) from error
+        if settings.address:
+            hint = "look at the address, and whether RAY_AUTH_TOKEN is that of the cluster"
+            raise ConfigError("--ray-address", why, hint=hint) from error
+        raise ConfigError("--engine ray", why, hint="see Ray's logs, or leave --engine out") from error
     try:
         yield _Ray(ray)
     finally:
         ray.shutdown()
-
-
-_RAY_HINT = "look at the address, and whether RAY_AUTH_TOKEN is that of the cluster"
 
 
 class _Ray:

@@ -1,6 +1,4 @@
-"""Figures of papers, to stand beside ours: Jiang, Zhang, Koyejo, ICLR 2024, where a table does not name another.
-
-Percent on the target's test rows.
+"""Figures of the paper, to stand beside ours: Jiang, Zhang, Koyejo, ICLR 2024. Percent on the target's test rows.
 
 Names of rules and columns are those of :mod:`securefda.bench.accuracy.suites`.
 """
@@ -22,13 +20,11 @@ class Published:
         where: its number or numbers, for example ``Table 17``.
         columns: their names, in the order of the figures.
         rows: rule -> figure of each column; None where the paper has none.
-        paper: which it is.
     """
 
     where: str
     columns: tuple[str, ...]
     rows: Mapping[str, tuple[float | None, ...]]
-    paper: str = "the paper"
 
     def figure(self, rule: str, column: str) -> float | None:
         """The paper's figure; None where there is none."""
@@ -51,20 +47,6 @@ FED_HEART = Published(
         "apfl": (51.92, 57.30, 31.25, 42.22, 45.67),
         "knn_per": (56.00, 56.00, 56.00, 56.00, 56.00),
     },
-)
-
-DIGIT_DOMAINS = Published(
-    "Table 1",
-    ("mnist-m", "mnist", "synthetic", "usps"),
-    {
-        "source_only": (49.6, 75.4, 44.3, 75.5),
-        "f_dann": (59.5, 86.1, 53.4, 89.7),
-        "f_dan": (57.5, 86.4, 58.4, 90.8),
-        "fada_attention": (44.2, 90.5, 55.6, 88.3),
-        "fada_adversarial": (58.2, 92.5, 62.1, 90.6),
-        "fada": (62.5, 91.4, 71.8, 91.7),
-    },
-    paper="Peng, Huang, Zhu, Saenko (ICLR 2020), on other images of the same kinds, with SVHN as a fifth domain",
 )
 
 COLORED_MNIST = Published(

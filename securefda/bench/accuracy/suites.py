@@ -10,7 +10,6 @@ from securefda.bench.accuracy.columns import Column, DataSet, Suite
 from securefda.bench.accuracy.paper import (
     BETA_COLORED_MNIST,
     COLORED_MNIST,
-    DIGIT_DOMAINS,
     FED_HEART,
     LABEL_SHIFT,
     NOISY_FASHION,
@@ -197,7 +196,6 @@ SUITES = {
             BestAtLeast(FADA, -0.5, over="f_dan"),
             BestAtLeast(LABEL_FREE[1:], 8.0, over="source_only"),
         ),
-        published={"digit-domains": DIGIT_DOMAINS},
         averaged=True,
     ),
     "beta-sweep": Suite(

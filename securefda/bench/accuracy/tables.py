@@ -29,7 +29,7 @@ def tables(suite: Suite, results: Results, level: str) -> str:
         published = suite.published.get(data)
         parts.append(f"## {data}{f', {suite.axis}' if suite.axis else ''}")
         if published is not None:
-            parts.append(f"In brackets: {published.paper}, {published.where}.")
+            parts.append(f"In brackets: the paper, {published.where}.")
         parts.append(_table(suite, results, data, published))
         if suite.losses:
             columns = results.columns_of(data)
