@@ -9,6 +9,15 @@ _BESIDE_THE_REPOSITORY = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
 @pytest.fixture
+def real_data() -> Path:
+    """Folder of the data sets' folders: $SECUREFDA_TEST_DATA, else ../shared/data."""
+    folder = Path(os.environ.get("SECUREFDA_TEST_DATA", _BESIDE_THE_REPOSITORY))
+    if not folder.is_dir():
+        pytest.skip(f"the real data are not at {folder}")
+    return folder
+
+
+@pytest.fixture
 def fed_heart_data() -> Path:
     """Folder of the four Fed-Heart files: $SECUREFDA_TEST_DATA/fed_heart, else ../shared/data/fed_heart."""
     folder = Path(os.environ.get("SECUREFDA_TEST_DATA", _BESIDE_THE_REPOSITORY)) / "fed_heart"

@@ -41,6 +41,29 @@ def test_the_folder_of_examples_links_to_the_samples_of_the_package() -> None:
     assert {file.stem: file.resolve() for file in FEDERATIONS} == {name: sample(name) for name in sample_names()}
 
 
+@pytest.mark.data
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [
+        ("colored_mnist", "mnist"),
+        ("noisy_fashion_mnist", "fashion_mnist"),
+        ("label_shift_fashion_mnist", "fashion_mnist"),
+    ],
+)
+def test_what_a_sample_says_of_the_whole_set_runs_as_it_stands(
+    name: str, folder: str, real_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [said] = [line for line in sample(name).read_text().splitlines() if line.startswith("# The whole set")]
+    flags = said.partition(": ")[2].split()
+    assert flags[0] == "--set"
+    one_round = ("strategy.rounds=1", "strategy.warm-up-rounds=0", "strategy.rule=fedda", "training.source.epochs=1")
+    settings = (*one_round, "strategy.compare-target-only=false", f"task.data-dir={real_data / folder}")
+    command = ["simulate", name, "--out", str(tmp_path), *flags]
+    assert main([*command, *(part for setting in settings for part in ("--set", setting))]) == 0
+    assert "1 of 1" in capsys.readouterr().out
+
+
 def test_a_sample_is_run_by_its_name(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     one_round = [
         "--set",

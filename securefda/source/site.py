@@ -258,8 +258,9 @@ def require_room_for(rows: int, policy: SourcePolicy) -> None:
     """
     least = policy.quantisation.max_samples_min
     if rows > least:
+        enough = 1000 * -(-rows // 1000)
         raise ConfigError(
             "quantisation.max-samples-min",
             f"{least} in this site's policy.toml is below its {rows} training rows",
-            hint="raise it there, and session.max-samples at the aggregator",
+            hint=f"raise it there and at the aggregator; for all sites of one file: --set session.max-samples={enough}",
         )

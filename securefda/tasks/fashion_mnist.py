@@ -19,7 +19,7 @@ from securefda.errors import DataError
 from securefda.tasks.base import Samples, TaskSettings
 from securefda.tasks.classification import Classification
 from securefda.tasks.idx import CLASSES, LabelledImages
-from securefda.tasks.images import FASHION_MNIST, chosen_set, read_set
+from securefda.tasks.images import FASHION_MNIST, chosen_set, joined, read_parts
 from securefda.tasks.variation import shifted
 
 _BRIGHTEST = 255.0
@@ -40,12 +40,14 @@ class _Deal:
     Attributes:
         test: the target's test rows.
         pool: the target's training rows, of which it has labels for the first few.
-        sources: a number in 0..N-1 for each row of the file, or -1 for the target's.
+        sources: a number in 0..N-1 for each row of the file, or -1 for the target's: which source trains on it.
+        source_tests: likewise, which source tests on it.
     """
 
     test: _Rows
     pool: _Rows
     sources: _Rows
+    source_tests: _Rows
 
 
 class _FashionMnist(Classification):
@@ -74,8 +76,7 @@ class _FashionMnist(Classification):
     def train_data(self, site: str) -> Samples:
         """Return the site's training rows: features (n, 1, 28, 28) float32, labels (n,) int64 in 0..9."""
         if site != self.settings.target:
-            rows = self._of_source(site)
-            return self._clean(rows[: int(len(rows) * _SOURCE_TRAIN_FRACTION)])
+            return self._clean(self._of_source(site, self._deal.sources))
         pool = self.oracle_data()
         if len(pool) < self._target_rows:
             why = f"the target has {len(pool)} training rows in set {self._set}, and labels for {self._target_rows}"
@@ -85,8 +86,7 @@ class _FashionMnist(Classification):
     def test_data(self, site: str) -> Samples:
         """Return the site's held-out rows, of the same form; the target's have its shift."""
         if site != self.settings.target:
-            rows = self._of_source(site)
-            return self._clean(rows[int(len(rows) * _SOURCE_TRAIN_FRACTION) :])
+            return self._clean(self._of_source(site, self._deal.source_tests))
         return self._noisy(self._deal.test, part=0)
 
     def oracle_data(self) -> Samples:
@@ -99,18 +99,24 @@ class _FashionMnist(Classification):
 
     @cached_property
     def _images(self) -> LabelledImages:
-        return read_set(self.settings, self._set, FASHION_MNIST, fewest=_FEWEST_IMAGES)
+        return joined(self._parts)
+
+    @cached_property
+    def _parts(self) -> list[LabelledImages]:
+        return read_parts(self.settings, self._set, FASHION_MNIST, fewest=_FEWEST_IMAGES)
 
     @cached_property
     def _deal(self) -> _Deal:
         return self._shares(np.random.default_rng(self.settings.seed))
 
-    def _of_source(self, site: str) -> _Rows:
+    def _of_source(self, site: str, dealt: _Rows) -> _Rows:
         self.require_site(site)
-        rows: _Rows = np.flatnonzero(self._deal.sources == self.settings.sources.index(site))
-        if len(rows) < CLASSES:
-            why = f"set {self._set} leaves {site} {len(rows)} images, and it needs at least {CLASSES}"
+        number = self.settings.sources.index(site)
+        count = np.count_nonzero((self._deal.sources == number) | (self._deal.source_tests == number))
+        if count < CLASSES:
+            why = f"set {self._set} leaves {site} {count} images, and it needs at least {CLASSES}"
             raise DataError("task", why, hint="take a larger set, or fewer sources")
+        rows: _Rows = np.flatnonzero(dealt == number)
         return rows
 
     def _clean(self, rows: _Rows) -> Samples:
@@ -132,9 +138,12 @@ class NoisyFashionMnist(_FashionMnist):
     first ``target-rows`` of its own, the oracle for all. Gaussian noise of standard deviation ``noise``, where a pixel
     is in [0, 1], is added to the target's training and test images.
 
-    What differs from the paper: 3,600 images rather than 60,000 and 10,000 to test (see ``images``), so that a source
-    trains on 243 and not on 6,000, and the oracle on 270; noise that is drawn once for each image, where theirs is new
-    whenever the image is used; the schedule, which is in examples/noisy_fashion_mnist.toml.
+    With ``images = "all"`` the split is the paper's: all of train is dealt out, to nine sources 6,000 each, on all of
+    which a source trains; the target tests on all of t10k, and the sources on equal parts of it, without noise.
+
+    What differs from the paper: in the other sets, fewer images, by default 3,600, of which a source trains on 243
+    and the oracle on 270; noise that is drawn once for each image, where theirs is new whenever the image is used; the
+    schedule, which is in examples/noisy_fashion_mnist.toml.
 
     Options: ``noise`` (0 to 2, default 0.4), ``target-rows`` (10 to 5000, default 100), ``images`` ("train3600", the
     default, "train", "t10k" or "all").
@@ -149,13 +158,34 @@ class NoisyFashionMnist(_FashionMnist):
         self._noise = settings.number("noise", 0.4, low=0.0, high=2.0)
 
     def _shares(self, generator: np.random.Generator) -> _Deal:
-        order = generator.permutation(len(self._images))
-        tested = int(len(order) * _TEST_FRACTION)
-        pool, *parts = np.array_split(order[tested:], 1 + len(self.settings.sources))
-        sources = np.full(len(order), -1)
-        for number, part in enumerate(parts):
-            sources[part] = number
-        return _Deal(order[:tested], pool, sources)
+        count, sites = len(self._images), len(self.settings.sources)
+        if self._set == "all":
+            trained = len(self._parts[0])
+            order, test = generator.permutation(trained), np.arange(trained, count)
+            pool, *parts = np.array_split(order, 1 + sites)
+            return _Deal(test, pool, _numbered(parts, count), _numbered(np.array_split(test, sites), count))
+        order = generator.permutation(count)
+        tested = int(count * _TEST_FRACTION)
+        pool, *parts = np.array_split(order[tested:], 1 + sites)
+        return _Deal(order[:tested], pool, *_train_and_test(_numbered(parts, count)))
+
+
+def _numbered(parts: list[_Rows], count: int) -> _Rows:
+    """For each of ``count`` rows the number of the part that it is in, or -1."""
+    numbers = np.full(count, -1)
+    for number, part in enumerate(parts):
+        numbers[part] = number
+    return numbers
+
+
+def _train_and_test(sources: _Rows) -> tuple[_Rows, _Rows]:
+    """Of each source's rows in the order of the file the first nine tenths, and the others."""
+    train, test = sources.copy(), sources.copy()
+    for number in range(sources.max(initial=-1) + 1):
+        rows = np.flatnonzero(sources == number)
+        trained = int(len(rows) * _SOURCE_TRAIN_FRACTION)
+        train[rows[trained:]], test[rows[:trained]] = -1, -1
+    return train, test
 
 
 class LabelShiftFashionMnist(_FashionMnist):
@@ -190,4 +220,4 @@ class LabelShiftFashionMnist(_FashionMnist):
         sources[draws >= np.where(majority, self._eta, 1.0 - self._eta)] = -1
         mine = order[sources[order] == -1]
         tested = int(len(mine) * _LABEL_SHIFT_TEST_FRACTION)
-        return _Deal(mine[:tested], mine[tested:], sources)
+        return _Deal(mine[:tested], mine[tested:], *_train_and_test(sources))

@@ -42,7 +42,12 @@ def chosen_set(settings: TaskSettings, default: str) -> str:
 
 
 def read_set(settings: TaskSettings, name: str, origin: Origin, *, fewest: int) -> LabelledImages:
-    """Return the images of set ``name`` in ``settings.data_dir``, in the order of the files.
+    """Return the images of set ``name`` in ``settings.data_dir``, in the order of the files; errors as `read_parts`."""
+    return joined(read_parts(settings, name, origin, fewest=fewest))
+
+
+def read_parts(settings: TaskSettings, name: str, origin: Origin, *, fewest: int) -> list[LabelledImages]:
+    """Return the images of set ``name`` in ``settings.data_dir``, file by file: two parts for ``all``, else one.
 
     Raises:
         ConfigError: there is no data folder.
@@ -52,14 +57,16 @@ def read_set(settings: TaskSettings, name: str, origin: Origin, *, fewest: int) 
         files = " and ".join(f"{name}-{kind}-ubyte[.gz]" for kind in ("images-idx3", "labels-idx1"))
         hint = f"set task.data-dir to the folder that holds {files.replace('all-', 'train-')}"
         raise ConfigError("task.data-dir", f"{origin.name.split(' (')[0]} is not bundled", hint=hint)
-    parts = [
-        read_labelled_images(settings.data_dir, part, origin)
-        for part in (("train", "t10k") if name == "all" else (name,))
-    ]
-    found = LabelledImages(
+    names = ("train", "t10k") if name == "all" else (name,)
+    parts = [read_labelled_images(settings.data_dir, part, origin) for part in names]
+    if (count := sum(map(len, parts))) < fewest:
+        why = f"set {name} has {count} images, and the task needs at least {fewest}"
+        raise DataError(str(settings.data_dir), why, hint="take a larger set, or lower the task's options")
+    return parts
+
+
+def joined(parts: list[LabelledImages]) -> LabelledImages:
+    """Parts of a set as one, in their order."""
+    return LabelledImages(
         np.concatenate([part.images for part in parts]), np.concatenate([part.labels for part in parts])
     )
-    if len(found) < fewest:
-        why = f"set {name} has {len(found)} images, and the task needs at least {fewest}"
-        raise DataError(str(settings.data_dir), why, hint="take a larger set, or lower the task's options")
-    return found

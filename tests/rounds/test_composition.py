@@ -51,6 +51,7 @@ def test_a_policy_that_a_header_could_use_to_count_rows_is_refused_at_the_start(
     with pytest.raises(ConfigError, match="below its") as caught:
         source_site(config, default_policy(max_samples=10), member_of(federation), store, secret=None)
     assert caught.value.key == "quantisation.max-samples-min"
+    assert "--set session.max-samples=1000" in caught.value.hint
     site = source_site(config, default_policy(max_samples=1000), member_of(federation), store, secret=None)
     assert 10 < site.trainer.samples <= 1000
     store.close()

@@ -104,6 +104,13 @@ def test_the_whole_collection_is_train_and_then_t10k(tmp_path):
     assert sizes == {"all": 1500, "train": 900}
 
 
+def test_of_the_whole_collection_a_site_trains_on_four_fifths(tmp_path):
+    write_set(tmp_path, "train", *made_up(900))
+    write_set(tmp_path, "t10k", *made_up(600))
+    sizes = {len(colored(tmp_path, images="all").train_data(site)) for site in ("plus-90", "plus-80")}
+    assert sizes == {400}
+
+
 def test_too_few_images_are_refused(tmp_path):
     task = colored(write_set(tmp_path, "t10k", *made_up(200)))
     with pytest.raises(DataError, match="set t10k has 200 images, and the task needs at least 300"):

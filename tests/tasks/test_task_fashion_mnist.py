@@ -79,6 +79,20 @@ def test_parts_are_equal_and_a_quarter_is_the_targets_test(folder):
     assert len(task.oracle_data()) == 150
 
 
+def test_in_the_whole_set_the_sources_train_on_all_of_train_and_the_target_tests_on_all_of_t10k(tmp_path):
+    images, labels = made_up(2600)
+    write_set(tmp_path, "train", images[:2000], labels[:2000])
+    write_set(tmp_path, "t10k", images[2000:], labels[2000:])
+    task = fashion(tmp_path, images="all", noise=0.0)
+    trained = [numbers(task.train_data(site).features) for site in SOURCES]
+    assert {len(part) for part in trained} == {200}
+    pool = numbers(task.oracle_data().features)
+    assert sorted(torch.cat([*trained, pool]).tolist()) == list(range(2000))
+    assert numbers(task.test_data("target").features).tolist() == list(range(2000, 2600))
+    tested = torch.cat([numbers(task.test_data(site).features) for site in SOURCES])
+    assert sorted(tested.tolist()) == list(range(2000, 2600))
+
+
 def test_noise_is_the_targets_alone_and_has_the_stated_standard_deviation(folder):
     clean, noisy = fashion(folder, noise=0.0), fashion(folder, noise=0.5)
     for part in ("test_data", "train_data"):
