@@ -12,24 +12,27 @@ that choice.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
-from federated import Job, RunResult, run, workers
-from studies import Cache, as_text, measure, shown, this_machine
+from federated import Job, RunResult, run
+from studies import as_text, shown, this_machine
+from variants import (
+    DOMAINS,
+    MOST_SEEDS,
+    VariantCell,
+    complete_seeds,
+    domain_arguments,
+    domain_cells,
+    found_in,
+    mean_and_spread,
+    measured_domains,
+)
 
-from securefda.samples import sample
-from securefda.site.config import load_federation
-
-FIGURES = Path(__file__).parent / "alignment.json"
-TARGETS = ("mnist-m", "synthetic", "mnist", "usps")
-MOST_SEEDS = 5
 SETTINGS = (
     'task.options.model="disentangled"',
     "task.options.rows=1000",
@@ -46,27 +49,6 @@ VARIANTS = ("source_only", "f_dann", "f_dan", "fada_adversarial", "fada")
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
-    """One run; its study is the target."""
-
-    study: str
-    variant: str
-    seed: int
-
-    @property
-    def key(self) -> str:
-        """Its name in the cache."""
-        return f"{self.study}/{self.variant}/{self.seed}"
-
-    def job(self, given: Iterable[str]) -> Job:
-        """The federation and the seed."""
-        sources = json.dumps([site for site in TARGETS if site != self.study])
-        sites = (f"federation.target={self.study}", f"federation.sources={sources}")
-        settings = [*sites, *SETTINGS, f"strategy.rule={self.variant}", *given]
-        return Job(load_federation(sample("digit_domains"), settings), self.seed)
-
-
-@dataclass(frozen=True, slots=True)
 class Figures:
     """What a run gave on the target's test rows, in percent: the mean over the last five rounds, and every round."""
 
@@ -80,78 +62,52 @@ def run_cell(job: Job) -> Figures:
     return Figures(result.accuracy, [round(one, 1) for one in result.accuracies])
 
 
-def cells(seeds: int = MOST_SEEDS) -> Iterator[Cell]:
+def cells(seeds: int = MOST_SEEDS) -> Iterator[VariantCell]:
     """Every run, seed by seed, mnist-m first."""
-    for seed in range(seeds):
-        yield from (Cell(target, variant, seed) for target in TARGETS for variant in VARIANTS)
+    return domain_cells(SETTINGS, {rule: (f"strategy.rule={rule}",) for rule in VARIANTS}, seeds)
 
 
 def rows_of(known: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     """A row for each target and variant, of the seeds that every variant was run with, from figures by cell."""
+    complete = complete_seeds(known, cells())
     rows = []
-    for target in TARGETS:
-        played = range(MOST_SEEDS)
-        seeds = [seed for seed in played if all(Cell(target, variant, seed).key in known for variant in VARIANTS)]
-        for variant in VARIANTS if seeds else ():
-            found = [known[Cell(target, variant, seed).key] for seed in seeds]
-            rows.append(
-                {
-                    "target": target,
-                    "variant": variant,
-                    "seeds": seeds,
-                    "accuracies": [round(figures["accuracy"], 2) for figures in found],
-                    "rounds": [figures["accuracies"] for figures in found],
-                }
-            )
+    for (target, variant), by_seed in found_in(known, cells()).items():
+        if target not in complete:
+            continue
+        found = [by_seed[seed] for seed in complete[target]]
+        rows.append(
+            {
+                "target": target,
+                "variant": variant,
+                "seeds": complete[target],
+                "accuracies": [round(figures["accuracy"], 2) for figures in found],
+                "rounds": [figures["accuracies"] for figures in found],
+            }
+        )
     return rows
 
 
 def tables(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """The table as Markdown."""
     at = {(row["target"], row["variant"]): row["accuracies"] for row in rows}
-    targets = [target for target in TARGETS if (target, "source_only") in at]
+    targets = [target for target in DOMAINS if (target, "source_only") in at]
     lines = [f"| | {' | '.join(targets)} | mean |", f"|---|{'---|' * (len(targets) + 1)}"]
     for variant in VARIANTS:
         found = [at[target, variant] for target in targets]
         mean = f"{fmean(map(fmean, found)):.1f}" if found else "–"
-        lines.append(f"| {variant} | {' | '.join(map(_accuracy, found))} | {mean} |")
+        lines.append(f"| {variant} | {' | '.join(map(mean_and_spread, found))} | {mean} |")
     lines.append(f"| seeds | {' | '.join(str(len(at[target, 'source_only'])) for target in targets)} | |")
     return {"accuracy": "\n".join(lines)}
 
 
-def _accuracy(values: Sequence[float]) -> str:
-    return f"{fmean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")
-
-
 def main() -> int:
     """Measure where asked to, and print the table."""
-    given = _arguments()
+    given = domain_arguments(__doc__, "alignment")
     if given.measure:
-        data = [f"task.data-dir={given.data_dir.absolute()}"]
-        cache = Cache(given.cache, "alignment")
-
-        def done(cell: Cell, figures: Figures) -> None:
-            print(f"{cell.key}: {figures.accuracy:.1f} %", file=sys.stderr, flush=True)
-
-        with workers(given.workers) as pool:
-            measure(pool, run_cell, cells(given.seeds), cache, dict.fromkeys(TARGETS, data), done)
-        given.figures.write_text(as_text(rows_of(cache.read()), this_machine()))
+        rows = rows_of(measured_domains(given, run_cell, cells(given.seeds)))
+        given.figures.write_text(as_text(rows, this_machine()))
     print(shown(tables(json.loads(given.figures.read_text())["rows"])))
     return 0
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--measure", action="store_true", help="run what the cache lacks first")
-    parser.add_argument("--data-dir", type=Path, help="folder with mnist and usps")
-    parser.add_argument("--cache", type=Path, default=Path("alignment-cache"), help="folder for what was run already")
-    parser.add_argument("--workers", type=int, default=1, help="federations beside each other")
-    parser.add_argument("--seeds", type=int, choices=range(1, MOST_SEEDS + 1), default=2, help="of each target")
-    parser.add_argument("--figures", type=Path, default=FIGURES, help="the measured figures, JSON")
-    given = parser.parse_args()
-    if given.measure and given.data_dir is None:
-        parser.error("--measure needs --data-dir")
-    return given
 
 
 if __name__ == "__main__":

@@ -12,31 +12,35 @@ The default temperature was chosen on mnist-m as the target; so its line is no t
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from statistics import fmean, median, stdev
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
-from federated import Job, workers
+from federated import Job
 from numpy.typing import NDArray
 from offline_rounds import OfflineSites
-from studies import Cache, as_text, measure, shown, this_machine
+from studies import as_text, shown, this_machine
+from variants import (
+    DOMAINS,
+    MOST_SEEDS,
+    VariantCell,
+    complete_seeds,
+    domain_arguments,
+    domain_cells,
+    found_in,
+    mean_and_spread,
+    measured_domains,
+)
 
 from securefda.operations.records import REPORTED_ROUNDS
 from securefda.rules import Contribution, RoundPlan, attend, attention_share, first_order_gain, round_plan
 from securefda.rules.attention import DEFAULT_BOUND, DEFAULT_TEMPERATURE
-from securefda.samples import sample
-from securefda.site.config import load_federation
 from securefda.training import LocalResult
 
-FIGURES = Path(__file__).parent / "attention.json"
-TARGETS = ("mnist-m", "synthetic", "mnist", "usps")
-MOST_SEEDS = 5
 SETTINGS = (
     "task.options.target-rows=2000",
     "training.target.labels=none",
@@ -55,27 +59,6 @@ LEAST_CORRELATION = 0.7
 
 RATIOS = (1.5, 3.0)
 """Between these, ``--check`` asks, lie the median ratios of a round's largest weight to its smallest on mnist-m."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One run; its study is the target."""
-
-    study: str
-    variant: str
-    seed: int
-
-    @property
-    def key(self) -> str:
-        """Its name in the cache."""
-        return f"{self.study}/{self.variant}/{self.seed}"
-
-    def job(self, given: Iterable[str]) -> Job:
-        """The federation and the seed."""
-        sources = json.dumps([site for site in TARGETS if site != self.study])
-        sites = (f"federation.target={self.study}", f"federation.sources={sources}")
-        settings = [*sites, *SETTINGS, *VARIANTS[self.variant], *given]
-        return Job(load_federation(sample("digit_domains"), settings), self.seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,25 +104,24 @@ def _attended(plan: RoundPlan, result: LocalResult, gain: float) -> Contribution
     return attend(plan, None, result.update, gain=gain)
 
 
-def cells(seeds: int = MOST_SEEDS) -> Iterator[Cell]:
+def cells(seeds: int = MOST_SEEDS) -> Iterator[VariantCell]:
     """Every run, seed by seed, mnist-m first."""
-    for seed in range(seeds):
-        yield from (Cell(target, variant, seed) for target in TARGETS for variant in VARIANTS)
+    return domain_cells(SETTINGS, VARIANTS, seeds)
 
 
 def rows_of(known: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     """A row for each target and variant, of the seeds that every variant was run with, from figures by cell."""
+    complete = complete_seeds(known, cells())
     rows = []
-    for target in TARGETS:
-        played = range(MOST_SEEDS)
-        seeds = [seed for seed in played if all(Cell(target, variant, seed).key in known for variant in VARIANTS)]
-        for variant in VARIANTS if seeds else ():
-            found = [known[Cell(target, variant, seed).key] for seed in seeds]
-            row: dict[str, Any] = {"target": target, "variant": variant, "seeds": seeds}
-            row["accuracies"] = [round(figures["accuracy"], 2) for figures in found]
-            if gains := [one for figures in found for one in figures["gains"]]:
-                row |= comparison(np.array(gains))
-            rows.append(row)
+    for (target, variant), by_seed in found_in(known, cells()).items():
+        if target not in complete:
+            continue
+        found = [by_seed[seed] for seed in complete[target]]
+        row: dict[str, Any] = {"target": target, "variant": variant, "seeds": complete[target]}
+        row["accuracies"] = [round(figures["accuracy"], 2) for figures in found]
+        if gains := [one for figures in found for one in figures["gains"]]:
+            row |= comparison(np.array(gains))
+        rows.append(row)
     return rows
 
 
@@ -178,10 +160,11 @@ def _rounded(values: Iterable[float], digits: int = 3) -> list[float]:
 def tables(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """The tables as Markdown."""
     at = {(row["target"], row["variant"]): row for row in rows}
-    targets = [target for target in TARGETS if (target, "source_only") in at]
+    targets = [target for target in DOMAINS if (target, "source_only") in at]
     accuracy = [f"| | {' | '.join(targets)} |", f"|---|{'---|' * len(targets)}"]
     for variant in VARIANTS:
-        accuracy.append(f"| {variant} | {' | '.join(_accuracy(at.get((target, variant))) for target in targets)} |")
+        found = [mean_and_spread(at[target, variant]["accuracies"]) for target in targets]
+        accuracy.append(f"| {variant} | {' | '.join(found)} |")
     accuracy.append(f"| seeds | {' | '.join(str(len(at[target, 'source_only']['seeds'])) for target in targets)} |")
     gains = [
         "| target, gains by which it ran | rounds | rank correlation | largest difference of weights |",
@@ -208,13 +191,6 @@ def compared(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return [row for row in rows if "correlation" in row]
 
 
-def _accuracy(row: Mapping[str, Any] | None) -> str:
-    if row is None:
-        return "–"
-    values = row["accuracies"]
-    return f"{fmean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")
-
-
 def misses(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """What does not hold of what the defaults and the rule at ``sum`` rest on."""
     found, low, high = compared(rows), *RATIOS
@@ -230,37 +206,15 @@ def misses(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def main() -> int:
     """Measure where asked to, print the tables, and with ``--check`` say what does not hold."""
-    given = _arguments()
+    given = domain_arguments(__doc__, "attention", check="exit 1 where what the defaults rest on does not hold")
     if given.measure:
-        data = [f"task.data-dir={given.data_dir.absolute()}"]
-        cache = Cache(given.cache, "attention")
-
-        def done(cell: Cell, figures: Figures) -> None:
-            print(f"{cell.key}: {figures.accuracy:.1f} %", file=sys.stderr, flush=True)
-
-        with workers(given.workers) as pool:
-            measure(pool, run_cell, cells(given.seeds), cache, dict.fromkeys(TARGETS, data), done)
-        given.figures.write_text(as_text(rows_of(cache.read()), this_machine()))
+        rows = rows_of(measured_domains(given, run_cell, cells(given.seeds)))
+        given.figures.write_text(as_text(rows, this_machine()))
     rows = json.loads(given.figures.read_text())["rows"]
     print(shown(tables(rows)))
     missed = misses(rows) if given.check else []
     print("\n".join(missed), file=sys.stderr, end="\n" if missed else "")
     return 1 if missed else 0
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--measure", action="store_true", help="run what the cache lacks first")
-    parser.add_argument("--check", action="store_true", help="exit 1 where what the defaults rest on does not hold")
-    parser.add_argument("--data-dir", type=Path, help="folder with mnist and usps")
-    parser.add_argument("--cache", type=Path, default=Path("attention-cache"), help="folder for what was run already")
-    parser.add_argument("--workers", type=int, default=1, help="federations beside each other")
-    parser.add_argument("--seeds", type=int, choices=range(1, MOST_SEEDS + 1), default=2, help="of each target")
-    parser.add_argument("--figures", type=Path, default=FIGURES, help="the measured figures, JSON")
-    given = parser.parse_args()
-    if given.measure and given.data_dir is None:
-        parser.error("--measure needs --data-dir")
-    return given
 
 
 if __name__ == "__main__":

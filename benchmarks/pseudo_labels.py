@@ -11,28 +11,23 @@ mirrored, and the hospitals va and hungarian.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
-from federated import Job, workers
+from federated import Job
 from offline_rounds import OfflineSites
-from studies import Cache, as_text, measure, this_machine
+from studies import as_text, shown, this_machine
+from variants import MOST_SEEDS, VariantCell, found_in, mean_and_spread, measured, study_parser
 
 from securefda.aggregator.target import train_target
 from securefda.operations.records import REPORTED_ROUNDS
 from securefda.rules import round_plan
-from securefda.samples import sample
-from securefda.site.config import load_federation
 from securefda.training.pseudo import PseudoSettings
 
-FIGURES = Path(__file__).parent / "pseudo_labels.json"
-SEEDS = 5
 PSEUDO = "training.target.labels=pseudo"
 VARIANTS = {
     "source_only": ("strategy.rule=source_only", "training.target.labels=none"),
@@ -79,26 +74,6 @@ STUDIES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
-    """One run."""
-
-    study: str
-    variant: str
-    seed: int
-
-    @property
-    def key(self) -> str:
-        """Its name in the cache."""
-        return f"{self.study}/{self.variant}/{self.seed}"
-
-    def job(self, given: Iterable[str]) -> Job:
-        """The federation and the seed."""
-        study = STUDIES[self.study]
-        settings = [*study.settings, *VARIANTS[self.variant], *given]
-        return Job(load_federation(sample(study.example), settings), self.seed)
-
-
-@dataclass(frozen=True, slots=True)
 class Figures:
     """What a run gave.
 
@@ -140,27 +115,24 @@ def run_cell(job: Job) -> Figures:
     return Figures(accuracy, fmean(confident[-REPORTED_ROUNDS:]), fmean(trained))
 
 
-def cells() -> Iterator[Cell]:
+def cells() -> Iterator[VariantCell]:
     """Every run, study by study and seed by seed."""
-    for study in STUDIES:
-        yield from (Cell(study, variant, seed) for seed in range(SEEDS) for variant in VARIANTS)
+    for name, study in STUDIES.items():
+        for seed in range(MOST_SEEDS):
+            for variant, settings in VARIANTS.items():
+                yield VariantCell(name, variant, seed, study.example, (*study.settings, *settings))
 
 
 def rows_of(known: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     """A row for each study and variant, of the seeds that were run, from figures by cell."""
     rows = []
-    for study in STUDIES:
-        for variant in VARIANTS:
-            cells_here = [Cell(study, variant, seed) for seed in range(SEEDS)]
-            found = {cell.seed: known[cell.key] for cell in cells_here if cell.key in known}
-            if not found:
-                continue
-            row: dict[str, Any] = {"study": study, "variant": variant, "seeds": list(found)}
-            row["accuracies"] = [round(figures["accuracy"], 2) for figures in found.values()]
-            for name in ("confident", "trained"):
-                values = [figures[name] for figures in found.values() if figures[name] is not None]
-                row[name] = round(fmean(values), 3) if values else None
-            rows.append(row)
+    for (study, variant), found in found_in(known, cells()).items():
+        row: dict[str, Any] = {"study": study, "variant": variant, "seeds": list(found)}
+        row["accuracies"] = [round(figures["accuracy"], 2) for figures in found.values()]
+        for name in ("confident", "trained"):
+            values = [figures[name] for figures in found.values() if figures[name] is not None]
+            row[name] = round(fmean(values), 3) if values else None
+        rows.append(row)
     return rows
 
 
@@ -170,18 +142,15 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     studies = [study for study in STUDIES if any(row["study"] == study for row in rows)]
     lines = [f"| | {' | '.join(studies)} |", f"|---|{'---|' * len(studies)}"]
     for variant in VARIANTS:
-        lines.append(f"| {variant} | {' | '.join(_cell(at.get((study, variant))) for study in studies)} |")
+        lines.append(f"| {variant} | {' | '.join(_accuracy(at.get((study, variant))) for study in studies)} |")
     shares = [f"| rows that count; rounds in which the target trained | {' | '.join(studies)} |", lines[1]]
     for variant in (name for name in VARIANTS if name.endswith("pseudo-labels")):
         shares.append(f"| {variant} | {' | '.join(_shares(at.get((study, variant))) for study in studies)} |")
     return {"accuracy": "\n".join(lines), "shares": "\n".join(shares)}
 
 
-def _cell(row: Mapping[str, Any] | None) -> str:
-    if row is None:
-        return "–"
-    values = row["accuracies"]
-    return f"{fmean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")
+def _accuracy(row: Mapping[str, Any] | None) -> str:
+    return mean_and_spread(row["accuracies"] if row else None)
 
 
 def _shares(row: Mapping[str, Any] | None) -> str:
@@ -190,36 +159,17 @@ def _shares(row: Mapping[str, Any] | None) -> str:
 
 def main() -> int:
     """Measure where asked to, then print the tables."""
-    given = _arguments()
+    given = study_parser(__doc__, "pseudo_labels", "fed_heart and fashion_mnist").parse_args()
     if given.measure:
         data = {
             name: [f"task.data-dir={given.data_dir.absolute() / study.data}"] if study.data and given.data_dir else []
             for name, study in STUDIES.items()
         }
         runnable = [cell for cell in cells() if given.data_dir or not STUDIES[cell.study].data]
-        cache = Cache(given.cache, "pseudo_labels")
-
-        def done(cell: Cell, figures: Figures) -> None:
-            print(f"{cell.key}: {figures.accuracy:.1f} %", file=sys.stderr, flush=True)
-
-        with workers(given.workers) as pool:
-            measure(pool, run_cell, runnable, cache, data, done)
-        given.figures.write_text(as_text(rows_of(cache.read()), this_machine()))
-    for name, table in tables(json.loads(given.figures.read_text())["rows"]).items():
-        print(f"**{name}**\n\n{table}\n")
+        rows = rows_of(measured(given, run_cell, runnable, data))
+        given.figures.write_text(as_text(rows, this_machine()))
+    print(shown(tables(json.loads(given.figures.read_text())["rows"])))
     return 0
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--measure", action="store_true", help="run what the cache lacks first")
-    parser.add_argument("--data-dir", type=Path, help="folder with fed_heart and fashion_mnist")
-    parser.add_argument(
-        "--cache", type=Path, default=Path("pseudo-labels-cache"), help="folder for what was run already"
-    )
-    parser.add_argument("--workers", type=int, default=1, help="federations beside each other")
-    parser.add_argument("--figures", type=Path, default=FIGURES, help="the measured figures, JSON")
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

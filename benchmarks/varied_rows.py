@@ -10,25 +10,25 @@ were chosen on synthetic, mnist-m and usps as targets with another seed.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from statistics import fmean, stdev
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
-from federated import Job, workers
-from pseudo_labels import Figures, run_cell
-from studies import Cache, as_text, measure, shown, this_machine
+from pseudo_labels import run_cell
+from studies import as_text, shown, this_machine
+from variants import (
+    DOMAINS,
+    MOST_SEEDS,
+    VariantCell,
+    domain_arguments,
+    domain_cells,
+    found_in,
+    mean_and_spread,
+    measured_domains,
+)
 
-from securefda.samples import sample
-from securefda.site.config import load_federation
-
-FIGURES = Path(__file__).parent / "varied_rows.json"
-TARGETS = ("mnist-m", "synthetic", "mnist", "usps")
-MOST_SEEDS = 5
 SETTINGS = (
     "task.options.rows=2000",
     "task.options.target-rows=2000",
@@ -52,52 +52,23 @@ VARIANTS = {
 BESIDE = "source_only, varied"
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One run; its study is the target."""
-
-    study: str
-    variant: str
-    seed: int
-
-    @property
-    def key(self) -> str:
-        """Its name in the cache."""
-        return f"{self.study}/{self.variant}/{self.seed}"
-
-    def job(self, given: Iterable[str]) -> Job:
-        """The federation and the seed."""
-        sources = json.dumps([site for site in TARGETS if site != self.study])
-        sites = (f"federation.target={self.study}", f"federation.sources={sources}")
-        settings = [*sites, *SETTINGS, *VARIANTS[self.variant], *given]
-        return Job(load_federation(sample("digit_domains"), settings), self.seed)
-
-
-def cells(seeds: int = MOST_SEEDS) -> Iterator[Cell]:
-    """Every run, seed by seed."""
-    for seed in range(seeds):
-        yield from (Cell(target, variant, seed) for variant in VARIANTS for target in TARGETS)
+def cells(seeds: int = MOST_SEEDS) -> Iterator[VariantCell]:
+    """Every run, seed by seed, mnist-m first."""
+    return domain_cells(SETTINGS, VARIANTS, seeds)
 
 
 def rows_of(known: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     """A row for each target and variant, of the seeds that were run, from figures by cell."""
-    rows = []
-    for target in TARGETS:
-        for variant in VARIANTS:
-            keys = {seed: Cell(target, variant, seed).key for seed in range(MOST_SEEDS)}
-            found = {seed: known[key] for seed, key in keys.items() if key in known}
-            if not found:
-                continue
-            rows.append(
-                {
-                    "target": target,
-                    "variant": variant,
-                    "seeds": list(found),
-                    "accuracies": [round(figures["accuracy"], 2) for figures in found.values()],
-                    "confident": [figures["confident"] for figures in found.values()],
-                }
-            )
-    return rows
+    return [
+        {
+            "target": target,
+            "variant": variant,
+            "seeds": list(found),
+            "accuracies": [round(figures["accuracy"], 2) for figures in found.values()],
+            "confident": [figures["confident"] for figures in found.values()],
+        }
+        for (target, variant), found in found_in(known, cells()).items()
+    ]
 
 
 def tables(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
@@ -106,55 +77,28 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     Both only where the variant was run with every target.
     """
     at = {(row["target"], row["variant"]): row["accuracies"] for row in rows}
-    lines = [f"| | {' | '.join(TARGETS)} | mean | above {BESIDE} |", f"|---|{'---|' * (len(TARGETS) + 2)}"]
+    lines = [f"| | {' | '.join(DOMAINS)} | mean | above {BESIDE} |", f"|---|{'---|' * (len(DOMAINS) + 2)}"]
     means: dict[str, float] = {}
     for variant in VARIANTS:
-        found = [at[target, variant] for target in TARGETS if (target, variant) in at]
-        if len(found) == len(TARGETS):
+        found = [at[target, variant] for target in DOMAINS if (target, variant) in at]
+        if len(found) == len(DOMAINS):
             means[variant] = fmean(map(fmean, found))
     for variant in VARIANTS:
-        cells_here = [_accuracy(at.get((target, variant))) for target in TARGETS]
+        cells_here = [mean_and_spread(at.get((target, variant))) for target in DOMAINS]
         mean = f"{means[variant]:.1f}" if variant in means else "–"
         above = f"{means[variant] - means[BESIDE]:.1f}" if variant in means and BESIDE in means else "–"
         lines.append(f"| {variant} | {' | '.join(cells_here)} | {mean} | {above} |")
     return {"accuracy": "\n".join(lines)}
 
 
-def _accuracy(values: Sequence[float] | None) -> str:
-    if not values:
-        return "–"
-    return f"{fmean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")
-
-
 def main() -> int:
     """Measure where asked to, and print the tables."""
-    given = _arguments()
+    given = domain_arguments(__doc__, "varied_rows")
     if given.measure:
-        data = [f"task.data-dir={given.data_dir.absolute()}"]
-        cache = Cache(given.cache, "varied_rows")
-
-        def done(cell: Cell, figures: Figures) -> None:
-            print(f"{cell.key}: {figures.accuracy:.1f} %", file=sys.stderr, flush=True)
-
-        with workers(given.workers) as pool:
-            measure(pool, run_cell, cells(given.seeds), cache, dict.fromkeys(TARGETS, data), done)
-        given.figures.write_text(as_text(rows_of(cache.read()), this_machine()))
+        rows = rows_of(measured_domains(given, run_cell, cells(given.seeds)))
+        given.figures.write_text(as_text(rows, this_machine()))
     print(shown(tables(json.loads(given.figures.read_text())["rows"])))
     return 0
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--measure", action="store_true", help="run what the cache lacks first")
-    parser.add_argument("--data-dir", type=Path, help="folder with mnist and usps")
-    parser.add_argument("--cache", type=Path, default=Path("varied-rows-cache"), help="folder for what was run already")
-    parser.add_argument("--workers", type=int, default=1, help="federations beside each other")
-    parser.add_argument("--seeds", type=int, choices=range(1, MOST_SEEDS + 1), default=1, help="of each target")
-    parser.add_argument("--figures", type=Path, default=FIGURES, help="the measured figures, JSON")
-    given = parser.parse_args()
-    if given.measure and given.data_dir is None:
-        parser.error("--measure needs --data-dir")
-    return given
 
 
 if __name__ == "__main__":

@@ -14,16 +14,16 @@ def study():
     sys.path.insert(0, str(BENCHMARKS))
     yield importlib.import_module("alignment")
     sys.path.remove(str(BENCHMARKS))
-    for name in ("alignment", "federated", "studies"):
+    for name in ("alignment", "federated", "studies", "variants"):
         sys.modules.pop(name, None)
 
 
 def test_every_cell_is_a_federation_of_the_other_three_domains_under_its_rule(study):
     jobs = {cell: cell.job([]) for cell in study.cells(1)}
-    assert len(jobs) == len(study.TARGETS) * len(study.VARIANTS)
+    assert len(jobs) == len(study.DOMAINS) * len(study.VARIANTS)
     for cell, job in jobs.items():
         sites = job.config.federation
-        assert {sites.target, *sites.sources} == set(study.TARGETS)
+        assert {sites.target, *sites.sources} == set(study.DOMAINS)
         assert sites.target == cell.study
         assert job.config.strategy.rule == cell.variant
         assert job.config.training.target.release_features

@@ -13,7 +13,7 @@ from securefda.rules.attention import DEFAULT_BOUND, DEFAULT_TEMPERATURE
 from securefda.site.config.sections import StrategySection
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
-OURS = ("attention", "offline_rounds", "federated", "studies")
+OURS = ("attention", "offline_rounds", "federated", "studies", "variants")
 
 
 @pytest.fixture(scope="module")
@@ -52,10 +52,10 @@ def checked(study, known, folder, monkeypatch):
 
 def test_every_cell_is_a_federation_of_the_other_three_domains(study):
     jobs = {cell: cell.job([]) for cell in study.cells(1)}
-    assert len(jobs) == len(study.TARGETS) * len(study.VARIANTS)
+    assert len(jobs) == len(study.DOMAINS) * len(study.VARIANTS)
     for cell, job in jobs.items():
         sites = job.config.federation
-        assert {sites.target, *sites.sources} == set(study.TARGETS)
+        assert {sites.target, *sites.sources} == set(study.DOMAINS)
         assert sites.target == cell.study
         assert job.config.strategy.attention_gain == ("exact" if cell.variant.endswith("exact") else "first-order")
 
@@ -63,7 +63,7 @@ def test_every_cell_is_a_federation_of_the_other_three_domains(study):
 def test_a_temperature_above_all_gains_leaves_source_only(study):
     def played(*settings):
         given = ["training.target.labels=none", "strategy.rounds=3", "strategy.warm-up-rounds=1", *settings]
-        return study.run_cell(study.Job(study.load_federation(study.sample("digits"), given), 0))
+        return study.run_cell(study.VariantCell("digits", "", 0, "digits", tuple(given)).job([]))
 
     plain = played("strategy.rule=source_only")
     alike = played("strategy.rule=fada_attention", "strategy.attention-temperature=1e9")

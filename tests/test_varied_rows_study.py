@@ -14,17 +14,17 @@ def study():
     sys.path.insert(0, str(BENCHMARKS))
     yield importlib.import_module("varied_rows")
     sys.path.remove(str(BENCHMARKS))
-    for name in ("varied_rows", "pseudo_labels", "offline_rounds", "federated", "studies"):
+    for name in ("varied_rows", "pseudo_labels", "offline_rounds", "federated", "studies", "variants"):
         sys.modules.pop(name, None)
 
 
 def test_every_cell_is_a_federation_of_the_other_three_domains_that_varies_as_it_says(study):
     jobs = {cell: cell.job([]) for cell in study.cells(1)}
-    assert len(jobs) == len(study.TARGETS) * len(study.VARIANTS)
+    assert len(jobs) == len(study.DOMAINS) * len(study.VARIANTS)
     for cell, job in jobs.items():
         sites, training = job.config.federation, job.config.training
         assert sites.target == cell.study
-        assert {sites.target, *sites.sources} == set(study.TARGETS)
+        assert {sites.target, *sites.sources} == set(study.DOMAINS)
         assert training.source.vary == ("varied" in cell.variant)
         assert training.target.labels == ("pseudo" if "pseudo" in cell.variant else "none")
 

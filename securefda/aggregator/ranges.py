@@ -83,9 +83,9 @@ def format_for(bits: int, peaks: Vector64 | None, *, clip: float, sizes: Sequenc
     """
     if bits == WORD_BITS[-1] or peaks is None or not peaks.any():
         return WordFormat.wide(clip, len(sizes))
-    known = np.where(peaks > 0, peaks, peaks.max())  # of a layer in which all sums were zero nothing is known
     room = np.where(np.array(sizes) < SMALL_LAYER, ROOM_IN_SMALL_LAYERS, ROOM)
-    ranges = np.clip(room * known, _LEAST_RANGE * clip, clip)
+    ranges = np.clip(room * peaks, _LEAST_RANGE * clip, clip)
+    ranges[peaks == 0] = clip  # a projection cut the layer out of all sums: nothing says how large its parts are
     return WordFormat(bits, tuple(ranges.tolist()))
 
 

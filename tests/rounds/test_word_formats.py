@@ -46,9 +46,9 @@ def test_of_several_sums_the_largest_counts_and_rounds_before_fade() -> None:
     assert peaks.tolist() == [0.8, 0.3]
 
 
-def test_a_layer_of_zeros_says_nothing_and_has_the_range_of_the_largest() -> None:
+def test_a_layer_of_zeros_says_nothing_and_its_range_is_the_clip_until_more_is_known() -> None:
     assert peaks_after(np.array([1.0, 0.01]), [a_sum(0.4, 0.0)], SIZES).tolist() == [0.8, 0.01]
-    assert format_for(16, np.array([0.1, 0.0]), clip=10.0, sizes=SIZES).ranges == pytest.approx((1.6, 10.0))
+    assert format_for(16, np.array([0.1, 0.0]), clip=1000.0, sizes=SIZES).ranges == pytest.approx((1.6, 1000.0))
 
 
 @pytest.mark.parametrize(
