@@ -31,7 +31,7 @@ from securefda.protocol.messages import DownLink, Header, Signed, Signer
 from securefda.protocol.roster import Roster
 from securefda.protocol.secret import Secret
 from securefda.protocol.transcript import architecture_digest
-from securefda.rules import RoundPlan, first_order_gain
+from securefda.rules import RoundPlan, Variance, first_order_gain
 from securefda.site.policy import SourcePolicy
 from securefda.site.throwaway import throwaway_roster
 from securefda.source.site import SourceSite
@@ -174,6 +174,13 @@ class KnownUpdates:
                 on_step(update * np.float32(2 * step / (steps * (steps + 1))))
         result = LocalResult(update, steps, samples_of(self._index), loss=0.0, accuracy=0.0, learning_rate=0.1)
         return result if align is None else replace(result, pull=self._pulls(self._index, round_number, align.features))
+
+    def step_variance(
+        self, received: Vector, round_number: int, factor: float, kind: Variance, *, run_id: str = ""
+    ) -> float:
+        """Zero: the update is known."""
+        del received, round_number, factor, kind, run_id
+        return 0.0
 
     def evaluate(self, vector: Vector, data: Samples) -> Evaluation:  # noqa: ARG002 - the interface of a trainer
         """Nothing is measured here."""

@@ -219,6 +219,7 @@ def target_site(
         look = unlabelled.look
     if strategy.rule.adapts:
         require_steps(site_id, len(rows.trained_on), trainer.settings)
+        trainer.require_variance(strategy.variance)
 
     def trainer_alone() -> Trainer:
         owned, trained_on = rows.owned, rows.trained_on

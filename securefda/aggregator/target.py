@@ -22,7 +22,7 @@ from securefda.protocol.down_link import rounded
 from securefda.protocol.encoding import ErrorUnits, Vector64, vector_to_wire
 from securefda.protocol.messages import DownLink, FeatureTerms, Header, TargetTerms, Visibility
 from securefda.protocol.secret import RandomBytes
-from securefda.rules import Contribution, Gain, RoundPlan, Rule, StepStatistics, TargetStatistics, attend
+from securefda.rules import Contribution, Gain, RoundPlan, Rule, StepStatistics, TargetStatistics, Variance, attend
 from securefda.tasks import Samples
 from securefda.text import counted
 from securefda.training import FEWEST_TARGET_STEPS, LocalResult, PersonalMemory, Vector
@@ -339,6 +339,9 @@ def train_target(
         return TargetRound(result, None, None)
     try:
         statistics = running.finish()
+        if plan.variance is not Variance.STEPS:
+            how = (model, round_number, plan.learning_rate_factor, plan.variance)
+            statistics = statistics.with_mean_variance(trainer.step_variance(*how, run_id=run_id))
     except ValueError as error:
         raise TrainingError(f"target: {error}", hint="look at the target's data and learning rate") from None
     return TargetRound(result, statistics, np.stack(kept) if kept else None)

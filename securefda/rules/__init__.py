@@ -28,6 +28,7 @@ from securefda.rules.strategy import (
     choose_rule,
     round_plan,
 )
+from securefda.rules.variance import GradientStatistics, Variance, halves_variance, step_variance
 
 __all__ = [
     "CANDIDATES",
@@ -38,6 +39,7 @@ __all__ = [
     "DeltaErrors",
     "Estimator",
     "Gain",
+    "GradientStatistics",
     "Projection",
     "RoundPlan",
     "Rule",
@@ -48,6 +50,7 @@ __all__ = [
     "Strategy",
     "TargetLabels",
     "TargetStatistics",
+    "Variance",
     "align_update",
     "alignment_factor",
     "attend",
@@ -65,6 +68,7 @@ __all__ = [
     "first_order_gain",
     "gap_gradient",
     "gap_statistic",
+    "halves_variance",
     "least_share",
     "mean_errors",
     "norm_codes",
@@ -74,4 +78,5 @@ __all__ = [
     "scale_to_caps",
     "server_step",
     "source_errors",
+    "step_variance",
 ]

@@ -45,6 +45,8 @@ class TargetStatistics:
         steps: B, at least 2.
         mean_square: M = mean_j ||x_j||^2, squared parameter units.
         scatter: S_x = sum_j ||x_j - x-bar||^2 / (B - 1), the total sample variance of a step, squared parameter units.
+            Where the target estimates sigma^2 in another way (`securefda.rules.variance`), B sigma^2, and the mean
+            square is what it then comes to.
 
     Raises:
         ValueError: a number is out of its range, or the scatter exceeds what the mean square allows; the message
@@ -75,6 +77,13 @@ class TargetStatistics:
         mean_square = sum(squared_norm(step) for step in steps) / count
         scatter = sum(squared_norm(step - mean) for step in steps) / (count - 1)
         return cls(steps=count, mean_square=mean_square, scatter=scatter)
+
+    def with_mean_variance(self, variance: float) -> TargetStatistics:
+        """Return the same with sigma^2 set to ``variance``, at least 0; x-bar stays."""
+        mean_squared = max(self.mean_square - self.scatter * (self.steps - 1) / self.steps, 0.0)
+        return TargetStatistics(
+            steps=self.steps, mean_square=mean_squared + variance * (self.steps - 1), scatter=variance * self.steps
+        )
 
     @property
     def mean_variance(self) -> float:

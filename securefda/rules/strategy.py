@@ -12,6 +12,7 @@ from securefda.rules.attention import DEFAULT_BOUND, DEFAULT_TEMPERATURE, LARGES
 from securefda.rules.beta import BetaRule, Estimator, needs_steps
 from securefda.rules.projection import Projection
 from securefda.rules.server import ServerOptimizer, ServerPlan
+from securefda.rules.variance import Variance
 
 
 class TargetLabels(StrEnum):
@@ -192,6 +193,8 @@ class RulePlan:
         filter: whether layers in which source and target disagree in sign are left out (FedGP rules).
         align: whether a source's update is aligned with the target's schedule (FedDA and FedGP rules).
         estimator: how auto-beta estimates tau^2 d^2.
+        variance: from what the target estimates sigma^2; `Variance.STEPS` where the estimator needs single steps. No
+            header says it.
         attention_gain: how the gain of an update is known under rules with attention; other rules ignore this and the
             next two.
         attention_temperature: the gain at which an update weighs e times as much as one without gain, above 0.
@@ -207,6 +210,7 @@ class RulePlan:
     filter: bool = True
     align: bool = True
     estimator: Estimator = Estimator.MEAN_FIELD
+    variance: Variance = Variance.STEPS
     attention_gain: Gain = Gain.FIRST_ORDER
     attention_temperature: float = DEFAULT_TEMPERATURE
     attention_bound: float = DEFAULT_BOUND
@@ -216,6 +220,10 @@ class RulePlan:
         object.__setattr__(self, "projection", checks.choice("projection", self.projection, Projection))
         object.__setattr__(self, "estimator", checks.choice("estimator", self.estimator, Estimator))
         object.__setattr__(self, "attention_gain", checks.choice("attention_gain", self.attention_gain, Gain))
+        object.__setattr__(self, "variance", checks.choice("variance", self.variance, Variance))
+        if self.variance is not Variance.STEPS and self.needs_step_updates:
+            why = f"must be {Variance.STEPS}, {self.rule} with the {self.estimator} estimator takes the single steps"
+            raise ValueError(f"variance: {why}")
         checks.number_between("beta", self.beta, 0, 1)
         checks.switch("filter", self.filter)
         checks.switch("align", self.align)
@@ -424,6 +432,7 @@ def round_plan(strategy: Strategy, round_number: int, errors: Mapping[Rule, floa
         filter=strategy.filter,
         align=strategy.align,
         estimator=strategy.estimator,
+        variance=strategy.variance,
         attention_gain=strategy.attention_gain,
         attention_temperature=strategy.attention_temperature,
         attention_bound=strategy.attention_bound,

@@ -18,7 +18,7 @@ from securefda.tasks import Samples, Task, task_code
 from securefda.text import counted
 from securefda.training.batch_norm import fitted
 from securefda.training.device import choose_device
-from securefda.training.optimizers import new_optimizer
+from securefda.training.optimizers import Optimizer, new_optimizer
 from securefda.training.seeds import Seed, derive_seed, generator_of, seeded_torch
 from securefda.training.settings import TrainingSettings
 from securefda.training.team import Team, steps_together
@@ -106,6 +106,7 @@ def train_local(
     row_weights: Tensor | None = None,
     beside: Beside | None = None,
     team: Team | None = None,
+    optimizer: Optimizer | None = None,
 ) -> LocalResult:
     """Train from the received model on one site's rows for one round.
 
@@ -131,6 +132,7 @@ def train_local(
         beside: adds to the loss of each batch; the loss that is reported is without.
         team: processes that train together, each on its part of every batch. The leader's batches count, and its result
             has the loss and the accuracy of all.
+        optimizer: what takes the steps; None: a new one, as the settings say.
 
     Raises:
         TrainingError: too few steps, a loss or an update that is NaN or infinite, a vector of another length, metrics
@@ -160,6 +162,7 @@ def train_local(
             row_weights=row_weights,
             beside=beside,
             team=team,
+            optimizer=optimizer,
         )
         accuracy = seen.accuracy(task) if team is None or team.leads else None
     flat.release_gradient()
@@ -268,13 +271,14 @@ def _run_steps(
     row_weights: Tensor | None,
     beside: Beside | None,
     team: Team | None,
+    optimizer: Optimizer | None,
 ) -> tuple[int, _Seen]:
     """Take all steps of the round; return their number and what they saw."""
     device = flat.values.device
     features, labels = data.features.to(device), data.labels.to(device)
     weights = None if row_weights is None else row_weights.to(device)
     values, gradient = flat.values[trained], flat.gradient[trained]
-    optimizer = new_optimizer(len(values), settings, device)
+    optimizer = optimizer or new_optimizer(len(values), settings, device)
     chance = generator_of(derive_seed(seed, "variations"))
     before = flat.values.clone() if on_step is not None else None
     steps, seen = 0, _Seen(len(data))

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
+from securefda.protocol.encoding import Vector64
 from securefda.training.settings import TrainingSettings
+
+ADAM_BETA1, ADAM_BETA2, ADAM_EPSILON = 0.9, 0.999, 1e-8
 
 _BLOCK = 1 << 18
 """Elements updated at a time on a CPU, so that the two temporaries of the rules are small and stay in the cache."""
@@ -47,11 +51,11 @@ class Adam:
             self._steps,
             foreach=False,
             amsgrad=False,
-            beta1=0.9,
-            beta2=0.999,
+            beta1=ADAM_BETA1,
+            beta2=ADAM_BETA2,
             lr=self._settings.learning_rate,
             weight_decay=self._settings.weight_decay,
-            eps=1e-8,
+            eps=ADAM_EPSILON,
             maximize=False,
         )
 
@@ -83,6 +87,22 @@ def new_optimizer(size: int, settings: TrainingSettings, device: torch.device) -
     """Return the optimizer that ``settings`` names, its state at zero."""
     kind = Adam if settings.optimizer == "adam" else Sgd
     return kind(size, settings, device)
+
+
+def gradient_weights(settings: TrainingSettings, steps: int) -> Vector64:
+    """How much of the gradient of each step is in the mean of ``steps`` steps, float64 (steps,), up to the sign.
+
+    With Adam, of that gradient over its root mean square, which is taken to stay what it is.
+    """
+    left = steps - np.arange(steps)  # steps that still have a gradient in their memory, the gradient's own with them
+    if settings.optimizer == "sgd":
+        gain = (1 - settings.momentum**left) / (1 - settings.momentum)
+    else:
+        kept = ADAM_BETA1 ** np.arange(steps)
+        share = (1 - ADAM_BETA1) / (1 - ADAM_BETA1 ** (np.arange(steps) + 1))
+        gain = np.array([float(np.dot(kept[:count], share[steps - count :])) for count in left])
+    weights: Vector64 = settings.learning_rate * gain / steps
+    return weights
 
 
 def _blocks(vector: Tensor) -> list[Tensor]:

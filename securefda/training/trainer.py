@@ -14,6 +14,7 @@ from torch import Tensor
 from securefda.errors import ConfigError, TrainingError
 from securefda.protocol.encoding import Vector64
 from securefda.protocol.transcript import architecture_digest
+from securefda.rules import Variance
 from securefda.tasks import Rows, Samples, Task, Unlabelled, task_code
 from securefda.training import (
     Evaluation,
@@ -60,6 +61,12 @@ from securefda.training.features import (
 from securefda.training.personal import head_size, train_with_head, vector_of
 from securefda.training.seeds import Seed, generator_of, round_seed
 from securefda.training.team import Team, Told
+from securefda.training.variance import (
+    cross_fitted_variance,
+    fixed_point_variance,
+    require_batches,
+    require_halves,
+)
 
 Statistic = NDArray[np.float32] | NDArray[np.int64]
 """A running mean or variance, or the number of batches behind them."""
@@ -119,6 +126,11 @@ class Trainer(Protocol):
 
         With ``align``, towards features like the target's: the result has a pull on these.
         """
+
+    def step_variance(
+        self, received: Vector, round_number: int, factor: float, kind: Variance, *, run_id: str = ""
+    ) -> float:
+        """sigma^2 of the mean step of :meth:`train`, in squared parameter units."""
 
     def evaluate(self, vector: Vector, data: Samples) -> Evaluation:
         """Loss and metrics of a model, float32 (m,), over ``data``."""
@@ -290,6 +302,52 @@ class SiteTrainer:
             self._memory.keep_personal(run_id, round_number, head.astype("<f4").tobytes())
         self._keep_statistics(run_id, round_number)
         return result
+
+    def step_variance(
+        self, received: Vector, round_number: int, factor: float, kind: Variance, *, run_id: str = ""
+    ) -> float:
+        """sigma^2 of the mean step of :meth:`train`, in squared parameter units; call it after that.
+
+        Of a team, the leader alone computes it.
+
+        Args:
+            received: the model with which the round begins, float32 (m,).
+            round_number: of that round; of each attempt at it, the same is drawn.
+            factor: of the learning rate.
+            kind: from what; not from the steps, which are those of :meth:`train`.
+            run_id: of the run.
+
+        Raises:
+            TrainingError: the rows have no labels; they, or the batches, are too few; a loss is not finite.
+            DataError: the task's own code fails.
+        """
+        if isinstance(self._data, Unlabelled):
+            raise TrainingError(f"{self._site}: its {len(self._data)} rows have no labels to estimate a variance from")
+        if self.settings.dp is not None:
+            raise TrainingError(f"{self._site}: its ledger does not count what a variance beside the steps tells")
+        torch.set_num_threads(self._threads)
+        found = fixed_point_variance if kind is Variance.FIXED_POINT else cross_fitted_variance
+        self._recall_statistics(run_id, round_number)
+        return found(
+            self._task,
+            self._model,
+            received,
+            self._data,
+            settings=self.settings.with_learning_rate_factor(factor),
+            seed=round_seed(self._draws_from, self._site, run_id, round_number, "variance"),
+            site=self._site,
+        )
+
+    def require_variance(self, kind: Variance) -> None:
+        """Refuse rows of which :meth:`step_variance` could say nothing.
+
+        Raises:
+            TrainingError: there are too few, or too few batches.
+        """
+        if kind is Variance.FIXED_POINT:
+            require_batches(self._site, len(self._data), self.settings)
+        if kind is Variance.CROSS_FITTED:
+            require_halves(self._site, len(self._data), self.settings)
 
     def _recall_statistics(self, run_id: str, round_number: int) -> None:
         """Give the model those of this site's last round below ``round_number``."""

@@ -43,7 +43,7 @@ from securefda.operations.progress import SilentReporter
 from securefda.operations.records import JOIN_PHASE, RoundLine, SiteLine
 from securefda.protocol.messages import RUN_ID_BYTES, Body, Header, ShareBundle, Signed, SourcesKeep, Visibility
 from securefda.protocol.transcript import architecture_digest
-from securefda.rules import Rule, Strategy
+from securefda.rules import Rule, Strategy, Variance
 from securefda.site.kit import load_kit
 from securefda.site.policy import ReleaseLimits, load_signed_policy
 from securefda.source.process import SourceDriver
@@ -101,6 +101,13 @@ class RandomTrainer:
         """The update, at no cost."""
         del received, round_number, factor, run_id, attempt, fewest_steps, on_step, align
         return LocalResult(self._update, steps=1, samples=SAMPLES, loss=0.0, accuracy=0.0, learning_rate=1.0)
+
+    def step_variance(
+        self, received: Vector, round_number: int, factor: float, kind: Variance, *, run_id: str = ""
+    ) -> float:
+        """Zero: nothing is drawn."""
+        del received, round_number, factor, kind, run_id
+        return 0.0
 
     def evaluate(self, vector: Vector, data: Samples) -> Evaluation:
         """Return zeros: nothing is learnt, so there is nothing to measure."""

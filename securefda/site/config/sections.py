@@ -128,6 +128,12 @@ class StrategySection(Settings):
     estimator: str = "mean-field"
     """How auto-β estimates the variance of the target's update; `exact` needs the target's single steps."""
 
+    variance: str = "steps"
+    """From what the target estimates σ², the variance of its update: `steps`, those of its training, as the paper does;
+    `fixed-point`, the gradients of an epoch's batches at the received model, which costs one more epoch; or
+    `cross-fitted`, two more runs, each on half of its rows, which costs as much as training again. No source learns
+    which. Not with noise at the target, whose ledger does not count it, nor where labels are not given."""
+
     attention_gain: str = "first-order"
     """How rules with attention (`fada_attention`, `fada_adversarial`, `fada`) learn what an update does to the target's
     features; `exact` needs the updates."""
@@ -640,7 +646,8 @@ def require_fit(
             would train on rows at the target whose ledger is not charged for it; or layers stay at a site where they
             should not, or the other way round.
     """
-    from securefda.rules.strategy import Rule
+    from securefda.rules.strategy import Rule, TargetLabels
+    from securefda.rules.variance import Variance
 
     rule = strategy_of(strategy).rule
     sides = {"training": target} if source is None else {"training.target": target, "training.source": source}
@@ -676,6 +683,14 @@ def require_fit(
             else (f"under {rule} the target is measured with a model of its own")
         )
         raise ConfigError("strategy.validation-share", why, hint="set it to 0")
+    labels_given = TargetLabels(target.labels) is TargetLabels.GIVEN
+    if strategy.variance != Variance.STEPS and rule.adapts and (target.with_noise or not labels_given):
+        why = (
+            "its ledger counts the steps alone"
+            if target.with_noise
+            else f'needs labels of the target\'s training rows, and {table}.labels is "{target.labels}"'
+        )
+        raise ConfigError("strategy.variance", why, hint=f'set it to "{Variance.STEPS}"')
     if rule.is_personal and target.with_noise:
         hint = f"set {next(iter(sides))}.dp.noise-multiplier = 0, or another rule"
         raise ConfigError("strategy.rule", f"{rule} uses the target's rows beyond what is charged for", hint=hint)
