@@ -47,6 +47,7 @@ _USED_BY = {
     "projection": _PROJECTING,
     "filter": _PROJECTING,
     "estimator": _AUTO,
+    "variance": _AUTO,
     "attention-": ("fada_attention", "fada_adversarial", "fada"),
     "feature-": ("fada_adversarial", "fada", "f_dann", "f_dan"),
     "align": ("fedda", "fedgp", *_AUTO),

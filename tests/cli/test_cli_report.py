@@ -466,8 +466,12 @@ def test_a_summary_of_another_form_is_named(key: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rule", "used", "unused"),
     [
-        ("fedgp_auto", {"filter", "projection", "estimator", "align"}, {"beta", "ditto-lambda", "knn-scale"}),
-        ("fedda", {"beta", "align"}, {"filter", "estimator", "apfl-alpha"}),
+        (
+            "fedgp_auto",
+            {"filter", "projection", "estimator", "variance", "align"},
+            {"beta", "ditto-lambda", "knn-scale"},
+        ),
+        ("fedda", {"beta", "align"}, {"filter", "estimator", "variance", "apfl-alpha"}),
         ("knn_per", {"knn-neighbours"}, {"ditto-lambda", "beta", "reptile-rounds"}),
         ("ditto", {"ditto-lambda", "personal-epochs"}, {"knn-weight", "finetune-rounds"}),
     ],

@@ -2021,6 +2021,20 @@ LABELS = {
         again=f"{SIMULATE} --set {NO_LABELS} --set strategy.rule=source_only --set strategy.validation-share=0",
         then=FURTHER,
     ),
+    "a-variance-beside-a-ledger": Wrong(
+        f"{SIMULATE} --set strategy.variance=cross-fitted --set training.target.dp.noise-multiplier=1",
+        "strategy.variance: its ledger counts the steps alone",
+        'set it to "steps"',
+        again=f"{SIMULATE} --set strategy.variance=steps --set training.target.dp.noise-multiplier=1",
+        then=FURTHER,
+    ),
+    "an-unknown-variance": Wrong(
+        f"{SIMULATE} --set strategy.variance=cross-fit",
+        "strategy.variance: must be one of steps, fixed-point, cross-fitted; is 'cross-fit'",
+        "cross-fitted",
+        again=f"{SIMULATE} --set strategy.variance=cross-fitted",
+        then=FURTHER,
+    ),
     "noise-without-labels": Wrong(
         f"{SIMULATE} --set {NO_LABELS} --set strategy.rule=source_only --set training.target.dp.noise-multiplier=1",
         "training.target.dp.noise-multiplier: adds noise to training on given labels",
