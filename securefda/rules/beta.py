@@ -173,8 +173,8 @@ def auto_beta(
     """Return the beta of each source (equation 3 of the paper).
 
     Args:
-        target_batches: the target's steps x_1..x_B of a round, ``(B, n_params)``, B at least 2; or other independent draws
-            of its mean step, such as two runs on halves of its rows.
+        target_batches: the target's steps x_1..x_B of a round, ``(B, n_params)``, B at least 2; or other
+            independent draws of its mean step, such as of two runs on halves of its rows.
         sources: the sources' per-step aligned updates, ``(N, n_params)``.
         rule: ``fedda``, ``fedgp`` or ``fedgp_filtered``.
         estimator: ``exact`` or ``mean-field``; a rule without tau^2 d^2 ignores it.
