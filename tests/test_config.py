@@ -148,6 +148,12 @@ BAD_VALUES = [
         "to 0",
     ),
     (
+        "[training.source]\nmax-steps = 1\ndp = {noise-multiplier = 1.0}",
+        "training.max-steps",
+        "a ledger counts whole epochs",
+        "to 0",
+    ),
+    (
         "[training.source]\nvary = true\ndp = {noise-multiplier = 1.0}",
         "training.vary",
         "takes rows as they are",

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
 import numpy as np
@@ -29,6 +30,7 @@ FEWEST_TARGET_STEPS = 2
 
 _EVALUATION_ROWS = 1024
 _DATA_HINT = "lower training.learning-rate, or look at the site's data"
+_MORE_STEPS = "lower training.batch-size or raise training.epochs"
 
 StepObserver = Callable[[Vector], None]
 """Receives a step x_j (m,), parameters after minus before; the array is only valid during the call."""
@@ -182,10 +184,11 @@ def require_steps(site: str, samples: int, settings: TrainingSettings, fewest: i
         )
     steps = settings.steps(samples)
     if steps < fewest:
+        bound = f", at most {counted(settings.max_steps, 'step')}," if settings.max_steps else ""
         raise TrainingError(
-            f"{site}: {samples} rows in batches of {settings.batch_size} for {counted(settings.epochs, 'epoch')} make "
-            f"{counted(steps, 'step')} in a round, and at least {fewest} are needed",
-            hint="lower training.batch-size or raise training.epochs",
+            f"{site}: {samples} rows in batches of {settings.batch_size} for {counted(settings.epochs, 'epoch')}{bound}"
+            f" make {counted(steps, 'step')} in a round, and at least {fewest} are needed",
+            hint="raise training.max-steps" if settings.max_steps == steps else _MORE_STEPS,
         )
 
 
@@ -321,5 +324,9 @@ def _run_steps(
 def batches(samples: int, settings: TrainingSettings, seed: Seed) -> Iterator[Tensor]:
     """Yield row numbers, step by step: every epoch in a new order, the same order on every device."""
     generator = generator_of(seed)
-    for _ in range(settings.epochs):
-        yield from torch.split(torch.randperm(samples, generator=generator), settings.batch_sizes(samples))
+
+    def epochs() -> Iterator[Tensor]:
+        for _ in range(settings.epochs):
+            yield from torch.split(torch.randperm(samples, generator=generator), settings.batch_sizes(samples))
+
+    yield from islice(epochs(), settings.steps(samples))

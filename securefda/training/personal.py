@@ -105,7 +105,7 @@ class OwnRows:
         Raises:
             TrainingError: as for ``train_local``.
         """
-        settings = replace(self.settings.with_learning_rate_factor(factor), epochs=epochs)
+        settings = replace(self.settings.with_learning_rate_factor(factor), epochs=epochs, max_steps=0)
         seed = self.seed_of(run_id, round_number, "personal")
         result = train_local(
             self.task, self.model, start, self.data, settings=settings, seed=seed, site=self.site, pull=pull
@@ -231,7 +231,7 @@ def train_with_head(
         model,
         np.concatenate([received[body], head]),
         data,
-        settings=replace(settings, epochs=settings.head_epochs),
+        settings=replace(settings, epochs=settings.head_epochs, max_steps=0),
         seed=derive_seed(seed, "head"),
         site=site,
         trained=own,
@@ -251,8 +251,7 @@ def train_with_head(
         trained=body,
     )
     if of_head.loss is not None and result.loss is not None:
-        passes = settings.head_epochs + settings.epochs
-        loss = (settings.head_epochs * of_head.loss + settings.epochs * result.loss) / passes
+        loss = (of_head.steps * of_head.loss + result.steps * result.loss) / (of_head.steps + result.steps)
         result = replace(result, loss=loss)
     return result, head
 

@@ -79,6 +79,8 @@ class TrainingSettings:
         learning_rate: > 0.
         batch_size: rows per step, >= 1; the last batch of an epoch may be smaller, or larger: see ``smallest_batch``.
         epochs: passes over the site's rows per round, >= 1.
+        max_steps: of a round, which ends there whatever ``epochs`` says; 0 for no bound. Not with ``dp``, whose ledger
+            counts whole epochs.
         momentum: heavy-ball momentum of "sgd" in [0, 1); 0 with "adam".
         weight_decay: L2 penalty added to the gradient, >= 0.
         device: "auto", "cpu", "cuda" or "mps".
@@ -100,6 +102,7 @@ class TrainingSettings:
     learning_rate: float = 0.001
     batch_size: int = 16
     epochs: int = 1
+    max_steps: int = 0
     momentum: float = 0.0
     weight_decay: float = 0.0
     device: str = "auto"
@@ -117,6 +120,8 @@ class TrainingSettings:
         _require(math.isfinite(self.learning_rate) and self.learning_rate > 0, "learning-rate", "must be above 0")
         _require(self.batch_size >= 1, "batch-size", "must be at least 1")
         _require(self.epochs >= 1, "epochs", "must be at least 1")
+        _require(self.max_steps >= 0, "max-steps", "must be at least 0")
+        _require(not (self.max_steps and self.dp), "max-steps", "must be 0 where training adds noise")
         _require(0 <= self.momentum < 1, "momentum", "must be in [0, 1)")
         _require(self.momentum == 0 or self.optimizer == "sgd", "momentum", 'belongs to optimizer "sgd"')
         _require(math.isfinite(self.weight_decay) and self.weight_decay >= 0, "weight-decay", "must be at least 0")
@@ -128,7 +133,8 @@ class TrainingSettings:
 
     def steps(self, samples: int) -> int:
         """Return the number of steps of a round over ``samples`` rows."""
-        return self.epochs * len(self.batch_sizes(samples))
+        steps = self.epochs * len(self.batch_sizes(samples))
+        return min(steps, self.max_steps) if self.max_steps else steps
 
     def batch_sizes(self, samples: int) -> list[int]:
         """Return the number of rows of each step of an epoch; they sum to ``samples``."""

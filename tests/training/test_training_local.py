@@ -19,6 +19,7 @@ from securefda.training import (
     train_local,
     vector_to_model,
 )
+from securefda.training.local import batches, require_steps
 
 SGD = TrainingSettings(optimizer="sgd", learning_rate=0.05, batch_size=6, epochs=2, device="cpu")
 ADAM = TrainingSettings(optimizer="adam", learning_rate=0.05, batch_size=6, epochs=2, device="cpu")
@@ -80,6 +81,20 @@ def test_update_is_float32_from_a_received_model_that_stays_as_it_is():
     assert result.update.dtype == np.float32
     assert received.tolist() == [0.25] * 4
     assert (result.steps, result.samples, result.learning_rate) == (8, 20, 0.05)
+
+
+def test_bounded_steps_are_the_first_of_the_unbounded_round():
+    """Four steps of an epoch, in the order that whole epochs have."""
+    whole, bounded = replace(SGD, epochs=2), replace(SGD, epochs=2, max_steps=5)
+    every, first = ([rows.tolist() for rows in batches(20, one, 7)] for one in (whole, bounded))
+    assert first == every[:5]
+    assert train(settings=bounded).steps == 5
+
+
+def test_a_bound_below_the_fewest_steps_is_named():
+    with pytest.raises(TrainingError, match=r"for 1 epoch, at most 1 step, make 1 step in a round") as caught:
+        require_steps("target", 20, replace(SGD, epochs=1, max_steps=1))
+    assert caught.value.hint == "raise training.max-steps"
 
 
 class Doubled(Line):

@@ -17,6 +17,8 @@ HERE = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mp
         ({"learning_rate": float("inf")}, "learning-rate"),
         ({"batch_size": 0}, "batch-size"),
         ({"epochs": 0}, "epochs"),
+        ({"max_steps": -1}, "max-steps"),
+        ({"max_steps": 1, "dp": NoiseSettings(noise_multiplier=1.0)}, "max-steps"),
         ({"optimizer": "sgd", "momentum": 1.0}, "momentum"),
         ({"optimizer": "sgd", "momentum": -0.1}, "momentum"),
         ({"optimizer": "adam", "momentum": 0.9}, "momentum"),
@@ -37,6 +39,11 @@ def test_setting_out_of_bounds_is_refused_by_its_key(setting, key):
 )
 def test_steps_count_the_smaller_last_batch(samples, batch_size, epochs, steps):
     assert TrainingSettings(batch_size=batch_size, epochs=epochs).steps(samples) == steps
+
+
+@pytest.mark.parametrize(("bound", "steps"), [(0, 9), (1, 1), (8, 8), (9, 9), (20, 9)])
+def test_a_bound_ends_the_round_and_adds_no_step(bound, steps):
+    assert TrainingSettings(batch_size=4, epochs=3, max_steps=bound).steps(10) == steps
 
 
 @pytest.mark.parametrize(("samples", "sizes"), [(9, [4, 5]), (10, [4, 4, 2]), (8, [4, 4]), (1, [1]), (5, [5])])

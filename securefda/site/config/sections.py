@@ -277,6 +277,10 @@ class TrainingSection(Settings):
     epochs: Count = 1
     """Passes over the site's rows in a round."""
 
+    max_steps: Natural = 0
+    """Steps after which a round ends, whatever `epochs` says; 0 for no bound. With 1, sources send an update after
+    every step."""
+
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Momentum of `sgd`; 0 with `adam`."""
 
@@ -307,6 +311,13 @@ class TrainingSection(Settings):
     def with_noise(self) -> bool:
         """Whether this side trains by DP-SGD."""
         return self.dp.noise_multiplier > 0
+
+    @check
+    def _steps_are_not_bounded_with_noise(self) -> Self:
+        if self.max_steps and self.with_noise:
+            why = f"is {self.max_steps}, and a ledger counts whole epochs"
+            raise ConfigError("training.max-steps", why, hint="set it, or dp.noise-multiplier, to 0")
+        return self
 
     @check
     def _rows_are_not_varied_with_noise(self) -> Self:
