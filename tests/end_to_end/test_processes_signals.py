@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from depth import at_depth
 from e2e_processes import Process, assert_one_clear_line, children_of, kits
+from terminals import eventually
 
 from securefda.cli import main
 from securefda.errors import ExitCode
@@ -66,13 +67,22 @@ def test_a_run_takes_all_of_its_processes_with_it(tmp_path: Path, number: signal
 
 
 def test_sites_that_are_told_to_end_lose_nothing(tmp_path: Path) -> None:
-    """Each is told so in the middle of a round; started again, the run goes on, and no line or log differs."""
-    hold = tmp_path / "hold"
-    settings = ("privacy.visibility=individual", "strategy.rounds=30", f"task.data-dir={tmp_path}")
-    with kits(tmp_path / "kits", 1, settings=settings, task="e2e_tasks:Endless", by_exec=True) as federation:
+    """Each is told so in round 3, in which the target does not end training, since it is the first after the warm-up.
+
+    Started again, the run goes on, and no line or log differs.
+    """
+    hold = tmp_path / "hold-target"
+    hold.touch()
+    settings = (
+        "privacy.visibility=individual",
+        "strategy.rounds=5",
+        "strategy.warm-up-rounds=2",
+        f"task.data-dir={tmp_path}",
+    )
+    with kits(tmp_path / "kits", 1, settings=settings, task="e2e_tasks:Held", by_exec=True) as federation:
         sites = federation.start_all()
         sites["source-1"].until("update sent", 2)
-        hold.touch()
+        eventually((tmp_path / "held-training-at-target").exists)
         kept = federation.rounds()
         for site, joins in (("target", 2), ("source-1", 1)):
             sites[site].interrupt(signal.SIGTERM)
@@ -82,9 +92,9 @@ def test_sites_that_are_told_to_end_lose_nothing(tmp_path: Path) -> None:
         hold.unlink()
         assert [site.end() for site in sites.values()] == [0, 0], sites["target"].text
         lines = federation.rounds()
-        assert len(kept) >= 1
+        assert len(kept) == 2
         assert lines[: len(kept)] == kept
-        assert [(line["round"], line["status"]) for line in lines] == [(n, "finished") for n in range(1, 31)]
+        assert [(line["round"], line["status"]) for line in lines] == [(n, "finished") for n in range(1, 6)]
         for site in sites:
             (log,) = (federation.kit(site) / "local" / "audit").iterdir()
             assert main(["audit", "verify", str(log)]) == 0
