@@ -126,6 +126,14 @@ BAD_VALUES = [
     ),
     ("[strategy]\nrule = 'personalized_fedavg'", "strategy.reptile-rounds", "at least 1", "raise strategy.rounds"),
     ("[strategy]\nrule = 'ditto'\nditto-lambda = -1.0", "strategy.ditto-lambda", "[0, inf)", ""),
+    ("[strategy]\nhead = 'svm'", "strategy.head", "must be one of none, knn", ""),
+    ("[strategy]\nrule = 'ditto'\nhead = 'knn'", "strategy.head", "ditto measures a model of the target's own", ""),
+    (
+        "[strategy]\nhead = 'knn'\n[training.target]\nlabels = 'pseudo'",
+        "strategy.head",
+        "asks the labels of the target's training rows",
+        "none",
+    ),
     ("[strategy]\nserver-momentum = 1.0", "strategy.server-momentum", "below 1", ""),
     ("[strategy]\nrule = 'fedrep'", "training.target.personal-layers", "some stay at their site", "weight and bias"),
     (
@@ -232,6 +240,13 @@ def test_a_wrong_setting_is_named_with_its_reason(file: Path, text: str, key: st
     assert hint in caught.value.hint
     assert caught.value.exit_code is ExitCode.CONFIG
     assert "\n" not in str(caught.value)
+
+
+def test_a_head_is_refused_where_the_targets_rows_have_a_budget(file: Path) -> None:
+    assert load_federation(file, ["strategy.head=knn"]).strategy.head == "knn"
+    with pytest.raises(ConfigError, match="knn uses the target's rows beyond what is charged for") as caught:
+        load_federation(file, ["strategy.head=knn", "training.target.dp.noise-multiplier=1.0"])
+    assert caught.value.key == "strategy.head"
 
 
 PERSONAL = ["ditto", "apfl", "knn_per", "personalized_fedavg", "fedrep"]

@@ -302,7 +302,7 @@ class RunModel:
         if site.personal is not None:
             line["evaluated"] = "personal"
         if site.validation is not None:
-            seen = site.trainer.evaluate(self.vector, site.validation)
+            seen = self._evaluate(current.number, site.validation)
             line["validation_accuracy"], line["validation_loss"] = seen.metrics["accuracy"], seen.loss
         self._store.finish_round(dict(line), self.vector, self._result_digest, self._server, kept, peaks=peaks)
         self._reporter.round_finished(line)

@@ -77,6 +77,7 @@ def main(config: AggregatorConfig, reporter: Reporter) -> Summary:
             recording.model_bytes = lambda line: site.model_file(store.model(), origin.after(line))
             recording.catch_up(cast(list[RoundLine], store.records()))
         recording.model_bytes = lambda line: site.model_file(run.model, origin.after(line))
+        folder.write_head(site.head_file(run.run_id))
         try:
             with closing(site.witness.journal) as journal:
                 recorder = MessageRecorder(journal, kit.roster, member.index, run=run.run_id, then=meter)

@@ -17,7 +17,7 @@ from securefda.audit.journal import logs_folder
 from securefda.audit.witness import Witness
 from securefda.bootstrap import Member, run_info, target_rows, task_of, trainer_at, training_rows, witness_of
 from securefda.errors import ConfigError, SecureFdaError
-from securefda.operations.recording import model_file
+from securefda.operations.recording import model_file, rows_file
 from securefda.operations.records import RoundLine, RunStatus, Setting, Summary, summarise
 from securefda.protocol.messages import DownLink, Granularity, Signer, SourcesKeep, Visibility
 from securefda.protocol.roster import Roster
@@ -34,6 +34,7 @@ from securefda.site.config import (
 from securefda.site.config.effective import secret_options, without_secrets
 from securefda.tasks import Rows, Samples, Task, Unlabelled
 from securefda.training import OwnRows, PersonalMemory, PersonalModel, SecretSeed, Vector, require_steps
+from securefda.training.neighbours import KnnSettings
 from securefda.training.personal import Drawn, FineTuned, Mixture, Neighbours, OwnHead
 from securefda.training.seeds import Seed, derive_seed, generator_of
 from securefda.training.trainer import Statistic, Trainer
@@ -48,9 +49,10 @@ class TargetSite:
 
     ``trains_on`` says for people what computes: "cpu (1 thread)".
     ``test_data`` is None where no label is known of any test row: then no model is measured.
-    ``personal`` is what the target is measured with where that is not the common model. ``alone`` is what the run is
-    compared with, if it is. ``validation`` are the rows by which the best model is chosen, if it is. ``statistics``
-    gives the running statistics that a model is measured with, by name, see :meth:`SiteTrainer.statistics`.
+    ``personal`` is what the target is measured with where that is not the common model, ``head`` the rows whose labels
+    have a say in it where they do. ``alone`` is what the run is compared with, if it is. ``validation`` are the rows by
+    which the best model is chosen, if it is. ``statistics`` gives the running statistics that a model is measured with,
+    by name, see :meth:`SiteTrainer.statistics`.
     ``look`` is what the target does under a rule that looks at the features of its rows: for a model, the number of the
     round, the run, and the plan of the round.
     """
@@ -67,6 +69,7 @@ class TargetSite:
     notes: tuple[str, ...] = ()
     trains_on: str = ""
     personal: PersonalModel | None = None
+    head: Samples | None = None
     alone: TargetAlone | None = None
     validation: Samples | None = None
     statistics: Callable[[Vector], Mapping[str, Statistic]] = lambda _: {}
@@ -80,6 +83,10 @@ class TargetSite:
     def model_file(self, model: Vector, origin: str) -> bytes:
         """The file of a model, float32 (m,), with what it is measured with beside its parameters."""
         return model_file(self.trainer.layers, model, origin, statistics=self.statistics(model))
+
+    def head_file(self, run_id: str) -> bytes | None:
+        """The file of the rows whose labels have a say beside the model; None where none have."""
+        return None if self.head is None else rows_file(self.head, run_id)
 
     def admits(self, index: int) -> bool:
         """Whether the roster lets this source take part now; else every source would refuse a header that names it."""
@@ -229,13 +236,14 @@ def target_site(
         how = (config.aggregator, plain, member, task, owned)
         return trainer_at(*how, secret=secret, budget=budget, left_after=trained_on)[0]
 
-    alone, personal = None, None
-    if isinstance(rows.trained_on, Samples) and rows.test is not None:  # both take the target's own labels
+    alone, personal, head = None, None, None
+    if isinstance(rows.trained_on, Samples):  # all take the target's own labels
         compares = config.strategy.compare_target_only and not config.training.with_noise
-        if compares and strategy.rule is not Rule.TARGET_ONLY:
+        if rows.test is not None and compares and strategy.rule is not Rule.TARGET_ONLY:
             alone = TargetAlone(trainer_alone, rows.test, store)
-        if strategy.rule.is_personal:
+        if strategy.is_personal and (rows.test is not None or strategy.asks_neighbours):
             personal = personal_of(strategy, OwnRows(task, site_id, rows.trained_on, training, seed, secret), store)
+            head = rows.trained_on if strategy.asks_neighbours else None
     return TargetSite(
         signer=member.signer,
         roster=member.roster,
@@ -248,6 +256,7 @@ def target_site(
         notes=(*notes, *_unlabelled_notes(rows)),
         trains_on=trainer.trains_on,
         personal=personal,
+        head=head,
         alone=alone,
         validation=rows.validation,
         statistics=trainer.statistics,
@@ -289,6 +298,8 @@ def personal_of(strategy: Strategy, rows: OwnRows, memory: PersonalMemory) -> Pe
         TrainingError: it cannot be made of this task.
         ConfigError: ``training.personal-layers``, all layers would stay at their site.
     """
+    if strategy.asks_neighbours:
+        return Neighbours(rows, KnnSettings(strategy.knn_neighbours, strategy.knn_weight, strategy.knn_scale))
     match strategy.rule:
         case Rule.PERSONALIZED_FEDAVG:
             return FineTuned(rows, strategy.personal_epochs)
@@ -296,9 +307,6 @@ def personal_of(strategy: Strategy, rows: OwnRows, memory: PersonalMemory) -> Pe
             return Drawn(rows, memory, epochs=strategy.personal_epochs, strength=strategy.ditto_lambda)
         case Rule.APFL:
             return Mixture(rows, memory, alpha=strategy.apfl_alpha, adaptive=strategy.apfl_adaptive)
-        case Rule.KNN_PER:
-            numbers = strategy.knn_neighbours, strategy.knn_weight, strategy.knn_scale
-            return Neighbours(rows, neighbours=numbers[0], weight=numbers[1], scale=numbers[2])
         case Rule.FEDREP:
             return OwnHead(rows, memory)
     return None

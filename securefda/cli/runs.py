@@ -132,6 +132,12 @@ def predict(
         Path | None, typer.Option("--out", metavar="FILE.csv", help="Write a CSV file; default: print.")
     ] = None,
     which: Which = WhichModel.LAST,
+    head: Annotated[
+        bool,
+        typer.Option(
+            "--with-head/--without-head", help="Whether a head of the target's own (`strategy.head`) has its say."
+        ),
+    ] = True,
     config: OptionsFile = None,
     options: Options = [],
     data_dir: DataDir = None,
@@ -146,7 +152,7 @@ def predict(
     if out is not None:
         require_new("--out", out)
     given = task_options(config, options)
-    task, model = trained_model(run, which=which.value, options=given, data_dir=data_dir)
+    task, model = trained_model(run, which=which.value, head=head, options=given, data_dir=data_dir)
     rows = predict(task, model, data)
     text = as_csv(rows)
     if out is not None:
@@ -172,7 +178,8 @@ def export(
 ) -> None:
     """Write the model of a run for other software, and check that the file gives the same outputs.
 
-    Prefer ONNX: torch still reads TorchScript, but has deprecated it.
+    A head of the target's own (`strategy.head`) is left out: it is rows of the target. Prefer ONNX: torch still reads
+    TorchScript, but has deprecated it.
     """
     from securefda.disk import require_new
     from securefda.operations.trained import export, trained_model
@@ -181,7 +188,7 @@ def export(
     if out is not None:
         require_new("--out", out)
     given = task_options(config, options)
-    task, model = trained_model(run, which=which.value, options=given, data_dir=data_dir)
+    task, model = trained_model(run, which=which.value, head=False, options=given, data_dir=data_dir)
     file = out or run / ("model.onnx" if form is ModelFormat.ONNX else "model.pt")
     says = export(task, model, form.value, file, data)
     print_result(Format.TXT, {}, f"{file} {says}")

@@ -133,6 +133,7 @@ def simulate(
         run = federation.aggregator(recording, meter)
         origin = ModelOrigin(config.task.factory, run.run_id, run.site.trainer.architecture_digest)
         recording.model_bytes = lambda line: run.site.model_file(run.model, origin.after(line))
+        folder.write_head(run.site.head_file(run.run_id))
         sources = {entry.index: federation.source(entry.site_id) for entry in federation.roster.sources}
         training = config.training
         if training.target.with_noise or training.source.with_noise:

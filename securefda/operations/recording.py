@@ -9,12 +9,14 @@ from types import MappingProxyType
 
 import numpy as np
 from safetensors.numpy import save
+from safetensors.torch import save as save_tensors
 
 from securefda import __version__
 from securefda.operations.notes import Note
 from securefda.operations.progress import Reporter
 from securefda.operations.records import RoundLine, best_round
 from securefda.operations.run_folder import BEST_FILE, MODEL_FILE, RunFolder, read_run
+from securefda.tasks import Samples
 from securefda.training import LayerTable, Vector
 from securefda.training.trainer import Statistic
 
@@ -57,6 +59,12 @@ def model_file(
     parts = zip(layers, bounds[:-1], bounds[1:], strict=True)
     tensors = {name: model[start:stop].reshape(shape) for (name, shape), start, stop in parts}
     return save({**tensors, **statistics}, metadata={"securefda": origin} if origin else None)
+
+
+def rows_file(rows: Samples, run_id: str) -> bytes:
+    """Labelled rows in the safetensors format, which names the run that they are of."""
+    tensors = {"features": rows.features.contiguous(), "labels": rows.labels.contiguous()}
+    return save_tensors(tensors, metadata={"run": run_id})
 
 
 class RecordingReporter:

@@ -56,7 +56,6 @@ _USED_BY = {
     "personal-epochs": ("personalized_fedavg", "ditto"),
     "ditto-": ("ditto",),
     "apfl-": ("apfl",),
-    "knn-": ("knn_per",),
 }
 """Beginning of a strategy's key -> the rules that it means something to; of what is not here, all."""
 _IN_WORDS = {
@@ -329,6 +328,8 @@ def is_used(key: str, strategy: Mapping[str, Any]) -> bool:
     rule = str(strategy.get("rule", ""))
     if key.startswith("server-") and key != "server-optimizer":
         return bool(strategy.get("server-optimizer", "none") != "none")
+    if key.startswith("knn-"):
+        return rule == "knn_per" or strategy.get("head") == "knn"
     rules = next((rules for start, rules in _USED_BY.items() if key.startswith(start)), None)
     return rules is None or rule in rules
 

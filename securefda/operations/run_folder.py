@@ -30,6 +30,7 @@ SUMMARY_FILE = "summary.json"
 METRICS_FILE = "metrics.jsonl"
 MODEL_FILE = "model.safetensors"
 BEST_FILE = "best.safetensors"
+HEAD_FILE = "head.safetensors"
 REPORT_FILE = "report.html"
 SITES_FOLDER = "sites"
 REFUSED_FOLDER = "refused"
@@ -37,6 +38,7 @@ ROUND, SITE, SUMMARY = TypeAdapter(RoundLine), TypeAdapter(SiteLine), TypeAdapte
 """The forms of what is in a run folder."""
 
 _FILE_MODE = 0o666  # less the umask
+_OWN_FILE_MODE = 0o600
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -84,6 +86,11 @@ class RunFolder:
     def write(self, name: str, data: bytes) -> None:
         """Replace the file ``name`` with ``data``, or leave it as it is."""
         replace_file(self.path / name, data)
+
+    def write_head(self, rows: bytes | None) -> None:
+        """Replace the file of the target's rows that predictions ask; nothing where there are none."""
+        if rows is not None:
+            replace_file(self.path / HEAD_FILE, rows, mode=_OWN_FILE_MODE)
 
 
 _WRITTEN = (
@@ -190,14 +197,14 @@ def append_line(path: Path, line: Mapping[str, Any]) -> None:
             raise
 
 
-def replace_file(path: Path, data: bytes) -> None:
+def replace_file(path: Path, data: bytes, *, mode: int = _FILE_MODE) -> None:
     """Replace a file so that readers, and a machine that loses power, find the old contents or the new.
 
     Raises:
         SecureFdaError: the disk is full or the file cannot be written; the old contents stay.
     """
     with _explaining(path):
-        write_file(path, data, _FILE_MODE)
+        write_file(path, data, mode)
 
 
 @contextmanager

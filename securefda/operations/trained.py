@@ -19,19 +19,22 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load
 from torch import Tensor, nn
 
 from securefda.disk import read_whole
 from securefda.errors import ConfigError, DataError
 from securefda.operations.records import best_round
-from securefda.operations.run_folder import BEST_FILE, MODEL_FILE, read_run, replace_file
+from securefda.operations.run_folder import BEST_FILE, HEAD_FILE, MODEL_FILE, read_run, replace_file
 from securefda.protocol.encoding import vector_to_wire
-from securefda.tasks import Task, TaskSettings, load_task, task_code
+from securefda.rules import Rule
+from securefda.rules.strategy import Head
+from securefda.tasks import Samples, Task, TaskSettings, load_task, task_code
 from securefda.text import counted
 from securefda.training import build_model, derive_seed, layer_table, model_to_vector
 from securefda.training.batch_norm import statistics_of
+from securefda.training.neighbours import KnnSettings, WithNeighbours
 
 _BATCH_ROWS = 512
 _FETCH = "fetch the run folder again"
@@ -45,14 +48,19 @@ def trained_model(
     run: Path | str,
     *,
     which: Which = "last",
+    head: bool = True,
     options: Mapping[str, Any] = MappingProxyType({}),
     data_dir: Path | None = None,
 ) -> tuple[Task, nn.Module]:
     """Return the task of a run and its common model, in evaluation mode on the CPU.
 
+    Where the target's own rows have a say (`strategy.head = "knn"`, or the rule `knn_per`), it is a ``WithNeighbours``:
+    its outputs are logarithms of the probabilities of both, and its ``model`` is the common one.
+
     Args:
         run: the target's run folder, with its summary.
         which: of its models.
+        head: whether the target's rows have their say; False for the common model alone.
         options: of the task, over those in the summary, which leaves out options whose name marks a secret.
         data_dir: for the task, where its files are elsewhere now; None for the folder that the run used.
 
@@ -111,7 +119,31 @@ def trained_model(
     if sha256(vector_to_wire(model_to_vector(model))).hexdigest() != digest:
         hint = f"{_FETCH}: model and summary must be of one moment"
         raise ConfigError(str(file), f"is not the model that {named} names", hint=hint)
-    return task, model.eval()
+    model.eval()
+    strategy = summary["strategy"]
+    if not head or (strategy["rule"] != Rule.KNN_PER and strategy.get("head", Head.NONE) == Head.NONE):
+        return task, model
+    said = KnnSettings(strategy["knn-neighbours"], strategy["knn-weight"], strategy["knn-scale"])
+    with task_code(type(task), "the model"):
+        return task, WithNeighbours(model, _rows_of(run / HEAD_FILE, summary["run_id"]), said).eval()
+
+
+def _rows_of(file: Path, run_id: str) -> Samples:
+    """The target's labelled rows that a run kept to be asked beside its model."""
+    if not file.is_file():
+        why = "there are no rows of the target, which have a say in what this run predicts"
+        raise ConfigError(
+            str(file), why, hint=f"{_FETCH}, or take the common model alone: --without-head, in Python head=False"
+        )
+    try:
+        tensors = load(read_whole(file, None))
+        with safe_open(file, "pt") as opened:
+            named = (opened.metadata() or {}).get("run")
+        if named != run_id:
+            raise ConfigError(str(file), "is of another run than the summary", hint=_FETCH)
+        return Samples(tensors["features"], tensors["labels"])
+    except (SafetensorError, KeyError, DataError) as error:
+        raise ConfigError(str(file), f"holds no labelled rows: {error}", hint=_FETCH) from error
 
 
 def _has(options: Mapping[str, Any], dotted: str) -> bool:

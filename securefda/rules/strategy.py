@@ -28,6 +28,16 @@ class TargetLabels(StrEnum):
     """Nothing, and in their place stand the model's own confident predictions, made anew in every round."""
 
 
+class Head(StrEnum):
+    """What the target is measured with on top of a rule's model. The values stand in configurations, in no header."""
+
+    NONE = "none"
+    """The model itself."""
+
+    KNN = "knn"
+    """The model and, beside it, the labels of the nearest of the target's own rows, as under `Rule.KNN_PER`."""
+
+
 class Rule(StrEnum):
     """What a run, or one round of it, does with the updates. The values stand in configurations and headers."""
 
@@ -322,7 +332,8 @@ class Strategy(RulePlan):
         ditto_lambda: draws the target's own model to the common one, at least 0.
         apfl_alpha: share of the target's own model in the mixture, in [0, 1].
         apfl_adaptive: whether ``apfl_alpha`` is where it begins, and each round moves it by its gradient.
-        knn_neighbours: how many of the target's rows have a say.
+        head: what the target is measured with on top of the model; not under rules that have a model of its own.
+        knn_neighbours: how many of the target's rows have a say, with a head or under `Rule.KNN_PER`.
         knn_weight: of what they say, in [0, 1]; the model has the rest.
         knn_scale: distance over which what a row says falls by the factor e, above 0.
 
@@ -345,6 +356,7 @@ class Strategy(RulePlan):
     ditto_lambda: float = 0.1
     apfl_alpha: float = 0.5
     apfl_adaptive: bool = False
+    head: Head = Head.NONE
     knn_neighbours: int = 10
     knn_weight: float = 0.5
     knn_scale: float = 1.0
@@ -365,6 +377,19 @@ class Strategy(RulePlan):
         for name in ("personal_epochs", "knn_neighbours"):
             checks.whole_number(name, getattr(self, name), least=1)
         checks.switch("apfl_adaptive", self.apfl_adaptive)
+        object.__setattr__(self, "head", checks.choice("head", self.head, Head))
+        if self.head is not Head.NONE and self.rule.is_personal:
+            raise ValueError(f"head: must be none, {self.rule} measures a model of the target's own")
+
+    @property
+    def asks_neighbours(self) -> bool:
+        """Whether the target is measured with the labels of its own nearest rows beside the model."""
+        return self.head is Head.KNN or self.rule is Rule.KNN_PER
+
+    @property
+    def is_personal(self) -> bool:
+        """Whether the target is measured with something of its own, which no other site gets to know."""
+        return self.rule.is_personal or self.head is not Head.NONE
 
     def server(self, *, reptile: bool = False) -> ServerPlan | None:
         """The aggregator's optimiser in a round that is a mean; None where there is none."""

@@ -473,12 +473,13 @@ def test_a_summary_of_another_form_is_named(key: str, tmp_path: Path) -> None:
         ),
         ("fedda", {"beta", "align"}, {"filter", "estimator", "variance", "apfl-alpha"}),
         ("knn_per", {"knn-neighbours"}, {"ditto-lambda", "beta", "reptile-rounds"}),
-        ("ditto", {"ditto-lambda", "personal-epochs"}, {"knn-weight", "finetune-rounds"}),
+        ("ditto", {"ditto-lambda", "personal-epochs", "head"}, {"knn-weight", "finetune-rounds"}),
     ],
 )
 def test_settings_that_a_rule_does_not_use_are_known(rule: str, used: set[str], unused: set[str]) -> None:
     strategy = {"rule": rule, "server-optimizer": "none"}
     assert {key for key in used | unused if is_used(key, strategy)} == used
+    assert is_used("knn-scale", strategy | {"head": "knn"})
     assert not is_used("server-momentum", strategy)
     assert is_used("server-momentum", strategy | {"server-optimizer": "adam"})
 

@@ -224,6 +224,79 @@ def test_predictions_of_new_rows_are_a_csv_file_in_their_order(
     assert printed(capsys, "predict", runs / "a", "--data", runs / "new.csv") == (tmp_path / "out.csv").read_text()
 
 
+@pytest.fixture(scope="module")
+def with_head(runs: Path) -> Path:
+    """The run folder of ``a`` with a head on top."""
+    settings = ("strategy.head=knn", "strategy.knn-neighbours=3", "strategy.validation-share=0.3")
+    chosen = [part for setting in settings for part in ("--set", setting)]
+    assert main(["simulate", str(runs / "federation.toml"), "--out", str(runs / "headed"), *chosen]) == 0
+    return runs / "headed"
+
+
+def test_predictions_ask_the_targets_nearest_rows_as_the_measured_figures_did(
+    runs: Path, with_head: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task, model = trained_model(with_head)
+    test = task.test_data("clinic")
+    assert test is not None
+    last = read_run(with_head).rounds[-1]
+    assert last["loss"] == pytest.approx(float(task.loss(model(test.features), test.labels)), rel=1e-5)
+    _, common = trained_model(with_head, head=False)
+    with torch.no_grad():
+        assert last["loss"] != pytest.approx(float(task.loss(common(test.features), test.labels)), rel=1e-2)
+
+    new = runs / "new.csv"
+    expected = model(task.inputs_from(new)).double().softmax(dim=1)[:, 1].tolist()
+    said = printed(capsys, "predict", with_head, "--data", new)
+    assert [float(row["probability yes"]) for row in csv.DictReader(io.StringIO(said))] == pytest.approx(expected)
+    assert len(printed(capsys, "predict", with_head, "--data", new, "--model", "best").splitlines()) == 6
+    plain = printed(capsys, "predict", with_head, "--data", new, "--without-head")
+    by_model = common(task.inputs_from(new)).double().softmax(dim=1)[:, 1].tolist()
+    assert [float(row["probability yes"]) for row in csv.DictReader(io.StringIO(plain))] == pytest.approx(by_model)
+
+
+def test_the_rows_that_choose_the_best_model_are_measured_with_the_head_too(
+    runs: Path, with_head: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    share = ("--set", "strategy.validation-share=0.3")
+    printed(capsys, "simulate", runs / "federation.toml", "--out", tmp_path / "plain", *share)
+    plain, headed = (read_run(run).rounds for run in (tmp_path / "plain", with_head))
+    assert [line["model_digest"] for line in plain] == [line["model_digest"] for line in headed]
+    pairs = zip(plain, headed, strict=True)
+    assert all(one["validation_loss"] != other["validation_loss"] for one, other in pairs)
+
+
+def test_the_targets_rows_are_its_own_and_no_source_or_export_has_them(
+    with_head: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert [file.relative_to(with_head).as_posix() for file in with_head.rglob("head*")] == ["head.safetensors"]
+    assert (with_head / "head.safetensors").stat().st_mode & 0o777 == 0o600
+    printed(capsys, "export", with_head, "--format", "torchscript", "--out", tmp_path / "model.pt")
+    task, common = trained_model(with_head, head=False)
+    test = task.test_data("clinic")
+    assert test is not None
+    exported = torch.jit.load(tmp_path / "model.pt")  # type: ignore[no-untyped-call]
+    assert torch.allclose(exported(test.features), common(test.features))
+
+
+def test_rows_that_are_not_of_the_run_are_refused(
+    runs: Path, with_head: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, asked = Path(shutil.copytree(with_head, tmp_path / "run")), ("--data", runs / "new.csv")
+    kept = run / "head.safetensors"
+    good = kept.read_bytes()
+    of_run = json.loads((run / "summary.json").read_text())["run_id"]
+    kept.write_bytes(good.replace(of_run.encode(), b"0" * len(of_run)))
+    assert "is of another run than the summary" in refused(capsys, "predict", run, *asked)
+    kept.write_bytes(good[:-8])
+    assert "holds no labelled rows" in refused(capsys, "predict", run, *asked)
+    kept.unlink()
+    error = refused(capsys, "predict", run, *asked)
+    assert "there are no rows of the target" in error
+    assert "--without-head" in error
+    assert len(printed(capsys, "predict", run, *asked, "--without-head").splitlines()) == 6
+
+
 def test_a_row_that_does_not_fit_gets_no_prediction(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

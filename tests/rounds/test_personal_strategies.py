@@ -89,6 +89,20 @@ def test_what_is_the_targets_own_changes_nothing_that_others_see(undisturbed: Un
     assert all(one != other for one, other in zip(*losses, strict=True))
 
 
+@pytest.mark.parametrize("rule", ["fedgp_auto", "fedda_auto", "target_only"])
+def test_a_head_on_any_rule_is_measured_and_changes_nothing_that_others_see(tmp_path: Path, rule: str) -> None:
+    plain, own = (
+        Federation(tmp_path / head, rounds=ROUNDS, settings=NO_CAPS, rule=rule, head=head).open().go()
+        for head in ("none", "knn")
+    )
+    assert own.names() == plain.names()
+    assert np.array_equal(own.run.model, plain.run.model)
+    assert [line["evaluated"] for line in own.watch.lines] == ["personal"] * ROUNDS
+    assert all(one["loss"] != other["loss"] for one, other in zip(plain.watch.lines, own.watch.lines, strict=True))
+    for federation in (plain, own):
+        federation.close()
+
+
 @pytest.mark.parametrize("rule", STRATEGIES)
 def test_every_round_is_one_of_fedavg_that_publishes_nothing_of_the_target(undisturbed: Undisturbed, rule: str) -> None:
     federation = undisturbed(rule)[0]

@@ -235,6 +235,7 @@ def test_bad_select_is_refused_by_name(bad):
         ("ditto_lambda", -1.0),
         ("apfl_alpha", 1.5),
         ("apfl_adaptive", "yes"),
+        ("head", "svm"),
         ("knn_neighbours", 0),
         ("knn_weight", -0.1),
         ("knn_scale", 0.0),
@@ -243,6 +244,21 @@ def test_bad_select_is_refused_by_name(bad):
 def test_bad_strategy_is_refused_by_name(field, value):
     with pytest.raises(ValueError, match=rf"^{field}: "):
         Strategy(**({"rule": "fedgp", "rounds": 10} | {field: value}))
+
+
+@pytest.mark.parametrize("rule", PERSONAL)
+def test_no_head_stands_on_a_model_of_the_targets_own(rule):
+    plain = {"rule": rule, "rounds": 3, "reptile_rounds": 1}
+    assert Strategy(**plain).is_personal
+    with pytest.raises(ValueError, match=f"^head: must be none, {rule} measures"):
+        Strategy(**plain, head="knn")
+
+
+def test_a_head_makes_a_strategy_personal_and_changes_no_round():
+    plain, with_head = (Strategy(rule="fedgp_auto", rounds=3, warm_up_rounds=1, head=head) for head in ("none", "knn"))
+    assert (plain.is_personal, with_head.is_personal) == (False, True)
+    assert (plain.asks_neighbours, with_head.asks_neighbours) == (False, True)
+    assert all(round_plan(plain, number) == round_plan(with_head, number) for number in (1, 2, 3))
 
 
 @pytest.mark.parametrize("finetune_rounds", [0, 10, 11])

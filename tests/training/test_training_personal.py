@@ -15,6 +15,7 @@ from securefda.errors import ConfigError, TrainingError
 from securefda.tasks import Samples
 from securefda.training import OwnRows, TrainingSettings, build_model, evaluate, model_to_vector, train_local
 from securefda.training.local import batches
+from securefda.training.neighbours import KnnSettings
 from securefda.training.personal import (
     Drawn,
     FineTuned,
@@ -199,7 +200,7 @@ def test_knn_per_mixes_the_models_probabilities_with_those_of_the_nearest_rows(t
     model = build_model(task, 1)
     asked = task.test_data("source-1")
     expected = torch.tensor(nearest_by_definition(task, model, 4, 0.3, 0.5))
-    knn = Neighbours(own, neighbours=4, weight=0.3, scale=0.5)
+    knn = Neighbours(own, KnnSettings(4, 0.3, 0.5))
     seen = knn.evaluate(model_to_vector(model), RUN, 1, asked)
     outputs = expected.log() if expected.shape[1] > 1 else expected.logit()
     assert seen.loss == pytest.approx(float(task.loss(outputs, asked.labels)), rel=1e-4)
@@ -211,18 +212,16 @@ def test_knn_per_of_no_weight_is_the_model_and_more_neighbours_than_rows_are_all
     own, vector = rows(task), model_to_vector(build_model(task, 1))
     asked = task.test_data("source-1")
     plain = own.evaluated(vector, asked)
-    assert Neighbours(own, neighbours=1, weight=0.0, scale=1.0).evaluate(vector, RUN, 1, asked).loss == pytest.approx(
+    assert Neighbours(own, KnnSettings(1, 0.0, 1.0)).evaluate(vector, RUN, 1, asked).loss == pytest.approx(
         plain.loss, rel=1e-5
     )
-    losses = [
-        Neighbours(own, neighbours=k, weight=1.0, scale=1.0).evaluate(vector, RUN, 1, asked).loss for k in (30, 500)
-    ]
+    losses = [Neighbours(own, KnnSettings(k, 1.0, 1.0)).evaluate(vector, RUN, 1, asked).loss for k in (30, 500)]
     assert losses[0] == losses[1]
 
 
 def test_knn_per_refuses_a_task_whose_outputs_are_no_probabilities_before_the_first_round() -> None:
     with pytest.raises(TrainingError, match="one output for each class") as caught:
-        Neighbours(rows(), neighbours=4, weight=0.3, scale=0.5)
+        Neighbours(rows(), KnnSettings(4, 0.3, 0.5))
     assert caught.value.hint
 
 
@@ -240,7 +239,7 @@ def test_knn_per_refuses_a_model_whose_last_layer_is_used_twice() -> None:
     task = Classes()
     task.model = _Twice  # type: ignore[method-assign]
     with pytest.raises(TrainingError, match="is not given each row once"):
-        Neighbours(rows(task), neighbours=4, weight=0.3, scale=0.5)
+        Neighbours(rows(task), KnnSettings(4, 0.3, 0.5))
 
 
 SPLIT = TrainingSettings(

@@ -171,6 +171,8 @@ RULES = {
         BenchRule("fada_equal", "fada", ("strategy.attention-bound=0.001",)),
         BenchRule("fedda_auto_pseudo", "fedda_auto", ("training.target.labels=pseudo",)),
         BenchRule("fedgp_auto_pseudo", "fedgp_auto", ("training.target.labels=pseudo",)),
+        BenchRule("fedda_auto_knn", "fedda_auto", ("strategy.head=knn",)),
+        BenchRule("fedgp_auto_knn", "fedgp_auto", ("strategy.head=knn",)),
         # The adapted rules train at a lower rate after warm-up, target_only in no round.
         BenchRule("target_only_low_rate", "target_only", ("training.target.learning-rate={rate_after_warm_up}",)),
     )

@@ -32,7 +32,7 @@ PERSONAL = ("personalized_fedavg", "ditto", "apfl", "knn_per", "fedrep")
 HEART_RULES = ("fedda", "fedgp", "fedda_auto", "fedgp_auto", "auto", "fedgp_with_filter", "fedgp_auto_with_filter")
 """Of Fed-Heart, whose example runs without the filter."""
 
-HEART_PERSONAL = ("personalized_fedavg", "ditto", "apfl", "knn_per")
+HEART_PERSONAL = ("personalized_fedavg", "ditto", "apfl", "knn_per", "fedda_auto_knn", "fedgp_auto_knn")
 """Its model is one layer, of which fedrep would leave nothing to train together."""
 
 FADA = ("fada_attention", "fada_adversarial", "fada")

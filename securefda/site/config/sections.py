@@ -201,11 +201,16 @@ class StrategySection(Settings):
     apfl_adaptive: bool = False
     """Whether `apfl` moves that share by its gradient in each round."""
 
+    head: str = "none"
+    """What the target is measured with on top of the model: `knn` asks the labels of its own nearest rows beside it, as
+    `knn_per` does. It stays at the target: no other site notices. Predictions of the run use it too. Not under rules
+    that measure a model of the target's own, nor with noise at the target, nor without given labels."""
+
     knn_neighbours: int = 10
-    """How many of the target's nearest rows `knn_per` asks, at least 1."""
+    """How many of the target's nearest rows have a say, under `knn_per` or with `head = "knn"`; at least 1."""
 
     knn_weight: float = 0.5
-    """Weight of their answer in `knn_per`, from 0 to 1; the model has the rest."""
+    """Weight of their answer, from 0 to 1; the model has the rest."""
 
     knn_scale: float = 1.0
     """Distance over which the weight of a neighbour falls by the factor e, above 0."""
@@ -702,9 +707,10 @@ def require_fit(
             else f'needs labels of the target\'s training rows, and {table}.labels is "{target.labels}"'
         )
         raise ConfigError("strategy.variance", why, hint=f'set it to "{Variance.STEPS}"')
-    if rule.is_personal and target.with_noise:
-        hint = f"set {next(iter(sides))}.dp.noise-multiplier = 0, or another rule"
-        raise ConfigError("strategy.rule", f"{rule} uses the target's rows beyond what is charged for", hint=hint)
+    if strategy_of(strategy).is_personal and target.with_noise:
+        key, what = ("strategy.rule", rule) if rule.is_personal else ("strategy.head", strategy.head)
+        hint = f"set {table}.dp.noise-multiplier = 0, or another {key.partition('.')[2]}"
+        raise ConfigError(key, f"{what} uses the target's rows beyond what is charged for", hint=hint)
 
 
 def _require_labels(strategy: StrategySection, rule: Rule, table: str, target: TargetTrainingSection) -> None:
@@ -718,6 +724,9 @@ def _require_labels(strategy: StrategySection, rule: Rule, table: str, target: T
             why = f"{rule} makes no use of the labels of the target's training rows, and {said}"
             raise ConfigError("strategy.rule", why, hint=f'set {table}.labels = "none", or a rule that uses them')
         return
+    if strategy.head != "none":
+        why = f"{strategy.head} asks the labels of the target's training rows, and {said}"
+        raise ConfigError("strategy.head", why, hint='set it to "none"')
     if labels not in rule.target_labels:
         fitting = ", ".join(one for one in Rule if labels in one.target_labels)
         why = f"{rule} needs the labels of the target's training rows, and {said}"
