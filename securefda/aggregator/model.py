@@ -20,7 +20,7 @@ from securefda.operations.progress import Reporter
 from securefda.protocol.checks import envelope_fault
 from securefda.protocol.contribution import RoundTerms, terms_of
 from securefda.protocol.down_link import rounded
-from securefda.protocol.encoding import vector_to_wire
+from securefda.protocol.encoding import Vector64, vector_to_wire
 from securefda.protocol.messages import (
     NO_CONTEXT,
     NO_SESSION,
@@ -36,7 +36,16 @@ from securefda.protocol.messages import (
     Signed,
     Visibility,
 )
-from securefda.rules import ServerState, cosine, round_plan, server_step
+from securefda.rules import (
+    STEP_SHARES,
+    Rule,
+    ServerState,
+    best_share,
+    cosine,
+    partial_step,
+    round_plan,
+    server_step,
+)
 from securefda.tasks import Samples
 from securefda.training import Evaluation, Vector
 
@@ -121,6 +130,8 @@ class RunModel:
     def __init__(
         self, site: TargetSite, settings: RunSettings, store: AggregatorStore, reporter: Reporter, run_id: bytes
     ) -> None:
+        if settings.strategy.validates_step and site.validation is None:
+            raise ValueError("validation: the target keeps no rows out, by which a step could be validated")
         self._site, self._settings, self._store, self._reporter = site, settings, store, reporter
         self._run_id = run_id
         self._result_digest = b""
@@ -245,10 +256,31 @@ class RunModel:
             update = current.target.followed(update)
         if current.plan.server is not None:
             update, server = server_step(current.plan.server, server, update)
+        update, current.step_share = self._validated(current, update)
         current.target_cosine = None if current.own is None else cosine(current.own.result.update, update)
-        vector = self._rounded((self.vector + update).astype(np.float32))
+        vector = self._moved(update)
         current.spent("rule", self._site.clock() - began)
         return ModelChange(total, vector, server)
+
+    def _moved(self, update: Vector64) -> Vector:
+        return self._rounded((self.vector + update).astype(np.float32))
+
+    def _validated(self, current: CurrentRound, update: Vector64) -> tuple[Vector64, float | None]:
+        """What of the rule's update does best on the rows that are kept out, and which share of it that is.
+
+        In a round that takes the target's update alone, or none of it, there is nothing to choose.
+        """
+        own, rows = current.own, self._site.validation
+        validates = self._settings.strategy.validates_step and current.plan.rule is not Rule.TARGET_ONLY
+        if not validates or rows is None or own is None:
+            return update, None
+
+        def loss_at(share: float) -> float:
+            step = partial_step(own.result.update, update, share)
+            return self._site.trainer.evaluate(self._moved(step), rows).loss
+
+        share = best_share([loss_at(share) for share in STEP_SHARES])
+        return partial_step(own.result.update, update, share), share
 
     def take(
         self, current: CurrentRound, header: Signed[Header], outcome: RoundSum, change: ModelChange

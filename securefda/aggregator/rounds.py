@@ -111,6 +111,7 @@ class CurrentRound:
         out_of_range: whether a source refused, since too much of its part was beyond the ranges (CLIPPED).
         target_cosine: of g_T and the round's update of the model, which every site gets to know: how far that shows
             g_T. None where there is no g_T.
+        step_share: which share of the rule's update the target took; None where it takes all without a choice.
     """
 
     number: int
@@ -130,6 +131,7 @@ class CurrentRound:
     confident: int | None = None
     out_of_range: bool = False
     target_cosine: float | None = None
+    step_share: float | None = None
 
     @property
     def own(self) -> TargetRound | None:
@@ -166,6 +168,8 @@ class CurrentRound:
         line = self.line(site, model, "finished", participants, survivors)
         line["mean_beta"] = total.mean_beta if total and self.plan.rule.adapts else None
         line["target_cosine"] = self.target_cosine
+        if self.step_share is not None:
+            line["step_share"] = self.step_share
         if outcome is not None:
             parts = outcome.parts
             line["emptied"] = _emptied(site, parts)

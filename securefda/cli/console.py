@@ -80,6 +80,8 @@ class Progressed:
             parts.append(f"loss {line['loss']:.3f}")
         if (beta := line.get("mean_beta")) is not None:
             parts.append(f"beta {beta:.2f}")
+        if (share := line.get("step_share")) is not None:
+            parts.append(f"{share:g} of the step")
         if (confident := line.get("confident_rows")) is not None:
             parts.append(f"{counted(confident, 'confident row')}")
         if line.get("delta_errors"):

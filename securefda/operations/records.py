@@ -106,6 +106,10 @@ class RoundLine(TypedDict, total=False):
     mean_beta: float | None
     """Mean of the sources' β, weighted by rows; null where the rule has none."""
 
+    step_share: float
+    """Share of the rule's update that the target took, from 0, its own update alone, to 1; with
+    `strategy.step = "validated"`."""
+
     target_cosine: float | None
     """Cosine of the target's update and the update of the model."""
 

@@ -48,6 +48,7 @@ _USED_BY = {
     "filter": _PROJECTING,
     "estimator": _AUTO,
     "variance": _AUTO,
+    "step": ("fedda", "fedgp", *_AUTO),
     "attention-": ("fada_attention", "fada_adversarial", "fada"),
     "feature-": ("fada_adversarial", "fada", "f_dann", "f_dan"),
     "align": ("fedda", "fedgp", *_AUTO),
@@ -440,6 +441,8 @@ def _row(line: RoundLine) -> dict[str, str]:
     if cohorts := [seen["members"] for seen in line.get("seen", []) if seen["level"] == "cohort"]:
         *first, last = (str(len(members)) for members in cohorts)
         remarks.append(f"cohorts of {', '.join(first)} and {last}" if first else f"cohorts of {last}")
+    if (share := line.get("step_share")) is not None:
+        remarks.append(f"{share:g} of the step")
     if emptied := line.get("emptied"):
         remarks.append(f"no update in {listed(emptied, 3)}")
     remarks.extend(f"{site} dropped" for site in line.get("dropped", []))

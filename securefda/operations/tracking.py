@@ -45,6 +45,7 @@ def figures_of(line: RoundLine) -> dict[str, float]:
         "target/confident_rows": line.get("confident_rows"),
         "target/epsilon": line.get("target_epsilon"),
         "rule/mean_beta": line.get("mean_beta"),
+        "rule/step_share": line.get("step_share"),
         "rule/target_cosine": line.get("target_cosine"),
         "round/seconds": round_seconds(line),
         "round/attempts": line.get("attempts"),

@@ -19,6 +19,7 @@ from securefda.rules.projection import Projection, cosine, project
 from securefda.rules.selection import DeltaErrors, delta_errors, mean_errors, source_errors
 from securefda.rules.server import ServerOptimizer, ServerPlan, ServerState, server_step
 from securefda.rules.statistics import StepStatistics, TargetStatistics
+from securefda.rules.step import STEP_SHARES, Step, best_share, partial_step
 from securefda.rules.strategy import (
     CANDIDATES,
     RoundPlan,
@@ -32,6 +33,7 @@ from securefda.rules.variance import GradientStatistics, Variance, halves_varian
 
 __all__ = [
     "CANDIDATES",
+    "STEP_SHARES",
     "BetaRule",
     "CapEffect",
     "Contribution",
@@ -46,6 +48,7 @@ __all__ = [
     "ServerOptimizer",
     "ServerPlan",
     "ServerState",
+    "Step",
     "StepStatistics",
     "Strategy",
     "TargetLabels",
@@ -56,6 +59,7 @@ __all__ = [
     "attend",
     "attention_share",
     "auto_beta",
+    "best_share",
     "caps_for",
     "choose_rule",
     "combine",
@@ -73,6 +77,7 @@ __all__ = [
     "mean_errors",
     "norm_codes",
     "norms_of",
+    "partial_step",
     "project",
     "round_plan",
     "scale_to_caps",

@@ -12,6 +12,7 @@ from securefda.rules.attention import DEFAULT_BOUND, DEFAULT_TEMPERATURE, LARGES
 from securefda.rules.beta import BetaRule, Estimator, needs_steps
 from securefda.rules.projection import Projection
 from securefda.rules.server import ServerOptimizer, ServerPlan
+from securefda.rules.step import Step
 from securefda.rules.variance import Variance
 
 
@@ -205,6 +206,7 @@ class RulePlan:
         estimator: how auto-beta estimates tau^2 d^2.
         variance: from what the target estimates sigma^2; `Variance.STEPS` where the estimator needs single steps. No
             header says it.
+        step: how much of the round's update the target takes (FedDA and FedGP rules). No header says it.
         attention_gain: how the gain of an update is known under rules with attention; other rules ignore this and the
             next two.
         attention_temperature: the gain at which an update weighs e times as much as one without gain, above 0.
@@ -221,6 +223,7 @@ class RulePlan:
     align: bool = True
     estimator: Estimator = Estimator.MEAN_FIELD
     variance: Variance = Variance.STEPS
+    step: Step = Step.FULL
     attention_gain: Gain = Gain.FIRST_ORDER
     attention_temperature: float = DEFAULT_TEMPERATURE
     attention_bound: float = DEFAULT_BOUND
@@ -231,6 +234,7 @@ class RulePlan:
         object.__setattr__(self, "estimator", checks.choice("estimator", self.estimator, Estimator))
         object.__setattr__(self, "attention_gain", checks.choice("attention_gain", self.attention_gain, Gain))
         object.__setattr__(self, "variance", checks.choice("variance", self.variance, Variance))
+        object.__setattr__(self, "step", checks.choice("step", self.step, Step))
         if self.variance is not Variance.STEPS and self.needs_step_updates:
             why = f"must be {Variance.STEPS}, {self.rule} with the {self.estimator} estimator takes the single steps"
             raise ValueError(f"variance: {why}")
@@ -248,6 +252,11 @@ class RulePlan:
         """
         beta_rule = BetaRule.FEDGP if self._estimates_errors else self.rule.beta_rule
         return beta_rule is not None and needs_steps(beta_rule, self.estimator)
+
+    @property
+    def validates_step(self) -> bool:
+        """Whether the target needs rows that it keeps out, to see how much of the round's update to take."""
+        return self.step is Step.VALIDATED and self.rule.adapts
 
     @property
     def needs_single_updates(self) -> bool:
@@ -458,6 +467,7 @@ def round_plan(strategy: Strategy, round_number: int, errors: Mapping[Rule, floa
         align=strategy.align,
         estimator=strategy.estimator,
         variance=strategy.variance,
+        step=strategy.step,
         attention_gain=strategy.attention_gain,
         attention_temperature=strategy.attention_temperature,
         attention_bound=strategy.attention_bound,

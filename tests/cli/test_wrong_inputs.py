@@ -2028,6 +2028,13 @@ LABELS = {
         again=f"{SIMULATE} --set strategy.variance=steps --set training.target.dp.noise-multiplier=1",
         then=FURTHER,
     ),
+    "a-step-without-rows-to-validate-it": Wrong(
+        f"{SIMULATE} --set strategy.step=validated",
+        'strategy.step: "validated" needs rows of the target that it does not train on',
+        "set strategy.validation-share, for example to 0.2",
+        again=f"{SIMULATE} --set strategy.step=validated --set strategy.validation-share=0.2",
+        then=FURTHER,
+    ),
     "an-unknown-variance": Wrong(
         f"{SIMULATE} --set strategy.variance=cross-fit",
         "strategy.variance: must be one of steps, fixed-point, cross-fitted; is 'cross-fit'",

@@ -53,7 +53,7 @@ from securefda.rules import Strategy
 from securefda.site.policy import SourcePolicy, default_policy
 from securefda.source.run import SourceRun, SourceSite
 from securefda.source.store import SourceStore
-from securefda.tasks import TaskSettings
+from securefda.tasks import Samples, TaskSettings
 from securefda.training import OwnRows, PersonalMemory, TrainingSettings, Vector
 from securefda.training.trainer import SiteTrainer
 from securefda.transport import wire
@@ -201,6 +201,7 @@ class Federation(MemoryNetwork[AggregatorRun, SourceRun]):
         recorded: whether every site writes down its messages, before they leave and before they are handled.
         norm: of the model: "none" or "batch".
         features: how the target releases features, under rules that need them.
+        validation: rows that the target keeps out, if any.
         strategy: fields of the strategy that differ.
     """
 
@@ -216,9 +217,11 @@ class Federation(MemoryNetwork[AggregatorRun, SourceRun]):
         recorded: bool = False,
         norm: str = "none",
         features: FeatureSettings | None = None,
+        validation: Samples | None = None,
         **strategy: Any,
     ) -> None:
         self.folder, self.n, self.norm, self.features = folder, n, norm, features or FEATURES
+        self.validation = validation
         self.roster = roster or roster_of(n)
         self.watch = Watch()
         self.unix_s = UNIX_S
@@ -300,6 +303,7 @@ class Federation(MemoryNetwork[AggregatorRun, SourceRun]):
             traffic=lambda: ({}, {}),
             witness=self.witness_of(TARGET, self.store),
             unix_time=lambda: self.unix_s,
+            validation=self.validation,
             personal=personal_of(self.settings.strategy, rows_of(self.n, self.norm, **self.heads), self.store),
         )
         run = AggregatorRun(site, self.settings, self.store, self.watch)

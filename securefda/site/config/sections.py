@@ -134,6 +134,10 @@ class StrategySection(Settings):
     `cross-fitted`, two more runs, each on half of its rows, which costs as much as training again. No source learns
     which. Not with noise at the target, whose ledger does not count it, nor where labels are not given."""
 
+    step: str = "full"
+    """How much of a round's update the target takes under the FedDA and FedGP rules: `full`, all of it; or `validated`,
+    that mixture of it and the target's own update that does best on the rows which `validation-share` keeps out."""
+
     attention_gain: str = "first-order"
     """How rules with attention (`fada_attention`, `fada_adversarial`, `fada`) learn what an update does to the target's
     features; `exact` needs the updates."""
@@ -216,9 +220,10 @@ class StrategySection(Settings):
     """Distance over which the weight of a neighbour falls by the factor e, above 0."""
 
     validation_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of the target's own training rows that it leaves out of training to choose the best model by; 0 for none.
-    `best.safetensors` is the best model, and `model.safetensors` the last one. Not with noise at the target, whose
-    ledger does not count such rows, nor under a rule that measures a model of the target's own."""
+    """Share of the target's own training rows that it leaves out of training to choose the best model by, and a
+    `validated` step; 0 for none. `best.safetensors` is the best model, and `model.safetensors` the last one. Not with
+    noise at the target, whose ledger does not count such rows, nor under a rule that measures a model of the target's
+    own."""
 
     patience: Natural = 0
     """After how many finished rounds without a better model the run ends early, warm-up not counted; 0 for never.
@@ -692,6 +697,10 @@ def require_fit(
     if strategy.patience and not strategy.validation_share:
         hint = "set strategy.validation-share, for example to 0.2"
         raise ConfigError("strategy.patience", "needs rows of the target to see which model is better", hint=hint)
+    if strategy_of(strategy).validates_step and not strategy.validation_share:
+        why = f'"{strategy.step}" needs rows of the target that it does not train on'
+        hint = "set strategy.validation-share, for example to 0.2"
+        raise ConfigError("strategy.step", why, hint=hint)
     if strategy.validation_share and (target.with_noise or rule.is_personal):
         why = (
             "its ledger does not count the rows that choose a model"
