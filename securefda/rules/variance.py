@@ -70,6 +70,11 @@ class GradientStatistics:
             self._mean[block] += (values - self._mean[block]) / self._count
             self._square[block] += (values * values - self._square[block]) / self._count
 
+    @property
+    def count(self) -> int:
+        """Number of gradients so far."""
+        return self._count
+
     def batch_variance(self, *, over_length: float | None = None) -> float:
         """Return the total sample variance of a batch's gradient, at least 0.
 
@@ -94,28 +99,25 @@ class GradientStatistics:
         return total * self._count / (self._count - 1)
 
 
-def step_variance(batch_variance: float, weights: Sequence[float] | Vector, epochs: int) -> float:
-    """Return the variance of ``sum_j weights_j gamma_j``, in which the same batches' rows return in each epoch.
+def step_variance(batch_variance: float, weights: Sequence[float] | Vector, batches: int) -> float:
+    """Return the variance of ``sum_j weights_j gamma_j``, in which the same rows return in each epoch.
 
     Within an epoch the batches have disjoint rows. Each epoch has its own order, and so a row of step j meets each step
-    of another epoch with the same chance.
+    of another epoch with the same chance. The last epoch may be cut short.
 
     Args:
         batch_variance: total variance of the gradient of one batch, as of `GradientStatistics`.
-        weights: a_1..a_B, of the gradient of each step in the mean step; those of the first epoch first.
-        epochs: of the B steps, which it divides.
+        weights: a_1..a_B, of the gradient of each step in the mean step, in order.
+        batches: of an epoch.
 
     Raises:
         ValueError: an argument is out of its range; the message starts with its name.
     """
     variance = checks.number_between("batch_variance", batch_variance, 0, np.inf)
-    count = checks.whole_number("epochs", epochs, least=1)
+    count = checks.whole_number("batches", batches, least=1)
     by_step = checks.vector("weights", weights).astype(np.float64)
-    if by_step.size % count:
-        raise ValueError(f"weights: {by_step.size} of them do not make {count} equal epochs")
-    by_epoch = by_step.reshape(count, -1)
-    sums = by_epoch.sum(axis=1)
-    between = (float(sums.sum()) ** 2 - float((sums**2).sum())) / by_epoch.shape[1]
+    sums = np.add.reduceat(by_step, np.arange(0, by_step.size, count))  # of each epoch
+    between = (float(sums.sum()) ** 2 - float((sums**2).sum())) / count
     return variance * (float((by_step**2).sum()) + between)
 
 

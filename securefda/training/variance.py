@@ -49,10 +49,10 @@ def fixed_point_variance(
     require_batches(site, len(data), settings)
     statistics = GradientStatistics(len(received))
     still = _StandingStill(statistics, settings.weight_decay)
-    epoch = replace(settings, epochs=1)
+    epoch, weights = replace(settings, epochs=1, max_steps=0), gradient_weights(settings, settings.steps(len(data)))
     train_local(task, model, received, data, settings=epoch, seed=seed, site=site, optimizer=still)
     of_a_batch = statistics.batch_variance(over_length=ADAM_EPSILON if settings.optimizer == "adam" else None)
-    return step_variance(of_a_batch, gradient_weights(settings, settings.steps(len(data))), settings.epochs)
+    return step_variance(of_a_batch, weights, statistics.count)
 
 
 def cross_fitted_variance(

@@ -76,28 +76,34 @@ class TestWeights:
     ROWS, BATCHES, EPOCHS = 12, 4, 3
     WEIGHTS = np.linspace(1.5, 0.2, BATCHES * EPOCHS)
 
-    def mean_steps(self, count: int) -> np.ndarray:
+    def mean_steps(self, count: int, weights: np.ndarray = WEIGHTS) -> np.ndarray:
         """sum_j a_j gamma_j of so many draws of the rows, whose noise has variance 1 in one coordinate."""
         generator, found = np.random.default_rng(SEED), []
         for _ in range(count):
             rows = generator.normal(size=self.ROWS)
             orders = [generator.permutation(self.ROWS) for _ in range(self.EPOCHS)]
             gradients = np.concatenate([rows[order].reshape(self.BATCHES, -1).mean(axis=1) for order in orders])
-            found.append(float(self.WEIGHTS @ gradients))
+            found.append(float(weights @ gradients))
         return np.array(found)
+
+    def test_an_epoch_that_is_cut_short_is_counted(self) -> None:
+        weights = self.WEIGHTS.copy()
+        weights[-3:] = 0.0
+        squares = self.mean_steps(20_000, weights) ** 2
+        assert z_score(list(squares), step_variance(self.BATCHES / self.ROWS, weights[:-3], self.BATCHES)) < LIMIT
 
     def test_rows_that_return_in_every_epoch_are_counted(self) -> None:
         squares = self.mean_steps(20_000) ** 2
         of_a_batch = self.BATCHES / self.ROWS
-        assert z_score(list(squares), step_variance(of_a_batch, self.WEIGHTS, self.EPOCHS)) < LIMIT
+        assert z_score(list(squares), step_variance(of_a_batch, self.WEIGHTS, self.BATCHES)) < LIMIT
         assert z_score(list(squares), of_a_batch * float(np.sum(self.WEIGHTS**2))) > LIMIT  # as if they were fresh
 
     def test_equal_weights_give_the_variance_over_the_batches_of_one_epoch(self) -> None:
-        assert step_variance(8.0, np.full(12, 1 / 12), 3) == pytest.approx(8.0 / 4, rel=1e-12)
+        assert step_variance(8.0, np.full(12, 1 / 12), 4) == pytest.approx(8.0 / 4, rel=1e-12)
 
     @pytest.mark.parametrize(
         ("arguments", "name"),
-        [((-1.0, [1.0], 1), "batch_variance"), ((1.0, [1.0] * 3, 2), "weights"), ((1.0, [1.0], 0), "epochs")],
+        [((-1.0, [1.0], 1), "batch_variance"), ((1.0, [np.nan], 2), "weights"), ((1.0, [1.0], 0), "batches")],
     )
     def test_wrong_arguments_are_refused_by_name(self, arguments: tuple, name: str) -> None:
         with pytest.raises(ValueError, match=f"^{name}:"):

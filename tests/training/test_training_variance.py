@@ -23,6 +23,7 @@ from securefda.training.variance import cross_fitted_variance, fixed_point_varia
 ROWS, DRAWS = 24, 400
 SGD = TrainingSettings(optimizer="sgd", learning_rate=0.05, batch_size=4, epochs=2, device="cpu")
 HEAVY = TrainingSettings(optimizer="sgd", learning_rate=0.05, batch_size=4, epochs=2, momentum=0.8, device="cpu")
+CUT = TrainingSettings(optimizer="sgd", learning_rate=0.05, batch_size=4, epochs=2, max_steps=8, device="cpu")
 ADAM = TrainingSettings(optimizer="adam", learning_rate=0.01, batch_size=4, epochs=2, device="cpu")
 
 
@@ -64,7 +65,7 @@ def estimated(found: Callable[..., float], settings: TrainingSettings) -> float:
 
 
 @pytest.mark.parametrize("found", [fixed_point_variance, cross_fitted_variance])
-@pytest.mark.parametrize("settings", [SGD, HEAVY], ids=["sgd", "momentum"])
+@pytest.mark.parametrize("settings", [SGD, HEAVY, CUT], ids=["sgd", "momentum", "cut"])
 def test_estimates_are_those_of_fresh_rows(found: Callable[..., float], settings: TrainingSettings) -> None:
     assert estimated(found, settings) == pytest.approx(true_variance(settings), rel=0.12)
 
