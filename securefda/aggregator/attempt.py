@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -92,6 +93,10 @@ class RoundSum:
         return sum(masked) if masked else len(self.survivors)
 
 
+NOTHING: Mapping[int, float] = MappingProxyType({})
+"""Of no source had a part of a vector come."""
+
+
 class _BaseAttempt:
     """What an attempt knows of the sources of ``scope``: which are gone and why, and the messages to those.
 
@@ -103,6 +108,7 @@ class _BaseAttempt:
         why: what became of those that are gone; refusals apart, since other sources read it in the last goodbye.
         alarms: what the operator should know.
         outcome: None while it goes on.
+        hint: what would help sources that were late; empty where nothing is known to.
     """
 
     def __init__(self, session: AggregatorSession, terms: RoundTerms, scope: Iterable[int]) -> None:
@@ -114,22 +120,33 @@ class _BaseAttempt:
         self.why: dict[int, str] = {}
         self.alarms: list[SecureFdaError] = []
         self.outcome: RoundSum | SecureFdaError | None = None
+        self.hint = ""
 
     def _forget(self, index: int, why: str) -> None:
         """Nothing more is expected of a source."""
         self.gone.add(index)
         self.why.setdefault(index, why)
 
-    def _give_up_on(self, waiting: Iterable[int], step: Step) -> list[Send]:
-        """Sources did not answer before the deadline: each gets an abort, since nothing more will come for it."""
+    def _give_up_on(self, waiting: Iterable[int], step: Step, arrived: Mapping[int, float], setting: str) -> list[Send]:
+        """Sources did not answer before the deadline: each gets an abort, since nothing more will come for it.
+
+        Args:
+            waiting: those sources.
+            step: in which.
+            arrived: the part of a source's vector that had come.
+            setting: that gives the deadline.
+        """
         late = sorted(waiting)
         for index in late:
-            self._forget(index, "no answer in time")
+            part = arrived.get(index, 0.0)
+            self._forget(index, f"{part:.0%} of its update had come in time" if part else "no answer in time")
+            if part:
+                self.hint = f"raise {setting} at the target: its line is slow for a model of this size"
         return [self._abort(index, step, "DEADLINE", None) for index in late]
 
     def _explained(self, error: QuorumLost) -> QuorumLost:
         """The error, with what became of each source that is gone."""
-        return error.because({self._session.name(index): why for index, why in self.why.items()})
+        return error.because({self._session.name(index): why for index, why in self.why.items()}, hint=self.hint)
 
     def _leave(self, message: Signed[Body]) -> None:
         """A source refuses or aborts; it is asked nothing more in this attempt."""
@@ -270,9 +287,10 @@ class MaskedAttempt(_BaseAttempt):
         self._forget(index, why)
         return self.go_on()
 
-    def expire(self) -> list[Send]:
-        """The phase's deadline passed: sources that have not answered are gone."""
-        late = self._give_up_on(self.waiting_for, _PHASES[type(self._state)].step)
+    def expire(self, arrived: Mapping[int, float] = NOTHING) -> list[Send]:
+        """The phase's deadline passed: sources that have not answered are gone. ``arrived`` as in `_give_up_on`."""
+        step = _PHASES[type(self._state)].step
+        late = self._give_up_on(self.waiting_for, step, arrived, "transport.phase-deadline-s")
         return late + self.go_on()
 
     def _add(self, message: Signed[Any], parcel: Parcel) -> session_phases.Collecting:
@@ -425,9 +443,9 @@ class ClearAttempt(_BaseAttempt):
         self._forget(index, why)
         return [] if self.outcome is not None else self._go_on()
 
-    def expire(self) -> list[Send]:
-        """The deadline passed: sources that have not answered are gone."""
-        late = self._give_up_on(self.waiting_for, Step.MASKED_INPUT)
+    def expire(self, arrived: Mapping[int, float] = NOTHING) -> list[Send]:
+        """The deadline passed: sources that have not answered are gone. ``arrived`` as in `_give_up_on`."""
+        late = self._give_up_on(self.waiting_for, Step.MASKED_INPUT, arrived, "transport.training-deadline-s")
         return late if self.outcome is not None else late + self._go_on()
 
     def _add(self, message: Signed[Any], parcel: Parcel) -> None:
@@ -568,10 +586,10 @@ class MixedAttempt:
         """A source went away."""
         return self._half_of(index).lose(index, why) + self._masked.go_on()
 
-    def expire(self) -> list[Send]:
+    def expire(self, arrived: Mapping[int, float] = NOTHING) -> list[Send]:
         """The deadline passed: go on with the sources that have answered. In a half that is over none is late."""
-        sends = self._clear.expire() if self._clear.outcome is None else []
-        return sends + (self._masked.expire() if self._masked.outcome is None else [])
+        sends = self._clear.expire(arrived) if self._clear.outcome is None else []
+        return sends + (self._masked.expire(arrived) if self._masked.outcome is None else [])
 
     def _half_of(self, index: int) -> ClearAttempt | MaskedAttempt:
         return self._clear if index in self.header.body.at(Visibility.INDIVIDUAL) else self._masked

@@ -135,8 +135,8 @@ async def _serve(
     grace = FINISHED_GRACE_S
     try:
         await RunDriver(run, server, kit.roster, watch).drive()
-        if config.model.sources_keep == "final":  # as long as an update of that size may take the other way
-            grace = max(grace, config.transport.phase_deadline_s)
+        if config.model.sources_keep == "final":  # as long as a model of that size may take when a round begins
+            grace = max(grace, config.transport.training_deadline_s)
     except asyncio.CancelledError:
         grace = INTERRUPTED_GRACE_S
         raise
@@ -188,12 +188,12 @@ class RunDriver:
             self._events_late = 0
         if self._events_late > UNREAD_MESSAGES * len(self._roster.sources):
             self._events_late = 0
-            return [self._run.expire]
+            return [partial(self._run.expire, self._server.arrived())]
         try:
             async with asyncio.timeout(patience):
                 events: list[Event] = [await self._server.receive()]
         except TimeoutError:
-            return [self._run.expire]
+            return [partial(self._run.expire, self._server.arrived())]
         events += self._server.more_messages()  # one thread and one round of sending for all of them
         if patience == 0:
             self._events_late += len(events)

@@ -10,12 +10,12 @@ to wait; a :data:`Change` is a phase with what is to be sent as it begins.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
 from securefda import __version__
-from securefda.aggregator.attempt import Attempt, RoundSum, open_attempt
+from securefda.aggregator.attempt import NOTHING, Attempt, RoundSum, open_attempt
 from securefda.aggregator.attendance import (
     OWN_TROUBLE,
     Attendance,
@@ -242,8 +242,12 @@ class AggregatorRun:
         asked = self._cosigners.ask_again(index) if index not in self._cosigners.cosigned else []
         return asked + self._advance()
 
-    def expire(self) -> list[Send]:
-        """The deadline passed: go on with the sources that have answered."""
+    def expire(self, arrived: Mapping[int, float] = NOTHING) -> list[Send]:
+        """The deadline passed: go on with the sources that have answered.
+
+        Args:
+            arrived: by roster index, the part from 0 to 1 of a source's vector that has come.
+        """
         sends: list[Send] = []
         following: Change | None = None
         match self._phase:
@@ -254,7 +258,7 @@ class AggregatorRun:
             case Gathering(current=current):
                 following = self._start_attempt(current)
             case InAttempt(attempt=attempt):
-                sends = attempt.expire()
+                sends = attempt.expire(arrived)
             case BetweenRounds():
                 following = self._begin_round(self._progress.last_round + 1)
             case Closing(farewell=farewell, error=error):

@@ -40,13 +40,16 @@ from securefda.transport.wire import WireError, refuse_unknown_fields, signed_fr
 from securefda.v1 import federation_pb2 as pb
 
 
-async def download(connection: Connection, assembly: Assembly, patience_s: float) -> bool:
+async def download(
+    connection: Connection, assembly: Assembly, patience_s: float, heard: Callable[[], None] = lambda: None
+) -> bool:
     """Fetch what is missing of a vector; False where the aggregator has withdrawn it.
 
     Args:
         connection: the present one.
         assembly: sized as the aggregator announced; holds what earlier attempts brought.
         patience_s: seconds without a chunk after which the attempt ends.
+        heard: called after each chunk.
 
     Raises:
         HungUp: the stream broke; what came is in the assembly.
@@ -69,6 +72,7 @@ async def download(connection: Connection, assembly: Assembly, patience_s: float
             if response.total_bytes != assembly.total:
                 raise WireError(f"{response.total_bytes} bytes instead of the {assembly.total} announced")
             assembly.add(response.offset, response.data)
+            heard()
     except Withdrawn:
         return False
     except TimeoutError as error:
@@ -171,7 +175,10 @@ async def _read(connection: Connection, call: Any, patience_s: float) -> pb.Uplo
 
 
 REFUSED_HANDSHAKES = 3
-"""So many handshakes in a row that only the aggregator broke off mean that it does not accept our certificate."""
+"""So many handshakes in a row that only the aggregator broke off mean that it does not accept our certificate.
+
+Once it has accepted it, they mean a bad network: gRPC does not tell the two apart.
+"""
 
 ResultT = TypeVar("ResultT")
 
@@ -371,10 +378,11 @@ class SourceChannel:
                 raise FaultyAggregatorError("WIRE", error.detail) from error
             if self._closing:
                 return
-            if refused >= REFUSED_HANDSHAKES:
+            if refused >= REFUSED_HANDSHAKES and not self._aggregator_id:
                 raise AuthenticationError(
                     f"the aggregator at {self._endpoint.address} does not accept this site's certificate",
-                    hint="check that both sites use startup kits of the same federation, and both clocks",
+                    hint="check that both sites use startup kits of the same federation, both clocks, and whether "
+                    "something between them breaks off TLS connections",
                 )
             left_s = last_contact + self._settings.reconnect_deadline_s - loop.time()
             if left_s <= 0:
@@ -439,13 +447,16 @@ class SourceChannel:
             down_link = down_link_of(arrival.message.body)
             arrival.assemblies = [Assembly(length, digest, down_link) for length, digest in named]
         for assembly in arrival.assemblies:
-            transfer = partial(download, assembly=assembly, patience_s=self._settings.silence_s)
+            transfer = partial(download, assembly=assembly, patience_s=self._settings.silence_s, heard=self._heard)
             if not await self._on_some_connection(transfer):
                 return None
         try:
             return tuple(assembly.finish() for assembly in arrival.assemblies)
         except WireError as error:
             raise FaultyAggregatorError("ATTACHMENT_DIGEST", error.detail) from error
+
+    def _heard(self) -> None:
+        self._link.heard()
 
     async def _on_some_connection(self, transfer: Callable[[Connection], Awaitable[ResultT]]) -> ResultT:
         """Run a transfer, again where it breaks: on the next connection, or for a while on the same."""

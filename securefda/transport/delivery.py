@@ -6,8 +6,9 @@ Both ends of a control stream use this. A :class:`Link` outlives streams; :func:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -74,6 +75,7 @@ class Link:
         self._wake = asyncio.Event()
         self._settled = asyncio.Event()
         self._settled.set()
+        self._wait_on: Callable[[], None] | None = None
 
     @property
     def taken(self) -> int:
@@ -142,6 +144,22 @@ class Link:
     async def settled(self) -> None:
         """Wait until the peer has taken everything."""
         await self._settled.wait()
+
+    @contextlib.asynccontextmanager
+    async def patience(self, silence_s: float) -> AsyncIterator[None]:
+        """Raise TimeoutError in a block where nothing is :meth:`heard` for ``silence_s``."""
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(silence_s) as timeout:
+            self._wait_on = lambda: None if timeout.expired() else timeout.reschedule(loop.time() + silence_s)
+            try:
+                yield
+            finally:
+                self._wait_on = None
+
+    def heard(self) -> None:
+        """A piece of a vector came from the peer. On a slow line its frames wait behind the vector, so it lives."""
+        if self._wait_on is not None:
+            self._wait_on()
 
     def rewind(self) -> None:
         """Start over on a new stream: whatever is not acknowledged is sent again."""
@@ -237,11 +255,10 @@ def content_of(frame: pb.Frame) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Why a stream ended. ``deliberate``: the peer said so, or ``stop`` was set; ``silent``: nothing came for long."""
+    """Why a stream ended. ``deliberate``: the peer said so, or ``stop`` was set."""
 
     why: str
     deliberate: bool = False
-    silent: bool = False
 
 
 async def pump(
@@ -284,10 +301,10 @@ async def pump(
 async def _read(stream: FrameStream, link: Link, pace: Pace, accept: Callable[[pb.Delivery], Awaitable[None]]) -> Ended:
     while True:
         try:
-            async with asyncio.timeout(pace.silence_s):
+            async with link.patience(pace.silence_s):
                 frame = await stream.read()
         except TimeoutError:
-            return Ended(f"silent for {pace.silence_s:g} s", silent=True)
+            return Ended(f"silent for {pace.silence_s:g} s")
         if frame is None:
             return Ended("the stream broke")
         content = content_of(frame)

@@ -26,7 +26,7 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A source hung up, or has been silent or away for three heartbeats. ``why`` is one line for the operator."""
+    """A source hung up, or has been away for three heartbeats. ``why`` is one line for the operator."""
 
     index: int
     why: str

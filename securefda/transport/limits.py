@@ -12,7 +12,7 @@ GRPC_PREFIX_BYTES = 5
 """What gRPC puts before every message: a flag and a length."""
 
 SILENT_HEARTBEATS = 3
-"""A peer that says nothing for so many heartbeats is lost."""
+"""A connection on which the peer says nothing for so many heartbeats is broken; a source has as many to come back."""
 
 MAX_HEARTBEAT_S = 60.0
 MIN_CHUNK_BYTES = 1024
@@ -39,7 +39,7 @@ class TransportSettings:
     Attributes:
         chunk_bytes: bytes of a vector per frame.
         max_message_bytes: largest frame that is sent or read; also bounds a message without vectors.
-        heartbeat_s: seconds between signs of life; a peer silent for three of them is lost.
+        heartbeat_s: seconds between signs of life; a connection silent for three of them is broken.
         reconnect_deadline_s: seconds for which a source tries to reach the aggregator before it gives up.
 
     Raises:

@@ -125,9 +125,9 @@ class FederationServicer(FederationServiceServicer):
             ended = Ended(f"the stream broke: {error}")
         finally:
             if site.stop is stop:
-                if ended.deliberate or ended.silent:
+                if ended.deliberate:
                     self._table.lose(site, ended.why)
-                else:
+                else:  # the source notices a broken or silent connection too, and dials again
                     site.lose_in(pace.silence_s, lambda: self._table.lose(site, ended.why))
         if site.instance_id != first.hello.instance_id:
             raise Refused(grpc.StatusCode.ALREADY_EXISTS, "another process of this site has connected")
@@ -226,11 +226,14 @@ class FederationServicer(FederationServiceServicer):
             step = await self._next_step(site, context)
             if step is None:
                 return False
+            if not site.desk.holds(upload):
+                site.desk.require_expected(upload.assembly.total)
             if upload.stream is not stream or not site.desk.holds(upload):
                 raise Refused(grpc.StatusCode.ABORTED, "a newer upload took over")
             if step.WhichOneof("step") != "chunk":
                 raise WireError("an upload with a second start")
             upload.assembly.add(step.chunk.offset, step.chunk.data)
+            site.link.heard()
             response = pb.UploadResponse(received_bytes=upload.assembly.received)
         return False
 
@@ -406,10 +409,18 @@ class AggregatorServer:
         self._table.attachments.clear()
 
     def expect_upload(self, site: int, length: int) -> None:
-        """Let a source upload vectors of exactly ``length`` bytes from now on; 0 allows none (as at the start)."""
+        """Let a source upload vectors of exactly ``length`` bytes from now on; 0 allows none (as at the start).
+
+        With 0, an upload that is under way is refused at its next piece: on a slow line the rest would be in the way.
+        """
         if length < 0:
             raise ValueError("length must not be negative")
-        self._table.site(site).desk.expected_bytes = length
+        self._table.site(site).desk.expect(length)
+
+    def arrived(self) -> Mapping[int, float]:
+        """By roster index, the part from 0 to 1 that has come of the vector that a source is uploading."""
+        parts = {site.index: site.desk.arrived for site in self._table.sites.values()}
+        return {index: part for index, part in parts.items() if part}
 
     def connected(self) -> set[int]:
         """Roster indices of the sources that have joined and not left."""
@@ -420,8 +431,8 @@ class AggregatorServer:
         return {site.index: replace(site.traffic) for site in self._table.sites.values()}
 
     async def stop(self, grace: float = 5.0) -> None:
-        """Wait at most ``grace`` seconds until connected sources have taken their messages, then hang up."""
-        waiting = [site.link.settled() for site in self._table.sites.values() if site.is_connected]
+        """Wait at most ``grace`` seconds until all sources have taken their messages or are gone, then hang up."""
+        waiting = [self._taken(site) for site in self._table.sites.values()]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace):
                 await asyncio.gather(*waiting)
@@ -434,3 +445,12 @@ class AggregatorServer:
             self._server = None
         for site in self._table.sites.values():
             site.cancel_timer()
+
+    async def _taken(self, site: Site) -> None:
+        """Wait until a source has taken everything, or is gone."""
+        settled = asyncio.create_task(site.link.settled())
+        try:
+            while site.is_connected and not settled.done():
+                await asyncio.wait({settled}, timeout=self._settings.heartbeat_s)
+        finally:
+            settled.cancel()

@@ -207,7 +207,8 @@ def plain_reason(error: OSError, timeout_s: float) -> str:
     # A name may stand for several addresses, of which each has failed in its own way: asyncio joins their texts.
     numbers = [error.errno] if error.errno else [int(number) for number in re.findall(r"\[Errno (\d+)\]", str(error))]
     reasons = dict.fromkeys(_PLAIN_REASONS.get(number) or os.strerror(number).lower() for number in numbers)
-    return " and ".join(reasons) or str(error)
+    # Where the peer hangs up within the TLS handshake, asyncio raises an error without a number and without a text.
+    return " and ".join(reasons) or str(error) or _PLAIN_REASONS[errno.ECONNRESET]
 
 
 async def _handshake(host: str, port: int, context: ssl.SSLContext, server_name: str) -> bytes:

@@ -193,6 +193,18 @@ class UploadDesk:
         self._upload: PartialUpload | None = None
         self._completed: deque[bytes] = deque(maxlen=COMPLETED_UPLOADS)
 
+    @property
+    def arrived(self) -> float:
+        """The part from 0 to 1 of the present upload that has come; 0 where there is none."""
+        assembly = None if self._upload is None else self._upload.assembly
+        return assembly.received / assembly.total if assembly is not None and assembly.received else 0.0
+
+    def expect(self, length: int) -> None:
+        """Take uploads of exactly ``length`` bytes; where that is 0, drop the present one, which comes too late."""
+        self.expected_bytes = length
+        if not length:
+            self._upload = None
+
     def was_completed(self, message: Signed[Body]) -> bool:
         """Whether this very message has been handed up with its vector."""
         return message.digest() in self._completed
@@ -210,12 +222,7 @@ class UploadDesk:
         body = message.body
         if not isinstance(body, MaskedInput | Update):
             raise WireError(f"{message.type_name} has no vector to upload")
-        if total_bytes != self.expected_bytes:
-            raise Refused(
-                grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"{UNEXPECTED_LENGTH}: {total_bytes} bytes declared, {self.expected_bytes} expected",
-                check="UPLOAD_LENGTH" if self.expected_bytes else None,
-            )
+        self.require_expected(total_bytes)
         if total_bytes != body.length_bytes:
             raise WireError(f"{total_bytes} bytes declared, {body.length_bytes} in the message")
         current = self._upload
@@ -225,6 +232,15 @@ class UploadDesk:
         self._upload = None  # freed before the next one is made
         self._upload = PartialUpload(message, Assembly(total_bytes, body.digest))
         return self._upload
+
+    def require_expected(self, total_bytes: int) -> None:
+        """Raise Refused for an upload of another length than expected, as `begin`."""
+        if total_bytes != self.expected_bytes:
+            raise Refused(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"{UNEXPECTED_LENGTH}: {total_bytes} bytes declared, {self.expected_bytes} expected",
+                check="UPLOAD_LENGTH" if self.expected_bytes else None,
+            )
 
     def holds(self, upload: PartialUpload) -> bool:
         """Whether this upload is still the site's present one."""

@@ -77,14 +77,15 @@ def test_a_source_without_which_no_round_works_ends_the_run_and_is_named(
 
 
 def test_a_source_that_falls_silent_ends_the_run_and_is_named(tmp_path: Path) -> None:
-    with kits(tmp_path, settings=SHORT) as federation, Peers(federation) as peers:
+    settings = (*SHORT, "transport.heartbeat-s=1")
+    with kits(tmp_path, settings=settings) as federation, Peers(federation) as peers:
         aggregator = federation.start("target")
         silent = federation.start("source-3")
         aggregator.until("source-3 joined")
         silent.process.send_signal(signal.SIGSTOP)
         for site in federation.names[:2]:
             peers.source(site)
-        assert_one_clear_line(aggregator, ExitCode.QUORUM, "gathering sources", "missing: source-3 (silent for 6 s)")
+        assert_one_clear_line(aggregator, ExitCode.QUORUM, "gathering sources", "missing: source-3 (silent for 3 s)")
 
 
 @pytest.mark.parametrize(

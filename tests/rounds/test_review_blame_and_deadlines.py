@@ -8,7 +8,7 @@ import pytest
 from rounds_federation import TARGET, Federation, site_id, until
 
 from securefda.aggregator.headers import Planner
-from securefda.errors import ConfigError
+from securefda.errors import ConfigError, QuorumLost
 from securefda.protocol.messages import (
     Advertise,
     Header,
@@ -85,6 +85,26 @@ def test_those_that_a_lost_session_gave_up_on_are_not_called_late(tmp_path: Path
     federation.post(federation.run.receive(Parcel(refusal)))
     federation.post(federation.run.expire())
     assert attempt.why == {1: "no answer in time"}
+    federation.close()
+
+
+@pytest.mark.parametrize(
+    ("visibility", "next_is", "setting"),
+    [(SUM, MaskedInput, "transport.phase-deadline-s"), (INDIVIDUAL, Update, "transport.training-deadline-s")],
+    ids=["sum", "individual"],
+)
+def test_a_source_whose_upload_was_under_way_is_not_called_silent(
+    tmp_path: Path, visibility: Visibility, next_is: type, setting: str
+) -> None:
+    federation = Federation(tmp_path, 3, visibility=visibility, rule="source_only", rounds=1)
+    until(federation.open(), TARGET, next_is)
+    attempt = federation.attempt
+    assert attempt is not None
+    federation.post(federation.run.expire({2: 0.4}))
+    assert attempt.why == {1: "no answer in time", 2: "40% of its update had come in time", 3: "no answer in time"}
+    assert isinstance(attempt.outcome, QuorumLost)
+    assert "source-2 (40% of its update had come in time)" in str(attempt.outcome)
+    assert attempt.outcome.hint.startswith(f"raise {setting} at the target")
     federation.close()
 
 

@@ -299,6 +299,7 @@ async def test_a_source_hears_why_there_is_no_connection_and_that_it_is_back() -
         (OSError(errno.EHOSTUNREACH, "Connect call failed"), "no route to it"),
         (OSError(errno.ENETUNREACH, "Network is unreachable"), "no route to it"),
         (TimeoutError(), "timed out: no answer within 15 s"),
+        (ConnectionResetError(), "the connection was broken off"),
         (TimeoutError(errno.ETIMEDOUT, "Connect call failed"), "timed out"),
         (
             OSError(f"Multiple exceptions: [Errno {errno.ECONNREFUSED}] Connect, [Errno {errno.EHOSTUNREACH}] Connect"),
@@ -306,7 +307,7 @@ async def test_a_source_hears_why_there_is_no_connection_and_that_it_is_back() -
         ),
         (PermissionError(errno.EPERM, "Operation not permitted"), "operation not permitted"),
     ],
-    ids=["refused", "name", "host", "network", "no answer", "timed out", "several", "other"],
+    ids=["refused", "name", "host", "network", "no answer", "hung up", "timed out", "several", "other"],
 )
 def test_why_there_is_no_connection_is_said_in_plain_words(error: OSError, reason: str) -> None:
     assert plain_reason(error, 15.0) == reason

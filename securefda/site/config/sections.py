@@ -503,13 +503,14 @@ class TransportSection(Settings):
     """Address on which the aggregator listens, `host:port`; port 0 takes any free one."""
 
     chunk_bytes: Annotated[int, Field(ge=1024)] = 1_048_576
-    """Size of the pieces in which large messages travel."""
+    """Size of the pieces in which large messages travel. Each has to pass within three heartbeats."""
 
     max_message_bytes: Annotated[int, Field(ge=65_536)] = 4_194_304
     """The largest message on a connection."""
 
     heartbeat_s: Positive = 5.0
-    """Time between two signs of life; a peer that is silent for three of them counts as lost."""
+    """Time between two signs of life. After a silence of three the connection counts as broken, and the aggregator
+    waits for three more before it goes on without the source. Pieces of a vector are signs of life too."""
 
     join_deadline_s: Positive = 60.0
     """How long the aggregator waits for the sources before the first round."""
@@ -518,7 +519,7 @@ class TransportSection(Settings):
     """How long a source may train in a round."""
 
     phase_deadline_s: Positive = 30.0
-    """How long one step of the masking session may take."""
+    """How long one step of the masking session may take; the upload of a source's masked update is the longest."""
 
     reconnect_deadline_s: Positive = 60.0
     """How long a source tries to reach the aggregator again."""

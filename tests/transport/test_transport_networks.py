@@ -1,0 +1,130 @@
+"""Slow, silent and breaking networks: what is slow is not lost, and what breaks is taken up where it was."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import pytest
+from bad_network import BadNetwork, Conditions, Fault
+from transport_kit import Sites, header, joined, masked_input, next_event, note, number_of, scenario, soon
+
+from securefda.transport.dialer import UploadRefusedError
+from securefda.transport.events import Left, Received
+from securefda.transport.limits import TransportSettings
+
+SETTINGS = TransportSettings(chunk_bytes=4096, max_message_bytes=65536, heartbeat_s=0.3, reconnect_deadline_s=20.0)
+CHECKS_A_CERTIFICATE = None
+"""The first connection of a dial, and each other one after it, is short: it fetches the aggregator's certificate."""
+SLOW = Conditions(bytes_per_s=100_000)
+
+
+def network(upstream: str, conditions: Conditions) -> BadNetwork:
+    host, _, port = upstream.rpartition(":")
+    return BadNetwork(("127.0.0.1", 0), (host, int(port)), conditions)
+
+
+@scenario
+async def test_a_source_whose_line_falls_silent_comes_back_before_it_counts_as_lost() -> None:
+    sites, vector = Sites(), os.urandom(100_000)
+    silence = Conditions(first=(CHECKS_A_CERTIFICATE, Fault("silence", "up", 50_000)))
+    async with sites.listening(SETTINGS) as (server, upstream):
+        with network(upstream, silence) as bad:
+            async with sites.connected(1, f"127.0.0.1:{bad.port}", SETTINGS) as channel:
+                await joined(server, 1)
+                server.expect_upload(1, len(vector))
+                await soon(channel.send(masked_input(1, vector)))
+                event = await next_event(server, Received)  # and no Left before
+                assert bytes(event.parcel.vectors[0]) == vector
+                assert bad.struck == {"silence": 1}
+
+
+@scenario
+async def test_on_a_slow_line_heartbeats_wait_behind_vectors_and_no_connection_is_given_up() -> None:
+    sites, vector = Sites(), os.urandom(400_000)
+    async with sites.listening(SETTINGS) as (server, upstream):
+        with network(upstream, SLOW) as bad:
+            async with sites.connected(1, f"127.0.0.1:{bad.port}", SETTINGS) as channel:
+                await joined(server, 1)
+                await server.send([(1, header(vector))])
+                assert bytes((await soon(channel.receive())).vectors[0]) == vector
+                server.expect_upload(1, len(vector))
+                await soon(channel.send(masked_input(1, vector)))
+                assert bytes((await next_event(server, Received)).parcel.vectors[0]) == vector
+                assert bad.connections == 2
+
+
+@scenario
+async def test_handshakes_that_a_network_breaks_off_are_no_refusal_of_a_certificate() -> None:
+    sites = Sites()
+    broken = (CHECKS_A_CERTIFICATE, Fault("cut", "down", 1500)) * 4
+    cut = Conditions(first=(CHECKS_A_CERTIFICATE, Fault("cut", "up", 6000), *broken))
+    async with sites.listening(SETTINGS) as (server, upstream):
+        with network(upstream, cut) as bad:
+            async with sites.connected(1, f"127.0.0.1:{bad.port}", SETTINGS) as channel:
+                await joined(server, 1)
+                for number in range(60):
+                    await channel.send(note(1, number))
+                events = []
+                while len(events) < 60:
+                    event = await soon(server.receive())
+                    if isinstance(event, Received):
+                        events.append(number_of(event.parcel))
+                assert events == list(range(60))
+                assert bad.struck == {"cut": 5}
+
+
+@scenario
+async def test_an_upload_that_is_late_is_cut_short_and_its_part_is_known() -> None:
+    sites, vector = Sites(), os.urandom(1_000_000)
+    async with sites.listening(SETTINGS) as (server, upstream):
+        with network(upstream, SLOW) as bad:
+            async with sites.connected(1, f"127.0.0.1:{bad.port}", SETTINGS) as channel:
+                await joined(server, 1)
+                server.expect_upload(1, len(vector))
+                assert server.arrived() == {}
+                sending = asyncio.create_task(channel.send(masked_input(1, vector)))
+                while server.arrived().get(1, 0.0) < 0.1:
+                    await asyncio.sleep(0.01)
+                server.expect_upload(1, 0)
+                assert server.arrived() == {}
+                with pytest.raises(UploadRefusedError, match="0 expected"):
+                    await soon(sending)
+                assert server.traffic()[1].up < 500_000
+
+
+@scenario
+async def test_the_end_waits_for_what_a_slow_line_still_carries_and_not_for_a_source_that_is_gone() -> None:
+    sites, vector = Sites(), os.urandom(300_000)
+    async with sites.listening(SETTINGS) as (server, upstream):
+        with network(upstream, SLOW) as bad:
+            async with (
+                sites.connected(1, f"127.0.0.1:{bad.port}", SETTINGS) as channel,
+                sites.connected(2, upstream, SETTINGS) as other,
+            ):
+                assert {(await soon(server.receive())).index for _ in range(2)} == {1, 2}
+                await server.send([(1, header(vector)), (2, note(0, 1))])
+                assert other._task is not None
+                other._task.cancel()  # killed, with a message that it never takes
+                receiving = asyncio.create_task(channel.receive())
+                await soon(server.stop(grace=600.0))
+                assert bytes((await soon(receiving)).vectors[0]) == vector
+
+
+@scenario
+async def test_a_source_on_a_slow_line_that_is_gone_is_still_lost() -> None:
+    """Companion of the tests above: pieces that came once do not keep a source alive."""
+    sites, vector = Sites(), os.urandom(300_000)
+    async with sites.listening(SETTINGS) as (server, upstream):
+        with network(upstream, SLOW) as bad:
+            channel = sites.channel(1, f"127.0.0.1:{bad.port}", SETTINGS)
+            await channel.open()
+            await joined(server, 1)
+            server.expect_upload(1, len(vector))
+            sending = asyncio.create_task(channel.send(masked_input(1, vector)))
+            while server.arrived().get(1, 0.0) < 0.05:
+                await asyncio.sleep(0.01)
+            sending.cancel()
+            assert channel._task is not None
+            channel._task.cancel()
+            assert (await next_event(server, Left)).index == 1
