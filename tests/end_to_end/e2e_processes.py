@@ -139,6 +139,7 @@ class Kits:
         settings: Iterable[str] = (),
         task: str = "",
         port: int = 0,
+        host: str = "127.0.0.1",
         by_exec: bool = False,
     ):
         self.root, self.by_exec = root, by_exec
@@ -154,7 +155,7 @@ class Kits:
         # A kit names a data folder of the site's own; here all sites share one
         self.data = [text for text in settings if text.startswith("task.data-dir=")]
         sets = [part for text in (*QUICK, *settings) for part in ("--set", text)]
-        address = f"127.0.0.1:{self.port}"
+        address = f"{host}:{self.port}"
         command = ["federation", "init", str(self.file), "--out", str(root / "kits"), "--address", address, *sets]
         assert main(command) == 0
         self.processes: list[Process] = []

@@ -1,0 +1,283 @@
+"""A federation whose processes are killed at drawn points, one after the other, and what must hold afterwards.
+
+Which process is killed, at which kind of point and at the how manyth of them from then on, follows from the seed. What
+the others do at that moment does not: they are real processes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import sqlite3
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from e2e_processes import Kits, Process, kits
+from fork_server import REPOSITORY
+from killed_site import KINDS, Countdowns
+
+from securefda.cli import main
+from securefda.errors import ExitCode
+from securefda.privacy.ledger_storage import read_chain
+
+HERE = Path(__file__).resolve().parent
+NO_MORE: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+SOURCES, NOISY = 4, ("source-1", "source-2")
+NOISE = ("training.dp.noise-multiplier=2.0",)
+SETTINGS = (
+    "transport.heartbeat-s=0.3",
+    "strategy.rounds=5000",
+    "strategy.warm-up-rounds=1",
+    "privacy.budget.target-epsilon=100000",
+)
+MOST_POINTS = {"disk": 150, "message": 120, "training": 4}
+LONGEST_MOMENT_S = 0.6
+REACH_S, ROUND_S = 20.0, 90.0
+STARTED_AGAIN = {ExitCode.CONNECTION, ExitCode.QUORUM, ExitCode.FAILED}
+"""What a process may end with by itself because others are gone: its site starts it again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """One kill: a site, a kind of point, and at the how manyth of them; for a ``moment``, after how many seconds."""
+
+    site: str
+    kind: str
+    count: float
+
+
+def drawn_kills(seed: int, sites: tuple[str, ...]) -> Iterator[Kill]:
+    """The kills of a seed, without end. Early points are drawn more often than late ones."""
+    draw = random.Random(seed)
+    while True:
+        site, kind = draw.choice(sites), draw.choice((*KINDS, "moment"))
+        if kind == "training" and site not in NOISY:
+            kind = "moment"
+        if kind == "moment":
+            yield Kill(site, kind, round(draw.uniform(0.0, LONGEST_MOMENT_S), 3))
+        else:
+            yield Kill(site, kind, int(MOST_POINTS[kind] ** draw.random()))
+
+
+@dataclass
+class Account:
+    """What became of the kills.
+
+    Attributes:
+        struck: kills by role and kind.
+        missed: kills whose point was not reached in time; the process was killed then and there, as a ``moment``.
+        ended: how often a process that was not killed ended by itself, by role and exit code.
+        rounds: finished and lost.
+        charged: rounds that the ledgers of noisy sources hold.
+        trained: rounds for which noise was drawn.
+        released: vectors that left, each of another round or another source.
+        logs: how many were verified.
+    """
+
+    struck: Counter[str] = field(default_factory=Counter)
+    missed: int = 0
+    ended: Counter[str] = field(default_factory=Counter)
+    rounds: Counter[str] = field(default_factory=Counter)
+    charged: int = 0
+    trained: int = 0
+    released: int = 0
+    logs: int = 0
+
+    def add(self, other: Account) -> None:
+        """Count another federation in."""
+        self.struck += other.struck
+        self.ended += other.ended
+        self.rounds += other.rounds
+        for name in ("missed", "charged", "trained", "released", "logs"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+class Killings:
+    """One federation under kills."""
+
+    def __init__(self, federation: Kits, own: Mapping[str, tuple[str, ...]] = NO_MORE) -> None:
+        """Make ledgers and policies. ``own`` are more settings of some sites."""
+        self.federation, self.account, self._own = federation, Account(), own
+        self.sites = (federation.target, *federation.names)
+        self._countdowns = {site: Countdowns(federation.root / f"kill-{site}") for site in self.sites}
+        self.live: dict[str, Process] = {}
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Ledgers for noisy sources, and policies that do not stop at the third round without a result."""
+        for site in self.federation.names:
+            policy = self.federation.kit(site) / "local" / "policy.toml"
+            text, count = re.subn("^max-unfinished = .*", "max-unfinished = 10000", policy.read_text(), flags=re.M)
+            assert count == 1
+            policy.write_text(text)
+            assert main(["policy", "sign", str(policy.parents[1])]) == 0
+        for site in NOISY:
+            settings = self.federation.kit(site) / "local" / "settings.toml"
+            assert main(["budget", "init", "--config", str(settings), *_sets(NOISE)]) == 0
+
+    def start(self, site: str) -> None:
+        """Start a site's process, killable and under a witness."""
+        own = {
+            "SECUREFDA_KILL": str(self.federation.root / f"kill-{site}"),
+            "SECUREFDA_WITNESS": str(self.witness_of(site)),
+            "SECUREFDA_KIT": str(self.federation.kit(site)),
+            "PYTHONPATH": os.pathsep.join(map(str, (REPOSITORY, HERE, HERE.parent / "support"))),
+        }
+        settings = (*(NOISE if site in NOISY else ()), *self._own.get(site, ()))
+        self.live[site] = self.federation.start(site, *settings, module="killed_site", env=own)
+
+    def witness_of(self, site: str) -> Path:
+        """What a site's processes said that they were about to do."""
+        return self.federation.root / f"witness-{site}"
+
+    def run(self, kills: Iterator[Kill], count: int) -> None:
+        """Start all sites, kill ``count`` times, see that the run goes on, and end it."""
+        self.begin()
+        for _ in range(count):
+            self.kill(next(kills))
+        self.end()
+
+    def begin(self) -> None:
+        """Start all sites and wait for a round."""
+        for site in self.sites:
+            self.start(site)
+        self._until_a_round_of_all()
+
+    def end(self) -> None:
+        """See that the run goes on, end all sites, and look at what they leave. Raises AssertionError."""
+        self._until_a_round_of_all()
+        for site in self.sites:
+            self.live[site].interrupt(signal.SIGTERM)
+        self._check()
+
+    def kill(self, kill: Kill) -> None:
+        """Kill one process at its point, or where it does not get there, after a while; start it again."""
+        site, kind, countdowns = kill.site, kill.kind, self._countdowns[kill.site]
+        self.keep_up()
+        process = self.live[site]
+        until = time.monotonic() + REACH_S
+        if kill.kind == "moment":
+            time.sleep(kill.count)
+        else:
+            countdowns.set(kill.kind, int(kill.count))
+            while process.process.poll() is None and time.monotonic() < until:
+                self.keep_up(but=site)
+                time.sleep(0.01)
+            countdowns.set(kill.kind, 0)
+            if process.process.poll() is None:
+                self.account.missed += 1
+                kind = "moment"
+        process.process.kill()
+        code = process.end()
+        if code == -signal.SIGKILL:
+            role = "aggregator" if site == self.federation.target else "source"
+            self.account.struck[f"{role} {kind}"] += 1
+            self.start(site)
+        else:
+            self._ended(site, code)
+
+    def keep_up(self, but: str = "") -> None:
+        """Start again what has ended by itself, as its site would."""
+        for site, process in self.live.items():
+            if site != but and (code := process.process.poll()) is not None:
+                self._ended(site, code)
+
+    def _ended(self, site: str, code: int) -> None:
+        process = self.live[site]
+        process.end()
+        assert code in STARTED_AGAIN, f"{site} ended with {code}:\n{process.text}"
+        assert any(line.startswith("error: ") for line in process.err), process.text
+        assert "Traceback" not in process.text, process.text
+        role = "aggregator" if site == self.federation.target else "source"
+        self.account.ended[f"{role} {code}"] += 1
+        self.start(site)
+
+    def _until_a_round_of_all(self) -> None:
+        """Wait for a finished round that every source was in, begun from now on."""
+        until, before = time.monotonic() + ROUND_S, len(self._rounds())
+        while time.monotonic() < until:
+            self.keep_up()
+            if any(line["survivors"] == self.federation.names for line in self._rounds()[before + 1 :]):
+                return
+            time.sleep(0.05)
+        raise AssertionError("no round of all sources:\n" + "\n".join(p.text for p in self.live.values()))
+
+    def _rounds(self) -> list[dict[str, Any]]:
+        file = self.federation.run_folder / "metrics.jsonl"
+        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+    def _check(self) -> None:
+        account, rounds = self.account, self._rounds()
+        assert [line["round"] for line in rounds] == list(range(1, len(rounds) + 1))
+        account.rounds.update(line["status"] for line in rounds)
+        for site in self.sites:
+            logs = list((self.federation.kit(site) / "local" / "audit").iterdir())
+            assert len(logs) == 1, f"{site} has {len(logs)} logs of one run"
+            assert main(["audit", "verify", str(logs[0]), "--witnesses", "0"]) == 0
+            account.logs += 1
+        for site in self.federation.names:
+            account.released += releases_once(witnessed(self.witness_of(site)))
+        for site in NOISY:
+            trained, charged = self._ledger(site)
+            assert_charged(trained, charged)
+            account.trained += len(trained)
+            account.charged += len(charged)
+
+    def _ledger(self, site: str) -> tuple[dict[tuple[str, int, int], int], dict[tuple[str, int, int], int]]:
+        """Steps by run, round and attempt: of which noise was drawn, and which are charged."""
+        lines = [line for line in witnessed(self.witness_of(site)) if line["what"] == "trains"]
+        trained = {(line["run"], line["round"], line["attempt"]): line["steps"] for line in lines}
+        assert len(trained) == len(lines), "noise was drawn twice for one attempt"
+        ledger = self.federation.kit(site) / "local" / "ledgers" / "training-rows.sqlite"
+        with closing(sqlite3.connect(ledger)) as database:
+            rows = read_chain(database.execute("SELECT number, body, digest FROM rows ORDER BY number"))
+        events = [row.fields["event"] for row in rows if row.kind == "reserved"]
+        return trained, {(event["run"], event["round"], event["attempt"]): event["steps"] for event in events}
+
+
+def witnessed(file: Path) -> list[dict[str, Any]]:
+    """The lines of a witness; one that a kill cut off is left out."""
+    return [json.loads(line) for line in file.read_text().split("\n")[:-1]]
+
+
+def releases_once(lines: list[dict[str, Any]]) -> int:
+    """How many vectors left a source. Raises AssertionError where two were of one round."""
+    rounds = {line["session"]: line["round"] for line in lines if line["what"] == "header"}
+    released: dict[int, set[tuple[str, str]]] = defaultdict(set)
+    for line in lines:
+        if line["what"] == "released":
+            released[rounds[line["session"]]].add((line["session"], line["digest"]))
+    twice = {number: sorted(sent) for number, sent in released.items() if len(sent) > 1}
+    assert not twice, f"more than one release of a round: {twice}"
+    return len(released)
+
+
+def assert_charged(trained: dict[tuple[str, int, int], int], charged: dict[tuple[str, int, int], int]) -> None:
+    """The ledger holds every attempt for which noise was drawn, with all its steps."""
+    low = {of: steps for of, steps in trained.items() if charged.get(of, 0) < steps}
+    assert not low, f"trained and not charged: {low}"
+
+
+def _sets(settings: tuple[str, ...]) -> list[str]:
+    return [part for text in settings for part in ("--set", text)]
+
+
+def kill_a_federation(root: Path, seed: int, count: int) -> Account:
+    """A federation of its own, killed ``count`` times.
+
+    Raises:
+        AssertionError: something does not hold that must; it says what.
+    """
+    with kits(root, SOURCES, settings=SETTINGS) as federation:
+        killings = Killings(federation)
+        killings.run(drawn_kills(seed, killings.sites), count)
+        return killings.account
