@@ -43,6 +43,7 @@ _NEARLY_PARALLEL = 0.9
 _PROJECTING = ("fedgp", "fedgp_auto", "auto")
 _AUTO = ("fedda_auto", "fedgp_auto", "auto")
 _USED_BY = {
+    "beta-per-layer": _AUTO,
     "beta": ("fedda", "fedgp"),
     "projection": _PROJECTING,
     "filter": _PROJECTING,

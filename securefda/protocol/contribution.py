@@ -72,6 +72,7 @@ def terms_of(plan: RoundPlan) -> RuleTerms:
         attention=AttentionTerms(str(plan.attention_gain), plan.attention_temperature, plan.attention_bound)
         if plan.rule.attends
         else None,
+        beta_per_layer=plan.beta_per_layer,
     )
 
 
@@ -96,6 +97,7 @@ def plan_of(terms: RuleTerms) -> RoundPlan:
             estimator=terms.estimator,  # type: ignore[arg-type]
             learning_rate_factor=terms.learning_rate_factor,
             select=terms.select,
+            beta_per_layer=terms.beta_per_layer,
             **attention,
         )
     except ValueError as error:

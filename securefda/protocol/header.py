@@ -116,6 +116,7 @@ class RuleTerms:
     learning_rate_factor: float
     select: bool = False
     attention: AttentionTerms | None = None
+    beta_per_layer: bool = False
 
     def __post_init__(self) -> None:
         expect(0 <= self.beta <= 1, "beta must lie in [0, 1]")

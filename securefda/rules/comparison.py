@@ -6,7 +6,7 @@ Alignment of a source's update with the target's learning rate and number of ste
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -63,6 +63,7 @@ class Comparison:
         statistics: of the target's steps.
         products: in each layer, of the target's update and the source's.
         geometry: over the whole vector, of the target's mean step and the source's aligned step.
+        target: g_T, ``(n_params,)``.
         along_layers: <x_j, gbar> of each step of the target in each layer ``(B, n_layers)``; None where the plan has no
             use for it, or where the single steps are not at hand.
     """
@@ -70,12 +71,35 @@ class Comparison:
     statistics: TargetStatistics
     products: Products
     geometry: StepGeometry
+    target: Reals = field(repr=False)
     along_layers: Vector | None
 
     @property
     def along(self) -> Vector | None:
         """<x_j, gbar> of each step ``(B,)``, over the whole vector."""
         return None if self.along_layers is None else self.along_layers.sum(axis=1)
+
+    def by_layer(self, sizes: Sequence[int]) -> list[Comparison]:
+        """Return one for each layer.
+
+        What is published of the target's noise is one number, sigma^2. A layer is taken to have the part of it that it
+        has of ||x-bar||^2: as much noise for its length as every other layer. Where x-bar is zero, it goes by sizes.
+
+        Args:
+            sizes: of the layers, which sum to n_params.
+        """
+        steps, squared = float(self.statistics.steps), self.products.target_squared
+        lengths = squared if squared.sum() > SMALLEST_SQUARED_NORM else np.asarray(sizes, dtype=np.float64)
+        parts = []
+        for number, (part, share) in enumerate(zip(layer_slices(sizes), lengths / lengths.sum(), strict=True)):
+            one, target = slice(number, number + 1), self.target[part]
+            products = Products(squared[one], self.products.inner[one], self.products.source_squared[one])
+            geometry = StepGeometry.of_round(products, steps=self.statistics.steps, size=target.size)
+            scatter = self.statistics.scatter * float(share)
+            mean_square = geometry.mean_squared + scatter * (steps - 1) / steps
+            statistics = TargetStatistics(self.statistics.steps, mean_square, scatter)
+            parts.append(Comparison(statistics, products, geometry, target, None))
+        return parts
 
     def noise_along(self, estimator: Estimator) -> float:
         """Return the part of sigma^2 along the source's direction in each layer: what projection keeps of it.
@@ -129,4 +153,4 @@ def compare(
         along = np.stack(by_layer, axis=1) * (1 / statistics.steps)
     geometry = StepGeometry.of_round(products, steps=statistics.steps, size=source.size)
     statistics.require_agreement(geometry.mean_squared)
-    return Comparison(statistics, products, geometry, along)
+    return Comparison(statistics, products, geometry, target, along)

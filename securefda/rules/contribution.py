@@ -30,10 +30,10 @@ from securefda.rules import checks
 from securefda.rules.attention import attention_share
 from securefda.rules.beta import source_beta
 from securefda.rules.blocks import Reals, Vector, add_scaled
-from securefda.rules.comparison import compare
+from securefda.rules.comparison import Comparison, compare
 from securefda.rules.gap import first_order_gain
-from securefda.rules.projection import Products, Projection, layer_multiples, scale_layers
-from securefda.rules.selection import DeltaErrors, source_errors
+from securefda.rules.projection import SMALLEST_SQUARED_NORM, Products, Projection, layer_multiples, scale_layers
+from securefda.rules.selection import DeltaErrors, source_errors, sum_of_errors
 from securefda.rules.statistics import TargetStatistics
 from securefda.rules.strategy import OF_A_WHOLE_RUN, RoundPlan, Rule
 
@@ -164,17 +164,22 @@ def contribute(
         sizes,
         step_updates=step_updates,
     )
-    errors = source_errors(comparison, plan.estimator) if plan.select else None
+    parts = comparison.by_layer(sizes) if plan.beta_per_layer else [comparison]
+    errors = sum_of_errors(source_errors(part, plan.estimator) for part in parts) if plan.select else None
     if plan.rule is Rule.TARGET_ONLY:
         return Contribution(vector=np.zeros(source.size), keep=1.0, beta=None, errors=errors)
     if not plan.rule.adapts:
         return Contribution(vector=source.astype(np.float64), keep=0.0, beta=None, errors=errors)
-    beta = plan.beta
-    if plan.rule.beta_rule is not None:
-        beta = source_beta(
-            plan.rule.beta_rule, plan.estimator, comparison.statistics, comparison.geometry, comparison.along
-        )
-    weighted = weighted_update(plan, source, sizes, products=comparison.products, beta=beta)
+    if plan.rule.beta_rule is None:
+        weighted = weighted_update(plan, source, sizes, products=comparison.products, beta=plan.beta)
+        return replace(weighted, errors=errors)
+    betas = [
+        source_beta(plan.rule.beta_rule, plan.estimator, part.statistics, part.geometry, part.along) for part in parts
+    ]
+    if plan.beta_per_layer:
+        weighted = weighted_by_layer(plan, comparison, source, sizes, np.array(betas))
+    else:
+        weighted = weighted_update(plan, source, sizes, products=comparison.products, beta=betas[0])
     return replace(weighted, errors=errors)
 
 
@@ -228,6 +233,30 @@ def weighted_update(
     else:
         multiples = np.ones(len(sizes))
     vector = scale_layers(source, sizes, multiples * beta)
+    return Contribution(vector=vector, keep=1.0 - beta, beta=beta)
+
+
+def weighted_by_layer(
+    plan: RoundPlan, comparison: Comparison, source: Reals, sizes: Sequence[int], betas: Vector
+) -> Contribution:
+    """Return what a source adds to a FedDA or FedGP round with a beta of its own for each layer.
+
+    One share of the target's update stands beside the sum, 1 - beta. What a layer keeps more or less of it than that is
+    in the vector: ``beta_l P(g_T | g_i) + (beta - beta_l) g_T``. Beta is the mean of the betas by the squared length of
+    g_T in each layer, which makes that least.
+
+    Args:
+        plan, source, sizes: as for `weighted_update`.
+        comparison: of the target's update and ``source``.
+        betas: of each layer, in [0, 1], ``(n_layers,)``.
+    """
+    products, lengths = comparison.products, comparison.products.target_squared
+    total = float(lengths.sum())
+    beta = float(np.dot(lengths, betas)) / total if total > SMALLEST_SQUARED_NORM else float(betas.mean())
+    beta = min(max(beta, 0.0), 1.0)  # rounding
+    multiples = layer_multiples(products, plan.projection, negative=not plan.filter) if plan.rule.projects else 1.0
+    vector = scale_layers(source, sizes, multiples * betas)
+    add_scaled(vector, scale_layers(comparison.target, sizes, beta - betas), 1.0)
     return Contribution(vector=vector, keep=1.0 - beta, beta=beta)
 
 

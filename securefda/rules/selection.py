@@ -23,7 +23,7 @@ target_only and source_only are chosen only in a tie.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy.typing as npt
@@ -132,15 +132,18 @@ def delta_errors(
     if not plan.select:
         raise ValueError("plan: errors are estimated only where it selects")
     source = checks.vector("source_update", source_update)
-    comparison = compare(
-        plan,
-        statistics,
-        target_update,
-        source,
-        checks.layer_sizes(layers, source.size),
-        step_updates=step_updates,
-    )
-    return source_errors(comparison, plan.estimator)
+    sizes = checks.layer_sizes(layers, source.size)
+    comparison = compare(plan, statistics, target_update, source, sizes, step_updates=step_updates)
+    parts = comparison.by_layer(sizes) if plan.beta_per_layer else [comparison]
+    return sum_of_errors(source_errors(part, plan.estimator) for part in parts)
+
+
+def sum_of_errors(errors: Iterable[DeltaErrors]) -> DeltaErrors:
+    """Return the errors of all layers together, of those of each."""
+    total = DeltaErrors(0.0, 0.0, 0.0)
+    for one in errors:
+        total = total.plus(one)
+    return total
 
 
 def mean_errors(errors: Sequence[DeltaErrors], weights: npt.ArrayLike | None = None) -> DeltaErrors:
@@ -156,9 +159,7 @@ def mean_errors(errors: Sequence[DeltaErrors], weights: npt.ArrayLike | None = N
     if not errors:
         raise ValueError("errors: must be of at least one source")
     samples = checks.source_weights(weights, len(errors))
-    total = DeltaErrors(0.0, 0.0, 0.0)
-    for one, weight in zip(errors, samples.tolist(), strict=True):
-        total = total.plus(one.times(weight))
+    total = sum_of_errors(one.times(weight) for one, weight in zip(errors, samples.tolist(), strict=True))
     return total.times(1 / float(samples.sum()))
 
 

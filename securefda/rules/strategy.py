@@ -201,6 +201,8 @@ class RulePlan:
         rule: what to do with the updates; the rule's name is accepted too, as for the other names here.
         beta: weight of a source under `Rule.FEDDA` and `Rule.FEDGP`, in [0, 1]; other rules ignore it.
         projection: form of the projection under the FedGP rules.
+        beta_per_layer: whether auto-beta is one number for each layer of the model (rules with auto-beta, and auto);
+            not where the estimator needs single steps.
         filter: whether layers in which source and target disagree in sign are left out (FedGP rules).
         align: whether a source's update is aligned with the target's schedule (FedDA and FedGP rules).
         estimator: how auto-beta estimates tau^2 d^2.
@@ -218,6 +220,7 @@ class RulePlan:
 
     rule: Rule
     beta: float = 0.5
+    beta_per_layer: bool = False
     projection: Projection = Projection.ORTHOGONAL
     filter: bool = True
     align: bool = True
@@ -239,6 +242,9 @@ class RulePlan:
             why = f"must be {Variance.STEPS}, {self.rule} with the {self.estimator} estimator takes the single steps"
             raise ValueError(f"variance: {why}")
         checks.number_between("beta", self.beta, 0, 1)
+        if checks.switch("beta_per_layer", self.beta_per_layer) and self.needs_step_updates:
+            why = f"must be false, {self.rule} with the {self.estimator} estimator takes the single steps as a whole"
+            raise ValueError(f"beta_per_layer: {why}")
         checks.switch("filter", self.filter)
         checks.switch("align", self.align)
         checks.number_between("attention_temperature", self.attention_temperature, 0, math.inf, open_below=True)
@@ -462,6 +468,7 @@ def round_plan(strategy: Strategy, round_number: int, errors: Mapping[Rule, floa
         select=strategy.rule is Rule.AUTO and number > strategy.warm_up_rounds,
         server=strategy.server(reptile=number > strategy.rounds - strategy.reptile_rounds) if rule in _MEANS else None,
         beta=strategy.beta,
+        beta_per_layer=strategy.beta_per_layer,
         projection=strategy.projection,
         filter=strategy.filter,
         align=strategy.align,

@@ -418,6 +418,7 @@ class RuleTerms(_message.Message):
     LEARNING_RATE_FACTOR_FIELD_NUMBER: _builtins.int
     SELECT_FIELD_NUMBER: _builtins.int
     ATTENTION_FIELD_NUMBER: _builtins.int
+    BETA_PER_LAYER_FIELD_NUMBER: _builtins.int
     rule: _builtins.str
     """Name of the rule, for example "fedgp_auto"; at most 64 bytes."""
     beta: _builtins.float
@@ -434,6 +435,8 @@ class RuleTerms(_message.Message):
     """Factor on every site's learning rate in this round; finite, above 0."""
     select: _builtins.bool
     """Whether sources hand in estimated errors of the rules, from which that of the next round is chosen."""
+    beta_per_layer: _builtins.bool
+    """Whether auto-beta is one number for each layer."""
     @_builtins.property
     def attention(self) -> Global___AttentionTerms:
         """How a source's share of attention is computed; present under the rules with attention, absent under every other."""
@@ -450,10 +453,11 @@ class RuleTerms(_message.Message):
         learning_rate_factor: _builtins.float = ...,
         select: _builtins.bool = ...,
         attention: Global___AttentionTerms | None = ...,
+        beta_per_layer: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["align", b"align", "attention", b"attention", "beta", b"beta", "estimator", b"estimator", "filter", b"filter", "learning_rate_factor", b"learning_rate_factor", "projection", b"projection", "rule", b"rule", "select", b"select"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["align", b"align", "attention", b"attention", "beta", b"beta", "beta_per_layer", b"beta_per_layer", "estimator", b"estimator", "filter", b"filter", "learning_rate_factor", b"learning_rate_factor", "projection", b"projection", "rule", b"rule", "select", b"select"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

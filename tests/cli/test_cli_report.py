@@ -468,10 +468,10 @@ def test_a_summary_of_another_form_is_named(key: str, tmp_path: Path) -> None:
     [
         (
             "fedgp_auto",
-            {"filter", "projection", "estimator", "variance", "step", "align"},
+            {"beta-per-layer", "filter", "projection", "estimator", "variance", "step", "align"},
             {"beta", "ditto-lambda", "knn-scale"},
         ),
-        ("fedda", {"beta", "step", "align"}, {"filter", "estimator", "variance", "apfl-alpha"}),
+        ("fedda", {"beta", "step", "align"}, {"beta-per-layer", "filter", "estimator", "variance"}),
         ("knn_per", {"knn-neighbours"}, {"ditto-lambda", "beta", "reptile-rounds"}),
         ("ditto", {"ditto-lambda", "personal-epochs", "head"}, {"knn-weight", "finetune-rounds"}),
     ],

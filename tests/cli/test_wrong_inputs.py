@@ -2035,6 +2035,13 @@ LABELS = {
         again=f"{SIMULATE} --set strategy.step=validated --set strategy.validation-share=0.2",
         then=FURTHER,
     ),
+    "a-beta-per-layer-from-single-steps": Wrong(
+        f"{SIMULATE} --set strategy.beta-per-layer=true --set strategy.rule=fedgp_filtered_auto",
+        "strategy.beta-per-layer: must be false, fedgp_filtered_auto with the mean-field estimator takes the single steps",
+        "",
+        again=f"{SIMULATE} --set strategy.beta-per-layer=true --set strategy.rule=fedgp_auto",
+        then=FURTHER,
+    ),
     "an-unknown-variance": Wrong(
         f"{SIMULATE} --set strategy.variance=cross-fit",
         "strategy.variance: must be one of steps, fixed-point, cross-fitted; is 'cross-fit'",

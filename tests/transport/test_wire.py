@@ -53,6 +53,7 @@ rules = st.builds(
     words,
     learning_rate_factor=positive,
     select=st.booleans(),
+    beta_per_layer=st.booleans(),
 )
 targets = st.builds(m.TargetTerms, some_uint32, positive, st.one_of(st.just(b""), digests), not_negative, not_negative)
 norms = st.builds(m.NormCapTerms, positive, some_uint32, st.sampled_from(m.Granularity))

@@ -116,6 +116,10 @@ class StrategySection(Settings):
     beta: float = 0.5
     """Weight of a source under `fedda` and `fedgp`, from 0 to 1; other rules ignore it."""
 
+    beta_per_layer: bool = False
+    """Whether auto-β is one number for each layer of the model, in the place of one for all: a source then counts for
+    more in the layers in which it is close to the target. Not where the rule needs the target's single steps."""
+
     projection: str = "orthogonal"
     """Form of the projection under the FedGP rules."""
 
