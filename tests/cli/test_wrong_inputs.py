@@ -2037,7 +2037,7 @@ LABELS = {
     ),
     "a-beta-per-layer-from-single-steps": Wrong(
         f"{SIMULATE} --set strategy.beta-per-layer=true --set strategy.rule=fedgp_filtered_auto",
-        "strategy.beta-per-layer: must be false, fedgp_filtered_auto with the mean-field estimator takes the single steps",
+        "strategy.beta-per-layer: must be false, fedgp_filtered_auto with the mean-field estimator takes the",
         "",
         again=f"{SIMULATE} --set strategy.beta-per-layer=true --set strategy.rule=fedgp_auto",
         then=FURTHER,
