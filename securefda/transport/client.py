@@ -461,15 +461,16 @@ class SourceChannel:
     async def _on_some_connection(self, transfer: Callable[[Connection], Awaitable[ResultT]]) -> ResultT:
         """Run a transfer, again where it breaks: on the next connection, or for a while on the same."""
         loop = asyncio.get_running_loop()
-        pauses, since, before = backoff_s(), loop.time(), None
+        patience_s = max(self._settings.reconnect_deadline_s, self._settings.silence_s)
+        pauses, before, failing_since = backoff_s(), None, 0.0
         while True:
             connection = await self._connected()
-            if connection is not before:
-                since, before = loop.time(), connection
             try:
                 return await transfer(connection)
             except HungUp:
-                if loop.time() - since >= max(self._settings.reconnect_deadline_s, self._settings.silence_s):
+                if connection is not before:
+                    before, failing_since = connection, loop.time()
+                elif loop.time() - failing_since >= patience_s:
                     raise
             await asyncio.sleep(next(pauses))
 

@@ -29,6 +29,7 @@ COMPLETED_UPLOADS = 16
 
 _UNIFORM = SystemRandom().uniform
 _IDENTITY_ONLY = 1  # bit 0 of gRPC's set of compression algorithms: no compression
+_NEVER_MS = 2**31 - 1
 _CONCURRENT_STREAMS = 8  # control, one upload, one download, and their successors after a broken connection
 
 
@@ -108,9 +109,9 @@ def _common_options(settings: TransportSettings) -> list[tuple[str, int]]:
         ("grpc.max_receive_message_length", settings.max_message_bytes),
         ("grpc.max_send_message_length", settings.max_message_bytes),
         ("grpc.compression_enabled_algorithms_bitset", _IDENTITY_ONLY),
-        ("grpc.keepalive_time_ms", 30_000),
-        ("grpc.keepalive_timeout_ms", 20_000),
-        ("grpc.keepalive_permit_without_calls", 0),
+        # gRPC's own pings wait behind a vector on a slow line, as heartbeats do, and it would count that as a silence
+        ("grpc.keepalive_time_ms", _NEVER_MS),
+        ("grpc.http2.ping_timeout_ms", _NEVER_MS),
     ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import replace
 
 import pytest
 from bad_network import BadNetwork, Conditions, Fault
@@ -52,6 +53,21 @@ async def test_on_a_slow_line_heartbeats_wait_behind_vectors_and_no_connection_i
                 await soon(channel.send(masked_input(1, vector)))
                 assert bytes((await next_event(server, Received)).parcel.vectors[0]) == vector
                 assert bad.connections == 2
+
+
+@scenario
+async def test_a_transfer_that_breaks_after_longer_than_the_deadline_to_reconnect_is_taken_up_again() -> None:
+    """The deadline is for the time without a connection; how long a vector takes is another matter."""
+    settings = replace(SETTINGS, reconnect_deadline_s=1.0)
+    sites, vector = Sites(), os.urandom(140_000)
+    cut = Conditions(bytes_per_s=50_000, first=(CHECKS_A_CERTIFICATE, Fault("cut", "down", 120_000)))
+    async with sites.listening(settings) as (server, upstream):
+        with network(upstream, cut) as bad:
+            async with sites.connected(1, f"127.0.0.1:{bad.port}", settings) as channel:
+                await joined(server, 1)
+                await server.send([(1, header(vector))])
+                assert bytes((await soon(channel.receive())).vectors[0]) == vector
+                assert bad.struck == {"cut": 1}
 
 
 @scenario
