@@ -1,0 +1,226 @@
+"""The paper's tables on the whole of MNIST and Fashion-MNIST: every rule with a schedule that was chosen for it.
+
+    python benchmarks/full_data.py --measure --data-dir DIR --cache FOLDER    run what FOLDER lacks, write the figures
+    python benchmarks/full_data.py [--check]    from full_data.json: print the tables
+
+Every run is a simulated federation at ``sum`` (`full_data_runs.py` has the grid). What is chosen for each rule and data
+set is the factor on the learning rates after warm-up: the one with the best accuracy on `VALIDATION_SEED`, which is in
+no table. target_only takes part, with more factors to choose from, and so is the target alone at its best rate.
+
+A study that was stopped goes on where it was; its figures are written after every run. ``--check`` ends with 1 where a
+requirement of `BARS` does not hold or was not measured with every seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from full_data_runs import RULES, SEEDS, STUDIES, VALIDATION_SEED, Cell, measured_cells, run_cell, searched_cells
+from studies import Cache, as_text, shown, this_machine
+
+from securefda.bench.accuracy.federated import use_one_thread
+from securefda.bench.accuracy.paper import COLORED_MNIST, LABEL_SHIFT, MEAN, NOISY_FASHION, Published
+
+HERE = Path(__file__).parent
+FIGURES = HERE / "full_data.json"
+PAPER: Mapping[str, tuple[Published, str]] = {
+    "ColoredMNIST": (COLORED_MNIST, ""),
+    "noisy Fashion-MNIST": (NOISY_FASHION, "0.4"),
+    "label shift": (LABEL_SHIFT, "0.15"),
+}
+"""Study -> the paper's table, and its column where the study has one."""
+
+Row = Mapping[str, Any]
+"""A rule of a study: accuracy by target on the validation seed for each factor, the chosen one, accuracy by seed."""
+Known = Mapping[str, Mapping[str, Any]]
+"""Figures by the key of their cell."""
+
+
+def rows_of(known: Known) -> list[dict[str, Any]]:
+    """A row for each study and rule whose factor was chosen, with the seeds that every target has."""
+    rows = []
+    for name, study in STUDIES.items():
+        for rule in RULES:
+            factor = chosen(name, rule, known)
+            if factor is None:
+                continue
+            seeds = [
+                seed
+                for seed in SEEDS
+                if all(Cell(name, target, rule, factor, seed).key in known for target in study.targets)
+            ]
+            runs = {
+                target: [known[Cell(name, target, rule, factor, seed).key] for seed in seeds]
+                for target in study.targets
+            }
+            rows.append(
+                {"study": name, "rule": rule, "factor": factor, "searched": _searched(name, rule, known)}
+                | {"seeds": seeds}
+                | {"accuracy": {target: [round(run["accuracy"], 2) for run in of] for target, of in runs.items()}}
+                | {"beta": _mean([run["beta"] for of in runs.values() for run in of if run["beta"] is not None])}
+                | {"cpu_s": _mean([run["cpu_s"] for of in runs.values() for run in of])}
+            )
+    return rows
+
+
+def chosen(study: str, rule: str, known: Known) -> float | None:
+    """The factor with the best accuracy on the validation seed, mean over targets; None until all were measured."""
+    found = _searched(study, rule, known)
+    if len(found) < len(STUDIES[study].factors_of(rule)):
+        return None
+    return float(max(found, key=lambda factor: found[factor]))
+
+
+def _searched(study: str, rule: str, known: Known) -> dict[str, float]:
+    """Factor -> accuracy on the validation seed, mean over targets, of those that every target has."""
+    found = {}
+    for factor in STUDIES[study].factors_of(rule):
+        keys = [Cell(study, target, rule, factor, VALIDATION_SEED).key for target in STUDIES[study].targets]
+        if all(key in known for key in keys):
+            found[f"{factor:g}"] = round(fmean(known[key]["accuracy"] for key in keys), 2)
+    return found
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return round(fmean(values), 3) if values else None
+
+
+def by_seed(row: Row, target: str = "") -> list[float]:
+    """Accuracy of a row for each of its seeds: of a target, or the mean over all."""
+    columns = [row["accuracy"][target]] if target else list(row["accuracy"].values())
+    return [fmean(of_seed) for of_seed in zip(*columns, strict=True)]
+
+
+# --- requirements -----------------------------------------------------------------------------------------------------
+
+BARS: Sequence[tuple[str, str, float, str]] = (
+    ("ColoredMNIST", "fedgp_auto", 84.1, ""),
+    ("ColoredMNIST", "fedgp_auto", 1.0, "target_only"),
+    ("noisy Fashion-MNIST", "fedgp_auto", 71.5, ""),
+    ("noisy Fashion-MNIST", "fedda_auto", 72.0, ""),
+    ("noisy Fashion-MNIST", "fedgp_auto", 4.0, "target_only"),
+    ("noisy Fashion-MNIST", "fedda_auto", 4.0, "target_only"),
+    ("label shift", "fedgp_auto", 86.0, ""),
+)
+"""Study, rule, and percent that its mean reaches, or points above another rule's."""
+
+LOWEST = ("ColoredMNIST", "fedgp_auto", "minus-90", 75.0)
+"""Below which no seed may be."""
+
+
+def misses(rows: Sequence[Row]) -> list[str]:
+    """A line for each requirement that does not hold or cannot be judged."""
+    whole = {(row["study"], row["rule"]): row for row in rows if row["seeds"] == list(SEEDS)}
+    wrong = []
+    for study, rule, points, over in BARS:
+        known = [whole.get((study, name)) for name in (rule, over) if name]
+        if None in known:
+            wrong.append(f"MISSING: {study}: {' or '.join(filter(None, (rule, over)))} lacks a seed")
+            continue
+        reached, other = fmean(by_seed(whole[study, rule])), fmean(by_seed(whole[study, over])) if over else 0.0
+        if reached - other < points:
+            above = f" above {over}" if over else ""
+            wrong.append(f"MISSED: {study}: {rule} is at {reached - other:.1f}{above}, must be at {points:g}")
+    study, rule, target, least = LOWEST
+    for reached in by_seed(whole[study, rule], target) if (study, rule) in whole else ():
+        if reached < least:
+            wrong.append(f"MISSED: {study}: {rule} on {target} is at {reached:.1f} with one seed, must be at {least:g}")
+    return wrong
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def tables(rows: Sequence[Row]) -> dict[str, str]:
+    """Text in Markdown: accuracy in each study, and what the search found."""
+    return {name: _accuracy(name, rows) for name in STUDIES} | {"search": _search(rows)}
+
+
+def _accuracy(study: str, rows: Sequence[Row]) -> str:
+    """With the paper's figures in brackets."""
+    targets = STUDIES[study].targets
+    several = len(targets) > 1
+    published, column = PAPER[study]
+    head = ["rule", *(targets if several else ()), "mean" if several else "accuracy", "mean β", "seeds"]
+    lines = []
+    for row in rows:
+        if row["study"] != study or not row["seeds"]:
+            continue
+        cells = [_cell(by_seed(row, target), published.figure(row["rule"], target)) for target in targets if several]
+        cells.append(_cell(by_seed(row), published.figure(row["rule"], MEAN if several else column)))
+        beta = "" if row["beta"] is None else f"{row['beta']:.2f}"
+        lines.append([row["rule"], *cells, beta, ", ".join(map(str, row["seeds"]))])
+    return _markdown(head, lines)
+
+
+def _cell(values: Sequence[float], published: float | None) -> str:
+    spread = f" ± {stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{fmean(values):.1f}{spread}" + ("" if published is None else f" ({published:.1f})")
+
+
+def _search(rows: Sequence[Row]) -> str:
+    """The validation seed's accuracies by factor, the chosen one bold."""
+    lines = []
+    for row in rows:
+        tried = [
+            f"**{factor}: {accuracy:.1f}**" if float(factor) == row["factor"] else f"{factor}: {accuracy:.1f}"
+            for factor, accuracy in row["searched"].items()
+        ]
+        lines.append([row["study"], row["rule"], ", ".join(tried)])
+    return _markdown(["data", "rule", f"factor: accuracy with seed {VALIDATION_SEED}"], lines)
+
+
+def _markdown(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *lines)).replace("|  |", "| |")
+
+
+# --- measuring --------------------------------------------------------------------------------------------------------
+
+
+def measure(data_dir: Path, cache: Cache) -> None:
+    """Run what the cache lacks, one after the other: for each study the search, then all seeds; keep and write each."""
+    use_one_thread()
+    for cell in searched_cells():
+        _measure(cell, data_dir, cache)
+    factors = {(name, rule): chosen(name, rule, cache.read()) for name in STUDIES for rule in RULES}
+    for cell in measured_cells({key: factor for key, factor in factors.items() if factor is not None}):
+        _measure(cell, data_dir, cache)
+
+
+def _measure(cell: Cell, data_dir: Path, cache: Cache) -> None:
+    if cell.key in cache.read():
+        return
+    figures = run_cell(cell, data_dir)
+    cache.add(cell, figures)
+    FIGURES.write_text(as_text(rows_of(cache.read()), this_machine()))
+    print(f"{cell.key}: {figures.accuracy:.2f}, {figures.cpu_s:.0f} s", flush=True)
+
+
+def main() -> int:
+    """Measure if asked to, then print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--measure", action="store_true")
+    parser.add_argument("--data-dir", type=Path)
+    parser.add_argument("--cache", type=Path)
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--figures", type=Path, default=FIGURES)
+    asked = parser.parse_args()
+    if asked.measure:
+        if asked.data_dir is None or asked.cache is None:
+            parser.error("--measure needs --data-dir and --cache")
+        measure(asked.data_dir, Cache(asked.cache, "full_data"))
+    rows = json.loads(asked.figures.read_text())["rows"]
+    print(shown(tables(rows)))
+    wrong = misses(rows)
+    print(*wrong, sep="\n", file=sys.stderr)
+    return 1 if asked.check and wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
