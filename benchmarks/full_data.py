@@ -186,11 +186,12 @@ def _markdown(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 def measure(data_dir: Path, cache: Cache) -> None:
     """Run what the cache lacks, one after the other: for each study the search, then all seeds; keep and write each."""
     use_one_thread()
-    for cell in searched_cells():
-        _measure(cell, data_dir, cache)
-    factors = {(name, rule): chosen(name, rule, cache.read()) for name in STUDIES for rule in RULES}
-    for cell in measured_cells({key: factor for key, factor in factors.items() if factor is not None}):
-        _measure(cell, data_dir, cache)
+    for name in STUDIES:
+        for cell in searched_cells(name):
+            _measure(cell, data_dir, cache)
+        factors = {rule: chosen(name, rule, cache.read()) for rule in RULES}
+        for cell in measured_cells(name, {rule: factor for rule, factor in factors.items() if factor is not None}):
+            _measure(cell, data_dir, cache)
 
 
 def _measure(cell: Cell, data_dir: Path, cache: Cache) -> None:
