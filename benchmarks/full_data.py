@@ -139,7 +139,11 @@ def misses(rows: Sequence[Row]) -> list[str]:
 
 def tables(rows: Sequence[Row]) -> dict[str, str]:
     """Text in Markdown: accuracy in each study, and what the search found."""
-    return {name: _accuracy(name, rows) for name in STUDIES} | {"search": _search(rows)}
+    return {_name(study): _accuracy(study, rows) for study in STUDIES} | {"search": _search(rows)}
+
+
+def _name(study: str) -> str:
+    return study.lower().replace(" ", "-")
 
 
 def _accuracy(study: str, rows: Sequence[Row]) -> str:

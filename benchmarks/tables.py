@@ -26,6 +26,7 @@ import audit_mutations
 import audit_rounds
 import dp_cost
 import dp_speed
+import full_data
 import gpu
 import levels
 import masking_session
@@ -75,6 +76,7 @@ def all_tables(folder: Path) -> dict[str, str]:
         "alignment": alignment.tables(figures("alignment")["rows"]),
         "attention": attention.tables(figures("attention")["rows"]),
         "pseudo_labels": pseudo_labels.tables(figures("pseudo_labels")["rows"]),
+        "full_data": full_data.tables(figures("full_data")["rows"]),
         "varied_rows": varied_rows.tables(figures("varied_rows")["rows"]),
         "scale": scale.tables(figures("scale")["cells"]),
         "team": team.tables(figures("team")["rows"]),
