@@ -65,7 +65,7 @@ STUDIES = {
         local_rounds=30,
         rate=0.005,
         factors=(0.1, 0.25),
-        more_factors=(0.5,),
+        more_factors=(0.05, 0.5),
     ),
     # 15 % of the target's images at this shift, as in the authors' published code
     "label shift": Study(
