@@ -163,7 +163,9 @@ RULES = {
         BenchRule("personalized_fedavg", settings=("strategy.reptile-rounds={fifth_of_rounds}",)),
         BenchRule("ditto", settings=("strategy.ditto-lambda=1",)),  # this and the next two as in Appendix C.2
         BenchRule("apfl", settings=("strategy.apfl-alpha=0.5",)),
-        BenchRule("knn_per", settings=("strategy.knn-neighbours=10",)),
+        BenchRule(
+            "knn_per", settings=("strategy.knn-neighbours=10", "strategy.knn-weight=0.5", "strategy.knn-scale=1")
+        ),
         BenchRule("fedrep", settings=("training.target.personal-layers=2", "training.source.personal-layers=2")),
         *(BenchRule(rule) for rule in ("f_dann", "f_dan", "fada_attention", "fada_adversarial", "fada")),
         # The least bound makes all weights equal but for a thousandth: the same rule without attention.
