@@ -37,7 +37,7 @@ PAPER: Mapping[str, tuple[Published, str]] = {
 """Study -> the paper's table, and its column where the study has one."""
 
 Row = Mapping[str, Any]
-"""A rule of a study: accuracy by target on the validation seed for each factor, the chosen one, accuracy by seed."""
+"""A rule of a study: accuracy on the validation seed by factor, the chosen factor, and accuracy by target and seed."""
 Known = Mapping[str, Mapping[str, Any]]
 """Figures by the key of their cell."""
 
@@ -64,6 +64,7 @@ def rows_of(known: Known) -> list[dict[str, Any]]:
                 | {"seeds": seeds}
                 | {"accuracy": {target: [round(run["accuracy"], 2) for run in of] for target, of in runs.items()}}
                 | {"beta": _mean([run["beta"] for of in runs.values() for run in of if run["beta"] is not None])}
+                | {"by_round": _by_round([run["accuracies"] for of in runs.values() for run in of])}
                 | {"cpu_s": _mean([run["cpu_s"] for of in runs.values() for run in of])}
             )
     return rows
@@ -89,6 +90,11 @@ def _searched(study: str, rule: str, known: Known) -> dict[str, float]:
 
 def _mean(values: Sequence[float]) -> float | None:
     return round(fmean(values), 3) if values else None
+
+
+def _by_round(runs: Sequence[Sequence[float]]) -> list[float]:
+    """Accuracy of every round, mean over all runs."""
+    return [round(fmean(of_round), 2) for of_round in zip(*runs, strict=True)]
 
 
 def by_seed(row: Row, target: str = "") -> list[float]:
