@@ -28,14 +28,17 @@ import dp_cost
 import dp_speed
 import full_data
 import gpu
+import kills
 import levels
 import masking_session
 import memory
+import networks
 import profile_rounds
 import pseudo_labels
 import round_cost
 import rule_evaluation
 import scale
+import soak
 import startup
 import team
 import varied_rows
@@ -80,6 +83,9 @@ def all_tables(folder: Path) -> dict[str, str]:
         "varied_rows": varied_rows.tables(figures("varied_rows")["rows"]),
         "scale": scale.tables(figures("scale")["cells"]),
         "team": team.tables(figures("team")["rows"]),
+        "networks": networks.tables(figures("networks")["rows"]),
+        "kills": kills.tables(figures("kills")["rows"][0]),
+        "soak": soak.tables(figures("soak")["rows"]),
         "word_widths": word_widths.tables(figures("word_widths")["rows"]),
         "gpu": gpu.tables(gpu.read(folder / "gpu.json")),
         "audit_log": audit_log.tables(figures("audit_log")),

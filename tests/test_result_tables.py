@@ -13,6 +13,7 @@ FILES = (
     *("profile_rounds", "profile_rounds_kinds", "shares", "startup", "word_widths", "masking_session"),
     *("alignment", "attention", "pseudo_labels", "offline_rounds", "dp_speed", "memory", "rule_evaluation"),
     *("varied_rows", "full_data"),
+    *("networks", "kills", "soak"),
 )
 BLOCK = "<!-- table: some/table -->\n\n| old |\n\n<!-- end -->"
 

@@ -50,6 +50,13 @@ class Wider(Digits):
         return nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
 
 
+class Large(Digits):
+    """Digits, with a million parameters and more: vectors of 4 MB."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(64, 13_400), nn.ReLU(), nn.Linear(13_400, 10))
+
+
 class Endless(Digits):
     """Its training does not end while the file ``hold`` lies in the data folder."""
 

@@ -9,16 +9,16 @@ import pytest
 from bad_network import BadNetwork, Conditions, Fault
 from bad_network import main as show
 from depth import at_depth
-from e2e_processes import Kits, assert_one_clear_line, free_port, kits
+from e2e_processes import WAIT_S, Kits, assert_one_clear_line, free_port, kits
 
 from securefda.cli import main
 from securefda.errors import ExitCode
 
 ROUNDS = at_depth(3, 20)
-SETTINGS = (f"strategy.rounds={ROUNDS}", "strategy.warm-up-rounds=1", "transport.heartbeat-s=1")
+SETTINGS = (f"strategy.rounds={ROUNDS}", "strategy.warm-up-rounds=1", f"transport.heartbeat-s={at_depth(1, 2)}")
 BAD = at_depth(
     Conditions(seed=7, delay_s=0.02, bytes_per_s=1_000_000, every=60_000),
-    Conditions(seed=7, delay_s=0.2, bytes_per_s=125_000, every=60_000),
+    Conditions(seed=7, delay_s=0.2, bytes_per_s=125_000, every=100_000),
 )
 """At depth: late by 200 ms and 1 Mbit/s, which all sources share."""
 
@@ -33,7 +33,7 @@ def run_over(federation: Kits, conditions: Conditions, *settings: str) -> tuple[
             for site in (federation.target, *federation.names)
         }
         for process in sites.values():
-            process.end()
+            process.end(at_depth(WAIT_S, 1800.0))
     return sites, network
 
 
