@@ -92,6 +92,13 @@ VARIANTS = {
     "steps, validated": KEPT_OUT,
     "cross-fitted, per layer, validated": (*ESTIMATES["cross-fitted, per layer"], *KEPT_OUT),
 }
+GROUPS = {
+    "digits": ("accuracy", ["digits"]),
+    "Fed-Heart": ("accuracy", [name for name in SUITES if name != "digits"]),
+    "rbf": ("names", list(GRID)),
+}
+"""Of the accuracies: study and columns, over which the mean is taken."""
+
 AUTO = (Rule.FEDDA_AUTO, Rule.FEDGP_AUTO)
 ALONE = (Rule.TARGET_ONLY, Rule.SOURCE_ONLY)
 
@@ -323,22 +330,19 @@ def _losses(rows: Sequence[Mapping[str, Any]], column: str, rule: Rule, variant:
 
 
 def accuracy_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Accuracy on digits, and in the mean over the four hospitals."""
-    groups = {"digits": ["digits"], "Fed-Heart, mean of four": [name for name in SUITES if name != "digits"]}
+    """Accuracy on digits, and in the means over the four hospitals and over the grid of the names."""
     lines = [
-        "| | " + " | ".join(f"{group}, {rule}" for group in groups for rule in AUTO) + " |",
-        f"|{'---|' * (1 + 2 * len(groups))}",
+        f"| | {' | '.join(f'{group}, {rule}' for group in GROUPS for rule in AUTO)} |",
+        f"|{'---|' * (1 + 2 * len(GROUPS))}",
     ]
-    baseline = [_mean(rows, names, Rule.TARGET_ONLY, "steps") for names in groups.values() for _ in AUTO]
-    lines.append(f"| target_only | {' | '.join(baseline)} |")
-    for variant in VARIANTS:
-        found = [_mean(rows, names, rule, variant) for names in groups.values() for rule in AUTO]
-        lines.append(f"| {variant} | {' | '.join(found)} |")
+    for name, variant, rules in (("target_only", "steps", 2 * [Rule.TARGET_ONLY]), *((v, v, AUTO) for v in VARIANTS)):
+        found = [_mean(rows, study, columns, rule, variant) for study, columns in GROUPS.values() for rule in rules]
+        lines.append(f"| {name} | {' | '.join(found)} |")
     return "\n".join(lines)
 
 
-def _mean(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], rule: Rule, variant: str) -> str:
-    runs = [_runs(rows, "accuracy", column, rule, variant) for column in columns]
+def _mean(rows: Sequence[Mapping[str, Any]], study: str, columns: Sequence[str], rule: Rule, variant: str) -> str:
+    runs = [_runs(rows, study, column, rule, variant) for column in columns]
     return f"{fmean(run['accuracy'] for of in runs for run in of):.1f}" if all(runs) else "–"
 
 

@@ -26,6 +26,7 @@ import audit_mutations
 import audit_rounds
 import dp_cost
 import dp_speed
+import estimators
 import full_data
 import gpu
 import kills
@@ -78,6 +79,7 @@ def all_tables(folder: Path) -> dict[str, str]:
         "masking_session": masking_session.tables(figures("masking_session")["cells"]),
         "alignment": alignment.tables(figures("alignment")["rows"]),
         "attention": attention.tables(figures("attention")["rows"]),
+        "estimators": estimators.tables(figures("estimators")["rows"]),
         "pseudo_labels": pseudo_labels.tables(figures("pseudo_labels")["rows"]),
         "full_data": full_data.tables(figures("full_data")["rows"]),
         "varied_rows": varied_rows.tables(figures("varied_rows")["rows"]),
