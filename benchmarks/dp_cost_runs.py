@@ -70,6 +70,7 @@ class Study:
         plain_rate: learning rate of a side that adds no noise, which then has the example's own batches and epochs;
             None: it follows the schedule.
         prepared: setting with which the task prepares each row by itself, as DP-SGD demands; "" where it does anyway.
+        task: settings of the task, in every run of the study.
     """
 
     example: str
@@ -80,6 +81,7 @@ class Study:
     settings: tuple[str, ...]
     plain_rate: float | None = None
     prepared: str = ""
+    task: tuple[str, ...] = ()
 
 
 def _schedule(*, rounds: int, warm_up: int, learning_rate: float, norm: float, clip: float) -> tuple[str, ...]:
@@ -104,6 +106,15 @@ STUDIES = {
         source_batches=2,
         settings=_schedule(rounds=10, warm_up=2, learning_rate=4.0, norm=1.0, clip=64.0),
         plain_rate=0.5,
+    ),
+    "digits-frozen": Study(
+        "digits.toml",
+        ("target",),
+        seeds=3,
+        delta=1e-5,
+        source_batches=2,
+        settings=_schedule(rounds=10, warm_up=2, learning_rate=0.5, norm=1.0, clip=64.0),
+        task=("task.options.features=mnist",),
     ),
     "fed-heart": Study(
         "fed_heart.toml",
@@ -156,7 +167,7 @@ class Cell:
         return Job(load_federation(file, settings), self.seed)
 
     def _plain(self, given: Iterable[str]) -> list[str]:
-        settings = [f"strategy.rule={self.rule}", *given]
+        settings = [f"strategy.rule={self.rule}", *STUDIES[self.study].task, *given]
         sources = [site for site in STUDIES[self.study].targets if site != self.target]
         if sources:
             settings += [f"federation.target={self.target}", f"federation.sources={json.dumps(sources)}"]

@@ -54,6 +54,9 @@ _WORD_BYTES = 8
 _PROBES = 3
 """Rows of the site on which a model is tried."""
 
+_SHORTEST_PROBE = 1e-3
+"""Norm of a row's gradient from which on it is compared: Opacus adds 1e-6 to norms, and a trained model gives less."""
+
 _MOVE = 0.1
 """Standard deviation of what is added to each parameter for a second trial: a first model may have zeros in it."""
 
@@ -518,7 +521,7 @@ def _require_own_gradient(task: Task, model: nn.Module, row: Samples, settings: 
     """Opacus sees only what passes through layers. A parameter used outside of them would escape the clip."""
     own = _gradient(task, model, row)
     length = float(torch.linalg.vector_norm(own))
-    if settings.dp is None or not 0 < length < math.inf:
+    if settings.dp is None or not _SHORTEST_PROBE < length < math.inf:
         return
     # Ghost clipping scales by a power of two: a half, unless it measures less than the row has.
     clip = 0.999 * length if settings.dp.ghost_clipping else length / 2
