@@ -31,6 +31,18 @@ def test_images_and_labels_are_those_of_scikit_learn():
     assert (images.dtype, labels.dtype) == (theirs.images.dtype, theirs.target.dtype)
 
 
+def test_features_of_mnist_are_frozen_and_their_last_layer_is_trained_on():
+    task = digits(features="mnist")
+    model, again = task.model(), task.model()
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    assert trained == ["9.weight", "9.bias"]
+    assert sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad) == 330
+    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), again.parameters(), strict=True))
+    test = task.test_data("target")
+    accuracy = float((model(test.features).argmax(1) == test.labels).float().mean())
+    assert accuracy > 0.6  # before any site has trained, on a domain that MNIST does not have
+
+
 def test_plain_source_and_mirrored_target_hold_the_bundled_images():
     bundled = {tuple(image) for image in (load_digits().images / 16).astype("float32").reshape(-1, 64).tolist()}
     task = digits(noise=0.0, target_shift="mirror")
