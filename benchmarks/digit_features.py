@@ -53,8 +53,9 @@ def changed(images: Tensor, draws: torch.Generator) -> Tensor:
     def between(low: float, high: float) -> Tensor:
         return low + (high - low) * torch.rand(len(images), generator=draws)
 
-    angle, right, down = math.radians(1) * between(-MOST_DEGREES, MOST_DEGREES), *(
-        between(-MOST_SHIFT, MOST_SHIFT) for _ in range(2)
+    angle, right, down = (
+        math.radians(1) * between(-MOST_DEGREES, MOST_DEGREES),
+        *(between(-MOST_SHIFT, MOST_SHIFT) for _ in range(2)),
     )
     rows = [torch.stack([angle.cos(), -angle.sin(), right], 1), torch.stack([angle.sin(), angle.cos(), down], 1)]
     grid = nn.functional.affine_grid(torch.stack(rows, 1), list(images.shape), align_corners=False)

@@ -254,7 +254,7 @@ def _measure(given: argparse.Namespace) -> None:
         print(f"{cell.key}: {figures.accuracy:.1f} %", file=sys.stderr, flush=True)
 
     with workers(given.workers) as pool:
-        measure(pool, run_cell, cells, cache, dict.fromkeys(STUDIES, []) | {"fed-heart": data}, done)
+        measure(pool, run_cell, cells, cache, {name: [] for name in STUDIES} | {"fed-heart": data}, done)
 
 
 def main() -> int:

@@ -114,6 +114,7 @@ STUDIES = {
         delta=1e-5,
         source_batches=2,
         settings=_schedule(rounds=10, warm_up=2, learning_rate=0.5, norm=1.0, clip=64.0),
+        plain_rate=0.05,
         task=("task.options.features=mnist",),
     ),
     "fed-heart": Study(
@@ -294,9 +295,10 @@ def _figures(job: Job, record: RunRecord, folder: Path, processor: float) -> Fig
     of_sources = [line for source in job.config.federation.sources for line in record.sites.get(source, ())]
     betas = [beta for line in of_sources if (beta := line.get("beta")) is not None]
     training = job.config.training
+    accuracies = tuple(line["accuracy"] for line in lines if "accuracy" in line)  # a lost round has none
     return Figures(
-        accuracy=100 * fmean(line["accuracy"] for line in lines[-REPORTED_ROUNDS:]),
-        accuracies=tuple(line["accuracy"] for line in lines),
+        accuracy=100 * fmean(accuracies[-REPORTED_ROUNDS:]),
+        accuracies=accuracies,
         seconds=median(sum(line["seconds"].values()) for line in lines),
         processor=processor / len(lines),
         beta=fmean(betas) if betas else None,

@@ -116,8 +116,6 @@ class TrainingError(SecureFdaError):
 
     exit_code = ExitCode.CONFIG
 
-    exit_code = ExitCode.CONFIG
-
 
 class ConnectionFailed(SecureFdaError):
     """The peer cannot be reached, or it hung up and did not come back."""

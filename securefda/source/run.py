@@ -132,8 +132,8 @@ class SourceRun:
         return self._between.join(run)
 
     def vector_bytes(self) -> int:
-        """The longest vector that an honest aggregator sends to this site, in bytes."""
-        return 4 * self._site.trainer.n_params
+        """The longest vector that an honest aggregator sends to this site, in bytes: a model, or features."""
+        return max(4 * self._site.trainer.n_params, self._site.features_bytes)
 
     @property
     def current(self) -> SourceRound | None:

@@ -31,6 +31,7 @@ from securefda.site.policy import (
     check_training,
     default_policy_text,
     require_satisfiable,
+    rules_that_send_features,
 )
 from securefda.source.store import SourceStore
 from securefda.training import SecretSeed, Vector
@@ -69,6 +70,8 @@ class SourceSite:
             is that of a header.
         model_step: ``limits.model-step`` of the policy, see :mod:`securefda.source.model_bound`.
         initial_models: SHA-256 digests of permitted first models; empty for the task's own.
+        features_bytes: longest features of the target that a header may bring; ``limits.model-bytes-max`` of the
+            policy, which counts the pull on them, as long as they are; 0 where no allowed rule sends any.
         with_noise: whether the site trains by DP-SGD. Its loss and accuracy then leave in no form: noise protects
             gradients and not these.
         notes: for its operator, before the run begins.
@@ -86,6 +89,7 @@ class SourceSite:
     permits: Permits
     model_step: float
     initial_models: tuple[bytes, ...]
+    features_bytes: int
     trainer: Trainer
     store: SourceStore
     witness: Witness
@@ -131,6 +135,7 @@ class SourceSite:
             permits=Permits(policy.visibility, frozenset(policy.metadata.may_leave)),
             model_step=policy.limits.model_step,
             initial_models=policy.model.digests,
+            features_bytes=policy.limits.model_bytes_max if rules_that_send_features(policy) else 0,
             trainer=trainer,
             store=store,
             witness=witness,

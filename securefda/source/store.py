@@ -22,7 +22,7 @@ from securefda.source.model_bound import AcceptedHeader, Known, TakenResult, Tra
 from securefda.source.run_book import RunBook
 from securefda.state_file import ReleaseMarker, RunStore
 from securefda.training import Vector
-from securefda.training.trainer import statistics_place
+from securefda.training.trainer import kept_places
 
 _TABLES = """
 CREATE TABLE origin (id INTEGER PRIMARY KEY CHECK (id = 0), file_number TEXT NOT NULL);
@@ -244,15 +244,15 @@ class SourceStore(RunStore):
         """Remember that the run is complete, so that no header of it is accepted any more; then forget its model.
 
         What goes is the model that this site trained from last and, unless it ``keeps_own``, what it kept of a model of
-        its own: layers under a strategy that has them, and running statistics. A file system or a backup can hold what
-        was deleted.
+        its own: layers and modules under a strategy that has them, and running statistics. A file system or a backup
+        can hold what was deleted.
         """
         with self._transaction() as database:
             database.execute("UPDATE positions SET ended = 1 WHERE run_id = ?", (run_id,))
             database.execute("DELETE FROM trained WHERE run_id = ?", (run_id,))
             if not keeps_own:
-                own = (run_id.hex(), statistics_place(run_id.hex()))
-                database.execute("DELETE FROM personal WHERE run_id IN (?, ?)", own)
+                own = [(place,) for place in kept_places(run_id.hex())]
+                database.executemany("DELETE FROM personal WHERE run_id = ?", own)
         self._delete_models_no_longer_named()
 
     def answered(self, run_id: bytes) -> None:

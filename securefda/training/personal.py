@@ -34,7 +34,7 @@ from securefda.training.local import (
 )
 from securefda.training.neighbours import KnnSettings, WithNeighbours
 from securefda.training.optimizers import new_optimizer
-from securefda.training.seeds import SecretSeed, Seed, derive_seed, round_seed, seeded_torch
+from securefda.training.seeds import SecretSeed, Seed, derive_seed, generator_of, round_seed, seeded_torch
 from securefda.training.settings import TrainingSettings
 from securefda.training.vectors import FlatModel, build_model, layer_sizes, layer_table, vector_to_model
 
@@ -340,7 +340,8 @@ class Mixture:
         settings = rows.settings.with_learning_rate_factor(factor)
         seed = rows.seed_of(run_id, round_number)  # that of the round's own training
         with task_code(type(rows.task), "training"):
-            steps = _Steps(rows, received, own, alpha, settings)
+            chance = generator_of(derive_seed(seed, "variations"))
+            steps = _Steps(rows, received, own, alpha, settings, chance=chance)
         with seeded_torch(derive_seed(seed, "layers"), steps.device), task_code(type(rows.task), "training"):
             for batch in batches(len(rows.data), settings, derive_seed(seed, "batches")):
                 steps.take(batch, adapt=self._adaptive)
@@ -366,9 +367,19 @@ class Mixture:
 class _Steps:
     """The two vectors of a round, and what moves them."""
 
-    def __init__(self, rows: OwnRows, received: Vector, own: Vector, alpha: float, settings: TrainingSettings) -> None:
+    def __init__(
+        self,
+        rows: OwnRows,
+        received: Vector,
+        own: Vector,
+        alpha: float,
+        settings: TrainingSettings,
+        *,
+        chance: torch.Generator,
+    ) -> None:
         self.device = next(rows.model.parameters()).device
         self._task, self._rate, self._first = rows.task, settings.learning_rate, True
+        self._vary, self._chance = settings.vary, chance
         self._flat = FlatModel(rows.model, received, self.device)
         self._model: nn.Module = self._flat.model.train()
         self._features, self._labels = rows.data.features.to(self.device), rows.data.labels.to(self.device)
@@ -380,8 +391,11 @@ class _Steps:
     def take(self, batch: Tensor, *, adapt: bool) -> None:
         """Move both by their gradients at the same time; the first step may move alpha too."""
         alpha, rows = self.alpha, batch.to(self.device)
-        of_common = self._gradient(self._common, rows)
-        of_mixture = self._gradient(alpha * self.own + (1 - alpha) * self._common, rows)
+        features, labels = self._features[rows], self._labels[rows]
+        if self._vary:
+            features = self._task.varied(features, self._chance)
+        of_common = self._gradient(self._common, features, labels)
+        of_mixture = self._gradient(alpha * self.own + (1 - alpha) * self._common, features, labels)
         if adapt and self._first:
             slope = float(torch.dot(self.own - self._common, of_mixture))
             self.alpha = min(1.0, max(0.0, alpha - self._rate * slope))
@@ -389,8 +403,8 @@ class _Steps:
         self._of_common.step(self._common, of_common)
         self._of_own.step(self.own, of_mixture.mul_(alpha))
 
-    def _gradient(self, at: Tensor, rows: Tensor) -> Tensor:
+    def _gradient(self, at: Tensor, features: Tensor, labels: Tensor) -> Tensor:
         self._flat.values.copy_(at)
         self._flat.gradient.zero_()
-        self._task.loss(self._model(self._features[rows]), self._labels[rows]).backward()  # type: ignore[no-untyped-call]
+        self._task.loss(self._model(features), labels).backward()  # type: ignore[no-untyped-call]
         return self._flat.gradient.clone()

@@ -82,6 +82,11 @@ def statistics_place(run_id: str) -> str:
     return f"{run_id} statistics"
 
 
+def kept_places(run_id: str) -> tuple[str, ...]:
+    """Every name under which a source's memory keeps something of its own of a run."""
+    return run_id, statistics_place(run_id), private_modules_place(run_id)
+
+
 @dataclass(frozen=True, slots=True)
 class Planned:
     """What is known of a round before it trains: rows, steps, and the effective learning rate."""
@@ -188,8 +193,6 @@ class SiteTrainer:
         if team is not None and settings.personal_layers:
             why = f"layers that stay at this site are trained in one process, and there are {team.count}"
             raise ConfigError("training.personal-layers", why, hint="set it to 0, or start the site without torchrun")
-        if settings.personal_layers and memory is None:
-            raise ValueError("memory: layers that stay at this site have to be kept")
         device = choose_device(settings.device)  # now, and not in the first round that trains here
         self.repeatable = device.type == "cpu"
         self._model = build_model(task, derive_seed(seed, "model"))
@@ -286,11 +289,13 @@ class SiteTrainer:
             )
             if self._memory is not None:
                 self._memory.keep_personal(place, round_number, private)
-        elif not settings.personal_layers or self._memory is None:
+        elif not settings.personal_layers:
             if self._team is not None:
                 self._team.tell(Told(received, settings, seed if isinstance(seed, int) else None))
             result = train_local(self._task, self._model, received, self._data, team=self._team, **how)
         else:
+            if self._memory is None:
+                raise ValueError("memory: layers that stay at this site have to be kept")
             result, head = train_with_head(
                 self._task,
                 self._model,

@@ -218,6 +218,15 @@ def test_preflight_of_a_sound_target_is_all_ok(kits: Path, capsys: pytest.Captur
     assert {finding["level"] for finding in findings} == {"ok"}
 
 
+def test_preflight_looks_at_rows_where_layers_stay_at_the_site(kits: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = kits / "source-1" / "local" / "settings.toml"
+    settings.write_text(settings.read_text().replace("[training]", "[training]\npersonal-layers = 2", 1))
+    assert load_source(settings).training.personal_layers == 2
+    assert main(["preflight", str(kits / "source-1"), "--offline", "--format", "json"]) == 0
+    findings = json.loads(capsys.readouterr().out)["data"]["findings"]
+    assert "data" in [finding["check"] for finding in findings if finding["level"] == "ok"]
+
+
 def test_preflight_of_a_source_without_an_aggregator_ends_with_2(
     kits: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -214,6 +214,22 @@ def test_a_model_without_two_parts_is_refused_under_fada() -> None:
     trainer_of(N, TARGET, norm="parts").require_features(8, Alignment.FADA)
 
 
+def test_a_source_takes_features_that_are_longer_than_the_model_where_its_policy_allows_the_rule(
+    tmp_path: Path,
+) -> None:
+    many = replace(FEATURES, rows=16)
+    found = federation(tmp_path, "f_dann", features=many).open().go()
+    sent = next(message.body.features for *_, message in found.passed if is_header(message) and message.body.features)
+    source, model_bytes = found.sources[1], 4 * found.sources[1]._site.trainer.n_params
+    assert model_bytes < 4 * sent.rows * sent.width <= source.vector_bytes()
+    without = found.policy(2).model_copy(update={"allowed_rules": ("source_only",)})
+    found.close()
+
+    other = federation(tmp_path / "other", "f_dann")
+    assert other.source(2, policy=without).vector_bytes() == model_bytes
+    other.close()
+
+
 def test_a_policy_without_the_rule_names_it_at_the_schedule(tmp_path: Path) -> None:
     found = federation(tmp_path, "f_dann")
     policy = found.policy(2).model_copy(update={"allowed_rules": ("source_only",)})

@@ -18,6 +18,7 @@ from securefda.protocol.messages import Advertise, Header, Result, ShareDelivery
 from securefda.source.store import SourceStore
 from securefda.training import Vector
 from securefda.training.personal import FineTuned
+from securefda.training.trainer import kept_places
 
 ROUNDS = 3
 NO_CAPS = {"kappa": 0.0}
@@ -194,6 +195,18 @@ def test_personalized_fedavg_is_measured_after_epochs_at_the_target(undisturbed:
     expected = FineTuned(rows_of(3), 2).evaluate(model, "", ROUNDS, test_data)
     assert federation.watch.lines[-1]["loss"] == expected.loss
     assert expected.loss != federation.run._site.trainer.evaluate(model, test_data).loss
+
+
+@pytest.mark.parametrize("keeps_own", [False, True])
+def test_what_a_source_kept_of_a_run_goes_with_its_end_unless_it_is_to_stay(tmp_path: Path, keeps_own: bool) -> None:
+    store, run = store_at(tmp_path / "state.sqlite"), bytes(16)
+    places = kept_places(run.hex())
+    assert len(places) == 3
+    for place in (*places, "another run"):
+        store.keep_personal(place, 1, b"state")
+    store.end_run(run, keeps_own=keeps_own)
+    assert [store.personal(place, 2) is not None for place in (*places, "another run")] == [keeps_own] * 3 + [True]
+    store.close()
 
 
 @pytest.mark.parametrize("kind", [AggregatorStore, store_at])

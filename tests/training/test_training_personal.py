@@ -145,6 +145,27 @@ def test_apfl_moves_both_models_and_an_adaptive_alpha_by_their_gradients(adaptiv
     assert apfl.evaluate(RECEIVED[1], RUN, 2, own.data).loss == pytest.approx(expected, rel=1e-5)
 
 
+class Tripled(Line):
+    """Rows vary by a factor of three."""
+
+    def varied(self, features: Tensor, generator: torch.Generator) -> Tensor:
+        return 3 * features
+
+
+def test_apfl_trains_on_varied_rows_where_the_settings_say_so() -> None:
+    def kept(task: Line, *, vary: bool, data: Samples | None = None) -> bytes | None:
+        own, memory = rows(task, replace(ALL_AT_ONCE, vary=vary)), Memory()
+        own = own if data is None else replace(own, data=data)
+        Mixture(own, memory, alpha=0.4, adaptive=True).train(RECEIVED[0], RUN, 1, 1.0)
+        return memory.personal(RUN, 2)
+
+    plain = rows().data
+    tripled = Samples(3 * plain.features, plain.labels)
+    varied = kept(Tripled(settings=SETTINGS), vary=True)
+    assert varied == kept(Line(settings=SETTINGS), vary=False, data=tripled)
+    assert varied != kept(Tripled(settings=SETTINGS), vary=False)
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_apfl_of_weight_one_is_training_alone_over_the_rounds_own_batches(optimizer: str) -> None:
     settings = TrainingSettings(optimizer=optimizer, learning_rate=0.05, batch_size=6, epochs=2, device="cpu")

@@ -54,7 +54,6 @@ _FORMS = {
 }
 """What the validators of single values let through."""
 
-_SIGNS = (("gt", "above"), ("ge", "at least"), ("lt", "below"), ("le", "at most"))
 _UNITS = {"s": "seconds", "bytes": "bytes", "bits": "bits"}
 
 

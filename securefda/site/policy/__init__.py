@@ -27,6 +27,7 @@ from securefda.site.policy.verdict import (
     check_task,
     check_training,
     require_satisfiable,
+    rules_that_send_features,
 )
 
 __all__ = [
@@ -54,4 +55,5 @@ __all__ = [
     "parse_policy",
     "policy_text",
     "require_satisfiable",
+    "rules_that_send_features",
 ]

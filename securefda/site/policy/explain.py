@@ -12,7 +12,7 @@ from securefda.privacy.events import ASSUMPTIONS
 from securefda.protocol.messages import Visibility
 from securefda.rules.strategy import Rule
 from securefda.site.policy.model import SELECTION, SourcePolicy
-from securefda.site.policy.verdict import rules_that_publish_the_target
+from securefda.site.policy.verdict import rules_that_publish_the_target, rules_that_send_features
 from securefda.text import counted
 
 _OF_USE = 20.0
@@ -283,13 +283,9 @@ def _attention(facts: _Facts) -> tuple[str, ...]:
     )
 
 
-def _releasing(policy: SourcePolicy) -> tuple[str, ...]:
-    return tuple(rule.value for rule in Rule if rule.releases_features and rule.value in policy.allowed_rules)
-
-
 def _pull(facts: _Facts) -> tuple[str, ...]:
     """What a target learns by the features that it sends, where the policy lets it."""
-    site, releasing = facts.site, _releasing(facts.policy)
+    site, releasing = facts.site, rules_that_send_features(facts.policy)
     if not releasing:
         return ()
     return (
@@ -364,7 +360,7 @@ def _norm_cap_claim(facts: _Facts) -> str:
 
 def _target_pays(facts: _Facts) -> tuple[str, ...]:
     published, attending = rules_that_publish_the_target(facts.policy), _attending(facts.policy)
-    releasing = _releasing(facts.policy)
+    releasing = rules_that_send_features(facts.policy)
     if not published and not attending and not releasing:
         return ("Nothing: under the allowed rules the target publishes no update of its own.",)
     unlabelled = []

@@ -292,6 +292,11 @@ def rules_that_publish_the_target(policy: SourcePolicy) -> tuple[str, ...]:
     return tuple(name for name in policy.allowed_rules if name not in free)
 
 
+def rules_that_send_features(policy: SourcePolicy) -> tuple[str, ...]:
+    """Allowed rules under which features of the target come to each source."""
+    return tuple(name for name in policy.allowed_rules if name in _RELEASING_RULES)
+
+
 def _check_visibility(policy: SourcePolicy, header: Header, own_index: int, limits: SessionLimits | None) -> None:
     level = header.level_of(own_index)
     if level < policy.visibility:
