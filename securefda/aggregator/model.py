@@ -306,9 +306,9 @@ class RunModel:
         named = replace(farewell, result_digest=self._result_digest, model_digest=digest, down_link=down_link)
         return named, (model,)
 
-    def lose(self, current: CurrentRound, participants: Iterable[int]) -> None:
-        """Give a round up: the model stays as it is."""
-        line = current.line(self._site, self.vector, "lost", participants)
+    def lose(self, current: CurrentRound, dropped: Iterable[int]) -> None:
+        """Give a round up, for want of the sources ``dropped``: the model stays as it is."""
+        line = current.line(self._site, self.vector, "lost", dropped)
         self._store.lose_round(dict(line), KeptPeaks(current.question, None) if current.out_of_range else None)
         self._reporter.round_finished(line)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -63,8 +63,11 @@ def main(config: AggregatorConfig, reporter: Reporter) -> Summary:
     settings = run_settings(config, kit.roster)
     folder = RunFolder(config.aggregator.out)
     watching = watch_target(reporter, config.logging, config.metrics, out=folder.path, roster=kit.roster)
-    with watching as watch, closing(AggregatorStore(folder.path / STATE_FILE)) as store:
+    with ExitStack() as stack:
+        # First what may be refused: whoever is, leaves the state file to the process or the run that it belongs to.
+        store = stack.enter_context(closing(AggregatorStore(folder.path / STATE_FILE)))
         _keep_settings(config, store, settings.config_digest, folder.path / SETTINGS_FILE)
+        watch = stack.enter_context(watching)
         recording = RecordingReporter(folder, watch)
         secret, about_secret = secret_of_site(config.aggregator, config.training, kit.local)
         site = target_site(config, member, meter.counts, store, secret=secret)

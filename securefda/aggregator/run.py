@@ -542,7 +542,9 @@ class AggregatorRun:
 
     def _lose_round(self, current: CurrentRound, participants: Iterable[int], error: SecureFdaError) -> Phase:
         """Write down that a round has no result. After three in a row, or with too few sources left, the run ends."""
-        self._model.lose(current, participants)
+        # In a round without a result nobody has a part; dropped are those whom it was waiting for.
+        missing = error.missing if isinstance(error, QuorumLost) else ()
+        self._model.lose(current, [index for index in participants if self._site.name(index) in missing])
         error.hint = error.hint or "ask the sites that are named what happened there"
         if isinstance(error, QuorumLost) and current.refused:
             refusals = sorted(current.refused.items())

@@ -90,7 +90,7 @@ class Progressed:
         if survivors or line.get("rule") not in RULES_WITHOUT_SOURCES:
             parts.append(counted(survivors, "source"))
         if emptied := line.get("emptied"):
-            parts.append(f"no update in {counted(len(emptied), 'layer')}")
+            parts.append(f"norm caps left sources out of {counted(len(emptied), 'layer')}")
         if line.get("dropped"):
             parts.append(f"dropped {some_of(line['dropped'])}")
         parts.extend(f"{site} refused {key}" for site, key in line.get("refused", {}).items())

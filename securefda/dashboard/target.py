@@ -273,7 +273,7 @@ def _remarks(line: RoundLine) -> str:
         remarks.append(f"dropped {names(dropped)}")
     remarks += [f"{site} refused {key}" for site, key in line.get("refused", {}).items()]
     if emptied := line.get("emptied"):
-        remarks.append(f"no update in {counted(len(emptied), 'layer')}")
+        remarks.append(f"norm caps left sources out of {counted(len(emptied), 'layer')}")
     return ", ".join(remarks)
 
 

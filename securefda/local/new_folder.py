@@ -152,7 +152,8 @@ def new_images(folder: Path, images: Path, target: str = "") -> Made:
     except OSError as error:
         raise DataError(str(images), f"cannot be read: {error.strerror}", hint="check the path") from error
     by_site = {entry.name: sorted(one.name for one in classes) for entry, classes in inner.items() if classes}
-    classes = sorted({name for names in by_site.values() for name in names} or {entry.name for entry in inner})
+    named = {name for names in by_site.values() for name in names} or {entry.name for entry in inner}
+    classes = sorted(named - {image_folder.UNLABELLED})
     how = "images lie in DIR/SITE/CLASS/*.png, or in DIR/CLASS/*.png"
     if len(classes) < 2:
         raise DataError(str(images), "holds no folders of two classes or more", hint=how)

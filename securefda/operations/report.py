@@ -445,7 +445,7 @@ def _row(line: RoundLine) -> dict[str, str]:
     if (share := line.get("step_share")) is not None:
         remarks.append(f"{share:g} of the step")
     if emptied := line.get("emptied"):
-        remarks.append(f"no update in {listed(emptied, 3)}")
+        remarks.append(f"norm caps left sources out of {listed(emptied, 3)}")
     remarks.extend(f"{site} dropped" for site in line.get("dropped", []))
     remarks.extend(f"{site} refused {key}" for site, key in line.get("refused", {}).items())
     return {

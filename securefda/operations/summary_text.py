@@ -92,11 +92,13 @@ def setting_rows(setting: Mapping[str, Any]) -> list[tuple[str, str]]:
     rates = (
         f"learning rate {training['learning-rate']:g} with {training['optimizer']}, batches of {training['batch-size']}"
     )
+    bound = f", at most {counted(training['max-steps'], 'step')}" if training.get("max-steps") else ""
+    trains = f"{rates}, {counted(training['epochs'], 'epoch')} a round{bound}"
     return [
         ("federation", setting["federation"]),
         ("sites", f"target {setting['target']}; sources {', '.join(sources[:_NAMED])}{more}"),
         ("seed", str(setting["seed"])),
-        ("target trains at", f"{rates}, {counted(training['epochs'], 'epoch')} a round"),
+        *([] if training.get("labels") == "none" else [("target trains at", trains)]),
     ]
 
 

@@ -214,6 +214,14 @@ def test_images_of_sites_stay_where_they_are() -> None:
     own_tests_of("scans")
 
 
+def test_images_without_labels_are_no_class() -> None:
+    for site in ("clinic", "a", "b", "c"):
+        fill(Path("images") / site)
+    (Path("images") / "clinic" / "krank").rename(Path("images") / "clinic" / "unlabelled")
+    assert main(["new", "scans", "--images", "images", "--target", "clinic"]) == 0
+    assert load_federation(Path("scans/federation.toml")).task.options["classes"] == ["gesund", "krank"]
+
+
 def test_images_without_sites_are_linked_to() -> None:
     fill(Path("images"), "RGB", count=40)
     assert main(["new", "scans", "--images", "images"]) == 0

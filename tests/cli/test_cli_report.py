@@ -385,8 +385,8 @@ def test_emptied_layers_are_named(tmp_path: Path) -> None:
     levels = dict.fromkeys(SITES, "sum")
     write_run(tmp_path / "calm", [line(1, levels=levels, emptied=[])])
     write_run(tmp_path / "busy", [line(1, levels=levels, emptied=[]), line(2, levels=levels, emptied=["head.weight"])])
-    assert "no update in" not in page_of(tmp_path / "calm").text
-    assert "no update in head.weight" in page_of(tmp_path / "busy").text
+    assert "norm caps left" not in page_of(tmp_path / "calm").text
+    assert "norm caps left sources out of head.weight" in page_of(tmp_path / "busy").text
 
 
 @pytest.mark.parametrize(

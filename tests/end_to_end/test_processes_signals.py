@@ -18,6 +18,7 @@ from terminals import eventually
 from securefda.cli import main
 from securefda.errors import ExitCode
 from securefda.operations.run_folder import read_run
+from securefda.operations.state import read_state
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM]
 ENDED = {signal.SIGINT: ExitCode.FAILED, signal.SIGTERM: ExitCode.TERMINATED}
@@ -98,6 +99,18 @@ def test_sites_that_are_told_to_end_lose_nothing(tmp_path: Path) -> None:
         for site in sites:
             (log,) = (federation.kit(site) / "local" / "audit").iterdir()
             assert main(["audit", "verify", str(log)]) == 0
+
+
+def test_a_second_start_is_refused_and_leaves_the_state_of_the_first(tmp_path: Path) -> None:
+    with kits(tmp_path, 1, settings=("privacy.visibility=individual",), by_exec=True) as federation:
+        first = federation.start("target").until("listens on")
+        second = federation.start("target")
+        assert second.end() == ExitCode.CONFIG
+        assert "another process uses it" in second.text
+        state = read_state(federation.run_folder)
+        assert state is not None
+        assert (state.process, state.error) == (first.process.pid, "")
+        first.interrupt(signal.SIGTERM)
 
 
 def test_a_process_started_in_the_background_by_a_script_ends_on_sigint(tmp_path: Path) -> None:
