@@ -31,6 +31,7 @@ import full_data
 import gpu
 import kills
 import levels
+import many_sources
 import masking_session
 import memory
 import networks
@@ -77,6 +78,7 @@ def all_tables(folder: Path) -> dict[str, str]:
         "dp_speed": dp_speed.tables(figures("dp_speed")),
         "startup": startup.tables(figures("startup")),
         "masking_session": masking_session.tables(figures("masking_session")["cells"]),
+        "many_sources": many_sources.tables(figures("many_sources")["cells"]),
         "alignment": alignment.tables(figures("alignment")["rows"]),
         "attention": attention.tables(figures("attention")["rows"]),
         "estimators": estimators.tables(figures("estimators")["rows"]),

@@ -17,6 +17,7 @@ _PHASES: Final = {
     "training and update": "sources train and send their updates",
     "training and R0 advertise": "sources train and send their keys",
     "R0 advertise": "collecting keys",
+    "R0 nonces": "drawing by lot who shares with whom",
     "R1 shares": "collecting shares of the keys",
     "R2 masked input": "collecting masked updates",
     "R3 survivors": "collecting signatures of who is in the sum",
@@ -87,8 +88,12 @@ def counted(number: int, noun: str, plural: str = "") -> str:
 
 
 def phase_words(phase: str) -> str:
-    """What goes on in a phase, for example ``collecting masked updates``; of one without such words its name."""
-    return _PHASES.get(phase, phase)
+    """What goes on in a phase, for example ``collecting masked updates``; of one without such words its name.
+
+    What stands behind a comma says of whom, and stays.
+    """
+    name, comma, of_whom = phase.partition(", ")
+    return _PHASES.get(name, name) + comma + of_whom
 
 
 def duration(seconds: float) -> str:

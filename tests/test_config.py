@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from securefda.aggregator.headers import room_of
 from securefda.errors import ConfigError, ConfigErrors, ExitCode
 from securefda.privacy.events import Budget
 from securefda.rules.strategy import Strategy
@@ -222,6 +224,15 @@ BAD_VALUES = [
     ("[session]\nthreshold = 2", "session.threshold", "below min-others + max-colluders + 1 = 3", "leave it at 0"),
     ("[session]\nthreshold = 4", "session.threshold", "outside [2, 3]", "leave it at 0"),
     ("[session]\nbits = 18", "session.bits", "16", ""),
+    ("[session]\ngraph = 'ring'", "session.graph", "'complete' or 'k-regular'", ""),
+    ("[session]\ndropouts = 0.5", "session.dropouts", "below 0.5", ""),
+    ("[session]\ngraph = 'k-regular'", "session.graph", "norms of its neighbours alone", "norm-cap-kappa to 0"),
+    (
+        "[session]\ngraph = 'k-regular'\n[privacy]\nvisibility = 'cohort'",
+        "session.graph",
+        "one sum over all sources",
+        'visibility to "sum"',
+    ),
     ("[session]\nclip = inf", "session.clip", "finite", ""),
     ("[transport]\nlisten = 'localhost'", "transport.listen", "host:port", ""),
     ("[transport]\nlisten = 'localhost:70000'", "transport.listen", "65535", ""),
@@ -323,6 +334,16 @@ def test_where_sources_train_with_noise_their_policies_require_it_and_permit_the
     plain = site_policy(load_federation(file, ["training.target.dp.noise-multiplier=1.1"]), "source-1")
     assert not plain.dp.required
     check_training(plain, 0.0, 1.0)
+
+
+@pytest.mark.parametrize(("sources", "room"), [(3, 1024), (700, 1400)])
+def test_a_sites_policy_has_room_for_the_sums_of_as_many_sources_as_the_file_has(
+    file: Path, sources: int, room: int
+) -> None:
+    names = [f"source-{number}" for number in range(1, sources + 1)]
+    config = load_federation(file, [f"federation.sources={json.dumps(names)}"])
+    assert site_policy(config, "source-1").quantisation.n_max == room
+    assert room >= room_of(sources)
 
 
 def test_every_sites_policy_gets_the_budget_of_the_file(file: Path) -> None:

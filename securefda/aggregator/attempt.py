@@ -34,6 +34,7 @@ from securefda.protocol.messages import (
     Advertise,
     Body,
     MaskedInput,
+    Nonce,
     Parcel,
     Refusal,
     Send,
@@ -202,6 +203,7 @@ class _CollectingPhase:
 
 _PHASES: dict[type, _CollectingPhase] = {
     session_phases.CollectingKeys: _CollectingPhase(Advertise, Step.ADVERTISE, "training and R0 advertise"),
+    session_phases.CollectingNonces: _CollectingPhase(Nonce, Step.ADVERTISE, "R0 nonces"),
     session_phases.CollectingShares: _CollectingPhase(ShareBundle, Step.SHARES, "R1 shares"),
     session_phases.CollectingInputs: _CollectingPhase(MaskedInput, Step.MASKED_INPUT, "R2 masked input"),
     session_phases.CollectingSignatures: _CollectingPhase(SurvivorSignature, Step.SURVIVORS, "R3 survivors"),
@@ -297,6 +299,8 @@ class MaskedAttempt(_BaseAttempt):
         match self._state, message.body:
             case session_phases.CollectingKeys() as state, Advertise():
                 return session_phases.add_advertise(state, message)
+            case session_phases.CollectingNonces() as state, Nonce():
+                return session_phases.add_nonce(state, message)
             case session_phases.CollectingShares() as state, ShareBundle():
                 return session_phases.add_shares(state, message)
             case session_phases.CollectingInputs() as state, MaskedInput():
@@ -315,7 +319,8 @@ class MaskedAttempt(_BaseAttempt):
             step = _PHASES[type(self._state)].step
             try:
                 self._require_enough_left()
-                if self.waiting_for or (step is Step.ADVERTISE and self._others_train()):
+                is_first = isinstance(self._state, session_phases.CollectingKeys)
+                if self.waiting_for or (is_first and self._others_train()):
                     break
                 sends += self._close()
             except (QuorumLost, FaultySourceError) as error:
@@ -334,23 +339,26 @@ class MaskedAttempt(_BaseAttempt):
             raise QuorumLost(self.phase, self._session.threshold, have, missing)
 
     def _close(self) -> list[Send]:
+        sends: list[Send] = []
         match self._state:
             case session_phases.CollectingKeys() as keys:
                 self._state, key_list = session_phases.close_keys(keys)
-                return self._to_all(self._state.u1, key_list)
+                sends = self._to_all(self._state.u1, key_list)
+            case session_phases.CollectingNonces() as nonces:
+                self._state, neighbours = session_phases.close_nonces(nonces)
+                sends = self._to_each(neighbours)
             case session_phases.CollectingShares() as shares:
                 self._state, deliveries = session_phases.close_shares(shares)
                 self._released = True
                 self._before_release()
-                left_out = self._give_up(set(shares.received) - self._state.u2, Step.SHARES)
-                return left_out + [Send(to, Parcel(one)) for to, one in deliveries.items() if to not in self.gone]
+                sends = self._give_up(set(shares.received) - self._state.u2, Step.SHARES) + self._to_each(deliveries)
             case session_phases.CollectingInputs() as inputs:
                 self._state, lists = session_phases.close_inputs(inputs)
-                given_up = set(inputs.received) - self._state.survivors
-                return self._give_up(given_up, Step.SURVIVORS) + self._to_all(self._state.survivors, lists)
+                given_up = self._give_up(set(inputs.received) - self._state.survivors, Step.SURVIVORS)
+                sends = given_up + self._to_all(self._state.survivors, lists)
             case session_phases.CollectingSignatures() as signatures:
-                self._state, consistency = session_phases.close_signatures(signatures)
-                return self._to_all(self._state.asked, consistency)
+                self._state, shown = session_phases.close_signatures(signatures)
+                sends = self._to_each(shown) if isinstance(shown, Mapping) else self._to_all(self._state.asked, shown)
             case session_phases.CollectingUnmask() as unmask:
                 opened = session_phases.close_unmask(unmask)
                 self.alarms.extend(opened.faults)
@@ -364,12 +372,15 @@ class MaskedAttempt(_BaseAttempt):
                     for one in opened.sums
                 )
                 self.outcome = RoundSum(parts, opened.sum_digest)
-        return []
+        return sends
 
     def _give_up(self, members: set[int], step: Step) -> list[Send]:
         """Tell those whose cohort lost too many that nothing of theirs will be opened."""
         self.gone |= members
         return [self._abort(index, step, "COHORT_QUORUM", None) for index in sorted(members)]
+
+    def _to_each(self, messages: Mapping[int, Signed[Any]]) -> list[Send]:
+        return [Send(to, Parcel(one)) for to, one in messages.items() if to not in self.gone]
 
     def _to_all(self, members: Any, message: Signed[Body]) -> list[Send]:
         return [Send(index, Parcel(message)) for index in sorted(members) if index not in self.gone]

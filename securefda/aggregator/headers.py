@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
@@ -13,6 +14,7 @@ from securefda.errors import ConfigError, QuorumLost
 from securefda.protocol.checks import default_threshold, threshold_is_sound
 from securefda.protocol.contribution import terms_of
 from securefda.protocol.encoding import vector_to_wire
+from securefda.protocol.graph import smallest_graph
 from securefda.protocol.messages import (
     DIGEST_BYTES,
     NO_CONTEXT,
@@ -20,6 +22,7 @@ from securefda.protocol.messages import (
     RUN_ID_BYTES,
     SESSION_ID_BYTES,
     FeatureTerms,
+    GraphTerms,
     Header,
     Layer,
     NormCapTerms,
@@ -35,6 +38,7 @@ from securefda.rules import CANDIDATES, RoundPlan, Strategy, round_plan
 from securefda.site.config import FederationConfig, require_rule_at_sum
 from securefda.site.policy.verdict import plan_levels
 from securefda.tasks import TaskSettings, load_task
+from securefda.text import counted
 from securefda.training import LayerTable, Vector, build_model, derive_seed, layer_table
 from securefda.training.features import feature_width
 
@@ -50,6 +54,7 @@ class SessionPlan:
         cohort_size: fewest members of a cohort; 0 where no source is at ``cohort``.
         cohort_quorum: fewest sources over which the sum of a cohort opens; 0 where no source is at ``cohort``.
         norm_cap: the norm cap of the sum, if there is one.
+        graph: of the session, where each source has a few neighbours.
     """
 
     levels: Mapping[int, Visibility]
@@ -58,6 +63,7 @@ class SessionPlan:
     cohort_size: int
     cohort_quorum: int
     norm_cap: NormCapTerms | None
+    graph: GraphTerms | None
 
     @property
     def participants(self) -> tuple[int, ...]:
@@ -98,6 +104,10 @@ class Planner:
         if of_sum:
             require_rule_at_sum(settings.strategy)
         threshold = sum_quorum = self._threshold(of_sum + in_cohorts)
+        graph = None
+        if settings.dropouts is not None and of_sum + in_cohorts:
+            threshold, graph = self._graph(of_sum, in_cohorts, threshold)
+            sum_quorum = threshold
         if in_cohorts:  # two thirds of the members of the sum, as the threshold is of all, and at most that
             sum_quorum = min(of_sum, threshold, max(2 * of_sum // 3 + 1, smallest))
         norm_cap = None
@@ -112,7 +122,33 @@ class Planner:
             cohort_size=min(settings.cohort_size, threshold, in_cohorts),
             cohort_quorum=smallest if in_cohorts else 0,
             norm_cap=norm_cap,
+            graph=graph,
         )
+
+    def _graph(self, of_sum: int, in_cohorts: int, threshold: int) -> tuple[int, GraphTerms]:
+        """How many must stay in a session of neighbours, and the graph.
+
+        Raises:
+            ConfigError: sources are at other levels than ``sum``, or no graph but the complete one serves so few.
+        """
+        settings = self.settings
+        if in_cohorts:
+            raise ConfigError("session.graph", "sources with neighbours make up one sum, and some are at cohort")
+        dropouts = math.ceil((settings.dropouts or 0.0) * of_sum)
+        fewest = settings.threshold or max(threshold, of_sum - dropouts)
+        graph = smallest_graph(
+            of_sum,
+            fewest=fewest,
+            colluders=settings.max_colluders,
+            dropouts=dropouts,
+            least=settings.smallest_sum,
+        )
+        if graph is None:
+            why = (
+                f"with {counted(of_sum, 'source')} and {settings.max_colluders} that may collude each needs all others"
+            )
+            raise ConfigError("session.graph", why, hint='set "complete", or lower privacy.max-colluders')
+        return fewest, graph
 
     def _threshold(self, n: int) -> int:
         """t of a session of n sources; 1 where n is 0: in clear nothing is shared, and one source is enough."""
@@ -232,6 +268,7 @@ def header_of(
         cohort_quorum=session.cohort_quorum,
         sum_quorum=session.sum_quorum,
         norm_cap=session.norm_cap,
+        graph=session.graph,
         metrics=with_metrics,
         sources_keep=settings.sources_keep,
         down_link=settings.down_link,

@@ -107,7 +107,8 @@ class RunSettings:
     that do, see :mod:`securefda.aggregator.ranges`. ``target_noise`` is what protects g_T when it is published, as its
     releases are accounted. ``learning_rate`` is the target's, before the factor of a round; ``patience`` is after how
     many rounds without a better model the run ends, 0 for never. ``sources_keep`` is what the sources keep of the model
-    when the run is complete, ``down_link`` in what it travels to them.
+    when the run is complete, ``down_link`` in what it travels to them. ``dropouts`` is the share of the sources
+    that may drop out of a session in which each has neighbours; None where all are neighbours.
     """
 
     strategy: Strategy
@@ -131,6 +132,7 @@ class RunSettings:
     learning_rate: float = 0.001
     patience: int = 0
     down_link: DownLink = DownLink.FLOAT32
+    dropouts: float | None = None
 
     def __post_init__(self) -> None:
         if self.cohort_size == 0:
@@ -354,6 +356,7 @@ def settings_of(config: AggregatorConfig | FederationConfig, config_digest: byte
         learning_rate=training.learning_rate,
         patience=config.strategy.patience,
         down_link=DownLink[session.down_link.upper()],
+        dropouts=None if session.graph == "complete" else session.dropouts,
     )
 
 

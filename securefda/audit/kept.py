@@ -30,8 +30,9 @@ MAX_KEPT_BYTES: Final = 64 * 1024 * 1024
 """Of one message; the largest frame that the transport can be set to."""
 MOST_KEPT_BYTES: Final = 8 * 1024 * 1024
 """Of what one site sends in an attempt; the messages of an honest one with 1000 others take less than a tenth."""
-NOT_KEPT: Final = frozenset({"ShareBundle", "ShareDelivery", "Unmask"})
-"""Types of messages that hold shares: their digests are in the log, and no copy is kept."""
+NOT_KEPT: Final = frozenset({"ShareBundle", "ShareDelivery", "Unmask", "Neighbours", "NeighbourConsistency"})
+"""Types of messages of which no copy is kept, while their digests are in the log: those that hold shares, and those
+that repeat to each neighbour what others have signed."""
 _LENGTH_BYTES = 4
 _NAME = re.compile(r"messages(?:-([0-9]{4,16}))?\.bin")
 

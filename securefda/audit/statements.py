@@ -26,11 +26,11 @@ from securefda.transport.observer import wire_size
 from securefda.transport.wire import BODY_FIELDS
 from securefda.v1 import messages_pb2 as pb
 
-BROADCAST: Final = ("Header", "KeyList", "Survivors", "Consistency", "Result")
+BROADCAST: Final = ("Header", "KeyList", "Roll", "Survivors", "Consistency", "Result")
 """What the target says in a session once, to all participants alike."""
-ONCE: Final = ("Advertise", "ShareBundle", "MaskedInput", "Update", "SurvivorSignature", "Unmask")
+ONCE: Final = ("Advertise", "Nonce", "ShareBundle", "MaskedInput", "Update", "SurvivorSignature", "Unmask")
 """What a source says in a session once, to the target."""
-ONCE_IN_A_VIEW: Final = ("ShareBundle", "MaskedInput", "SurvivorSignature", "Unmask")
+ONCE_IN_A_VIEW: Final = ("Nonce", "ShareBundle", "MaskedInput", "SurvivorSignature", "Unmask")
 """Of these, what it says under a context that holds its own fresh keys: two under one context are never honest."""
 RELEASES: Final = frozenset({"MaskedInput", "Update"})
 
@@ -48,6 +48,7 @@ class HeaderSaid:
         levels: site id of each participant -> ``"individual"``, ``"cohort"`` or ``"sum"``.
         threshold, sum_quorum, cohort_quorum: as in the header.
         norm_cap: whether a norm cap holds.
+        graph: of a session of SFDA-SA/2, if it is one.
         shows: what it shows a source, by the name of its level.
         features: rows, width and digest of the features of the target's rows that are sent with it, if any.
         leaves_model: whether the end of the run leaves its sources the final model.
@@ -65,6 +66,7 @@ class HeaderSaid:
     sum_quorum: int
     cohort_quorum: int
     norm_cap: bool
+    graph: m.GraphTerms | None
     shows: Mapping[str, str]
     features: tuple[int, int, str] | None
     leaves_model: bool
@@ -126,8 +128,9 @@ class Statement:
         digest: of the signed bytes; what records of the message hold.
         session: id, 64 hex digits; empty outside sessions.
         context: what the message is bound to, 64 hex digits; the header's digest in ``Advertise``, ``KeyList``,
-            ``Update`` and ``Result``, a digest over header and key list in ``ShareBundle``, and over these and the
-            members from ``MaskedInput`` on. Empty where it is bound to nothing.
+            ``Roll``, ``Update`` and ``Result``, a digest over header and roll in ``Nonce``, over header and key list,
+            or roll and nonces, in ``ShareBundle``, and over these and the members from ``MaskedInput`` on. Empty where
+            it is bound to nothing.
         valid: whether the signature is the sender's over these bytes, as a message of this type.
         said: what it says, of the types that are looked into.
         size: bytes of it that a record counts: the signed bytes and the signature.
@@ -251,6 +254,7 @@ class StatementReader:
             sum_quorum=body.sum_quorum,
             cohort_quorum=body.cohort_quorum,
             norm_cap=body.norm_cap is not None,
+            graph=body.graph,
             shows={level.label: shown_by(body, level) for level in m.Visibility},
             features=(terms.rows, terms.width, terms.digest.hex()) if (terms := body.features) else None,
             leaves_model=body.sources_keep is m.SourcesKeep.FINAL,

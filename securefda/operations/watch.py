@@ -24,6 +24,10 @@ from securefda.protocol.messages import (
     Join,
     KeyList,
     MaskedInput,
+    NeighbourConsistency,
+    Neighbours,
+    Nonce,
+    Roll,
     Schedule,
     ShareBundle,
     ShareDelivery,
@@ -46,6 +50,7 @@ _DOING: Mapping[type, str] = {
     Join: "waiting for {target} to begin a round",
     Header: "checking what {target} asks for",
     Advertise: "waiting for the keys of the other sources",
+    Nonce: "waiting for who its neighbours are",
     ShareBundle: "waiting for the key shares of the other sources",
     ShareDelivery: "masking its update",
     MaskedInput: "sending its masked update, then waiting for those of the other sources",
@@ -60,9 +65,12 @@ _PHASES: Mapping[type, str] = {
     Update: "update",
     Advertise: "R0 advertise",
     KeyList: "R1 shares",
+    Roll: "R0 nonces",
+    Neighbours: "R1 shares",
     ShareDelivery: "R2 masked input",
     Survivors: "R3 survivors",
     Consistency: "R4 unmask",
+    NeighbourConsistency: "R4 unmask",
 }
 """Where a source is once it has received, or sent, a message of this type; in the words of the aggregator's phases."""
 

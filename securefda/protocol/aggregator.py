@@ -18,6 +18,7 @@ from securefda.protocol import agreement
 from securefda.protocol.agreement import KeyAgreementError
 from securefda.protocol.checks import envelope_fault, quantisation, report_bytes, report_fault, report_readers
 from securefda.protocol.encoding import Decoded, Quantisation, RangeAlarm
+from securefda.protocol.graph import Ring, complete
 from securefda.protocol.masking import RingVector, accumulate, unmask
 from securefda.protocol.messages import (
     Advertise,
@@ -29,6 +30,10 @@ from securefda.protocol.messages import (
     KeyList,
     MaskedInput,
     MasterShare,
+    NeighbourConsistency,
+    Neighbours,
+    Nonce,
+    Roll,
     SelfMaskShare,
     ShareBundle,
     ShareDelivery,
@@ -42,12 +47,16 @@ from securefda.protocol.messages import (
 from securefda.protocol.roster import Roster
 from securefda.protocol.transcript import (
     able_to_open,
+    advertise_digest,
     cohorts_of,
+    drawn_ring,
     header_context,
     key_list_context,
     members_context,
     nonce_fits,
     quorum_of,
+    ring_context,
+    roll_context,
     survivors_digest,
 )
 from securefda.protocol.unmasking import OpenedSecrets, UnopenedError, open_secrets
@@ -122,9 +131,29 @@ class AggregatorSession:
         Raises:
             QuorumLost: with the names of those that are missing.
         """
-        if len(have) < self.threshold:
+        self.require_at_least(phase, self.threshold, have, of)
+
+    def require_holders(self, phase: str, ring: Ring, have: Collection[int], of: Collection[int]) -> None:
+        """Refuse to go on where too few are left that hold shares of some member's secrets, which then never open.
+
+        Raises:
+            QuorumLost: with the names of the holders that are missing.
+        """
+        threshold = self.header.body.share_threshold
+        for member in ring.short_of(threshold, have, of):
+            holders = ring.holders(member)
+            place = f"{phase}, neighbours of {self.name(member)}" if self.header.body.graph else phase
+            self.require_at_least(place, threshold, holders & set(have), holders)
+
+    def require_at_least(self, phase: str, threshold: int, have: Collection[int], of: Collection[int]) -> None:
+        """Refuse to go on with fewer than so many of some sources.
+
+        Raises:
+            QuorumLost: with the names of those that are missing.
+        """
+        if len(have) < threshold:
             missing = [self.name(index) for index in sorted(set(of) - set(have))]
-            raise QuorumLost(phase, self.threshold, [self.name(index) for index in sorted(have)], missing)
+            raise QuorumLost(phase, threshold, [self.name(index) for index in sorted(have)], missing)
 
 
 Totals = Mapping[frozenset[int], RingVector]
@@ -145,11 +174,27 @@ class CollectingKeys:
 
 
 @dataclass(frozen=True, slots=True)
+class CollectingNonces:
+    """SFDA-SA/2: waits for the nonces of U1."""
+
+    session: AggregatorSession
+    ctx0: bytes
+    u1: Mapping[int, Signed[Advertise]]
+    received: Mapping[int, Signed[Nonce]]
+
+    @property
+    def waiting_for(self) -> frozenset[int]:
+        """Sources that have not answered."""
+        return frozenset(self.u1) - set(self.received)
+
+
+@dataclass(frozen=True, slots=True)
 class CollectingShares:
-    """R1: waits for the share boxes of U1."""
+    """R1: waits for the share boxes of U1, in SFDA-SA/2 of V, who stand on the ring."""
 
     session: AggregatorSession
     ctx1: bytes
+    ring: Ring
     u1: Mapping[int, Advertise]
     received: Mapping[int, Signed[ShareBundle]]
 
@@ -165,6 +210,7 @@ class CollectingInputs:
 
     session: AggregatorSession
     ctx2: bytes
+    ring: Ring
     u1: Mapping[int, Advertise]
     totals: Totals
     received: Mapping[int, Signed[MaskedInput]]
@@ -186,6 +232,7 @@ class CollectingSignatures:
 
     session: AggregatorSession
     ctx2: bytes
+    ring: Ring
     u1: Mapping[int, Advertise]
     lists: Survivors
     inputs: tuple[Signed[MaskedInput], ...]
@@ -209,6 +256,7 @@ class CollectingUnmask:
 
     session: AggregatorSession
     ctx2: bytes
+    ring: Ring
     u1: Mapping[int, Advertise]
     lists: Survivors
     asked: frozenset[int]
@@ -249,7 +297,9 @@ class Opened:
     faults: tuple[FaultySourceError, ...]
 
 
-Collecting = CollectingKeys | CollectingShares | CollectingInputs | CollectingSignatures | CollectingUnmask
+Collecting = (
+    CollectingKeys | CollectingNonces | CollectingShares | CollectingInputs | CollectingSignatures | CollectingUnmask
+)
 
 
 def open_session(session: AggregatorSession) -> CollectingKeys:
@@ -282,8 +332,10 @@ def add_advertise(state: CollectingKeys, signed: Signed[Advertise]) -> Collectin
     return replace(state, received={**state.received, signed.sender: signed})
 
 
-def close_keys(state: CollectingKeys) -> tuple[CollectingShares, Signed[KeyList]]:
-    """R0': U1 is those that advertised.
+def close_keys(
+    state: CollectingKeys,
+) -> tuple[CollectingShares, Signed[KeyList]] | tuple[CollectingNonces, Signed[Roll]]:
+    """R0': U1 is those that advertised. With a graph they are asked for their nonces first.
 
     Raises:
         QuorumLost: fewer than t sources.
@@ -291,13 +343,57 @@ def close_keys(state: CollectingKeys) -> tuple[CollectingShares, Signed[KeyList]
     session = state.session
     session.require_quorum("R0 advertise", state.received, session.header.body.masked)
     items = tuple(state.received[index] for index in sorted(state.received))
+    if session.header.body.graph is not None:
+        digests = b"".join(map(advertise_digest, items))
+        roll = Roll(tuple(sorted(state.received)), digests, b"".join(item.body.nonce_commitment for item in items))
+        following = CollectingNonces(session, roll_context(session.ctx, roll), state.received, {})
+        return following, session.sign(session.ctx, roll)
     ctx1 = key_list_context(session.ctx, items)
     u1 = {item.sender: item.body for item in items}
-    return CollectingShares(session, ctx1, u1, {}), session.sign(session.ctx, KeyList(items))
+    return CollectingShares(session, ctx1, complete(u1), u1, {}), session.sign(session.ctx, KeyList(items))
+
+
+def add_nonce(state: CollectingNonces, signed: Signed[Nonce]) -> CollectingNonces:
+    """SFDA-SA/2: a source's nonce.
+
+    Raises:
+        FaultySourceError: the envelope is not right, or the nonce is not the one of R0 (RING_NONCE).
+    """
+    session = state.session
+    session.admit(signed, state.ctx0, state.u1, state.received, Nonce)
+    committed = state.u1[signed.sender].body.nonce_commitment
+    if not nonce_fits(signed.body.nonce, committed, owner=signed.sender, ctx=session.ctx):
+        raise FaultySourceError(session.name(signed.sender), "RING_NONCE")
+    return replace(state, received={**state.received, signed.sender: signed})
+
+
+def close_nonces(state: CollectingNonces) -> tuple[CollectingShares, dict[int, Signed[Neighbours]]]:
+    """SFDA-SA/2: V is those that revealed their nonce; each gets all nonces, and the keys of its neighbours.
+
+    Raises:
+        QuorumLost: fewer than t sources, or more nonces are missing than sources let pass.
+    """
+    session, header = state.session, state.session.header.body
+    silent = header.graph.silent if header.graph else 0
+    session.require_quorum("R0 nonces", state.received, state.u1)
+    session.require_at_least("R0 nonces", len(state.u1) - silent, state.received, state.u1)
+    members = tuple(sorted(state.received))
+    nonces = {member: state.received[member].body.nonce for member in members}
+    ctx1, together = ring_context(state.ctx0, nonces), b"".join(nonces.values())
+    ring = drawn_ring(header, ctx1, members)
+    neighbours = {
+        member: session.sign(
+            state.ctx0,
+            Neighbours(members, together, tuple(state.u1[peer] for peer in sorted(ring.neighbours(member)))),
+        )
+        for member in members
+    }
+    u1 = {member: state.u1[member].body for member in members}
+    return CollectingShares(session, ctx1, ring, u1, {}), neighbours
 
 
 def add_shares(state: CollectingShares, signed: Signed[ShareBundle]) -> CollectingShares:
-    """R1: a source's boxes, exactly one for each other member of U1.
+    """R1: a source's boxes, exactly one for each other holder of its shares.
 
     Raises:
         FaultySourceError: the envelope is not right, the recipients are not (SHARE_RECIPIENTS), or the nonce is not
@@ -305,7 +401,7 @@ def add_shares(state: CollectingShares, signed: Signed[ShareBundle]) -> Collecti
     """
     state.session.admit(signed, state.ctx1, state.u1, state.received, ShareBundle)
     recipients = [box.peer for box in signed.body.boxes]
-    if sorted(recipients) != sorted(set(state.u1) - {signed.sender}):
+    if sorted(recipients) != sorted(state.ring.neighbours(signed.sender)):
         raise FaultySourceError(state.session.name(signed.sender), "SHARE_RECIPIENTS")
     header = state.session.header.body
     readers, report = report_readers(header, signed.sender), report_bytes(header)
@@ -327,17 +423,21 @@ def close_shares(state: CollectingShares) -> tuple[CollectingInputs, dict[int, S
     session.require_quorum("R1 shares", state.received, state.u1)
     u2 = able_to_open(header, state.received)
     session.require_quorum("R1 shares", u2, state.u1)
+    session.require_holders("R1 shares", state.ring, u2, u2)
     inbox: dict[int, list[DeliveredBox]] = {index: [] for index in sorted(u2)}
     for sender in sorted(u2):
         bundle = state.received[sender].body
         for box in bundle.boxes:
             if box.peer in u2:
                 inbox[box.peer].append(DeliveredBox(sender, box.box, bundle.nonce))
-    deliveries = {index: session.sign(state.ctx1, ShareDelivery(tuple(boxes))) for index, boxes in inbox.items()}
+    listed = tuple(sorted(u2)) if header.graph else ()
+    deliveries = {
+        index: session.sign(state.ctx1, ShareDelivery(tuple(boxes), listed)) for index, boxes in inbox.items()
+    }
     nonces = {index: state.received[index].body.nonce for index in u2}
     cohorts = cohorts_of(header, state.ctx1, nonces)
     totals = {cohort: np.zeros(session.encoding.length, np.uint32) for cohort in cohorts}
-    return CollectingInputs(session, members_context(state.ctx1, u2), state.u1, totals, {}), deliveries
+    return CollectingInputs(session, members_context(state.ctx1, u2), state.ring, state.u1, totals, {}), deliveries
 
 
 def add_input(
@@ -380,10 +480,11 @@ def close_inputs(state: CollectingInputs) -> tuple[CollectingSignatures, Signed[
     whole = [members for members in delivered if members and len(members) >= quorum_of(header, members)]
     survivors: frozenset[int] = frozenset().union(*whole)
     session.require_quorum("R2 masked input", survivors, state.u2)
+    session.require_holders("R2 masked input", state.ring, survivors, state.u2)
     inputs = tuple(state.received[index] for index in sorted(survivors))
     alive = tuple(Survivor(item.sender, item.body.digest) for item in inputs)
     lists = Survivors(alive, tuple(sorted(state.u2 - survivors)))
-    following = CollectingSignatures(session, state.ctx2, state.u1, lists, inputs, {}, state.totals)
+    following = CollectingSignatures(session, state.ctx2, state.ring, state.u1, lists, inputs, {}, state.totals)
     return following, session.sign(state.ctx2, lists)
 
 
@@ -399,23 +500,37 @@ def add_signature(state: CollectingSignatures, signed: Signed[SurvivorSignature]
     return replace(state, received={**state.received, signed.sender: signed})
 
 
-def close_signatures(state: CollectingSignatures) -> tuple[CollectingUnmask, Signed[Consistency]]:
+def close_signatures(
+    state: CollectingSignatures,
+) -> tuple[CollectingUnmask, Signed[Consistency] | dict[int, Signed[NeighbourConsistency]]]:
     """R3': shows every survivor that the others signed the same lists, and that each signed its input in this view.
 
+    In SFDA-SA/2 the others are those whose shares it holds, and each gets a message of its own.
+
     Raises:
-        QuorumLost: fewer than t signatures.
+        QuorumLost: fewer than t signatures, or too few of the holders of some member's shares.
     """
-    session = state.session
+    session, u2 = state.session, state.survivors | set(state.lists.dropped)
     session.require_quorum("R3 consistency", state.received, state.survivors)
-    items = tuple(state.received[index] for index in sorted(state.received))
-    following = CollectingUnmask(
-        session, state.ctx2, state.u1, state.lists, frozenset(state.received), {}, state.totals
-    )
-    return following, session.sign(state.ctx2, Consistency(items, state.inputs))
+    session.require_holders("R3 consistency", state.ring, state.received, u2)
+    asked = frozenset(state.received)
+    following = CollectingUnmask(session, state.ctx2, state.ring, state.u1, state.lists, asked, {}, state.totals)
+    if session.header.body.graph is None:
+        signatures = tuple(state.received[index] for index in sorted(state.received))
+        return following, session.sign(state.ctx2, Consistency(signatures, state.inputs))
+    inputs = {item.sender: item for item in state.inputs}
+    shown = {}
+    for index in sorted(asked):
+        holders = sorted(state.ring.holders(index))
+        signatures = tuple(state.received[holder] for holder in holders if holder in asked)
+        signatures = signatures[: session.header.body.share_threshold]  # each costs its reader a verification
+        listed = tuple(inputs[holder] for holder in holders if holder in inputs)
+        shown[index] = session.sign(state.ctx2, NeighbourConsistency(signatures, listed))
+    return following, shown
 
 
 def add_unmask(state: CollectingUnmask, signed: Signed[Unmask]) -> CollectingUnmask:
-    """R4: a survivor's shares, one per member of U2 and each of the kind that R3 fixed.
+    """R4: a survivor's shares, one per member of U2 that it holds some of, and each of the kind that R3 fixed.
 
     Raises:
         FaultySourceError: the envelope is not right, or the shares are not those that were asked for (UNMASK_SHARES).
@@ -423,7 +538,8 @@ def add_unmask(state: CollectingUnmask, signed: Signed[Unmask]) -> CollectingUnm
     state.session.admit(signed, state.ctx2, state.asked, state.received, Unmask)
     own = {share.owner for share in signed.body.shares if isinstance(share, SelfMaskShare)}
     master = {share.owner for share in signed.body.shares if isinstance(share, MasterShare)}
-    if own != state.survivors or master != set(state.lists.dropped):
+    held = state.ring.holders(signed.sender)
+    if own != state.survivors & held or master != held & set(state.lists.dropped):
         raise FaultySourceError(state.session.name(signed.sender), "UNMASK_SHARES")
     return replace(state, received={**state.received, signed.sender: signed.body})
 
@@ -432,14 +548,15 @@ def close_unmask(state: CollectingUnmask) -> Opened:
     """R4: reconstructs, checks every secret against its commitment, takes the masks off and decodes.
 
     Raises:
-        QuorumLost: fewer than t answers.
+        QuorumLost: fewer than t answers, or too few of the holders of some member's shares.
         FaultySourceError: SHARE_COMMITMENT where a secret cannot be opened to what its owner committed to, or
             RANGE where the sum lies outside what honest inputs reach (no single source can be named then).
     """
     session = state.session
     session.require_quorum("R4 unmask", state.received, state.asked)
+    session.require_holders("R4 unmask", state.ring, state.received, state.survivors | set(state.lists.dropped))
     try:
-        opened = open_secrets(state.received, state.u1, session.ctx, session.threshold)
+        opened = open_secrets(state.received, state.u1, session.ctx, session.header.body.share_threshold)
     except UnopenedError as error:
         detail = "its secret does not open: it dealt wrong shares, or holders sent wrong ones"
         raise FaultySourceError(session.name(error.owner), "SHARE_COMMITMENT", detail) from None
@@ -469,7 +586,7 @@ def _open_sum(state: CollectingUnmask, opened: OpenedSecrets, cohort: frozenset[
         key = opened.pairs[index].loaded()
         dropped[index] = {
             peer: agreement.pair_seed(key, state.u1[peer].mask_key, own=index, peer=peer, ctx2=state.ctx2)
-            for peer in sorted(survivors)
+            for peer in sorted(survivors & state.ring.holders(index))
         }
     total = state.totals[cohort]
     unmask(total, self_seeds=self_seeds, dropped=dropped, threads=session.threads)

@@ -14,6 +14,7 @@ from hashlib import sha256
 from securefda.errors import FaultyAggregatorError
 from securefda.protocol.agreement import REPORT_OPENING_BYTES
 from securefda.protocol.encoding import TAIL, EncodedLayer, Quantisation
+from securefda.protocol.graph import Ring, graph_fault
 from securefda.protocol.messages import (
     NO_CONTEXT,
     PULL_LAYER,
@@ -21,19 +22,23 @@ from securefda.protocol.messages import (
     Advertise,
     Body,
     Consistency,
-    DeliveredBox,
     Header,
     KeyList,
     MaskedInput,
+    Roll,
+    ShareDelivery,
     Signed,
+    Survivor,
     Survivors,
     SurvivorSignature,
     Visibility,
+    nth_digest,
 )
 from securefda.protocol.packing import WORD_BITS
 from securefda.protocol.roster import Roster
 from securefda.protocol.transcript import (
     Cohorts,
+    advertise_digest,
     architecture_digest,
     cohort_with,
     layer_names_and_shapes,
@@ -200,7 +205,7 @@ def check_signed_header(
         FaultyAggregatorError: with TYPE, SUITE, SENDER, CONTEXT, SIGNATURE, HEADER_ROSTER, HEADER_RUN, HEADER_REPLAY,
             HEADER_ORDER, RELEASE_FUSE, HEADER_KEEP, HEADER_CHAIN, HEADER_PARTICIPANTS, HEADER_VALIDITY,
             HEADER_ARCHITECTURE, HEADER_RATE, HEADER_TARGET, HEADER_FEATURES, HEADER_COHORT, HEADER_SUM, HEADER_RANGE,
-            HEADER_MODULUS, HEADER_WRAP, HEADER_THRESHOLD, HEADER_QUORUM or HEADER_ENERGY.
+            HEADER_MODULUS, HEADER_WRAP, HEADER_THRESHOLD, HEADER_QUORUM, HEADER_ENERGY or HEADER_GRAPH.
     """
     header = signed.body
     fault = envelope_fault(
@@ -354,7 +359,23 @@ def _check_session_numbers(header: Header, own_index: int, limits: SessionLimits
             counted = header.norm_cap.others
             detail = f"norms of {counted} others count, and a sum may hold {trusted} that count"
             require(counted <= trusted, "HEADER_ENERGY", detail)
+    _check_graph(header, limits)
     return encoding
+
+
+def _check_graph(header: Header, limits: SessionLimits) -> None:
+    """The graph of SFDA-SA/2 is as strong as this source computes it, against as many colluders as it assumes."""
+    graph = header.graph
+    if graph is None:
+        return
+    alone = not header.at(Visibility.COHORT)
+    require(alone, "HEADER_GRAPH", "sources with neighbours make up one sum, and some are at cohort")
+    # A source would know the norms of its neighbours alone, and not the caps that follow from their neighbours'.
+    require(header.norm_cap is None, "HEADER_GRAPH", "no norm cap holds where sources hear their neighbours alone")
+    assumed = f"{graph.colluders} colluders are assumed, and this source assumes {limits.max_colluders}"
+    require(graph.colluders >= limits.max_colluders, "HEADER_GRAPH", assumed)
+    fault = graph_fault(graph, len(header.masked), header.threshold)
+    require(fault is None, "HEADER_GRAPH", fault or "")
 
 
 def _check_smallest_sum(trusted: int, quorum: int, limits: SessionLimits, check: str) -> None:
@@ -409,6 +430,77 @@ def check_vectors(
         require(fits, "HEADER_FEATURES", "the features that came are not those that the header names")
 
 
+def check_roll(roll: Roll, *, own: Signed[Advertise], header: Header) -> None:
+    """R0' of SFDA-SA/2: U1 is a large enough subset of U0, and holds what I sent.
+
+    Raises:
+        FaultyAggregatorError: ROLL_MEMBER, ROLL_OWN or ROLL_QUORUM.
+    """
+    require(set(roll.members) <= set(header.masked), "ROLL_MEMBER", "a source that the header does not name")
+    require(own.sender in roll.members, "ROLL_OWN", "I am missing")
+    place = roll.members.index(own.sender)
+    mine = nth_digest(roll.digests, place) == advertise_digest(own)
+    committed = nth_digest(roll.commitments, place) == own.body.nonce_commitment
+    require(mine and committed, "ROLL_OWN", "not what I sent")
+    enough = len(roll.members) >= header.threshold
+    require(enough, "ROLL_QUORUM", f"{len(roll.members)} of at least {header.threshold} sources")
+
+
+def check_nonces(nonces: Mapping[int, bytes], *, roll: Roll, own_index: int, ctx: bytes, header: Header) -> None:
+    """All but few members of U1 revealed the nonce to which they had committed, I among them.
+
+    Raises:
+        FaultyAggregatorError: RING_MEMBER, RING_OWN, RING_NONCE or RING_QUORUM.
+    """
+    require(set(nonces) <= set(roll.members), "RING_MEMBER", "a source that is not on the roll")
+    require(own_index in nonces, "RING_OWN", "I am missing")
+    for place, member in enumerate(roll.members):
+        if member in nonces:
+            committed = nth_digest(roll.commitments, place)
+            require(nonce_fits(nonces[member], committed, owner=member, ctx=ctx), "RING_NONCE", f"of index {member}")
+    silent, most = len(roll.members) - len(nonces), header.graph.silent if header.graph else 0
+    # Whoever chooses which nonces count chooses among as many rings as there are choices.
+    require(silent <= most, "RING_QUORUM", f"{silent} nonces are missing, of at most {most}")
+    require(len(nonces) >= header.threshold, "RING_QUORUM", f"{len(nonces)} of at least {header.threshold} sources")
+
+
+def check_neighbours(
+    items: Sequence[Signed[Advertise]], *, ring: Ring, roll: Roll, own: Signed[Advertise], roster: Roster
+) -> None:
+    """The keys are those of my neighbours on the ring, as the roll has them, signed by their owners, and all differ.
+
+    Raises:
+        FaultyAggregatorError: KEY_MEMBER, KEY_ROLL, KEY_SIGNATURE, KEY_DUPLICATE or KEY_ROW.
+    """
+    senders = [item.sender for item in items]
+    expected = ring.neighbours(own.sender)
+    require(sorted(senders) == sorted(expected), "KEY_MEMBER", "not the keys of my neighbours on the ring")
+    session_id, ctx = own.envelope.session_id, own.envelope.context
+    for item in items:
+        name, place = roster.by_index(item.sender).site_id, roll.members.index(item.sender)
+        listed = nth_digest(roll.digests, place) == advertise_digest(item)
+        committed = nth_digest(roll.commitments, place) == item.body.nonce_commitment
+        require(listed and committed, "KEY_ROLL", f"advertisement of {name}: not what the roll says")
+        fault = envelope_fault(
+            item, roster=roster, sender=item.sender, session_id=session_id, context=ctx, kind=Advertise
+        )
+        require(fault is None, "KEY_SIGNATURE", f"advertisement of {name}: {fault}")
+        require(not item.body.row_commitment, "KEY_ROW", f"of {name}: a commitment to a norm report")
+    keys = [key for item in (own, *items) for key in (item.body.mask_key, item.body.box_key)]
+    require(len(set(keys)) == len(keys), "KEY_DUPLICATE", "two keys are equal")
+
+
+def check_own_neighbours(ring: Ring, *, own_index: int, header: Header, limits: SessionLimits) -> None:
+    """The k rule of SFDA-SA/2: whoever opens my part needs so many of my neighbours, who are then in the sum with me.
+
+    Raises:
+        FaultyAggregatorError: RING_TRUST.
+    """
+    quorum = header.share_threshold
+    trusted = limits.anonymity_of_smallest(quorum, ring.holders(own_index), own_index)
+    _check_smallest_sum(trusted, quorum, limits, "RING_TRUST")
+
+
 def check_key_list(key_list: KeyList, *, own: Signed[Advertise], header: Header, roster: Roster) -> None:
     """R0': U1 is a subset of U0, every key is signed by its owner, all keys differ, mine are the ones I sent.
 
@@ -456,26 +548,31 @@ def report_bytes(header: Header) -> int:
 
 
 def check_share_senders(
-    boxes: Sequence[DeliveredBox],
-    *,
-    own_index: int,
-    u1: Mapping[int, Advertise],
-    ctx: bytes,
-    threshold: int,
-) -> None:
-    """R1: one box per sender, every sender in U1, none from myself, each nonce as committed, and U2 large enough.
+    delivery: ShareDelivery, *, own_index: int, u1: Mapping[int, Advertise], ring: Ring, ctx: bytes, header: Header
+) -> frozenset[int]:
+    """R1: one box per sender, every sender a neighbour, none from myself, each nonce as committed, U2 large enough.
+
+    Returns:
+        U2. In SFDA-SA/1 it is the senders and I; in SFDA-SA/2 it is listed, and all my neighbours in it have sent.
 
     Raises:
-        FaultyAggregatorError: SHARE_DUPLICATE, SHARE_SENDER, SHARE_NONCE or SHARE_QUORUM.
+        FaultyAggregatorError: SHARE_DUPLICATE, SHARE_SENDER, SHARE_NONCE, SHARE_MEMBERS or SHARE_QUORUM.
     """
-    senders = [box.peer for box in boxes]
+    senders = [box.peer for box in delivery.boxes]
     require(len(set(senders)) == len(senders), "SHARE_DUPLICATE")
     require(set(senders) <= set(u1) and own_index not in senders, "SHARE_SENDER")
-    for box in boxes:
+    for box in delivery.boxes:
         committed = u1[box.peer].nonce_commitment
         require(nonce_fits(box.nonce, committed, owner=box.peer, ctx=ctx), "SHARE_NONCE", f"of index {box.peer}")
-    u2 = {*senders, own_index}
-    require(len(u2) >= threshold, "SHARE_QUORUM", f"{len(u2)} of at least {threshold} sources")
+    holders = frozenset({*senders, own_index})
+    u2 = frozenset(delivery.members) if header.graph else holders
+    require(bool(delivery.members) == bool(header.graph), "SHARE_MEMBERS", "U2 is listed in SFDA-SA/2 alone")
+    require(u2 <= ring.members, "SHARE_MEMBERS", "a source that is not on the ring")
+    require(u2 & ring.holders(own_index) == holders, "SHARE_MEMBERS", "not the senders of the boxes, and I")
+    require(len(u2) >= header.threshold, "SHARE_QUORUM", f"{len(u2)} of at least {header.threshold} sources")
+    least = header.share_threshold
+    require(len(holders) >= least, "SHARE_QUORUM", f"{len(holders)} of at least {least} holders of my shares")
+    return u2
 
 
 def check_own_cohort(cohorts: Cohorts, *, own_index: int, header: Header, limits: SessionLimits) -> None:
@@ -489,10 +586,19 @@ def check_own_cohort(cohorts: Cohorts, *, own_index: int, header: Header, limits
     _check_smallest_sum(limits.anonymity_of_smallest(quorum, own, own_index), quorum, limits, "SHARE_QUORUM")
 
 
-def check_survivors(lists: Survivors, *, own_index: int, own_digest: bytes, cohorts: Cohorts, header: Header) -> None:
+def check_survivors(
+    lists: Survivors,
+    *,
+    own_index: int,
+    own_digest: bytes,
+    cohorts: Cohorts,
+    holders: Collection[int],
+    header: Header,
+) -> None:
     """R3: the lists split U2 without overlap or repeats, U3 is large enough, and I am in it with my own input.
 
-    Every cohort is looked at, not just mine: my shares would open the others' sums without their consent.
+    Every cohort is looked at, not just mine: my shares would open the others' sums without their consent. Of the
+    ``holders`` of my shares enough survive, too, which in SFDA-SA/1 are all of U2.
 
     Raises:
         FaultyAggregatorError: SURVIVOR_REPEAT, SURVIVOR_OVERLAP, SURVIVOR_UNION, SURVIVOR_SELF, SURVIVOR_QUORUM or
@@ -506,6 +612,8 @@ def check_survivors(lists: Survivors, *, own_index: int, own_digest: bytes, coho
     require(own_index in digests, "SURVIVOR_SELF", "I delivered and am declared dropped")
     require(hmac.compare_digest(digests[own_index], own_digest), "SURVIVOR_SELF", "not the input that I sent")
     require(len(alive) >= header.threshold, "SURVIVOR_QUORUM", f"{len(alive)} of at least {header.threshold} sources")
+    left, least = len(set(alive) & set(holders)), header.share_threshold
+    require(left >= least, "SURVIVOR_QUORUM", f"{left} of at least {least} holders of my shares")
     for cohort in cohorts:
         count = len(cohort & set(alive))
         quorum = quorum_of(header, cohort)
@@ -514,9 +622,13 @@ def check_survivors(lists: Survivors, *, own_index: int, own_digest: bytes, coho
 
 
 def check_inputs(
-    inputs: Sequence[Signed[MaskedInput]], *, own: Signed[SurvivorSignature], lists: Survivors, roster: Roster
+    inputs: Sequence[Signed[MaskedInput]],
+    *,
+    own: Signed[SurvivorSignature],
+    listed: Sequence[Survivor],
+    roster: Roster,
 ) -> None:
-    """R3': every survivor signed the input that the lists name, under the members and cohorts that I know.
+    """R3': each of these survivors signed the input that the lists name, under the members and cohorts that I know.
 
     A source signs one input per session, and pair masks run inside a cohort. A source that masked among other
     members than mine is therefore no survivor to me: my shares would take off its self mask here, and those of the few
@@ -525,8 +637,8 @@ def check_inputs(
     Raises:
         FaultyAggregatorError: CONSISTENCY_INPUT.
     """
-    listed = [(item.index, item.input_digest) for item in lists.survivors]
-    require([(item.sender, item.body.digest) for item in inputs] == listed, "CONSISTENCY_INPUT", "not those listed")
+    named = [(item.index, item.input_digest) for item in listed]
+    require([(item.sender, item.body.digest) for item in inputs] == named, "CONSISTENCY_INPUT", "not those listed")
     session_id, ctx2 = own.envelope.session_id, own.envelope.context
     for item in inputs:
         fault = envelope_fault(

@@ -9,6 +9,7 @@ Sizes of fields, and what every message checks of its own: a value that is out o
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Callable
@@ -39,6 +40,11 @@ def expect(condition: bool, what: str) -> None:
 def expect_bytes(value: bytes, length: int, name: str) -> None:
     """Likewise for the length of a field of bytes."""
     expect(len(value) == length, f"{name} must be {length} bytes, not {len(value)}")
+
+
+def expect_rising(members: tuple[int, ...]) -> None:
+    """Likewise for roster indices that rise strictly."""
+    expect(all(one < following for one, following in itertools.pairwise(members)), "members must rise strictly")
 
 
 def expect_finite(value: float, name: str, *, positive: bool = False) -> None:

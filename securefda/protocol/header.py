@@ -173,6 +173,25 @@ class NormCapTerms:
 
 
 @dataclass(frozen=True, slots=True)
+class GraphTerms:
+    """The graph of a session of many sources, and under which assumptions it was chosen.
+
+    A source shares with ``degree`` neighbours, and ``threshold`` holders of its shares open a secret. Up to
+    ``colluders`` of the sources collude with the aggregator, up to ``dropouts`` drop out by chance, and up to
+    ``silent`` may commit to a nonce and not reveal it.
+    """
+
+    degree: int
+    threshold: int
+    colluders: int
+    dropouts: int
+    silent: int
+
+    def __post_init__(self) -> None:
+        expect(self.degree >= 2 and self.threshold >= 2, "degree and threshold must be at least 2")
+
+
+@dataclass(frozen=True, slots=True)
 class Header:
     """Opens an attempt at a round: everything that all sites must agree on before anything leaves a source.
 
@@ -194,6 +213,9 @@ class Header:
 
     ``features`` are those of the target's rows that sources train with, where the rule needs them. What pulls them
     comes back behind the update, as one more of ``layers``: `PULL_LAYER`, of the features' shape.
+
+    ``graph`` makes the masking session one of SFDA-SA/2: sources mask and share with their neighbours alone. Without it
+    the session is one of SFDA-SA/1, in which all are neighbours.
     """
 
     run_id: bytes
@@ -224,6 +246,7 @@ class Header:
     down_link: DownLink = DownLink.FLOAT32
     gap_gradient_digest: bytes = b""
     features: FeatureTerms | None = None
+    graph: GraphTerms | None = None
 
     def __post_init__(self) -> None:
         expect_bytes(self.run_id, RUN_ID_BYTES, "run_id")
@@ -279,6 +302,11 @@ class Header:
         """The participants of the masking session, U0."""
         pairs = zip(self.participants, self.levels, strict=True)
         return tuple(index for index, level in pairs if level is not Visibility.INDIVIDUAL)
+
+    @property
+    def share_threshold(self) -> int:
+        """How many holders of a secret's shares open it: t, or that of the graph."""
+        return self.threshold if self.graph is None else self.graph.threshold
 
     @property
     def norm_report_length(self) -> int:

@@ -187,20 +187,20 @@ def unmask(
     Args:
         total: sum of the survivors' masked inputs, shape ``(length,)``.
         self_seeds: self mask key of every survivor, by roster index.
-        dropped: for every party that the survivors masked with but that is not in the sum, its pair seed with
-            every survivor.
+        dropped: for every party that survivors masked with but that is not in the sum, its pair seed with each of
+            these survivors: with all, or on a ring with its neighbours.
         threads: how many may share the work; as many do as :func:`securefda.protocol.masking.useful_threads` says.
 
     Raises:
-        ValueError: no survivor, a party both survived and dropped, or a dropped party's seeds are not exactly those
-            with the survivors. Nothing is changed then.
+        ValueError: no survivor, a party both survived and dropped, or a dropped party's seeds are not those with
+            survivors. Nothing is changed then.
     """
     survivors = set(self_seeds)
     if not survivors or survivors & set(dropped):
         raise ValueError("a sum has survivors, and none of them is dropped")
     masks = [Mask(seed, -1) for seed in self_seeds.values()]
     for peer, seeds in dropped.items():
-        if set(seeds) != survivors:
+        if not set(seeds) <= survivors:
             raise ValueError(f"the pair seeds of dropped party {peer} are not those with the survivors")
         masks += [Mask(seed, _sign(peer, survivor)) for survivor, seed in seeds.items()]
     _add(total, masks, threads)

@@ -1,4 +1,4 @@
-"""Every message of SFDA-SA/1 as a frozen type that cannot be malformed.
+"""Every message of SFDA-SA/1 and SFDA-SA/2 as a frozen type that cannot be malformed.
 
 A message is an :class:`Envelope` around one body. The sender serialises the envelope once and signs those
 bytes; the receiver verifies and hashes the very same bytes (:class:`Signed` carries them verbatim), so the
@@ -38,6 +38,7 @@ from securefda.protocol.envelope import (
     expect,
     expect_bytes,
     expect_finite,
+    expect_rising,
 )
 from securefda.protocol.header import (
     PULL_LAYER,
@@ -45,6 +46,7 @@ from securefda.protocol.header import (
     DownLink,
     FeatureTerms,
     Granularity,
+    GraphTerms,
     Header,
     Layer,
     NormCapTerms,
@@ -245,6 +247,7 @@ __all__ = [
     "FeatureTerms",
     "Goodbye",
     "Granularity",
+    "GraphTerms",
     "Header",
     "Join",
     "KeyList",
@@ -252,11 +255,15 @@ __all__ = [
     "MaskedInput",
     "MasterShare",
     "MissedResult",
+    "NeighbourConsistency",
+    "Neighbours",
+    "Nonce",
     "NormCapTerms",
     "Parcel",
     "Receipt",
     "Refusal",
     "Result",
+    "Roll",
     "RuleTerms",
     "Schedule",
     "SelfMaskShare",
@@ -323,6 +330,63 @@ class KeyList:
 
 
 @dataclass(frozen=True, slots=True)
+class Roll:
+    """R0' of SFDA-SA/2: U1, and of each member the digest of its Advertise message and the commitment to its nonce.
+
+    Both are one after the other in the order of the members, 32 bytes each.
+    """
+
+    members: tuple[int, ...]
+    digests: bytes
+    commitments: bytes
+
+    def __post_init__(self) -> None:
+        expect_rising(self.members)
+        expect_bytes(self.digests, DIGEST_BYTES * len(self.members), "digests")
+        expect_bytes(self.commitments, DIGEST_BYTES * len(self.members), "commitments")
+
+    def digest_of(self, member: int) -> bytes:
+        """SHA-256 of a member's signed Advertise message.
+
+        Raises:
+            ValueError: it is no member.
+        """
+        return nth_digest(self.digests, self.members.index(member))
+
+
+@dataclass(frozen=True, slots=True)
+class Nonce:
+    """SFDA-SA/2: the nonce that was committed to in R0. The ring is drawn from those of all."""
+
+    nonce: bytes
+
+    def __post_init__(self) -> None:
+        expect_bytes(self.nonce, 32, "nonce")
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """SFDA-SA/2: who revealed a nonce and which, and the Advertise messages of the receiver's neighbours, verbatim."""
+
+    members: tuple[int, ...]
+    nonces: bytes
+    advertisements: tuple[Signed[Advertise], ...]
+
+    def __post_init__(self) -> None:
+        expect_rising(self.members)
+        expect_bytes(self.nonces, 32 * len(self.members), "nonces")
+
+    def nonce_by_member(self) -> dict[int, bytes]:
+        """The nonce of each member."""
+        return {member: nth_digest(self.nonces, place) for place, member in enumerate(self.members)}
+
+
+def nth_digest(digests: bytes, place: int) -> bytes:
+    """One of several values of 32 bytes that stand one after the other."""
+    return digests[DIGEST_BYTES * place : DIGEST_BYTES * (place + 1)]
+
+
+@dataclass(frozen=True, slots=True)
 class ShareBox:
     """One encrypted pair of shares for the recipient ``peer``, and the sender's norm report where both are of a sum."""
 
@@ -335,7 +399,7 @@ class ShareBox:
 
 @dataclass(frozen=True, slots=True)
 class ShareBundle:
-    """R1 up: one box for each other member of U1, and the nonce that was committed to in R0."""
+    """R1 up: one box for each other member of U1, or each neighbour, and the nonce that was committed to in R0."""
 
     boxes: tuple[ShareBox, ...]
     nonce: bytes
@@ -359,9 +423,13 @@ class DeliveredBox:
 
 @dataclass(frozen=True, slots=True)
 class ShareDelivery:
-    """R1 down: one box and nonce from each other member of U2."""
+    """R1 down: one box and nonce from each other member of U2; in SFDA-SA/2 from neighbours, and U2 in ``members``."""
 
     boxes: tuple[DeliveredBox, ...]
+    members: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        expect_rising(self.members)
 
 
 @dataclass(frozen=True, slots=True)
@@ -439,6 +507,11 @@ class Consistency:
 
 
 @dataclass(frozen=True, slots=True)
+class NeighbourConsistency(Consistency):
+    """R3' of SFDA-SA/2: likewise of those whose shares the receiver holds, so that each gets another message."""
+
+
+@dataclass(frozen=True, slots=True)
 class SelfMaskShare:
     """R4: the sender's share of the self mask seed of a survivor."""
 
@@ -462,7 +535,7 @@ class MasterShare:
 
 @dataclass(frozen=True, slots=True)
 class Unmask:
-    """R4: one share per member of U2; which kind is a tagged union, so no owner can have both."""
+    """R4: one share per member of U2 whose shares it holds; which kind is a tagged union, so no owner can have both."""
 
     shares: tuple[SelfMaskShare | MasterShare, ...]
 
@@ -515,6 +588,9 @@ Body = (
     Header
     | Advertise
     | KeyList
+    | Roll
+    | Nonce
+    | Neighbours
     | ShareBundle
     | ShareDelivery
     | MaskedInput
@@ -522,6 +598,7 @@ Body = (
     | Survivors
     | SurvivorSignature
     | Consistency
+    | NeighbourConsistency
     | Unmask
     | Result
     | Abort

@@ -5,6 +5,9 @@ could be continued: the driver drops the phase on any error, so a session that f
 good. A phase that has been left cannot be entered again either: its secrets have moved on to the next one, so a
 second key list, a second input or second survivor lists find nothing to work with (``ValueError``, nothing is sent).
 Bonawitz et al. 2017, Figure 4, with the malicious-model rounds; the checks are in :mod:`.checks`.
+
+A header with a graph makes the session one of SFDA-SA/2: the nonces are revealed before the shares and decide who
+stands beside whom, and from then on a source deals with its neighbours where in SFDA-SA/1 it deals with all.
 """
 
 from __future__ import annotations
@@ -22,7 +25,11 @@ from securefda.protocol.checks import (
     check_consistency,
     check_inputs,
     check_key_list,
+    check_neighbours,
+    check_nonces,
     check_own_cohort,
+    check_own_neighbours,
+    check_roll,
     check_share_senders,
     check_survivors,
     envelope_fault,
@@ -31,6 +38,7 @@ from securefda.protocol.checks import (
     require,
 )
 from securefda.protocol.encoding import Quantisation
+from securefda.protocol.graph import Ring, complete
 from securefda.protocol.masking import RingVector, mask
 from securefda.protocol.messages import (
     Advertise,
@@ -42,7 +50,11 @@ from securefda.protocol.messages import (
     KeyList,
     MaskedInput,
     MasterShare,
+    NeighbourConsistency,
+    Neighbours,
+    Nonce,
     Result,
+    Roll,
     SelfMaskShare,
     ShareBox,
     ShareBundle,
@@ -60,10 +72,13 @@ from securefda.protocol.transcript import (
     Cohorts,
     cohort_with,
     cohorts_of,
+    drawn_ring,
     header_context,
     key_list_context,
     members_context,
     nonce_commitment,
+    ring_context,
+    roll_context,
     survivors_digest,
 )
 
@@ -114,11 +129,38 @@ class AwaitingKeyList:
 
 
 @dataclass(frozen=True, slots=True)
+class AwaitingRoll:
+    """R0 of SFDA-SA/2 is sent."""
+
+    session: Session
+    own: Signed[Advertise]
+    master: Secret
+    self_secret: Secret
+    channel: KeyPair
+    nonce: Secret
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitingNeighbours:
+    """The nonce of SFDA-SA/2 is revealed, under ``ctx0``."""
+
+    session: Session
+    own: Signed[Advertise]
+    roll: Roll
+    ctx0: bytes
+    master: Secret
+    self_secret: Secret
+    channel: KeyPair
+    nonce: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class AwaitingShares:
-    """R1 is sent; ``u1`` has the verified keys of everyone."""
+    """R1 is sent; ``u1`` has the verified keys of everyone on the ring that this source deals with, and its own."""
 
     session: Session
     ctx1: bytes
+    ring: Ring
     u1: Mapping[int, Advertise]
     master: Secret
     self_secret: Secret
@@ -176,12 +218,21 @@ class AwaitingResult:
     survivors: int
 
 
-Phase = AwaitingKeyList | AwaitingShares | ReadyToMask | AwaitingSurvivors | AwaitingConsistency | AwaitingResult
+Phase = (
+    AwaitingKeyList
+    | AwaitingRoll
+    | AwaitingNeighbours
+    | AwaitingShares
+    | ReadyToMask
+    | AwaitingSurvivors
+    | AwaitingConsistency
+    | AwaitingResult
+)
 
 
 def advertise(
     session: Session, random_bytes: RandomBytes, report: bytes = b""
-) -> tuple[AwaitingKeyList, Signed[Advertise]]:
+) -> tuple[AwaitingKeyList | AwaitingRoll, Signed[Advertise]]:
     """R0: fresh keys for this session; commitments to the self secret, the nonce that R1 reveals and the norm report.
 
     ``report`` is this source's norm report, ``header.norm_report_length`` bytes, where the header has a norm cap and
@@ -204,6 +255,8 @@ def advertise(
             row_commitment=agreement.report_commitment(opening, own=index, ctx=session.ctx) if opening else b"",
         ),
     )
+    if session.header.body.graph is not None:  # no norm cap holds there, hence no report
+        return AwaitingRoll(session, own, master, self_secret, channel, nonce), own
     return AwaitingKeyList(session, own, master, self_secret, channel, nonce, opening), own
 
 
@@ -211,36 +264,101 @@ def receive_key_list(
     state: AwaitingKeyList, signed: Signed[KeyList], random_bytes: RandomBytes
 ) -> tuple[AwaitingShares, Signed[ShareBundle]]:
     """R0' checked, R1 made: one encrypted pair of shares for each other source, with the report, and the nonce."""
-    session, me = state.session, state.session.signer.index
+    session = state.session
     session.authenticate(signed, KeyList, session.ctx)
-    header, roster = session.header.body, session.roster
-    check_key_list(signed.body, own=state.own, header=header, roster=roster)
+    check_key_list(signed.body, own=state.own, header=session.header.body, roster=session.roster)
     u1 = {item.sender: item.body for item in signed.body.advertisements}
     ctx1 = key_list_context(session.ctx, signed.body.advertisements)
-    pairs, readers = _deal(state, sorted(u1), random_bytes), report_readers(header, me)
-    channel_key, boxes = state.channel.loaded(), []
-    for peer in sorted(set(u1) - {me}):
-        address, report = BoxAddress(ctx1, me, peer), state.report if peer in readers else None
-        try:
-            key = agreement.box_key(channel_key, u1[peer].box_key, address)
-        except KeyAgreementError as error:
-            raise FaultyAggregatorError("KEY_INVALID", str(error)) from None
-        boxes.append(ShareBox(peer, agreement.seal_box(key, address, pairs[peer], random_bytes, report)))
-        key.erase()
-    own_shares = _moved(pairs[me])
-    _erase_shares(pairs)
     nonce = state.nonce.reveal()
-    master, self_secret, channel, report = _moved_keys(state)
-    following = AwaitingShares(session, ctx1, u1, master, self_secret, channel, own_shares, nonce, report)
-    return following, session.sign(ctx1, ShareBundle(tuple(boxes), nonce))
+    secrets = (state.master, state.self_secret, state.channel.private)
+    dealer = _Dealer(session, ctx1, complete(u1), u1, *secrets, nonce, state.report)
+    answer = dealer.deal(random_bytes)
+    state.nonce.erase()
+    return answer
 
 
-def _deal(state: AwaitingKeyList, members: list[int], random_bytes: RandomBytes) -> dict[int, SharePair]:
-    threshold = state.session.header.body.threshold
-    xs = [x_of(member) for member in members]
-    master = split(state.master, threshold, xs, random_bytes)
-    self_secret = split(state.self_secret, threshold, xs, random_bytes)
-    return {member: SharePair(master[x_of(member)], self_secret[x_of(member)]) for member in members}
+def receive_roll(state: AwaitingRoll, signed: Signed[Roll]) -> tuple[AwaitingNeighbours, Signed[Nonce]]:
+    """R0' of SFDA-SA/2 checked: what everyone is bound to is fixed, so the nonce is revealed."""
+    session = state.session
+    session.authenticate(signed, Roll, session.ctx)
+    check_roll(signed.body, own=state.own, header=session.header.body)
+    ctx0, nonce = roll_context(session.ctx, signed.body), state.nonce.reveal()
+    state.nonce.erase()
+    master, self_secret, private = map(_moved_secret, (state.master, state.self_secret, state.channel.private))
+    following = AwaitingNeighbours(session, state.own, signed.body, ctx0, master, self_secret, KeyPair(private), nonce)
+    return following, session.sign(ctx0, Nonce(nonce))
+
+
+def receive_neighbours(
+    state: AwaitingNeighbours, signed: Signed[Neighbours], random_bytes: RandomBytes
+) -> tuple[AwaitingShares, Signed[ShareBundle]]:
+    """The ring of SFDA-SA/2 drawn, the neighbours' keys checked, R1 made: a pair of shares for each neighbour."""
+    session, me = state.session, state.session.signer.index
+    session.authenticate(signed, Neighbours, state.ctx0)
+    header, nonces = session.header.body, signed.body.nonce_by_member()
+    check_nonces(nonces, roll=state.roll, own_index=me, ctx=session.ctx, header=header)
+    ctx1 = ring_context(state.ctx0, nonces)
+    ring = drawn_ring(header, ctx1, nonces)
+    items = signed.body.advertisements
+    check_neighbours(items, ring=ring, roll=state.roll, own=state.own, roster=session.roster)
+    check_own_neighbours(ring, own_index=me, header=header, limits=session.limits)
+    u1 = {item.sender: item.body for item in (state.own, *items)}
+    secrets = (state.master, state.self_secret, state.channel.private)
+    return _Dealer(session, ctx1, ring, u1, *secrets, state.nonce, None).deal(random_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Dealer:
+    """Makes R1 of what a source holds, and moves its secrets to the phase that follows."""
+
+    session: Session
+    ctx1: bytes
+    ring: Ring
+    u1: Mapping[int, Advertise]
+    master: Secret
+    self_secret: Secret
+    private: Secret
+    nonce: bytes
+    report: Secret | None
+
+    def deal(self, random_bytes: RandomBytes) -> tuple[AwaitingShares, Signed[ShareBundle]]:
+        """One encrypted pair of shares for each other holder of them, with the norm report, and the nonce."""
+        session, me = self.session, self.session.signer.index
+        pairs, readers = self._split(random_bytes), report_readers(session.header.body, me)
+        channel = KeyPair(self.private)
+        channel_key, boxes = channel.loaded(), []
+        for peer in sorted(set(self.u1) - {me}):
+            address, report = BoxAddress(self.ctx1, me, peer), self.report if peer in readers else None
+            try:
+                key = agreement.box_key(channel_key, self.u1[peer].box_key, address)
+            except KeyAgreementError as error:
+                raise FaultyAggregatorError("KEY_INVALID", str(error)) from None
+            boxes.append(ShareBox(peer, agreement.seal_box(key, address, pairs[peer], random_bytes, report)))
+            key.erase()
+        own_shares = _moved(pairs[me])
+        _erase_shares(pairs)
+        master, self_secret, private = map(_moved_secret, (self.master, self.self_secret, self.private))
+        report = _moved_secret(self.report) if self.report else None
+        following = AwaitingShares(
+            session,
+            self.ctx1,
+            self.ring,
+            self.u1,
+            master,
+            self_secret,
+            KeyPair(private),
+            own_shares,
+            self.nonce,
+            report,
+        )
+        return following, session.sign(self.ctx1, ShareBundle(tuple(boxes), self.nonce))
+
+    def _split(self, random_bytes: RandomBytes) -> dict[int, SharePair]:
+        threshold, holders = self.session.header.body.share_threshold, sorted(self.u1)
+        xs = [x_of(holder) for holder in holders]
+        master = split(self.master, threshold, xs, random_bytes)
+        self_secret = split(self.self_secret, threshold, xs, random_bytes)
+        return {holder: SharePair(master[x_of(holder)], self_secret[x_of(holder)]) for holder in holders}
 
 
 def receive_shares(state: AwaitingShares, signed: Signed[ShareDelivery]) -> ReadyToMask:
@@ -248,15 +366,9 @@ def receive_shares(state: AwaitingShares, signed: Signed[ShareDelivery]) -> Read
     session, me = state.session, state.session.signer.index
     session.authenticate(signed, ShareDelivery, state.ctx1)
     header, limits = session.header.body, session.limits
-    check_share_senders(
-        signed.body.boxes,
-        own_index=me,
-        u1=state.u1,
-        ctx=session.ctx,
-        threshold=header.threshold,
-    )
+    u2 = check_share_senders(signed.body, own_index=me, u1=state.u1, ring=state.ring, ctx=session.ctx, header=header)
     nonces = {me: state.nonce} | {box.peer: box.nonce for box in signed.body.boxes}
-    cohorts = cohorts_of(header, state.ctx1, nonces)
+    cohorts = cohorts_of(header, state.ctx1, nonces) if header.graph is None else (u2,)
     check_own_cohort(cohorts, own_index=me, header=header, limits=limits)
     readers = report_readers(header, me)  # whose boxes hold a report for me: the same
     key = state.channel.loaded()
@@ -267,7 +379,7 @@ def receive_shares(state: AwaitingShares, signed: Signed[ShareDelivery]) -> Read
         state.report.erase()
     shares = {me: _moved(state.own_shares), **{peer: pair for peer, (pair, _) in opened.items()}}
     state.channel.private.erase()
-    ctx2 = members_context(state.ctx1, shares)
+    ctx2 = members_context(state.ctx1, u2)
     return ReadyToMask(session, ctx2, state.u1, cohorts, state.master, state.self_secret, shares, reports)
 
 
@@ -299,7 +411,9 @@ def _open(
 def masked_input(
     state: ReadyToMask, encoded: RingVector, encoding: Quantisation
 ) -> tuple[AwaitingSurvivors, Signed[MaskedInput], memoryview]:
-    """R2: adds the self mask and one pairwise mask per other member of the cohort, and forgets the keys.
+    """R2: adds the self mask and a pairwise mask for each other member of the cohort, or each neighbour in it.
+
+    The keys are forgotten with it.
 
     The caller writes the release fuse before the message or the vector leaves the process.
 
@@ -318,7 +432,7 @@ def masked_input(
     try:
         seeds = {
             peer: agreement.pair_seed(own_key, state.u1[peer].mask_key, own=me, peer=peer, ctx2=state.ctx2)
-            for peer in sorted(cohort_with(me, state.cohorts) - {me})
+            for peer in sorted((cohort_with(me, state.cohorts) & set(state.shares)) - {me})
         }
     except KeyAgreementError as error:
         raise FaultyAggregatorError("KEY_INVALID", str(error)) from None
@@ -342,6 +456,7 @@ def receive_survivors(
         own_index=session.signer.index,
         own_digest=state.input_digest,
         cohorts=state.cohorts,
+        holders=state.shares,
         header=session.header.body,
     )
     shares = {owner: _moved(pair) for owner, pair in state.shares.items()}
@@ -352,19 +467,25 @@ def receive_survivors(
 def receive_consistency(
     state: AwaitingConsistency, signed: Signed[Consistency]
 ) -> tuple[AwaitingResult, Signed[Unmask]]:
-    """R3' checked, R4 made: for each survivor the share of its self mask seed, for each dropped that of its master."""
-    session = state.session
-    session.authenticate(signed, Consistency, state.ctx2)
-    alive = [item.index for item in state.lists.survivors]
-    threshold = session.header.body.threshold
+    """R3' checked, R4 made: for each survivor the share of its self mask seed, for each dropped that of its master.
+
+    What is looked at, and what is given, is of those whose shares this source holds.
+    """
+    session, held = state.session, state.shares
+    kind = Consistency if session.header.body.graph is None else NeighbourConsistency
+    session.authenticate(signed, kind, state.ctx2)
+    listed = [item for item in state.lists.survivors if item.index in held]
+    alive, threshold = [item.index for item in listed], session.header.body.share_threshold
     check_consistency(signed.body, own=state.own, survivors=alive, threshold=threshold, roster=session.roster)
-    check_inputs(signed.body.inputs, own=state.own, lists=state.lists, roster=session.roster)
+    check_inputs(signed.body.inputs, own=state.own, listed=listed, roster=session.roster)
     shares: list[SelfMaskShare | MasterShare] = [
-        SelfMaskShare(owner, state.shares[owner].self_secret.reveal()) for owner in alive
+        SelfMaskShare(owner, held[owner].self_secret.reveal()) for owner in alive
     ]
-    shares += [MasterShare(owner, state.shares[owner].master.reveal()) for owner in state.lists.dropped]
-    _erase_shares(state.shares)
-    return AwaitingResult(session, len(alive)), session.sign(state.ctx2, Unmask(tuple(shares)))
+    dropped = [owner for owner in state.lists.dropped if owner in held]
+    shares += [MasterShare(owner, held[owner].master.reveal()) for owner in dropped]
+    _erase_shares(held)
+    following = AwaitingResult(session, len(state.lists.survivors))
+    return following, session.sign(state.ctx2, Unmask(tuple(shares)))
 
 
 def receive_result(state: AwaitingResult, signed: Signed[Result]) -> None:
@@ -375,12 +496,12 @@ def receive_result(state: AwaitingResult, signed: Signed[Result]) -> None:
 
 def erase(state: Phase) -> None:
     """Overwrite what secrets a phase still holds; called when a session dies before its end."""
-    if isinstance(state, (AwaitingKeyList, AwaitingShares)):
+    if isinstance(state, (AwaitingKeyList, AwaitingRoll, AwaitingNeighbours, AwaitingShares)):
         state.channel.private.erase()
-    if isinstance(state, (AwaitingKeyList, AwaitingShares, ReadyToMask)):
+    if isinstance(state, (AwaitingKeyList, AwaitingRoll, AwaitingNeighbours, AwaitingShares, ReadyToMask)):
         state.master.erase()
         state.self_secret.erase()
-    if isinstance(state, AwaitingKeyList):
+    if isinstance(state, (AwaitingKeyList, AwaitingRoll)):
         state.nonce.erase()
     if isinstance(state, (AwaitingKeyList, AwaitingShares)) and state.report is not None:
         state.report.erase()
@@ -404,11 +525,8 @@ def _moved(pair: SharePair) -> SharePair:
     return following
 
 
-def _moved_keys(state: AwaitingKeyList) -> tuple[Secret, Secret, KeyPair, Secret | None]:
-    """Likewise the secrets of a session: master, self secret, channel pair and norm report."""
-    old = (state.master, state.self_secret, state.channel.private)
-    master, self_secret, private = (Secret(secret.reveal()) for secret in old)
-    report = Secret(state.report.reveal()) if state.report else None
-    for secret in (*old, state.nonce, *([state.report] if state.report else [])):
-        secret.erase()
-    return master, self_secret, KeyPair(private), report
+def _moved_secret(secret: Secret) -> Secret:
+    """Likewise one secret."""
+    following = Secret(secret.reveal())
+    secret.erase()
+    return following

@@ -12,6 +12,9 @@ revealed nonces, cut into runs of equal size, gives the cohorts. A source that f
 nonce is random, so no site could prepare the outcome. What stays is a choice by leaving out: the aggregator, which has
 seen all nonces, can drop sources before U2 is fixed, at most n - t of them, and so choose among the splits of what
 remains. The sums that can be opened hold the cohort's quorum whatever the split.
+
+In SFDA-SA/2 the nonces are revealed a step earlier and decide who stands beside whom. ``ctx0`` adds U1 with a digest of
+each Advertise message to ``ctx``, and ``ctx1`` adds the nonces of V, the members that revealed theirs.
 """
 
 from __future__ import annotations
@@ -24,7 +27,8 @@ from hashlib import sha256
 
 from cryptography.hazmat.primitives import constant_time
 
-from securefda.protocol.messages import Advertise, Header, Layer, Signed, Survivors, Visibility
+from securefda.protocol.graph import Ring, ring_of
+from securefda.protocol.messages import Advertise, Header, Layer, Roll, Signed, Survivors, Visibility
 
 
 def labelled_digest(label: str, *parts: bytes) -> bytes:
@@ -62,6 +66,34 @@ def key_list_context(ctx: bytes, advertisements: Sequence[Signed[Advertise]]) ->
     """ctx1: the header and every Advertise message with its signature, verbatim and in the order listed."""
     parts = [part for item in advertisements for part in (item.signed_bytes, item.signature)]
     return labelled_digest("ctx1", ctx, *parts)
+
+
+def roll_context(ctx: bytes, roll: Roll) -> bytes:
+    """ctx0 of SFDA-SA/2: the header, U1, and what its members are bound to before any nonce is known."""
+    return labelled_digest("roll", ctx, _indices(roll.members), roll.digests, roll.commitments)
+
+
+def advertise_digest(item: Signed[Advertise]) -> bytes:
+    """What stands in a roll for an Advertise message: SHA-256 of its signed bytes and its signature (32 bytes)."""
+    return sha256(item.signed_bytes + item.signature).digest()
+
+
+def ring_context(ctx0: bytes, nonces: Mapping[int, bytes]) -> bytes:
+    """ctx1 of SFDA-SA/2: ctx0 and the nonces of V."""
+    members = sorted(nonces)
+    return labelled_digest("ring", ctx0, _indices(members), b"".join(nonces[member] for member in members))
+
+
+def drawn_ring(header: Header, ctx1: bytes, members: Iterable[int]) -> Ring:
+    """The ring on which the members stand: in the order of digests that nobody could foresee.
+
+    Raises:
+        ValueError: the header has no graph.
+    """
+    if header.graph is None:
+        raise ValueError("a session of SFDA-SA/1 has no ring")
+    places = {member: labelled_digest("ring-place", ctx1, struct.pack(">I", member)) for member in members}
+    return ring_of(places, header.graph.degree)
 
 
 def members_context(ctx1: bytes, members: Iterable[int]) -> bytes:

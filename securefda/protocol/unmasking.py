@@ -145,7 +145,7 @@ def open_secrets(
     """Open every secret that the answers hold shares of.
 
     Args:
-        answers: at least ``threshold`` of them, by roster index, each with one share per owner.
+        answers: by roster index; at least ``threshold`` of them have one share for each owner.
         advertised: keys and commitments of U1.
         ctx: SHA-256 of the signed header, under which the commitments were made.
         threshold: t.
@@ -153,9 +153,12 @@ def open_secrets(
     Raises:
         UnopenedError: a secret that no t shares open.
     """
-    xs = [x_of(holder) for holder in sorted(answers)]
     sent = sha256(b"".join(share.share for _, answer in sorted(answers.items()) for share in answer.shares)).digest()
-    usual, parity = LagrangeAtZero.over(xs[:threshold]), _Parity.over(xs, threshold, sent)
+
+    @lru_cache(maxsize=1)  # where all hold shares of all, the same for every owner
+    def over(xs: tuple[int, ...]) -> tuple[LagrangeAtZero, _Parity]:
+        return LagrangeAtZero.over(xs[:threshold]), _Parity.over(xs, threshold, sent)
+
     self_secrets: dict[int, Secret] = {}
     pairs: dict[int, KeyPair] = {}
     wrong_shares: dict[int, frozenset[int]] = {}
@@ -166,7 +169,7 @@ def open_secrets(
             check = partial(agreement.check_self_secret, owner=owner, ctx=ctx, committed=own.self_mask_commitment)
         else:
             check = partial(agreement.opened_mask_pair, owner=owner, ctx=ctx, advertised=own.mask_key)
-        secret, wrong = _open_one(owner, shares, usual, parity, check)
+        secret, wrong = _open_one(owner, shares, *over(tuple(sorted(shares))), check)
         if is_self_mask:
             self_secrets[owner] = secret
         else:

@@ -65,6 +65,7 @@ def target_in_words(config: AggregatorConfig, site: str, sources: tuple[str, ...
         f"visibility {privacy.visibility}: {_SEEN[privacy.visibility]}.",
         f"sums in which each source has at least {privacy.min_others} others beside it{colluders}; "
         f"{caps if privacy.norm_cap_kappa else 'no norm caps'}.",
+        *_neighbours(config),
         f"{counted(strategy.rounds, 'round')} of {rule.value}, "
         f"the first {strategy.warm_up_rounds} of them source_only.",
         f'model.sources-keep "{config.model.sources_keep}": {_KEPT[config.model.sources_keep]}.',
@@ -101,6 +102,16 @@ def target_in_words(config: AggregatorConfig, site: str, sources: tuple[str, ...
     released = (features,) if rule.releases_features else ()
     sends = (model, *((own,) if inside else ()), *released, "no row and no file.")
     return TargetInWords(summary, asks, sends)
+
+
+def _neighbours(config: AggregatorConfig) -> tuple[str, ...]:
+    if config.session.graph == "complete":
+        return ()
+    share, colluders = config.session.dropouts, config.privacy.max_colluders
+    return (
+        f'session.graph "k-regular": each source masks and shares with a few neighbours drawn by lot, enough for '
+        f"{counted(colluders, 'colluding source')} and for {share:.0%} that drop out. The sum is over all.",
+    )
 
 
 def _protected(training: TargetTrainingSection) -> str:

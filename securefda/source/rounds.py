@@ -36,8 +36,10 @@ from securefda.protocol.messages import (
     Consistency,
     Header,
     KeyList,
+    Neighbours,
     Parcel,
     Result,
+    Roll,
     ShareDelivery,
     Signed,
     Step,
@@ -64,6 +66,8 @@ class AwaitingClearResult:
 
 _STEP_OF_PHASE: dict[type, Step] = {
     session_steps.AwaitingKeyList: Step.ADVERTISE,
+    session_steps.AwaitingRoll: Step.ADVERTISE,
+    session_steps.AwaitingNeighbours: Step.ADVERTISE,
     session_steps.AwaitingShares: Step.SHARES,
     session_steps.AwaitingSurvivors: Step.SURVIVORS,
     session_steps.AwaitingConsistency: Step.UNMASK,
@@ -122,7 +126,7 @@ class SourceRound:
         """Seconds to wait for the next message."""
         phase_s, training_s = self.header.body.phase_deadline_ms / 1000, self.header.body.training_deadline_ms / 1000
         match self.phase:
-            case session_steps.AwaitingKeyList():
+            case session_steps.AwaitingKeyList() | session_steps.AwaitingRoll():
                 return 2 * phase_s + training_s
             case session_steps.AwaitingResult():  # the aggregator measures the model first, which may mean to train it
                 return 3 * phase_s + training_s
@@ -200,6 +204,12 @@ def continue_round(site: SourceSite, current: SourceRound, message: Signed[Body]
         case steps.AwaitingKeyList(), KeyList():
             state, shares = steps.receive_key_list(phase, message, site.random_bytes)  # type: ignore[arg-type]
             return replace(current, phase=state), Parcel(shares)
+        case steps.AwaitingRoll(), Roll():
+            revealed, nonce = steps.receive_roll(phase, message)  # type: ignore[arg-type]
+            return replace(current, phase=revealed), Parcel(nonce)
+        case steps.AwaitingNeighbours(), Neighbours():
+            dealt, shares = steps.receive_neighbours(phase, message, site.random_bytes)  # type: ignore[arg-type]
+            return replace(current, phase=dealt), Parcel(shares)
         case steps.AwaitingShares(), ShareDelivery():
             ready = steps.receive_shares(phase, message)  # type: ignore[arg-type]
             try:

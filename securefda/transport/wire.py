@@ -322,9 +322,12 @@ def _signed_as(body: type, presence: Literal["", "required"] = "") -> _Field:
     return _Field(signed_to_proto, lambda proto, _: _signed(proto, body), presence)
 
 
-def _list(element: _Field, most: int = MAX_SITES) -> _Field:
+def _list(element: _Field, most: int | None = None) -> _Field:
+    """A list of at most so many elements, by default as many as a roster has sites."""
+
     def read(values: Sequence[Any], name: str) -> tuple[Any, ...]:
-        _require(len(values) <= most, f"{name} has {len(values)} elements, at most {most} are allowed")
+        limit = MAX_SITES if most is None else most
+        _require(len(values) <= limit, f"{name} has {len(values)} elements, at most {limit} are allowed")
         return tuple([element.read(value, name) for value in values])  # exact in size, where a generator is a guess
 
     return _Field(lambda values: [element.write(value) for value in values], read)
@@ -359,6 +362,7 @@ _TARGET = _Form(m.TargetTerms, pb.TargetTerms)
 _FEATURES = _Form(m.FeatureTerms, pb.FeatureTerms)
 _LAYER = _Form(m.Layer, pb.Layer, shape=_list(_COPIED, MAX_SIDES))
 _NORM_CAP = _Form(m.NormCapTerms, pb.NormCapTerms, granularity=_enum(m.Granularity))
+_GRAPH = _Form(m.GraphTerms, pb.GraphTerms)
 _SHARE_BOX = _Form(m.ShareBox, pb.ShareBox, peer=_INDEX)
 _DELIVERED_BOX = _Form(m.DeliveredBox, pb.DeliveredBox, peer=_INDEX)
 _SURVIVOR = _Form(m.Survivor, pb.Survivor, index=_Field(_unchanged, lambda value, _: _index(value, "survivor")))
@@ -377,11 +381,19 @@ _BODIES = {
         sources_keep=_enum(m.SourcesKeep),
         down_link=_enum(m.DownLink),
         features=_part(_FEATURES, "optional"),
+        graph=_part(_GRAPH, "optional"),
     ),
     "advertise": _Form(m.Advertise, pb.Advertise),
     "key_list": _Form(m.KeyList, pb.KeyList, advertisements=_list(_signed_as(m.Advertise))),
+    "roll": _Form(m.Roll, pb.Roll, members=_list(_INDEX)),
+    "nonce": _Form(m.Nonce, pb.Nonce),
+    "neighbours": _Form(
+        m.Neighbours, pb.Neighbours, members=_list(_INDEX), advertisements=_list(_signed_as(m.Advertise))
+    ),
     "share_bundle": _Form(m.ShareBundle, pb.ShareBundle, boxes=_list(_part(_SHARE_BOX))),
-    "share_delivery": _Form(m.ShareDelivery, pb.ShareDelivery, boxes=_list(_part(_DELIVERED_BOX))),
+    "share_delivery": _Form(
+        m.ShareDelivery, pb.ShareDelivery, boxes=_list(_part(_DELIVERED_BOX)), members=_list(_INDEX)
+    ),
     "masked_input": _Form(m.MaskedInput, pb.MaskedInput),
     "update": _Form(m.Update, pb.Update, loss=_OPTIONAL, accuracy=_OPTIONAL),
     "survivors": _Form(m.Survivors, pb.Survivors, survivors=_list(_part(_SURVIVOR)), dropped=_list(_INDEX)),
@@ -389,6 +401,12 @@ _BODIES = {
     "consistency": _Form(
         m.Consistency,
         pb.Consistency,
+        signatures=_list(_signed_as(m.SurvivorSignature)),
+        inputs=_list(_signed_as(m.MaskedInput)),
+    ),
+    "neighbour_consistency": _Form(
+        m.NeighbourConsistency,
+        pb.NeighbourConsistency,
         signatures=_list(_signed_as(m.SurvivorSignature)),
         inputs=_list(_signed_as(m.MaskedInput)),
     ),

@@ -22,8 +22,8 @@ from run_builder import (
     sign,
 )
 
-from securefda.audit.reconcile.claims import KINDS, Claim, NotProved, prove
-from securefda.audit.statements import Statement, StatementReader
+from securefda.audit.reconcile.claims import KINDS, Claim, NotProved, header_fault, prove
+from securefda.audit.statements import HeaderSaid, Statement, StatementReader
 from securefda.protocol import messages as m
 from securefda.transport import wire
 
@@ -50,13 +50,14 @@ def why_not(kind: str, accused: str, *messages: Statement, notes: tuple[bytes, .
 
 BODIES: dict[str, Callable[[int], Any]] = {
     "Advertise": lambda n: m.Advertise(*(digest(name, n) for name in ("mask", "box", "self", "nonce"))),
+    "Nonce": lambda n: m.Nonce(digest(n)),
     "ShareBundle": lambda n: m.ShareBundle((), digest(n)),
     "MaskedInput": lambda n: m.MaskedInput(digest(n), 16),
     "Update": lambda n: m.Update(digest(n), 16, 100, bytes(32)),
     "SurvivorSignature": lambda n: m.SurvivorSignature(digest(n)),
     "Unmask": lambda n: m.Unmask((m.SelfMaskShare(n, bytes(33)),)),
 }
-IN_A_VIEW = ["ShareBundle", "MaskedInput", "SurvivorSignature", "Unmask"]
+IN_A_VIEW = ["Nonce", "ShareBundle", "MaskedInput", "SurvivorSignature", "Unmask"]
 
 
 @pytest.mark.parametrize("kind", IN_A_VIEW)
@@ -115,6 +116,27 @@ def test_no_message_alone_proves_that_it_was_never_sent() -> None:
     assert "never-sent" not in KINDS
     message = of_a(BODIES["MaskedInput"](1))
     assert why_not("never-sent", A, message).startswith("a message alone does not show that it was never sent")
+
+
+def test_two_rolls_of_one_session_accuse_the_target() -> None:
+    pair = [statement(sign(TARGET, m.Roll((n,), digest(n), digest(n)), SESSION, VIEW)) for n in (1, 2)]
+    assert prove(Claim("equivocation", TARGET, tuple(pair)), MEMBERS).startswith(
+        f"{TARGET} signed two different messages of type Roll"
+    )
+
+
+@pytest.mark.parametrize(
+    "body",
+    [lambda n: m.Neighbours((n,), digest(n), ()), lambda n: m.NeighbourConsistency((of_signed(n),), ())],
+    ids=["Neighbours", "NeighbourConsistency"],
+)
+def test_what_a_target_tells_each_neighbourhood_accuses_nobody(body: Callable[[int], Any]) -> None:
+    pair = [statement(sign(TARGET, body(n), SESSION, VIEW)) for n in (1, 2)]
+    assert "several messages of type" in why_not("equivocation", TARGET, *pair)
+
+
+def of_signed(n: int) -> m.Signed[Any]:
+    return sign(A, m.SurvivorSignature(digest(n)), SESSION, VIEW)
 
 
 def test_a_source_is_not_held_to_what_a_target_signs_once() -> None:
@@ -183,6 +205,17 @@ def test_numbers_of_another_run_or_roster_are_not_judged(
     assert "a threshold of 1" in prove(Claim("threshold", TARGET, (header(threshold=1),)), MEMBERS)
     shown = header(threshold=1, **changes)
     assert why_not("threshold", TARGET, shown) == "a header is of another run, or of another roster"
+
+
+def test_a_graph_that_is_weaker_than_its_own_numbers_ask_accuses_the_target(header: Callable[..., Statement]) -> None:
+    shown = header(graph=m.GraphTerms(2, 2, 0, 0, 0))
+    assert "a part of the sources could be summed alone" in prove(Claim("threshold", TARGET, (shown,)), MEMBERS)
+    said = shown.said
+    assert isinstance(said, HeaderSaid)
+    twelve = {f"source-{number}": "sum" for number in range(12)}
+    many = replace(said, levels=twelve, threshold=9, sum_quorum=9, graph=m.GraphTerms(6, 5, 0, 1, 1))
+    assert header_fault(many) == ""
+    assert "4 shares of 7" in header_fault(replace(many, graph=m.GraphTerms(6, 4, 0, 1, 1)))
 
 
 def result_of(header: Statement) -> Statement:

@@ -26,6 +26,7 @@ from securefda.protocol.messages import (
     NO_CONTEXT,
     Envelope,
     Granularity,
+    GraphTerms,
     Header,
     Layer,
     MasterShare,
@@ -143,6 +144,12 @@ def header_body(
     return Header(**(fields | changes))
 
 
+def on_ring(fewest: int, *, degree: int = 6, colluders: int = 0, silent: int = 1, **changes: Any) -> dict[str, Any]:
+    """What differs in the header of a session of SFDA-SA/2; five of seven holders open a secret."""
+    graph = GraphTerms(degree, degree // 2 + 2, colluders, 1, silent)
+    return {"threshold": fewest, "sum_quorum": fewest, "norm_cap": None, "graph": graph, **changes}
+
+
 def _sum_plan(members: int, threshold: int, max_colluders: int) -> dict[str, Any]:
     """The usual plan for the sources at ``sum``."""
     if members == 0:
@@ -185,6 +192,7 @@ class Cohort:
         aggregator: the aggregator's phase.
         inbox: the aggregator's message that each source has not processed yet, as it was sent.
         arrivals: order in which the sources' messages reach the aggregator.
+        heard: what the aggregator has had, by type and sender.
     """
 
     n: int
@@ -198,6 +206,7 @@ class Cohort:
     inbox: dict[int, AnySigned] = field(default_factory=dict)
     outbox: dict[int, AnySigned] = field(default_factory=dict)
     vectors: dict[int, bytes] = field(default_factory=dict)
+    heard: dict[tuple[str, int], AnySigned] = field(default_factory=dict)
     opened: agg.Opened | None = None
 
     def __post_init__(self) -> None:
@@ -215,6 +224,10 @@ class Cohort:
     def indices(self) -> list[int]:
         """Roster indices of the sources of the session."""
         return list(self.header.body.masked)
+
+    def all_of(self, type_name: str) -> dict[int, AnySigned]:
+        """What the aggregator has had of one type, by sender."""
+        return {sender: message for (name, sender), message in self.heard.items() if name == type_name}
 
     def report_of(self, index: int) -> bytes:
         """The norm report of a source: any codes, since a session carries them without looking at them."""
@@ -257,6 +270,10 @@ class Cohort:
                 return src.advertise(self.sessions[index], self.random[index], self.report_of(index))
             case src.AwaitingKeyList():
                 return src.receive_key_list(phase, message, self.random[index])  # type: ignore[arg-type]
+            case src.AwaitingRoll():
+                return src.receive_roll(phase, message)  # type: ignore[arg-type]
+            case src.AwaitingNeighbours():
+                return src.receive_neighbours(phase, message, self.random[index])  # type: ignore[arg-type]
             case src.AwaitingShares():
                 ready, encoding = src.receive_shares(phase, message), quantisation(self.header.body)  # type: ignore[arg-type]
                 following, answer, packed = src.masked_input(ready, self.encoded(index), encoding)
@@ -277,6 +294,8 @@ class Cohort:
         match state:
             case agg.CollectingKeys():
                 return agg.add_advertise(state, message)
+            case agg.CollectingNonces():
+                return agg.add_nonce(state, message)
             case agg.CollectingShares():
                 return agg.add_shares(state, message)
             case agg.CollectingInputs():
@@ -304,6 +323,7 @@ class Cohort:
             arrived = self._arrives(index, TARGET, self.outbox[index])
             if arrived is not None:
                 self.aggregator = self.add(arrived)
+                self.heard[arrived.type_name, index] = arrived
         self.outbox = {}
 
     def close(self) -> None:
@@ -312,9 +332,10 @@ class Cohort:
         match state:
             case agg.CollectingKeys():
                 self._broadcast(*agg.close_keys(state))
+            case agg.CollectingNonces():
+                self._broadcast(*agg.close_nonces(state))
             case agg.CollectingShares():
-                self.aggregator, deliveries = agg.close_shares(state)
-                self.inbox = dict(deliveries)
+                self._broadcast(*agg.close_shares(state))
             case agg.CollectingInputs():
                 self._broadcast(*agg.close_inputs(state))
             case agg.CollectingSignatures():
@@ -332,8 +353,10 @@ class Cohort:
         (total,) = self.aggregator.totals.values()
         return total.copy()  # type: ignore[no-any-return]
 
-    def _broadcast(self, state: Any, message: AnySigned) -> None:
-        self.aggregator, self.inbox = state, dict.fromkeys(state.waiting_for, message)
+    def _broadcast(self, state: Any, message: AnySigned | Mapping[int, AnySigned]) -> None:
+        """One message for all that it is for, or one for each."""
+        self.aggregator = state
+        self.inbox = dict(message) if isinstance(message, Mapping) else dict.fromkeys(state.waiting_for, message)
 
     def _arrives(self, sender: int, recipient: int, message: AnySigned) -> AnySigned | None:
         arrived = self.link(sender, recipient, message)
@@ -367,8 +390,8 @@ class Cohort:
         return self.opened
 
 
-def leaving(drops: Mapping[int, int], link: Link = intact) -> Link:
-    """A link on which source i falls silent from its message of phase ``drops[i]`` (0 to 4) on."""
+def leaving(drops: Mapping[int, float], link: Link = intact) -> Link:
+    """A link on which source i falls silent from its message of phase ``drops[i]`` on: 0 to 4, the nonce 0.5."""
 
     def lossy(sender: int, recipient: int, message: AnySigned) -> AnySigned | None:
         source = recipient if sender == TARGET else sender
@@ -380,7 +403,7 @@ def leaving(drops: Mapping[int, int], link: Link = intact) -> Link:
     return lossy
 
 
-_PHASE_OF = {"Advertise": 0, "ShareBundle": 1, "MaskedInput": 2, "SurvivorSignature": 3, "Unmask": 4}
+_PHASE_OF = {"Advertise": 0, "Nonce": 0.5, "ShareBundle": 1, "MaskedInput": 2, "SurvivorSignature": 3, "Unmask": 4}
 
 
 def resigned(message: AnySigned, body: object) -> AnySigned:

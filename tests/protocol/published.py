@@ -40,7 +40,18 @@ def load(name: str) -> Any:
 @cache
 def session(name: str) -> Entry:
     """One published session."""
-    return {one["name"]: one for one in load("sessions")["valid"]}[name]  # type: ignore[no-any-return]
+    return {one["name"]: one for one in every_session()}[name]
+
+
+def every_session() -> list[Entry]:
+    """Those of SFDA-SA/1, then those of SFDA-SA/2."""
+    return [*load("sessions")["valid"], *load("ring_sessions")["valid"]]
+
+
+def kinds_from_sources(one: Entry) -> list[str]:
+    """The types of messages that the aggregator of a session collects, in order."""
+    nonces = ["Nonce"] if "ring" in one else []
+    return ["Advertise", *nonces, "ShareBundle", "MaskedInput", "SurvivorSignature", "Unmask"]
 
 
 def received(entry: Entry) -> Signed[Any]:
@@ -142,6 +153,10 @@ class SourceUnderTest:
         match self.phase:
             case src.AwaitingKeyList() as phase:
                 self.phase, answer = src.receive_key_list(phase, message, self._random)
+            case src.AwaitingRoll() as phase:
+                self.phase, answer = src.receive_roll(phase, message)
+            case src.AwaitingNeighbours() as phase:
+                self.phase, answer = src.receive_neighbours(phase, message, self._random)
             case src.AwaitingShares() as phase:
                 self.phase, answer = self._masked(src.receive_shares(phase, message))
             case src.AwaitingSurvivors() as phase:
@@ -181,6 +196,8 @@ class AggregatorUnderTest:
         match self.phase:
             case agg.CollectingKeys() as phase:
                 self.phase = agg.add_advertise(phase, message)
+            case agg.CollectingNonces() as phase:
+                self.phase = agg.add_nonce(phase, message)
             case agg.CollectingShares() as phase:
                 self.phase = agg.add_shares(phase, message)
             case agg.CollectingInputs() as phase:
@@ -192,13 +209,14 @@ class AggregatorUnderTest:
 
     def close(self) -> list[dict[str, str]]:
         """End the phase; what is sent to sources."""
-        message: Signed[Any]
+        message: Signed[Any] | Mapping[int, Signed[Any]]
         match self.phase:
             case agg.CollectingKeys() as phase:
                 self.phase, message = agg.close_keys(phase)
+            case agg.CollectingNonces() as phase:
+                self.phase, message = agg.close_nonces(phase)
             case agg.CollectingShares() as phase:
-                self.phase, deliveries = agg.close_shares(phase)
-                return [sent(one) for one in deliveries.values()]
+                self.phase, message = agg.close_shares(phase)
             case agg.CollectingInputs() as phase:
                 self.phase, message = agg.close_inputs(phase)
             case agg.CollectingSignatures() as phase:
@@ -206,7 +224,7 @@ class AggregatorUnderTest:
             case agg.CollectingUnmask() as phase:
                 self.phase = agg.close_unmask(phase)
                 return [sent(self._result(self.phase))]
-        return [sent(message)]
+        return [sent(one) for one in (message.values() if isinstance(message, Mapping) else [message])]
 
     def _result(self, opened: agg.Opened) -> Signed[Result]:
         body = Result(opened.sum_digest, len(opened.survivors), sha256(b"next model").digest())
@@ -237,7 +255,7 @@ def waiting_source(one: Entry, index: int, due: str, limits: Entry | None = None
 def collecting_aggregator(one: Entry, due: str, answered: Iterable[int]) -> AggregatorUnderTest:
     """The aggregator of a session that collects ``due`` and has it of some sources."""
     aggregator, had = AggregatorUnderTest(one), set(answered)
-    for kind in ("Advertise", "ShareBundle", "MaskedInput", "SurvivorSignature", "Unmask"):
+    for kind in kinds_from_sources(one):
         for entry in one["messages"]:
             if entry["type"] == kind and entry["arrives"] and (kind != due or entry["from"] in had):
                 aggregator.receive(entry)

@@ -1,4 +1,4 @@
-"""SFDA-SA/1 a second time, written from ``threat_model/sfda-sa-1.md`` without a line of the library.
+"""SFDA-SA/1 and SFDA-SA/2 a second time, written from their pages in ``threat_model`` without a line of the library.
 
 It shares no code with ``securefda``: its own protobuf writer and reader, plain integers for the curve and the field,
 AES block by block. Only Ed25519 and the AES block are those of ``cryptography``. It is given what a session is made
@@ -31,6 +31,10 @@ BODY = {
     "Consistency": 25,
     "Unmask": 26,
     "Result": 27,
+    "Roll": 37,
+    "Nonce": 38,
+    "Neighbours": 39,
+    "NeighbourConsistency": 40,
 }
 COHORT, SUM = 2, 3
 TAIL = 7
@@ -129,6 +133,7 @@ class Terms:
     ranges: list[float]
     cohort_size: int
     quorums: dict[int, int]
+    graph: dict[int, int]
 
     @classmethod
     def of(cls, header: bytes) -> Terms:
@@ -149,7 +154,13 @@ class Terms:
             ranges,
             body.get(20, [0])[0],
             {COHORT: body.get(21, [0])[0], SUM: body.get(22, [0])[0]},
+            {number: value[0] for number, value in read(body[29][0]).items()} if 29 in body else {},
         )
+
+    @property
+    def opens(self) -> int:
+        """How many holders open a secret."""
+        return self.graph.get(2, self.threshold)
 
     @property
     def masked(self) -> list[int]:
@@ -207,6 +218,45 @@ class Terms:
         """A mask has 32 bits for each element; of a parameter's the low ones count."""
         stream = oracle.keystream_words(seed, 32, len(words))
         return [(word + sign * mask) % 2**w for word, mask, w in zip(words, stream, self.widths, strict=True)]
+
+
+def choices(n: int, k: int) -> int:
+    """Binomial coefficient."""
+    return math.prod(range(n - k + 1, n + 1)) // math.prod(range(1, k + 1)) if 0 <= k <= n else 0
+
+
+def least_shares(k: int, n: int, fewest: int, colluders: int, silent: int) -> int:
+    """How many of k + 1 holders must open a secret, so that a ring is bad with at most 2^-40."""
+    h, others, runs = k // 2, fewest - 1, 2 * n * sum(choices(n, j) for j in range(silent + 1))
+    marked = min(colluders, others)
+    for c in range(h + 1):
+        beyond = sum(choices(marked, x) * choices(others - marked, h - x) for x in range(c + 1, h + 1))
+        if runs * beyond * 2**40 <= choices(others, h):
+            return h + 2 + c
+    raise ValueError("more runs of places than places")
+
+
+def least_graph(n: int, fewest: int, colluders: int, dropouts: int, silent: int) -> list[int] | None:
+    """Degree and shares of the smallest graph that survives its dropouts but for 2^-30."""
+    for k in range(2, fewest, 2):
+        t = least_shares(k, n, fewest, colluders, silent)
+        lost = sum(choices(dropouts, y) * choices(n - 1 - dropouts, k - y) for y in range(k - t + 1, k + 1))
+        if t <= k and n * lost * 2**30 <= choices(n - 1, k):
+            return [k, t]
+    return None
+
+
+def stand(members: Iterable[int], ctx1: bytes) -> list[int]:
+    """The ring."""
+    return sorted(members, key=lambda one: labelled("ring-place", ctx1, index(one)))
+
+
+def beside(ring: list[int], own: int, degree: int) -> list[int]:
+    """Who holds the shares of a member, itself included, in rising order."""
+    place, half = ring.index(own), degree // 2
+    if degree + 1 >= len(ring):
+        return sorted(ring)
+    return sorted(ring[(place + step) % len(ring)] for step in range(-half, half + 1))
 
 
 class Source:
@@ -290,7 +340,9 @@ class Replica:
             if "input" in fields
         }
         self.messages: list[dict[str, Any]] = []
-        self._keys_and_shares()
+        self.ctx0 = b""
+        self._begin()
+        self._share()
         self._masked_inputs()
         self._unmasking()
 
@@ -315,17 +367,45 @@ class Replica:
     def _tell(self, kind: str, to: list[int], context: bytes, body: bytes) -> None:
         self._send(kind, self.target, to, context, body)
 
-    def _keys_and_shares(self) -> None:
-        """R0 and R1."""
+    def _begin(self) -> None:
+        """R0, and on a ring the nonces; fixes u1, the holders and ctx1."""
         heard = {
             own: self._send("Advertise", own, [self.target], self.ctx, source.advertise())
             for own, source in self.sources.items()
         }
         self.u1 = [own for own, message in heard.items() if message]
+        parts = {own: (read(heard[own])[1][0], read(heard[own])[2][0]) for own in self.u1}
+        if self.terms.graph:
+            self._draw(heard, parts)
+            return
         self._tell("KeyList", self.u1, self.ctx, b"".join(put(1, heard[own]) for own in self.u1))
-        parts = [part for own in self.u1 for part in (read(heard[own])[1][0], read(heard[own])[2][0])]
-        self.ctx1 = labelled("ctx1", self.ctx, *parts)
-        self.shares = {own: self.sources[own].deal(self.terms.threshold, self.u1) for own in self.u1}
+        self.ctx1 = labelled("ctx1", self.ctx, *itertools.chain.from_iterable(parts.values()))
+        self.ring = list(self.u1)
+        self.holders = {own: list(self.u1) for own in self.u1}
+
+    def _draw(self, heard: Mapping[int, bytes], parts: Mapping[int, tuple[bytes, bytes]]) -> None:
+        """The roll, the nonces, and the ring that follows; u1 are from here on those that revealed theirs."""
+        digests = b"".join(hashlib.sha256(data + signature).digest() for data, signature in parts.values())
+        commitments = b"".join(self.sources[own].nonce_commitment for own in self.u1)
+        members = b"".join(varint(own) for own in self.u1)
+        self._tell("Roll", self.u1, self.ctx, put(1, members) + put(2, digests) + put(3, commitments))
+        self.ctx0 = labelled("roll", self.ctx, b"".join(map(index, self.u1)), digests, commitments)
+        revealed = {
+            own: self._send("Nonce", own, [self.target], self.ctx0, put(1, self.sources[own].nonce)) for own in self.u1
+        }
+        self.u1 = [own for own in self.u1 if revealed[own]]
+        nonces = b"".join(self.sources[own].nonce for own in self.u1)
+        self.ctx1 = labelled("ring", self.ctx0, b"".join(map(index, self.u1)), nonces)
+        self.ring = stand(self.u1, self.ctx1)
+        self.holders = {own: beside(self.ring, own, self.terms.graph[1]) for own in self.u1}
+        members = b"".join(varint(own) for own in self.u1)
+        for own in self.u1:
+            keys = b"".join(put(3, heard[peer]) for peer in self.holders[own] if peer != own)
+            self._tell("Neighbours", [own], self.ctx0, put(1, members) + put(2, nonces) + keys)
+
+    def _share(self) -> None:
+        """R1."""
+        self.shares = {own: self.sources[own].deal(self.terms.opens, self.holders[own]) for own in self.u1}
         boxes = {own: self._boxes(own) for own in self.u1}
         heard = {own: self._send("ShareBundle", own, [self.target], self.ctx1, boxes[own][0]) for own in self.u1}
         self.u2 = [own for own in self.u1 if heard[own]]
@@ -333,9 +413,10 @@ class Replica:
             others = [
                 put(1, peer) + put(2, boxes[peer][1][own]) + put(3, self.sources[peer].nonce)
                 for peer in self.u2
-                if peer != own
+                if peer != own and peer in self.holders[own]
             ]
             body = b"".join(put(1, one) for one in others)
+            body += put(2, b"".join(varint(one) for one in self.u2)) if self.terms.graph else b""
             self._tell("ShareDelivery", [own], self.ctx1, body)
         self.ctx2 = labelled("ctx2", self.ctx1, b"".join(index(own) for own in self.u2))
         self.cohorts = self.terms.split(self.ctx1, {own: self.sources[own].nonce for own in self.u2})
@@ -343,7 +424,9 @@ class Replica:
     def _boxes(self, own: int) -> tuple[bytes, dict[int, bytes]]:
         source = self.sources[own]
         boxes = {
-            peer: source.box(self.sources[peer], self.shares[own][peer], self.ctx1) for peer in self.u1 if peer != own
+            peer: source.box(self.sources[peer], self.shares[own][peer], self.ctx1)
+            for peer in self.holders[own]
+            if peer != own
         }
         body = b"".join(put(1, put(1, peer) + put(2, box)) for peer, box in boxes.items())
         return body + put(2, source.nonce), boxes
@@ -352,11 +435,15 @@ class Replica:
         """The masked input of a source."""
         words = self.terms.encode(*self._inputs[own])
         words = self.terms.add(words, self.sources[own].self_seed(self.ctx2), 1)
-        for peer in self.cohort_of(own):
+        for peer in self.masks_with(own):
             if peer != own:
                 seed = self.sources[own].pair_seed(self.sources[peer], self.ctx2)
                 words = self.terms.add(words, seed, 1 if peer < own else -1)
         return words
+
+    def masks_with(self, own: int) -> list[int]:
+        """Those of its cohort that hold its shares, itself among them."""
+        return [peer for peer in self.cohort_of(own) if peer in self.holders[own]]
 
     def cohort_of(self, own: int) -> list[int]:
         return next(cohort for cohort in self.cohorts if own in cohort)
@@ -387,12 +474,19 @@ class Replica:
         body = put(1, self.survivors_digest)
         heard = {own: self._send("SurvivorSignature", own, [self.target], self.ctx2, body) for own in self.u3}
         asked = [own for own in self.u3 if heard[own]]
-        body = b"".join(put(1, heard[own]) for own in asked) + b"".join(put(2, message) for message in self.listed)
-        self._tell("Consistency", asked, self.ctx2, body)
+        if not self.terms.graph:
+            body = b"".join(put(1, heard[own]) for own in asked) + b"".join(put(2, one) for one in self.listed)
+            self._tell("Consistency", asked, self.ctx2, body)
+        inputs = dict(zip(self.u3, self.listed, strict=True))
+        for own in asked if self.terms.graph else []:
+            signed = [heard[holder] for holder in self.holders[own] if holder in asked][: self.terms.opens]
+            body = b"".join(put(1, one) for one in signed)
+            body += b"".join(put(2, inputs[holder]) for holder in self.holders[own] if holder in inputs)
+            self._tell("NeighbourConsistency", [own], self.ctx2, body)
         self.answers: list[int] = []
         for own in asked:
-            mine = [put(1, owner) + put(2, self.shares[owner][own][1]) for owner in self.u3]
-            mine += [put(1, owner) + put(3, self.shares[owner][own][0]) for owner in self.dropped]
+            mine = [put(1, i) + put(2, self.shares[i][own][1]) for i in self.u3 if i in self.holders[own]]
+            mine += [put(1, i) + put(3, self.shares[i][own][0]) for i in self.dropped if i in self.holders[own]]
             if self._send("Unmask", own, [self.target], self.ctx2, b"".join(put(1, one) for one in mine)):
                 self.answers.append(own)
         self.sums = [self._open(cohort) for cohort in self.cohorts if set(cohort) & set(self.u3)]
@@ -410,7 +504,7 @@ class Replica:
             total = self.terms.add(total, seed, -1)
         for lost in (own for own in cohort if own in self.dropped):
             private = derive(self._reconstruct(lost, 0), self.ctx, "mask-sk", lost)
-            for own in alive:
+            for own in (one for one in alive if one in self.holders[lost]):
                 low, high = sorted((lost, own))
                 shared = oracle.x25519(private, self.sources[own].mask_key)
                 seed = derive(shared, self.ctx2, "pair-mask", low, high)
@@ -418,6 +512,6 @@ class Replica:
         return total
 
     def _reconstruct(self, owner: int, kind: int) -> bytes:
-        holders = self.answers[: self.terms.threshold]
+        holders = [one for one in self.answers if one in self.holders[owner]][: self.terms.opens]
         points = {holder + 1: int.from_bytes(self.shares[owner][holder][kind], "big") for holder in holders}
         return oracle.polynomial_through(points)[0].to_bytes(32, "big")

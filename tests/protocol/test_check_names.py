@@ -9,17 +9,16 @@ from types import ModuleType
 
 import lies_of_aggregator
 import lies_of_source
+import lies_on_a_ring
 import pytest
 import test_header_checks
 import test_lying_aggregator
 import test_lying_source
+import test_ring_session
 
 from securefda.protocol import aggregator, checks, source, unmasking
 
 NAME = re.compile(r"[A-Z]+(_[A-Z]+)*")
-HEADER = {lie.check for lie in test_header_checks.LIES} | set(test_header_checks.OUTSIDE)
-AGGREGATOR = {lie.check for lie in lies_of_aggregator.LIES} | set(lies_of_aggregator.OUTSIDE)
-SOURCE = {lie.check for lie in lies_of_source.LIES} | set(lies_of_source.OUTSIDE)
 
 
 def names_in(module: ModuleType) -> set[str]:
@@ -27,6 +26,12 @@ def names_in(module: ModuleType) -> set[str]:
     tree = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))
     texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     return {text for text in texts if NAME.fullmatch(text)}
+
+
+HEADER = {lie.check for lie in test_header_checks.LIES} | set(test_header_checks.OUTSIDE)
+ON_A_RING = {lie.check for lie in lies_on_a_ring.LIES} | {"HEADER_GRAPH", "RING_TRUST"} & names_in(test_ring_session)
+AGGREGATOR = {lie.check for lie in lies_of_aggregator.LIES} | set(lies_of_aggregator.OUTSIDE) | ON_A_RING
+SOURCE = {lie.check for lie in (*lies_of_source.LIES, *lies_on_a_ring.SOURCE_LIES)} | set(lies_of_source.OUTSIDE)
 
 
 def test_every_check_of_a_source_has_a_lie_of_the_aggregator() -> None:

@@ -10,8 +10,10 @@ from published import (
     Entry,
     SourceUnderTest,
     collecting_aggregator,
+    every_session,
     from_source,
     history_of,
+    kinds_from_sources,
     limits_of,
     load,
     received,
@@ -25,18 +27,21 @@ from securefda.protocol.checks import check_signed_header, check_vectors
 from securefda.protocol.roster import Roster, SignedRoster
 from securefda.transport.wire import WireError
 
-SESSIONS = [one["name"] for one in load("sessions")["valid"]]
-SOURCES = [(one["name"], int(index)) for one in load("sessions")["valid"] for index in one["sources"]]
-TO_SOURCE = load("lies_to_source")["invalid"]
-TO_AGGREGATOR = load("lies_to_aggregator")["invalid"]
+SESSIONS = [one["name"] for one in every_session()]
+SOURCES = [(one["name"], int(index)) for one in every_session() for index in one["sources"]]
+TO_SOURCE, TO_AGGREGATOR = (
+    [*load(name)["invalid"], *load(f"ring_{name}")["invalid"]] for name in ("lies_to_source", "lies_to_aggregator")
+)
+HEADERS = [(file, case) for file in ("headers", "ring_headers") for case in load(file)["invalid"]]
 
 
 def as_sent(entry: Entry) -> dict[str, Any]:
     return {name: entry[name] for name in ("signed_bytes", "signature")}
 
 
-def name_of(case: Entry) -> str:
-    return f"{case['check']} {case['claim']}"
+def name_of(entry: Any) -> str:
+    """Of a published case, beside the name of its file."""
+    return f"{entry['check']} {entry['claim']}" if isinstance(entry, dict) else str(entry)
 
 
 @pytest.mark.parametrize(("name", "index"), SOURCES)
@@ -54,7 +59,7 @@ def test_source_sends_the_published_bytes(name: str, index: int) -> None:
 def test_aggregator_sends_the_published_bytes_and_opens_the_published_sums(name: str) -> None:
     one = session(name)
     aggregator, answers = AggregatorUnderTest(one), []
-    for kind in ("Advertise", "ShareBundle", "MaskedInput", "SurvivorSignature", "Unmask"):
+    for kind in kinds_from_sources(one):
         for entry in one["messages"]:
             if entry["type"] == kind and entry["arrives"]:
                 aggregator.receive(entry)
@@ -126,9 +131,9 @@ def verdict(error: Exception) -> tuple[str, list[str]]:
     return error.check, error.source_id.split(" or ") if isinstance(error, FaultySourceError) else []
 
 
-def read_header(case: Entry) -> None:
+def read_header(case: Entry, name: str = "headers") -> None:
     """What a source does with a header and the vectors beside it, where the case has any."""
-    file = load("headers")
+    file = load(name)
     case = {**file["usual"], **case}
     header = received(case)
     check_signed_header(
@@ -152,10 +157,15 @@ def test_source_accepts_published_header(case: Entry) -> None:
     read_header(case)
 
 
-@pytest.mark.parametrize("case", load("headers")["invalid"], ids=name_of)
-def test_source_refuses_published_header(case: Entry) -> None:
+def test_source_accepts_published_header_with_a_graph() -> None:
+    (case,) = load("ring_headers")["valid"]
+    read_header(case, "ring_headers")
+
+
+@pytest.mark.parametrize(("file", "case"), HEADERS, ids=name_of)
+def test_source_refuses_published_header(file: str, case: Entry) -> None:
     with pytest.raises(ProtocolError) as refused:
-        read_header(case)
+        read_header(case, file)
     assert refused.value.check == case["check"]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from cohort import TARGET, AnySigned, Cohort, leaving, signer
+from cohort import TARGET, AnySigned, Cohort, leaving, on_ring, signer
 from test_session import assert_sum_is_exact
 
 from securefda.errors import FaultyAggregatorError, FaultySourceError
@@ -87,12 +87,24 @@ def recorded(**changes: Any) -> list[tuple[int, AnySigned]]:
     return seen + [(VICTIM, message) for message in outside]
 
 
+def recorded_on_a_ring() -> list[tuple[int, AnySigned]]:
+    """(recipient, message) of a session of SFDA-SA/2."""
+    seen: list[tuple[int, AnySigned]] = []
+
+    def tap(sender: int, recipient: int, message: AnySigned) -> AnySigned:
+        seen.append((recipient, message))
+        return message
+
+    Cohort(12, tap, on_ring(9)).finish()
+    return seen
+
+
 def receipt_of(result: AnySigned) -> Receipt:
     return Receipt(bytes(16), 1, 1, result.digest(), result.body.model_digest)
 
 
 def test_recording_holds_every_type_of_message() -> None:
-    types = {message.type_name for _, message in recorded()}
+    types = {message.type_name for _, message in [*recorded(), *recorded_on_a_ring()]}
     assert types == {kind.__name__ for kind in Body.__args__}
 
 
@@ -167,3 +179,20 @@ def test_same_slot_of_another_session_id_is_refused() -> None:
     with pytest.raises(FaultyAggregatorError) as refused:
         cohort.step(VICTIM, replayed)
     assert refused.value.check == "SESSION"
+
+
+def test_nothing_of_a_ring_is_of_use_in_a_session_of_all_or_the_other_way_round() -> None:
+    on_a_ring, of_all = recorded_on_a_ring(), recorded()
+    for recording, setup, slots in ((on_a_ring, {}, 5), (of_all, on_ring(9), 6)):
+        cohort = Cohort(12, changes=setup)
+        for _ in range(slots):
+            cohort.exchange()
+            honest = cohort.inbox[VICTIM]
+            for _, message in recording:
+                with pytest.raises(FaultyAggregatorError) as refused:
+                    cohort.step(VICTIM, message)
+                assert refused.value.check in {"TYPE", "SENDER", "CONTEXT"}
+                again = anew(message, TARGET, honest)
+                if again.type_name != honest.type_name:
+                    with pytest.raises(FaultyAggregatorError, match="TYPE"):
+                        cohort.step(VICTIM, again)

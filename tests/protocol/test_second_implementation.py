@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 import secagg_oracles
 import second_implementation
-from published import load, session
+from published import every_session, load, session
 from second_implementation import Replica
 
-SESSIONS = [one["name"] for one in load("sessions")["valid"]]
+SESSIONS = [one["name"] for one in every_session()]
+CAPPED = [one["name"] for one in load("sessions")["valid"]]
 
 
 @cache
@@ -56,6 +57,8 @@ def test_every_transcript_hash_and_the_cohorts_are_the_published_ones(name: str)
     one, other = session(name), replica(name)
     for field in ("ctx", "ctx1", "ctx2", "survivors_digest", "sum_digest"):
         assert getattr(other, field).hex() == one[field], field
+    assert other.ctx0.hex() == one.get("ctx0", "")
+    assert other.ring == one.get("ring", other.u1)
     assert [other.cohorts, other.u3, other.dropped] == [one["cohorts"], one["survivors"], one["dropped"]]
 
 
@@ -74,10 +77,10 @@ def test_every_key_share_and_seed_of_a_source_is_the_published_one(name: str) ->
         if source.own in other.u1:
             dealt = other.shares[source.own].items()
             found["shares"] = {str(i): {"master": a.hex(), "self_secret": b.hex()} for i, (a, b) in dealt}
-            peers = [other.sources[peer] for peer in other.u1 if peer != source.own]
+            peers = [other.sources[peer] for peer in other.holders[source.own] if peer != source.own]
             found["box_keys"] = {str(peer.own): source.channel_key(peer, other.ctx1).hex() for peer in peers}
         if source.own in other.u2:
-            peers = [other.sources[peer] for peer in other.cohort_of(source.own) if peer != source.own]
+            peers = [other.sources[peer] for peer in other.masks_with(source.own) if peer != source.own]
             found["self_seed"] = source.self_seed(other.ctx2).hex()
             found["pair_seeds"] = {str(peer.own): source.pair_seed(peer, other.ctx2).hex() for peer in peers}
             reals = [float.fromhex(x) for x in (*published["input"], *published["tail"])]
@@ -123,7 +126,7 @@ def rows_of(one: Any) -> dict[int, list[float]]:
     }
 
 
-@pytest.mark.parametrize("name", SESSIONS)
+@pytest.mark.parametrize("name", CAPPED)
 def test_caps_are_the_largest_under_which_no_source_dwarfs_the_others(name: str) -> None:
     one, terms = session(name), session(name)["header_fields"]["norm_cap"]
     columns = list(zip(*rows_of(one).values(), strict=True))
@@ -133,7 +136,7 @@ def test_caps_are_the_largest_under_which_no_source_dwarfs_the_others(name: str)
         assert float.fromhex(text) == pytest.approx(float(cap), rel=1e-12)
 
 
-@pytest.mark.parametrize("name", SESSIONS)
+@pytest.mark.parametrize("name", CAPPED)
 def test_rows_say_the_norms_rounded_down_by_less_than_a_step(name: str) -> None:
     one = session(name)
     for own, row in rows_of(one).items():
@@ -142,7 +145,7 @@ def test_rows_say_the_norms_rounded_down_by_less_than_a_step(name: str) -> None:
             assert said <= norm < said * 2 ** (1 / 2 if size < 256 else 1 / 4)
 
 
-@pytest.mark.parametrize("name", SESSIONS)
+@pytest.mark.parametrize("name", CAPPED)
 def test_input_of_every_source_of_the_sum_is_within_its_norms_and_the_caps(name: str) -> None:
     one = session(name)
     sizes = [math.prod(layer["shape"]) for layer in one["header_fields"]["layers"]]
@@ -178,3 +181,24 @@ def test_sessions_cover_all_widths_cohorts_and_a_loss_in_every_phase() -> None:
     given_up = session("seven-given-up")
     arrived = {entry["from"] for entry in given_up["messages"] if entry["type"] == "MaskedInput" and entry["arrives"]}
     assert arrived > set(given_up["survivors"])
+
+
+@pytest.mark.parametrize("case", load("ring_graphs")["thresholds"], ids=str)
+def test_least_threshold_is_the_published_one(case: dict[str, int]) -> None:
+    given = {name: case[name] for name in ("n", "fewest", "colluders", "silent")}
+    assert second_implementation.least_shares(case["degree"], **given) == case["least"]
+
+
+@pytest.mark.parametrize("case", [one for one in load("ring_graphs")["graphs"] if one["n"] <= 1000], ids=str)
+def test_smallest_graph_is_the_published_one(case: dict[str, Any]) -> None:
+    given = {name: case[name] for name in ("n", "fewest", "colluders", "dropouts")}
+    found = second_implementation.least_graph(**given, silent=2)
+    assert found == (None if case["graph"] is None else case["graph"][:2])
+
+
+@pytest.mark.parametrize("case", load("ring_graphs")["rings"], ids=lambda case: str(case["order"]))
+def test_ring_is_the_published_one(case: dict[str, Any]) -> None:
+    order = second_implementation.stand(map(int, case["holders"]), bytes.fromhex(case["ctx1"]))
+    assert order == case["order"]
+    found = {own: second_implementation.beside(order, int(own), case["degree"]) for own in case["holders"]}
+    assert found == case["holders"]

@@ -1,4 +1,4 @@
-"""The page that specifies the protocol says what the code does: names, labels, numbers and sizes cannot drift apart."""
+"""The pages that specify the protocols say what the code does: names, labels, numbers and sizes cannot drift apart."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from securefda.audit.notes import LogName, witness_name
 from securefda.audit.records import MAX_INTEGER
 from securefda.audit.witness import MOST_SHOWN
 from securefda.protocol import agreement, checks, encoding, messages, roster, shamir
+from securefda.protocol.graph import CORRECTNESS_BITS, DEFAULT_SILENT, SECURITY_BITS, smallest_graph
 from securefda.protocol.messages import (
     Advertise,
     Body,
@@ -46,6 +47,8 @@ from securefda.v1 import messages_pb2 as pb
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "threat_model" / "sfda-sa-1.md").read_text(encoding="utf-8")
+RINGS = (ROOT / "threat_model" / "sfda-sa-2.md").read_text(encoding="utf-8")
+"""The page of SFDA-SA/2."""
 PACKAGES = ("protocol", "source", "aggregator", "audit", "site", "transport")
 NAME = re.compile(r"[A-Z]+(_[A-Z]+)*")
 NOT_CHECKS = {"Z", "T", "B", "BOUND", "GRPC_SSL_CIPHER_SUITES", "GRPC_VERBOSITY", "NFKC", "NONE", "Q", "TLS"} | {
@@ -55,14 +58,14 @@ NOT_CHECKS = {"Z", "T", "B", "BOUND", "GRPC_SSL_CIPHER_SUITES", "GRPC_VERBOSITY"
 environment, a site's own notes."""
 
 
-def section(title: str) -> str:
+def section(title: str, page: str = PAGE) -> str:
     """The text of a section, from its heading to the next of its level."""
-    return PAGE.split(f"\n## {title}")[1].split("\n## ")[0]
+    return page.split(f"\n## {title}")[1].split("\n## ", maxsplit=1)[0]
 
 
-def first_cells(title: str) -> list[str]:
+def first_cells(title: str, page: str = PAGE) -> list[str]:
     """What stands in code style in the first column of a section's tables."""
-    return re.findall(r"^\| `([^`]+)` \|", section(title), flags=re.MULTILINE)
+    return re.findall(r"^\| `([^`]+)` \|", section(title, page), flags=re.MULTILINE)
 
 
 def nodes_of(package: str) -> Iterator[ast.AST]:
@@ -77,12 +80,18 @@ def test_every_check_of_the_code_is_in_the_tables_and_no_other() -> None:
     constants = [node for package in PACKAGES for node in nodes_of(package) if isinstance(node, ast.Constant)]
     in_code = {node.value for node in constants if isinstance(node.value, str) and NAME.fullmatch(node.value)}
     assert in_code >= NOT_CHECKS
-    assert set(first_cells("12. Every check")) == in_code - NOT_CHECKS
+    of_all, of_rings = first_cells("12. Every check"), first_cells("6. Every check", RINGS)
+    assert {*of_all, *of_rings} == in_code - NOT_CHECKS
+    assert not set(of_all) & set(of_rings)
 
 
-def test_every_name_that_the_page_uses_is_in_the_tables() -> None:
-    used = {name for name in re.findall(r"`([A-Z]+(?:_[A-Z]+)*)`", PAGE) if len(name) > 1}
-    assert used == set(first_cells("12. Every check"))
+def test_every_name_that_a_page_uses_is_in_the_tables() -> None:
+    of_all, of_rings = set(first_cells("12. Every check")), set(first_cells("6. Every check", RINGS))
+    used = {
+        page: {name for name in re.findall(r"`([A-Z]+(?:_[A-Z]+)*)`", page) if len(name) > 1} for page in (PAGE, RINGS)
+    }
+    assert used[PAGE] == of_all
+    assert of_rings < used[RINGS] <= of_all | of_rings
 
 
 def test_header_checks_are_in_both_tables_in_one_order() -> None:
@@ -96,14 +105,14 @@ def test_every_label_is_in_the_table_and_has_one_use() -> None:
     used = [node.args[0] for node in calls if getattr(node.func, "id", "") == "labelled_digest"]
     digests = [str(node.value) for node in used if isinstance(node, ast.Constant)]
     assert len(digests) == len(used)
-    listed = first_cells("4. Labels and transcript hashes")
+    listed = [label for page in (PAGE, RINGS) for label in first_cells("4. Labels and transcript hashes", page)]
     assert sorted(listed) == sorted([*digests, *(label.value.decode() for label in agreement.Label)])
     assert len(set(listed)) == len(listed)
 
 
-def numbered(first: str) -> dict[str, int]:
+def numbered(first: str, page: str = PAGE) -> dict[str, int]:
     """Names and numbers of the table whose first row begins with ``first``; a row may hold several of both."""
-    lines = PAGE.splitlines()
+    lines = page.splitlines()
     start = next(place for place, line in enumerate(lines) if re.match(rf"\| {first}[ ,]", line))
     found: dict[str, int] = {}
     for line in lines[start:]:
@@ -115,18 +124,32 @@ def numbered(first: str) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(
-    ("first", "message"),
-    [("run_id", pb.Header), ("mask_key", pb.Advertise), ("sum_digest", pb.Result)],
-    ids=["Header", "Advertise", "Result"],
+    ("page", "first", "message"),
+    [
+        (PAGE, "run_id", pb.Header),
+        (PAGE, "mask_key", pb.Advertise),
+        (PAGE, "sum_digest", pb.Result),
+        (RINGS, "degree", pb.GraphTerms),
+        (RINGS.split("| Roll | number |")[1], "members", pb.Roll),
+        (RINGS.split("| Neighbours | number |")[1], "members", pb.Neighbours),
+    ],
+    ids=["Header", "Advertise", "Result", "GraphTerms", "Roll", "Neighbours"],
 )
-def test_fields_have_the_numbers_of_the_schema(first: str, message: Any) -> None:
-    assert numbered(first) == {field.name: field.number for field in message.DESCRIPTOR.fields}
+def test_fields_have_the_numbers_of_the_schema(page: str, first: str, message: Any) -> None:
+    assert numbered(first, page) == {field.name: field.number for field in message.DESCRIPTOR.fields}
+
+
+def test_fields_that_differ_have_the_numbers_of_the_schema() -> None:
+    assert [(field.name, field.number) for field in pb.Nonce.DESCRIPTOR.fields] == [("nonce", 1)]
+    consistency, near = (kind.DESCRIPTOR.fields for kind in (pb.Consistency, pb.NeighbourConsistency))
+    assert [(field.name, field.number) for field in near] == [(field.name, field.number) for field in consistency]
+    assert pb.ShareDelivery.DESCRIPTOR.fields_by_name["members"].number == 2
 
 
 def test_envelope_and_bodies_have_the_numbers_of_the_schema() -> None:
     by_name = pb.Envelope.DESCRIPTOR.fields_by_name
     bodies = {kind.__name__: by_name[field].number for kind, field in wire.BODY_FIELDS.items()}
-    assert numbered("Header") == bodies
+    assert numbered("Header") | numbered("Roll", section("3. Messages", RINGS)) == bodies
     for name in ("suite", "session_id", "sender", "context"):
         assert f"| {name} | {by_name[name].number} |" in PAGE
 
@@ -237,11 +260,32 @@ def test_sizes_are_those_of_real_messages() -> None:
         assert f"| {name} | " + " | ".join(str(by_n[n][name]) for n in (3, 10, 100)) + " |" in PAGE
 
 
-def test_links_lead_somewhere() -> None:
-    titles = re.findall(r"^#+ (.*)$", PAGE, flags=re.MULTILINE)
-    anchors = {re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-") for title in titles}
-    targets = re.findall(r"\]\(([^)]+)\)", PAGE)
-    assert len(targets) > 20
+def anchors_of(page: str) -> set[str]:
+    titles = re.findall(r"^#+ (.*)$", page, flags=re.MULTILINE)
+    return {re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", [PAGE, RINGS], ids=["SFDA-SA/1", "SFDA-SA/2"])
+def test_links_lead_somewhere(page: str) -> None:
+    targets = re.findall(r"\]\(([^)]+)\)", page)
+    assert len(targets) > 10
     for target in targets:
         path, _, anchor = target.partition("#")
-        assert (ROOT / "threat_model" / path).exists() if path else anchor in anchors, target
+        assert not path or (ROOT / "threat_model" / path).exists(), target
+        there = page if not path else (ROOT / "threat_model" / path).read_text(encoding="utf-8")
+        assert not anchor or anchor in anchors_of(there), target
+
+
+def test_graphs_in_the_table_are_those_of_the_calculator() -> None:
+    rows = re.findall(r"^\| (\d+) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$", RINGS, flags=re.MULTILINE)
+    assert len(rows) > 5
+    for row in rows:
+        n, colluders, dropouts, degree, threshold = map(int, row)
+        found = smallest_graph(n, fewest=n - dropouts, colluders=colluders, dropouts=dropouts, silent=2)
+        assert (found and (found.degree, found.threshold)) == (degree, threshold), row
+
+
+def test_bounds_in_the_page_are_those_of_the_code() -> None:
+    assert f"bad(c) ≤ 2^-{SECURITY_BITS}" in RINGS
+    assert f"n · P[Y > k - t_k] ≤ 2^-{CORRECTNESS_BITS}" in RINGS
+    assert f"With t = n - D and s = {DEFAULT_SILENT}, where min_others asks for no more:" in RINGS

@@ -41,7 +41,12 @@ from securefda.protocol.roster import MAX_SITES
 from securefda.transport.wire import BODY_FIELDS, MAX_LAYERS, WireError, decode_signed, encode, encode_signed
 from securefda.v1 import messages_pb2 as pb
 
-VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "messages.json").read_text())
+FOLDER = Path(__file__).parents[1] / "vectors"
+KNOWN = [
+    case
+    for name in ("messages", "ring_messages")  # of a type in both, that of SFDA-SA/1 comes first
+    for case in json.loads((FOLDER / f"{name}.json").read_text())["valid"]
+]
 TYPES = sorted(kind.__name__ for kind in BODY_FIELDS)
 COUNT = at_depth(5_000, 100_000)
 """Malformed messages of each type."""
@@ -323,7 +328,7 @@ def _fitting(node: Node) -> tuple[Change, ...]:
 def variants() -> dict[str, list[bytes]]:
     """The serialised signed messages of each type, from the known answers."""
     found: dict[str, list[bytes]] = {}
-    for case in VECTORS["valid"]:
+    for case in KNOWN:
         signed = pb.SignedMessage(
             signed_bytes=bytes.fromhex(case["message"]["signed_bytes"]),
             signature=bytes.fromhex(case["message"]["signature"]),

@@ -16,7 +16,7 @@ import lies_of_source as false_source
 import numpy as np
 from cohort import TARGET, AnySigned, Cohort, forged, identity, limits_of, over_the_wire, resigned
 from message_vectors import plain
-from session_vectors import PLANS, VectorCohort, begun, signed
+from session_vectors import PLANS, RINGS, VectorCohort, begun, signed
 
 from securefda.errors import FaultyAggregatorError, FaultySourceError, ProtocolError, QuorumLost
 from securefda.protocol import source as src
@@ -27,6 +27,11 @@ from securefda.protocol.shamir import PRIME
 
 DUE_AT_SOURCE = ("KeyList", "ShareDelivery", "Survivors", "Consistency", "Result")
 DUE_AT_AGGREGATOR = ("Advertise", "ShareBundle", "MaskedInput", "SurvivorSignature", "Unmask")
+DUE_ON_A_RING = (
+    ("Roll", "Neighbours", "ShareDelivery", "Survivors", "NeighbourConsistency", "Result"),
+    ("Advertise", "Nonce", "ShareBundle", "MaskedInput", "SurvivorSignature", "Unmask"),
+)
+"""At a source, and at the aggregator."""
 VICTIM, LIAR = false_aggregator.VICTIM, false_source.LIAR
 USUAL, WITH_A_LOSS = "five", "six"
 
@@ -62,7 +67,8 @@ def _awaiting(name: str, slot: int) -> VectorCohort:
     return cohort
 
 
-def _source_case(name: str, check: str, claim: str, cohort: Cohort, slot: int, *messages: AnySigned) -> dict[str, Any]:
+def source_case(name: str, check: str, claim: str, cohort: Cohort, slot: int, *messages: AnySigned) -> dict[str, Any]:
+    """A lie to the victim, as the last of some messages."""
     error = _error_of(lambda: _tell(cohort, messages))
     if not isinstance(error, ProtocolError) or error.check != check:
         raise ValueError(f"{check} {claim}: the source says {error!r}")
@@ -70,7 +76,7 @@ def _source_case(name: str, check: str, claim: str, cohort: Cohort, slot: int, *
         "claim": claim,
         "session": name,
         "source": VICTIM,
-        "waits_for": DUE_AT_SOURCE[slot - 1],
+        "waits_for": (DUE_ON_A_RING[0] if name in RINGS else DUE_AT_SOURCE)[slot - 1],
         "deliver": [signed(message) for message in messages],
         "check": check,
         "suspect": error.suspect if isinstance(error, FaultyAggregatorError) else None,
@@ -95,7 +101,7 @@ def _lies_to_source() -> Iterable[dict[str, Any]]:
         name = _plan_with(lie.setup)
         cohort = _awaiting(name, lie.slot)
         false = lie.tell(cohort, cohort.inbox[VICTIM])
-        yield _source_case(name, lie.check, lie.claim, cohort, lie.slot, false)
+        yield source_case(name, lie.check, lie.claim, cohort, lie.slot, false)
 
 
 def _false_outsides_to_source() -> Iterable[dict[str, Any]]:
@@ -105,7 +111,7 @@ def _false_outsides_to_source() -> Iterable[dict[str, Any]]:
         for check, change in false_aggregator.OUTSIDE.items():
             false, found = (of_suite_2(honest, TARGET), "WIRE") if check == "SUITE" else (change(honest), check)
             claim = f"{honest.type_name} with a false {check.lower()}"
-            yield _source_case(USUAL, found, claim, cohort, slot, false)
+            yield source_case(USUAL, found, claim, cohort, slot, false)
 
 
 def _replays_to_source() -> Iterable[dict[str, Any]]:
@@ -117,10 +123,10 @@ def _replays_to_source() -> Iterable[dict[str, Any]]:
         for message in honest:
             if message.type_name != due:
                 claim = f"{message.type_name} of this session in place of {due}"
-                yield _source_case(USUAL, "TYPE", claim, cohort, slot, message)
-        yield _source_case(USUAL, "CONTEXT", f"{due} of another attempt", cohort, slot, others[slot - 1])
+                yield source_case(USUAL, "TYPE", claim, cohort, slot, message)
+        yield source_case(USUAL, "CONTEXT", f"{due} of another attempt", cohort, slot, others[slot - 1])
     cohort = _awaiting(USUAL, 2)
-    yield _source_case(USUAL, "SHARE_SENDER", "delivery for another source", cohort, 2, cohort.inbox[4])
+    yield source_case(USUAL, "SHARE_SENDER", "delivery for another source", cohort, 2, cohort.inbox[4])
 
 
 def _to_victim(cohort: VectorCohort) -> list[AnySigned]:
@@ -147,7 +153,7 @@ def _low_order_mask_key() -> dict[str, Any]:
     key_list = cohort.inbox[VICTIM]
     cohort.exchange()
     delivery, untouched = cohort.inbox[VICTIM], _awaiting(USUAL, 1)
-    return _source_case(USUAL, "KEY_INVALID", "mask key of low order", untouched, 1, key_list, delivery)
+    return source_case(USUAL, "KEY_INVALID", "mask key of low order", untouched, 1, key_list, delivery)
 
 
 def _too_few_that_count() -> Iterable[dict[str, Any]]:
@@ -163,7 +169,7 @@ def _too_few_that_count() -> Iterable[dict[str, Any]]:
         phase = cohort.phases[VICTIM]
         cohort.phases[VICTIM] = replace(phase, session=replace(phase.session, limits=limits))
         delivery = cohort.inbox[VICTIM]
-        case = _source_case(name, "SHARE_QUORUM", claim, cohort, false_aggregator.DELIVERY, delivery)
+        case = source_case(name, "SHARE_QUORUM", claim, cohort, false_aggregator.DELIVERY, delivery)
         yield {**case, "limits": plain(limits)}
 
 
@@ -195,9 +201,10 @@ def _collecting(name: str, slot: int, without: Iterable[int]) -> VectorCohort:
     return cohort
 
 
-def _aggregator_case(
+def aggregator_case(
     name: str, check: str, claim: str, slot: int, events: list[Event], *, without: tuple[int, ...] = (LIAR,)
 ) -> dict[str, Any]:
+    """A lie to the aggregator, as the last of some events."""
     cohort = _collecting(name, slot, without)
     answered = sorted(cohort.aggregator.received)
     error = _error_of(lambda: _play(cohort, events))
@@ -207,7 +214,7 @@ def _aggregator_case(
     return {
         "claim": claim,
         "session": name,
-        "collects": DUE_AT_AGGREGATOR[slot],
+        "collects": (DUE_ON_A_RING[1] if name in RINGS else DUE_AT_AGGREGATOR)[slot],
         "answered": answered,
         "deliver": [_event(event) for event in events],
         "check": check,
@@ -254,7 +261,7 @@ def _lies_to_aggregator() -> Iterable[dict[str, Any]]:
         cohort, honest = _liar_at(lie.slot)
         vector = _vector_of(cohort, lie.slot)
         false = (lie.tell(cohort, honest), lie.vector(vector) if lie.vector else vector)
-        yield _aggregator_case(WITH_A_LOSS, lie.check, lie.claim, lie.slot, [false])
+        yield aggregator_case(WITH_A_LOSS, lie.check, lie.claim, lie.slot, [false])
 
 
 def _liar_at(slot: int) -> tuple[VectorCohort, AnySigned]:
@@ -276,16 +283,16 @@ def _false_outsides_to_aggregator() -> Iterable[dict[str, Any]]:
         lies["SENDER beyond the roster"] = ("SENDER", forged(honest, LIAR, sender=99))
         for name, (check, lie) in lies.items():
             claim = f"{due} with a false {name.lower()}"
-            yield _aggregator_case(WITH_A_LOSS, check, claim, slot, [(lie, vector)])
+            yield aggregator_case(WITH_A_LOSS, check, claim, slot, [(lie, vector)])
         twice: list[Event] = [(honest, vector), (honest, vector)]
-        yield _aggregator_case(WITH_A_LOSS, "DUPLICATE", f"{due} a second time", slot, twice)
+        yield aggregator_case(WITH_A_LOSS, "DUPLICATE", f"{due} a second time", slot, twice)
 
 
 def _too_few() -> Iterable[dict[str, Any]]:
     for slot, due in enumerate(DUE_AT_AGGREGATOR):
         without = (0, 2, 3) if slot < false_source.INPUT else (0, 2)
         claim = f"{due} of fewer than t"
-        yield _aggregator_case(WITH_A_LOSS, "QUORUM", claim, slot, [None], without=without)
+        yield aggregator_case(WITH_A_LOSS, "QUORUM", claim, slot, [None], without=without)
 
 
 def _late_input() -> dict[str, Any]:
@@ -293,7 +300,7 @@ def _late_input() -> dict[str, Any]:
     cohort = begun(WITH_A_LOSS).until(false_source.INPUT)
     late = (cohort.outbox[false_source.DROPPED], cohort.vectors[false_source.DROPPED])
     slot = false_source.SIGNATURE
-    return _aggregator_case(WITH_A_LOSS, "SENDER", "masked input after its sender was dropped", slot, [late])
+    return aggregator_case(WITH_A_LOSS, "SENDER", "masked input after its sender was dropped", slot, [late])
 
 
 def _off_by_one(share: Any) -> Any:
@@ -314,13 +321,13 @@ def _wrong_shares() -> Iterable[dict[str, Any]]:
     slot, one = false_source.UNMASK, (LIAR,)
     for wrong, claim in ((_off_by_one, "every share off by one"), (_beyond_the_field, "shares beyond the field")):
         events = _unmasking(WITH_A_LOSS, LIAR, wrong)
-        yield _aggregator_case(WITH_A_LOSS, "UNMASK_SHARE", claim, slot, events, without=one)
+        yield aggregator_case(WITH_A_LOSS, "UNMASK_SHARE", claim, slot, events, without=one)
     for owner in (3, false_source.DROPPED):
         events = _unmasking(WITH_A_LOSS, LIAR, lambda share, owner=owner: _only(owner, share))  # type: ignore[misc]
         claim = f"the share of source {owner} off by one"
-        yield _aggregator_case(WITH_A_LOSS, "UNMASK_SHARE", claim, slot, events, without=one)
+        yield aggregator_case(WITH_A_LOSS, "UNMASK_SHARE", claim, slot, events, without=one)
     events = _unmasking("three", 3, lambda share: _only(2, share))
-    yield _aggregator_case("three", "SHARE_COMMITMENT", "one wrong share of exactly t", slot, events, without=(3,))
+    yield aggregator_case("three", "SHARE_COMMITMENT", "one wrong share of exactly t", slot, events, without=(3,))
 
 
 def _only(owner: int, share: Any) -> Any:
@@ -335,7 +342,7 @@ def _wrong_commitment() -> dict[str, Any]:
     cohort.phases[liar] = replace(cohort.phases[liar], own=cohort.outbox[liar])
     events = _rest(cohort, {liar})
     claim = "commitment to another self secret"
-    return _aggregator_case("three", "SHARE_COMMITMENT", claim, 0, events, without=(liar,))
+    return aggregator_case("three", "SHARE_COMMITMENT", claim, 0, events, without=(liar,))
 
 
 def _rest(cohort: Cohort, missing: set[int]) -> list[Event]:
@@ -366,7 +373,7 @@ def _out_of_range() -> dict[str, Any]:
 
     cohort.encoded = encoded  # type: ignore[method-assign]
     events = _rest(cohort.until(false_source.INPUT), {LIAR})
-    return _aggregator_case(USUAL, "RANGE", "input outside the agreed range", false_source.INPUT, events)
+    return aggregator_case(USUAL, "RANGE", "input outside the agreed range", false_source.INPUT, events)
 
 
 def _set_padding() -> dict[str, Any]:
@@ -377,7 +384,7 @@ def _set_padding() -> dict[str, Any]:
     body = replace(honest.body, digest=sha256(vector).digest())
     events: list[Event] = [(resigned(honest, body), bytes(vector))]
     claim = "a bit behind the last parameter is set"
-    return _aggregator_case("four-20", "INPUT_PADDING", claim, false_source.INPUT, events)
+    return aggregator_case("four-20", "INPUT_PADDING", claim, false_source.INPUT, events)
 
 
 def lies_to_aggregator() -> object:

@@ -17,9 +17,10 @@ import fault_vectors  # noqa: E402
 import header_vectors  # noqa: E402
 import message_vectors  # noqa: E402
 import primitives  # noqa: E402
+import ring_vectors  # noqa: E402
 import session_vectors  # noqa: E402
 
-MODULES = (primitives, message_vectors, header_vectors, session_vectors, fault_vectors)
+MODULES = (primitives, message_vectors, header_vectors, session_vectors, fault_vectors, ring_vectors)
 SETS = {name: build for module in MODULES for name, build in module.SETS.items()}
 
 

@@ -134,10 +134,18 @@ def _bodies() -> list[tuple[int, m.Body]]:
     ]
 
 
+_OF_RINGS = ("graph", "members")
+"""Fields of a Header and a ShareDelivery that are there in SFDA-SA/2 alone."""
+
+
 def plain(value: Any) -> Any:
     """A message as JSON: bytes as hex, enums as numbers, a set in order, an object names its type."""
     if is_dataclass(value) and not isinstance(value, type):
-        members = {field.name: plain(getattr(value, field.name)) for field in fields(value) if field.init}
+        members = {
+            field.name: plain(getattr(value, field.name))
+            for field in fields(value)
+            if field.init and not (field.name in _OF_RINGS and getattr(value, field.name) == field.default)
+        }
         return {"type": type(value).__name__, **members}
     if isinstance(value, tuple | frozenset):
         return [plain(element) for element in (sorted(value) if isinstance(value, frozenset) else value)]
@@ -146,20 +154,20 @@ def plain(value: Any) -> Any:
     return value.hex() if isinstance(value, bytes) else value
 
 
+def known(sender: int, body: m.Body) -> dict[str, Any]:
+    """A signed message, in words and as bytes."""
+    message = signer(sender).sign(SESSION_ID, CONTEXT, body)
+    return {
+        "type": message.type_name,
+        "public_key": signer(sender).private_key.public_key().public_bytes_raw().hex(),
+        "message": plain(message),
+        "digest": message.digest().hex(),
+    }
+
+
 def valid() -> list[dict[str, Any]]:
     """One signed message of every type."""
-    return [
-        {
-            "type": message.type_name,
-            "public_key": signer(sender).private_key.public_key().public_bytes_raw().hex(),
-            "message": plain(message),
-            "digest": message.digest().hex(),
-        }
-        for sender, message in (
-            (sender, signer(sender).sign(SESSION_ID, CONTEXT, body))
-            for sender, body in [*_bodies(), (0, _attending_header()), (0, _comparing_header())]
-        )
-    ]
+    return [known(*one) for one in [*_bodies(), (0, _attending_header()), (0, _comparing_header())]]
 
 
 def malformed() -> list[dict[str, str]]:
@@ -210,24 +218,28 @@ def malformed() -> list[dict[str, str]]:
         ("advertise with a short key", "mask_key", head + b"\x8a\x01\x21\x0a\x1f" + bytes(31)),
     ]
     cases += [
-        case for index, body in _bodies() for case in _malformed_ways(signer(index).sign(SESSION_ID, CONTEXT, body))
+        case for index, body in _bodies() for case in malformed_ways(signer(index).sign(SESSION_ID, CONTEXT, body))
     ]
-    cases += _broken_fields()
+    cases += broken_fields(_bodies(), _CHANGES)
     return [{"name": name, "reason": reason, "envelope": data.hex()} for name, reason, data in cases]
 
 
-def _broken_fields() -> list[tuple[str, str, bytes]]:
+Change = tuple[type, str, str, Callable[[Any], None]]
+"""A type of body, what is wrong in words, a part of what a reader says, and how it comes about."""
+
+
+def broken_fields(bodies: Iterable[tuple[int, m.Body]], changes: Iterable[Change]) -> list[tuple[str, str, bytes]]:
     """Well-formed envelopes with one field outside its bounds."""
-    valid = {type(body): signer(index).sign(SESSION_ID, CONTEXT, body).signed_bytes for index, body in _bodies()}
+    valid = {type(body): signer(index).sign(SESSION_ID, CONTEXT, body).signed_bytes for index, body in bodies}
     cases = []
-    for body, name, reason, change in _CHANGES:
+    for body, name, reason, change in changes:
         envelope = pb.Envelope.FromString(valid[body])
         change(getattr(envelope, BODY_FIELDS[body]))
         cases.append((f"{body.__name__} with {name}", reason, envelope.SerializeToString(deterministic=True)))
     return cases
 
 
-def _set(path: str, value: object) -> Callable[[Any], None]:
+def set_field(path: str, value: object) -> Callable[[Any], None]:
     """Set a field by its path; a number in the path is a place in a list."""
 
     def change(message: Any) -> None:
@@ -242,7 +254,7 @@ def _set(path: str, value: object) -> Callable[[Any], None]:
     return change
 
 
-def _more(path: str, *values: object) -> Callable[[Any], None]:
+def more(path: str, *values: object) -> Callable[[Any], None]:
     return lambda message: getattr(message, path).extend(values)
 
 
@@ -278,27 +290,27 @@ def _features(name: str, value: object) -> Callable[[Any], None]:
     return change
 
 
-_NOT_HERE = "may be listed here"
-_CHANGES: list[tuple[type, str, str, Callable[[Any], None]]] = [
-    (m.Header, "a run id of 15 bytes", "run_id", _set("run_id", bytes(15))),
+NOT_HERE = "may be listed here"
+_CHANGES: list[Change] = [
+    (m.Header, "a run id of 15 bytes", "run_id", set_field("run_id", bytes(15))),
     (m.Header, "round 0", "round and attempt", _clear("round")),
     (m.Header, "attempt 0", "round and attempt", _clear("attempt")),
     (m.Header, "no levels", "one level for each", _clear("levels")),
     (m.Header, "a level too few", "one level for each", lambda message: message.levels.pop()),
-    (m.Header, "a level too many", "one level for each", _more("levels", 1)),
-    (m.Header, "1025 levels", "levels", _more("levels", *[3] * 1021)),
-    (m.Header, "kappa 0", "kappa", _set("norm_cap.kappa", 0.0)),
-    (m.Header, "kappa below 0", "kappa", _set("norm_cap.kappa", -1.0)),
-    (m.Header, "kappa that is no number", "kappa", _set("norm_cap.kappa", float("nan"))),
-    (m.Header, "norms of no others", "others", _set("norm_cap.others", 0)),
-    (m.Header, "norms of nothing", "Granularity", _set("norm_cap.granularity", 0)),
-    (m.Header, "norms of something else", "Granularity", _set("norm_cap.granularity", 3)),
+    (m.Header, "a level too many", "one level for each", more("levels", 1)),
+    (m.Header, "1025 levels", "levels", more("levels", *[3] * 1021)),
+    (m.Header, "kappa 0", "kappa", set_field("norm_cap.kappa", 0.0)),
+    (m.Header, "kappa below 0", "kappa", set_field("norm_cap.kappa", -1.0)),
+    (m.Header, "kappa that is no number", "kappa", set_field("norm_cap.kappa", float("nan"))),
+    (m.Header, "norms of no others", "others", set_field("norm_cap.others", 0)),
+    (m.Header, "norms of nothing", "Granularity", set_field("norm_cap.granularity", 0)),
+    (m.Header, "norms of something else", "Granularity", set_field("norm_cap.granularity", 3)),
     (m.Header, "no rule", "rule", _clear("rule")),
-    (m.Header, "a rule without a name", "rule must have", _set("rule.rule", "")),
-    (m.Header, "beta above 1", "beta", _set("rule.beta", 1.5)),
-    (m.Header, "beta that is no number", "beta", _set("rule.beta", float("nan"))),
-    (m.Header, "a learning rate factor of 0", "learning_rate_factor", _set("rule.learning_rate_factor", 0.0)),
-    (m.Header, "an infinite rate factor", "learning_rate_factor", _set("rule.learning_rate_factor", float("inf"))),
+    (m.Header, "a rule without a name", "rule must have", set_field("rule.rule", "")),
+    (m.Header, "beta above 1", "beta", set_field("rule.beta", 1.5)),
+    (m.Header, "beta that is no number", "beta", set_field("rule.beta", float("nan"))),
+    (m.Header, "a learning rate factor of 0", "learning_rate_factor", set_field("rule.learning_rate_factor", 0.0)),
+    (m.Header, "an infinite rate factor", "learning_rate_factor", set_field("rule.learning_rate_factor", float("inf"))),
     *(
         (m.Header, f"a {name} of attention of {value}", name, _attention(name, value))
         for name, value in (
@@ -310,7 +322,7 @@ _CHANGES: list[tuple[type, str, str, Callable[[Any], None]]] = [
     ),
     (m.Header, "a gain without a name", "gain", _attention("gain", "")),
     (m.Header, "a gain with a name of 65 bytes", "gain", _attention("gain", "g" * 65)),
-    (m.Header, "a gradient digest of 31 bytes", "gap_gradient_digest", _set("gap_gradient_digest", bytes(31))),
+    (m.Header, "a gradient digest of 31 bytes", "gap_gradient_digest", set_field("gap_gradient_digest", bytes(31))),
     *(
         (m.Header, f"features with {claim}", reason, _features(name, value))
         for claim, reason, name, value in (
@@ -321,113 +333,113 @@ _CHANGES: list[tuple[type, str, str, Callable[[Any], None]]] = [
             ("a digest of 31 bytes", "digest of the features", "digest", bytes(31)),
         )
     ),
-    (m.Header, "no steps of the target", "steps", _set("target.steps", 0)),
-    (m.Header, "an update digest of 31 bytes", "update_digest", _set("target.update_digest", bytes(31))),
-    (m.Header, "a scatter below 0", "scatter", _set("target.scatter", -1.0)),
+    (m.Header, "no steps of the target", "steps", set_field("target.steps", 0)),
+    (m.Header, "an update digest of 31 bytes", "update_digest", set_field("target.update_digest", bytes(31))),
+    (m.Header, "a scatter below 0", "scatter", set_field("target.scatter", -1.0)),
     (m.Header, "no layers", "at least one layer", _clear("layers")),
-    (m.Header, "two layers of one name", "layer names", _set("layers.1.name", "linear.weight")),
-    (m.Header, "a layer without a name", "name", _set("layers.1.name", "")),
-    (m.Header, "a layer name of 201 characters", "name", _set("layers.1.name", "w" * 201)),
-    (m.Header, "a side of 0", "side", _set("layers.0.shape.0", 0)),
-    (m.Header, "a side of 2^31", "side", _set("layers.0.shape.0", 2**31)),
+    (m.Header, "two layers of one name", "layer names", set_field("layers.1.name", "linear.weight")),
+    (m.Header, "a layer without a name", "name", set_field("layers.1.name", "")),
+    (m.Header, "a layer name of 201 characters", "name", set_field("layers.1.name", "w" * 201)),
+    (m.Header, "a side of 0", "side", set_field("layers.0.shape.0", 0)),
+    (m.Header, "a side of 2^31", "side", set_field("layers.0.shape.0", 2**31)),
     (m.Header, "17 sides", "shape", lambda message: message.layers[0].shape.extend([1] * 15)),
-    (m.Header, "a clip of 0", "clip", _set("layers.0.clip", 0.0)),
-    (m.Header, "a clip below 0", "clip", _set("layers.0.clip", -1.0)),
-    (m.Header, "a clip that is no number", "clip", _set("layers.0.clip", float("nan"))),
-    (m.Header, "an infinite clip", "clip", _set("layers.0.clip", float("inf"))),
-    (m.Header, "a model digest of 31 bytes", "model_digest", _set("model_digest", bytes(31))),
-    (m.Header, "participants that do not rise", "participants", _set("participants.0", 3)),
-    (m.Header, "one participant twice", "participants", _set("participants.0", 2)),
-    (m.Header, "1025 participants", "participants", _more("participants", *range(201, 201 + 1021))),
-    (m.Header, "a participant beyond 2^31", "participants", _more("participants", 2**31)),
+    (m.Header, "a clip of 0", "clip", set_field("layers.0.clip", 0.0)),
+    (m.Header, "a clip below 0", "clip", set_field("layers.0.clip", -1.0)),
+    (m.Header, "a clip that is no number", "clip", set_field("layers.0.clip", float("nan"))),
+    (m.Header, "an infinite clip", "clip", set_field("layers.0.clip", float("inf"))),
+    (m.Header, "a model digest of 31 bytes", "model_digest", set_field("model_digest", bytes(31))),
+    (m.Header, "participants that do not rise", "participants", set_field("participants.0", 3)),
+    (m.Header, "one participant twice", "participants", set_field("participants.0", 2)),
+    (m.Header, "1025 participants", "participants", more("participants", *range(201, 201 + 1021))),
+    (m.Header, "a participant beyond 2^31", "participants", more("participants", 2**31)),
     (m.Header, "no sample allowed", "max_samples", _clear("max_samples")),
     (m.Header, "no time to train", "deadlines", _clear("training_deadline_ms")),
     (m.Header, "no time for a phase", "deadlines", _clear("phase_deadline_ms")),
     (m.Header, "nothing said of what sources keep", "SourcesKeep", _clear("sources_keep")),
-    (m.Header, "something else for sources to keep", "SourcesKeep", _set("sources_keep", 3)),
-    (m.Header, "a down-link that there is not", "DownLink", _set("down_link", 3)),
-    (m.Header, "a result digest of 31 bytes", "previous_result_digest", _set("previous_result_digest", bytes(31))),
+    (m.Header, "something else for sources to keep", "SourcesKeep", set_field("sources_keep", 3)),
+    (m.Header, "a down-link that there is not", "DownLink", set_field("down_link", 3)),
+    (m.Header, "a result digest of 31 bytes", "previous_result_digest", set_field("previous_result_digest", bytes(31))),
     (m.Advertise, "no box key", "box_key", _clear("box_key")),
-    (m.Advertise, "a commitment of 33 bytes", "self_mask_commitment", _set("self_mask_commitment", bytes(33))),
+    (m.Advertise, "a commitment of 33 bytes", "self_mask_commitment", set_field("self_mask_commitment", bytes(33))),
     (m.Advertise, "no commitment to a nonce", "nonce_commitment", _clear("nonce_commitment")),
-    (m.Advertise, "a commitment to a row of 31 bytes", "row_commitment", _set("row_commitment", bytes(31))),
-    (m.Advertise, "a commitment to a row of 33 bytes", "row_commitment", _set("row_commitment", bytes(33))),
-    (m.KeyList, "a signature of 63 bytes", "signature", _set("advertisements.0.signature", bytes(63))),
-    (m.ShareBundle, "an empty box", "share box", _set("boxes.0.box", b"")),
-    (m.ShareBundle, "a box of 8193 bytes", "share box", _set("boxes.0.box", bytes(8193))),
-    (m.ShareBundle, "a box for nobody", "peer", _set("boxes.0.peer", 2**31)),
-    (m.ShareBundle, "a nonce of 31 bytes", "nonce", _set("nonce", bytes(31))),
-    (m.ShareDelivery, "a nonce of 33 bytes", "nonce", _set("boxes.1.nonce", bytes(33))),
-    (m.MaskedInput, "a digest of 31 bytes", "digest", _set("digest", bytes(31))),
+    (m.Advertise, "a commitment to a row of 31 bytes", "row_commitment", set_field("row_commitment", bytes(31))),
+    (m.Advertise, "a commitment to a row of 33 bytes", "row_commitment", set_field("row_commitment", bytes(33))),
+    (m.KeyList, "a signature of 63 bytes", "signature", set_field("advertisements.0.signature", bytes(63))),
+    (m.ShareBundle, "an empty box", "share box", set_field("boxes.0.box", b"")),
+    (m.ShareBundle, "a box of 8193 bytes", "share box", set_field("boxes.0.box", bytes(8193))),
+    (m.ShareBundle, "a box for nobody", "peer", set_field("boxes.0.peer", 2**31)),
+    (m.ShareBundle, "a nonce of 31 bytes", "nonce", set_field("nonce", bytes(31))),
+    (m.ShareDelivery, "a nonce of 33 bytes", "nonce", set_field("boxes.1.nonce", bytes(33))),
+    (m.MaskedInput, "a digest of 31 bytes", "digest", set_field("digest", bytes(31))),
     (m.MaskedInput, "a vector of no bytes", "length_bytes", _clear("length_bytes")),
     (m.Update, "no samples", "samples", _clear("samples")),
-    (m.Update, "a loss that is no number", "loss", _set("loss", float("nan"))),
-    (m.Update, "an infinite loss", "loss", _set("loss", float("inf"))),
-    (m.Update, "an accuracy above 1", "accuracy", _set("accuracy", 1.5)),
-    (m.Update, "an accuracy that is no number", "accuracy", _set("accuracy", float("nan"))),
-    (m.Survivors, "a digest of 31 bytes", "input_digest", _set("survivors.0.input_digest", bytes(31))),
-    (m.Survivors, "a survivor beyond 2^31", "survivor", _set("survivors.0.index", 2**31)),
-    (m.Survivors, "a dropped source beyond 2^31", "dropped", _set("dropped.0", 2**31)),
+    (m.Update, "a loss that is no number", "loss", set_field("loss", float("nan"))),
+    (m.Update, "an infinite loss", "loss", set_field("loss", float("inf"))),
+    (m.Update, "an accuracy above 1", "accuracy", set_field("accuracy", 1.5)),
+    (m.Update, "an accuracy that is no number", "accuracy", set_field("accuracy", float("nan"))),
+    (m.Survivors, "a digest of 31 bytes", "input_digest", set_field("survivors.0.input_digest", bytes(31))),
+    (m.Survivors, "a survivor beyond 2^31", "survivor", set_field("survivors.0.index", 2**31)),
+    (m.Survivors, "a dropped source beyond 2^31", "dropped", set_field("dropped.0", 2**31)),
     (m.SurvivorSignature, "no digest", "survivors_digest", _clear("survivors_digest")),
-    (m.Consistency, "a signature of no bytes", "signature", _set("signatures.0.signature", b"")),
-    (m.Consistency, "an input that is not signed", "signature", _set("inputs.0.signature", b"")),
-    (m.Consistency, "a signature among the inputs", _NOT_HERE, lambda body: body.inputs.append(body.signatures[0])),
-    (m.Consistency, "an input among the signatures", _NOT_HERE, lambda body: body.signatures.append(body.inputs[0])),
-    (m.Unmask, "a share of 32 bytes", "share", _set("shares.0.self_mask", bytes(32))),
-    (m.Unmask, "a share of 34 bytes", "share", _set("shares.1.master", bytes(34))),
-    (m.Unmask, "an owner beyond 2^31", "owner", _set("shares.0.owner", 2**31)),
-    (m.Result, "a sum digest of 31 bytes", "sum_digest", _set("sum_digest", bytes(31))),
+    (m.Consistency, "a signature of no bytes", "signature", set_field("signatures.0.signature", b"")),
+    (m.Consistency, "an input that is not signed", "signature", set_field("inputs.0.signature", b"")),
+    (m.Consistency, "a signature among the inputs", NOT_HERE, lambda body: body.inputs.append(body.signatures[0])),
+    (m.Consistency, "an input among the signatures", NOT_HERE, lambda body: body.signatures.append(body.inputs[0])),
+    (m.Unmask, "a share of 32 bytes", "share", set_field("shares.0.self_mask", bytes(32))),
+    (m.Unmask, "a share of 34 bytes", "share", set_field("shares.1.master", bytes(34))),
+    (m.Unmask, "an owner beyond 2^31", "owner", set_field("shares.0.owner", 2**31)),
+    (m.Result, "a sum digest of 31 bytes", "sum_digest", set_field("sum_digest", bytes(31))),
     (m.Result, "no model digest", "model_digest", _clear("model_digest")),
     (m.Abort, "no step", "Step", _clear("step")),
-    (m.Abort, "a step that does not exist", "Step", _set("step", 9)),
-    (m.Abort, "a check of 65 characters", "check", _set("check", "X" * 65)),
-    (m.Abort, "an accused beyond 2^31", "accused", _set("accused", 2**31)),
-    (m.Join, "a digest of 31 bytes", "architecture_digest", _set("architecture_digest", bytes(31))),
-    (m.Join, "a version of 65 characters", "software_version", _set("software_version", "1" * 65)),
+    (m.Abort, "a step that does not exist", "Step", set_field("step", 9)),
+    (m.Abort, "a check of 65 characters", "check", set_field("check", "X" * 65)),
+    (m.Abort, "an accused beyond 2^31", "accused", set_field("accused", 2**31)),
+    (m.Join, "a digest of 31 bytes", "architecture_digest", set_field("architecture_digest", bytes(31))),
+    (m.Join, "a version of 65 characters", "software_version", set_field("software_version", "1" * 65)),
     (m.Join, "no visibility", "Visibility", _clear("visibility")),
-    (m.Join, "a visibility that does not exist", "Visibility", _set("visibility", 4)),
+    (m.Join, "a visibility that does not exist", "Visibility", set_field("visibility", 4)),
     (m.Checkpoint, "no note", "a note has 1", _clear("note")),
-    (m.Checkpoint, "a hash of 31 bytes", "a hash of the proof", _set("proof.1", bytes(31))),
+    (m.Checkpoint, "a hash of 31 bytes", "a hash of the proof", set_field("proof.1", bytes(31))),
     (m.Cosigned, "no records", "no records", _clear("size")),
     (m.Cosigned, "no line", "a line has 1", _clear("signature")),
-    (m.Cosigned, "a line of 1025 characters", "a line has 1", _set("signature", "x" * 1025)),
-    (m.Goodbye, "a reason of 501 characters", "reason", _set("reason", "x" * 501)),
+    (m.Cosigned, "a line of 1025 characters", "a line has 1", set_field("signature", "x" * 1025)),
+    (m.Goodbye, "a reason of 501 characters", "reason", set_field("reason", "x" * 501)),
     (m.Goodbye, "a model of no result", "result_digest", _clear("result_digest")),
     (m.Goodbye, "a result without a model", "model_digest", _clear("model_digest")),
-    (m.Goodbye, "a model digest of 31 bytes", "model_digest", _set("model_digest", bytes(31))),
-    (m.Goodbye, "a down-link that there is not", "DownLink", _set("down_link", 3)),
+    (m.Goodbye, "a model digest of 31 bytes", "model_digest", set_field("model_digest", bytes(31))),
+    (m.Goodbye, "a down-link that there is not", "DownLink", set_field("down_link", 3)),
     (m.Goodbye, "a down-link of no model", "format without", _without_model),
     (m.Goodbye, "a model of a run that is not complete", "complete run alone", _clear("completed")),
-    (m.Receipt, "a run id of 15 bytes", "run_id", _set("run_id", bytes(15))),
+    (m.Receipt, "a run id of 15 bytes", "run_id", set_field("run_id", bytes(15))),
     (m.Receipt, "round 0", "round and number", _clear("round")),
     (m.Receipt, "number 0", "round and number", _clear("number")),
-    (m.Receipt, "more results than rounds", "more than one result", _set("number", 5)),
-    (m.Receipt, "a result digest of 31 bytes", "result_digest", _set("result_digest", bytes(31))),
+    (m.Receipt, "more results than rounds", "more than one result", set_field("number", 5)),
+    (m.Receipt, "a result digest of 31 bytes", "result_digest", set_field("result_digest", bytes(31))),
     (m.Receipt, "no model digest", "model_digest", _clear("model_digest")),
     (m.MissedResult, "no result", "no result", _clear("result")),
-    (m.MissedResult, "a receipt as the result", _NOT_HERE, lambda body: body.result.CopyFrom(body.receipts[0])),
-    (m.MissedResult, "a result among the receipts", _NOT_HERE, lambda body: body.receipts.append(body.result)),
-    (m.MissedResult, "a signature of 63 bytes", "signature", _set("receipts.0.signature", bytes(63))),
-    (m.Schedule, "a run id of 17 bytes", "run_id", _set("run_id", bytes(17))),
+    (m.MissedResult, "a receipt as the result", NOT_HERE, lambda body: body.result.CopyFrom(body.receipts[0])),
+    (m.MissedResult, "a result among the receipts", NOT_HERE, lambda body: body.receipts.append(body.result)),
+    (m.MissedResult, "a signature of 63 bytes", "signature", set_field("receipts.0.signature", bytes(63))),
+    (m.Schedule, "a run id of 17 bytes", "run_id", set_field("run_id", bytes(17))),
     (m.Schedule, "no rounds", "count from 1", _clear("rounds")),
     (m.Schedule, "no rules", "rules", _clear("rules")),
     (m.Schedule, "a rule twice", "must differ", lambda body: body.rules[1].CopyFrom(body.rules[0])),
     (m.Schedule, "65 rules", "rules", lambda body: body.rules.extend([body.rules[0]] * 63)),
-    (m.Schedule, "a rule without a name", "rule", _set("rules.1.rule", "")),
-    (m.Schedule, "a learning rate of 0", "learning_rate", _set("learning_rate", 0.0)),
-    (m.Schedule, "an infinite clip", "clip", _set("clip", float("inf"))),
-    (m.Schedule, "31 bits", "modulus_bits", _set("modulus_bits", 31)),
+    (m.Schedule, "a rule without a name", "rule", set_field("rules.1.rule", "")),
+    (m.Schedule, "a learning rate of 0", "learning_rate", set_field("learning_rate", 0.0)),
+    (m.Schedule, "an infinite clip", "clip", set_field("clip", float("inf"))),
+    (m.Schedule, "31 bits", "modulus_bits", set_field("modulus_bits", 31)),
     (m.Schedule, "room for no input", "count from 1", _clear("n_max")),
     (m.Schedule, "room for no sample", "count from 1", _clear("max_samples")),
     (m.Schedule, "no time to train", "deadlines", _clear("training_deadline_ms")),
     (m.Schedule, "no time for a phase", "deadlines", _clear("phase_deadline_ms")),
-    (m.Schedule, "a kappa below 0", "norm_cap_kappa", _set("norm_cap_kappa", -1.0)),
+    (m.Schedule, "a kappa below 0", "norm_cap_kappa", set_field("norm_cap_kappa", -1.0)),
     (m.Schedule, "no granularity", "Granularity", _clear("norm_cap_granularity")),
     (m.Schedule, "nothing said of what sources keep", "SourcesKeep", _clear("sources_keep")),
 ]
 
 
-def _malformed_ways(message: m.Signed[Any]) -> list[tuple[str, str, bytes]]:
+def malformed_ways(message: m.Signed[Any]) -> list[tuple[str, str, bytes]]:
     """One type of message in the ways in which any can be wrong."""
     data, name = message.signed_bytes, message.type_name
     field = data.index(CONTEXT) + len(CONTEXT)  # the body's field: a tag of two bytes, a length, the body

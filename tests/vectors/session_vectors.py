@@ -12,7 +12,7 @@ from hashlib import sha256
 from typing import Any
 
 import numpy as np
-from cohort import MODEL, NOW, TARGET, AnySigned, Bytes, Cohort, identity, leaving, limits_of, rounding_of
+from cohort import MODEL, NOW, TARGET, AnySigned, Bytes, Cohort, identity, leaving, limits_of, on_ring, rounding_of
 from lies_of_aggregator import MIXED
 from message_vectors import plain
 from numpy.typing import NDArray
@@ -20,15 +20,19 @@ from numpy.typing import NDArray
 from securefda.protocol import agreement, shamir
 from securefda.protocol.agreement import BoxAddress, KeyPair
 from securefda.protocol.checks import quantisation
+from securefda.protocol.graph import Ring, complete
 from securefda.protocol.masking import RingVector
 from securefda.protocol.messages import Granularity, Layer, NormCapTerms, Visibility
 from securefda.protocol.secret import Secret
 from securefda.protocol.transcript import (
     cohort_with,
     cohorts_of,
+    drawn_ring,
     key_list_context,
     members_context,
     nonce_commitment,
+    ring_context,
+    roll_context,
     survivors_digest,
 )
 from securefda.rules import caps_for, contribution_norms, norm_codes, norms_of, scale_to_caps
@@ -40,11 +44,11 @@ def _cohorts(size: int, quorum: int, **changes: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Plan:
-    """One session: how many sources, who falls silent from which message (0 to 4) on, and what the header says."""
+    """One session: how many sources, who falls silent from which message on, and what the header says."""
 
     claim: str
     n: int
-    drops: Mapping[int, int] = field(default_factory=dict)
+    drops: Mapping[int, float] = field(default_factory=dict)
     changes: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -102,6 +106,19 @@ PLANS = {
         GIVEN_UP,
     ),
 }
+
+
+RINGS = {
+    "twelve-on-a-ring": Plan("twelve sources with six neighbours each, nobody is lost", 12, {}, on_ring(9)),
+    "ten-on-a-ring": Plan(
+        "ten sources with six neighbours each; one does not reveal its nonce, one is lost in R2, one is silent in R3; "
+        "an eleventh is at individual",
+        11,
+        {4: 0.5, 7: 2, 10: 3},
+        on_ring(7, modulus_bits=20, layers=NARROW, levels=(SUM,) * 5 + (INDIVIDUAL,) + (SUM,) * 5),
+    ),
+}
+"""Sessions of SFDA-SA/2."""
 
 
 class Draws:
@@ -190,7 +207,7 @@ class VectorCohort(Cohort):
 
 def begun(name: str) -> VectorCohort:
     """A session at its start, the same whenever it is called."""
-    return VectorCohort(PLANS[name])
+    return VectorCohort((PLANS | RINGS)[name])
 
 
 def signed(message: AnySigned) -> dict[str, str]:
@@ -201,12 +218,13 @@ def signed(message: AnySigned) -> dict[str, str]:
 def session(name: str) -> dict[str, Any]:
     """One whole session."""
     seen: list[tuple[int, int, AnySigned, bool]] = []
-    cohort = VectorCohort(PLANS[name], seen)
+    plan = (PLANS | RINGS)[name]
+    cohort = VectorCohort(plan, seen)
     opened = cohort.finish()
     view = _View.of(cohort, [message for _, _, message, arrived in seen if arrived])
     return {
         "name": name,
-        "claim": PLANS[name].claim,
+        "claim": plan.claim,
         "roster": cohort.roster.canonical_bytes().decode(),
         "roster_digest": cohort.roster.digest().hex(),
         "identities": {str(entry.index): _seed(entry.index) for entry in cohort.roster.entries},
@@ -217,6 +235,7 @@ def session(name: str) -> dict[str, Any]:
         "header": signed(cohort.header),
         "header_fields": plain(cohort.header.body),
         "ctx": view.ctx.hex(),
+        **({"ctx0": view.ctx0.hex(), "ring": list(view.ring.order)} if view.ctx0 else {}),
         "ctx1": view.ctx1.hex(),
         "ctx2": view.ctx2.hex(),
         "caps": [cap.hex() for cap in cohort.caps],
@@ -240,8 +259,10 @@ class _View:
     """What the sites of a session agree on."""
 
     ctx: bytes
+    ctx0: bytes
     ctx1: bytes
     ctx2: bytes
+    ring: Ring
     keys: Mapping[int, Any]
     u2: frozenset[int]
     cohorts: tuple[frozenset[int], ...]
@@ -252,18 +273,29 @@ class _View:
         def of_type(name: str) -> list[AnySigned]:
             return [message for message in messages if message.type_name == name]
 
-        ctx, key_list = cohort.header.digest(), of_type("KeyList")[0].body
-        ctx1 = key_list_context(ctx, key_list.advertisements)
+        ctx, header, ctx0 = cohort.header.digest(), cohort.header.body, b""
         nonces = {message.sender: message.body.nonce for message in of_type("ShareBundle")}
+        if header.graph is None:
+            items = of_type("KeyList")[0].body.advertisements
+            ctx1 = key_list_context(ctx, items)
+            ring = complete([item.sender for item in items])
+        else:
+            ctx0 = roll_context(ctx, of_type("Roll")[0].body)
+            revealed = of_type("Neighbours")[0].body.nonce_by_member()
+            ctx1 = ring_context(ctx0, revealed)
+            ring = drawn_ring(header, ctx1, revealed)
+            items = [item for item in of_type("Advertise") if item.sender in revealed]
         ctx2 = members_context(ctx1, nonces)
         lists = of_type("Survivors")[0].body
         return cls(
             ctx,
+            ctx0,
             ctx1,
             ctx2,
-            {item.sender: item.body for item in key_list.advertisements},
+            ring,
+            {item.sender: item.body for item in items},
             frozenset(nonces),
-            cohorts_of(cohort.header.body, ctx1, nonces),
+            cohorts_of(header, ctx1, nonces),
             survivors_digest(ctx2, lists),
         )
 
@@ -289,7 +321,7 @@ def _source(cohort: VectorCohort, view: _View, index: int) -> dict[str, Any]:
         fields["row_commitment"] = agreement.report_commitment(opened, own=index, ctx=view.ctx).hex()
         after = 5
     if index in view.keys:
-        fields["shares"] = _shares(cohort, view, master, self_secret, drawn[after:])
+        fields["shares"] = _shares(cohort, view, index, master, self_secret, drawn[after:])
         fields["box_keys"] = _box_keys(view, index, box_pair)
     return {**fields, **(_masking(cohort, view, index, pair, self_secret) if index in view.u2 else {})}
 
@@ -299,7 +331,7 @@ def _masking(cohort: VectorCohort, view: _View, index: int, pair: KeyPair, self_
     vector, tail = cohort.reals(index)
     seeds = {
         peer: agreement.pair_seed(pair, view.keys[peer].mask_key, own=index, peer=peer, ctx2=view.ctx2)
-        for peer in sorted(cohort_with(index, view.cohorts) - {index})
+        for peer in sorted(cohort_with(index, view.cohorts) & view.ring.neighbours(index))
     }
     return {
         "self_seed": agreement.self_seed(self_secret, own=index, ctx2=view.ctx2).reveal().hex(),
@@ -312,9 +344,12 @@ def _masking(cohort: VectorCohort, view: _View, index: int, pair: KeyPair, self_
     }
 
 
-def _shares(cohort: Cohort, view: _View, master: Secret, self_secret: Secret, drawn: list[bytes]) -> dict[str, Any]:
+def _shares(
+    cohort: Cohort, view: _View, index: int, master: Secret, self_secret: Secret, drawn: list[bytes]
+) -> dict[str, Any]:
     """Who gets which shares, from the draws after those of R0."""
-    xs, threshold, rest = [shamir.x_of(peer) for peer in sorted(view.keys)], cohort.header.body.threshold, iter(drawn)
+    xs = [shamir.x_of(peer) for peer in sorted(view.ring.holders(index))]
+    threshold, rest = cohort.header.body.share_threshold, iter(drawn)
     of_master = shamir.split(master, threshold, xs, lambda _: next(rest))
     of_self_secret = shamir.split(self_secret, threshold, xs, lambda _: next(rest))
     return {
@@ -325,8 +360,7 @@ def _shares(cohort: Cohort, view: _View, master: Secret, self_secret: Secret, dr
 def _box_keys(view: _View, index: int, pair: KeyPair) -> dict[str, str]:
     return {
         str(peer): agreement.box_key(pair, view.keys[peer].box_key, BoxAddress(view.ctx1, index, peer)).reveal().hex()
-        for peer in sorted(view.keys)
-        if peer != index
+        for peer in sorted(view.ring.neighbours(index))
     }
 
 

@@ -33,10 +33,14 @@ from securefda.protocol.messages import (
     KeyList,
     MaskedInput,
     MissedResult,
+    NeighbourConsistency,
+    Neighbours,
+    Nonce,
     Parcel,
     Receipt,
     Refusal,
     Result,
+    Roll,
     Send,
     ShareBundle,
     ShareDelivery,
@@ -50,6 +54,7 @@ from securefda.protocol.messages import (
     Visibility,
 )
 from securefda.protocol.secret import draw
+from securefda.protocol.transcript import advertise_digest, drawn_ring, ring_context
 from securefda.rules import RoundPlan, round_plan
 from securefda.training import Vector
 from threat_model.adversaries.heard import Heard, View
@@ -134,6 +139,17 @@ class MaliciousAggregator(Opens):
     def key_list_for(self, index: int) -> KeyList | None:  # noqa: ARG002 - for overriding
         """R0': all keys that were advertised."""
         return KeyList(tuple(self.heard.advertised[sender] for sender in sorted(self.heard.advertised)))
+
+    def nonces_for(self, index: int) -> dict[int, bytes]:  # noqa: ARG002 - for overriding
+        """On a ring: the nonces that were revealed, by their owners."""
+        return {sender: message.body.nonce for sender, message in self.heard.nonces.items()}
+
+    def members_for(self, index: int) -> tuple[int, ...]:
+        """On a ring: U2, which are those that sent boxes, without neighbours whose box this source does not get."""
+        delivery = self.delivery_for(index)
+        sent = {box.peer for box in delivery.boxes} if delivery else set()
+        missing = set(self.heard.views[index].keys) - sent - {index}
+        return tuple(sorted(set(self.heard.bundles) - missing))
 
     def delivery_for(self, index: int) -> ShareDelivery | None:
         """R1: the boxes that were made for this source."""
@@ -333,7 +349,8 @@ class MaliciousAggregator(Opens):
     def _steps(self) -> dict[type, tuple[Callable[[int], list[Send]], type | None]]:
         """What follows on each message of the sources, and which message is waited for then."""
         return {
-            Advertise: (self._send_key_list, ShareBundle),
+            Advertise: (self._send_roll, Nonce) if self.heard.header.graph else (self._send_key_list, ShareBundle),
+            Nonce: (self._send_neighbours, ShareBundle),
             ShareBundle: (self._send_delivery, MaskedInput),
             MaskedInput: (self._send_survivors, SurvivorSignature),
             SurvivorSignature: (self._send_consistency, Unmask),
@@ -348,10 +365,36 @@ class MaliciousAggregator(Opens):
         view.key_list = self.sign(index, view.ctx, body)
         return self._tell(index, Parcel(view.key_list))
 
+    def _send_roll(self, index: int) -> list[Send]:
+        """On a ring: of the key list that this source is to see there are digests and commitments."""
+        view, keys = self.heard.views[index], self.key_list_for(index)
+        if keys is None:
+            return []
+        items = sorted(keys.advertisements, key=lambda item: item.sender)
+        digests, commitments = map(advertise_digest, items), (item.body.nonce_commitment for item in items)
+        body = Roll(tuple(item.sender for item in items), b"".join(digests), b"".join(commitments))
+        view.roll, view.own = self.sign(index, view.ctx, body), self.heard.advertised[index].body
+        return self._tell(index, Parcel(view.roll))
+
+    def _send_neighbours(self, index: int) -> list[Send]:
+        """On a ring: the nonces, and of that key list the part of those who stand beside this source."""
+        view, keys, nonces = self.heard.views[index], self.key_list_for(index), self.nonces_for(index)
+        if keys is None:
+            return []
+        ring = drawn_ring(self.heard.header, ring_context(view.ctx0, nonces), nonces)
+        beside = tuple(item for item in keys.advertisements if item.sender in ring.neighbours(index))
+        members = tuple(sorted(nonces))
+        body = Neighbours(members, b"".join(nonces[member] for member in members), beside)
+        view.neighbours = self.sign(index, view.ctx0, body)
+        return self._tell(index, Parcel(view.neighbours))
+
     def _send_delivery(self, index: int) -> list[Send]:
         view, body = self.heard.views[index], self.delivery_for(index)
         if body is None:
             return []
+        if self.heard.header.graph:
+            boxes = tuple(box for box in body.boxes if box.peer in view.keys)
+            body = ShareDelivery(boxes, self.members_for(index))
         view.delivery = self.sign(index, view.ctx1, body)
         return self._tell(index, Parcel(view.delivery))
 
@@ -363,7 +406,13 @@ class MaliciousAggregator(Opens):
         return self._tell(index, Parcel(view.survivors))
 
     def _send_consistency(self, index: int) -> list[Send]:
-        return self._send_last(index, self.heard.views[index].ctx2, self.consistency_for(index))
+        view, body = self.heard.views[index], self.consistency_for(index)
+        if body is not None and self.heard.header.graph:
+            body = NeighbourConsistency(
+                tuple(item for item in body.signatures if item.sender in view.keys),
+                tuple(item for item in body.inputs if item.sender in view.keys),
+            )
+        return self._send_last(index, view.ctx2, body)
 
     def _send_result(self, index: int) -> list[Send]:
         view, body = self.heard.views[index], self.result_for(index)

@@ -49,7 +49,8 @@ class SubtractsColluders(MaliciousAggregator):
         heard, view = self.heard, self.heard.views[self.victim]
         if self.victim not in heard.inputs:
             return
-        cohort = {self.victim, *view.partners(heard.bundles[self.victim].body.nonce)} & set(heard.inputs)
+        partners = view.members if heard.header.graph else view.partners(heard.bundles[self.victim].body.nonce)
+        cohort = {self.victim, *partners} & set(heard.inputs)
         honest = sorted(cohort - {self.victim} - set(self.colluders))
         needed = max(0, quorum_of(heard.header, cohort) - len(cohort - set(honest)))
         self._lost = set(honest[needed:])

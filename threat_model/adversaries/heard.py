@@ -13,6 +13,9 @@ from securefda.protocol.messages import (
     Header,
     KeyList,
     MaskedInput,
+    Neighbours,
+    Nonce,
+    Roll,
     ShareBundle,
     ShareDelivery,
     Signed,
@@ -21,17 +24,28 @@ from securefda.protocol.messages import (
     Unmask,
     Update,
 )
-from securefda.protocol.transcript import cohort_with, cohorts_of, header_context, key_list_context, members_context
+from securefda.protocol.transcript import (
+    cohort_with,
+    cohorts_of,
+    header_context,
+    key_list_context,
+    members_context,
+    ring_context,
+    roll_context,
+)
 from securefda.training import Vector
 
 
 @dataclass
 class View:
-    """What one source was sent in a session; all its contexts follow from that."""
+    """What one source was sent in a session, from which its contexts follow; ``own`` is what it advertised itself."""
 
     owner: int
     header: Signed[Header]
+    own: Advertise | None = None
     key_list: Signed[KeyList] | None = None
+    roll: Signed[Roll] | None = None
+    neighbours: Signed[Neighbours] | None = None
     delivery: Signed[ShareDelivery] | None = None
     survivors: Signed[Survivors] | None = None
 
@@ -41,8 +55,15 @@ class View:
         return header_context(self.header)
 
     @property
+    def ctx0(self) -> bytes:
+        """The context of the nonce, on a ring."""
+        return roll_context(self.ctx, self.roll.body) if self.roll else b""
+
+    @property
     def ctx1(self) -> bytes:
         """The context of R1."""
+        if self.neighbours is not None:
+            return ring_context(self.ctx0, self.neighbours.body.nonce_by_member())
         return key_list_context(self.ctx, self.key_list.body.advertisements if self.key_list else ())
 
     @property
@@ -53,15 +74,22 @@ class View:
     @property
     def members(self) -> frozenset[int]:
         """U2 as this source sees it."""
+        if self.delivery is not None and self.delivery.body.members:
+            return frozenset(self.delivery.body.members)
         return frozenset({self.owner, *(box.peer for box in (self.delivery.body.boxes if self.delivery else ()))})
 
     @property
     def keys(self) -> Mapping[int, Advertise]:
-        """U1 as this source sees it."""
+        """U1 as this source sees it; on a ring itself and its neighbours."""
+        if self.neighbours is not None:
+            own = {self.owner: self.own} if self.own else {}
+            return own | {item.sender: item.body for item in self.neighbours.body.advertisements}
         return {item.sender: item.body for item in (self.key_list.body.advertisements if self.key_list else ())}
 
     def partners(self, own_nonce: bytes) -> frozenset[int]:
-        """With whom this source masks: the other members of its cohort."""
+        """With whom this source masks: the other members of its cohort, or its neighbours in U2."""
+        if self.neighbours is not None:
+            return self.members & set(self.keys) - {self.owner}
         boxes = self.delivery.body.boxes if self.delivery else ()
         nonces = {self.owner: own_nonce, **{box.peer: box.nonce for box in boxes}}
         return cohort_with(self.owner, cohorts_of(self.header.body, self.ctx1, nonces)) - {self.owner}
@@ -85,6 +113,7 @@ class Heard:
     views: dict[int, View] = field(default_factory=dict)
     asked: set[int] = field(default_factory=set)
     advertised: dict[int, Signed[Advertise]] = field(default_factory=dict)
+    nonces: dict[int, Signed[Nonce]] = field(default_factory=dict)
     bundles: dict[int, Signed[ShareBundle]] = field(default_factory=dict)
     inputs: dict[int, Signed[MaskedInput]] = field(default_factory=dict)
     vectors: dict[int, RingVector] = field(default_factory=dict)
@@ -104,6 +133,7 @@ class Heard:
         """The messages of one type, by sender."""
         by_kind: dict[type, dict[int, Any]] = {
             Advertise: self.advertised,
+            Nonce: self.nonces,
             ShareBundle: self.bundles,
             MaskedInput: self.inputs,
             Update: self.updates,

@@ -89,13 +89,24 @@ class KeySubstitution(MaliciousAggregator):
         in_its_name = Signer(index, self.signer.private_key, self.signer.encode)
         return in_its_name.sign(self.heard.session_id, ctx, body)
 
+    def nonces_for(self, index: int) -> dict[int, bytes]:
+        """To the victim, the impostors' nonces, where it was shown their commitments."""
+        nonces = super().nonces_for(index)
+        if index == self.victim and "nonce_commitment" in self.fields:
+            nonces |= {sender: self._impostors[sender].nonce for sender in self.only}
+        return nonces
+
+    def members_for(self, index: int) -> tuple[int, ...]:
+        """All impostors have shared."""
+        return tuple(sorted({index, *self.only}))
+
     def delivery_for(self, index: int) -> ShareDelivery | None:
         """The impostors' shares for the victim."""
         return ShareDelivery(tuple(self._boxed(sender, index) for sender in sorted(self.only)))
 
     def _boxed(self, sender: int, victim: int) -> DeliveredBox:
         impostor, view = self._impostors[sender], self.heard.views[victim]
-        threshold, random_bytes = self.heard.header.threshold, self.seat.site.random_bytes
+        threshold, random_bytes = self.heard.header.share_threshold, self.seat.site.random_bytes
         xs = [x_of(member) for member in sorted(view.keys)]
         master, self_secret = (
             split(secret, threshold, xs, random_bytes)[x_of(victim)]

@@ -50,13 +50,13 @@ class Opens:
         """A source's master: a colluder's own, or what t shares give; None where fewer are held."""
         if owner in self.colluders:
             return self.colluders[owner].secrets_of(self.heard.session_id).master
-        return open_secret(self.held_shares(owner, MasterShare), self.heard.header.threshold)
+        return open_secret(self.held_shares(owner, MasterShare), self.heard.header.share_threshold)
 
     def self_secret_of(self, owner: int) -> Secret | None:
         """Likewise its self secret."""
         if owner in self.colluders:
             return self.colluders[owner].secrets_of(self.heard.session_id).self_secret
-        return open_secret(self.held_shares(owner, SelfMaskShare), self.heard.header.threshold)
+        return open_secret(self.held_shares(owner, SelfMaskShare), self.heard.header.share_threshold)
 
     def mask_pair_of(self, owner: int, *, seen_by: int) -> KeyPair | None:  # noqa: ARG002 - for overriding
         """The mask key pair of a source as another one sees it, where its master is known."""

@@ -59,7 +59,7 @@ class ColludingSource(SourceRun):
         if self._round is None or phase is None:
             return
         known = self.copied.setdefault(self._round.header.envelope.session_id, Copied())
-        if isinstance(phase, steps.AwaitingKeyList):
+        if isinstance(phase, steps.AwaitingKeyList | steps.AwaitingRoll):
             known.master, known.self_secret = _again(phase.master), _again(phase.self_secret)
             known.channel, known.nonce = _again(phase.channel.private), phase.nonce.reveal()
         if isinstance(phase, steps.AwaitingSurvivors):

@@ -118,7 +118,7 @@ class SplitView(MaliciousAggregator):
 
     def opened_twice(self) -> set[int]:
         """The honest sources of whom t shares of either kind are held."""
-        t = self.heard.header.threshold
+        t = self.heard.header.share_threshold
         return {
             owner
             for owner in set(self.heard.bundles) - set(self.colluders)

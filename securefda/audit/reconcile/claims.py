@@ -46,6 +46,7 @@ from securefda.audit.statements import (
     Statement,
     SurvivorsSaid,
 )
+from securefda.protocol.graph import graph_fault
 
 ClaimKind = Literal["equivocation", "double-release", "threshold", "broken-chain", "bad-checkpoint", "forked-log"]
 KINDS: Final[frozenset[str]] = frozenset(get_args(ClaimKind))
@@ -233,7 +234,8 @@ def header_fault(header: HeaderSaid) -> str:
     for level, quorum in (("sum", header.sum_quorum), ("cohort", header.cohort_quorum)):
         if counts[level] and quorum < 2:
             return f"a sum at {level} that opens over {quorum}"
-    return ""
+    fault = graph_fault(header.graph, n, t) if header.graph is not None else None
+    return f"a graph under which a part of the sources could be summed alone: {fault}" if fault else ""
 
 
 def survivors_fault(header: HeaderSaid, lists: SurvivorsSaid) -> str:

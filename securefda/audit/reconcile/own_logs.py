@@ -170,6 +170,7 @@ _Step = tuple[str, str]  # direction and type
 
 _AT_SOURCE: Final[dict[str, tuple[_Step, ...]]] = {
     "Advertise": (("received", "Header"),),
+    "Nonce": (("received", "Roll"),),
     "ShareBundle": (("received", "KeyList"),),
     "MaskedInput": (("received", "ShareDelivery"), ("event", "release-fuse-burnt")),
     "Update": (("received", "Header"), ("event", "release-fuse-burnt")),
@@ -177,13 +178,24 @@ _AT_SOURCE: Final[dict[str, tuple[_Step, ...]]] = {
     "Unmask": (("received", "Consistency"), ("event", "unmask-shares-released")),
 }
 """What the log of a source has of a session before it sends this."""
+_IN_PLACE_OF: Final = {"Neighbours": "KeyList", "NeighbourConsistency": "Consistency"}
+"""What a source receives in a session of SFDA-SA/2, and what it stands for."""
 _AT_TARGET: Final[dict[str, tuple[_Step, ...]]] = {
     "KeyList": (("received", "Advertise"),),
+    "Roll": (("received", "Advertise"),),
+    "Neighbours": (("received", "Nonce"),),
     "ShareDelivery": (("received", "ShareBundle"),),
     "Survivors": (("received", "MaskedInput"),),
 }
 """What the target's log has of a source, in a session, before it sends it this."""
-_QUORUMS: Final = {"KeyList": "Advertise", "Consistency": "SurvivorSignature", "Result": "Unmask"}
+_QUORUMS: Final = {
+    "KeyList": "Advertise",
+    "Roll": "Advertise",
+    "Neighbours": "Nonce",
+    "Consistency": "SurvivorSignature",
+    "NeighbourConsistency": "SurvivorSignature",
+    "Result": "Unmask",
+}
 """Of how many sources, at least the threshold, the target has the one before it sends the other."""
 
 _WATCHED: Final = {
@@ -229,7 +241,7 @@ class StepsTaken(Check):
             self._see_lists(record)
         elif entry.type == "Survivors":
             self._shown.setdefault((entry.session, record.party), []).append(entry.digest)
-        bit = _BITS.get((entry.direction, entry.type), 0)
+        bit = _BITS.get((entry.direction, _IN_PLACE_OF.get(entry.type, entry.type)), 0)
         key = (entry.session, record.party, target if entry.direction == "event" else entry.peer)
         had = self._has.get(key, 0)
         if bit and not had & bit:

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Any
@@ -31,8 +30,9 @@ from securefda.protocol.secret import RandomBytes, Secret
 from securefda.protocol.transcript import layer_names_and_shapes
 from securefda.transport.wire import decode_signed, encode, encode_signed
 
-STEPS = ("r0_advertise", "r1_shares", "r2_open_boxes", "r2_masked_input", "r3_survivors", "r4_unmask")
-"""Of a source: the header and R0; the key list and R1; the boxes; the input, encoded and masked; R3; R4."""
+STEPS = ("r0_advertise", "r0_nonce", "r1_shares", "r2_open_boxes", "r2_masked_input", "r3_survivors", "r4_unmask")
+"""Of a source: the header and R0; with neighbours the roll; the keys and R1; the boxes; the input, encoded and masked;
+R3; R4."""
 
 _STOP_S = 10.0
 _NOW = 0  # the roster of a measurement is valid at the beginning of time
@@ -67,17 +67,25 @@ class Crowd:
     def answer(self, index: int, data: bytes) -> tuple[bytes, memoryview | None]:
         """A source's answer to the aggregator's next message, and the masked input that goes with it in R2."""
         phase = self._phases.get(index)
+        if isinstance(phase, src.AwaitingShares):
+            return self._masked_input(index, phase, data)
+        name, follow = self._next(phase)
+        return self._step(index, name, data, follow)
+
+    def _next(self, phase: Any) -> tuple[str, Callable[[int, Signed[Any]], tuple[Any, Signed[Any]]]]:
+        """Which step follows a phase, by name, and what it does with the message."""
         match phase:
             case None:
-                return self._step(index, "r0_advertise", data, self._advertise)
+                return "r0_advertise", self._advertise
+            case src.AwaitingRoll():
+                return "r0_nonce", lambda _, message: src.receive_roll(phase, message)
             case src.AwaitingKeyList():
-                share = partial(src.receive_key_list, phase, random_bytes=self._random_bytes)
-                return self._step(index, "r1_shares", data, lambda _, message: share(message))
-            case src.AwaitingShares():
-                return self._masked_input(index, phase, data)
+                return "r1_shares", lambda _, message: src.receive_key_list(phase, message, self._random_bytes)
+            case src.AwaitingNeighbours():
+                return "r1_shares", lambda _, message: src.receive_neighbours(phase, message, self._random_bytes)
             case src.AwaitingSurvivors():
-                return self._step(index, "r3_survivors", data, lambda _, message: src.receive_survivors(phase, message))
-        return self._step(index, "r4_unmask", data, lambda _, message: src.receive_consistency(phase, message))
+                return "r3_survivors", lambda _, message: src.receive_survivors(phase, message)
+        return "r4_unmask", lambda _, message: src.receive_consistency(phase, message)
 
     def _step(
         self, index: int, name: str, data: bytes, follow: Callable[[int, Signed[Any]], tuple[Any, Signed[Any]]]
@@ -88,9 +96,10 @@ class Crowd:
         self.seconds[index][name] = time.thread_time() - began
         return answer, None
 
-    def _advertise(self, index: int, header: Signed[Any]) -> tuple[src.AwaitingKeyList, Signed[Any]]:
+    def _advertise(self, index: int, header: Signed[Any]) -> tuple[src.AwaitingKeyList | src.AwaitingRoll, Signed[Any]]:
         roster, key = self._setting.roster, self._setting.private_keys[index]
-        limits = SessionLimits(K_MIN, 0, frozenset(entry.index for entry in roster.sources))
+        colluders = self._setting.job.colluders or 0
+        limits = SessionLimits(K_MIN, colluders, frozenset(entry.index for entry in roster.sources))
         layers = layer_names_and_shapes(header.body.layers)
         check_signed_header(
             header, own_index=index, roster=roster, limits=limits, history=History(), own_layers=layers, unix_s=_NOW

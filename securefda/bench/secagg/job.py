@@ -16,6 +16,8 @@ from securefda.errors import ConfigError
 from securefda.parse import json_value
 from securefda.protocol.checks import default_threshold
 from securefda.protocol.encoding import TAIL, EncodedLayer, Quantisation
+from securefda.protocol.graph import smallest_graph
+from securefda.protocol.messages import GraphTerms
 
 K_MIN = 2
 CLIP = 1.0
@@ -41,15 +43,17 @@ class Job:
         sources: N.
         params: m.
         dropped: D, the sources that leave after R1 of every masked session: the last ones of the roster.
+        colluders: for how many colluders the graph of a session of neighbours is; None for the complete graph.
     """
 
     folder: str
     sources: int
     params: int
     dropped: int
+    colluders: int | None = None
 
     def __post_init__(self) -> None:
-        survivors, threshold = self.sources - self.dropped, default_threshold(self.sources, K_MIN, 0)
+        survivors, threshold = self.sources - self.dropped, self.threshold
         if survivors < threshold:
             raise ConfigError(
                 "--dropped",
@@ -60,7 +64,23 @@ class Job:
     @property
     def threshold(self) -> int:
         """t of its sessions."""
-        return default_threshold(self.sources, K_MIN, 0)
+        usual = default_threshold(self.sources, K_MIN, 0)
+        return usual if self.colluders is None else max(usual, self.sources - self.dropped)
+
+    @property
+    def graph(self) -> GraphTerms | None:
+        """With which neighbours a source shares; None where it does with all others.
+
+        Raises:
+            ConfigError: for so few sources there is no graph but the complete one.
+        """
+        if self.colluders is None:
+            return None
+        given = {"fewest": self.threshold, "colluders": self.colluders, "dropouts": self.dropped}
+        graph = smallest_graph(self.sources, least=K_MIN + self.colluders + 1, **given)
+        if graph is None:
+            raise ConfigError("colluders", f"of {self.sources} sources each needs all others against so many")
+        return graph
 
     @property
     def encoding(self) -> Quantisation:

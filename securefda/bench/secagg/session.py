@@ -74,7 +74,7 @@ def identities(job: Job) -> tuple[Roster, list[Signer]]:
     return throwaway_roster("bench", keys), signers
 
 
-PHASES = ("r0_key_list", "r1_shares", "r2_masked_inputs", "r3_survivors", "r4_unmask", "r4_open")
+PHASES = ("r0_key_list", "r0_nonces", "r1_shares", "r2_masked_inputs", "r3_survivors", "r4_unmask", "r4_open")
 """Of the aggregator: what it does with the sources' messages of each phase, and opening the sum in the end."""
 
 _TARGET = 0
@@ -116,7 +116,7 @@ def measured_session(job: Job) -> SessionCosts:
         SecureFdaError: a check failed, which in a session of honest parties is a defect.
     """
     roster, signers = identities(job)
-    header = _header(job, roster, signers[_TARGET])
+    header = signed_header(job, roster, signers[_TARGET])
     private_keys = {index: signers[index].private_key.private_bytes_raw() for index in header.body.participants}
     with crowd(Setting(job, roster, private_keys)) as sources:
         session = _Session(job, sources, AggregatorSession(signers[_TARGET], roster, header))
@@ -144,6 +144,8 @@ class _Session:
         state: Any = agg.open_session(self._session)
         outgoing = dict.fromkeys(self._session.header.body.participants, header)
         for phase, add, close in _STEPS:
+            if phase == "r0_nonces" and self._session.header.body.graph is None:
+                continue
             state = self._collect(phase, add, state, outgoing)
             with self.costs.timed(phase):
                 state, messages = close(state)
@@ -166,12 +168,14 @@ class _Session:
     def _encoded(self, state: Any, messages: Signed[Any] | Mapping[int, Signed[Any]]) -> dict[int, bytes]:
         """The messages as bytes, for each source that is still there."""
         if isinstance(messages, Mapping):
-            return {index: encode_signed(one) for index, one in messages.items() if index not in self._leaving}
+            leaving = set() if isinstance(state, agg.CollectingShares) else self._leaving  # they leave after R1
+            return {index: encode_signed(one) for index, one in messages.items() if index not in leaving}
         return dict.fromkeys(sorted(state.waiting_for), encode_signed(messages))
 
 
 _STEPS: tuple[tuple[str, Callable[..., Any], Callable[..., Any]], ...] = (
     ("r0_key_list", agg.add_advertise, agg.close_keys),
+    ("r0_nonces", agg.add_nonce, agg.close_nonces),
     ("r1_shares", agg.add_shares, agg.close_shares),
     ("r2_masked_inputs", agg.add_input, agg.close_inputs),
     ("r3_survivors", agg.add_signature, agg.close_signatures),
@@ -194,7 +198,8 @@ def session_figures(sessions: Sequence[SessionCosts]) -> dict[str, Any]:
     there = [(costs, index) for costs in sessions for index in costs.survivors]
     totals = [sum(costs.sources[index].values()) for costs, index in there]
     of_source = {
-        f"source_cpu_{step}_ms": 1e3 * median(costs.sources[index][step] for costs, index in there) for step in STEPS
+        f"source_cpu_{step}_ms": 1e3 * median(costs.sources[index].get(step, 0.0) for costs, index in there)
+        for step in STEPS
     }
     of_aggregator = {
         f"aggregator_cpu_{phase}_ms": 1e3 * median(c.aggregator[phase] for c in sessions) for phase in PHASES
@@ -214,7 +219,8 @@ def session_figures(sessions: Sequence[SessionCosts]) -> dict[str, Any]:
     }
 
 
-def _header(job: Job, roster: Roster, signer: Signer) -> Signed[Header]:
+def signed_header(job: Job, roster: Roster, signer: Signer) -> Signed[Header]:
+    """The header of a session of this size."""
     layers, encoding = (Layer("parameters", (job.params,), CLIP, CLIP),), job.encoding
     body = Header(
         run_id=os.urandom(16),
@@ -230,6 +236,7 @@ def _header(job: Job, roster: Roster, signer: Signer) -> Signed[Header]:
         participants=tuple(range(1, job.sources + 1)),
         threshold=job.threshold,
         sum_quorum=job.threshold,
+        graph=job.graph,
         modulus_bits=encoding.modulus_bits,
         n_max=encoding.n_max,
         max_samples=SAMPLES,

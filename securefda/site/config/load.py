@@ -91,6 +91,7 @@ class FederationConfig(Settings):
                 given = f"{count} sources and max-colluders = {privacy.max_colluders}"
                 why = f"{threshold} is outside [{lowest}, {count}] for {given}"
                 raise ConfigError("session.threshold", why, hint="leave it at 0 for the default")
+        _require_one_sum_of_neighbours(privacy, self.session)
         plan_levels(self.levels, privacy.smallest_sum)
         # The sources' policies would refuse every header of a file that hides norm reports and adds no noise.
         noise = self.training.source.dp.noise_multiplier
@@ -146,6 +147,7 @@ class AggregatorConfig(Settings):
     def _sums_are_large_enough(self) -> Self:
         if self.privacy.visibility != "individual":
             _require_large_sums(self.privacy, self.session)
+        _require_one_sum_of_neighbours(self.privacy, self.session)
         return self
 
     @check
@@ -173,6 +175,20 @@ def _require_large_sums(privacy: PrivacySection, session: SessionSection) -> Non
         smallest = f"min-others + max-colluders + 1 = {privacy.smallest_sum}"
         why = f"{session.threshold} is below {smallest}, the smallest sum that may open"
         raise ConfigError("session.threshold", why, hint="leave it at 0 for the default")
+
+
+def _require_one_sum_of_neighbours(privacy: PrivacySection, session: SessionSection) -> None:
+    """Where sources have neighbours, all of them make up one sum, and no norm cap holds."""
+    if session.graph == "complete":
+        return
+    if {privacy.visibility, *privacy.site_visibility.values()} != {"sum"}:
+        why = '"k-regular" makes one sum over all sources'
+        raise ConfigError(
+            "session.graph", why, hint='set privacy.visibility to "sum" for every site, or "complete" here'
+        )
+    if privacy.norm_cap_kappa:
+        why = 'under "k-regular" a source hears the norms of its neighbours alone, from which no cap follows'
+        raise ConfigError("session.graph", why, hint='set privacy.norm-cap-kappa to 0, or "complete" here')
 
 
 def require_rule_at_sum(strategy: Strategy) -> None:

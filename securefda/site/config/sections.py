@@ -477,6 +477,15 @@ class ModelSection(Settings):
 class SessionSection(Settings):
     """The masking session."""
 
+    graph: Literal["complete", "k-regular"] = "complete"
+    """With whom a source masks and shares: with every other, up to some hundred of them, or with a few neighbours that
+    nobody chooses, for many sources. The sum is over all either way. `k-regular` needs visibility `sum`, and no norm
+    cap holds there: `privacy.norm-cap-kappa` = 0."""
+
+    dropouts: Annotated[float, Field(ge=0, lt=0.5)] = 0.1
+    """Under `k-regular`, the share of the sources that may drop out of a session by chance; how many neighbours a
+    source has follows from it and from `privacy.max-colluders`."""
+
     threshold: Natural = 0
     """How many sources must survive for a sum to open; 0 takes the default, more than two thirds."""
 

@@ -26,7 +26,7 @@ def site_policy(config: FederationConfig, site: str) -> SourcePolicy:
     Where sources are to train with noise, their policies require it: to train without any is then no slip of a setting.
     """
     privacy, session, dp = config.privacy, config.session, config.training.source.dp
-    return default_policy(
+    policy = default_policy(
         privacy.permitted(site),
         privacy.min_others,
         privacy.max_colluders,
@@ -41,6 +41,9 @@ def site_policy(config: FederationConfig, site: str) -> SourcePolicy:
         required=dp.noise_multiplier > 0,
         max_grad_norm=dp.max_grad_norm,
     )
+    # The target lays sums out for twice as many inputs as there are sources.
+    room = max(policy.quantisation.n_max, 2 * len(config.federation.sources))
+    return policy.model_copy(update={"quantisation": policy.quantisation.model_copy(update={"n_max": room})})
 
 
 def aggregator_toml(config: FederationConfig, kit: Path, out: Path, seed: int) -> str:

@@ -1,0 +1,157 @@
+"""Runs whose sources share with neighbours: the model is that of the complete graph, whoever is lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rounds_federation import AnySigned, Federation, is_header
+
+from securefda.aggregator.headers import Planner
+from securefda.errors import ConfigError
+from securefda.protocol.checks import default_threshold
+from securefda.protocol.messages import (
+    Advertise,
+    GraphTerms,
+    KeyList,
+    MaskedInput,
+    NeighbourConsistency,
+    Nonce,
+    Refusal,
+    ShareBundle,
+    SurvivorSignature,
+    Unmask,
+    Visibility,
+)
+
+N = 12
+SETTINGS: dict[str, Any] = {"kappa": 0.0, "dropouts": 0.1}
+INDIVIDUAL, COHORT, SUM = Visibility
+
+
+def made(folder: Path, *, settings: dict[str, Any] | None = None, **options: Any) -> Federation:
+    return Federation(
+        folder, N, settings=SETTINGS | (settings or {}), **({"rule": "fedgp_auto", "rounds": 2} | options)
+    )
+
+
+def headers_of(federation: Federation) -> list[Any]:
+    return [message.body for _, _, message in federation.passed if is_header(message)]
+
+
+def losing(kind: type, *lost: int, attempt: int = 1) -> Any:
+    """A link on which some sources' first message of a type does not arrive."""
+
+    def link(sender: int, _recipient: int, message: AnySigned) -> AnySigned | None:
+        nonlocal gone
+        if sender in gone and isinstance(message.body, kind):
+            gone = gone - {sender}
+            return None
+        return message
+
+    gone = frozenset(lost)
+    return link
+
+
+def test_model_is_that_of_the_complete_graph_to_the_last_bit(tmp_path: Path) -> None:
+    models = []
+    for name, dropouts in (("ring", 0.1), ("complete", None)):
+        federation = made(tmp_path / name, settings={"dropouts": dropouts})
+        federation.open().go()
+        assert federation.statuses == ["finished", "finished"]
+        models.append(federation.run.model)
+        kinds = {type(message.body) for _, _, message in federation.passed}
+        assert ({Nonce, NeighbourConsistency} <= kinds) == (dropouts is not None)
+        assert (KeyList in kinds) == (dropouts is None)
+        federation.close()
+    assert np.array_equal(*models)
+
+
+def test_header_names_the_graph_that_the_settings_lead_to(tmp_path: Path) -> None:
+    federation = made(tmp_path, rounds=1)
+    federation.open().go()
+    (header, *_) = headers_of(federation)
+    assert header.graph == GraphTerms(degree=8, threshold=6, colluders=0, dropouts=2, silent=2)
+    assert (header.threshold, header.sum_quorum) == (10, 10)
+    federation.close()
+
+
+@pytest.mark.parametrize("kind", [Advertise, Nonce, ShareBundle, MaskedInput, SurvivorSignature, Unmask])
+def test_one_source_lost_in_any_phase_leaves_the_others_sum(tmp_path: Path, kind: type) -> None:
+    federation = made(tmp_path, rounds=1, rule="source_only")
+    federation.link = losing(kind, 3)
+    federation.open().go()
+    (line,) = federation.watch.lines
+    assert (line["status"], line["attempts"]) == ("finished", 1)
+    assert ("source-3" in line["survivors"]) == (kind in (SurvivorSignature, Unmask))
+    assert len(line["survivors"]) == N - (kind not in (SurvivorSignature, Unmask))
+    federation.close()
+
+
+def test_round_is_tried_again_where_more_nonces_are_missing_than_sources_let_pass(tmp_path: Path) -> None:
+    federation = made(tmp_path, rounds=1, rule="source_only", settings={"threshold": 9})
+    federation.link = losing(Nonce, 3, 5, 8)
+    federation.open().go()
+    (line,) = federation.watch.lines
+    assert (line["status"], line["attempts"]) == ("finished", 2)
+    first, second = (
+        {type(m.body) for _, _, m in federation.passed if m.envelope.session_id == session}
+        for session in dict.fromkeys(m.envelope.session_id for _, _, m in federation.passed if is_header(m))
+    )
+    assert MaskedInput not in first
+    assert MaskedInput in second
+    federation.close()
+
+
+def test_policy_that_asks_for_norm_caps_takes_no_part(tmp_path: Path) -> None:
+    federation = made(tmp_path, rounds=1)
+    with_caps = federation.policy(2).model_copy(
+        update={"norm_cap": federation.policy(2).norm_cap.model_copy(update={"kappa": 1.0})}
+    )
+    federation.close()
+    federation = made(tmp_path / "again", rounds=1)
+    federation.sources[2] = federation.source(2, policy=with_caps)
+    federation.open().go()
+    refusals = {
+        message.sender: message.body.key for _, _, message in federation.passed if isinstance(message.body, Refusal)
+    }
+    assert refusals.get(2) == "norm-cap.kappa"
+    assert not any(sender == 2 and isinstance(m.body, MaskedInput) for sender, _, m in federation.passed)
+    federation.close()
+
+
+def planner(folder: Path, n: int, **settings: Any) -> Planner:
+    federation = made(folder, settings=settings)
+    federation.close()
+    return Planner({index: f"source-{index}" for index in range(1, n + 1)}, federation.settings)
+
+
+def test_plan_keeps_as_many_as_do_not_drop_out_and_hides_as_many_as_policies_want(tmp_path: Path) -> None:
+    plan = planner(tmp_path, 200, min_others=60, dropouts=0.1).plan(dict.fromkeys(range(1, 201), SUM))
+    assert plan.threshold == plan.sum_quorum == max(180, default_threshold(200, 60, 0))
+    assert plan.graph is not None
+    assert plan.graph.threshold >= 61
+    assert plan.graph.dropouts == 20
+    assert plan.norm_cap is None
+
+
+@pytest.mark.parametrize(
+    ("n", "levels", "settings", "says"),
+    [
+        (5, {}, {"max_colluders": 1}, "needs all others"),
+        (12, dict.fromkeys((1, 2, 3, 4), COHORT), {"visibility": COHORT}, "some are at cohort"),
+    ],
+    ids=["few sources", "cohorts"],
+)
+def test_no_plan_for_neighbours_says_why(
+    tmp_path: Path, n: int, levels: dict[int, Visibility], settings: dict[str, Any], says: str
+) -> None:
+    visibility = settings.pop("visibility", SUM)
+    federation = made(tmp_path, visibility=visibility, settings=settings)
+    federation.close()
+    one = Planner({index: f"source-{index}" for index in range(1, n + 1)}, federation.settings)
+    with pytest.raises(ConfigError, match=says) as caught:
+        one.plan(dict.fromkeys(range(1, n + 1), SUM) | levels)
+    assert caught.value.key == "session.graph"

@@ -1,0 +1,114 @@
+"""T08 on a ring: the aggregator knows who stands beside whom before it says who survived, and to whom."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from securefda.aggregator.headers import SessionPlan
+from securefda.protocol.graph import Ring
+from securefda.protocol.messages import Survivors
+from securefda.protocol.transcript import drawn_ring
+from threat_model.adversaries.base import MaliciousAggregator
+from threat_model.adversaries.masks import Decoded, Vector64, decode
+from threat_model.adversaries.split_view import SplitView
+from threat_model.sites import AggregatorSeat
+
+
+def with_shares(plan: SessionPlan, shares: int) -> SessionPlan:
+    """The plan with another number of holders that open a secret; 0 for the honest one."""
+    graph = plan.graph and replace(plan.graph, threshold=shares or plan.graph.threshold)
+    return replace(plan, graph=graph)
+
+
+def ring_of(adversary: MaliciousAggregator, index: int) -> Ring:
+    """The ring that a source was shown."""
+    view = adversary.heard.views[index]
+    if view.neighbours is None:
+        raise ValueError(f"source {index} was shown no ring")
+    return drawn_ring(adversary.heard.header, view.ctx1, view.neighbours.body.members)
+
+
+class SplitsNeighbours(SplitView):
+    """Shows half of the victim's neighbours that it was dropped, and the other half that it survived.
+
+    Powers: the target's key, the relay, and the signing keys and shares of ``colluders``, which count in both halves.
+    Goal: the victim's update, from its masked input, its self secret and its master.
+    Source: Bell et al. 2020, section 4, on why the threshold is a majority of a neighbourhood.
+
+    Args:
+        seat: of the target.
+        victim: roster index.
+        shares: how many holders open a secret, as its header says; 0 for the honest number.
+    """
+
+    def __init__(self, seat: AggregatorSeat, *, victim: int, shares: int = 0) -> None:
+        super().__init__(seat, victim=victim, second=frozenset())
+        self._shares = shares
+
+    def session_plan(self, members: set[int]) -> SessionPlan:
+        """Honest, but for the number of shares."""
+        return with_shares(super().session_plan(members), self._shares)
+
+    def survivors_for(self, index: int) -> Survivors | None:
+        """The second half are those who stand before the victim."""
+        if not self.second:
+            order, half = ring_of(self, self.victim).order, self.heard.header.graph.degree // 2  # type: ignore[union-attr]
+            place = order.index(self.victim)
+            before = {order[(place - step) % len(order)] for step in range(1, half + 1)}
+            self.second = frozenset(before - set(self.colluders))
+        return super().survivors_for(index)
+
+
+class CutsRing(MaliciousAggregator):
+    """Declares two runs of members dropped, so that no mask joins the two arcs that are left, and opens one alone.
+
+    Powers: the target's key and the relay; no source colludes.
+    Goal: the sum over one arc, which is a part of the survivors.
+    Source: Bell et al. 2020, section 3.2: a graph of survivors that falls apart gives away the sum of each part.
+
+    Args:
+        seat: of the target.
+        shares: how many holders open a secret, as its header says; 0 for the honest number.
+
+    Attributes:
+        arc: the members whose sum it is after, once they are settled.
+    """
+
+    threat = "T08"
+
+    def __init__(self, seat: AggregatorSeat, *, shares: int = 0) -> None:
+        super().__init__(seat)
+        self._shares = shares
+        self.arc: frozenset[int] = frozenset()
+        self._cut: frozenset[int] = frozenset()
+
+    def session_plan(self, members: set[int]) -> SessionPlan:
+        """Honest, but for the number of shares."""
+        return with_shares(super().session_plan(members), self._shares)
+
+    def survivors_for(self, index: int) -> Survivors | None:
+        """The members of both cuts are dropped, and hear nothing."""
+        if not self._cut:
+            order, half = ring_of(self, index).order, self.heard.header.graph.degree // 2  # type: ignore[union-attr]
+            middle = len(order) // 2
+            self._cut = frozenset(order[:half] + order[middle : middle + half])
+            self.arc = frozenset(order[half:middle])
+        lists = super().survivors_for(index)
+        if lists is None or index in self._cut:
+            return None
+        alive = tuple(item for item in lists.survivors if item.index not in self._cut)
+        return Survivors(alive, tuple(sorted({*lists.dropped, *self._cut})))
+
+    def attack(self) -> Vector64 | None:
+        """The weighted mean over the arc; None where some mask of it stayed on."""
+        return opened.update if (opened := self.sum_of_arc()) is not None else None
+
+    def sum_of_arc(self) -> Decoded | None:
+        """The sum over the arc, without the masks that its members share with each other."""
+        if not self.arc or any(self.self_secret_of(owner) is None for owner in self.arc):
+            return None
+        total = self.heard.vectors[min(self.arc)] * 0
+        for owner in self.arc:
+            outer = {peer: seed for peer, seed in self.pair_seeds_of(owner).items() if peer not in self.arc}
+            total += self._peeled(owner, outer)
+        return decode(self.heard.header, total)
