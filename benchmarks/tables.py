@@ -35,6 +35,7 @@ import many_sources
 import masking_session
 import memory
 import networks
+import pooled_alignment
 import profile_rounds
 import pseudo_labels
 import round_cost
@@ -80,6 +81,7 @@ def all_tables(folder: Path) -> dict[str, str]:
         "masking_session": masking_session.tables(figures("masking_session")["cells"]),
         "many_sources": many_sources.tables(figures("many_sources")["cells"]),
         "alignment": alignment.tables(figures("alignment")["rows"]),
+        "pooled_alignment": pooled_alignment.tables(figures("pooled_alignment")["rows"]),
         "attention": attention.tables(figures("attention")["rows"]),
         "estimators": estimators.tables(figures("estimators")["rows"]),
         "pseudo_labels": pseudo_labels.tables(figures("pseudo_labels")["rows"]),

@@ -114,7 +114,9 @@ def rm(
         read_run(run)
     if not yes:
         if not sys.stdin.isatty():
-            raise ConfigError("--yes", "deleting asks first, and nobody can answer here", hint="add --yes to delete")
+            raise ConfigError(
+                "--yes", "deleting needs confirmation, and there is no terminal to ask on", hint="add --yes to delete"
+            )
         if not typer.confirm(f"delete {', '.join(map(str, runs))}?", err=True):
             print_result(output, {"deleted": []}, "nothing was deleted")
             return

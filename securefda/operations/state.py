@@ -154,7 +154,7 @@ _FIELDS = tuple(one.name for one in fields(ProcessState))
 
 
 class StateWriter:
-    """Keeps the state file of one process. It never raises: a run does not end because nobody can look at it.
+    """Keeps the state file of one process. It never raises: no run ends because its state file cannot be written.
 
     Changes within ``interval_s`` seconds of a write are written together when these are over: a masked round has
     dozens, and each write takes a millisecond. The end is written at once.

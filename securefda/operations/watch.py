@@ -124,7 +124,7 @@ class _Book:
 class TargetWatch:
     """The aggregator's reporter: passes everything on to ``shown``, logs and counts it, and keeps ``state`` true.
 
-    Whoever listens for sources sets ``ready`` while this is so; probes ask for it.
+    The one that listens for sources sets ``ready`` while this is so; probes ask for it.
     """
 
     def __init__(

@@ -96,7 +96,7 @@ def target_in_words(config: AggregatorConfig, site: str, sources: tuple[str, ...
         )
     features = (
         f"to every source, in rounds of {rule.value}, features of {strategy.feature_rows} of {site}'s rows, drawn anew "
-        f"in each round ({_protected(config.training)}). Whoever has features can try to make the rows from them."
+        f"in each round ({_protected(config.training)}). Anyone who has the features can try to reconstruct the rows."
     )
     inside = rule.attends or rule is Rule.AUTO or rule.value.startswith(("fedda", "fedgp"))
     released = (features,) if rule.releases_features else ()

@@ -85,7 +85,7 @@ class TeamGoneError(TrainingError):
 class Team:
     """The processes of a site that train together.
 
-    ``in_step`` says that the others wait for this process's part of a step. Whoever leaves a step like that cannot meet
+    ``in_step`` says that the others wait for this process's part of a step. One that leaves such a step cannot meet
     the others again.
 
     Args:

@@ -156,7 +156,7 @@ class StrategySection(Settings):
     """How many of the target's training rows attention looks at in a round, at most."""
 
     feature_rows: Annotated[int, Field(ge=2)] = 64
-    """Of how many of the target's training rows, drawn anew in each round, the features go to every source under
+    """Number of the target's training rows, drawn anew in each round, whose features go to every source under
     `fada_adversarial`, `fada`, `f_dann` and `f_dan`; the target's settings have to allow it with `release-features`.
     With fewer rows than twice the numbers of each, a source's domain identifier can learn the rows by heart."""
 
@@ -366,7 +366,7 @@ class TargetTrainingSection(TrainingSection):
 
     release_features: bool = False
     """Whether features of the target's rows may go to every source, under the rules that need them. Who has features
-    can try to make the rows from them."""
+    can try to reconstruct the rows."""
 
     feature_clip: Annotated[float, Field(ge=0)] = 0.0
     """Largest length of the features of a row that goes to the sources; longer ones are scaled down. 0 for no bound."""

@@ -204,7 +204,7 @@ def _seen(facts: _Facts) -> tuple[str, ...]:
             clear += "From an update without noise it can tell much about the rows behind it. "
         if set(policy.metadata.may_leave) - {"samples"}:
             clear += "Mean loss and accuracy leave only in rounds in which no source trains with noise. "
-        lines.append(clear + "k, max_colluders and kappa protect nothing at this level.")
+        lines.append(clear + "min-others, max-colluders and norm-cap.kappa protect nothing at this level.")
     if policy.visibility <= Visibility.COHORT:
         lines.append(
             f"At level cohort: one such sum per round over a cohort of at least {policy.smallest_sum} sources, drawn "
@@ -372,7 +372,7 @@ def _target_pays(facts: _Facts) -> tuple[str, ...]:
     if releasing:
         unlabelled.append(
             f"With {', '.join(releasing)} every source sees features of some of the target's rows in each round, at "
-            "every level, and can try to make the rows from them. The target's own settings have to allow it."
+            "every level, and can try to reconstruct the rows from them. The target's own settings have to allow it."
         )
     if not published:
         return tuple(unlabelled)
@@ -413,7 +413,7 @@ def _assumptions(facts: _Facts) -> tuple[str, ...]:
     )
     return (
         f"Against an aggregator that deviates from the protocol in any way, {helpers} on its side; every further one "
-        f"takes one off k = {policy.min_others}.",
+        f"takes one off min-others = {policy.min_others}.",
         "The roster lists real, separate sites whose keys are their own.",
         "X25519, AES-256, HKDF-SHA256 and Ed25519 are sound.",
         *common,
