@@ -6,6 +6,7 @@ The event loop of a process, and how the process is asked to end.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import threading
@@ -25,10 +26,16 @@ def run_until_told(serve: Coroutine[Any, Any, None]) -> None:
         Terminated: SIGTERM asked the process to end.
         KeyboardInterrupt: Ctrl-C did.
     """
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_is_no_cancellation)
     try:
         asyncio.run(_cancelled_by_sigterm(serve))
     except asyncio.CancelledError:
         raise Terminated from None
+
+
+def _is_no_cancellation(record: logging.LogRecord) -> bool:
+    """Whether a record of gRPC's is to be shown: it logs a traceback where a stream is cut off as its server stops."""
+    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 
 async def _cancelled_by_sigterm(serve: Coroutine[Any, Any, None]) -> None:

@@ -26,6 +26,7 @@ from securefda.training.batch_norm import (
     statistics_to_bytes,
 )
 from securefda.training.local import batches, require_steps
+from securefda.training.neighbours import KnnSettings
 from securefda.training.personal import FineTuned, Mixture, Neighbours
 from securefda.training.trainer import SiteTrainer, statistics_place
 
@@ -326,7 +327,7 @@ def test_a_norm_that_sites_cannot_federate_is_refused_with_a_hint(layer, why):
 def test_neighbours_are_found_with_the_statistics_of_the_targets_rows():
     task = Binary()
     own, vector = OwnRows(task, "target", task.train_data("target"), SETTINGS, 5), model_to_vector(build_model(task, 5))
-    alone = Neighbours(own, neighbours=1, weight=0.0, scale=1.0)  # the model's own probabilities
+    alone = Neighbours(own, KnnSettings(neighbours=1, weight=0.0, scale=1.0))  # the model's own probabilities
     asked = task.train_data("another site")
     model = build_model(task, 5)
     estimate_statistics(task, model, own.data)

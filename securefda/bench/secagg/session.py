@@ -193,16 +193,20 @@ def _error(job: Job, opened: agg.Opened) -> float:
 def session_figures(sessions: Sequence[SessionCosts]) -> dict[str, Any]:
     """Medians over sources and sessions, with the unit at the end of each name.
 
-    Of a source that was in the sum: its processor time by step and in all, and its bytes; the largest in all, too.
+    Of a source that was in the sum: its processor time by step and in all, and its bytes; the largest in all, too. A
+    step that no session had is left out.
     """
     there = [(costs, index) for costs in sessions for index in costs.survivors]
     totals = [sum(costs.sources[index].values()) for costs, index in there]
     of_source = {
         f"source_cpu_{step}_ms": 1e3 * median(costs.sources[index].get(step, 0.0) for costs, index in there)
         for step in STEPS
+        if any(step in costs.sources[index] for costs, index in there)
     }
     of_aggregator = {
-        f"aggregator_cpu_{phase}_ms": 1e3 * median(c.aggregator[phase] for c in sessions) for phase in PHASES
+        f"aggregator_cpu_{phase}_ms": 1e3 * median(c.aggregator[phase] for c in sessions)
+        for phase in PHASES
+        if any(c.aggregator[phase] for c in sessions)
     }
     growths = [costs.peak_growth_bytes for costs in sessions]
     known = [growth for growth in growths if growth is not None]
