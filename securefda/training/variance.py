@@ -61,7 +61,7 @@ def cross_fitted_variance(
     """sigma^2 of the mean step, in squared parameter units, from a run on each half of the rows.
 
     Halves are drawn at random. Their batches are half as large, so that each run has as many steps, and a row has as
-    many, as in the training of the round. It costs as much as that.
+    many, as in the training of the round; about as many where rows or batches cannot be halved. It costs as much.
 
     Args:
         task, model, received, data, settings, seed, site: as for ``train_local``.
