@@ -259,7 +259,7 @@ class Figures:
 
     Attributes:
         accuracy: on the target's test rows, mean over the last five rounds, in percent.
-        accuracies: of every round, in [0, 1].
+        accuracies: of every finished round, in [0, 1].
         seconds: of a round, median, wall clock.
         processor: seconds of processor time of the run over its rounds.
         beta: mean over sources and the rounds that have one; None without any.

@@ -7,8 +7,9 @@ DIR holds ``mnist`` and ``usps``. Each domain is the target once, and the other 
 batch of each source and a batch of the target pass through one model, one domain identifier for each source learns from
 their features, and the model's step uses the identifiers as they are then. No federation can exchange more, so what is
 not gained here cannot be lost by exchanging once a round. The losses are those of the rules of the same names; the
-weight of the loss rises over the run, as in Ganin and Lempitsky 2015. Weight and learning rate were chosen on mnist-m
-with another seed, so that its column is no test of them. On varied rows the best of them alone is run.
+weight of the loss rises over the run, as in Ganin and Lempitsky 2015. Weight and learning rate come from trials on
+mnist-m and synthetic with another seed, so that their columns are no test of them. On varied rows the best of them
+alone is run.
 """
 
 from __future__ import annotations

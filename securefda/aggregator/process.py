@@ -64,7 +64,7 @@ def main(config: AggregatorConfig, reporter: Reporter) -> Summary:
     folder = RunFolder(config.aggregator.out)
     watching = watch_target(reporter, config.logging, config.metrics, out=folder.path, roster=kit.roster)
     with ExitStack() as stack:
-        # First what may be refused: whoever is, leaves the state file to the process or the run that it belongs to.
+        # Before the state file: a process that is refused here must leave that of the running process as it is.
         store = stack.enter_context(closing(AggregatorStore(folder.path / STATE_FILE)))
         _keep_settings(config, store, settings.config_digest, folder.path / SETTINGS_FILE)
         watch = stack.enter_context(watching)
@@ -87,6 +87,8 @@ def main(config: AggregatorConfig, reporter: Reporter) -> Summary:
                 run_until_told(_serve(config, kit, run, recorder, watch))
         except BaseException as error:
             if run.opened or not store.records():  # a process that could not listen leaves the folder of a run as it is
+                if ended := store.records():  # the last of them may have ended just before the error, without a line
+                    recording.catch_up(cast(list[RoundLine], ended))
                 folder.write_summary(summary_of(config, run.run_id, store, kit.roster, error))
             raise
         summary = summary_of(config, run.run_id, store, kit.roster, None)

@@ -542,7 +542,7 @@ class AggregatorRun:
 
     def _lose_round(self, current: CurrentRound, participants: Iterable[int], error: SecureFdaError) -> Phase:
         """Write down that a round has no result. After three in a row, or with too few sources left, the run ends."""
-        # In a round without a result nobody has a part; dropped are those whom it was waiting for.
+        # A round without a result has no survivors; the line calls dropped only the sources that it waited for.
         missing = error.missing if isinstance(error, QuorumLost) else ()
         self._model.lose(current, [index for index in participants if self._site.name(index) in missing])
         error.hint = error.hint or "ask the sites that are named what happened there"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Self, cast
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -19,7 +19,7 @@ from securefda.bootstrap import Member, make_ledgers
 from securefda.errors import PolicyRefusal, SecureFdaError
 from securefda.operations.progress import Reporter
 from securefda.operations.recording import ModelOrigin, RecordingReporter
-from securefda.operations.records import SiteLine, Summary, refused_line
+from securefda.operations.records import RoundLine, SiteLine, Summary, refused_line
 from securefda.operations.run_folder import SITES_FOLDER, RunFolder
 from securefda.privacy.events import TERMS
 from securefda.protocol.messages import Body, Header, Parcel, Signed
@@ -141,6 +141,8 @@ def simulate(
         try:
             _Simulation(run, sources, federation.observers, delivers).run()
         except BaseException as error:
+            if ended := federation.store.records():  # the last of them may have ended just before, without a line
+                recording.catch_up(cast(list[RoundLine], ended))
             folder.write_summary(federation.summary(run, error))
             raise
         summary = federation.summary(run, None)
