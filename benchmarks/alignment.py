@@ -12,7 +12,6 @@ that choice.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,6 @@ from statistics import fmean
 from typing import Any
 
 from federated import Job, RunResult, run
-from studies import as_text, shown, this_machine
 from variants import (
     DOMAINS,
     MOST_SEEDS,
@@ -28,9 +26,9 @@ from variants import (
     complete_seeds,
     domain_arguments,
     domain_cells,
+    domain_study,
     found_in,
     mean_and_spread,
-    measured_domains,
 )
 
 SETTINGS = (
@@ -103,10 +101,7 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 def main() -> int:
     """Measure where asked to, and print the table."""
     given = domain_arguments(__doc__, "alignment")
-    if given.measure:
-        rows = rows_of(measured_domains(given, run_cell, cells(given.seeds)))
-        given.figures.write_text(as_text(rows, this_machine()))
-    print(shown(tables(json.loads(given.figures.read_text())["rows"])))
+    domain_study(given, run_cell, cells, rows_of, tables)
     return 0
 
 

@@ -12,7 +12,6 @@ The default temperature was chosen on mnist-m as the target; so its line is no t
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,6 @@ import numpy as np
 from federated import Job
 from numpy.typing import NDArray
 from offline_rounds import OfflineSites
-from studies import as_text, shown, this_machine
 from variants import (
     DOMAINS,
     MOST_SEEDS,
@@ -31,9 +29,9 @@ from variants import (
     complete_seeds,
     domain_arguments,
     domain_cells,
+    domain_study,
     found_in,
     mean_and_spread,
-    measured_domains,
 )
 
 from securefda.operations.records import REPORTED_ROUNDS
@@ -207,11 +205,7 @@ def misses(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 def main() -> int:
     """Measure where asked to, print the tables, and with ``--check`` say what does not hold."""
     given = domain_arguments(__doc__, "attention", check="exit 1 where what the defaults rest on does not hold")
-    if given.measure:
-        rows = rows_of(measured_domains(given, run_cell, cells(given.seeds)))
-        given.figures.write_text(as_text(rows, this_machine()))
-    rows = json.loads(given.figures.read_text())["rows"]
-    print(shown(tables(rows)))
+    rows = domain_study(given, run_cell, cells, rows_of, tables)
     missed = misses(rows) if given.check else []
     print("\n".join(missed), file=sys.stderr, end="\n" if missed else "")
     return 1 if missed else 0

@@ -14,7 +14,6 @@ alone is run.
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +23,6 @@ from typing import Any
 
 import torch
 from federated import Job
-from studies import as_text, shown, this_machine
 from torch import Tensor, nn
 from variants import (
     DOMAINS,
@@ -33,9 +31,9 @@ from variants import (
     complete_seeds,
     domain_arguments,
     domain_cells,
+    domain_study,
     found_in,
     mean_and_spread,
-    measured_domains,
 )
 
 from securefda.tasks import Task, TaskSettings, Unlabelled, load_task
@@ -207,10 +205,7 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 def main() -> int:
     """Measure where asked to, and print the table."""
     given = domain_arguments(__doc__, "pooled_alignment")
-    if given.measure:
-        rows = rows_of(measured_domains(given, run_cell, cells(given.seeds)))
-        given.figures.write_text(as_text(rows, this_machine()))
-    print(shown(tables(json.loads(given.figures.read_text())["rows"])))
+    domain_study(given, run_cell, cells, rows_of, tables)
     return 0
 
 

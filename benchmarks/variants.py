@@ -16,7 +16,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from federated import Job, workers
-from studies import Cache, Figures, measure
+from studies import Cache, Figures, as_text, measure, shown, this_machine
 
 from securefda.samples import sample
 from securefda.site.config import load_federation
@@ -144,9 +144,21 @@ def measured(
     return cache.read()
 
 
-def measured_domains(
-    given: argparse.Namespace, run_cell: Callable[[Job], Figures], cells: Iterable[VariantCell]
-) -> dict[str, dict[str, Any]]:
-    """The same for a study of domains."""
-    data = [f"task.data-dir={given.data_dir.absolute()}"]
-    return measured(given, run_cell, cells, dict.fromkeys(DOMAINS, data))
+Rows = list[dict[str, Any]]
+
+
+def domain_study(
+    given: argparse.Namespace,
+    run_cell: Callable[[Job], Figures],
+    cells: Callable[[int], Iterable[VariantCell]],
+    rows_of: Callable[[Mapping[str, Mapping[str, Any]]], Rows],
+    tables: Callable[[Rows], dict[str, str]],
+) -> Rows:
+    """Measure a study of domains where asked to, print its tables, and give its rows."""
+    if given.measure:
+        data = [f"task.data-dir={given.data_dir.absolute()}"]
+        known = measured(given, run_cell, cells(given.seeds), dict.fromkeys(DOMAINS, data))
+        given.figures.write_text(as_text(rows_of(known), this_machine()))
+    rows: Rows = json.loads(given.figures.read_text())["rows"]
+    print(shown(tables(rows)))
+    return rows

@@ -10,23 +10,21 @@ were chosen on synthetic, mnist-m and usps as targets with another seed.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
 from pseudo_labels import run_cell
-from studies import as_text, shown, this_machine
 from variants import (
     DOMAINS,
     MOST_SEEDS,
     VariantCell,
     domain_arguments,
     domain_cells,
+    domain_study,
     found_in,
     mean_and_spread,
-    measured_domains,
 )
 
 SETTINGS = (
@@ -94,10 +92,7 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 def main() -> int:
     """Measure where asked to, and print the tables."""
     given = domain_arguments(__doc__, "varied_rows")
-    if given.measure:
-        rows = rows_of(measured_domains(given, run_cell, cells(given.seeds)))
-        given.figures.write_text(as_text(rows, this_machine()))
-    print(shown(tables(json.loads(given.figures.read_text())["rows"])))
+    domain_study(given, run_cell, cells, rows_of, tables)
     return 0
 
 

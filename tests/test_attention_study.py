@@ -44,7 +44,7 @@ def known_of(study, *rounds):
 
 def checked(study, known, folder, monkeypatch):
     path = folder / "figures.json"
-    path.write_text(study.as_text(study.rows_of(known), {}))
+    path.write_text(sys.modules["studies"].as_text(study.rows_of(known), {}))
     json.loads(path.read_text())
     monkeypatch.setattr(sys, "argv", ["attention.py", "--check", "--figures", str(path)])
     return study.main()
