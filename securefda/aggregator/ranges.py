@@ -24,11 +24,7 @@ RESOLUTION_BITS = 14
 """Bits of a word, sign included, that ``auto`` leaves to one source's coordinate beside the room for the sum."""
 
 ROOM = 16.0
-"""How far a range lies above the largest coordinate that is expected of a source.
-
-A sum shows parts as the norm cap left them, and ranges hold before it: with 4, honest sources of a projecting rule were
-seen to refuse.
-"""
+"""How far a range lies above the largest coordinate that is expected of a source."""
 
 SMALL_LAYER = 256
 """Below so many coordinates their largest varies much from round to round, ..."""

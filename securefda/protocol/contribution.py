@@ -318,7 +318,7 @@ def clip_contribution(header: Header, contribution: Contribution, weight: float 
         header: of the attempt.
         contribution: v_i.
         weight: with which it will be encoded, so that the weighted part is within the ranges, too. None for one that
-            is not encoded: the mean of a cohort.
+            is not encoded as it is: the mean of a cohort, or a part that norm caps will scale down before.
     """
     start, clipped = 0, []
     for layer in header.layers:
@@ -377,14 +377,22 @@ class AppliedCaps:
     zeroed: int
 
 
-def norm_report(terms: RoundTerms, level: Visibility, contribution: Contribution, weight: float) -> NormReport | None:
-    """The norm report of a source; None at another level than ``sum``, or without a norm cap.
+def is_capped(header: Header, level: Visibility) -> bool:
+    """Whether sources at this level report norms and scale their parts down to caps."""
+    return header.norm_cap is not None and level is Visibility.SUM
+
+
+def norm_report(terms: RoundTerms, contribution: Contribution, weight: float) -> NormReport:
+    """The norm report of a source whose part will be capped.
+
+    Args:
+        terms: of the attempt, which has a norm cap.
+        contribution: of this source, clipped.
+        weight: with which it will be encoded.
 
     Raises:
         FaultyAggregatorError: HEADER_ENERGY, with these clips a norm is beyond float32.
     """
-    if terms.header.norm_cap is None or level is not Visibility.SUM:
-        return None
     sizes, limits = _capped_groups(terms)
     try:
         exact = contribution_norms(contribution.vector, sizes, weight)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
+from operator import add
 
 from securefda.audit.journal import site_ids
 from securefda.errors import FaultyAggregatorError
@@ -22,6 +23,7 @@ from securefda.protocol.contribution import (
     clip_contribution,
     contribution_at_source,
     encode_contribution,
+    is_capped,
     metrics_of,
     norm_report,
     require_few_at_the_clip,
@@ -83,6 +85,8 @@ class Summand:
     Attributes:
         terms: the terms of the round, by which it was computed.
         contribution: v_i and its share of the target's update.
+        weight: with which it is encoded.
+        clipped: how many coordinates of each layer the clip has changed.
         statistics: the weighted statistics that follow the vector.
         report: of its norms; None where no norm cap holds.
         rounding: key of the rounding in this round.
@@ -90,6 +94,8 @@ class Summand:
 
     terms: RoundTerms
     contribution: Contribution
+    weight: float
+    clipped: tuple[int, ...]
     statistics: AggregateStatistics
     report: NormReport | None
     rounding: Secret
@@ -183,13 +189,14 @@ def begin_round(site: SourceSite, accepted: AcceptedRound) -> tuple[SourceRound,
     contribution = contribution_at_source(terms, accepted.level, accepted.published, part)
     del result, update, part  # vectors of the model's length less, while the contribution is at work
     statistics = statistics_of(contribution, weight, metrics)
-    clipped = clip_contribution(header, contribution, weight)
+    capped = is_capped(header, accepted.level)
+    clipped = clip_contribution(header, contribution, None if capped else weight)
     require_few_at_the_clip(header, clipped)
     record["beta"], record["clipped"] = contribution.beta, sum(clipped)
-    report = norm_report(terms, accepted.level, contribution, weight)
+    report = norm_report(terms, contribution, weight) if capped else None
     session = session_steps.Session(site.signer, site.roster, site.limits, accepted.header, available_threads())
     phase, advertise = session_steps.advertise(session, site.random_bytes, report.codes if report else b"")
-    summand = Summand(terms, contribution, statistics, report, rounding)
+    summand = Summand(terms, contribution, weight, clipped, statistics, report, rounding)
     return SourceRound(accepted.header, phase, record, summand), Parcel(advertise)
 
 
@@ -301,12 +308,22 @@ def _release_in_clear(
 
 
 def capped_input(site: SourceSite, current: SourceRound, ready: session_steps.ReadyToMask) -> RingVector:
-    """The norm reports of all are known: scale what this source adds to the sum down to the caps, and encode it."""
+    """The norm reports of all are known: scale what this source adds to the sum down to the caps, and encode it.
+
+    Ranges come from sums of capped parts, so a part has to fit them as the caps leave it.
+
+    Raises:
+        FaultyAggregatorError: CLIPPED, too much of the part is beyond the ranges.
+    """
     own = current.summand
     if own is None:
         raise FaultyAggregatorError("ORDER", "nothing to mask")
     applied = apply_caps(own.terms, own.report, ready.reports, own.contribution)
     if applied is not None:
+        beyond = clip_contribution(current.header.body, own.contribution, own.weight)
+        clipped = tuple(map(add, own.clipped, beyond))
+        require_few_at_the_clip(current.header.body, clipped)
+        current.record["clipped"] = sum(clipped)
         current.record["capped"], current.record["zeroed"] = applied.capped, applied.zeroed
         site.witness.journal.event("caps-computed", current.header, **asdict(applied))
     units = own.terms.error_units()

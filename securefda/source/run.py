@@ -35,6 +35,7 @@ from securefda.protocol.messages import (
     Refusal,
     Result,
     Schedule,
+    ShareDelivery,
     Signed,
     SourcesKeep,
 )
@@ -72,7 +73,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Clipped:
-    """Too much of the update lies at the header's clip. Refusing for this reason reveals something about the rows."""
+    """Too much of the part lies at the header's clips or ranges. Refusing for this reason tells of the rows."""
 
     header: Header
     error: FaultyAggregatorError
@@ -183,7 +184,10 @@ class SourceRun:
         except PolicyRefusal as refusal:
             return Refused(refusal)
         except FaultyAggregatorError as error:
-            return Clipped(body, error) if error.check == "CLIPPED" and isinstance(body, Header) else Broken(error)
+            if error.check != "CLIPPED":
+                return Broken(error)
+            header = body if isinstance(body, Header) else self._round.header.body if self._round else None
+            return Broken(error) if header is None else Clipped(header, error)
         except SecureFdaError as error:
             return Unable(error)
 
@@ -336,6 +340,8 @@ class SourceRun:
     def _reject(self, parcel: Parcel, error: FaultyAggregatorError) -> list[Parcel]:
         """Say which check failed. An open session ends, unless the message is a header, which belongs to another.
 
+        A part that does not fit the ranges once it is capped is refused as one that is at the clip is: nobody lied.
+
         A fault in a log, in a schedule, or in a result that is shown again is reported to the operator and does not end
         the session, unless it is the last that this source tolerates.
         """
@@ -343,6 +349,9 @@ class SourceRun:
         self._record_fault(error, f"header of round {body.round}" if isinstance(body, Header) else self.place())
         match body:
             case Header():
+                return [self._refuse(parcel, error.check)]
+            case ShareDelivery() if error.check == "CLIPPED":
+                self.forget()
                 return [self._refuse(parcel, error.check)]
             case Checkpoint() | Cosigned() | MissedResult() | Schedule() if self.standing.failure is None:
                 return []

@@ -1,6 +1,6 @@
 """Narrow words: the target takes ranges from sums that it has opened, and begins with wide words where it has none."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,12 @@ from rounds_federation import Federation, changed, until
 
 from securefda.aggregator.attempt import PartialSum
 from securefda.aggregator.ranges import WordFormat, format_for, narrowest, peaks_after
+from securefda.audit.reconcile.runs import reconcile_folder
 from securefda.protocol.checks import quantisation
 from securefda.protocol.encoding import AggregateStatistics
-from securefda.protocol.messages import Header, MaskedInput, Parcel, Refusal, Visibility
+from securefda.protocol.messages import Header, MaskedInput, Parcel, Refusal, ShareDelivery, Visibility
+from securefda.training import LocalResult, Vector
+from securefda.training.trainer import SiteTrainer
 
 SIZES = (300, 2)
 ME, CLIP = 2, 1.0
@@ -126,7 +129,7 @@ def test_a_false_encoding_is_refused_by_its_name_and_changes_nothing(tmp_path: P
 
 def test_a_layer_beyond_its_range_does_not_leave_and_the_next_round_is_wide(tmp_path: Path) -> None:
     """The lie reaches one source; the target hears the refusal and trusts its ranges no more."""
-    federation = Federation(tmp_path, 4, rule="source_only", rounds=4, settings={"bits": 20})
+    federation = Federation(tmp_path, 4, rule="source_only", rounds=4, settings={"bits": 20, "kappa": 0.0})
     header = until(federation.open(), ME, Header, round_number=3)
     first, *others = header.message.body.layers
     layers = (replace(first, range=first.range * 1e-6), *others)
@@ -139,3 +142,59 @@ def test_a_layer_beyond_its_range_does_not_leave_and_the_next_round_is_wide(tmp_
     federation.go()
     assert headers_of(federation)[-1].modulus_bits == 32
     federation.close()
+
+
+class Scaled(SiteTrainer):
+    """Hands in its update times a factor, which may differ from round to round."""
+
+    def __init__(self, real: SiteTrainer, factors: Sequence[float]) -> None:
+        self.__dict__.update(real.__dict__)
+        self._factors = factors
+
+    def train(self, received: Vector, round_number: int, factor: float, **options: Any) -> LocalResult:
+        result = super().train(received, round_number, factor, **options)
+        return replace(result, update=np.float32(self._factors[round_number - 1]) * result.update)
+
+
+def scale(federation: Federation, index: int, *factors: float) -> None:
+    site = federation.sources[index]._site
+    object.__setattr__(site, "trainer", Scaled(site.trainer, factors))  # type: ignore[arg-type]
+
+
+def test_a_long_part_fits_the_ranges_of_capped_sums_once_it_is_capped_itself(tmp_path: Path) -> None:
+    """Its coordinates are far beyond the ranges, which come from sums that show it as the caps left it."""
+    federation = Federation(tmp_path, 4, rule="source_only", rounds=3, settings={"bits": 20})
+    for index in federation.sources:
+        scale(federation, index, *[1.0 if index == ME else 1e-4] * 3)
+    federation.open().go()
+    assert federation.statuses == ["finished"] * 3
+    records = federation.store.records()
+    assert [record["refused"] for record in records] == [{}] * 3
+    assert [header.modulus_bits for header in headers_of(federation)] == [32, 20, 20]
+    own = federation.watch.records[ME]
+    assert [line["clipped"] for line in own] == [0] * 3
+    assert all(line["capped"] for line in own)
+    federation.close()
+
+
+def test_a_capped_part_beyond_its_range_does_not_leave_and_the_next_round_is_wide(tmp_path: Path) -> None:
+    """All parts grow at once, so the caps grow with them: the sources refuse when they have seen all norms."""
+    federation = Federation(tmp_path, 4, rule="source_only", rounds=4, settings={"bits": 20})
+    for index in federation.sources:
+        scale(federation, index, 1e-5, 1e-5, 1.0, 1.0)
+    shares = until(federation.open(), ME, ShareDelivery, round_number=3)
+    answers = federation.sources[ME].handle(shares)
+    assert [answer.message.body for answer in answers] == [Refusal("CLIPPED")]
+    assert federation.sources[ME].current is None
+    run_id = federation.run.run_id
+    assert not federation.stores[ME].history(bytes(32), run_id, 3).released
+    for answer in answers:
+        federation.submit(ME, answer)
+    federation.go()
+    records = federation.store.records()
+    assert [record["status"] for record in records] == ["finished", "finished", "lost", "finished"]
+    assert set(records[2]["refused"].values()) == {"CLIPPED"}
+    assert "aborted" not in federation.watch.text
+    assert headers_of(federation)[-1].modulus_bits == 32
+    federation.close()
+    assert [found.kind for found in reconcile_folder(tmp_path / "audit").outcome.findings] == []
