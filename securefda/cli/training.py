@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,6 +22,7 @@ from securefda.cli.options import (
     require_fresh,
 )
 from securefda.cli.output import Format, print_result, say
+from securefda.errors import ConfigError
 
 if TYPE_CHECKING:
     from securefda.operations.records import Summary
@@ -36,6 +39,21 @@ Launcher = Annotated[
 Fresh = Annotated[bool, typer.Option("--fresh", help="Delete the run in the run folder, and start from the beginning.")]
 
 
+class SimulationEngine(StrEnum):
+    """What ``simulate --engine`` takes."""
+
+    LOCAL = "local"
+    RAY = "ray"
+
+
+@dataclass(frozen=True, slots=True)
+class _Simulated:
+    """That a run is simulated; with its sources in so many processes of Ray, where there are any."""
+
+    workers: int = 0
+    ray_address: str = ""
+
+
 def run(
     file: FederationFile,
     out: Out = None,
@@ -45,7 +63,7 @@ def run(
     output: OutputFormat = Format.TXT,
 ) -> None:
     """Run a federation here: one process per site, mutual TLS, real ports. An interrupted run goes on in its folder."""
-    _one_run(file, out, overrides, seed, output, fresh=fresh, in_one_process=False)
+    _one_run(file, out, overrides, seed, output, fresh=fresh)
 
 
 def simulate(
@@ -54,14 +72,30 @@ def simulate(
     overrides: Overrides = [],
     seed: Seed = 0,
     fresh: Fresh = False,
+    engine: Annotated[
+        SimulationEngine, typer.Option("--engine", help="Where sources are: in this process, or in processes of Ray.")
+    ] = SimulationEngine.LOCAL,
+    workers: Annotated[
+        int | None, typer.Option("--workers", min=1, help="Processes of Ray; default: one a core.")
+    ] = None,
+    ray_address: Annotated[
+        str, typer.Option("--ray-address", metavar="HOST:PORT", help="Of a Ray cluster; default: one made for this.")
+    ] = "",
     launcher: Launcher = None,
     output: OutputFormat = Format.TXT,
 ) -> None:
-    """Run the same rounds in one process, in memory: for experiments."""
+    """Run the same rounds in memory, all sites in one process: for experiments. With Ray, for many sources."""
     from securefda.local.launched import launched
 
+    if engine is SimulationEngine.LOCAL:
+        for option, given in (("--workers", workers), ("--ray-address", ray_address)):
+            if given:
+                raise ConfigError(option, f"means nothing to the engine {engine.value}", hint="add --engine ray")
+        where = _Simulated()
+    else:
+        where = _Simulated(workers or os.cpu_count() or 1, ray_address)
     with launched(launcher):
-        _one_run(file, out, overrides, seed, output, fresh=fresh, in_one_process=True)
+        _one_run(file, out, overrides, seed, output, fresh=fresh, simulated=where)
 
 
 def demo(
@@ -118,7 +152,7 @@ def _one_run(
     output: Format,
     *,
     fresh: bool,
-    in_one_process: bool,
+    simulated: _Simulated | None = None,
 ) -> None:
     from securefda.operations.run_folder import clear_run
     from securefda.operations.state import require_ended
@@ -127,27 +161,31 @@ def _one_run(
 
     config = load_federation(file, overrides, os.environ, note=say)
     folder = out or default_out(config.federation.name)
-    if fresh or not in_one_process:
+    if fresh or not simulated:
         require_ended(folder)
     if fresh:
         clear_run(folder)
-    elif in_one_process or is_finished(folder):
+    elif simulated or is_finished(folder):
         require_fresh(folder)
-    summary = _train(config, folder, seed, in_one_process=in_one_process)
+    summary = _train(config, folder, seed, simulated)
     print_result(output, summary.as_json() | {"out": str(folder)}, run_text(summary, folder))
 
 
-def _train(config: FederationConfig, folder: Path, seed: int, *, in_one_process: bool) -> Summary:
+def _train(config: FederationConfig, folder: Path, seed: int, simulated: _Simulated | None) -> Summary:
     from securefda.cli.console import console_reporter
     from securefda.machine import without_collections
     from securefda.operations.report import report_after
 
-    goes_on = "" if in_one_process else f"; `securefda run` with --out {folder} goes on"
+    goes_on = "" if simulated else f"; `securefda run` with --out {folder} goes on"
     with interruptible(folder, goes_on), report_after(folder), console_reporter() as reporter:
-        if in_one_process:
+        if simulated:
             with without_collections():
                 from securefda.local.simulator import simulate as simulate_in_memory
+                from securefda.local.slices import RaySettings, simulate_in_slices
 
+            if simulated.workers:
+                spread = RaySettings(simulated.workers, simulated.ray_address)
+                return simulate_in_slices(config, folder, seed, reporter, spread)
             return simulate_in_memory(config, folder, seed, reporter)
         from securefda.local.launcher import run_processes
 

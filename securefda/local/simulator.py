@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self, cast
+from typing import Any, Self, cast
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -16,7 +16,7 @@ from securefda.aggregator.store import AggregatorStore
 from securefda.aggregator.target import compared
 from securefda.audit.journal import MessageRecorder
 from securefda.bootstrap import Member, make_ledgers
-from securefda.errors import PolicyRefusal, SecureFdaError
+from securefda.errors import ExitCode, PolicyRefusal, SecureFdaError
 from securefda.operations.progress import Reporter
 from securefda.operations.recording import ModelOrigin, RecordingReporter
 from securefda.operations.records import RoundLine, SiteLine, Summary, refused_line
@@ -41,26 +41,33 @@ Delivers = Callable[[int, int, Signed[Body]], bool]
 class SiteFailed(SecureFdaError):
     """A source cannot go on; message, hint and exit code are those of its own error, and its name comes first."""
 
-    def __init__(self, site: str, error: SecureFdaError) -> None:
-        super().__init__(f"{site}: {str(error).removeprefix(f'{site}: ')}", hint=error.hint)
-        self.exit_code = error.exit_code
-        self._code = error.code
+    def __init__(self, message: str, hint: str, exit_code: ExitCode, code: str) -> None:
+        super().__init__(message, hint=hint)
+        self.exit_code, self._code = exit_code, code
+
+    @classmethod
+    def of(cls, site: str, error: SecureFdaError) -> Self:
+        """That of a site, by its own error."""
+        return cls(f"{site}: {str(error).removeprefix(f'{site}: ')}", error.hint, error.exit_code, error.code)
 
     @property
     def code(self) -> str:
         """That of the source's error."""
         return self._code
 
+    def __reduce__(self) -> tuple[Any, ...]:  # it travels from the process in which the source is
+        return SiteFailed, (str(self), self.hint, self.exit_code, self._code)
 
-class _Simulation(MemoryNetwork[AggregatorRun, SourceRun]):
+
+class Simulation(MemoryNetwork[AggregatorRun, SourceRun]):
     """The network of a run that ends with the first site that fails."""
 
     def __init__(
         self,
         run: AggregatorRun,
-        sources: dict[int, SourceRun],
+        sources: Mapping[int, SourceRun],
         observers: dict[int, MessageObserver],
-        delivers: Delivers,
+        delivers: Delivers = lambda *_: True,
     ) -> None:
         super().__init__(run, sources, observers=observers)
         self._delivers = delivers
@@ -78,12 +85,14 @@ class _Simulation(MemoryNetwork[AggregatorRun, SourceRun]):
             raise self.aggregator.error
 
     def on_the_way(self, passed: Passed) -> Iterable[Passed]:
+        """Nothing, where the message is lost."""
         return (passed,) if self._delivers(passed.sender, passed.to, passed.message) else ()
 
     def at_source(self, index: int, act: Callable[[], list[Parcel]]) -> None:
+        """A source does something, and the run ends if it cannot go on."""
         super().at_source(index, act)
         if (failure := self.sources[index].standing.failure) is not None:
-            raise SiteFailed(self.aggregator.site.name(index), failure) from failure
+            raise SiteFailed.of(self.aggregator.site.name(index), failure) from failure
 
 
 class _SiteRecorder:
@@ -125,21 +134,39 @@ def simulate(
     Raises:
         SecureFdaError: whatever ends the run; the folder holds the rounds until then.
     """
+
+    def here(run: AggregatorRun, sites: SimulatedSites) -> Simulation:
+        sources = {entry.index: sites.source(entry.site_id) for entry in sites.roster.sources}
+        return Simulation(run, sources, sites.observers, delivers)
+
+    return simulate_over(here, config, out, seed, reporter, where="all sites in one process")
+
+
+def simulate_over(
+    network: Callable[[AggregatorRun, SimulatedSites], Simulation],
+    config: FederationConfig,
+    out: Path,
+    seed: int,
+    reporter: Reporter,
+    *,
+    where: str,
+) -> Summary:
+    """As :func:`simulate`, with the sources behind a ``network`` made for this run; ``where`` says that in words."""
     folder = RunFolder(out)
     recording = RecordingReporter(folder, reporter)
     meter = TrafficMeter()
     with ExitStack() as stores:
-        federation = _Federation.of(config, folder, seed, reporter, stores)
-        run = federation.aggregator(recording, meter)
+        federation = SimulatedSites.of(config, folder, seed, reporter, stores)
+        run = federation.aggregator(recording, meter, where)
         origin = ModelOrigin(config.task.factory, run.run_id, run.site.trainer.architecture_digest)
         recording.model_bytes = lambda line: run.site.model_file(run.model, origin.after(line))
         folder.write_head(run.site.head_file(run.run_id))
-        sources = {entry.index: federation.source(entry.site_id) for entry in federation.roster.sources}
+        connected = network(run, federation)
         training = config.training
         if training.target.with_noise or training.source.with_noise:
             reporter.note(TERMS)
         try:
-            _Simulation(run, sources, federation.observers, delivers).run()
+            connected.run()
         except BaseException as error:
             if ended := federation.store.records():  # the last of them may have ended just before, without a line
                 recording.catch_up(cast(list[RoundLine], ended))
@@ -153,22 +180,76 @@ def simulate(
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class _Federation:
-    """Builds the sites of one simulated federation."""
+class SimulatedSources:
+    """Builds sources of one simulated federation, and remembers what sees their messages.
+
+    Attributes:
+        config: the federation.
+        folder: of the run; each source has a folder in it.
+        seed: of the run.
+        reporter: hears of the sources.
+        roster: of the federation.
+        keys: site id -> its signing key; of those sources at least that are built.
+        stores: closes what the sources open.
+        observers: roster index -> what writes the site's log.
+    """
 
     config: FederationConfig
     folder: RunFolder
     seed: int
     reporter: Reporter
     roster: Roster
-    keys: dict[str, Ed25519PrivateKey]
-    settings: AggregatorConfig
-    store: AggregatorStore
+    keys: Mapping[str, Ed25519PrivateKey]
     stores: ExitStack
     observers: dict[int, MessageObserver]
 
+    def source(self, site_id: str) -> SourceRun:
+        """Build a source.
+
+        Raises:
+            SecureFdaError: its rows, its policy or its disk do not allow it.
+        """
+        config, folder = self.config, self.folder.site(site_id)
+        settings = SourceConfig(
+            source=ProcessSection(kit=folder, out=folder, seed=self.seed),
+            task=config.task,
+            training=config.training.source,
+            transport=config.transport,
+        )
+        policy = site_policy(config, site_id)
+        runs = RunBook(run_book_file(folder), policy.release)
+        store = self.stores.enter_context(closing(SourceStore(folder / "state.sqlite", runs)))
+        site = source_site(settings, policy, self.member(site_id), store, secret=None)
+        self.show(site_id, site.notes)
+        self.record(site)
+        return SourceRun(site, _SiteRecorder(self.folder, site_id, self.reporter))
+
+    def record(self, site: TargetSite | SourceSite, run: str | None = None, then: MessageObserver = ignore) -> None:
+        """Have a site's messages written down; ``run`` and ``then`` as :class:`MessageRecorder` has them."""
+        journal, own = site.witness.journal, site.signer.index
+        self.stores.callback(journal.close)
+        self.observers[own] = MessageRecorder(journal, self.roster, own, run=run, then=then)
+
+    def show(self, site_id: str, notes: Iterable[str]) -> None:
+        """Report notes of a site, with its name."""
+        for note in notes:
+            self.reporter.note(f"{site_id}: {note}")
+
+    def member(self, site_id: str) -> Member:
+        """A site, as one of this federation."""
+        return Member(self.roster, site_id, self.keys[site_id])
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class SimulatedSites(SimulatedSources):
+    """Builds all sites of one simulated federation, the target among them."""
+
+    settings: AggregatorConfig
+    store: AggregatorStore
+
     @classmethod
     def of(cls, config: FederationConfig, folder: RunFolder, seed: int, reporter: Reporter, stores: ExitStack) -> Self:
+        """Make keys, a roster and ledgers, and open the target's store."""
         target = config.federation.target
         keys = {site: Ed25519PrivateKey.generate() for site in (target, *config.federation.sources)}
         roster = throwaway_roster(config.federation.name, keys)
@@ -187,43 +268,17 @@ class _Federation:
             transport=config.transport,
         )
         store = stores.enter_context(closing(AggregatorStore(folder.path / "state.sqlite")))
-        return cls(config, folder, seed, reporter, roster, keys, settings, store, stores, {})
+        return cls(config, folder, seed, reporter, roster, keys, stores, {}, settings, store)
 
-    def aggregator(self, recording: RecordingReporter, meter: TrafficMeter) -> AggregatorRun:
+    def aggregator(self, recording: RecordingReporter, meter: TrafficMeter, where: str) -> AggregatorRun:
+        """Build the target with its aggregator; ``where`` says in words where the sites of this run are."""
         target = self.config.federation.target
-        site = target_site(self.settings, self._member(target), meter.counts, self.store, secret=None)
-        self._show(target, (f"all sites in one process, on {site.trains_on}", *site.notes))
+        site = target_site(self.settings, self.member(target), meter.counts, self.store, secret=None)
+        self.show(target, (f"{where}, on {site.trains_on}", *site.notes))
         run = AggregatorRun(site, run_settings(self.settings, self.roster), self.store, recording)
-        self._record(site, run.run_id, meter)
+        self.record(site, run.run_id, meter)
         return run
 
     def summary(self, run: AggregatorRun, error: BaseException | None) -> Summary:
+        """What the run came to."""
         return summary_of(self.settings, run.run_id, self.store, self.roster, error)
-
-    def source(self, site_id: str) -> SourceRun:
-        config = self.config
-        settings = SourceConfig(
-            source=self.settings.aggregator.model_copy(update=dict.fromkeys(("kit", "out"), self.folder.site(site_id))),
-            task=config.task,
-            training=config.training.source,
-            transport=config.transport,
-        )
-        policy, folder = site_policy(config, site_id), self.folder.site(site_id)
-        runs = RunBook(run_book_file(folder), policy.release)
-        store = self.stores.enter_context(closing(SourceStore(folder / "state.sqlite", runs)))
-        site = source_site(settings, policy, self._member(site_id), store, secret=None)
-        self._show(site_id, site.notes)
-        self._record(site)
-        return SourceRun(site, _SiteRecorder(self.folder, site_id, self.reporter))
-
-    def _record(self, site: TargetSite | SourceSite, run: str | None = None, then: MessageObserver = ignore) -> None:
-        journal, own = site.witness.journal, site.signer.index
-        self.stores.callback(journal.close)
-        self.observers[own] = MessageRecorder(journal, self.roster, own, run=run, then=then)
-
-    def _show(self, site_id: str, notes: Iterable[str]) -> None:
-        for note in notes:
-            self.reporter.note(f"{site_id}: {note}")
-
-    def _member(self, site_id: str) -> Member:
-        return Member(self.roster, site_id, self.keys[site_id])

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
+import subprocess
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from securefda.audit.reconcile.runs import reconcile_folder
 from securefda.cli import main
 from securefda.errors import ConfigError
 from securefda.samples import sample
@@ -94,3 +100,93 @@ def test_an_unknown_sample_names_the_known_ones() -> None:
     with pytest.raises(ConfigError) as caught:
         sample("nonsense")
     assert "digits" in caught.value.hint
+
+
+# --- sources in processes of Ray --------------------------------------------------------------------------------------
+
+
+def by_ray(out: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Ray leaves threads and handlers in a process, so that each such run has its own."""
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    command = [
+        sys.executable,
+        "-m",
+        "securefda.cli",
+        "simulate",
+        str(sample("digits")),
+        "--out",
+        str(out),
+        "--seed",
+        "3",
+    ]
+    return subprocess.run(
+        [*command, *SHORT, "--engine", "ray", "--workers", "2", *options],
+        check=False,
+        capture_output=True,
+        text=True,
+        env=env,
+    )
+
+
+needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="the extra ray is not installed")
+
+
+@needs_ray
+def test_sources_in_processes_of_ray_give_the_same_model_lines_and_logs(tmp_path: Path, finished: Path) -> None:
+    done = by_ray(tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert "target: the target in this process and its sources in 2 of Ray's" in done.stderr
+    digests = [json.loads((run / "summary.json").read_text())["model_digest"] for run in (finished, tmp_path / "run")]
+    assert digests[0] == digests[1]
+    for site in (f"source-{index}" for index in range(1, 6)):
+        here, there = ((run / "sites" / site / "metrics.jsonl").read_text() for run in (finished, tmp_path / "run"))
+        assert here == there
+    together = reconcile_folder(tmp_path / "run")
+    assert [found.kind for found in together.outcome.findings] == []
+
+
+@needs_ray
+def test_a_source_that_cannot_begin_in_a_process_of_ray_is_named_with_its_own_error(tmp_path: Path) -> None:
+    done = by_ray(tmp_path / "run", "--set", "task.factory=simulated_tasks:NoRowsAtSourceThree")
+    assert done.returncode == 4
+    said = [line for line in done.stderr.splitlines() if line.startswith(("error", "hint"))]
+    assert said == ["error: source-3: task.data-dir: there are no rows of source-3", "hint: put them there"]
+
+
+@needs_ray
+def test_a_source_that_fails_later_in_a_process_of_ray_is_named_as_it_is_here(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = ["--set", "strategy.rounds=100000"]
+    assert main(["simulate", str(sample("digits")), "--out", str(tmp_path / "here"), *broken]) == 10
+    here = [line for line in capsys.readouterr().err.splitlines() if line.startswith(("error", "hint"))]
+    done = by_ray(tmp_path / "there", *broken)
+    there = [line for line in done.stderr.splitlines() if line.startswith(("error", "hint"))]
+    assert (done.returncode, there) == (10, here)
+    assert json.loads((tmp_path / "there" / "summary.json").read_text())["error"]["code"] == "PolicyRefusal"
+
+
+def test_ray_that_is_not_asked_for_not_installed_or_out_of_reach_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(*options: str) -> list[str]:
+        assert main(["simulate", str(sample("digits")), "--out", str(tmp_path / "run"), *options]) == 4
+        return capsys.readouterr().err.splitlines()[-2:]
+
+    for option, value in (("--workers", "2"), ("--ray-address", "127.0.0.1:1")):
+        error, hint = refused(option, value)
+        assert (error, hint) == (f"error: {option}: means nothing to the engine local", "hint: add --engine ray")
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # and does not listen
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        if find_spec("ray") is not None:
+            error, hint = refused("--engine", "ray", "--ray-address", address)
+            assert error == f"error: --ray-address: no answer from {address}: Connection refused"
+            error = refused("--engine", "ray", "--ray-address", "head")[-1]
+            assert error == "error: --ray-address: 'head' is not HOST:PORT"
+    monkeypatch.setitem(sys.modules, "ray", None)
+    error, hint = refused("--engine", "ray")
+    assert (error, hint) == (
+        "error: --engine ray: Ray is not installed",
+        "hint: pip install 'securefda[ray]', or leave --engine out",
+    )

@@ -6,9 +6,7 @@ the local one do is no part of a federation; each run is simulated as a whole.
 
 from __future__ import annotations
 
-import logging
 import os
-import secrets
 import sys
 import time
 from collections import deque
@@ -23,8 +21,8 @@ from securefda.bench.accuracy.federated import Job, RunResult, use_one_thread
 from securefda.bench.accuracy.plan import Planned
 from securefda.bench.accuracy.pool import Done, Failed, run_beside, run_or_fail
 from securefda.errors import ConfigError
+from securefda.local.ray_engine import ray_engine
 
-_OBJECT_STORE_BYTES = 128 << 20
 _POLL_S = 0.2
 
 
@@ -123,28 +121,8 @@ class _Engine(Protocol):
 
 @contextmanager
 def _ray(settings: EngineSettings) -> Iterator[_Engine]:
-    # Before the import, which reads them: a token keeps others from running code here, since Ray's ports are open.
-    if not settings.address:
-        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
-        import ray
-    except ImportError as error:
-        raise _missing("ray", "Ray") from error
-    own = {"num_cpus": settings.workers, "include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES}
-    how: dict[str, Any] = {"address": settings.address} if settings.address else own | {"_node_ip_address": "127.0.0.1"}
-    try:
-        ray.init(log_to_driver=False, logging_level=logging.ERROR, **how)
-    except Exception as error:
-        why = f"Ray cannot be reached: {' '.join(str(error).split())[:200]}"
-        if settings.address:
-            hint = "look at the address, and whether RAY_AUTH_TOKEN is that of the cluster"
-            raise ConfigError("--ray-address", why, hint=hint) from error
-        raise ConfigError("--engine ray", why, hint="see Ray's logs, or leave --engine out") from error
-    try:
+    with ray_engine(settings.workers, settings.address) as ray:
         yield _Ray(ray)
-    finally:
-        ray.shutdown()
 
 
 class _Ray:
@@ -175,7 +153,8 @@ def _slurm(folder: Path) -> Iterator[_Engine]:
     try:
         import submitit
     except ImportError as error:
-        raise _missing("slurm", "submitit") from error
+        hint = "pip install 'securefda[slurm]', or leave --engine out"
+        raise ConfigError("--engine slurm", "submitit is not installed", hint=hint) from error
     executor = submitit.AutoExecutor(folder=folder / "slurm")
     executor.update_parameters(name="securefda", cpus_per_task=1, timeout_min=_most_minutes())
     engine = _Submitit(executor)
@@ -215,8 +194,3 @@ class _Submitit:
             return Failed(" ".join(f"{type(error).__name__}: {error}".split())[:300])
         found: RunResult | Failed = handle.result()
         return found
-
-
-def _missing(engine: str, name: str) -> ConfigError:
-    hint = f"pip install 'securefda[{engine}]', or leave --engine out"
-    return ConfigError(f"--engine {engine}", f"{name} is not installed", hint=hint)

@@ -1,0 +1,69 @@
+"""Ray, which runs functions and objects in other processes, of this machine or of a cluster."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from securefda.errors import ConfigError
+
+_OBJECT_STORE_BYTES = 128 << 20
+_PATIENCE_S = 10.0
+
+
+@contextmanager
+def ray_engine(workers: int, address: str = "") -> Iterator[Any]:
+    """The module ``ray``, connected; what it started is ended with the block.
+
+    Args:
+        workers: processes beside each other, where Ray is started for this block.
+        address: of a Ray cluster that is there; empty to start Ray on this machine, with a token of its own.
+
+    Raises:
+        ConfigError: Ray is not installed, or cannot be reached.
+    """
+    # Before the import, which reads them: a token keeps others from running code here, since Ray's ports are open.
+    if not address:
+        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ImportError as error:
+        hint = "pip install 'securefda[ray]', or leave --engine out"
+        raise ConfigError("--engine ray", "Ray is not installed", hint=hint) from error
+    if address:
+        _require_listening(address)
+    own = {"num_cpus": workers, "include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES}
+    how: dict[str, Any] = {"address": address} if address else own | {"_node_ip_address": "127.0.0.1"}
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(log_to_driver=False, logging_level=logging.ERROR, **how)
+    except Exception as error:
+        why = f"Ray cannot be reached: {' '.join(str(error).split())[:200]}"
+        if address:
+            hint = "look at the address, and whether RAY_AUTH_TOKEN is that of the cluster"
+            raise ConfigError("--ray-address", why, hint=hint) from error
+        raise ConfigError("--engine ray", why, hint="see Ray's logs, or leave --engine out") from error
+    signal.signal(signal.SIGTERM, before)  # Ray's own would end this process at once, with a stack of C++
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def _require_listening(address: str) -> None:
+    """Ray itself tries for minutes, and then ends the process."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal():
+        raise ConfigError("--ray-address", f"{address!r} is not HOST:PORT")
+    try:
+        socket.create_connection((host, int(port)), _PATIENCE_S).close()
+    except OSError as error:
+        hint = "give the address that `ray start --head` printed, and look whether a firewall is between"
+        raise ConfigError("--ray-address", f"no answer from {address}: {error.strerror or error}", hint=hint) from error
