@@ -76,9 +76,13 @@ def main(config: AggregatorConfig, reporter: Reporter) -> Summary:
             watch.note(note)
         run = AggregatorRun(site, settings, store, recording)
         origin = ModelOrigin(config.task.factory, run.run_id, site.trainer.architecture_digest)
-        if store.position(settings.config_digest) is not None:  # refuse a folder of another run before it changes
+
+        def catch_up() -> None:  # what is in the store, and neither in the folder nor, for now, in the run
             recording.model_bytes = lambda line: site.model_file(store.model(), origin.after(line))
             recording.catch_up(cast(list[RoundLine], store.records()))
+
+        if store.position(settings.config_digest) is not None:  # refuse a folder of another run before it changes
+            catch_up()
         recording.model_bytes = lambda line: site.model_file(run.model, origin.after(line))
         folder.write_head(site.head_file(run.run_id))
         try:
@@ -87,8 +91,8 @@ def main(config: AggregatorConfig, reporter: Reporter) -> Summary:
                 run_until_told(_serve(config, kit, run, recorder, watch))
         except BaseException as error:
             if run.opened or not store.records():  # a process that could not listen leaves the folder of a run as it is
-                if ended := store.records():  # the last of them may have ended just before the error, without a line
-                    recording.catch_up(cast(list[RoundLine], ended))
+                if store.records():  # the last of them may have ended just before the error, without a line
+                    catch_up()
                 folder.write_summary(summary_of(config, run.run_id, store, kit.roster, error))
             raise
         summary = summary_of(config, run.run_id, store, kit.roster, None)

@@ -169,6 +169,7 @@ def simulate_over(
             connected.run()
         except BaseException as error:
             if ended := federation.store.records():  # the last of them may have ended just before, without a line
+                recording.model_bytes = lambda line: run.site.model_file(federation.store.model(), origin.after(line))
                 recording.catch_up(cast(list[RoundLine], ended))
             folder.write_summary(federation.summary(run, error))
             raise
