@@ -25,7 +25,7 @@ class ExitCode(IntEnum):
     """Done."""
 
     FAILED = 1
-    """Failed, for a reason that has no code of its own, or interrupted by Ctrl-C."""
+    """Failed, for a reason that has no code of its own."""
 
     CONNECTION = 2
     """No connection, a peer that is not the one in the roster, or one that breaks the protocol."""
@@ -47,6 +47,9 @@ class ExitCode(IntEnum):
 
     CERTIFICATE = 14
     """A certificate is expired, not yet valid, of another federation, or has the wrong name."""
+
+    INTERRUPTED = 130
+    """Interrupted by Ctrl-C."""
 
     TERMINATED = 143
     """A run or a site's process was asked to end, by SIGTERM, and ended in order."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
@@ -185,6 +185,7 @@ def parse_settings(
             keys first, since they explain the missing ones.
     """
     known, unknown = _split(model, data, "")
+    every_key = known_keys(model)
     errors = [_unknown_key_error(model, key, _origin(key, file, origins)) for key in unknown]
     try:
         settings = model.model_validate(known, by_alias=True, by_name=False, context={"base": file.parent})
@@ -194,13 +195,12 @@ def parse_settings(
         details.sort(key=lambda detail: order.get(detail["type"], 2))
         meant = {error.hint.removeprefix("did you mean ").rstrip("?") for error in errors}
         for detail in details:
-            found = _as_config_error(detail, file, origins)
+            found = _as_config_error(detail, file, origins, every_key)
             if not (detail["type"] == "missing" and found.key in meant):
                 errors.append(found)
     else:
         if not errors:
             return settings
-    every_key = known_keys(model)
     for one in (one for error in errors for one in (error.errors if isinstance(error, ConfigErrors) else (error,))):
         key = re.sub(r"\.\d+$", "", one.key)
         if not one.hint and key in every_key:
@@ -248,11 +248,13 @@ def nearest_key(key: str, known: Mapping[str, Any]) -> str | None:
     return by_leaf[near[0]] if near else None
 
 
-def _as_config_error(detail: ErrorDetails, file: Path, origins: Mapping[str, str]) -> ConfigError:
+def _as_config_error(
+    detail: ErrorDetails, file: Path, origins: Mapping[str, str], known: Collection[str]
+) -> ConfigError:
     key = ".".join(str(part) for part in detail["loc"]) or str(file)
     contradiction = detail.get("ctx", {}).get("error")
     if isinstance(contradiction, _Contradiction):
-        return contradiction.error
+        return _where_it_lies(contradiction.error, [str(part) for part in detail["loc"]], known)
     source = _origin(key, file, origins)
     if detail["type"] == "missing":
         return ConfigError(key, f"missing ({source})", hint=f"add {key.rpartition('.')[2]} to the file")
@@ -269,6 +271,16 @@ def _as_config_error(detail: ErrorDetails, file: Path, origins: Mapping[str, str
         shown = repr(given)
         why += f", not {shown if len(shown) <= _SHOWN_CHARACTERS else shown[:_SHOWN_CHARACTERS] + '...'}"
     return ConfigError(key, f"{why} ({source})", hint=hint)
+
+
+def _where_it_lies(error: ConfigError, table: Sequence[str], known: Collection[str]) -> ConfigError:
+    """A table's own error, under the key's name in this file: ``training.target.vary`` in a federation's."""
+    inside = error.key.split(".")[1:]
+    for depth in range(1, len(table) + 1):
+        key = ".".join([*table[:depth], *inside])
+        if error.key not in known and key in known:
+            return ConfigError(key, error.why, hint=error.hint)
+    return error
 
 
 def _unknown_key_error(model: type[Settings], key: str, source: str) -> ConfigError:

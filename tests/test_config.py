@@ -153,19 +153,19 @@ BAD_VALUES = [
     ("[training.source]\npersonal-layers = 2", "training.source.personal-layers", "under fedgp_auto no", "fedrep"),
     (
         "[training.source]\npersonal-layers = 1\ndp = {noise-multiplier = 1.0}",
-        "training.personal-layers",
+        "training.source.personal-layers",
         "a ledger does not count",
         "to 0",
     ),
     (
         "[training.source]\nmax-steps = 1\ndp = {noise-multiplier = 1.0}",
-        "training.max-steps",
+        "training.source.max-steps",
         "a ledger counts whole epochs",
         "to 0",
     ),
     (
         "[training.source]\nvary = true\ndp = {noise-multiplier = 1.0}",
-        "training.vary",
+        "training.source.vary",
         "takes rows as they are",
         "to false",
     ),
@@ -270,7 +270,7 @@ def test_a_personal_strategy_is_refused_where_the_targets_rows_have_a_budget(fil
     assert load_federation(file, chosen).strategy.rule == rule
     with pytest.raises(ConfigError) as caught:
         load_federation(file, [*chosen, "training.target.dp.noise-multiplier=1.0"])
-    key = "training.personal-layers" if rule == "fedrep" else "strategy.rule"
+    key = "training.target.personal-layers" if rule == "fedrep" else "strategy.rule"
     assert (caught.value.key, bool(caught.value.hint)) == (key, True)
 
 

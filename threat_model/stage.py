@@ -16,7 +16,7 @@ from securefda.aggregator.run import AggregatorRun
 from securefda.aggregator.site import RunSettings, TargetSite
 from securefda.aggregator.store import AggregatorStore
 from securefda.audit.journal import MessageRecorder
-from securefda.errors import ConfigError, FaultyAggregatorError, PolicyRefusal, SecureFdaError
+from securefda.errors import ConfigError, FaultyAggregatorError, SecureFdaError
 from securefda.operations.progress import SilentReporter
 from securefda.protocol.checks import quantisation
 from securefda.protocol.encoding import vector_to_wire
@@ -215,7 +215,7 @@ class Stage(MemoryNetwork[AggregatorEndpoint, SourceEndpoint]):
         """A source reports to the aggregator, unless it takes no part in the run that this one names: then it ends."""
         try:
             super().join(index)
-        except (ConfigError, PolicyRefusal, FaultyAggregatorError) as error:
+        except (ConfigError, FaultyAggregatorError) as error:
             self.not_joined[index] = error
 
     def restart(self, index: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from securefda.aggregator.headers import Planner, SessionPlan
@@ -36,6 +36,7 @@ from securefda.protocol.messages import (
     Signer,
     Visibility,
 )
+from securefda.site.policy.verdict import hint_for
 
 OWN_TROUBLE = {
     "TRAINING": "cannot train",
@@ -44,6 +45,10 @@ OWN_TROUBLE = {
     "release.max-unfinished": "has seen too many rounds without a result",
 }
 """What a source says, in a refusal, as its process ends, and what it means. Its own operator reads the cause."""
+
+
+OF_CONSENT = ("release.max-runs", "release.max-unfinished")
+"""Keys with which a source refuses a run until its operator consents."""
 
 
 class Attendance:
@@ -58,6 +63,7 @@ class Attendance:
         self._site, self._version, self._reporter = site, software_version, reporter
         self._joined: dict[int, Join] = {}
         self._why: dict[int, str] = {}
+        self._consent: dict[int, str] = {}
         self.present: set[int] = set()
         self.returning: set[int] = set()
         self.refused: dict[int, str] = {}
@@ -97,6 +103,7 @@ class Attendance:
         self.present.add(index)
         self._joined[index] = body
         self.refused.pop(index, None)
+        self._consent.pop(index, None)
         self._why.pop(index, None)
         name = self._site.name(index)
         self._reporter.note(Note(f"{name} joined ({len(self.present)} of {len(self._site.sources)})", peer=name))
@@ -153,6 +160,14 @@ class Attendance:
         self.left(index, why)
         self.returning.add(index)
 
+    def awaits_consent(self, index: int, key: str) -> None:
+        """A source takes no part before its operator has consented; then it joins again, so it is waited for."""
+        self.present.discard(index)
+        self._consent[index] = key
+        name = self._site.name(index)
+        text = f"{name} takes no part unless its operator consents: its policy refuses {key}"
+        self._reporter.note(Note(text, "warning", name))
+
     def heard(self, index: int, why: str) -> None:
         """Why a source may be missing soon; a failed check is not replaced by the end of the connection after it."""
         if "check" not in self._why.get(index, ""):
@@ -165,7 +180,9 @@ class Attendance:
 
     def explained(self, error: QuorumLost) -> QuorumLost:
         """The error, with what was last heard of each source that is missing."""
-        return error.because({self._site.name(index): why for index, why in self._why.items()})
+        why = self._why | {index: f"its policy refuses {key}" for index, key in self._consent.items()}
+        hints = "; ".join(dict.fromkeys(hint_for(key) for key in self._consent.values()))
+        return error.because({self._site.name(index): text for index, text in why.items()}, hint=hints)
 
 
 class CosignerTracker:
@@ -299,6 +316,12 @@ _SECTIONS = frozenset({"model", "privacy", "session", "strategy", "task", "train
 def goodbye(signer: Signer, index: int, farewell: Goodbye, vectors: tuple[memoryview, ...] = ()) -> Send:
     """The last message to a source, with the final model where it names one."""
     return Send(index, Parcel(signer.sign(NO_SESSION, NO_CONTEXT, farewell), vectors))
+
+
+def run_refused(refusals: Mapping[str, str]) -> RunRefused:
+    """The end of a run that cannot do without sources whose policies refuse it; ``refusals`` has their keys by id."""
+    hints = dict.fromkeys(hint_for(key) for key in refusals.values())
+    return RunRefused(refusals, hint="; ".join([*hints, "with other settings name a new folder: --out FOLDER"]))
 
 
 def reason_for_sources(error: SecureFdaError, *, of_policies: bool = False) -> str:

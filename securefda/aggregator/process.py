@@ -36,7 +36,7 @@ from securefda.site.config import AggregatorConfig
 from securefda.site.config.effective import changes_since, kept_settings
 from securefda.site.kit import Kit, load_kit, use_kit
 from securefda.site.training_secret import secret_of_site
-from securefda.transport.event_loop import in_thread, run_until_told
+from securefda.transport.event_loop import in_thread, run_interruptibly
 from securefda.transport.events import Event, Joined, Left, Misbehaved, Received
 from securefda.transport.limits import UNREAD_MESSAGES
 from securefda.transport.observer import TrafficMeter
@@ -88,7 +88,7 @@ def main(config: AggregatorConfig, reporter: Reporter) -> Summary:
         try:
             with closing(site.witness.journal) as journal:
                 recorder = MessageRecorder(journal, kit.roster, member.index, run=run.run_id, then=meter)
-                run_until_told(_serve(config, kit, run, recorder, watch))
+                run_interruptibly(_serve(config, kit, run, recorder, watch))
         except BaseException as error:
             if run.opened or not store.records():  # a process that could not listen leaves the folder of a run as it is
                 if store.records():  # the last of them may have ended just before the error, without a line

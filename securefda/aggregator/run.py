@@ -17,12 +17,14 @@ from typing import cast
 from securefda import __version__
 from securefda.aggregator.attempt import NOTHING, Attempt, RoundSum, open_attempt
 from securefda.aggregator.attendance import (
+    OF_CONSENT,
     OWN_TROUBLE,
     Attendance,
     Candidates,
     CosignerTracker,
     goodbye,
     reason_for_sources,
+    run_refused,
 )
 from securefda.aggregator.headers import Planner, schedule_of
 from securefda.aggregator.model import RunModel
@@ -55,7 +57,6 @@ from securefda.errors import (
     ProtocolError,
     QuorumLost,
     RunEnded,
-    RunRefused,
     SecureFdaError,
     without_frames,
 )
@@ -90,13 +91,13 @@ from securefda.protocol.messages import (
 from securefda.protocol.secret import draw
 from securefda.protocol.transcript import round_terms
 from securefda.rules import RoundPlan, round_plan
-from securefda.site.policy.verdict import hint_for
 from securefda.training import LayerTable, Vector
 
 CLOSING_S = 5.0
 """How long the end of a run waits for cosignatures."""
 MOST_LOST_IN_A_ROW = 3
 """After so many rounds without a result the run ends: the cause does not pass by itself."""
+ANOTHER_RUN = "a new run needs another --out folder at every site"
 
 Change = tuple[Phase, list[Send]]
 """The phase that follows, and what is to be sent as it begins."""
@@ -355,7 +356,7 @@ class AggregatorRun:
             return self._begin_round(1)
         self._model.restore(position)
         if position.completed:
-            self._reporter.note("this run is complete already")
+            self._reporter.note(f"this run is complete already; {ANOTHER_RUN}")
             return self._say_goodbye(Goodbye(True, 0, ""), None)  # no checkpoint: no source is connected to cosign it
         recorded = {record["round"] for record in self._store.records()}
         self._reporter.note(f"resuming after round {max(recorded)}" if recorded else "resuming before any round ended")
@@ -379,7 +380,7 @@ class AggregatorRun:
             if any(record["status"] == "finished" for record in self._store.records()):
                 self._store.complete()
                 return Ending(Goodbye(True, self._progress.last_round, ""), None), []
-            over = RunEnded("every round was lost", hint="a new run needs another --out folder at every site")
+            over = RunEnded("every round was lost", hint=ANOTHER_RUN)
             return self._failed(self._progress.losses[-1] if self._progress.losses else over), []
         current = self._start_round(number, attempts, asked)
         if not current.plan.needs_sources:
@@ -447,7 +448,7 @@ class AggregatorRun:
             plan = candidates.plan(current, able)
         except ConfigError as error:
             if self._attendance.forbidden and not candidates.suffice(current, candidates.expected(current)):
-                return self._failed(self._run_refused()), []
+                return self._failed(run_refused(self._attendance.forbidden)), []
             for index in self._attendance.present - self._cosigners.cosigned:
                 self._attendance.heard(index, "has not cosigned the aggregator's log")
             if able == self._site.sources:
@@ -496,7 +497,7 @@ class AggregatorRun:
         for index, key in attempt.refused.items():
             name = self._site.name(index)
             self._reporter.note(Note(f"{name} refused: {key}", "warning", name))
-            if key in OWN_TROUBLE:  # its process ends: it is not awaited
+            if key in OWN_TROUBLE or key in OF_CONSENT:  # its process ends: it is not awaited
                 self._attendance.refused[index] = key
         for alarm in attempt.alarms:
             self._reporter.note(Note.alarm_of(alarm))
@@ -560,7 +561,7 @@ class AggregatorRun:
         out, candidates = self._attendance.refused, self._candidates
         too_few_are_left = bool(out) and not candidates.suffice(current, candidates.expected(current))
         if too_few_are_left and self._attendance.forbidden:
-            return self._failed(self._run_refused())
+            return self._failed(run_refused(self._attendance.forbidden))
         if len(losses) >= MOST_LOST_IN_A_ROW or too_few_are_left:
             return self._failed(losses[-1])
         return BetweenRounds(self._site.clock())
@@ -636,18 +637,17 @@ class AggregatorRun:
         outside = {"session_id": NO_SESSION, "context": self._schedule.digest()}
         if envelope_fault(message, kind=Refusal, roster=site.roster, sender=index, **outside):
             return []
-        self._attendance.refuses_the_run(index, key)
+        if key in OF_CONSENT:
+            self._attendance.awaits_consent(index, key)
+        else:
+            self._attendance.refuses_the_run(index, key)
         match self._phase:
             case InAttempt(attempt=attempt):
                 return attempt.lose(index, "it takes no part any more") + self._advance()
             case AskingCosigners(current=current) | AwaitingCosignatures(current=current) | Gathering(current=current):
                 if not self._candidates.suffice(current, self._candidates.expected(current)):
-                    return self._advance((self._failed(self._run_refused()), []))
+                    return self._advance((self._failed(run_refused(self._attendance.forbidden)), []))
         return self._advance()
-
-    def _run_refused(self) -> RunRefused:
-        forbidden = self._attendance.forbidden
-        return RunRefused(forbidden, hint="; ".join(dict.fromkeys(hint_for(key) for key in forbidden.values())))
 
     def _cosigning(self, message: Signed[Body]) -> list[Send]:
         """A source cosigns the aggregator's log, or shows its own."""

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, TextIO
 
@@ -78,6 +79,12 @@ def verification_progress(what: str, stream: TextIO | None = None) -> Iterator[C
 
 _RUN: Final = re.compile(r"[0-9a-f]{32}")
 _NO_COSIGNER: Final = "no other site has cosigned the newest checkpoint: a holder of the log's key could have made it"
+_NEVER_SIGNED: Final = (
+    "nothing is signed, so nothing is proved: by its records the site left the run before the first checkpoint, "
+    "without a part in any session"
+)
+_MOST_UNSIGNED: Final = 1000
+"""Records of a site that joins again and again and takes part in nothing."""
 _OPEN: Final = "the folder is open to others (mode {:04o}); unless it is a copy for them: chmod -R go= {}"
 
 
@@ -226,6 +233,8 @@ def _check(log: LogFolder, keys: Keys, name: LogName, known: list[bytes], questi
                 )
             except ValueError as error:
                 raise ConfigError("--known", str(error), hint=f"it was checked with the keys of {keys.file}") from error
+        if not question.witnesses and not known and _is_never_signed(log):
+            found = Verification(log.size(), 0, b"", (), None, (_NEVER_SIGNED,))
         fault = _fault(log, keys, found)
     inclusion, fault = _proved(log, found, fault, question.record)
     kept = NOT_JUDGED
@@ -233,6 +242,23 @@ def _check(log: LogFolder, keys: Keys, name: LogName, known: list[bytes], questi
         kept = kept_verdict(log, found, StatementReader(keys.roster), live=live)
     notes = (*_about(log, live, found), *keys.warnings, *keys.notes, *found.notes, *kept.notes)
     return Checked(log, keys, name, live, demanded, found, fault, _newest(log, found), inclusion, kept, notes)
+
+
+def _is_never_signed(log: LogFolder) -> bool:
+    """Whether a log has no checkpoint and says of none: its site took part in no session, as where it refused the run.
+
+    Who deletes the checkpoints of another log has to delete all records from the first one on as well; a log that is
+    gone is found in those of the other sites.
+    """
+    try:
+        if log.head() is not None or log.heads():
+            return False
+        entries = [record.entry for record in islice(log.records(), _MOST_UNSIGNED)]
+    except AuditError:
+        return False
+    return 0 < len(entries) < _MOST_UNSIGNED and not any(
+        entry.session or entry.type == "checkpoint-signed" for entry in entries
+    )
 
 
 def _fault(log: LogFolder, keys: Keys, found: Verification) -> Fault | None:

@@ -32,6 +32,7 @@ from securefda.audit.notes import (
 from securefda.audit.reading import being_written
 from securefda.audit.records import NewerVersion, Record, RecordError
 from securefda.audit.store import CHECKPOINT, CHECKPOINTS, TAIL, AuditError, read, read_bundle, read_tile
+from securefda.text import counted
 
 Kind = Literal[
     "unreadable",
@@ -621,12 +622,16 @@ def _unlocated(walk: Walk, needed: int) -> Finding:
     return Finding("edited", last, exact=False, what="records and tiles behind this place are not what was signed")
 
 
+_AFTER_THE_LAST: Final = "not signed, since the sites had cosigned for the last time before; nothing proves this part"
+
+
 def _notes(walk: Walk, outside: Sequence[Head]) -> tuple[str, ...]:
     notes = []
     if outside and walk.covered < outside[-1].size <= walk.levels.size:  # the party died before it had saved it
         notes.append(f"the checkpoint of {outside[-1].size} records that others hold is not kept here; it holds")
     if walk.backwards:
         notes.append(f"{walk.backwards} records are older than one before them by more than 5 minutes")
-    if walk.levels.size > walk.covered:
-        notes.append(f"{walk.levels.size - walk.covered} records behind the newest checkpoint are not signed yet")
+    if (behind := walk.levels.size - walk.covered) > 0:
+        why = "not signed yet, which the next one does" if being_written(walk.folder) else _AFTER_THE_LAST
+        notes.append(f"{counted(behind, 'record')} behind the newest checkpoint: {why}")
     return tuple(notes)

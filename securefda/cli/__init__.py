@@ -29,8 +29,6 @@ _PLAIN = (
 """The parser's words for a wrong value, and ours."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _SLIP = 0.7
-_INTERRUPTED = 130
-"""What typer makes of Ctrl-C; no command of ours ends with it."""
 
 
 class UsageError(ConfigError):
@@ -67,7 +65,7 @@ def run(arguments: Sequence[str]) -> int:
         from securefda.cli.app import COMMAND
 
         result = COMMAND(args=list(arguments) or ["--help"], prog_name="securefda", standalone_mode=False)
-        if result == _INTERRUPTED:
+        if result == ExitCode.INTERRUPTED:  # what typer makes of Ctrl-C, without a word
             raise KeyboardInterrupt
         return int(result) if isinstance(result, int) else ExitCode.OK
     except SecureFdaError as error:

@@ -378,6 +378,8 @@ def _plan_toml(found: Plan, request: PlanRequest, site: BudgetSite | None) -> di
     budget = f'target-epsilon = {epsilon:g}\ntarget-delta = {found.delta:g}\naccountant = "{found.accountant}"'
     schedule = request.schedule
     training = f"[training]\nbatch-size = {schedule.batch_size}\nepochs = {schedule.epochs}"
+    if site is not None and site.config.training.max_steps:
+        training += "\nmax-steps = 0  # a ledger counts whole epochs"
     noise = f"[training.dp]\nnoise-multiplier = {found.noise_multiplier!r}"
     of_target = site is not None and site.delta_key().startswith("privacy.")
     settings = f"{training}\n\n{noise}" + (f"\n\n[privacy.budget]\n{budget}" if of_target else "")

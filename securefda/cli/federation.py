@@ -364,9 +364,11 @@ def _founded_text(enrolment: Enrolment) -> str:
             *lines,
             "the authority made the sites' private keys and knew them; for keys that stay at home: securefda site init",
             f"keep {enrolment.root / 'ca'} offline, away from the target; hand every other folder to its site",
-            "then, at the target and at every source:",
+            "then, at the target:",
             f"  securefda preflight {target}",
             f"  securefda aggregator start --config {target / 'local' / 'settings.toml'}",
+            f"and at every source, as at {source.name}:",
+            f"  securefda preflight {source}",
             f"  securefda source start --config {source / 'local' / 'settings.toml'}",
         ]
     )

@@ -108,6 +108,8 @@ def pairs(option: str, values: list[str]) -> dict[str, list[str]]:
 class RunInterruptedError(SecureFdaError):
     """Ctrl-C was pressed."""
 
+    exit_code = ExitCode.INTERRUPTED
+
 
 class RunTerminatedError(RunInterruptedError):
     """SIGTERM asked the process to end."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from securefda.cli.options import OutputFormat, now
+from securefda.cli.options import OutputFormat, Overrides, now
 from securefda.cli.output import Format, print_error, print_result, print_text
 from securefda.errors import ConfigError, ExitCode, SecureFdaError
 from securefda.text import aligned
@@ -38,6 +38,10 @@ def preflight(
     address: Annotated[
         str | None, typer.Option("--address", metavar="HOST:PORT", help="Check this address, not the kit's.")
     ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder for state and results, as at the start; overrides the file.")
+    ] = None,
+    overrides: Overrides = [],
     offline: Annotated[
         bool, typer.Option("--offline", help="Leave the network alone: do not look for the aggregator.")
     ] = False,
@@ -53,13 +57,14 @@ def preflight(
     from securefda.site.preflight import check_levels, exit_code, probes_of
     from securefda.site.preflight import preflight as check
 
-    if len(kits) > 1 and config is not None:
-        raise ConfigError("--config", "is of one site, and there are several kits", hint="name one kit")
+    for option, value in (("--config", config), ("--out", out), ("--set", overrides)):
+        if len(kits) > 1 and value:
+            raise ConfigError(option, "is of one site, and there are several kits", hint="name one kit")
     where, by_kit = Address.parse(address, "--address") if address else None, {}
     for kit in kits:
         settings = config or kit / LOCAL / SETTINGS_FILE
         given = settings if config is not None or settings.exists() else None
-        probes = probes_of(kit, given, now(), os.environ, _check_rows)
+        probes = probes_of(kit, given, now(), os.environ, _check_rows, overrides=overrides, out=out)
         by_kit[kit] = check(kit, now(), address=where, offline=offline, probes=probes)
     levels = (check_levels(kits, now(), os.environ),) if len(kits) > 1 else ()
     findings = (*(finding for found in by_kit.values() for finding in found), *levels)

@@ -15,6 +15,9 @@ from securefda.errors import ConfigError
 
 app = typer.Typer(help="List, show, compare and delete runs.")
 
+_OF_A_SOURCE = "this is a source's own record of its rounds; accuracy and settings are in the target's run folder"
+
+
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder of the target.")]
 DataDir = Annotated[
     Path | None, typer.Option("--data-dir", help="Folder of the task's files; default: the one that the run used.")
@@ -71,7 +74,7 @@ def ls(
 
 @app.command("show")
 def show(run: Run, output: OutputFormat = Format.TXT) -> None:
-    """Show what a run came to; of one that goes on, what there is so far."""
+    """Show what a run came to; of one that goes on, what there is so far. At a source, its own record."""
     from securefda.operations.records import Summary
     from securefda.operations.run_folder import read_run
     from securefda.operations.runs import found_run, runs_table
@@ -80,7 +83,9 @@ def show(run: Run, output: OutputFormat = Format.TXT) -> None:
     summary = read_run(run).summary
     if summary is None:
         one = found_run(run)
-        print_result(output, one.as_json(), f"{runs_table([one])}\n\nno summary yet: the run goes on, or it was killed")
+        is_source = one.role == "source"
+        why = _OF_A_SOURCE if is_source else "no summary yet: the run goes on, or it was killed"
+        print_result(output, one.as_json(), f"{runs_table([one])}\n\n{why}")
     else:
         print_result(output, dict(summary), run_text(Summary(**summary), run))
 

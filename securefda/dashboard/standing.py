@@ -8,7 +8,7 @@ from typing import Final
 from securefda.audit.report.words import moment_text
 from securefda.dashboard.parts import State
 from securefda.operations.records import JOIN_PHASE
-from securefda.operations.state import ENDED, ProcessState, round_of
+from securefda.operations.state import ENDED, INTERRUPTED, ProcessState, round_of
 from securefda.text import names, phase_words
 
 _START_AGAIN: Final = {
@@ -30,11 +30,11 @@ def standing(process: ProcessState, running: bool | None, rounds: str) -> State:
         when = f"The process ended at {_utc(process.changed)}{place}"
         if not process.error:
             return State("done", "Finished", f"The run is over. {when}. {rounds}")
-        word = "Interrupted" if process.error == "interrupted" else "Failed"
+        word = "Interrupted" if process.error == INTERRUPTED else "Failed"
         text = f"{when}. {rounds}" if word == "Interrupted" else f"{process.error}. {when}. {rounds}"
         return State("failed", word, text, _START_AGAIN[process.role] if word == "Interrupted" else process.hint)
     if running is False:
-        text = f"The process is gone without a word; last it was {process.doing}{place}. {rounds}"
+        text = f"The process was killed or crashed; it was {process.doing}{place}. {rounds}"
         return State("failed", "Stopped", text, _START_AGAIN[process.role])
     joining = process.doing == phase_words(JOIN_PHASE)
     doing = f"{process.doing[:1].upper()}{process.doing[1:]}{process.answered}"

@@ -62,6 +62,7 @@ class _Sites:
 
     ``target_rows`` are what decides the side of each row of the target, and its label.
     ``write`` puts rows into a folder of their own, where they do not lie in one already.
+    ``labelled`` says whether the target's rows have labels.
     """
 
     target: str
@@ -71,6 +72,7 @@ class _Sites:
     target_rows: Sequence[tuple[bytes, str]]
     note: str
     write: Callable[[Path], None] | None = None
+    labelled: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,11 +169,14 @@ def new_images(folder: Path, images: Path, target: str = "") -> Made:
         sources = tuple(site for site in sorted(counts) if site != target)
         largest = max(counts[site] for site in sources)
         note = f"the sites are the folders in {images}"
-        rows = _images_as_rows(_images(images / target, classes))
-        sites = _Sites(target, sources, str(images.absolute()), largest, rows, note)
+        rows, labelled = (
+            _images_as_rows(_images(images / target, classes)),
+            image_folder.UNLABELLED not in by_site[target],
+        )
+        sites = _Sites(target, sources, str(images.absolute()), largest, rows, note, labelled=labelled)
     else:
         sites = _made_up_images(images, classes)
-    sample = _images(images / sites.target if by_site else images, classes)
+    sample = _images(images / sites.target if by_site else images, [*classes, image_folder.UNLABELLED])
     size, colour = _look_of(sample[:20])
     options = "\n".join(
         [
@@ -219,6 +224,11 @@ def _sites_of_table(file: Path, table: Table, read: TabularOptions, writing: Wri
     wanted = {read.label.column, *read.read, *([read.group] if read.group else [])}
     found, left_out = _tables_beside(file, wanted, writing)
     beside = {**found, file.stem: table}
+    unlabelled = _unlabelled_target(file.parent, choices.target, wanted - {read.label.column}, writing)
+    if unlabelled is not None and choices.target not in beside:
+        beside[choices.target] = unlabelled
+        left_out = [line for line in left_out if not line.startswith(f"{choices.target}.csv ")]
+    labelled = beside.get(choices.target) is not unlabelled
     named = [*left_out[:_NAMED_FILES], *([f"{len(left_out) - _NAMED_FILES} more"] if left_out[_NAMED_FILES:] else [])]
     others = f". Not taken for sites: {', '.join(named)}" if named else ""
     target = choices.target or file.stem
@@ -228,7 +238,8 @@ def _sites_of_table(file: Path, table: Table, read: TabularOptions, writing: Wri
         note = f"the sites are the CSV files in {file.parent.absolute()} with the columns of {file.name}{others}"
         largest = max(len(beside[site]) for site in sources)
         data_dir = str(file.parent.absolute())
-        return _Sites(target, sources, data_dir, largest, _contents(beside[target], read), note)
+        rows = _contents(beside[target], read) if labelled else ()
+        return _Sites(target, sources, data_dir, largest, rows, note, labelled=labelled)
     if choices.target:
         hint = f"--target needs --site-column, or three other files with these columns in {file.parent.absolute()}"
         raise ConfigError(f"--target {choices.target}", "there are no sites yet to choose from", hint=hint)
@@ -290,6 +301,15 @@ def _tables_beside(file: Path, wanted: set[str], writing: Writing) -> tuple[dict
         else:
             found[path.stem] = table
     return found, left_out
+
+
+def _unlabelled_target(folder: Path, target: str, wanted: set[str], writing: Writing) -> Table | None:
+    """The target's table, where it has all columns that a model reads: of one that lacks only the label."""
+    path = folder / f"{target}.csv"
+    if not target or not path.is_file():
+        return None
+    table = read_table(path, separator=writing.separator, encoding=writing.encoding)
+    return table if wanted <= table.cells.keys() else None
 
 
 def _contents(table: Table, read: TabularOptions) -> list[tuple[bytes, str]]:
@@ -399,11 +419,13 @@ def _make(
         holds=holds,
         options=options,
         learning_rate=rate,
+        labelled=sites.labelled,
         target_batch=max(1, min(16, len(sites.target_rows) // 8)) if sites.target_rows else 16,
         max_samples=max(1000, 1000 * -(-sites.largest // 1000)),
     )
     test = f"test_{name.replace('-', '_')}.py"
-    texts = {FEDERATION_FILE: federation, **(files or {}), test: _render("test_task.py.j2"), ".gitignore": _GIT_IGNORE}
+    tests = _render("test_task.py.j2", labelled=sites.labelled)
+    texts = {FEDERATION_FILE: federation, **(files or {}), test: tests, ".gitignore": _GIT_IGNORE}
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         made = folder.with_name(f".{folder.name}.{os.getpid()}")
@@ -424,7 +446,8 @@ def _make(
         hint = "go to a folder that you can write to, or free disk space"
         raise ConfigError("NAME", f"{folder} cannot be made: {error.strerror}", hint=hint) from error
     written = tuple(sorted({*texts, POLICY_FILE} - {".gitignore"}))
-    return Made(folder, written, sites.target, sites.sources, (sites.note,))
+    notes = (sites.note,) if sites.labelled else (sites.note, _UNLABELLED.format(sites.target))
+    return Made(folder, written, sites.target, sites.sources, notes)
 
 
 def _seen_from(folder: Path, data_dir: str) -> str:
@@ -435,6 +458,10 @@ def _seen_from(folder: Path, data_dir: str) -> str:
     return (Path("..") / rows.relative_to(together)).as_posix()
 
 
+_UNLABELLED = (
+    "the rows of {} have no labels: the sources alone train (strategy.rule), and no accuracy is measured unless it has "
+    "labelled test rows"
+)
 _POLICY_HEADING = """\
 # What a source of this federation permits to begin with. The kits of `securefda federation init` hold the same, and
 # each site changes its own. In words: securefda policy explain policy.toml federation.toml

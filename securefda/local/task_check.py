@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,9 +22,12 @@ from securefda.site.config import (
     AggregatorConfig,
     FederationConfig,
     SourceConfig,
+    site_policy,
     training_settings,
 )
 from securefda.site.kit import Kit
+from securefda.site.policy import SourcePolicy, load_signed_policy
+from securefda.source.site import require_room_for
 from securefda.tasks import (
     Rows,
     Samples,
@@ -142,18 +146,22 @@ def check_federation(config: FederationConfig, sites: Sequence[str], seed: int) 
     sides = {site: config.training.target if site == federation.target else config.training.source for site in known}
     trained = {site: training_settings(side) for site, side in sides.items() if not sites or site in sites}
     labels = TargetLabels(config.training.target.labels)
-    return _check(task, config.task.factory, trained, seed, max_samples=config.session.max_samples, labels=labels)
+    policies = {site: site_policy(config, site) for site in federation.sources}
+    return _check(task, config.task.factory, trained, seed, policies=policies, labels=labels)
 
 
 def check_kit(kit: Kit, config: AggregatorConfig | SourceConfig) -> TaskFound:
     """Try the task on the rows of the site whose kit this is; errors as :func:`check_federation`."""
     process = config.aggregator if isinstance(config, AggregatorConfig) else config.source
     task = task_at(config, kit.roster)
-    counted, labels = None, TargetLabels.GIVEN
+    policies, labels = dict[str, SourcePolicy](), TargetLabels.GIVEN
     if isinstance(config, AggregatorConfig):
-        counted, labels = config.session.max_samples, TargetLabels(config.training.labels)
+        labels = TargetLabels(config.training.labels)
+    else:
+        with suppress(ConfigError):  # what is wrong with a policy is no matter of the task
+            policies[kit.site_id] = load_signed_policy(kit)
     trained = {kit.site_id: training_settings(config.training)}
-    return _check(task, config.task.factory, trained, process.seed, max_samples=counted, labels=labels)
+    return _check(task, config.task.factory, trained, process.seed, policies=policies, labels=labels)
 
 
 def _check(
@@ -162,7 +170,7 @@ def _check(
     trained: dict[str, TrainingSettings],
     seed: int,
     *,
-    max_samples: int | None,
+    policies: Mapping[str, SourcePolicy],
     labels: TargetLabels,
 ) -> TaskFound:
     try:
@@ -172,19 +180,22 @@ def _check(
     found = tuple(
         _check_unlabelled(task, SiteFound(site), settings, seed, labels)
         if site == task.settings.target and labels is not TargetLabels.GIVEN
-        else _check_site(task, site, settings, seed, max_samples)
+        else _check_site(task, site, settings, seed, policies.get(site))
         for site, settings in trained.items()
     )
     with_noise = any(settings.dp is not None for settings in trained.values())
     return TaskFound(factory, sum(layer_sizes(table)), len(table), with_noise, found)
 
 
-def _check_site(task: Task, site: str, settings: TrainingSettings, seed: int, max_samples: int | None) -> SiteFound:
+def _check_site(task: Task, site: str, settings: TrainingSettings, seed: int, policy: SourcePolicy | None) -> SiteFound:
+    """Try the task on a site's rows; ``policy`` is that of a source, where it is known."""
     found = SiteFound(site)
     is_target = site == task.settings.target
     try:
         train = rows_of(task, site, "train")
         _add_split(task, found, "train", train)
+        if policy is not None:
+            require_room_for(len(train), policy)
         test = rows_of(task, site, "test")
         _add_split(task, found, "test", test)
         if is_target:
@@ -204,8 +215,6 @@ def _check_site(task: Task, site: str, settings: TrainingSettings, seed: int, ma
     if _has_one_label(train):  # at a source it may be meant: a hospital to which only the ill come
         found.notes.append(f"all {len(train)} training rows have one label")
     found.notes += _far_features(task, train)
-    if max_samples is not None and len(train) > max_samples:
-        found.notes.append(f"its weight counts {max_samples} of its {len(train)} rows: session.max-samples")
     if isinstance(task, Tabular) and (unread := task.unread_columns(site)):
         found.notes.append(f"columns that the task does not read: {', '.join(unread)}")
     return found

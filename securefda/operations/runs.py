@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from securefda.errors import ConfigError
 from securefda.operations.records import REPORTED_ROUNDS
-from securefda.operations.run_folder import METRICS_FILE, SITES_FOLDER, SUMMARY_FILE, clear_run, read_run
-from securefda.operations.state import require_ended
+from securefda.operations.run_folder import (
+    METRICS_FILE,
+    SITES_FOLDER,
+    SUMMARY_FILE,
+    RunRecord,
+    clear_run,
+    read_run,
+)
+from securefda.operations.state import ENDED, INTERRUPTED, ProcessState, Role, read_state, require_ended
 from securefda.operations.summary_text import percent
 from securefda.text import aligned
 
@@ -21,18 +29,19 @@ _DEEPEST = 3
 
 @dataclass(frozen=True, slots=True)
 class FoundRun:
-    """A run of the target's side, as a list shows it.
+    """A run at one site, as a list shows it. Task, accuracy and settings are in the target's folder alone.
 
     Attributes:
         path: its folder.
-        status: ``finished``, ``failed``, ``interrupted``; ``open`` without a summary, ``damaged``; ``unreadable`` for
-            this user.
-        ended: of its last round, RFC 3339; empty where that is unknown.
+        status: ``finished``, ``failed``, ``interrupted``; ``open`` where neither a summary nor the last process says
+            so: it goes on, or was killed; ``damaged``; ``unreadable`` for this user.
+        ended: of its last round, at a source of its last process, RFC 3339; empty where that is unknown.
         task, rule: class and rule by name.
         rounds: finished rounds; ``planned`` 0 where that is unknown.
         accuracy: mean over the last rounds, from 0 to 1.
         alone: the same of the target alone; None where it was not measured.
         settings: dotted key -> value, of all that the summary holds.
+        role: of the site.
     """
 
     path: Path
@@ -45,10 +54,11 @@ class FoundRun:
     accuracy: float | None
     alone: float | None
     settings: Mapping[str, Any]
+    role: Role = "target"
 
     def as_json(self) -> dict[str, Any]:
         """Plain values."""
-        names = ("status", "ended", "task", "rule", "rounds", "planned", "accuracy", "alone")
+        names = ("role", "status", "ended", "task", "rule", "rounds", "planned", "accuracy", "alone")
         return {"run": str(self.path), **{name: getattr(self, name) for name in names}}
 
 
@@ -58,8 +68,10 @@ def found_run(path: Path) -> FoundRun:
     Raises:
         ConfigError: there is no run in ``path``, or a file of it is damaged.
     """
-    record = read_run(path)
+    record, state = read_run(path), read_state(path)
     summary = record.summary or {}
+    if state is not None and state.role == "source":
+        return _at_source(record, state)
     rounds = [line for line in record.rounds if line.get("status") != "lost"]
     accuracies = [accuracy for line in rounds if (accuracy := line.get("accuracy")) is not None]
     setting = summary.get("setting") or {}
@@ -85,6 +97,17 @@ def found_run(path: Path) -> FoundRun:
         alone=(summary.get("target_only") or {}).get("accuracy"),
         settings=settings,
     )
+
+
+def _at_source(record: RunRecord, state: ProcessState) -> FoundRun:
+    """What a source's own record of a run says, and its process as it ended."""
+    rounds = [line for line in record.rounds if "refused" not in line]
+    has_ended, status, ended = state.doing == ENDED, "open", ""
+    if has_ended:
+        status = {"": "finished", INTERRUPTED: "interrupted"}.get(state.error, "failed")
+        ended = datetime.fromtimestamp(state.changed, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    rule = rounds[-1].get("rule", "") if rounds else ""
+    return FoundRun(record.path, status, ended, "", rule, len(rounds), state.rounds, None, None, {}, "source")
 
 
 def runs_below(folder: Path) -> list[FoundRun]:

@@ -44,6 +44,8 @@ STATE_FILE = "status.json"
 SCHEMA_VERSION = 1
 ENDED = "ended"
 """What a process that has ended by itself was doing last."""
+INTERRUPTED = "interrupted"
+"""The error of one that was asked to end."""
 
 _SECONDS_MATTER_S = 600.0
 
@@ -130,7 +132,7 @@ class ProcessState:
             lines = [f"{who}: ended at {clock(self.changed, now)}{place}: {self.error or 'the run is over'}"]
             lines += [f"  hint: {self.hint}"] if self.hint else []
         elif running is False:
-            lines = [f"{who}: its process {self.process} is gone without a word; last it was {self.doing}{place}"]
+            lines = [f"{who}: its process {self.process} was killed or crashed; it was {self.doing}{place}"]
         else:
             lines = [f"{who}: {self.doing}{self.answered}{place}, since {clock(self.since, now)}"]
         if running is False:
@@ -218,7 +220,7 @@ def state_file(folder: Path, *, site: str, role: Role, interval_s: float = INTER
     try:
         yield state
     except KeyboardInterrupt:
-        state.set(ENDED, error="interrupted", **_OVER)
+        state.set(ENDED, error=INTERRUPTED, **_OVER)
         raise
     except BaseException as error:
         # Another error's text may hold anything.

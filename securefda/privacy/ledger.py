@@ -164,7 +164,7 @@ class Ledger:
             state.check(self._known_head, self._data, now)
             before, after = _before_and_after(charged(state.rows), event, budget)
             if after > budget.epsilon:
-                raise self._exhausted(event, budget, before, after)
+                raise self._exhausted(f"round {event.round} of run {event.run_id}", budget, before, after)
             paid = {
                 "accountant": budget.accountant,
                 "delta": repr(float(budget.delta)),
@@ -179,7 +179,7 @@ class Ledger:
         """Refuse where :meth:`reserve` would refuse ``event``, and charge nothing. Errors as there."""
         before, after = _before_and_after(self.events(), event, budget)
         if after > budget.epsilon:
-            raise self._exhausted(event, budget, before, after)
+            raise self._exhausted("the next round", budget, before, after)
 
     def commit(self, reservation: Reservation, *, steps: int, now: int) -> Head:
         """Write that a round is over. Its charge stays, even if it took fewer steps.
@@ -293,11 +293,8 @@ class Ledger:
             state.append(kind, now, fields | {"signature": sign(said).hex()}, keep_time=True)
         return state.head
 
-    def _exhausted(self, event: DpEvent, budget: Budget, before: float, after: float) -> BudgetExhausted:
-        what = (
-            f"privacy budget of data set {self._data.name}, round {event.round} of run {event.run_id}, "
-            f"at delta {budget.delta:g} by {budget.accountant}"
-        )
+    def _exhausted(self, of: str, budget: Budget, before: float, after: float) -> BudgetExhausted:
+        what = f"privacy budget of data set {self._data.name}, {of}, at delta {budget.delta:g} by {budget.accountant}"
         hint = "more noise, fewer steps or a smaller sampling rate cost less: securefda budget plan"
         return BudgetExhausted(before, budget.epsilon, max(0.0, after - before), what=what, hint=hint)
 

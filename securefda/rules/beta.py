@@ -53,7 +53,9 @@ class BetaRule(StrEnum):
     FEDGP = "fedgp"
 
     FEDGP_FILTERED = "fedgp_filtered"
-    """FedGP, with the share of steps that agree in direction with the source (the authors' variant with delta)."""
+    """FedGP, whose distance counts that its filter drops a source: delta tau^2 d^2 + (1 - delta) ||x-bar||^2 takes the
+    place of tau^2 d^2, with delta = 1 - (1 - a) / B and a the share of the target's steps that have a positive inner
+    product with the source's. So delta is no share of steps: it lies between 1 - 1 / B and 1."""
 
 
 @dataclass(frozen=True, slots=True)

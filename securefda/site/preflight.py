@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import shutil
 import socket
 import ssl
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 
 from cryptography import x509
@@ -37,6 +39,7 @@ from securefda.site.config import AggregatorConfig, SourceConfig, load_aggregato
 from securefda.site.config.load import load_settings, model_of
 from securefda.site.endpoints import Address
 from securefda.site.kit import (
+    LOCAL,
     SETTINGS_FILE,
     STARTUP,
     Kit,
@@ -227,7 +230,9 @@ class Probes:
 
     Attributes:
         settings: can ``local/settings.toml`` be used.
-        listen: where the target's process would bind; None for any free port, or where settings do not say.
+        listen: where the target's process would bind; None for any free port, or where settings do not say. It raises
+            where they are wrong.
+        out: the run folder, likewise.
         policy: is ``local/policy.toml`` signed, and can this federation meet it; of a target, what it asks for.
         device: which device would train.
         data: is the task's data there and sound, and does one batch pass through model, loss and metrics.
@@ -235,6 +240,7 @@ class Probes:
 
     settings: Probe | None = None
     listen: Callable[[], Address | None] = lambda: None
+    out: Callable[[], Path | None] = lambda: None
     policy: Probe | None = None
     device: Probe | None = None
     data: Probe | None = None
@@ -302,14 +308,14 @@ def preflight(
         if probes.settings is not None:
             run("settings", probes.settings)
         if kit.role == "target":
-            run("port", lambda: check_port_free(address or probes.listen() or kit.endpoints.aggregator))
+            findings += _port(kit, address, probes)
         elif offline:
             line = f"not looked for at {address or kit.endpoints.aggregator}: --offline"
             findings.append(Finding("aggregator", Level.WARN, line, "leave --offline out before the run"))
         else:
             run("aggregator", lambda: shake_hands(kit, now, address=address, timeout_s=timeout_s))
-    run("disk", lambda: _check_disk(path, min_free_bytes))
-    for check, probe in (("policy", probes.policy), ("device", probes.device), ("data", probes.data)):
+    disks = [("disk", partial(_check_disk, folder, min_free_bytes)) for folder in _folders(path, probes)]
+    for check, probe in (*disks, ("policy", probes.policy), ("device", probes.device), ("data", probes.data)):
         if probe is not None:
             run(check, probe)
     return tuple(findings)
@@ -318,6 +324,24 @@ def preflight(
 def exit_code(findings: tuple[Finding, ...]) -> ExitCode:
     """The exit code of the first check that failed, or ``OK``; a warning fails nothing."""
     return next((finding.exit_code for finding in findings if finding.level is Level.FAIL), ExitCode.OK)
+
+
+def _port(kit: Kit, address: Address | None, probes: Probes) -> list[Finding]:
+    try:
+        listen = address or probes.listen() or kit.endpoints.aggregator
+    except SecureFdaError:  # the settings' own check says why
+        return [Finding("port", Level.WARN, "not checked: the settings, which say where to listen, are wrong")]
+    return _run("port", lambda: check_port_free(listen))
+
+
+def _folders(kit: Path, probes: Probes) -> list[Path]:
+    """The folders in which a run writes: the kit's, and what there is of the way to a run folder elsewhere."""
+    local = kit / LOCAL
+    with suppress(SecureFdaError):  # the settings' own check says why
+        out = probes.out()
+        if out is not None and not out.absolute().is_relative_to(local.absolute()):
+            return [local, next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())]
+    return [local]
 
 
 def _run(check: str, probe: Probe) -> list[Finding]:
@@ -332,8 +356,7 @@ def _failed(check: str, error: SecureFdaError) -> list[Finding]:
     return [Finding(check, Level.FAIL, str(one), one.hint, one.exit_code) for one in each]
 
 
-def _check_disk(path: Path, min_free_bytes: int) -> str:
-    folder = path / "local"
+def _check_disk(folder: Path, min_free_bytes: int) -> str:
     try:
         with tempfile.TemporaryFile(dir=folder) as probe:
             probe.write(b"\0")
@@ -347,7 +370,7 @@ def _check_disk(path: Path, min_free_bytes: int) -> str:
         raise ConfigError(str(folder), why, hint=hint) from error
     if free < min_free_bytes:
         raise ConfigError(str(folder), f"{_size(free)} free, {_size(min_free_bytes)} needed", hint="free some space")
-    return f"{_size(free)} free"
+    return f"{_size(free)} free in {folder}"
 
 
 def _size(count: int) -> str:
@@ -355,7 +378,14 @@ def _size(count: int) -> str:
 
 
 def probes_of(
-    path: Path, settings: Path | None, now: datetime, env: Mapping[str, str], check_rows: Callable[[Kit, Config], str]
+    path: Path,
+    settings: Path | None,
+    now: datetime,
+    env: Mapping[str, str],
+    check_rows: Callable[[Kit, Config], str],
+    *,
+    overrides: Sequence[str] = (),
+    out: Path | None = None,
 ) -> Probes:
     """The checks of a site's own files and machine.
 
@@ -365,29 +395,41 @@ def probes_of(
         now: current time, with a time zone.
         env: the environment, for settings.
         check_rows: whether the site could train on its rows.
+        overrides: ``KEY=VALUE``, as the process would get them.
+        out: the run folder, likewise; None for that of the settings.
     """
+
+    def given(process: str) -> list[str]:
+        return [*overrides, *([] if out is None else [f"{process}.out={out}"])]
 
     def load() -> tuple[Kit, Config | None]:
         kit = load_kit(path, now)
         if settings is None:
             return kit, None
-        return kit, (load_aggregator if kit.role == "target" else load_source)(settings, (), env)
+        if kit.role == "target":
+            return kit, load_aggregator(settings, given("aggregator"), env)
+        return kit, load_source(settings, given("source"), env)
 
     def settings_probe() -> str:
         if settings is not None:  # what is wrong in the file is said even where the kit cannot be used
-            load_settings(model_of(settings), settings, (), env)
+            model = model_of(settings)
+            load_settings(model, settings, given("aggregator" if model is AggregatorConfig else "source"), env)
         kit, config = load()
         start = "aggregator" if kit.role == "target" else "source"
         factory = "" if config is None else config.task.factory
-        return f"{factory}; start with: securefda {start} start --config {settings}"
+        flags = [*(f"--set {shlex.quote(one)}" for one in overrides), *([] if out is None else [f"--out {out}"])]
+        return f"{factory}; start with: {' '.join([f'securefda {start} start --config {settings}', *flags])}"
 
     def listen() -> Address | None:
-        try:
-            _, config = load()
-        except SecureFdaError:  # the settings' own check says it
-            return None
+        _, config = load()
         fixed = config is not None and not config.transport.listen.endswith(":0")
         return Address.parse(config.transport.listen, "transport.listen") if config is not None and fixed else None
+
+    def out_of_settings() -> Path | None:
+        _, config = load()
+        if config is None:
+            return None
+        return config.aggregator.out if isinstance(config, AggregatorConfig) else config.source.out
 
     def policy_probe() -> str:
         kit = load_kit(path, now)
@@ -420,7 +462,7 @@ def probes_of(
         kit, config = load()
         return "" if config is None else check_rows(kit, config)
 
-    return Probes(settings_probe, listen, policy_probe, device_probe, data_probe)
+    return Probes(settings_probe, listen, out_of_settings, policy_probe, device_probe, data_probe)
 
 
 def check_levels(paths: Sequence[Path], now: datetime, env: Mapping[str, str]) -> Finding:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from securefda.audit.witness import MOST_SHOWN, CheckpointError
-from securefda.errors import FaultyAggregatorError
+from securefda.errors import FaultyAggregatorError, PolicyRefusal, without_frames
 from securefda.protocol.messages import (
     NO_CONTEXT,
     NO_SESSION,
@@ -31,16 +31,23 @@ class BetweenRounds:
         self._receipt_due = False
         self._schedule_due = False
         self._shown_in_vain = 0
+        self._refusal: PolicyRefusal | None = None
 
     def join(self, run: str) -> Parcel:
         """The first message to an aggregator, in a run that it names (32 hex digits): it identifies site and model.
 
+        A site that takes no part in so many runs joins as well, to refuse what it is sent first: the target's site then
+        reads why it is missing.
+
         Raises:
-            ConfigError, PolicyRefusal, FaultyAggregatorError: as :meth:`SourceStore.require_open`.
+            ConfigError, FaultyAggregatorError: as :meth:`SourceStore.require_open`.
             AuditError: the log of the run cannot be written, or is not what was signed.
         """
-        site = self._site
-        site.store.require_open(bytes.fromhex(run))
+        site, self._refusal = self._site, None
+        try:
+            site.store.require_open(bytes.fromhex(run))
+        except PolicyRefusal as refusal:
+            self._refusal = without_frames(refusal)
         site.witness.enter(run)
         self._missed, self._receipt_due, self._schedule_due = None, True, True
         body = Join(
@@ -51,6 +58,17 @@ class BetweenRounds:
             known=site.witness.known_of(site.roster.target.index),
         )
         return Parcel(site.signer.sign(NO_SESSION, NO_CONTEXT, body))
+
+    def require_run_permitted(self, message: Signed[Body]) -> None:
+        """Refuse a message of the aggregator in a run in which this site takes no part.
+
+        Raises:
+            PolicyRefusal: as :meth:`SourceStore.require_open`.
+            FaultyAggregatorError: the aggregator did not sign it.
+        """
+        if self._refusal is not None:
+            self._site.require_from_target(message)
+            raise self._refusal
 
     def take_missed(self, message: Signed[MissedResult]) -> list[Parcel]:
         """The aggregator lacks a receipt: send it again, or check the next header by this result if it was missed."""

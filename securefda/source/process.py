@@ -38,15 +38,16 @@ from securefda.source.store import SourceStore
 from securefda.training.team import Team
 from securefda.transport.client import AggregatorRestarted, SourceChannel, Trouble
 from securefda.transport.dialer import UploadRefusedError
-from securefda.transport.event_loop import in_thread, run_until_told
+from securefda.transport.event_loop import in_thread, run_interruptibly
 from securefda.transport.wire import encode_signed
 
 STATE_FILE = "state.sqlite"
 INTERRUPTED_GRACE_S = 1.0
+ANOTHER_RUN = "to take part in another one, name a new folder: --out FOLDER"
 
 
 def main(config: SourceConfig, reporter: Reporter, *, accept_run: bool = False, team: Team | None = None) -> None:
-    """Take part as a source until the aggregator ends the run.
+    """Take part as a source until the aggregator ends the run. Of a run that is complete already nothing is left to do.
 
     ``accept_run`` is the operator's consent, as :class:`RunBook` has it; ``team`` are processes that train together
     with this one, which leads them.
@@ -72,6 +73,9 @@ def main(config: SourceConfig, reporter: Reporter, *, accept_run: bool = False, 
     with closing(store), watching as watch:
         limit = policy.dp.budget.epsilon if config.training.with_noise else None
         watch.state.know(epsilon_limit=limit)
+        if (run := store.complete_run()) is not None:  # no header of it is accepted, and its aggregator has ended
+            watch.note(f"{site_id}: run {run.hex()[:12]} is complete already; {ANOTHER_RUN}")
+            return
         shown = _SourceReporter(kit.site_id, out, reporter, watch.state)
         secret, about_secret = secret_of_site(config.source, config.training, kit.local)
         site = source_site(config, policy, member, store, secret=secret, policy_file=policy_file, team=team)
@@ -83,7 +87,7 @@ def main(config: SourceConfig, reporter: Reporter, *, accept_run: bool = False, 
         rounds = SourceRun(site, watch.rounds(shown))
         with closing(site.witness.journal) as journal:
             recorder = MessageRecorder(journal, kit.roster, member.index, then=watch.hear)
-            run_until_told(_serve(config, kit, rounds, recorder, watch))
+            run_interruptibly(_serve(config, kit, rounds, recorder, watch))
         if (kept := rounds.standing.kept_round) is not None:
             watch.note(f"{site_id}: the final model, of round {kept}, is {out / MODEL_FILE}")
         rounds.standing.require_success(finished_rounds=shown.rounds_finished)

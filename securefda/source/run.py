@@ -44,7 +44,7 @@ from securefda.source.between_rounds import BetweenRounds, receipt_for
 from securefda.source.final_model import HINT as ASK_FOR_THE_MODEL
 from securefda.source.final_model import final_model
 from securefda.source.rounds import SourceRound, begin_round, check_result, continue_round, remember_result
-from securefda.source.run_book import UNFINISHED
+from securefda.source.run_book import RUNS, UNFINISHED
 from securefda.source.site import Permits, SourceSite
 from securefda.source.standing import Standing
 from securefda.state_file import ProcessGuard
@@ -125,8 +125,7 @@ class SourceRun:
 
         Raises:
             ConfigError: the folder belongs to another run.
-            PolicyRefusal: it would be one run more in a day than this site's policy permits, or round after round came
-                to no result.
+            FaultyAggregatorError: the run began in another folder.
             AuditError: the log of the run cannot be written, or is not what was signed.
         """
         self._process.require_original()
@@ -217,6 +216,7 @@ class SourceRun:
 
     def _dispatch(self, parcel: Parcel) -> Outcome:
         message: Any = parcel.message
+        self._between.require_run_permitted(message)
         match message.body:
             case Header():
                 return self._start_round(message, parcel)
@@ -326,7 +326,7 @@ class SourceRun:
         standing, message = self.standing, parcel.message
         standing.refusal = without_frames(refusal)
         self._log("refused", self._header, check=refusal.key)
-        if refusal.key == UNFINISHED or isinstance(message.body, Schedule):
+        if refusal.key in (RUNS, UNFINISHED) or isinstance(message.body, Schedule):
             standing.failure = refusal
         match message.body:
             case Schedule():  # the process ends with it, and shows it then
@@ -334,7 +334,8 @@ class SourceRun:
             case Header():
                 self._reporter.refused(refusal, message)  # type: ignore[arg-type]  # its body is a header
                 return [self._refuse(parcel, refusal.key)]
-        self._reporter.alarm(refusal)
+        if standing.failure is None:
+            self._reporter.alarm(refusal)
         return self._end_session("POLICY")
 
     def _reject(self, parcel: Parcel, error: FaultyAggregatorError) -> list[Parcel]:

@@ -16,8 +16,9 @@ from securefda.protocol.messages import Header, Signed
 from securefda.site.policy.model import ReleaseLimits
 from securefda.state_file import StateFile
 
-UNFINISHED = "release.max-unfinished"
-"""Key of the policy whose refusal ends a source's part in the run: too many rounds came to no result."""
+RUNS, UNFINISHED = "release.max-runs", "release.max-unfinished"
+"""Keys of the policy whose refusal ends a source's part in a run: there were too many runs, or too many rounds came to
+no result."""
 
 ACCEPT_RUN = "securefda source start --accept-run"
 _DAY_S = 86_400
@@ -136,6 +137,10 @@ class RunBook(StateFile):
     def _require_open(self, database: sqlite3.Connection, run_id: bytes, state: str, round_number: int | None) -> bool:
         """Whether the operator's consent alone opens the run; raises where nothing does."""
         known = database.execute("SELECT state, rowid FROM runs WHERE run_id = ?", (run_id,)).fetchone()
+        if known is not None and known[0] != state:
+            error = FaultyAggregatorError("HEADER_RUN", "this site has begun this run in another folder")
+            error.hint = "start with the folder that the run began in (source.out, or --out)"
+            raise error
         if known is None or round_number is not None:  # a site that rejoins may be asked again for its round
             others = "SELECT count(*) FROM unfinished WHERE (run_id, round) != (?, ?)"
             (unfinished,) = database.execute(others, (run_id, round_number or 0)).fetchone()
@@ -144,10 +149,6 @@ class RunBook(StateFile):
                 hint = f"ask the target's site; where it was this site that was stopped or too slow: {ACCEPT_RUN}"
                 raise PolicyRefusal(UNFINISHED, asked, f"{self._limits.max_unfinished} of them", hint=hint)
         if known is not None:
-            if known[0] != state:
-                error = FaultyAggregatorError("HEADER_RUN", "this site has begun this run in another folder")
-                error.hint = "start with the folder that the run began in (source.out, or --out)"
-                raise error
             (later,) = database.execute("SELECT count(*) FROM runs WHERE rowid > ?", (known[1],)).fetchone()
             if later < max(1, self._limits.max_runs):
                 return False
@@ -160,5 +161,5 @@ class RunBook(StateFile):
             asked = f"run {run_id.hex()[:12]}, after {today} in 24 hours"
         if not self._may_begin_one_more:
             hint = f"where this site means to take part in one more: {ACCEPT_RUN}"
-            raise PolicyRefusal("release.max-runs", asked, f"{self._limits.max_runs}", hint=hint)
+            raise PolicyRefusal(RUNS, asked, f"{self._limits.max_runs}", hint=hint)
         return True

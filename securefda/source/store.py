@@ -46,7 +46,7 @@ CREATE TABLE results (
 class SourceStore(RunStore):
     """A source's memory across restarts: its run, the last position in it, burnt fuses, accepted results.
 
-    ``runs`` is what the site remembers beyond this folder; it is closed with the store.
+    ``runs`` is what the site remembers beyond this folder; it is closed with the store, or if that cannot be opened.
 
     Raises:
         ConfigError: another process uses the file; or it was copied, put back from a backup or deleted after updates
@@ -58,7 +58,11 @@ class SourceStore(RunStore):
     def __init__(self, path: Path, runs: RunBook) -> None:
         self._runs, self._marker = runs, ReleaseMarker(path)
         self._intact: set[Path] = set()  # files of models that this process has written, or has compared
-        super().__init__(path, _TABLES)
+        try:
+            super().__init__(path, _TABLES)
+        except BaseException:
+            runs.close()
+            raise
 
     def close(self) -> None:
         """Close both files when no thread is in them."""
@@ -88,6 +92,13 @@ class SourceStore(RunStore):
     def _releases(self) -> int:
         (count,) = self._database.execute("SELECT count(*) FROM fuses").fetchone()
         return int(count)
+
+    def complete_run(self) -> bytes | None:
+        """The run of this folder, 16 bytes, where the aggregator has said that it is complete."""
+        self._process.require_original()
+        with self._clear_errors():
+            row = self._database.execute("SELECT run_id FROM positions WHERE ended").fetchone()
+        return None if row is None else bytes(row[0])
 
     def require_open(self, run_id: bytes) -> None:
         """Refuse a run in which this site takes no further part.

@@ -270,7 +270,7 @@ class Task(ABC):
         raise ConfigError(
             f"task {type(self).__name__}",
             f"does not say how it reads inputs without labels, such as {path.name}",
-            hint="define inputs_from(self, path) in the task; it returns what the model takes, (n, ...)",
+            hint="a task of your own defines inputs_from(self, path), which returns what the model takes, (n, ...)",
         )
 
     def input_names(self, path: Path) -> tuple[str, ...]:  # noqa: ARG002 - others use it

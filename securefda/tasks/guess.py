@@ -129,6 +129,8 @@ def guess(table: Table, writing: Writing, label: str = "", group: str = "") -> G
         if name and name not in names:
             near = get_close_matches(name, names, n=1)
             hint = f"did you mean {near[0]}?" if near else f"columns: {', '.join(names)}"
+            if option == "--label" and not near:
+                hint += "; where the target alone has no labels, name a source's table, and --target"
             raise ConfigError(f"{option} {name}", f"{table.path} has no such column", hint=hint)
     columns: dict[str, Column] = {}
     remarks: dict[str, str] = {}

@@ -30,6 +30,10 @@ _FORMATS = ("PNG", "JPEG")
 _GROUPS = 8
 UNLABELLED = "unlabelled"
 """The folder of a target's images without labels."""
+UNLABELLED_HINT = (
+    f'{UNLABELLED} holds images without labels: set labels = "none" in the target\'s training settings '
+    "(securefda config explain training.labels), or move it away"
+)
 
 
 def _class_folders(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -210,6 +214,9 @@ class ImageFolder(Classification):
         if unknown:
             why = f"{len(unknown)} of {len(found)} folders are of no class"
             hint = f"{unknown[0]} is the first; task.options.classes lists {', '.join(self.options.classes)}"
+            if UNLABELLED in unknown:
+                hint = f"move {UNLABELLED} away: a source trains on labelled images alone"
+                hint = UNLABELLED_HINT if site == self.settings.target else hint
             raise DataError(f"{site}: {folder}", why, hint=hint)
         return folder
 

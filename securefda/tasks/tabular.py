@@ -392,7 +392,7 @@ class Tabular(Task):
             DataError: as for a site's own file; also where a value is missing whose row training leaves out.
         """
         table = self._table(path, "")
-        features, complete = self._features(table, str(path))
+        features, complete = self._features(table, str(path), is_trained=True)
         incomplete = [line for line, whole in zip(table.lines, complete, strict=True) if not whole]
         if incomplete:
             why = f"{len(incomplete)} of {len(table)} rows lack a value without which training leaves a row out"
@@ -507,16 +507,20 @@ class Tabular(Task):
             torch.from_numpy(features[kept]), targets.long() if options.label.classes else targets.float()[:, None]
         )
 
-    def _features(self, table: Table, where: str) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """Features (n, k), and which rows have every value without which a row is left out."""
+    def _features(
+        self, table: Table, where: str, *, is_trained: bool = False
+    ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+        """Features (n, k), and which rows have every value without which a row is left out.
+
+        Once a model is trained, no hint is to set an option that would ask for another one.
+        """
         parts: list[NDArray[np.float64]] = []
         complete = np.ones(len(table), dtype=bool)
         for name, column in self.options.read.items():
-            cells, place = table.cells[name], _Place(where, name, table)
+            cells, place = table.cells[name], _Place(where, name, table, is_trained)
             missing = self._missing(cells)
             if column.missing == "refuse":
-                hint = f'set missing = "fill" or "drop-row" in {_table_of(name)}'
-                place.refuse(missing, "hold no value", hint)
+                place.refuse(missing, "hold no value", f'set missing = "fill" or "drop-row" in {_table_of(name)}')
             elif column.missing == "drop-row":
                 complete &= ~missing
             if column.type == "category":
@@ -564,17 +568,21 @@ class Tabular(Task):
         decimal = self.options.decimal
         unfit = np.array([not is_number(cell, decimal) for cell in cells], dtype=bool) & ~missing
         if unfit.any():
-            place.refuse(unfit, "hold no number", self._number_hint(cells[int(unfit.argmax())]))
+            hint, is_of_the_model = self._number_hint(cells[int(unfit.argmax())])
+            place.refuse(unfit, "hold no number", hint, is_of_the_model=is_of_the_model)
         texts = zip(cells, missing, strict=True)
         return np.array([0.0 if gone else float(cell.replace(decimal, ".")) for cell, gone in texts])
 
-    def _number_hint(self, cell: str) -> str:
+    def _number_hint(self, cell: str) -> tuple[str, bool]:
+        """A hint, and whether another model follows it."""
         other = "," if self.options.decimal == "." else "."
         if is_date(cell):
-            return 'dates are not read: export an age or a number of days, or set the column\'s type to "ignored"'
+            hint = 'dates are not read: export an age or a number of days, or set the column\'s type to "ignored"'
+            return hint, True
         if is_number(cell, other):
-            return f'set task.options.decimal = "{other}" if that is the decimal mark; marks of thousands are not read'
-        return "task.options.missing-values lists what stands for a missing value"
+            hint = f'set task.options.decimal = "{other}" if that is the decimal mark; marks of thousands are not read'
+            return hint, False
+        return "task.options.missing-values lists what stands for a missing value", False
 
 
 def _table_of(column: str) -> str:
@@ -585,16 +593,22 @@ def _table_of(column: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where rows are refused: site and split, the column, the table."""
+    """Where rows are refused: site and split, the column, the table, and whether a model is trained already."""
 
     where: str
     column: str
     table: Table
+    is_trained: bool = False
 
-    def refuse(self, rows: NDArray[np.bool_], what: str, hint: str = "") -> None:
-        """Raise DataError where any of ``rows`` is True; the message counts them, the hint names the first line."""
+    def refuse(self, rows: NDArray[np.bool_], what: str, hint: str = "", *, is_of_the_model: bool = True) -> None:
+        """Raise DataError where any of ``rows`` is True; the message counts them, the hint names the first line.
+
+        ``is_of_the_model`` says whether what the hint advises makes another model.
+        """
         if not rows.any():
             return
+        if self.is_trained and is_of_the_model:
+            hint = "correct the value, or remove the row: the model is trained for the columns as they were described"
         first = f"line {self.table.lines[int(rows.argmax())]} is the first"
         raise DataError(
             f"{self.where}, column {self.column}",

@@ -30,7 +30,7 @@ FEWEST_TARGET_STEPS = 2
 
 _EVALUATION_ROWS = 1024
 _DATA_HINT = "lower training.learning-rate, or look at the site's data"
-_MORE_STEPS = "lower training.batch-size or raise training.epochs"
+_MORE_STEPS = "lower batch-size or raise epochs in the site's training settings"
 
 StepObserver = Callable[[Vector], None]
 """Receives a step x_j (m,), parameters after minus before; the array is only valid during the call."""
@@ -180,7 +180,7 @@ def require_steps(site: str, samples: int, settings: TrainingSettings, fewest: i
         raise TrainingError(
             f"{site}: {counted(samples, 'row')} in batches of {settings.batch_size}, and the model has BatchNorm, for "
             f"which a batch needs at least {settings.smallest_batch}",
-            hint="raise training.batch-size, give the site more rows, or use torch.nn.GroupNorm",
+            hint="raise batch-size in the site's training settings, give it more rows, or use torch.nn.GroupNorm",
         )
     steps = settings.steps(samples)
     if steps < fewest:
@@ -188,7 +188,7 @@ def require_steps(site: str, samples: int, settings: TrainingSettings, fewest: i
         raise TrainingError(
             f"{site}: {samples} rows in batches of {settings.batch_size} for {counted(settings.epochs, 'epoch')}{bound}"
             f" make {counted(steps, 'step')} in a round, and at least {fewest} are needed",
-            hint="raise training.max-steps" if settings.max_steps == steps else _MORE_STEPS,
+            hint="raise max-steps in the site's training settings" if settings.max_steps == steps else _MORE_STEPS,
         )
 
 

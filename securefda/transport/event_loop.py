@@ -1,7 +1,4 @@
-"""Running what takes long beside the event loop.
-
-The event loop of a process, and how the process is asked to end.
-"""
+"""The event loop of a process: how it is asked to end, and what takes long beside it."""
 
 from __future__ import annotations
 
@@ -19,18 +16,16 @@ from typing import Any, TypeVar
 from securefda.errors import Terminated
 
 
-def run_until_told(serve: Coroutine[Any, Any, None]) -> None:
+def run_interruptibly(serve: Coroutine[Any, Any, None]) -> None:
     """Run ``serve`` in an event loop of its own; Ctrl-C and SIGTERM cancel it, so that it can say goodbye.
 
     Raises:
         Terminated: SIGTERM asked the process to end.
         KeyboardInterrupt: Ctrl-C did.
+        asyncio.CancelledError: neither did; something in ``serve`` was cancelled by mistake.
     """
     logging.getLogger("grpc._cython.cygrpc").addFilter(_is_no_cancellation)
-    try:
-        asyncio.run(_cancelled_by_sigterm(serve))
-    except asyncio.CancelledError:
-        raise Terminated from None
+    asyncio.run(_cancelled_by_sigterm(serve))
 
 
 def _is_no_cancellation(record: logging.LogRecord) -> bool:
@@ -40,9 +35,19 @@ def _is_no_cancellation(record: logging.LogRecord) -> bool:
 
 async def _cancelled_by_sigterm(serve: Coroutine[Any, Any, None]) -> None:
     # Not by raising SIGINT: a process that a script started in the background is deaf to that.
-    task = asyncio.ensure_future(serve)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    await task
+    task, terminated = asyncio.ensure_future(serve), asyncio.Event()
+
+    def terminate() -> None:
+        terminated.set()
+        task.cancel()
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminate)
+    try:
+        await task
+    except asyncio.CancelledError:
+        if terminated.is_set():
+            raise Terminated from None
+        raise
 
 
 ResultT = TypeVar("ResultT")

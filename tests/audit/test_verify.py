@@ -50,7 +50,9 @@ def test_log_passes_at_every_size_and_says_what_is_not_signed_yet(tmp_path: Path
         result = verify(tmp_path / "run-1")
 
     assert (result.size, result.covered, result.finding) == (size + 1, size, None)
-    assert result.notes == ("1 records behind the newest checkpoint are not signed yet",)
+    assert result.notes == ("1 record behind the newest checkpoint: not signed yet, which the next one does",)
+    (note,) = verify(tmp_path / "run-1").notes
+    assert note.endswith("the sites had cosigned for the last time before; nothing proves this part")
 
 
 @pytest.mark.parametrize("first", range(18, 22))

@@ -290,7 +290,7 @@ def test_a_suite_that_is_stopped_ends_with_its_processes_and_keeps_what_had_fini
     assert process.stderr.readline().startswith("[1/50]")
     process.send_signal(number)
     rest = process.stderr.read()  # ends when the last process that could write there has ended
-    codes = {signal.SIGINT: ExitCode.FAILED, signal.SIGTERM: ExitCode.TERMINATED, signal.SIGKILL: -number}
+    codes = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.TERMINATED, signal.SIGKILL: -number}
     assert process.wait() == codes[number]
     finished = lines(tmp_path)
     assert 1 <= len(finished) < 50

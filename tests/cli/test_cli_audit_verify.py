@@ -15,6 +15,7 @@ from audit_party import LOG_KEYS, RUN, Party, audit, audit_json, began, message,
 from securefda.audit.kept import FILE
 from securefda.audit.merkle import Levels, check_inclusion, leaf_hash, pack, unpack
 from securefda.audit.notes import Checkpoint, LogName, Note, sign
+from securefda.audit.records import Entry
 from securefda.audit.verification import verification_progress
 from securefda.cli import main
 from securefda.samples import sample
@@ -114,6 +115,36 @@ def test_several_logs_are_verified_at_once_and_the_first_bad_one_is_named(tmp_pa
         None,
     ]
     assert str(logs[1]) in envelope["message"]
+
+
+JOINED = Entry("sent", "Join", peer="target", bytes=9, digest="00" * 32)
+REFUSED = Entry("event", "refused", facts={"check": "release.max-runs"})
+SIGNED = Entry("event", "checkpoint-signed", facts={"size": 2, "root": "00" * 32})
+
+
+def unsigned(folder: Path, *entries: Entry) -> Path:
+    """A log without a checkpoint."""
+    party = Party(folder)
+    with party.open() as log:
+        for entry in (began(), JOINED, *entries):
+            log.append(entry)
+    party.keep_roster()
+    return party.path
+
+
+def test_log_of_a_run_that_was_refused_before_anything_was_to_be_signed_is_no_finding(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    log = unsigned(tmp_path, REFUSED)
+    found = one(capsys, log)
+    assert (found["finding"], found["records"], found["covered"], found["checkpoint"]) == (None, 3, 0, None)
+    assert "left the run before the first checkpoint" in " ".join(found["notes"])
+    assert finding(capsys, log, "--witnesses", "1")["kind"] == "unreadable"
+
+
+@pytest.mark.parametrize("entry", [SIGNED, message(2)], ids=["a checkpoint", "a session"])
+def test_log_that_lost_its_checkpoints_is_a_finding(tmp_path: Path, capsys: Capture, entry: Entry) -> None:
+    assert finding(capsys, unsigned(tmp_path, entry))["what"] == "has no checkpoint, so nothing is proved of it"
 
 
 def flip(log: Path, at: int) -> None:

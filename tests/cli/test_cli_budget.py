@@ -246,7 +246,7 @@ def test_plot_replaces_no_file_and_a_folder_that_is_missing_is_one_line(
 def test_ctrl_c_ends_a_plan_with_one_line_and_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with ctrl_c_in(plan_noise):
         code = main([*PLAN, *FEW, "--epsilon", "4", "--plot", str(tmp_path / "curve.svg")])
-    assert (code, capsys.readouterr()) == (1, ("", "error: interrupted\n"))
+    assert (code, capsys.readouterr()) == (130, ("", "error: interrupted\n"))
     assert list(tmp_path.iterdir()) == []
 
 

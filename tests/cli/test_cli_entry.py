@@ -111,7 +111,7 @@ def test_ctrl_c_ends_a_run_in_one_line_and_leaves_its_rounds_and_a_report(file: 
         before = _lines_until(process, "round 2 of 5000: ")
         process.send_signal(signal.SIGINT)
         after = process.stderr.read()
-        assert process.wait(60) == 1
+        assert process.wait(60) == 130
     assert any(line.startswith("round 1 of 5000: accuracy ") for line in before)
     assert "Traceback" not in after
     assert "error: interrupted\nhint: every finished round is in run\n" in after

@@ -301,6 +301,31 @@ def test_preflight_of_a_target_tries_the_address_that_its_settings_listen_on(
     assert f"address {address}: the port is taken" in capsys.readouterr().out
 
 
+def test_preflight_of_a_wrong_listen_address_checks_no_other_port(
+    kits: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["preflight", str(kits / "target"), "--set", "transport.listen=nowhere", "--format", "json"]) == 4
+    found = {one["check"]: one for one in json.loads(capsys.readouterr().out)["data"]["findings"]}
+    assert (found["settings"]["level"], found["port"]["level"]) == ("fail", "warn")
+    assert found["port"]["message"].startswith("not checked")
+
+
+def test_preflight_takes_what_start_takes(kits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kit, full = str(kits / "source-1"), tmp_path / "no-folder"
+    full.write_text("")
+    given = ["--set", "training.batch-size=7", "--out", str(tmp_path / "elsewhere" / "run")]
+    assert main(["preflight", kit, "--offline", *given]) == 0
+    out = capsys.readouterr().out
+    assert "one batch of 7 rows" in out
+    assert f"free in {tmp_path}" in out
+    assert f"--set training.batch-size=7 --out {tmp_path / 'elsewhere' / 'run'}" in out
+    assert main(["preflight", kit, "--offline", "--set", "training.batch-sizes=7"]) == 4
+    assert main(["preflight", kit, "--offline", "--out", str(full / "run")]) == 4
+    assert f"{full}: cannot be written" in capsys.readouterr().out
+    assert main(["preflight", kit, str(kits / "target"), *given]) == 4
+    assert "--out: is of one site" in capsys.readouterr().err
+
+
 def test_preflight_knows_a_target_from_a_source(kits: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["preflight", str(kits / "target"), "--format", "json"])
     checks = {f["check"]: f["message"] for f in json.loads(capsys.readouterr().out)["data"]["findings"]}
@@ -335,7 +360,7 @@ def test_ctrl_c_in_any_command_is_one_line(
     monkeypatch.syspath_prepend(str(tmp_path))
     settings = kits / "target" / "local" / "settings.toml"
     settings.write_text(settings.read_text().replace("securefda.tasks.digits:Digits", "task_under_ctrl_c:Task"))
-    assert main(["preflight", str(kits / "target")]) == 1
+    assert main(["preflight", str(kits / "target")]) == 130
     assert capsys.readouterr().err == "error: interrupted\n"
 
 

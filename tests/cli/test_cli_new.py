@@ -147,6 +147,20 @@ def test_files_beside_the_example_are_the_sites(capsys: pytest.CaptureFixture[st
     assert main(["task", "check", "moved/heart/federation.toml"]) == 0
 
 
+def test_a_target_whose_table_has_no_labels_is_a_target_without_labels(capsys: pytest.CaptureFixture[str]) -> None:
+    for number, site in enumerate(["nord", "sued", "west"]):
+        write(Path("exports") / f"{site}.csv", patients(80 + number, number))
+    write(Path("exports/clinic.csv"), [row[:-1] for row in patients(90, 9)], header=HEADER[:-1])
+    assert main(["new", "heart", "--tabular", "exports/nord.csv", "--target", "clinic"]) == 0
+    config = load_federation(Path("heart/federation.toml"))
+    assert (config.federation.target, config.federation.sources) == ("clinic", ("nord", "sued", "west"))
+    assert (config.training.target.labels, config.strategy.rule) == ("none", "source_only")
+    out = capsys.readouterr().out
+    assert "the rows of clinic have no labels" in out
+    assert "Not taken for sites" not in out
+    own_tests_of("heart")
+
+
 def test_a_file_beside_the_example_that_is_no_site_is_named_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
     for number, site in enumerate(["clinic", "nord", "sued", "west"]):
         write(Path("exports") / f"{site}.csv", patients(80 + number, number))
@@ -219,7 +233,10 @@ def test_images_without_labels_are_no_class() -> None:
         fill(Path("images") / site)
     (Path("images") / "clinic" / "krank").rename(Path("images") / "clinic" / "unlabelled")
     assert main(["new", "scans", "--images", "images", "--target", "clinic"]) == 0
-    assert load_federation(Path("scans/federation.toml")).task.options["classes"] == ["gesund", "krank"]
+    config = load_federation(Path("scans/federation.toml"))
+    assert config.task.options["classes"] == ["gesund", "krank"]
+    assert (config.training.target.labels, config.strategy.rule) == ("none", "source_only")
+    own_tests_of("scans")
 
 
 def test_images_without_sites_are_linked_to() -> None:
@@ -260,6 +277,11 @@ BAD: dict[str, tuple[list[str], str, str]] = {
     "a folder": (["--tabular", "."], "cannot be read: Is a directory", ""),
     "too few rows": (["--tabular", "few.csv"], "has 20 rows, and four made-up sites need 70", ""),
     "no such label": (["--tabular", "good.csv", "--label", "kranck"], "--label kranck: ", "did you mean krank?"),
+    "no label in the example": (
+        ["--tabular", "good.csv", "--label", "outcome"],
+        "--label outcome: ",
+        "where the target alone has no labels, name a source's table, and --target",
+    ),
     "free text as label": (
         ["--tabular", "good.csv", "--label", "Bemerkung"],
         "column Bemerkung cannot be predicted",

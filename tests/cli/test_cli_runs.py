@@ -18,9 +18,9 @@ from interrupting import ctrl_c_in
 from plain_user import plain_user
 
 from securefda.cli import main
-from securefda.operations.records import best_round
-from securefda.operations.run_folder import read_run
-from securefda.operations.state import state_file
+from securefda.operations.records import SiteLine, best_round
+from securefda.operations.run_folder import METRICS_FILE, append_line, read_run
+from securefda.operations.state import ENDED, StateWriter, state_file
 from securefda.operations.trained import predict, trained_model
 from securefda.protocol.encoding import vector_to_wire
 from securefda.training import model_to_vector
@@ -109,6 +109,33 @@ def test_every_run_is_listed_with_what_it_came_to_and_what_the_target_comes_to_a
     text = printed(capsys, "runs", "ls", runs).splitlines()
     assert text[0].split() == ["run", "ended", "task", "rule", "rounds", "accuracy", "target", "alone", "status"]
     assert len(text) == 3
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [("", "finished"), ("interrupted", "interrupted"), ("the aggregator ended the run: quorum lost", "failed")],
+    ids=["complete", "interrupted", "failed"],
+)
+def test_a_source_s_own_run_is_listed_as_its_process_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], error: str, status: str
+) -> None:
+    mine = tmp_path / "run"
+    mine.mkdir()
+    append_line(mine / METRICS_FILE, SiteLine(round=1, rule="fedda", refused={"key": "release.max-attempts"}))
+    append_line(mine / METRICS_FILE, SiteLine(round=2, rule="fedda", samples=9))
+    state = StateWriter(mine, "hospital-a", "source", interval_s=0)
+    state.set("training", round=2, rounds=2)
+    assert source_status(capsys, mine) == ("source", "open", 1, 2)
+    state.set(ENDED, error=error)
+    assert source_status(capsys, mine) == ("source", status, 1, 2)
+    text = printed(capsys, "runs", "show", mine)
+    assert "1 of 2" in text
+    assert "this is a source's own record" in text
+
+
+def source_status(capsys: pytest.CaptureFixture[str], folder: Path) -> tuple[str, str, int, int]:
+    (run,) = json.loads(printed(capsys, "runs", "ls", folder, "--format", "json"))["data"]["runs"]
+    return run["role"], run["status"], run["rounds"], run["planned"]
 
 
 def test_a_damaged_run_is_listed_as_such_beside_the_others(
@@ -208,6 +235,25 @@ def test_the_run_of_a_startup_kit_is_not_deleted(
     run = Path(shutil.copytree(runs / "a", tmp_path / "kit" / "local" / "run"))
     assert "startup kit" in refused(capsys, "runs", "rm", run, "--yes")
     assert (run / "summary.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("row", "hint"),
+    [
+        ("40,", "correct the value, or remove the row"),
+        ("40,x", "correct the value, or remove the row"),
+        ("2024-01-02,f", "correct the value, or remove the row"),
+        ('"40,5",f', 'set task.options.decimal = ","'),
+    ],
+    ids=["no value", "another category", "a date", "another decimal mark"],
+)
+def test_no_hint_at_rows_to_predict_asks_for_another_model(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], row: str, hint: str
+) -> None:
+    (tmp_path / "new.csv").write_text(f"age,sex\n30,f\n{row}\n")
+    said = refused(capsys, "predict", runs / "a", "--data", tmp_path / "new.csv")
+    assert f"hint: line 3 is the first; {hint}" in said
+    assert "[task.options" not in said
 
 
 def test_predictions_of_new_rows_are_a_csv_file_in_their_order(
@@ -416,5 +462,5 @@ def test_ctrl_c_ends_a_prediction_with_one_line_and_no_file(
     out = tmp_path / "predictions.csv"
     with ctrl_c_in(function):
         code = main(["predict", str(runs / "a"), "--data", str(runs / "new.csv"), "--out", str(out)])
-    assert (code, capsys.readouterr()) == (1, ("", "error: interrupted\n"))
+    assert (code, capsys.readouterr()) == (130, ("", "error: interrupted\n"))
     assert list(tmp_path.iterdir()) == []

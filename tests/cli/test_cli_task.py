@@ -115,6 +115,21 @@ def test_the_rows_of_a_kit_are_its_own_sites(folder: Path, capsys: pytest.Captur
     assert "is the kit of north" in capsys.readouterr().err
 
 
+def test_more_rows_than_a_source_s_policy_counts_are_refused_as_a_run_refuses_them(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = [tabular(folder), "--set", "session.max-samples=10"]
+    refusal = "north: quantisation.max-samples-min: 10 in this site's policy.toml is below its "
+    assert main(["task", "check", *few]) == 4
+    printed = capsys.readouterr()
+    assert f"FAILED: {refusal}" in printed.out
+    assert "ok: clinic" in printed.out  # no sum has the target's rows
+    assert printed.err.splitlines()[1].endswith("--set session.max-samples=1000")
+    assert main(["federation", "init", *few]) == 0
+    assert main(["task", "check", "kits/north", "--set", f"task.data-dir={folder / 'data'}"]) == 4
+    assert refusal in capsys.readouterr().err
+
+
 def test_every_failing_site_is_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tabular(folder)
     (folder / "data" / "north.csv").unlink()

@@ -2231,7 +2231,7 @@ NORMS = {
     "batch-norm-and-batches-of-one-row": Wrong(
         "task check federation.toml --set training.source.batch-size=1",
         r"rows in batches of 1, and the model has BatchNorm, for which a batch needs at least 2",
-        "raise training.batch-size",
+        "raise batch-size in the site's training settings",
         harm=normed("Normed"),
         again="task check federation.toml --set training.source.batch-size=2",
         prints=True,

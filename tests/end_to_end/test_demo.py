@@ -49,7 +49,7 @@ def test_an_interrupt_leaves_no_process(tmp_path: Path) -> None:
     demo.until("each in one process, to compare")
     (server,) = children_of(demo.process.pid)
     demo.interrupt(signal.SIGINT)
-    assert_one_clear_line(demo, ExitCode.FAILED, "interrupted", hint=str(tmp_path / "demo"))
+    assert_one_clear_line(demo, ExitCode.INTERRUPTED, "interrupted", hint=str(tmp_path / "demo"))
     assert not Path(f"/proc/{server}").exists()
 
 

@@ -125,7 +125,7 @@ def test_where_no_process_can_be_copied_each_starts_by_itself(tmp_path: Path) ->
     commands = [Path(f"/proc/{child}/cmdline").read_text().split("\0") for child in children_of(run.process.pid)]
     assert [command[4:6] for command in commands] == [["aggregator", "start"], ["source", "start"], ["source", "start"]]
     run.interrupt(signal.SIGINT)
-    assert_one_clear_line(run, ExitCode.FAILED, "interrupted", hint="goes on")
+    assert_one_clear_line(run, ExitCode.INTERRUPTED, "interrupted", hint="goes on")
 
 
 def test_an_interrupted_run_goes_on_in_its_folder_and_only_with_its_settings(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_an_interrupted_run_goes_on_in_its_folder_and_only_with_its_settings(tmp
     command = ["run", str(federation(tmp_path, 400)), "--out", str(out)]
     first = Process(command, by_exec=True).until("round 2 of 400: ")
     first.interrupt(signal.SIGINT)
-    assert_one_clear_line(first, ExitCode.FAILED, "interrupted", hint="goes on")
+    assert_one_clear_line(first, ExitCode.INTERRUPTED, "interrupted", hint="goes on")
     digests = {line["round"]: line["model_digest"] for line in read_run(out).rounds}
 
     others = ("--set", "strategy.rounds=12", "--set", "training.source.learning-rate=0.5", "--seed", "3")

@@ -92,6 +92,13 @@ def test_a_finished_run_that_is_started_again_changes_nothing(happy: Kits) -> No
     assert happy.summary()["status"] == "finished"
 
 
+def test_a_source_whose_run_is_complete_says_so_and_waits_for_nobody(happy: Kits) -> None:
+    again = happy.start("source-1", by_exec=False)
+    assert again.end() == 0, again.text
+    assert "is complete already; to take part in another one, name a new folder: --out FOLDER" in again.text
+    assert "joined" not in again.text
+
+
 def test_a_run_with_other_settings_leaves_the_folder_of_the_first_alone(happy: Kits) -> None:
     before = (happy.run_folder / "summary.json").read_bytes()
     other = happy.start("target", "strategy.rounds=4", by_exec=False)

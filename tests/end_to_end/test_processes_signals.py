@@ -21,7 +21,7 @@ from securefda.operations.run_folder import read_run
 from securefda.operations.state import read_state
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM]
-ENDED = {signal.SIGINT: ExitCode.FAILED, signal.SIGTERM: ExitCode.TERMINATED}
+ENDED = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.TERMINATED}
 
 
 @pytest.mark.parametrize("number", SIGNALS)

@@ -48,7 +48,7 @@ def test_a_source_says_why_it_has_no_connection_and_when_it_is_back(tmp_path: Pa
             # That the stream broke may be noticed after the first try to dial was refused; the next try says so again.
             _, state = status_of(capsys, me, "waiting for target to begin a round", refused)
             assert state["retrying_until"] > state["since"]
-            assert "is gone without a word" in status(capsys, federation.kit("target"))[0]
+            assert "was killed or crashed" in status(capsys, federation.kit("target"))[0]
 
             for site in ("target", "source-2", "source-3"):
                 federation.start(site)
@@ -97,7 +97,7 @@ def test_status_says_that_a_killed_process_is_gone(tmp_path: Path, capsys: Any) 
         source.process.wait()
         text, state = status(capsys, federation.kit("source-1"))
     assert state["running"] is False
-    assert f"its process {source.process.pid} is gone without a word; last it was connecting to 127.0.0.1" in text
+    assert f"its process {source.process.pid} was killed or crashed; it was connecting to 127.0.0.1" in text
 
 
 def test_an_aggregator_waits_for_those_that_are_missing_and_names_no_other(tmp_path: Path, capsys: Any) -> None:

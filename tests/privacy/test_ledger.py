@@ -66,6 +66,12 @@ def test_round_that_exceeds_the_budget_is_refused_with_spent_limit_and_cost(site
     assert site.state() == before
 
 
+def test_a_question_before_any_run_names_the_next_round(site: Site) -> None:
+    with pytest.raises(BudgetExhausted, match="data set hearts, the next round, at delta 1e-05 by rdp") as refusal:
+        site.ledger.require(EVENT, Budget(epsilon([EVENT], DELTA) - 1e-9, DELTA))
+    assert "run-1" not in str(refusal.value)
+
+
 def test_round_that_spends_the_last_of_the_budget_exactly_is_allowed(site: Site) -> None:
     site.ledger.reserve(EVENT, Budget(epsilon([EVENT], DELTA), DELTA), now=NOON)
 

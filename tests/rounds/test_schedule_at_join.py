@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rounds_federation import Federation, changed, site_id, until, without_schedules
+from rounds_federation import TARGET, Federation, changed, signer, site_id, until, without_schedules
+from source_stores import book_beside
 
 from securefda.aggregator.headers import rules_of_run, schedule_of
-from securefda.errors import ExitCode, PolicyRefusal, RunRefused
-from securefda.protocol.messages import Header, Parcel, Refusal, Schedule
+from securefda.errors import ExitCode, PolicyRefusal, QuorumLost, RunRefused
+from securefda.protocol.messages import NO_CONTEXT, Header, Parcel, Refusal, Schedule
 from securefda.rules import Strategy
+from securefda.site.policy import ReleaseLimits
+from securefda.source.run_book import RunBook
 
 ME = 2
 
@@ -27,6 +31,11 @@ def kinds_to(federation: Federation, index: int) -> list[str]:
     return [message.type_name for _, to, message in federation.passed if to == index]
 
 
+def kinds_from(federation: Federation, index: int) -> list[str]:
+    return [message.type_name for sender, _, message in federation.passed if sender == index]
+
+
+RUN_HINT = "where this site means to take part in one more: securefda source start --accept-run"
 FORBIDS = {
     "allowed-rules": {"allowed_rules": ("source_only", "fedda_auto")},
     "release.max-rounds": {"release": {"max_rounds": 3}},
@@ -61,6 +70,7 @@ def test_a_run_that_one_policy_forbids_ends_before_anything_is_trained(tmp_path:
     assert refuser.standing.failure.key == key
     assert not {"Header", "MaskedInput"} & {message.type_name for *_, message in federation.passed}
     assert federation.store.records() == []
+    assert "--out FOLDER" in error.hint
 
 
 def test_other_sources_hear_neither_who_refused_nor_what(tmp_path: Path) -> None:
@@ -79,6 +89,62 @@ def test_where_the_others_are_enough_the_run_goes_on_without_it(tmp_path: Path) 
     assert f"{site_id(ME)} takes no part: its policy refuses allowed-rules" in federation.watch.text
     assert [record["refused"] for record in federation.store.records()] == [{site_id(ME): "allowed-rules"}] * 4
     assert all(site_id(ME) not in record["levels"] for record in federation.store.records())
+
+
+def test_a_run_after_rounds_that_came_to_nothing_is_refused_under_that_key(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, 3, rounds=1)
+    policy = federation.policy(ME)
+    header = until(federation.open(), ME, Header).message.body
+    book = RunBook(book_beside(tmp_path / f"source-{ME}.sqlite"), ReleaseLimits(max_runs=9, max_unfinished=1))
+    book.begin_attempt(signer(TARGET).sign(b"s" * 32, NO_CONTEXT, replace(header, run_id=b"r" * 16)), "1.2")
+    book.close()
+    release = policy.release.model_copy(update={"max_unfinished": 1})
+    federation.sources[ME] = federation.source(ME, policy=policy.model_copy(update={"release": release}))
+    federation.run.left(ME)
+    federation.join(ME)
+    federation.go()
+    assert isinstance(federation.sources[ME].standing.failure, PolicyRefusal)
+    assert f"{site_id(ME)} takes no part unless its operator consents: " in federation.watch.text
+    assert "release.max-unfinished" in federation.watch.text
+
+
+def test_the_target_waits_for_a_source_whose_operator_may_yet_consent_to_one_more_run(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, 3, rounds=1)
+    policy = federation.policy(ME)
+    none = policy.model_copy(update={"release": policy.release.model_copy(update={"max_runs": 0})})
+    federation.sources[ME] = federation.source(ME, policy=none)
+    federation.open()
+    while federation.sources[ME].standing.failure is None:
+        federation.step()
+    assert ME in federation.run._candidates.expected(federation.run.phase.current)  # type: ignore[union-attr]
+    federation.sources[ME] = federation.source(ME, policy=policy)
+    federation.join(ME)
+    federation.go()
+    assert federation.statuses == ["finished"]
+
+
+def test_a_run_that_lacks_consent_ends_with_the_key_and_who_can_give_it(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, 3, rounds=1)
+    release = federation.policy(ME).release.model_copy(update={"max_runs": 0})
+    federation.sources[ME] = federation.source(ME, policy=federation.policy(ME, release=release))
+    federation.open().go()
+    federation.run.left(ME, "hung up")
+    error = federation.run.error
+    assert isinstance(error, QuorumLost)
+    assert error.why[site_id(ME)] == "its policy refuses release.max-runs"
+    assert "securefda source start --accept-run" in error.hint
+
+
+def test_a_source_beyond_its_runs_answers_nothing_else_and_leaves(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, 3, rounds=1)
+    release = federation.policy(ME).release.model_copy(update={"max_runs": 0})
+    federation.sources[ME] = federation.source(ME, policy=federation.policy(ME, release=release))
+    federation.link = without_schedules
+    federation.open().go()
+    assert kinds_from(federation, ME) == ["Join"]
+    failure = federation.sources[ME].standing.failure
+    assert isinstance(failure, PolicyRefusal)
+    assert (failure.key, failure.hint) == ("release.max-runs", RUN_HINT)
 
 
 def test_a_source_that_joins_again_with_another_policy_takes_part(tmp_path: Path) -> None:

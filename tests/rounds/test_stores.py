@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from source_stores import store_at
+from source_stores import NO_LIMITS, book_beside, store_at
 
 from securefda.aggregator.store import AggregatorStore, Asked, KeptResult
 from securefda.errors import ConfigError, SecureFdaError
@@ -33,6 +33,7 @@ from securefda.protocol.messages import (
 )
 from securefda.protocol.transcript import round_terms
 from securefda.source.model_bound import AcceptedHeader, Known, TakenResult
+from securefda.source.run_book import RunBook
 from securefda.source.store import SourceStore
 from securefda.training import Vector
 
@@ -99,6 +100,26 @@ def test_positions_sessions_fuses_and_results_survive_a_restart(tmp_path: Path) 
     assert again.known(RUN) == Known(second, before)
     assert again.known(OTHER_RUN) == Known()
     again.close()
+
+
+def test_a_source_knows_that_its_run_is_complete(tmp_path: Path) -> None:
+    store = store_at(tmp_path / "s.sqlite")
+    store.accept_header(header(1))
+    assert store.complete_run() is None
+    store.end_run(RUN, keeps_own=False)
+    store.close()
+    again = store_at(tmp_path / "s.sqlite")
+    assert again.complete_run() == RUN
+    again.close()
+
+
+def test_the_book_is_closed_where_the_state_cannot_be_opened(tmp_path: Path) -> None:
+    (tmp_path / "s.sqlite").write_bytes(b"no database" * 100)
+    book = RunBook(book_beside(tmp_path / "s.sqlite"), NO_LIMITS)
+    with pytest.raises(SecureFdaError, match=r"s\.sqlite: file is not a database"):
+        SourceStore(tmp_path / "s.sqlite", book)
+    with pytest.raises(SecureFdaError, match="closed database"):
+        book.knows(RUN)
 
 
 FIRST = np.zeros(6, dtype=np.float32)

@@ -184,8 +184,9 @@ class TestImages:
         save(tmp_path / "clinic", "unlabelled", 2)
         save(tmp_path / "north", "unlabelled", 2)
         site = "clinic" if labelled else "north"
-        with pytest.raises(DataError, match="1 of 1 folders are of no class"):
+        with pytest.raises(DataError, match="1 of 1 folders are of no class") as refusal:
             rows_of(images(tmp_path, labelled=labelled), site, "train")
+        assert ('set labels = "none"' if labelled else "labelled images alone") in refusal.value.hint
 
     def test_a_target_needs_some_image(self, tmp_path: Path) -> None:
         (tmp_path / "clinic").mkdir()

@@ -94,7 +94,7 @@ def test_bounded_steps_are_the_first_of_the_unbounded_round():
 def test_a_bound_below_the_fewest_steps_is_named():
     with pytest.raises(TrainingError, match=r"for 1 epoch, at most 1 step, make 1 step in a round") as caught:
         require_steps("target", 20, replace(SGD, epochs=1, max_steps=1))
-    assert caught.value.hint == "raise training.max-steps"
+    assert caught.value.hint == "raise max-steps in the site's training settings"
 
 
 class Doubled(Line):
@@ -182,8 +182,8 @@ def test_too_few_steps_at_the_target_are_refused_before_training():
     steps = []
     with pytest.raises(TrainingError, match=r"source-1: 20 rows in batches of 20 .* make 1 step") as caught:
         train(settings=settings, fewest_steps=FEWEST_TARGET_STEPS, on_step=steps.append)
-    assert "training.batch-size" in caught.value.hint
-    assert "training.epochs" in caught.value.hint
+    assert "lower batch-size" in caught.value.hint
+    assert "raise epochs" in caught.value.hint
     assert not steps
 
 

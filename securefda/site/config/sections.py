@@ -292,8 +292,8 @@ class TrainingSection(Settings):
     """Passes over the site's rows in a round."""
 
     max_steps: Natural = 0
-    """Steps after which a round ends, whatever `epochs` says; 0 for no bound. With 1, sources send an update after
-    every step."""
+    """Steps after which a round ends, whatever `epochs` says; 0 for no bound, and with noise. With 1, sources send an
+    update after every step. The target needs 2."""
 
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Momentum of `sgd`; 0 with `adam`."""

@@ -125,6 +125,8 @@ _HINTS = {
     "dp.metrics": "ask the aggregator's operator: this site's Join said that it has none to give",
     "release.max-attempts": "lower session.attempts at the aggregator",
     "release.max-rounds": "lower strategy.rounds at the aggregator",
+    "release.max-runs": "ask the site whether it takes part in one more: securefda source start --accept-run",
+    "release.max-unfinished": "ask the site whether it goes on all the same: securefda source start --accept-run",
 }
 _RELEASING_RULES = frozenset(rule.value for rule in Rule if rule.releases_features)
 _PROJECTING_RULES = frozenset(rule.value for rule in Rule if rule.projects)

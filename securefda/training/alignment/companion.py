@@ -37,7 +37,7 @@ from securefda.training.optimizers import new_optimizer
 from securefda.training.settings import AlignmentSettings, TrainingSettings
 from securefda.training.vectors import FlatModel, model_to_vector
 
-_OWN_ROWS = 512
+MOST_OWN_ROWS = 512
 """Of a source that a discrepancy is made of once it has trained."""
 
 _LEAST_SPREAD = 0.1
@@ -222,18 +222,21 @@ class Companion:
 
     # --- after a round ------------------------------------------------------------------------------------------------
 
-    def pull(self, own: Tensor) -> Vector:
+    def pull(self, own: Tensor | None = None) -> Vector:
         """T times the gradient of what the target is to make small by the features that it sent, float32 (T, d).
 
         Args:
-            own: features of this source's rows under the trained model, (n, d).
+            own: features of this source's rows under the trained model, (n, d), at most ``MOST_OWN_ROWS``; only
+                ``f_dan`` compares the target's with them.
 
         Raises:
             TrainingError: it is not finite.
         """
         target = self._target.detach().clone().requires_grad_(True)
         if self._kind is Alignment.F_DAN:
-            own = self._standardised(own[:_OWN_ROWS].to(target.device))
+            if own is None:
+                raise ValueError("own: f_dan compares the target's features with them")
+            own = self._standardised(own.to(target.device))
             loss = discrepancy(own, target, median_distance(own, target))
         else:
             logits = self._domain(target)

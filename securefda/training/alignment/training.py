@@ -9,14 +9,12 @@ from torch import nn
 
 from securefda.protocol.encoding import Vector
 from securefda.tasks import Samples, Task, task_code
-from securefda.training.alignment.companion import Aligned, Companion
+from securefda.training.alignment.companion import MOST_OWN_ROWS, Aligned, Alignment, Companion
 from securefda.training.device import choose_device
 from securefda.training.features import features_of
 from securefda.training.local import LocalResult, StepObserver, train_local
 from securefda.training.seeds import Seed, derive_seed, generator_of, seeded_torch
 from securefda.training.settings import TrainingSettings
-
-_ROWS = 512
 
 
 def train_aligned(
@@ -74,6 +72,8 @@ def train_aligned(
         on_step=on_step,
         beside=companion,
     )
-    chosen = torch.randperm(len(data), generator=generator_of(derive_seed(seed, "pull")))[:_ROWS]
-    own = torch.from_numpy(features_of(task, model, data.features[chosen]))
+    own = None
+    if aligned.kind is Alignment.F_DAN:
+        chosen = torch.randperm(len(data), generator=generator_of(derive_seed(seed, "pull")))[:MOST_OWN_ROWS]
+        own = torch.from_numpy(features_of(task, model, data.features[chosen]))
     return replace(result, pull=companion.pull(own)), companion.to_bytes()
