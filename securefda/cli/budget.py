@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from securefda.cli.options import OutputFormat, Overrides, now
-from securefda.cli.output import Format, print_result, width_of
+from securefda.cli.options import OutputFormat, Overrides, file_or_sample, now, numbers
+from securefda.cli.output import Format, bound_text, print_result, say, width_of
 from securefda.errors import ConfigError
 from securefda.privacy.events import ACCOUNTANTS, ASSUMPTIONS, GUARANTEE, TERMS
 from securefda.text import aligned, counted, printable, wrapped
@@ -59,7 +60,7 @@ _WIDTH = 100
 _SVG_START = '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
 
 ConfigFile = Annotated[
-    Path, typer.Option("--config", metavar="FILE", help="The site's settings file, KIT/local/settings.toml.")
+    Path, typer.Option("--config", metavar="KIT|FILE", help="The site's kit, or its settings file in it.")
 ]
 Reason = Annotated[str, typer.Option("--reason", metavar="WHY", help="Why, in words; kept in the ledger for ever.")]
 Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE.svg", help="Draw epsilon over the rounds.")]
@@ -183,7 +184,7 @@ def plan(
     rounds: Annotated[int, typer.Option("--rounds", max=_MOST_ROUNDS, help="Rounds of training.")],
     config: Annotated[
         Path | None,
-        typer.Option("--config", metavar="FILE", help="A site's settings: its rows, what they cost, and its budget."),
+        typer.Option("--config", metavar="KIT|FILE", help="A site: its rows, what they cost, and its budget."),
     ] = None,
     delta: Annotated[float | None, typer.Option("--delta", help="Should be below one over the number of rows.")] = None,
     samples: Annotated[int | None, typer.Option("--samples", help="Rows of the site's data set.")] = None,
@@ -249,6 +250,83 @@ def plan(
     print_result(
         output, data, "\n\n".join([_plan_text(found, request, data_set), _filled(said), *paste.values(), *drawn])
     )
+
+
+@app.command("advise")
+def advise(
+    config: ConfigFile,
+    federation: Annotated[
+        Path | None,
+        typer.Option(
+            "--federation",
+            metavar="FEDERATION.toml",
+            help="Whole federation's file or a sample's name: strategy and training of the sites of the other role.",
+            parser=file_or_sample,
+        ),
+    ] = None,
+    epsilon: Annotated[
+        str, typer.Option("--epsilon", metavar="E[,E...]", help="Budgets to try; default: 1, 2, 4, 8 and the site's.")
+    ] = "",
+    rounds: Annotated[
+        str, typer.Option("--rounds", metavar="R[,R...]", help="Rounds to try; default: those of the run and half.")
+    ] = "",
+    batch: Annotated[
+        str, typer.Option("--batch", metavar="B[,B...]", help="Expected rows of a step; default: as set, and fourfold.")
+    ] = "",
+    others: Annotated[
+        int | None, typer.Option("--others", help="Rows at every other site; default: as many as at this one.")
+    ] = None,
+    stand_in: Annotated[
+        Path | None,
+        typer.Option(
+            "--stand-in",
+            metavar="PATH",
+            help="Public rows: a CSV file (tabular), a folder of CLASS/*.png (image_folder), else a task.data-dir.",
+        ),
+    ] = None,
+    best_accuracy: Annotated[
+        float, typer.Option("--best-accuracy", help="What the best model could reach on rows that are drawn.")
+    ] = 0.9,
+    everywhere: Annotated[
+        bool, typer.Option("--everywhere", help="All sites train with noise, not only those of this site's role.")
+    ] = False,
+    seeds: Annotated[int, typer.Option("--seeds", help="Runs of each setting.")] = 2,
+    time_limit: Annotated[float, typer.Option("--time-limit", metavar="S", help="Seconds for all runs.")] = 600.0,
+    overrides: Overrides = [],
+    output: OutputFormat = Format.TXT,
+) -> None:
+    """Advise on a budget: which accuracy to expect for which epsilon, with how many rounds and which batch.
+
+    Whole federations train on rows that stand in for the site's: public ones, or ones that are drawn to their shape. Of
+    the site's own rows number and shape are used, and their ledger. Nothing is charged.
+
+    The table's accuracy is of the stand-in: what carries over is how much of it noise costs, and where.
+    """
+    from securefda.cli.advised import advice_json, advice_text
+    from securefda.local.advice import Question
+    from securefda.machine import without_collections
+    from securefda.site.config import load_federation
+
+    question = Question(
+        epsilons=numbers("--epsilon", epsilon, float),
+        rounds=numbers("--rounds", rounds, int),
+        batches=numbers("--batch", batch, int),
+        others=others,
+        stand_in=stand_in,
+        best_accuracy=best_accuracy,
+        everywhere=everywhere,
+        seeds=seeds,
+        time_limit_s=time_limit,
+    )
+    whole = None if federation is None else load_federation(federation, [], os.environ)
+    seen: list[Rows] = []
+    site = _site(config, overrides, seen.append)
+    with without_collections():
+        from securefda.local.advising import advise as advise_on  # with torch, for which no wrong file has to wait
+
+    found = advise_on(question, site, site.budget(), seen[0].features.shape[1:], whole, say=say)
+    paste = _plan_toml(found.plan, found.request, site, found.strategy)
+    print_result(output, advice_json(found, site) | {"toml": paste}, advice_text(found, site, list(paste.values())))
 
 
 def _check_plan(given: Mapping[str, Any], overrides: Sequence[str], *, of_a_site: bool) -> None:
@@ -355,24 +433,31 @@ def _plan_text(found: Plan, request: PlanRequest, data_set: str) -> str:
     """What a plan costs, and its curve, or some of its rounds, the first and the last among them."""
     rounds, past = request.schedule.rounds, found.curve[0]
     asked = "" if request.epsilon is None else f" (asked for: at most {request.epsilon:g})"
-    before = f"{_up(past)} at delta {found.delta:g}, by {len(request.past)} charged rounds"
+    before = f"{bound_text(past)} at delta {found.delta:g}, by {len(request.past)} charged rounds"
     rows = [
         *([("data set", f"{data_set}, {request.schedule.samples} rows")] if data_set else []),
         ("noise multiplier", str(found.noise_multiplier)),
         ("sampling rate", f"{found.sampling_rate:.6g} = 1/{round(1 / found.sampling_rate)}"),
         ("steps", f"{found.steps_per_round} per round, {found.steps_per_round * rounds} in all"),
         *([("epsilon before", before)] if data_set else []),
-        ("epsilon", f"{_up(found.epsilon)} at delta {found.delta:g} after {counted(rounds, 'round')}{asked}"),
-        ("epsilon per round", f"{_up((found.epsilon - past) / rounds)} on average"),
+        ("epsilon", f"{bound_text(found.epsilon)} at delta {found.delta:g} after {counted(rounds, 'round')}{asked}"),
+        ("epsilon per round", f"{bound_text((found.epsilon - past) / rounds)} on average"),
         ("accountant", found.accountant),
     ]
     shown = sorted({1 + round(place * (rounds - 1) / (_MOST_ROWS - 1)) for place in range(_MOST_ROWS)})
-    curve = [(str(number), _up(found.curve[number]), _up(found.cost_per_round[number - 1])) for number in shown]
+    curve = [
+        (str(number), bound_text(found.curve[number]), bound_text(found.cost_per_round[number - 1])) for number in shown
+    ]
     return f"{aligned(rows)}\n\n{aligned([('after round', 'epsilon', 'of this round'), *curve])}"
 
 
-def _plan_toml(found: Plan, request: PlanRequest, site: BudgetSite | None) -> dict[str, str]:
-    """The tables that make a site train as planned and its budget pay for it, by the file that they belong in."""
+def _plan_toml(
+    found: Plan, request: PlanRequest, site: BudgetSite | None, strategy: Mapping[str, int] = MappingProxyType({})
+) -> dict[str, str]:
+    """The tables that make a site train as planned and its budget pay for it, by the file that they belong in.
+
+    ``strategy`` are keys of the run's strategy, which a target sets.
+    """
     # Rounded up, so that the budget pays for the rounds that were planned
     epsilon = request.epsilon if request.epsilon is not None else math.ceil(found.epsilon * 100) / 100
     budget = f'target-epsilon = {epsilon:g}\ntarget-delta = {found.delta:g}\naccountant = "{found.accountant}"'
@@ -383,6 +468,8 @@ def _plan_toml(found: Plan, request: PlanRequest, site: BudgetSite | None) -> di
     noise = f"[training.dp]\nnoise-multiplier = {found.noise_multiplier!r}"
     of_target = site is not None and site.delta_key().startswith("privacy.")
     settings = f"{training}\n\n{noise}" + (f"\n\n[privacy.budget]\n{budget}" if of_target else "")
+    if of_target and strategy:
+        settings = "\n".join(["[strategy]", *(f"{key} = {value}" for key, value in strategy.items()), "", settings])
     parts = {"settings": f"# for KIT/local/settings.toml\n{settings}"}
     if not of_target:
         sign = "# for KIT/local/policy.toml; then securefda policy sign KIT"
@@ -390,8 +477,10 @@ def _plan_toml(found: Plan, request: PlanRequest, site: BudgetSite | None) -> di
     return parts
 
 
-def _site(config: Path, overrides: list[str]) -> BudgetSite:
+def _site(config: Path, overrides: list[str], look: Callable[[Rows], None] = lambda _: None) -> BudgetSite:
+    """The site that settings in ``config``, or in the kit of that name, describe; ``look`` gets its rows."""
     from securefda.site.budget import load_site
+    from securefda.site.kit import LOCAL, SETTINGS_FILE
 
     def rows_of(config: AggregatorConfig | SourceConfig, roster: Roster, site_id: str) -> Rows:
         from securefda.machine import without_collections
@@ -399,9 +488,12 @@ def _site(config: Path, overrides: list[str]) -> BudgetSite:
         with without_collections():
             from securefda.bootstrap import rows_of_site  # with torch, for which no wrong file should have to wait
 
-        return rows_of_site(config, roster, site_id)
+        rows = rows_of_site(config, roster, site_id)
+        look(rows)
+        return rows
 
-    return load_site(config, overrides, os.environ, now(), rows_of)
+    file = config / LOCAL / SETTINGS_FILE if config.is_dir() else config
+    return load_site(file, overrides, os.environ, now(), rows_of)
 
 
 def _signed(site: BudgetSite, kind: str, reason: str) -> tuple[Row, ...]:
@@ -510,20 +602,20 @@ def _show_text(found: Standing, charges: Sequence[Charge] | None, plot: Path | N
         ("accountant", budget.accountant),
         ("delta", f"{budget.delta:g}"),
         ("limit", f"epsilon {budget.epsilon:g}"),
-        ("spent", f"epsilon {_up(found.spent)}"),
+        ("spent", f"epsilon {bound_text(found.spent)}"),
         ("left", f"epsilon {_down(found.left)}"),
         ("rounds charged", f"{counts['charged']}{how if counts['charged'] else ''}"),
     ]
     if ahead is not None:
         noise, rate = f"noise multiplier {ahead.noise_multiplier:g}", f"sampling rate {ahead.sampling_rate:.4g}"
-        more = f"epsilon {_up(ahead.spent - found.spent)} more: {counted(ahead.steps, 'step')}, {noise}, {rate}"
+        more = f"epsilon {bound_text(ahead.spent - found.spent)} more: {counted(ahead.steps, 'step')}, {noise}, {rate}"
         rows.append(("next round as set", f"{more}, clip norm {ahead.max_grad_norm:g}"))
         rows.append(("rounds left as set", f"{ahead.rounds}{' or more' if ahead.rounds == MOST_ROUNDS else ''}"))
     for said in statements_of(found.rows):
         overruled = "".join(f"; found then: {line}" for line in said["overruled"])
         rows.append((said["kind"], printable(f"{utc(said['time'])}, row {said['row']}: {said['reason']}{overruled}")))
     if last_reset(found.rows):
-        rows.append(("without any reset", f"epsilon {_up(found.spent_as_if_never_reset)} would be spent"))
+        rows.append(("without any reset", f"epsilon {bound_text(found.spent_as_if_never_reset)} would be spent"))
     parts = [aligned(rows)]
     for run, of_run in groupby(charges or (), key=lambda charge: charge.event.run_id):
         table = [("row", "time", "round", "attempt", "steps", "noise", "state", "epsilon spent")]
@@ -536,7 +628,7 @@ def _show_text(found: Standing, charges: Sequence[Charge] | None, plot: Path | N
                 str(charge.event.steps),
                 f"{charge.event.noise_multiplier:g}",
                 charge.state if charge.counts else f"{charge.state}, before the reset",
-                _up(charge.spent),
+                bound_text(charge.spent),
             )
             for charge in of_run
         ]
@@ -562,11 +654,6 @@ def _draw(path: Path, lines: Series, delta: float, about: str) -> None:
     opening, end, rest = svg.replace("<svg", start, 1).partition(">")
     with writing_errors(path):
         write_file(path, f"{opening}{end}<desc>{about}</desc>{rest}".encode(), 0o644)
-
-
-def _up(epsilon: float) -> str:
-    """Four decimals, rounded up: what is printed of an upper bound is one."""
-    return f"{math.ceil(epsilon * 10_000) / 10_000:.4f}" if math.isfinite(epsilon) else "not finite"
 
 
 def _down(epsilon: float) -> str:

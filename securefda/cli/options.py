@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
@@ -88,6 +88,22 @@ def is_finished(out: Path) -> bool:
         return False
     summary = read_run(out).summary
     return summary is not None and summary["status"] == "finished"
+
+
+NumberT = TypeVar("NumberT", int, float)
+
+
+def numbers(option: str, text: str, kind: type[NumberT]) -> tuple[NumberT, ...]:
+    """Read ``1,2,4``; empty text is no number.
+
+    Raises:
+        ConfigError: a part is no number of this kind.
+    """
+    try:
+        return tuple(kind(part) for part in text.split(",")) if text else ()
+    except ValueError as error:
+        what = "whole numbers" if kind is int else "numbers"
+        raise ConfigError(option, f"{text!r} is no list of {what}", hint=f"for example {option} 1,2,4") from error
 
 
 def pairs(option: str, values: list[str]) -> dict[str, list[str]]:

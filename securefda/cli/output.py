@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import sys
@@ -137,6 +138,11 @@ def say(text: str) -> None:
         return
     sys.stderr.write(shown(f"{_one_line(text)}\n", sys.stderr))
     sys.stderr.flush()
+
+
+def bound_text(epsilon: float) -> str:
+    """An epsilon in four decimals, rounded up: what is printed of an upper bound is one."""
+    return f"{math.ceil(epsilon * 10_000) / 10_000:.4f}" if math.isfinite(epsilon) else "not finite"
 
 
 def _print_envelope(fields: Mapping[str, Any]) -> None:

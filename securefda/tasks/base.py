@@ -192,9 +192,13 @@ class Task(ABC):
     ``separate_rows`` is for the task to set to True where each row is prepared from its own record and public numbers
     alone. A task that, say, standardises with the mean of the site's rows leaves it: a record then changes every row,
     which clipping one gradient does not bound, and DP-SGD refuses it.
+
+    ``public_rows`` is for the task to set to True where all rows are public and the seed deals them out to the sites:
+    `securefda budget advise` then tries settings on what other seeds deal.
     """
 
     separate_rows: bool = False
+    public_rows: bool = False
 
     def __init__(self, settings: TaskSettings) -> None:
         self.settings = settings

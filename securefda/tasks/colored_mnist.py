@@ -67,6 +67,7 @@ class ColoredMnist(Classification):
     """
 
     separate_rows = True
+    public_rows = True
 
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)

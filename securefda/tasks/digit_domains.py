@@ -78,6 +78,7 @@ class DigitDomains(Classification):
     """
 
     separate_rows = True
+    public_rows = True
 
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)

@@ -59,6 +59,7 @@ class Digits(Classification):
     """
 
     separate_rows = True
+    public_rows = True
 
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
@@ -107,7 +108,7 @@ class Digits(Classification):
     def _target(self) -> Samples:
         """The target's test rows, then its training rows."""
         images, labels = _images(self._order[: _TARGET_TEST_ROWS + _TARGET_TRAIN_ROWS])
-        images = _turn(images, _ANGLE_DEGREES) if self._shift == "rotate" else images.flip(-1)
+        images = turned(images[:, None], _ANGLE_DEGREES)[:, 0] if self._shift == "rotate" else images.flip(-1)
         generator = torch.Generator().manual_seed(self.settings.seed)
         images = images + self._noise * torch.randn(images.shape, generator=generator)
         return Samples(images.reshape(-1, _PIXELS), labels)
@@ -157,19 +158,24 @@ def _pixels_and_labels() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     return rows[:, :-1].reshape(-1, _SIDE, _SIDE), rows[:, -1].astype(np.int64)
 
 
+def digits_and_labels() -> tuple[Tensor, NDArray[np.int64]]:
+    """Return all images, (1797, 8, 8) float32 in [0, 1], and their labels, (1797,) in 0..9, in the file's order."""
+    pixels, labels = _pixels_and_labels()
+    return torch.from_numpy(pixels / _DARKEST).float(), labels
+
+
 def _images(rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
     """Return images (n, 8, 8) float32 in [0, 1] and labels (n,) int64."""
-    pixels, labels = _pixels_and_labels()
-    return torch.from_numpy(pixels[rows] / _DARKEST).float(), torch.from_numpy(labels[rows]).long()
+    images, labels = digits_and_labels()
+    return images[rows], torch.from_numpy(labels[rows]).long()
 
 
-def _turn(images: Tensor, degrees: float) -> Tensor:
-    """Turn (n, 8, 8) images counter-clockwise about their middle, bilinearly, with an empty surrounding."""
+def turned(images: Tensor, degrees: float) -> Tensor:
+    """Turn (n, channels, side, side) images counter-clockwise about their middle, bilinearly; empty surroundings."""
     angle = math.radians(degrees)
     turn = torch.tensor([[math.cos(angle), -math.sin(angle), 0.0], [math.sin(angle), math.cos(angle), 0.0]])
-    shape = [len(images), 1, _SIDE, _SIDE]
-    grid = nn.functional.affine_grid(turn.expand(len(images), 2, 3), shape, align_corners=False)
-    return nn.functional.grid_sample(images[:, None], grid, align_corners=False)[:, 0]
+    grid = nn.functional.affine_grid(turn.expand(len(images), 2, 3), list(images.shape), align_corners=False)
+    return nn.functional.grid_sample(images, grid, align_corners=False)
 
 
 def _shift(images: Tensor, down: int, right: int) -> Tensor:

@@ -54,6 +54,7 @@ class _FashionMnist(Classification):
     """Ten classes, 1 x 28 x 28 pixels, the paper's network; subclasses say whose the images are."""
 
     separate_rows = True
+    public_rows = True
     _noise = 0.0
 
     def __init__(self, settings: TaskSettings, *options: str) -> None:

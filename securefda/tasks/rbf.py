@@ -54,6 +54,7 @@ class RadialBasis(Task):
     """
 
     separate_rows = True
+    public_rows = True
 
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)

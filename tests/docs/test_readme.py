@@ -28,6 +28,8 @@ def test_the_commands_of_the_readme_run(
                 continue
             if arguments[0] == "run":  # processes: with as few rounds as can be
                 arguments += ["--set", "strategy.rounds=2"]
+            if arguments[:2] == ["budget", "advise"]:
+                arguments += ["--epsilon", "4", "--rounds", "1", "--batch", "32", "--seeds", "1"]
             assert main(arguments) == 0, (arguments, capsys.readouterr().err)
             ran.append(arguments[0])
             if arguments[0] == "new":

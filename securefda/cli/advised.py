@@ -1,0 +1,119 @@
+"""What ``securefda budget advise`` prints: the table of epsilons, what it rests on, and what to paste."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from securefda.cli.output import bound_text, width_of
+from securefda.privacy.events import ASSUMPTIONS, GUARANTEE, TERMS
+from securefda.text import aligned, counted, duration, names, wrapped
+
+if TYPE_CHECKING:
+    from securefda.local.advice import Advice, Cell
+    from securefda.site.budget import BudgetSite
+
+_WIDTH = 100
+USED = (
+    "Of the site's rows their number, their shape and their ledger were used; nothing was trained on them or charged."
+)
+OF_THE_STAND_IN = (
+    "Accuracy is of the stand-in, at its target. What carries over is the shape: how much noise costs, and which "
+    "rounds and batch bear it best. How well a model does on the site's rows, only training on them says."
+)
+
+
+def advice_json(found: Advice, site: BudgetSite) -> dict[str, Any]:
+    """The whole of an advice, for programs."""
+    return {
+        "site": site.data.site_id,
+        "data_set": site.data.name,
+        "samples": site.data.samples,
+        "past_epsilon": found.past_epsilon,
+        "delta": found.plan.delta,
+        "accountant": found.plan.accountant,
+        "rule": found.rule,
+        "noise_at": found.noisy,
+        "stand_in": found.stand_in,
+        "stand_in_rows": dict(found.counts),
+        "guess_accuracy": found.guess,
+        "seconds": found.seconds,
+        "out_of_time": found.out_of_time,
+        "advised": _cell_json(found.advised) | {"epsilon_charged": found.plan.epsilon, "max_grad_norm": _clip(site)},
+        "best": [_cell_json(cell) for cell in found.best.values()],
+        "tried": [_cell_json(cell) for cell in found.cells],
+        "note": f"{OF_THE_STAND_IN} {USED}",
+        "warnings": list(found.notes),
+        "guarantee": GUARANTEE,
+        "assumptions": ASSUMPTIONS,
+    }
+
+
+def _cell_json(cell: Cell) -> dict[str, Any]:
+    return {
+        "epsilon": cell.epsilon,
+        "accuracy": cell.accuracy,
+        "accuracies": cell.accuracies,
+        "rounds": cell.rounds,
+        "batch": cell.batch,
+        "noise_multiplier": None if cell.plan is None else cell.plan.noise_multiplier,
+        "failed": cell.failed or None,
+    }
+
+
+def advice_text(found: Advice, site: BudgetSite, paste: Sequence[str]) -> str:
+    """The same for people."""
+    target, *sources = found.counts
+    rows = sorted({found.counts[one] for one in sources})
+    each = f"{rows[0]}" if len(rows) == 1 else f"{rows[0]} to {rows[-1]}"
+    runs = sum(len(cell.accuracies) for cell in found.cells)
+    left_out = ", and the time limit kept others from beginning" if found.out_of_time else ""
+    before = f"{bound_text(found.past_epsilon)} at delta {found.plan.delta:g}, by the ledger"
+    heading = [
+        ("data set", f"{site.data.name} of {site.data.site_id}, {site.data.samples} rows"),
+        ("epsilon before", before),
+        ("stand-in", found.stand_in),
+        ("its sites", f"{target} with {found.counts[target]} rows, {names(sources)} with {each}"),
+        ("training", f"{found.rule}, noise at {found.noisy}"),
+        ("runs", f"{runs} in {duration(found.seconds)}{left_out}"),
+    ]
+    plain = found.best.get(None)
+    table = [("epsilon", "accuracy", "below no noise", "rounds", "batch", "noise multiplier", "clip norm", "runs")]
+    for epsilon, cell in found.best.items():
+        below = "" if plain is None or epsilon is None else f"{100 * _below(cell, plain):+.1f} points"
+        table.append(
+            (
+                "no noise" if epsilon is None else f"{epsilon:g}",
+                f"{cell.accuracy:.3f}",
+                below,
+                str(cell.rounds),
+                str(cell.batch),
+                "" if cell.plan is None else f"{cell.plan.noise_multiplier:g}",
+                "" if cell.plan is None else f"{_clip(site):g}",
+                str(len(cell.accuracies)),
+            )
+        )
+    advised = found.advised
+    said = (
+        f"Advised: epsilon {advised.epsilon:g}, the smallest within 2 points of the best with noise. "
+        f"{counted(advised.rounds, 'round')} of {found.plan.steps_per_round} steps will be charged as epsilon "
+        f"{bound_text(found.plan.epsilon)} in all."
+    )
+    lines = [
+        said,
+        OF_THE_STAND_IN,
+        USED,
+        f"{TERMS[0].upper()}{TERMS[1:]}.",
+        *(f"warning: {one}" for one in found.notes),
+    ]
+    width = min(_WIDTH, width_of(sys.stdout) or _WIDTH)
+    return "\n\n".join([aligned(heading), aligned(table), "\n".join(wrapped(line, width) for line in lines), *paste])
+
+
+def _below(cell: Cell, plain: Cell) -> float:
+    return (plain.accuracy or 0.0) - (cell.accuracy or 0.0)
+
+
+def _clip(site: BudgetSite) -> float:
+    return site.config.training.dp.max_grad_norm

@@ -1,0 +1,422 @@
+"""Which accuracy an epsilon leaves, over rounds and batches: federations on a stand-in for the site's rows.
+
+The noise of each is what the planner gives for the site's own rows and ledger, and so is what training would be charged
+at the site. Accuracy is of the stand-in. It says how much noise costs a model of this size on so many rows, and which
+settings bear noise best; how hard the site's own task is, it cannot say.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from securefda.errors import ConfigError, SecureFdaError
+from securefda.local.advice import EPSILONS, WITHIN, Advice, Cell, EpsilonSpentError, Question
+from securefda.local.simulator import simulate
+from securefda.operations.progress import SilentReporter
+from securefda.privacy.accountants import epsilon
+from securefda.privacy.events import Budget, DpEvent
+from securefda.privacy.planning import PlanRequest, Schedule, plan_noise
+from securefda.privacy.private_training import require_separate_rows
+from securefda.settings import Settings, kebab_case
+from securefda.site.budget import BudgetSite
+from securefda.site.config import (
+    AggregatorConfig,
+    BudgetSection,
+    FederationConfig,
+    FederationSection,
+    NoiseSection,
+    PrivacySection,
+    StrategySection,
+    TargetTrainingSection,
+    TaskSection,
+    TrainingSection,
+    TrainingSides,
+    training_settings,
+)
+from securefda.site.config.sections import PARTS_OF_A_RUN, SessionSection
+from securefda.tasks import Samples, Task, TaskSettings, load_task, rows_of
+from securefda.tasks.image_folder import ImageFolder
+from securefda.tasks.stand_in import FACTORY, StandIn
+from securefda.tasks.tabular import Tabular
+from securefda.text import counted, duration
+from securefda.training import build_model, derive_seed
+
+_NEAR_GUESSING = 0.05
+_OTHER_SEEDS = 1000
+"""The stand-in's seeds are as far from the run's."""
+
+_ANYTHING = 1e9
+_LARGER_BATCH = 4
+_MOST_LABELS = 100
+
+SettingsT = TypeVar("SettingsT", bound=Settings)
+
+
+def advise(
+    question: Question,
+    site: BudgetSite,
+    budget: Budget,
+    shape: Sequence[int],
+    federation: FederationConfig | None = None,
+    *,
+    say: Callable[[str], None] = lambda _: None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Advice:
+    """Train a federation on a stand-in with each setting, and return what that says.
+
+    Args:
+        question: what is asked.
+        site: whose rows are meant. Their number and their ledger are used, and what its settings say.
+        budget: of the site's rows.
+        shape: of the features of one row.
+        federation: the whole federation's file, for what this site's settings do not say; None for the defaults.
+        say: hears of every run, in one line.
+        clock: seconds, for the time limit.
+
+    Raises:
+        ConfigError, TrainingError: a setting cannot be trained with noise, or nothing can stand in for the rows.
+        DataError: the rows of ``question.stand_in`` are unfit.
+        EpsilonSpentError: every epsilon is spent already.
+        LedgerError: the ledger is in doubt.
+        SecureFdaError: what ended the first run that failed, where no setting with noise gave a result.
+    """
+    bench = _Bench.of(question, site, budget, shape, federation)
+    past = site.past()
+    spent = epsilon(past, budget.delta, budget.accountant)
+    cells, notes = _cells(question, bench, budget, past, spent)
+    began = clock()
+    error, out_of_time = _train(question, bench, cells, say, clock)
+    best = _best(cells)
+    advised = _advised(best)
+    if advised is None or advised.plan is None:
+        if error is not None:
+            raise error
+        hint = "raise --time-limit, or ask about fewer --epsilon"
+        raise ConfigError("--time-limit", f"{question.time_limit_s:g} s are too few for a run with noise", hint=hint)
+    notes += _warnings(best, advised, bench.guess)
+    failed = sum(bool(cell.failed) for cell in cells)
+    if failed:
+        notes.append(f"{failed} of {counted(len(cells), 'setting')} ended early and count for nothing, first: {error}")
+    return Advice(
+        cells=tuple(cells),
+        best=best,
+        advised=advised,
+        plan=advised.plan,
+        request=PlanRequest(bench.schedule(advised), advised.epsilon, None, budget.delta, budget.accountant, past),
+        past_epsilon=spent,
+        stand_in=bench.text,
+        counts=bench.counts,
+        guess=bench.guess,
+        rule=bench.config.strategy.rule,
+        noisy="all sites" if question.everywhere else "the target" if bench.is_target else "the sources",
+        strategy=bench.strategy_keys(advised.rounds),
+        seconds=clock() - began,
+        out_of_time=out_of_time,
+        notes=tuple(notes),
+    )
+
+
+def _train(
+    question: Question, bench: _Bench, cells: Sequence[Cell], say: Callable[[str], None], clock: Callable[[], float]
+) -> tuple[SecureFdaError | None, bool]:
+    """Run every setting with every seed, seed by seed; returns the first error, and whether time ran out."""
+    began, done = clock(), 0.0
+    error, out_of_time = None, False
+    jobs = [(cell, seed) for seed in range(question.seeds) for cell in cells]
+    for number, (cell, seed) in enumerate(jobs, start=1):
+        used, work = clock() - began, bench.work(cell)
+        if cell.failed:
+            continue
+        if done and used + used / done * work > question.time_limit_s:
+            out_of_time = True
+            continue
+        try:
+            cell.accuracies.append(bench.run(cell, seed))
+            result = f"accuracy {cell.accuracies[-1]:.3f}"
+        except SecureFdaError as caught:
+            error, cell.failed = error or caught, str(caught)
+            result = f"ended early: {caught}"
+        done += work
+        so_far = clock() - began
+        left = so_far / done * sum(bench.work(one) for one, _ in jobs[number:] if not one.failed)
+        left = min(left, max(0.0, question.time_limit_s - so_far))
+        about = f", at most {duration(left)} left" if number < len(jobs) else ""
+        say(f"run {number} of {len(jobs)}: {_named(cell)}: {result}, {duration(so_far - used)}{about}")
+    return error, out_of_time
+
+
+def _named(cell: Cell) -> str:
+    noise = "no noise" if cell.epsilon is None else f"epsilon {cell.epsilon:g}"
+    return f"{noise}, {counted(cell.rounds, 'round')}, batch {cell.batch}"
+
+
+def _cells(
+    question: Question, bench: _Bench, budget: Budget, past: Sequence[DpEvent], spent: float
+) -> tuple[list[Cell], list[str]]:
+    """Every setting, the site's own with each epsilon first; and what to say of epsilons that are left out."""
+    asked = sorted(set(question.epsilons or (*EPSILONS, budget.epsilon)))
+    left = [one for one in asked if one > spent]
+    if not left:
+        why = f"epsilon {spent:.4f} is spent already, and {asked[-1]:g} is the largest asked about"
+        hint = "ask about a larger --epsilon, or train on other rows"
+        raise EpsilonSpentError(f"{bench.site.data.name} of {bench.site.data.site_id}: {why}", hint=hint)
+    notes = [f"epsilon {one:g} is left out: {spent:.4f} is spent already" for one in asked if one not in left]
+    cells: list[Cell] = []
+    missed: dict[float, ConfigError] = {}
+    for rounds, batch in product(bench.rounds(question), bench.batches(question)):
+        cells.append(Cell(None, rounds, batch, None))
+        for one in left:
+            schedule = Schedule(bench.site.data.samples, batch, bench.own.epochs, rounds)
+            try:
+                plan = plan_noise(schedule, Budget(one, budget.delta, budget.accountant), past=past)
+            except ConfigError as error:
+                missed[one] = error
+                continue
+            cells.append(Cell(one, rounds, batch, plan))
+    if not any(cell.plan for cell in cells):
+        raise next(iter(missed.values()))
+    if missed:
+        largest = max(missed)
+        notes.append(f"no noise keeps some settings within epsilon {largest:g} after what is spent; they are left out")
+    return cells, notes
+
+
+def _best(cells: Sequence[Cell]) -> dict[float | None, Cell]:
+    """Of each epsilon the most accurate setting among those with the most runs."""
+    found: dict[float | None, Cell] = {}
+    for cell in cells:
+        if cell.accuracy is None:
+            continue
+        before = found.get(cell.epsilon)
+        rank = (len(cell.accuracies), cell.accuracy)
+        if before is None or rank > (len(before.accuracies), before.accuracy or 0.0):
+            found[cell.epsilon] = cell
+    return {key: found[key] for key in sorted(found, key=lambda key: math.inf if key is None else key)}
+
+
+def _advised(best: Mapping[float | None, Cell]) -> Cell | None:
+    """The smallest epsilon within `WITHIN` of the best accuracy with noise; None where no run with noise has ended."""
+    noisy = {key: cell.accuracy or 0.0 for key, cell in best.items() if key is not None}
+    if not noisy:
+        return None
+    enough = max(noisy.values()) - WITHIN
+    return best[min(key for key, accuracy in noisy.items() if accuracy >= enough)]
+
+
+def _warnings(best: Mapping[float | None, Cell], advised: Cell, guess: float | None) -> list[str]:
+    notes: list[str] = []
+    if guess is not None and (advised.accuracy or 0.0) < guess + _NEAR_GUESSING:
+        notes.append(
+            f"with noise the model does hardly better than to name the most frequent class ({guess:.3f}): fewer "
+            "parameters (freeze what is public), more rows, or a larger epsilon would help"
+        )
+    plain = best.get(None)
+    if plain is not None and guess is not None and (plain.accuracy or 0.0) < guess + _NEAR_GUESSING:
+        notes.append(
+            "without noise it is no better: the training settings do not suit the stand-in, and the table says nothing"
+        )
+    return notes
+
+
+def _with(section: SettingsT, **changes: Any) -> SettingsT:
+    """The section with other values, checked as a file's would be."""
+    kept = {name: getattr(section, name) for name in type(section).model_fields}
+    return type(section)(**(kept | changes))
+
+
+class _Bench:
+    """The federation on the stand-in, and what trains in it."""
+
+    def __init__(
+        self, site: BudgetSite, config: FederationConfig, task: Task, budget: Budget, *, everywhere: bool
+    ) -> None:
+        self.site, self.config, self._budget, self._everywhere = site, config, budget, everywhere
+        self.is_target = isinstance(site.config, AggregatorConfig)
+        self.own: TrainingSection = site.config.training
+        sites = (config.federation.target, *config.federation.sources)
+        if isinstance(task, StandIn):
+            self.counts, self.text = task.counts(), task.text()
+        else:
+            self.counts = {one: len(rows_of(task, one, "train")) for one in sites}
+            where = f"in {config.task.data_dir}" if config.task.data_dir else "that come with it"
+            self.text = f"the task's own rows {where}, dealt out by another seed"
+        self.guess = _most_frequent(rows_of(task, config.federation.target, "test"))
+        quick = training_settings(_with(self.own, dp=_noise_of(self.own, 1.0)))
+        probe = rows_of(task, site.data.site_id, "train")
+        require_separate_rows(task, build_model(task, derive_seed(0, "model")), probe, quick)
+
+    @classmethod
+    def of(
+        cls,
+        question: Question,
+        site: BudgetSite,
+        budget: Budget,
+        shape: Sequence[int],
+        federation: FederationConfig | None,
+    ) -> _Bench:
+        """Build the stand-in and the federation around it."""
+        config, roster = site.config, site.kit.roster
+        if isinstance(config, AggregatorConfig) and config.training.labels != "given":
+            why = f'is "{config.training.labels}", and training with noise needs labels'
+            raise ConfigError("training.labels", why, hint="only the sources can train with noise here")
+        site.schedule()  # refuses a batch that is larger than the data
+        sides, strategy, privacy, session = _of_others(site, federation)
+        target, sources = roster.target.site_id, tuple(entry.site_id for entry in roster.sources)
+        others = question.others or site.data.samples
+        rows = {one: site.data.samples if one == site.data.site_id else others for one in (target, *sources)}
+        seed = _seed(site, 0)
+        section, task = _stand_in(question, site, shape, rows, TaskSettings(target, sources, seed))
+        most = max(rows_of(task, one, "train").features.shape[0] for one in rows)
+        found = FederationConfig(
+            federation=FederationSection(name="stand-in", target=target, sources=sources),
+            task=section,
+            strategy=_with(strategy, compare_target_only=False, patience=0),
+            training=sides,
+            privacy=_with(
+                privacy,
+                budget=BudgetSection(target_epsilon=_ANYTHING, target_delta=budget.delta),
+                site_visibility={},
+                norm_reports="colluders-may-see",
+            ),
+            session=_with(session, max_samples=max(session.max_samples, most)),
+        )
+        return cls(site, found, task, budget, everywhere=question.everywhere)
+
+    def rounds(self, question: Question) -> tuple[int, ...]:
+        """Those to try, the run's own first."""
+        own = self.config.strategy.rounds
+        return question.rounds or tuple(dict.fromkeys((own, max(1, own // 2))))
+
+    def batches(self, question: Question) -> tuple[int, ...]:
+        """Those to try, the site's own first; none is larger than the data of a site that trains with it."""
+        own, rows = self.own.batch_size, self.site.data.samples
+        for batch in question.batches:
+            if batch > rows:
+                raise ConfigError("--batch", f"{batch} is larger than the data, which have {rows} rows")
+        sites = (self.config.federation.target,) if self.is_target else self.config.federation.sources
+        fewest = min(self.counts[one] for one in sites)
+        found = question.batches or tuple(dict.fromkeys((own, max(own, min(_LARGER_BATCH * own, fewest)))))
+        if max(found) > fewest:
+            why = f"a source of the stand-in has {fewest} rows, fewer than a batch of {max(found)}"
+            raise ConfigError("--batch", why, hint="name a smaller --batch, more --others, or more public rows")
+        return found
+
+    def schedule(self, cell: Cell) -> Schedule:
+        """How often the setting uses the site's rows."""
+        return Schedule(self.site.data.samples, cell.batch, self.own.epochs, cell.rounds)
+
+    def strategy_keys(self, rounds: int) -> dict[str, int]:
+        """Keys of the strategy with so many rounds, and those that then differ from what is set."""
+        before, now = self.config.strategy, _with_rounds(self.config.strategy, rounds)
+        changed = (name for name in PARTS_OF_A_RUN if getattr(now, name) != getattr(before, name))
+        return {"rounds": rounds} | {kebab_case(name): getattr(now, name) for name in changed}
+
+    def work(self, cell: Cell) -> float:
+        """Roughly how long a setting takes, in no unit: its steps, and what a round costs whatever its steps."""
+        steps = self.schedule(cell).steps_per_round
+        return cell.rounds * (10.0 + steps * (3.0 if cell.plan else 1.0))
+
+    def run(self, cell: Cell, seed: int) -> float:
+        """Train one setting; returns the accuracy at the target."""
+        config = self._config(cell)
+        with tempfile.TemporaryDirectory() as folder:
+            found = simulate(config, Path(folder), _seed(self.site, seed), SilentReporter()).target_accuracy
+        if found is None:
+            raise ConfigError("strategy.rounds", "no round of the stand-in was finished")
+        return found
+
+    def _config(self, cell: Cell) -> FederationConfig:
+        noise = 0.0 if cell.plan is None else cell.plan.noise_multiplier
+        own, other = ("target", "source") if self.is_target else ("source", "target")
+        theirs = getattr(self.config.training, other)
+        sides = {
+            own: _with(getattr(self.config.training, own), batch_size=cell.batch, dp=_noise_of(self.own, noise)),
+            other: _with(theirs, dp=_noise_of(theirs, self._noise_elsewhere(cell, theirs))),
+        }
+        training = TrainingSides(**sides)
+        return _with(self.config, strategy=_with_rounds(self.config.strategy, cell.rounds), training=training)
+
+    def _noise_elsewhere(self, cell: Cell, theirs: TrainingSection) -> float:
+        """Noise of the sites of the other role, whose rows have cost nothing yet."""
+        if not self._everywhere or cell.epsilon is None:
+            return 0.0
+        sources = self.config.federation.sources
+        fewest = min(self.counts[one] for one in (sources if self.is_target else (self.config.federation.target,)))
+        schedule = Schedule(fewest, min(theirs.batch_size, fewest), theirs.epochs, cell.rounds)
+        return plan_noise(schedule, Budget(cell.epsilon, self._budget.delta)).noise_multiplier
+
+
+def _noise_of(section: TrainingSection, noise: float) -> NoiseSection:
+    return _with(section.dp, noise_multiplier=noise)
+
+
+def _seed(site: BudgetSite, number: int) -> int:
+    process = site.config.aggregator if isinstance(site.config, AggregatorConfig) else site.config.source
+    return process.seed + _OTHER_SEEDS + number
+
+
+def _with_rounds(strategy: StrategySection, rounds: int) -> StrategySection:
+    """The strategy with so many rounds; parts that would not fit are half of the run."""
+    fitted = {name: rounds // 2 for name in PARTS_OF_A_RUN if getattr(strategy, name) >= rounds}
+    return _with(strategy, rounds=rounds, **fitted)
+
+
+def _of_others(
+    site: BudgetSite, federation: FederationConfig | None
+) -> tuple[TrainingSides, StrategySection, PrivacySection, SessionSection]:
+    """How all sites train, by which strategy and at which level: from the site, the federation's file, the defaults."""
+    config = site.config
+    common = {name: getattr(config.training, name) for name in TrainingSection.model_fields if name != "dp"}
+    if isinstance(config, AggregatorConfig):
+        source = TrainingSection(**common) if federation is None else federation.training.source
+        return TrainingSides(target=config.training, source=source), config.strategy, config.privacy, config.session
+    if federation is not None:
+        sides = TrainingSides(target=federation.training.target, source=config.training)
+        return sides, federation.strategy, federation.privacy, federation.session
+    privacy = PrivacySection()
+    if len(site.kit.roster.sources) < privacy.smallest_sum:
+        privacy = PrivacySection(visibility="individual")
+    sides = TrainingSides(target=TargetTrainingSection(**common), source=config.training)
+    return sides, StrategySection(), privacy, SessionSection()
+
+
+def _stand_in(
+    question: Question, site: BudgetSite, shape: Sequence[int], rows: Mapping[str, int], settings: TaskSettings
+) -> tuple[TaskSection, Task]:
+    """The task of the stand-in, and its instance with the first seed."""
+    own, place = site.config.task, question.stand_in
+    real = load_task(
+        own.factory,
+        TaskSettings(settings.target, settings.sources, settings.seed, place or own.data_dir, own.options),
+    )
+    if isinstance(real, Tabular | ImageFolder) or (place is None and not real.public_rows):
+        if isinstance(real, Tabular) and place is not None and not place.is_file():
+            raise ConfigError("--stand-in", f"{place} is no file", hint="name a CSV file with the same columns")
+        if isinstance(real, ImageFolder) and place is not None and not place.is_dir():
+            raise ConfigError("--stand-in", f"{place} is no folder", hint="name a folder with a folder for each class")
+        options: dict[str, Any] = {"factory": own.factory, "options": dict(own.options), "rows": dict(rows)}
+        if place is None:
+            options |= {"shape": list(shape), "best-accuracy": question.best_accuracy}
+        else:
+            options |= {"file": str(place.absolute()), "first": site.data.site_id}
+        section = TaskSection(factory=FACTORY, data_dir=own.data_dir, options=options)
+    else:
+        section = TaskSection(factory=own.factory, data_dir=place or own.data_dir, options=own.options)
+    return section, load_task(
+        section.factory,
+        TaskSettings(settings.target, settings.sources, settings.seed, section.data_dir, section.options),
+    )
+
+
+def _most_frequent(rows: Samples) -> float | None:
+    """Share of the most frequent label; None where there are too many labels for classes."""
+    labels, counts = torch.unique(rows.labels, dim=0, return_counts=True)
+    return None if len(labels) > _MOST_LABELS else float(counts.max()) / len(rows)
