@@ -38,6 +38,7 @@ def advice_json(found: Advice, site: BudgetSite) -> dict[str, Any]:
         "stand_in": found.stand_in,
         "stand_in_rows": dict(found.counts),
         "guess_accuracy": found.guess,
+        "target_alone_accuracy": found.alone,
         "seconds": found.seconds,
         "out_of_time": found.out_of_time,
         "advised": _cell_json(found.advised) | {"epsilon_charged": found.plan.epsilon, "max_grad_norm": _clip(site)},
@@ -78,6 +79,8 @@ def advice_text(found: Advice, site: BudgetSite, paste: Sequence[str]) -> str:
         ("training", f"{found.rule}, noise at {found.noisy}"),
         ("runs", f"{runs} in {duration(found.seconds)}{left_out}"),
     ]
+    if found.alone is not None:
+        heading.append(("target alone", f"accuracy {found.alone:.3f}, without any source"))
     plain = found.best.get(None)
     table = [("epsilon", "accuracy", "below no noise", "rounds", "batch", "noise multiplier", "clip norm", "runs")]
     for epsilon, cell in found.best.items():

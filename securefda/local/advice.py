@@ -81,6 +81,7 @@ class Cell:
         rounds, batch: of the setting.
         plan: the noise that keeps the epsilon at this site; None without noise.
         accuracies: of each run that has ended, mean over its last five rounds, in [0, 1].
+        alone: of each run without noise, the accuracy of the target by itself; empty where that trains with noise.
         failed: why a run ended early; empty where none did.
     """
 
@@ -89,6 +90,7 @@ class Cell:
     batch: int
     plan: Plan | None
     accuracies: list[float] = field(default_factory=list)
+    alone: list[float] = field(default_factory=list)
     failed: str = ""
 
     @property
@@ -111,6 +113,7 @@ class Advice:
         stand_in: where the rows come from, for people.
         counts: site -> rows of the stand-in that it trained on, the target first.
         guess: accuracy of the one label that is most frequent; None where labels are numbers.
+        alone: accuracy of the target without any source; None where it was not measured.
         rule: of the strategy.
         noisy: sides that trained with noise, for people.
         strategy: keys of the target's strategy that make the advised rounds -> value.
@@ -128,6 +131,7 @@ class Advice:
     stand_in: str
     counts: Mapping[str, int]
     guess: float | None
+    alone: float | None
     rule: str
     noisy: str
     strategy: Mapping[str, int]

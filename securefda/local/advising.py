@@ -8,11 +8,13 @@ settings bear noise best; how hard the site's own task is, it cannot say.
 from __future__ import annotations
 
 import math
+import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
+from statistics import fmean
 from typing import Any, TypeVar
 
 import torch
@@ -54,6 +56,9 @@ _OTHER_SEEDS = 1000
 """The stand-in's seeds are as far from the run's."""
 
 _ANYTHING = 1e9
+_MEMORY = "/dev/shm"  # noqa: S108 - the runs' own folders in it have random names
+"""Where there is one: what runs leave is of no worth, and to wait for a disk takes most of their time."""
+
 _LARGER_BATCH = 4
 _MOST_LABELS = 100
 
@@ -102,6 +107,7 @@ def advise(
         hint = "raise --time-limit, or ask about fewer --epsilon"
         raise ConfigError("--time-limit", f"{question.time_limit_s:g} s are too few for a run with noise", hint=hint)
     notes += _warnings(best, advised, bench.guess)
+    alone = best[None].alone if None in best else []
     failed = sum(bool(cell.failed) for cell in cells)
     if failed:
         notes.append(f"{failed} of {counted(len(cells), 'setting')} ended early and count for nothing, first: {error}")
@@ -115,6 +121,7 @@ def advise(
         stand_in=bench.text,
         counts=bench.counts,
         guess=bench.guess,
+        alone=fmean(alone) if alone else None,
         rule=bench.config.strategy.rule,
         noisy="all sites" if question.everywhere else "the target" if bench.is_target else "the sources",
         strategy=bench.strategy_keys(advised.rounds),
@@ -148,7 +155,7 @@ def _train(
         so_far = clock() - began
         left = so_far / done * sum(bench.work(one) for one, _ in jobs[number:] if not one.failed)
         left = min(left, max(0.0, question.time_limit_s - so_far))
-        about = f", at most {duration(left)} left" if number < len(jobs) else ""
+        about = f", at most {duration(left)} left" if left >= 1 else ""
         say(f"run {number} of {len(jobs)}: {_named(cell)}: {result}, {duration(so_far - used)}{about}")
     return error, out_of_time
 
@@ -278,7 +285,7 @@ class _Bench:
         found = FederationConfig(
             federation=FederationSection(name="stand-in", target=target, sources=sources),
             task=section,
-            strategy=_with(strategy, compare_target_only=False, patience=0),
+            strategy=_with(strategy, patience=0),
             training=sides,
             privacy=_with(
                 privacy,
@@ -327,11 +334,13 @@ class _Bench:
     def run(self, cell: Cell, seed: int) -> float:
         """Train one setting; returns the accuracy at the target."""
         config = self._config(cell)
-        with tempfile.TemporaryDirectory() as folder:
-            found = simulate(config, Path(folder), _seed(self.site, seed), SilentReporter()).target_accuracy
-        if found is None:
+        with tempfile.TemporaryDirectory(dir=_MEMORY if os.access(_MEMORY, os.W_OK) else None) as folder:
+            summary = simulate(config, Path(folder), _seed(self.site, seed), SilentReporter())
+        if summary.target_only is not None:
+            cell.alone.append(summary.target_only["accuracy"])
+        if summary.target_accuracy is None:
             raise ConfigError("strategy.rounds", "no round of the stand-in was finished")
-        return found
+        return summary.target_accuracy
 
     def _config(self, cell: Cell) -> FederationConfig:
         noise = 0.0 if cell.plan is None else cell.plan.noise_multiplier
@@ -341,8 +350,9 @@ class _Bench:
             own: _with(getattr(self.config.training, own), batch_size=cell.batch, dp=_noise_of(self.own, noise)),
             other: _with(theirs, dp=_noise_of(theirs, self._noise_elsewhere(cell, theirs))),
         }
-        training = TrainingSides(**sides)
-        return _with(self.config, strategy=_with_rounds(self.config.strategy, cell.rounds), training=training)
+        alone = cell.plan is None and not self.is_target  # it is the same with each noise
+        strategy = _with(_with_rounds(self.config.strategy, cell.rounds), compare_target_only=alone)
+        return _with(self.config, strategy=strategy, training=TrainingSides(**sides))
 
     def _noise_elsewhere(self, cell: Cell, theirs: TrainingSection) -> float:
         """Noise of the sites of the other role, whose rows have cost nothing yet."""

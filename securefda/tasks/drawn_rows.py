@@ -125,10 +125,8 @@ class DrawnRows:
     def text(self) -> str:
         """What they are, for people."""
         if isinstance(self._labels, ClassLabels):
-            best = (
-                f"{self._labels.count} classes, which the best of all models tells apart in {self._best_accuracy:.0%}"
-            )
-            return f"drawn: {self._width} Gaussian numbers a row, {best}"
+            best = f"at best {self._best_accuracy:.0%} accuracy"
+            return f"drawn: {self._labels.count} classes, {self._width} Gaussian numbers a row, {best}"
         return f"drawn: {self._width} Gaussian numbers a row, a label linear in them with {self._labels:.0%} noise"
 
     def rows(self, place: int, count: int, *, held_out: bool) -> Samples:
