@@ -61,6 +61,8 @@ COMMANDS = {
     "budget show --config nowhere.toml": 4,
     "budget init --config nowhere.toml": 4,
     "budget plan --rounds 3": 4,
+    "budget advise --config nowhere.toml": 4,
+    "budget advise --config nowhere.toml --epsilon foo": 4,
     "federation init {sample} --out {new}": 0,
     "federation add {kits} source-6 --config {sample}": 0,
     "federation renew {kits} source-2": 0,
