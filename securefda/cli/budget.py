@@ -276,6 +276,9 @@ def advise(
     others: Annotated[
         int | None, typer.Option("--others", help="Rows at every other site; default: as many as at this one.")
     ] = None,
+    target_rows: Annotated[
+        int | None, typer.Option("--target-rows", help="Rows at the target of a source; default: as many as at others.")
+    ] = None,
     stand_in: Annotated[
         Path | None,
         typer.Option(
@@ -312,6 +315,7 @@ def advise(
         rounds=numbers("--rounds", rounds, int),
         batches=numbers("--batch", batch, int),
         others=others,
+        target_rows=target_rows,
         stand_in=stand_in,
         best_accuracy=best_accuracy,
         everywhere=everywhere,

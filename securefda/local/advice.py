@@ -32,6 +32,7 @@ class Question:
         rounds: each >= 1; empty for those of the run, and half as many.
         batches: each >= 1; empty for that of the site's settings, and four times as many rows.
         others: rows of every other site, >= 1; None for as many as at this one.
+        target_rows: rows of the target, >= 1, where that is another site; None for as many as ``others``.
         stand_in: a CSV file, a folder of images or a data folder with public rows; None: rows are drawn, or dealt out
             anew where all rows of the task are public.
         best_accuracy: that the best model would have on rows that are drawn, in (0, 1).
@@ -47,6 +48,7 @@ class Question:
     rounds: tuple[int, ...] = ()
     batches: tuple[int, ...] = ()
     others: int | None = None
+    target_rows: int | None = None
     stand_in: Path | None = None
     best_accuracy: float = 0.9
     everywhere: bool = False
@@ -57,8 +59,8 @@ class Question:
         _require_each("--epsilon", self.epsilons, "a number above 0", lambda one: math.isfinite(one) and one > 0)
         for option, values in (("--rounds", self.rounds), ("--batch", self.batches)):
             _require_each(option, values, "at least 1", lambda one: one >= 1)
-        if self.others is not None:
-            _require_each("--others", (self.others,), "at least 1", lambda one: one >= 1)
+        for option, count in (("--others", self.others), ("--target-rows", self.target_rows)):
+            _require_each(option, () if count is None else (count,), "at least 1", lambda one: one >= 1)
         _require_each("--best-accuracy", (self.best_accuracy,), "between 0 and 1", lambda one: 0 < one < 1)
         _require_each("--seeds", (self.seeds,), "at least 1", lambda one: one >= 1)
         _require_each("--time-limit", (self.time_limit_s,), "a number above 0", lambda one: one > 0)

@@ -52,6 +52,7 @@ from securefda.text import counted, duration
 from securefda.training import build_model, derive_seed
 
 _NEAR_GUESSING = 0.05
+_NO_HELP = 0.01
 _OTHER_SEEDS = 1000
 """The stand-in's seeds are as far from the run's."""
 
@@ -106,8 +107,8 @@ def advise(
             raise error
         hint = "raise --time-limit, or ask about fewer --epsilon"
         raise ConfigError("--time-limit", f"{question.time_limit_s:g} s are too few for a run with noise", hint=hint)
-    notes += _warnings(best, advised, bench.guess)
-    alone = best[None].alone if None in best else []
+    alone = fmean(best[None].alone) if None in best and best[None].alone else None
+    notes += _warnings(best, advised, bench.guess, alone)
     failed = sum(bool(cell.failed) for cell in cells)
     if failed:
         notes.append(f"{failed} of {counted(len(cells), 'setting')} ended early and count for nothing, first: {error}")
@@ -121,7 +122,7 @@ def advise(
         stand_in=bench.text,
         counts=bench.counts,
         guess=bench.guess,
-        alone=fmean(alone) if alone else None,
+        alone=alone,
         rule=bench.config.strategy.rule,
         noisy="all sites" if question.everywhere else "the target" if bench.is_target else "the sources",
         strategy=bench.strategy_keys(advised.rounds),
@@ -134,17 +135,21 @@ def advise(
 def _train(
     question: Question, bench: _Bench, cells: Sequence[Cell], say: Callable[[str], None], clock: Callable[[], float]
 ) -> tuple[SecureFdaError | None, bool]:
-    """Run every setting with every seed, seed by seed; returns the first error, and whether time ran out."""
-    began, done = clock(), 0.0
-    error, out_of_time = None, False
+    """Run every setting with every seed, seed by seed; returns the first error, and whether time ran out.
+
+    Then a pass over the settings that was cut short counts for nothing, unless it is the first.
+    """
+    began, done, error = clock(), 0.0, None
     jobs = [(cell, seed) for seed in range(question.seeds) for cell in cells]
     for number, (cell, seed) in enumerate(jobs, start=1):
         used, work = clock() - began, bench.work(cell)
         if cell.failed:
             continue
         if done and used + used / done * work > question.time_limit_s:
-            out_of_time = True
-            continue
+            whole = max(1, min(len(one.accuracies) for one in cells if not one.failed))
+            for one in cells:
+                one.accuracies = one.accuracies[:whole]
+            return error, True
         try:
             cell.accuracies.append(bench.run(cell, seed))
             result = f"accuracy {cell.accuracies[-1]:.3f}"
@@ -157,7 +162,7 @@ def _train(
         left = min(left, max(0.0, question.time_limit_s - so_far))
         about = f", at most {duration(left)} left" if left >= 1 else ""
         say(f"run {number} of {len(jobs)}: {_named(cell)}: {result}, {duration(so_far - used)}{about}")
-    return error, out_of_time
+    return error, False
 
 
 def _named(cell: Cell) -> str:
@@ -197,14 +202,11 @@ def _cells(
 
 
 def _best(cells: Sequence[Cell]) -> dict[float | None, Cell]:
-    """Of each epsilon the most accurate setting among those with the most runs."""
+    """Of each epsilon the most accurate setting."""
     found: dict[float | None, Cell] = {}
     for cell in cells:
-        if cell.accuracy is None:
-            continue
         before = found.get(cell.epsilon)
-        rank = (len(cell.accuracies), cell.accuracy)
-        if before is None or rank > (len(before.accuracies), before.accuracy or 0.0):
+        if cell.accuracy is not None and (before is None or cell.accuracy > (before.accuracy or 0.0)):
             found[cell.epsilon] = cell
     return {key: found[key] for key in sorted(found, key=lambda key: math.inf if key is None else key)}
 
@@ -218,7 +220,7 @@ def _advised(best: Mapping[float | None, Cell]) -> Cell | None:
     return best[min(key for key, accuracy in noisy.items() if accuracy >= enough)]
 
 
-def _warnings(best: Mapping[float | None, Cell], advised: Cell, guess: float | None) -> list[str]:
+def _warnings(best: Mapping[float | None, Cell], advised: Cell, guess: float | None, alone: float | None) -> list[str]:
     notes: list[str] = []
     if guess is not None and (advised.accuracy or 0.0) < guess + _NEAR_GUESSING:
         notes.append(
@@ -226,6 +228,11 @@ def _warnings(best: Mapping[float | None, Cell], advised: Cell, guess: float | N
             "parameters (freeze what is public), more rows, or a larger epsilon would help"
         )
     plain = best.get(None)
+    if plain is not None and alone is not None and (plain.accuracy or 0.0) < alone + _NO_HELP:
+        notes.append(
+            "without noise the sources do not help the target of the stand-in, so what their noise costs cannot be "
+            "seen; where it has fewer rows, --target-rows says so"
+        )
     if plain is not None and guess is not None and (plain.accuracy or 0.0) < guess + _NEAR_GUESSING:
         notes.append(
             "without noise it is no better: the training settings do not suit the stand-in, and the table says nothing"
@@ -278,7 +285,8 @@ class _Bench:
         sides, strategy, privacy, session = _of_others(site, federation)
         target, sources = roster.target.site_id, tuple(entry.site_id for entry in roster.sources)
         others = question.others or site.data.samples
-        rows = {one: site.data.samples if one == site.data.site_id else others for one in (target, *sources)}
+        rows = {target: question.target_rows or others} | dict.fromkeys(sources, others)
+        rows[site.data.site_id] = site.data.samples
         seed = _seed(site, 0)
         section, task = _stand_in(question, site, shape, rows, TaskSettings(target, sources, seed))
         most = max(rows_of(task, one, "train").features.shape[0] for one in rows)

@@ -187,8 +187,7 @@ class DrawnDigits:
         """As :meth:`DrawnRows.rows`."""
         generator = np.random.default_rng([self._seed, _ROWS, place, int(held_out)])
         images, digits = digits_and_labels()
-        fitting = np.flatnonzero(digits < self._labels.count)
-        fitting = fitting[(fitting % _HELD_OUT_EVERY == 0) == held_out]
+        fitting = digit_rows(digits, self._labels.count, held_out=held_out)
         chosen = fitting[generator.integers(len(fitting), size=count)]
         channels, height, width = self._shape
         angle = _TURNS[0] if place == 0 else _TURNS[1 + (place - 1) % (len(_TURNS) - 1)]
@@ -198,6 +197,13 @@ class DrawnDigits:
         ink = nn.functional.interpolate(turned(varied, angle), (height, width), mode="bilinear")
         features = self._black + (1 - self._black) * ink
         return Samples(features.repeat(1, channels, 1, 1), self._labels.of(digits[chosen]))
+
+
+def digit_rows(digits: NDArray[np.int64], classes: int, *, held_out: bool) -> NDArray[np.int64]:
+    """Numbers of the images of the first ``classes`` digits, of a quarter that is held out or of the others."""
+    fitting = np.flatnonzero(digits < classes)
+    found: NDArray[np.int64] = fitting[(fitting % _HELD_OUT_EVERY == 0) == held_out]
+    return found
 
 
 def _layout(task: Task, shape: Sequence[int]) -> tuple[int, ...]:

@@ -225,6 +225,18 @@ def test_the_values_of_the_rows_change_nothing(tmp_path: Path, capsys: pytest.Ca
     assert plain(40) == plain(70)
 
 
+def test_sources_without_whom_the_target_does_as_well_are_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ward = Ward.founded(tmp_path, capsys, "north")
+    given = ("--epsilon", "8", "--rounds", "2", "--batch", "20", "--seeds", "1", "--best-accuracy", "0.52")
+
+    found = ward.data("--others", "30", "--target-rows", "4000", *given)
+
+    assert found["stand_in_rows"] == {"clinic": 4000, "north": found["samples"], "east": 30, "west": 30}
+    assert any("the sources do not help the target" in line for line in found["warnings"])
+
+
 def test_public_rows_of_the_users_own_are_dealt_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ward = Ward.founded(tmp_path, capsys, "north")
     lines = [f"{30 + number % 40},{'ab'[number % 2]},{('no', 'yes')[number % 2]}" for number in range(400)]
@@ -259,10 +271,10 @@ def test_no_run_begins_that_would_not_end_in_time(tmp_path: Path, capsys: pytest
     # The clock goes on by 10 s whenever it is asked.
     assert not advised(90_000).out_of_time
     assert len(said) == 9
-    short = advised(120)
-    assert short.out_of_time
-    assert 2 <= len(said) < 9
-    assert sum(len(cell.accuracies) for cell in short.cells) == len(said)
+    cut = advised(120)
+    assert cut.out_of_time
+    assert 3 < len(said) < 9
+    assert {len(cell.accuracies) for cell in cut.cells} == {len(said) // 3}
     with pytest.raises(Exception, match="--time-limit: 1 s are too few for a run with noise"):
         advised(1)
 
@@ -277,6 +289,7 @@ def test_no_run_begins_that_would_not_end_in_time(tmp_path: Path, capsys: pytest
         ("--rounds 0", "--rounds: must be at least 1, not 0"),
         ("--batch 1000", "--batch: 1000 is larger than the data, which have"),
         ("--others 10", "--batch: a source of the stand-in has 10 rows, fewer than a batch of 20"),
+        ("--target-rows 0", "--target-rows: must be at least 1, not 0"),
         ("--others 0", "--others: must be at least 1, not 0"),
         ("--best-accuracy 1", "--best-accuracy: must be between 0 and 1, not 1.0"),
         ("--seeds 0", "--seeds: must be at least 1, not 0"),

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from securefda.errors import ConfigError, DataError
 from securefda.privacy.private_training import require_separate_rows
 from securefda.tasks import Samples, Task, TaskSettings, load_task
+from securefda.tasks.drawn_rows import digit_rows
 from securefda.tasks.stand_in import FACTORY, StandIn
 from securefda.training import NoiseSettings, TrainingSettings, build_model
 
@@ -114,6 +115,16 @@ def test_images_are_digits_at_their_size() -> None:
     assert -1 <= float(rows.features.min()) < 0.5 < float(rows.features.max()) <= 1.001
     assert set(rows.labels.tolist()) == {0, 1, 2}
     assert "3 classes, made 3 x 16 x 16" in task.text()
+
+
+def test_digits_that_are_held_out_are_not_trained_on() -> None:
+    digits = np.arange(1000) % 10
+
+    rows, held_out = (digit_rows(digits, 4, held_out=which) for which in (False, True))
+
+    assert not set(rows) & set(held_out)
+    assert set(rows) | set(held_out) == set(np.flatnonzero(digits < 4))
+    assert 0.2 < len(held_out) / (len(rows) + len(held_out)) < 0.6
 
 
 def test_more_classes_than_digits_are_refused() -> None:
