@@ -10,8 +10,6 @@ where a bound does not hold.
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import os
 import sys
@@ -21,7 +19,7 @@ from statistics import median
 from typing import Any
 
 from many_sources_runs import sampled_sources
-from studies import this_machine
+from studies import of_bounds, this_machine
 
 from securefda.bench.secagg.crowd import STEPS
 from securefda.bench.secagg.job import Job
@@ -177,18 +175,7 @@ def misses(cells: Sequence[Cell]) -> list[str]:
 
 def main() -> int:
     """Measure where asked to, then say what was measured."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--measure", action="store_true", help="measure all sizes first")
-    parser.add_argument("--check", action="store_true", help="end with 1 where a bound does not hold")
-    parser.add_argument("--figures", type=Path, default=FIGURES, help="the measured figures, JSON")
-    given = parser.parse_args()
-    if given.measure:
-        given.figures.write_text(json.dumps(measure(), indent=1) + "\n")
-    cells = json.loads(given.figures.read_text())["cells"]
-    print(tables(cells)["session"])
-    wrong = misses(cells)
-    print("\n".join(wrong) or "Every bound holds.", file=sys.stderr)
-    return 1 if given.check and wrong else 0
+    return of_bounds(__doc__ or "", FIGURES, "all sizes", measure, lambda cells: tables(cells)["session"], misses)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,6 @@ hold; those in seconds ask for a machine without other work.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from studies import this_machine
+from studies import of_bounds, this_machine
 
 from securefda.bench.secagg.measure import bench_secagg, jobs_of
 
@@ -173,18 +171,7 @@ def misses(cells: Sequence[Cell]) -> list[str]:
 
 def main() -> int:
     """Measure where asked to, then say what was measured."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--measure", action="store_true", help="measure both sizes first")
-    parser.add_argument("--check", action="store_true", help="end with 1 where a bound does not hold")
-    parser.add_argument("--figures", type=Path, default=FIGURES, help="the measured figures, JSON")
-    given = parser.parse_args()
-    if given.measure:
-        given.figures.write_text(json.dumps(measure(), indent=1) + "\n")
-    cells = json.loads(given.figures.read_text())["cells"]
-    print(tables(cells)["session"])
-    wrong = misses(cells)
-    print("\n".join(wrong) or "Every bound holds.", file=sys.stderr)
-    return 1 if given.check and wrong else 0
+    return of_bounds(__doc__ or "", FIGURES, "both sizes", measure, lambda cells: tables(cells)["session"], misses)
 
 
 if __name__ == "__main__":

@@ -6,9 +6,10 @@ it was. Change the code or the settings, and the folder has to be emptied by han
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
 from functools import partial
@@ -21,7 +22,7 @@ from securefda.bench.machine import this_machine
 if TYPE_CHECKING:
     from securefda.bench.accuracy.federated import Job
 
-__all__ = ["AnyCell", "Cache", "Cell", "Figures", "as_text", "measure", "shown", "style", "this_machine"]
+__all__ = ["AnyCell", "Cache", "Cell", "Figures", "as_text", "measure", "of_bounds", "shown", "style", "this_machine"]
 
 
 class Cell(Protocol):
@@ -103,3 +104,38 @@ def as_text(rows: Iterable[Mapping[str, Any]], machine: Mapping[str, Any]) -> st
     """The figures as JSON, a line for each row."""
     lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
     return f'{{"machine": {json.dumps(machine)}, "rows": [\n{lines}\n]}}\n'
+
+
+def of_bounds(
+    about: str,
+    figures: Path,
+    sizes: str,
+    measured: Callable[[], Mapping[str, Any]],
+    table: Callable[[Any], str],
+    misses: Callable[[Any], Sequence[str]],
+) -> int:
+    """The command of a study of sessions: measure where asked to, say what was measured, and look at its bounds.
+
+    Args:
+        about: the study's docstring.
+        figures: what was measured, JSON with ``cells``.
+        sizes: what ``--measure`` measures, for its help.
+        measured: measures it.
+        table: of the cells, Markdown.
+        misses: the bounds that they do not keep, a line each.
+
+    Returns:
+        The exit code.
+    """
+    parser = argparse.ArgumentParser(description=about.splitlines()[0])
+    parser.add_argument("--measure", action="store_true", help=f"measure {sizes} first")
+    parser.add_argument("--check", action="store_true", help="end with 1 where a bound does not hold")
+    parser.add_argument("--figures", type=Path, default=figures, help="the measured figures, JSON")
+    given = parser.parse_args()
+    if given.measure:
+        given.figures.write_text(json.dumps(measured(), indent=1) + "\n")
+    cells = json.loads(given.figures.read_text())["cells"]
+    print(table(cells))
+    wrong = misses(cells)
+    print("\n".join(wrong) or "Every bound holds.", file=sys.stderr)
+    return 1 if given.check and wrong else 0

@@ -61,7 +61,7 @@ def run_processes(
         seed: of the run.
         reporter: shows progress.
         as_copies: start the processes as copies of one that has imported torch, where the system has such copies.
-            False starts each by itself: for whoever looks at their memory, of which copies share a part.
+            False starts each by itself, as where memory is measured: copies share a part of theirs.
         starter: what starts them, where the caller has one for more than this run.
 
     Raises:
@@ -126,7 +126,7 @@ def _name_cause(folder: RunFolder, error: ProcessFailed) -> None:
 
 
 def free_address() -> Address:
-    """A port that is free now; should somebody take it before the aggregator does, that is a clear error."""
+    """A port that is free now; should another process take it before the aggregator does, that is a clear error."""
     with socket.socket() as probe:
         probe.bind((_HOST, 0))
         return Address(_HOST, probe.getsockname()[1])

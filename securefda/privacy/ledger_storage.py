@@ -1,19 +1,18 @@
-"""What surrounds a ledger's file, and tells a copy, an old backup or a deleted one from the ledger itself.
+"""How a ledger is stored: its rows, the file that holds them, and the names around it that date the file.
 
-The file system's own number of the file is written into the ledger: a copy is another file. The number of rows, and
-the digest of the last, stand in the *name* of an empty file beside it: copying an old folder over a newer one brings
-back old rows, and cannot take away a newer name. Anyone who can delete names in the folder can undo this; the head that
-an audit log recorded finds that too.
-
-The rows of a ledger, each of which hashes the one before it. Pure: no disk, no clock.
-
-A row is canonical JSON (integers and strings; a float is the shortest text that reads back as the same number) and
+**Rows.** Each hashes the one before it. A row is canonical JSON (integers and strings; a float is the shortest text
+that reads back as the same number) and
 
     digest = SHA-256("securefda/1/dp-ledger" || 0x00 || digest of the row before || number, 8 bytes big-endian || JSON)
 
 with 32 zero bytes before row 1. So a row cannot be changed, taken out or moved without all later digests changing.
 
-What was read of a ledger under one lock: whether it may be used, and what is appended to it.
+**File.** The file system's own number of the file is written into the ledger: a copy is another file. The number of
+rows, and the digest of the last, stand in the *name* of an empty file beside it: copying an old folder over a newer one
+brings back old rows, and cannot take away a newer name. Anyone who can delete names in the folder can undo this; the
+head that an audit log recorded finds that too.
+
+`LedgerState` is what was read of all this under one lock: whether the ledger may be used, and what is appended to it.
 """
 
 from __future__ import annotations

@@ -47,6 +47,7 @@ from securefda.protocol.transcript import (
     quorum_of,
     round_terms,
 )
+from securefda.rules import Rule
 
 # --- thresholds and counting rules, as inequalities that both sides evaluate -----------------------------------------
 #
@@ -311,8 +312,8 @@ def _check_features(header: Header) -> None:
     require(fits, "HEADER_FEATURES", "the last layer is not the pull on the features")
 
 
-_RELEASING = frozenset({"fada_adversarial", "fada", "f_dann", "f_dan"})
-_WITHOUT_TARGET_UPDATE = _RELEASING | {"source_only", "fedavg", "fada_attention"}
+_RELEASING = frozenset(rule for rule in Rule if rule.releases_features)
+_WITHOUT_TARGET_UPDATE = frozenset(rule for rule in Rule if rule.needs_sources and not rule.adapts)
 
 
 def _check_cohort_plan(header: Header) -> None:
@@ -355,7 +356,7 @@ def _check_session_numbers(header: Header, own_index: int, limits: SessionLimits
     if header.level_of(own_index) is Visibility.SUM:  # members of a cohort are known after R1, and looked at then
         trusted = limits.trusted_at_sum(header, own_index)
         _check_smallest_sum(trusted, header.sum_quorum, limits, "HEADER_QUORUM")
-        if header.norm_cap is not None:  # whichever others are lost or collude, those whose norms count are left
+        if header.norm_cap is not None:  # those whose norms count are left, no matter who else is lost or colludes
             counted = header.norm_cap.others
             detail = f"norms of {counted} others count, and a sum may hold {trusted} that count"
             require(counted <= trusted, "HEADER_ENERGY", detail)
@@ -459,7 +460,7 @@ def check_nonces(nonces: Mapping[int, bytes], *, roll: Roll, own_index: int, ctx
             committed = nth_digest(roll.commitments, place)
             require(nonce_fits(nonces[member], committed, owner=member, ctx=ctx), "RING_NONCE", f"of index {member}")
     silent, most = len(roll.members) - len(nonces), header.graph.silent if header.graph else 0
-    # Whoever chooses which nonces count chooses among as many rings as there are choices.
+    # An aggregator that may leave nonces out chooses among as many rings as it has choices.
     require(silent <= most, "RING_QUORUM", f"{silent} nonces are missing, of at most {most}")
     require(len(nonces) >= header.threshold, "RING_QUORUM", f"{len(nonces)} of at least {header.threshold} sources")
 
@@ -491,7 +492,7 @@ def check_neighbours(
 
 
 def check_own_neighbours(ring: Ring, *, own_index: int, header: Header, limits: SessionLimits) -> None:
-    """The k rule of SFDA-SA/2: whoever opens my part needs so many of my neighbours, who are then in the sum with me.
+    """The k rule of SFDA-SA/2: my part opens only with so many of my neighbours, who are then in the sum with me.
 
     Raises:
         FaultyAggregatorError: RING_TRUST.

@@ -158,7 +158,7 @@ class Quantisation:
         Args:
             vector: float32 or float64, shape ``(layer_length,)``; not changed.
             rounding: key of 32 bytes that the d follow from: 16 bits of its AES-256-CTR keystream for each coordinate.
-                Whoever knows it knows of each coordinate to which side it was rounded.
+                It reveals to which side each coordinate was rounded.
             tail: the extra elements in [0, 1], float32 or float64, shape ``(tail,)``; left out where there are none.
 
         Returns:

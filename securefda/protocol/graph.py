@@ -1,6 +1,6 @@
 """Who shares with whom in a session of many sources: a ring drawn by lot, and how many neighbours are enough.
 
-The members of a session stand on a ring in an order that nobody chooses, and each is the neighbour of the ``degree``
+The members of a session stand on a ring in an order that no site chooses, and each is the neighbour of the ``degree``
 members nearest to it, half of them on either side: a Harary graph (Bell et al. 2020). A member and its neighbours hold
 its shares, and ``threshold`` of them open a secret. The complete graph is the ring whose degree is all others.
 

@@ -2,14 +2,12 @@
 
 A wrong share is never silent: the self mask secret must hash to the advertised commitment, and the master must give
 the advertised mask key. Where more than t answers are there, the secret opens all the same, and decoding tells the
-shares off the dealt polynomial from the rest, as long as they are few enough. Who is to blame for one is between two:
-its holder, if it sent something else than it got, or its owner, if it dealt it so. With exactly t answers nothing
-opens, and any of them may have lied.
+shares on the dealt polynomial from the rest. Who is to blame for a wrong one is between two: its holder, if it sent
+something else than it got, or its owner, if it dealt it so. With exactly t answers nothing opens, and any of them may
+have lied.
 
-Which of many shares lie on the dealt polynomial, though some are wrong: Reed-Solomon decoding over Shamir's field.
-
-Shares are a Reed-Solomon codeword (McEliece and Sarwate 1981), so with n of them and threshold t up to
-``(n - t) // 2`` wrong ones are found in O(n^2), without trying subsets. The decoder is that of Gao (2003), from
+Decoding works because shares are a Reed-Solomon codeword (McEliece and Sarwate 1981): with n of them and threshold t,
+up to ``(n - t) // 2`` wrong ones are found in O(n^2), without trying subsets. The decoder is that of Gao (2003), from
 the extended Euclidean algorithm.
 """
 
@@ -50,7 +48,7 @@ def points_on_polynomial(shares: Mapping[int, Secret], threshold: int) -> frozen
     if len(values) < threshold:
         return frozenset()
     polynomial = _decode(values, threshold)
-    return frozenset(x for x, value in values.items() if polynomial and _evaluate(polynomial, x) == value)
+    return frozenset(x for x, value in values.items() if polynomial and evaluate(polynomial, x) == value)
 
 
 def _decode(values: Mapping[int, int], threshold: int) -> Polynomial:
@@ -77,7 +75,7 @@ def _interpolate(values: Mapping[int, int], locator: Polynomial) -> Polynomial:
     total = [0] * len(values)
     for x, value in values.items():
         others, _ = _divide(locator, [-x % PRIME, 1])
-        scale = value * pow(_evaluate(others, x), -1, PRIME) % PRIME
+        scale = value * pow(evaluate(others, x), -1, PRIME) % PRIME
         total = [(old + scale * new) % PRIME for old, new in zip(total, others, strict=True)]
     return _trimmed(total)
 
@@ -106,13 +104,6 @@ def _trimmed(polynomial: Polynomial) -> Polynomial:
     while polynomial and polynomial[-1] == 0:
         polynomial.pop()
     return polynomial
-
-
-def _evaluate(polynomial: Polynomial, x: int) -> int:
-    value = 0
-    for coefficient in reversed(polynomial):
-        value = (value * x + coefficient) % PRIME
-    return value
 
 
 MOST_SUBSETS = 1000

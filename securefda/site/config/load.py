@@ -1,8 +1,7 @@
-"""Reading a configuration file with its overrides: flag before environment before file.
+"""The three configuration files, read with their overrides: flag before environment before file.
 
-The three configuration files: a whole federation on one machine, the aggregator's process, a source's process.
-
-The file of each site's process, derived from the configuration of a federation on one machine.
+They are that of a federation on one machine, that of the aggregator's process and that of a source's process. The first
+has what the other two are made of.
 """
 
 from __future__ import annotations

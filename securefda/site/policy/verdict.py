@@ -1,8 +1,7 @@
-"""Whether a header, a task or a message of this site stays within its policy.
+"""What a site's policy says: to a header, a schedule, a task or a message, to a level, and to a federation as a whole.
 
-At which level each source takes part: what its own policy permits, or one that hides more.
-
-Whether a policy can be met at all in a federation, said before any round.
+A refusal names the first key that forbids what was asked. `plan_levels` finds a level for each source that no policy
+forbids, and `require_satisfiable` says before any round whether a policy can be met at all.
 """
 
 from __future__ import annotations
