@@ -233,7 +233,8 @@ def _check(log: LogFolder, keys: Keys, name: LogName, known: list[bytes], questi
                 )
             except ValueError as error:
                 raise ConfigError("--known", str(error), hint=f"it was checked with the keys of {keys.file}") from error
-        if not question.witnesses and not known and _is_never_signed(log):
+        is_this = (log.party, log.run) == (name.party, name.run)
+        if is_this and not question.witnesses and not known and _is_never_signed(log):
             found = Verification(log.size(), 0, b"", (), None, (_NEVER_SIGNED,))
         fault = _fault(log, keys, found)
     inclusion, fault = _proved(log, found, fault, question.record)

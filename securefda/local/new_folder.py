@@ -169,10 +169,8 @@ def new_images(folder: Path, images: Path, target: str = "") -> Made:
         sources = tuple(site for site in sorted(counts) if site != target)
         largest = max(counts[site] for site in sources)
         note = f"the sites are the folders in {images}"
-        rows, labelled = (
-            _images_as_rows(_images(images / target, classes)),
-            image_folder.UNLABELLED not in by_site[target],
-        )
+        rows = _images_as_rows(_images(images / target, classes))
+        labelled = image_folder.UNLABELLED not in by_site[target]
         sites = _Sites(target, sources, str(images.absolute()), largest, rows, note, labelled=labelled)
     else:
         sites = _made_up_images(images, classes)

@@ -340,7 +340,8 @@ def _folders(kit: Path, probes: Probes) -> list[Path]:
     with suppress(SecureFdaError):  # the settings' own check says why
         out = probes.out()
         if out is not None and not out.absolute().is_relative_to(local.absolute()):
-            return [local, next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())]
+            way = (out.absolute(), *out.absolute().parents)
+            return [local, next(folder for folder in way if os.path.exists(folder))]  # noqa: PTH110 - never raises
     return [local]
 
 

@@ -142,6 +142,12 @@ def test_log_of_a_run_that_was_refused_before_anything_was_to_be_signed_is_no_fi
     assert finding(capsys, log, "--witnesses", "1")["kind"] == "unreadable"
 
 
+def test_unsigned_log_in_the_folder_of_another_run_is_a_finding(tmp_path: Path, capsys: Capture) -> None:
+    log = unsigned(tmp_path, REFUSED)
+    other = log.rename(log.with_name("f" * 32))
+    assert finding(capsys, other)["kind"] == "unreadable"
+
+
 @pytest.mark.parametrize("entry", [SIGNED, message(2)], ids=["a checkpoint", "a session"])
 def test_log_that_lost_its_checkpoints_is_a_finding(tmp_path: Path, capsys: Capture, entry: Entry) -> None:
     assert finding(capsys, unsigned(tmp_path, entry))["what"] == "has no checkpoint, so nothing is proved of it"
