@@ -180,9 +180,11 @@ class Attendance:
 
     def explained(self, error: QuorumLost) -> QuorumLost:
         """The error, with what was last heard of each source that is missing."""
-        why = self._why | {index: f"its policy refuses {key}" for index, key in self._consent.items()}
-        hints = "; ".join(dict.fromkeys(hint_for(key) for key in self._consent.values()))
-        return error.because({self._site.name(index): text for index, text in why.items()}, hint=hints)
+        refusals = (f"the policy of {self._site.name(index)} refuses {key}" for index, key in self._consent.items())
+        hints = dict.fromkeys(hint_for(key) for key in self._consent.values())
+        # In the hint, which no other source reads
+        why = {self._site.name(index): why for index, why in self._why.items()}
+        return error.because(why, hint="; ".join([*refusals, *hints]))
 
 
 class CosignerTracker:

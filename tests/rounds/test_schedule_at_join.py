@@ -128,11 +128,14 @@ def test_a_run_that_lacks_consent_ends_with_the_key_and_who_can_give_it(tmp_path
     release = federation.policy(ME).release.model_copy(update={"max_runs": 0})
     federation.sources[ME] = federation.source(ME, policy=federation.policy(ME, release=release))
     federation.open().go()
-    federation.run.left(ME, "hung up")
     error = federation.run.error
     assert isinstance(error, QuorumLost)
-    assert error.why[site_id(ME)] == "its policy refuses release.max-runs"
-    assert "securefda source start --accept-run" in error.hint
+    assert error.hint.startswith(f"the policy of {site_id(ME)} refuses release.max-runs; ask the site")
+    assert error.hint.endswith("securefda source start --accept-run")
+    for index in (1, 3):
+        goodbye = federation.sources[index].standing.goodbye
+        assert goodbye is not None
+        assert "release" not in goodbye.reason
 
 
 def test_a_source_beyond_its_runs_answers_nothing_else_and_leaves(tmp_path: Path) -> None:
