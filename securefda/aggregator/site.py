@@ -365,7 +365,9 @@ def summary_of(
 ) -> Summary:
     """The summary of a run as far as it went, rounds before a restart included."""
     privacy = config.privacy
-    status: RunStatus = "finished" if error is None else "interrupted"
+    status: RunStatus = "finished"
+    if error is not None:
+        status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
     return summarise(
         cast(list[RoundLine], store.records()),
         run_id=run_id,
@@ -377,7 +379,7 @@ def summary_of(
         releases=store.target_releases(),
         target_budget=budget_of(config.privacy.budget) if config.training.with_noise else None,
         rounds_planned=config.strategy.rounds,
-        status="failed" if isinstance(error, SecureFdaError) else status,
+        status=status,
         error=error if isinstance(error, SecureFdaError) else None,
         setting=Setting(
             federation=roster.federation_id,

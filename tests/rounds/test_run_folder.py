@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 import os
 import re
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from rounds_federation import roster_of
 
-from securefda.aggregator.store import TargetRelease
-from securefda.errors import ConfigError, QuorumLost, SecureFdaError
+from securefda.aggregator.site import summary_of as summary_of_process
+from securefda.aggregator.store import AggregatorStore, TargetRelease
+from securefda.errors import ConfigError, QuorumLost, SecureFdaError, Terminated
 from securefda.operations.recording import RecordingReporter
 from securefda.operations.records import RoundLine, Summary, summarise
 from securefda.operations.run_folder import RunFolder, append_line, read_run, replace_file
 from securefda.operations.summary_text import run_text
 from securefda.privacy.events import Budget
+from securefda.site.config import AggregatorConfig, ProcessSection, TaskSection
 
 
 def line(number: int, **changes: object) -> RoundLine:
@@ -258,3 +263,23 @@ def test_cosine_and_rules_are_of_finished_rounds() -> None:
     assert summary.target_cosine == {"smallest": 0.5, "median": 0.8, "largest": 0.9}
     assert summary.rounds_by_rule == {"source_only": 1, "fedgp_auto": 3}
     assert summary_of(lines[:1]).target_cosine is None
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (None, "finished"),
+        (KeyboardInterrupt(), "interrupted"),
+        (Terminated(), "interrupted"),
+        (QuorumLost("join", 3, [], []), "failed"),
+        (asyncio.CancelledError(), "failed"),
+        (RuntimeError("a fault of ours"), "failed"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else value,
+)
+def test_only_a_signal_interrupts_a_run(tmp_path: Path, error: BaseException | None, status: str) -> None:
+    process = ProcessSection(kit=tmp_path, out=tmp_path)
+    config = AggregatorConfig(aggregator=process, task=TaskSection(factory="securefda.tasks.digits:Digits"))
+    with closing(AggregatorStore(tmp_path / "state.sqlite")) as store:
+        summary = summary_of_process(config, "00" * 16, store, roster_of(3), error)
+    assert summary.status == status

@@ -238,6 +238,17 @@ def test_the_pull_is_the_gradient_by_each_row_times_the_rows(kind: Alignment) ->
     assert np.abs(pull).max() > 1e-3
 
 
+@pytest.mark.parametrize("kind", RULES)
+def test_only_f_dan_needs_features_of_own_rows_for_its_pull(kind: Alignment) -> None:
+    beside, model = companion(kind, came_of(first_model()))
+    own = model.invariant(model.extractor(DATA.features)).detach()
+    if kind is Alignment.F_DAN:
+        with pytest.raises(ValueError, match=r"^own: "):
+            beside.pull()
+    else:
+        assert np.array_equal(beside.pull(), beside.pull(own))
+
+
 @pytest.mark.parametrize("kind", LEARNING)
 def test_the_size_of_a_pull_does_not_depend_on_the_number_of_rows(kind: Alignment) -> None:
     once = came_of(first_model())
