@@ -367,8 +367,9 @@ def said_of(checked: Sequence[Checked]) -> Outcome:
 
 _MOST_LOST = 8
 _PROVES = (
-    "Proved of a log without a finding: its records are those that its party signed, in their order, none missing, and "
-    "sites that cosigned it were shown no other log of this run. Not proved: that the party wrote down what happened."
+    "Proved of a log without a finding, up to its newest checkpoint: its records are those that its party signed, in "
+    "their order, none missing, and sites that cosigned it were shown no other log of this run. Not proved: that the "
+    "party wrote down what happened."
 )
 
 
