@@ -2,7 +2,7 @@
 
     python benchmarks/tables.py [--check]
 
-The pages are those of ``docs/explanation/results``. A table stands between ``<!-- table: FILE/NAME -->`` and
+The pages are those of ``docs/explanation`` and its folders. A table stands between ``<!-- table: FILE/NAME -->`` and
 ``<!-- end -->``; FILE is the figures' file in this folder without ``.json``, NAME one of the tables made of it. Every
 table that is made stands on one page, once.
 """
@@ -20,6 +20,7 @@ from statistics import median
 from typing import Any
 
 import alignment
+import attacks
 import attention
 import audit_log
 import audit_mutations
@@ -50,7 +51,7 @@ from mutators import package_of
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
-PAGES = ROOT / "docs" / "explanation" / "results"
+PAGES = ROOT / "docs" / "explanation"
 COMMAND = "python benchmarks/tables.py"
 
 _BEGIN, _END = "<!-- table: ", "<!-- end -->"
@@ -82,6 +83,7 @@ def all_tables(folder: Path) -> dict[str, str]:
         "many_sources": many_sources.tables(figures("many_sources")["cells"]),
         "alignment": alignment.tables(figures("alignment")["rows"]),
         "pooled_alignment": pooled_alignment.tables(figures("pooled_alignment")["rows"]),
+        "attacks": attacks.tables(figures("attacks")["rows"]),
         "attention": attention.tables(figures("attention")["rows"]),
         "estimators": estimators.tables(figures("estimators")["rows"]),
         "pseudo_labels": pseudo_labels.tables(figures("pseudo_labels")["rows"]),
@@ -224,7 +226,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where a page is stale")
     check = parser.parse_args(arguments).check
-    present = {path.name: path.read_text(encoding="utf-8") for path in sorted(PAGES.glob("*.md"))}
+    present = {
+        path.relative_to(PAGES).as_posix(): path.read_text(encoding="utf-8") for path in sorted(PAGES.rglob("*.md"))
+    }
     try:
         wanted = written(present, all_tables(HERE))
     except PageError as error:

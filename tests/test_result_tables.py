@@ -14,6 +14,7 @@ FILES = (
     *("alignment", "attention", "pseudo_labels", "offline_rounds", "dp_speed", "memory", "rule_evaluation"),
     *("varied_rows", "full_data"),
     *("networks", "kills", "soak"),
+    *("attacks", "attacks_play", "attacks_membership", "attacks_property", "attacks_inversion"),
 )
 BLOCK = "<!-- table: some/table -->\n\n| old |\n\n<!-- end -->"
 

@@ -189,3 +189,22 @@ def test_the_target_pays_with_its_update_only_under_rules_that_publish_it() -> N
     assert "between 0.3 and 1.0, by task and rule" in paid[0]
     free = explain(SourcePolicy(allowed_rules=("source_only", "fedavg")), "lyon", 5).target_pays
     assert free == ("Nothing: under the allowed rules the target publishes no update of its own.",)
+
+
+@pytest.mark.parametrize(
+    ("policy", "what"),
+    [
+        (default_policy("individual"), "updates in clear: "),
+        (SourcePolicy(min_others=2), "sums over 3 sources: "),
+        (SourcePolicy(min_others=8, max_colluders=4), "sums over 3 sources: "),  # colluders hide nobody
+        (SourcePolicy(min_others=40), "sums over 3 sources: "),
+        (REQUIRING, "sums over 3 sources: "),
+    ],
+    ids=["in clear", "three", "nine without the colluders", "more than measured", "with noise"],
+)
+def test_what_attacks_found_is_said_for_no_more_sources_than_hide_a_site(policy: SourcePolicy, what: str) -> None:
+    said = explain(policy, "lyon").budget[-1]
+    assert what in said
+    assert " without noise" in said
+    assert " at epsilon = 8" in said
+    assert said.endswith("docs/explanation/what-a-sum-tells.md.")

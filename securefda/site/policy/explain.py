@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from securefda.privacy.events import ASSUMPTIONS
 from securefda.protocol.messages import Visibility
 from securefda.rules.strategy import Rule
+from securefda.site.policy.measured import members_found
 from securefda.site.policy.model import SELECTION, SourcePolicy
 from securefda.site.policy.verdict import rules_that_publish_the_target, rules_that_send_features
 from securefda.text import counted
@@ -31,12 +32,12 @@ def budget_in_words(policy: SourcePolicy, site: str) -> tuple[str, ...]:
     """What noise bounds of all that leaves ``site``, what counts it, and what stays outside, a few sentences each."""
     if policy.dp.required:
         bounded = f"{site} trains with noise (DP-SGD) or not at all, so all that leaves it is bounded: {_bound(policy)}"
-        return (bounded, _ledger(site), *_not_covered(policy, site))
+        return (bounded, _ledger(site), *_not_covered(policy, site), _measured(policy))
     bounded = (
         f"Where its settings set training.dp.noise-multiplier, {site} trains with noise (DP-SGD), and of such rounds: "
         f"{_bound(policy)}"
     )
-    return (_without_noise(policy, site), bounded, _ledger(site), *_not_covered(policy, site))
+    return (_without_noise(policy, site), bounded, _ledger(site), *_not_covered(policy, site), _measured(policy))
 
 
 def _bound(policy: SourcePolicy) -> str:
@@ -91,6 +92,11 @@ def _not_covered(policy: SourcePolicy, site: str) -> tuple[str, ...]:
         f"epsilon is {2 * policy.dp.target_epsilon:g}, at a larger delta, and so on. A row that is also in another "
         "data set, or at another site, is counted there by itself.",
     )
+
+
+def _measured(policy: SourcePolicy) -> str:
+    """What attacks found in the smallest sum that the policy permits, colluders not counted."""
+    return members_found(1 if policy.visibility is Visibility.INDIVIDUAL else policy.min_others + 1)
 
 
 @dataclass(frozen=True, slots=True)

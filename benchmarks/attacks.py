@@ -1,0 +1,525 @@
+"""What opened sums and the published model tell of a site's rows, with attacks on real training.
+
+    python benchmarks/attacks.py --measure --data-dir DIR --cache FOLDER [--only STUDY]    run, write attacks.json
+    python benchmarks/attacks.py [--check]    from attacks.json: write attacks.svg, print the tables
+
+DIR holds the folders ``fed_heart`` and ``fashion_mnist``. A study that was stopped goes on where it was, with the same
+folder. ``--check`` ends with 1 where an attack fails although its control says that it works, or where a lower bound of
+epsilon is above the ledger.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attacks_inversion as inversion
+import attacks_membership as membership
+import attacks_property as shares
+import matplotlib as mpl
+import torch
+from attacks_play import DIFFERENCE, EXAMPLE, ONE_STEP, ROUNDS, STRANGERS, SUM, TARGET, TWO_STEPS, Game, federation
+from matplotlib.figure import Figure
+from studies import Cache, as_text, shown, style, this_machine
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+HERE = Path(__file__).parent
+FIGURES, PLOT = HERE / "attacks.json", HERE / "attacks.svg"
+STUDIES = MEMBERSHIP, PROPERTY, DIVISION, OPTIMISATION = "membership", "property", "division", "optimisation"
+_DATA = DIGITS, HEART, FASHION = "digits", "fed-heart", "fashion-mnist"
+SEED = 0
+EPSILONS = (None, 8.0, 4.0, 1.0)
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How many runs an attack has."""
+
+    shadows: int = 64
+    targets: int = 64
+    share_shadows: int = 200
+    share_targets: int = 100
+    repetitions: int = 20
+    optimised: int = 6
+    iterations: int = inversion.ITERATIONS
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One attack on one federation.
+
+    Attributes:
+        study: which attack.
+        data: the task.
+        seen: what the attacker sees of a round.
+        sources: of the federation; 1 is an update in clear.
+        schedule: how sites train.
+        epsilon: of the victim's noise; None without.
+        rows: of each source, or of candidates, where that is set; 0 elsewhere.
+        rounds: of the run.
+    """
+
+    study: str
+    data: str
+    seen: str
+    sources: int
+    schedule: str
+    epsilon: float | None = None
+    rows: int = 0
+    rounds: int = ROUNDS
+
+    @property
+    def key(self) -> str:
+        """Its name in the cache."""
+        return "/".join(str(value) for value in asdict(self).values())
+
+    def game(self, folder: Path | None) -> Game:
+        """The federation that is attacked."""
+        all_sites = federation(self.data, folder)
+        sites = all_sites.of_target(self.sources) if self.seen == TARGET else all_sites.among(self.sources)
+        if self.study == MEMBERSHIP and self.rows:
+            sites = sites.of_rows(self.rows)
+        return Game(sites, self.data, self.seen, self.schedule, self.epsilon, self.rounds)
+
+    def run(self, folder: Path | None, scale: Scale = Scale()) -> Any:
+        """Attack it."""
+        game = self.game(folder)
+        match self.study:
+            case "membership":
+                return membership.attacked(game, scale.shadows, scale.targets, SEED)
+            case "property":
+                return shares.guessed(game, scale.share_shadows, scale.share_targets, SEED)
+            case "division":
+                return inversion.divided(game, self.rows, scale.repetitions, SEED)
+            case _:
+                return inversion.optimised(game, self.rows, scale.optimised, SEED, scale.iterations)
+
+
+def cells() -> list[Cell]:
+    """The grid, what matters most first."""
+    steps, own = TWO_STEPS, EXAMPLE
+    made = [Cell(DIVISION, DIGITS, SUM, n, ONE_STEP, None, rows, 1) for rows in (1, 8, 44) for n in (1, 3, 5, 10)]
+    made += [Cell(DIVISION, DIGITS, SUM, n, own, None, 44, 1) for n in (1, 3)]
+    made += [Cell(DIVISION, DIGITS, SUM, n, ONE_STEP, 8.0, 8, 1) for n in (1, 3)]
+    made += [Cell(MEMBERSHIP, DIGITS, SUM, n, steps) for n in (1, 3, 5, 10)]
+    made += [Cell(MEMBERSHIP, DIGITS, SUM, n, steps, one) for one in (8.0, 1.0) for n in (1, 3)]
+    made += [Cell(MEMBERSHIP, DIGITS, STRANGERS, n, steps) for n in (3, 10)]
+    made += [Cell(OPTIMISATION, FASHION, SUM, n, ONE_STEP, None, 1, 1) for n in (1, 3)]
+    made += [Cell(PROPERTY, HEART, SUM, n, steps) for n in (1, 3)]
+    made += [Cell(MEMBERSHIP, HEART, SUM, 1, steps, None, 12)]
+    made += [Cell(MEMBERSHIP, HEART, SUM, n, steps) for n in (1, 3)]
+    made += [Cell(PROPERTY, DIGITS, SUM, n, own) for n in (1, 3)]
+    made += [Cell(MEMBERSHIP, DIGITS, SUM, n, own, rounds=20) for n in (1, 3)]
+    made += [Cell(MEMBERSHIP, DIGITS, seen, 3, steps) for seen in (TARGET, DIFFERENCE)]
+    made += [Cell(PROPERTY, HEART, SUM, 3, steps, one) for one in (8.0, 1.0)]
+    made += [Cell(MEMBERSHIP, HEART, SUM, n, steps, 8.0) for n in (1, 3)]
+    made += [Cell(MEMBERSHIP, DIGITS, seen, 3, steps, 8.0) for seen in (TARGET, DIFFERENCE, STRANGERS)]
+    made += [Cell(OPTIMISATION, FASHION, SUM, 1, ONE_STEP, None, 8, 1)]
+    made += [Cell(MEMBERSHIP, DIGITS, SUM, 10, steps, one) for one in (8.0, 1.0)]
+    made += [Cell(MEMBERSHIP, DIGITS, SUM, n, steps, 4.0) for n in (1, 3)]
+    made += [Cell(OPTIMISATION, FASHION, SUM, 3, ONE_STEP, None, 8, 1)]
+    made += [Cell(PROPERTY, DIGITS, SUM, 10, own), Cell(OPTIMISATION, FASHION, SUM, 1, own, None, 40, 1)]
+    made += [Cell(MEMBERSHIP, HEART, SUM, n, steps, one) for one in (4.0, 1.0) for n in (1, 3)]
+    made += [Cell(MEMBERSHIP, HEART, SUM, n, own, rounds=55) for n in (1, 3)]
+    made += [Cell(MEMBERSHIP, FASHION, SUM, n, own, rounds=5) for n in (1, 3)]
+    return made
+
+
+def rows_of(known: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A row for each cell that was run, from figures by cell."""
+    return [asdict(cell) | _rounded(known[cell.key]) for cell in cells() if cell.key in known]
+
+
+def _rounded(value: Any) -> Any:
+    match value:
+        case float():
+            return round(value, 4)
+        case dict():
+            return {key: _rounded(one) for key, one in value.items()}
+        case list() | tuple():
+            return [_rounded(one) for one in value]
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """What an attack has to reach where everything is given away; else its failures elsewhere mean nothing."""
+
+    what: str
+    least: float
+    figure: Callable[[Row], float]
+
+
+CONTROLS = {
+    Cell(MEMBERSHIP, DIGITS, SUM, 1, TWO_STEPS): Control(
+        "from sums", 90, lambda row: row["found"][membership.SUMS]["rates"][0][0]
+    ),
+    Cell(MEMBERSHIP, DIGITS, SUM, 1, EXAMPLE, rounds=20): Control(
+        "from the model", 15, lambda row: row["found"][membership.MODEL]["rates"][0][0]
+    ),
+    Cell(MEMBERSHIP, HEART, SUM, 1, TWO_STEPS, None, 12): Control(
+        "from sums", 90, lambda row: row["found"][membership.SUMS]["rates"][0][0]
+    ),
+    Cell(PROPERTY, DIGITS, SUM, 1, EXAMPLE): Control("R2", 0.5, lambda row: row["explained"][0]),
+    Cell(PROPERTY, HEART, SUM, 1, TWO_STEPS): Control("R2", 0.5, lambda row: row["explained"][0]),
+    Cell(DIVISION, DIGITS, SUM, 1, ONE_STEP, None, 1, 1): Control(
+        "share rebuilt", 1.0, lambda row: row["found"] / row["rows_seen"]
+    ),
+    Cell(OPTIMISATION, FASHION, SUM, 1, ONE_STEP, None, 1, 1): Control(
+        "share named", 0.8, lambda row: row["named"] / row["rows_seen"]
+    ),
+}
+
+
+def misses(rows: Sequence[Row]) -> list[str]:
+    """A line for each control that fails or lacks, and for each lower bound of epsilon that is above the ledger."""
+    by_cell = {Cell(*(row[name] for name in _KEY)): row for row in rows}
+    found = [
+        f"MISSED: {cell.key}: {attacker} shows epsilon >= {one['bound']:.2f}, the ledger {row['ledger']:.2f}"
+        for cell, row in by_cell.items()
+        if cell.study == MEMBERSHIP and row["ledger"] is not None
+        for attacker, one in row["found"].items()
+        if one["bound"] > row["ledger"]
+    ]
+    for cell, control in CONTROLS.items():
+        if cell not in by_cell:
+            found.append(f"MISSING: {cell.key}: the control was not run")
+        elif (value := control.figure(by_cell[cell])) < control.least:
+            found.append(f"MISSED: {cell.key}: {control.what} {value:.2f}, at least {control.least:g} for a control")
+    return found
+
+
+_KEY = tuple(field.name for field in fields(Cell))
+
+
+def tables(rows: Sequence[Row]) -> dict[str, str]:
+    """Every table as Markdown, by name."""
+    members = [row for row in rows if row["study"] == MEMBERSHIP]
+    opened = sorted((row for row in members if row["seen"] in {SUM, STRANGERS}), key=_order)
+    return {
+        "sentences": "\n".join(f"- {line}" for line in sentences(rows)),
+        "sums": _sums_table(opened),
+        "model": _model_table([row for row in opened if row["seen"] == SUM]),
+        "others": _others_table([row for row in members if row["seen"] in {DIFFERENCE, TARGET}]),
+        "bounds": _bounds_table(sorted((row for row in members if row["ledger"] is not None), key=_order)),
+        "property": _property_table(sorted((row for row in rows if row["study"] == PROPERTY), key=_order)),
+        "division": _division_table([row for row in rows if row["study"] == DIVISION]),
+        "optimisation": _optimisation_table([row for row in rows if row["study"] == OPTIMISATION]),
+    }
+
+
+def _order(row: Row) -> tuple[Any, ...]:
+    """Data, how it trains, noise from none to much, what is seen, and the number of sources."""
+    noise = EPSILONS.index(row["epsilon"])
+    return (_DATA.index(row["data"]), -row["rows"], row["schedule"] != TWO_STEPS, noise, row["seen"], row["sources"])
+
+
+def sentences(rows: Sequence[Row]) -> list[str]:
+    """What was found, in plain words, for people who decide; from the rows that are there."""
+    at = {Cell(*(row[name] for name in _KEY)): row for row in rows}
+    lines = []
+    for epsilon in (None, 8.0, 1.0):
+        for sources in (1, 3, 10):
+            if row := at.get(Cell(MEMBERSHIP, DIGITS, SUM, sources, TWO_STEPS, epsilon)):
+                stranger = at.get(Cell(MEMBERSHIP, DIGITS, STRANGERS, sources, TWO_STEPS, epsilon))
+                lines.append(f"{_federation(row)}: {_members(row, stranger)}")
+    for count in (1, 8, 44):
+        found = [at.get(Cell(DIVISION, DIGITS, SUM, sources, ONE_STEP, None, count, 1)) for sources in (1, 3, 10)]
+        if present := [row for row in found if row is not None]:
+            shown_rows = ", ".join(
+                f"{100 * row['found'] / row['rows_seen']:.0f} of 100 at N = {row['sources']}" for row in present
+            )
+            what = "the only row of each source" if count == 1 else f"{count} rows of each source in one step"
+            lines.append(f"Rows rebuilt by division from {what}, without noise: {shown_rows}.")
+    for epsilon in (None, 8.0, 1.0):
+        if row := at.get(Cell(PROPERTY, HEART, SUM, 3, TWO_STEPS, epsilon)):
+            lines.append(
+                f"{_federation(row)}: the share of women among a hospital's rows is guessed to {row['error']:.0f} "
+                f"points; who guesses the mean is off by {row['blind']:.0f}."
+            )
+    return lines
+
+
+def told(rows: Sequence[Row]) -> dict[tuple[int, float | None], tuple[int, int]]:
+    """What `securefda.site.policy.measured` has to say: members found of 100, in sums and in the model."""
+    at = {Cell(*(row[name] for name in _KEY)): row for row in rows}
+    found = {}
+    for sources in TOLD:
+        for epsilon in (None, 8.0, 1.0):
+            row = at[Cell(MEMBERSHIP, DIGITS, SUM, sources, TWO_STEPS, epsilon)]
+            sums, model = (row["found"][one]["rates"][0][0] for one in (membership.SUMS, membership.MODEL))
+            found[sources, epsilon] = (_of_100(sums), _of_100(model))
+    return found
+
+
+def _of_100(percent: float) -> int:
+    """A whole number; 100 only of all."""
+    return round(percent) if percent == 100 else min(99, round(percent))
+
+
+TOLD = (1, 3)
+"""Sources of which a policy's words tell."""
+
+
+def _federation(row: Row) -> str:
+    noise = "without noise" if row["epsilon"] is None else f"with noise at ε = {row['epsilon']:g}"
+    return f"{row['data'].title()}, N = {row['sources']}, {noise}"
+
+
+def _members(row: Row, stranger: Row | None) -> str:
+    sums, model = (_of_100(row["found"][one]["rates"][0][0]) for one in (membership.SUMS, membership.MODEL))
+    less = ""
+    if stranger is not None:
+        less = f"; one who knows no row of the others {_of_100(stranger['found'][membership.SUMS]['rates'][0][0])}"
+    what = "updates" if row["sources"] == 1 else "sums"
+    return (
+        f"an attacker who knows all rows, but not which of them are yours, finds {sums} of 100 members in the {what} "
+        f"of {row['rounds']} rounds at one false alarm in a hundred{less}. The final model alone gives {model} away."
+    )
+
+
+def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ("---",) * len(head), *rows))
+
+
+def _noise(row: Row) -> str:
+    return "none" if row["epsilon"] is None else f"ε = {row['epsilon']:g}"
+
+
+def _rate(values: Sequence[float]) -> str:
+    found, low, high = values
+    return f"{found:.1f} ({low:.1f} to {high:.1f})"
+
+
+def _named(row: Row) -> list[str]:
+    """The first cells of a row: data, training and sources."""
+    data = row["data"] if not row["rows"] else f"{row['data']}, {row['rows']} candidates"
+    return [data, row["schedule"], str(row["sources"])]
+
+
+def _sums_table(rows: Sequence[Row]) -> str:
+    """Members found in sums, by who knows all rows or not those of other sources, and by who knows one row."""
+    head = ("data", "training", "N", "others' rows", "noise", "found at 1 %", "at 0.1 %", "AUC")
+    lines = []
+    for row in rows:
+        known = "–" if row["sources"] == 1 else "known" if row["seen"] == SUM else "not known"
+        one, weak = row["found"][membership.SUMS], row["found"][membership.FILTER]
+        lines.append(
+            (
+                *(*_named(row), known, _noise(row), *map(_rate, one["rates"]), f"{one['auc']:.3f}"),
+                *(_rate(weak["rates"][0]), f"{weak['auc']:.3f}"),
+            )
+        )
+    return _markdown((*head, "one row known: at 1 %", "AUC"), lines)
+
+
+def _model_table(rows: Sequence[Row]) -> str:
+    head = ("data", "training", "N", "noise", "found at 1 %", "at 0.1 %", "AUC", "accuracy, %")
+    return _markdown(
+        head,
+        [
+            (
+                *(*_named(row), _noise(row), *map(_rate, row["found"][membership.MODEL]["rates"])),
+                *(f"{row['found'][membership.MODEL]['auc']:.3f}", f"{row['accuracy']:.0f}"),
+            )
+            for row in rows
+        ],
+    )
+
+
+def _others_table(rows: Sequence[Row]) -> str:
+    head = ("seen", "N", "noise", "cosine with the site's update", "found at 1 %", "at 0.1 %", "AUC")
+    return _markdown(
+        head,
+        [
+            (
+                *(row["seen"], str(row["sources"]), _noise(row), f"{row['cosine']:.2f}"),
+                *(*map(_rate, row["found"][membership.SUMS]["rates"]), f"{row['found'][membership.SUMS]['auc']:.3f}"),
+            )
+            for row in rows
+        ],
+    )
+
+
+def _bounds_table(rows: Sequence[Row]) -> str:
+    head = ("data", "seen", "N", "ε of the ledger", *(f"at least, {one}" for one in ATTACKERS))
+    return _markdown(
+        head,
+        [
+            (
+                *(row["data"], row["seen"], str(row["sources"]), f"{row['ledger']:.2f}"),
+                *(f"{row['found'][one]['bound']:.2f}" for one in ATTACKERS),
+            )
+            for row in rows
+        ],
+    )
+
+
+ATTACKERS = (membership.SUMS, membership.FILTER, membership.MODEL)
+
+
+def _property_table(rows: Sequence[Row]) -> str:
+    head = ("data", "share of", "drawn, %", "training", "N", "noise", "R²", "error, points", "guessing the mean")
+    lines = []
+    for row in rows:
+        explained, low, high = row["explained"]
+        least, most = row["shares"]
+        lines.append(
+            (
+                *(row["data"], "women" if row["data"] == HEART else "one class", f"{least:.0f} to {most:.0f}"),
+                *(row["schedule"], str(row["sources"]), _noise(row)),
+                *(f"{explained:.2f} ({low:.2f} to {high:.2f})", f"{row['error']:.1f}", f"{row['blind']:.1f}"),
+            )
+        )
+    return _markdown(head, lines)
+
+
+def _division_table(rows: Sequence[Row]) -> str:
+    head = ("rows of each source", "training", "noise", *(f"N = {n}" for n in (1, 3, 5, 10)))
+    lines = {}
+    for row in rows:
+        line = lines.setdefault((str(row["rows"]), row["schedule"], _noise(row)), dict.fromkeys((1, 3, 5, 10), "–"))
+        line[row["sources"]] = f"{row['found']} of {row['rows_seen']}"
+    return _markdown(head, [(*key, *line.values()) for key, line in lines.items()])
+
+
+def _optimisation_table(rows: Sequence[Row]) -> str:
+    head = ("N", "rows of each source", "training", "named", "PSNR, dB", "of the mean of decoys")
+    return _markdown(
+        head,
+        [
+            (
+                *(str(row["sources"]), str(row["rows"]), row["schedule"], f"{row['named']} of {row['rows_seen']}"),
+                *(f"{row['psnr']:.1f}", f"{row['blind']:.1f}"),
+            )
+            for row in rows
+        ],
+    )
+
+
+_COLOURS = {None: "#d55e00", 8.0: "#0072b2", 4.0: "#56b4e9", 1.0: "#009e73"}
+_MARKERS = {None: "o", 8.0: "s", 4.0: "^", 1.0: "D"}
+_PLACES = {1: 0, 3: 1, 5: 2, 10: 3}
+
+
+def plot(rows: Sequence[Row], path: Path) -> None:
+    """Members found at one false alarm in a hundred, and rows rebuilt, by the number of sources."""
+    with mpl.rc_context(style("attacks")):
+        figure = Figure(figsize=(11, 3.8), layout="constrained")
+        sums, model, rebuilt = figure.subplots(1, 3)
+        found = [row for row in rows if (row["study"], row["data"], row["seen"]) == (MEMBERSHIP, DIGITS, SUM)]
+        for axes, attacker, title in (
+            (sums, membership.SUMS, "from ten sums"),
+            (model, membership.MODEL, "from the final model"),
+        ):
+            _members_panel(axes, [row for row in found if row["schedule"] == TWO_STEPS], attacker)
+            axes.set_title(f"members found {title}", loc="left")
+            axes.set_ylabel("% of members, at 1 % false alarms")
+        strangers = [row for row in rows if row["seen"] == STRANGERS and row["epsilon"] is None]
+        _rates_line(
+            sums, strangers, membership.SUMS, fmt="v--", color="#cc79a7", label="no noise, others' rows not known"
+        )
+        _by_sources(sums, 103, (0.12, 0.5))
+        _by_sources(model, 15, "upper right")
+        _rebuilt_panel(rebuilt, [row for row in rows if row["study"] == DIVISION and row["schedule"] == ONE_STEP])
+        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+def _members_panel(axes: Axes, rows: Sequence[Row], attacker: str) -> None:
+    for place, epsilon in enumerate(EPSILONS):
+        if of_noise := [row for row in rows if row["epsilon"] == epsilon]:
+            label = "no noise" if epsilon is None else f"ε = {epsilon:g}"
+            look = {"fmt": f"{_MARKERS[epsilon]}-", "color": _COLOURS[epsilon], "label": label}
+            _rates_line(axes, of_noise, attacker, aside=(place - 1.5) * 0.08, **look)
+    axes.axhline(1, color="#888888", linewidth=1, linestyle=":")
+
+
+def _rates_line(axes: Axes, rows: Sequence[Row], attacker: str, aside: float = 0.0, **look: str) -> None:
+    rates = [row["found"][attacker]["rates"][0] for row in rows]
+    axes.errorbar(
+        [_PLACES[row["sources"]] + aside for row in rows],
+        [found for found, _, _ in rates],
+        yerr=[[found - low for found, low, _ in rates], [high - found for found, _, high in rates]],
+        markersize=5,
+        **look,
+    )
+
+
+def _rebuilt_panel(axes: Axes, rows: Sequence[Row]) -> None:
+    lines = list(dict.fromkeys((row["rows"], row["epsilon"]) for row in rows))
+    colours = ("#333333", "#cc79a7", "#e69f00", "#0072b2")
+    for (count, epsilon), colour in zip(lines, colours, strict=True):
+        found = [row for row in rows if (row["rows"], row["epsilon"]) == (count, epsilon)]
+        noise = "" if epsilon is None else f", ε = {epsilon:g}"
+        axes.plot(
+            [_PLACES[row["sources"]] for row in found],
+            [100 * row["found"] / row["rows_seen"] for row in found],
+            "o-" if epsilon is None else "s--",
+            color=colour,
+            markersize=5,
+            label=f"{count} row{'s' if count > 1 else ''} a source{noise}",
+        )
+    axes.set_title("rows rebuilt from one step", loc="left")
+    axes.set_ylabel("% of the source's rows")
+    _by_sources(axes, 103, "center right")
+
+
+def _by_sources(axes: Axes, most: float, legend: str | tuple[float, float]) -> None:
+    axes.set_xticks(list(_PLACES.values()), [str(sources) for sources in _PLACES])
+    axes.set_xlabel("sources in the sum")
+    axes.set_ylim(-0.03 * most, most)
+    axes.legend(loc=legend)
+
+
+def _measure(given: argparse.Namespace) -> None:
+    """Run what the cache lacks, and write the figures after every cell."""
+    torch.set_num_threads(1)
+    cache, known = Cache(given.cache, "attacks"), Cache(given.cache, "attacks").read()
+    for cell in cells():
+        if cell.key in known or given.only not in ("", cell.study) or (given.data_dir is None and cell.data != DIGITS):
+            continue
+        started = time.process_time()
+        figures = cell.run(given.data_dir)
+        seconds = time.process_time() - started
+        cache.add(cell, figures)
+        print(f"{cell.key}: {seconds:.0f} s", file=sys.stderr, flush=True)
+        given.figures.write_text(as_text(rows_of(cache.read()), this_machine()))
+
+
+def main() -> int:
+    """Measure where asked to, then say what was measured."""
+    given = _arguments()
+    if given.measure:
+        _measure(given)
+    rows = json.loads(given.figures.read_text())["rows"]
+    plot(rows, given.plot)
+    print(shown(tables(rows)))
+    wrong = misses(rows)
+    print("\n".join(wrong) or "Every requirement holds.", file=sys.stderr)
+    return 1 if given.check and wrong else 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--measure", action="store_true", help="run what the cache lacks first")
+    parser.add_argument("--data-dir", type=Path, help="folder of data sets; without it digits alone are run")
+    parser.add_argument("--cache", type=Path, default=Path("attacks-cache"), help="folder for what was run already")
+    parser.add_argument("--only", default="", help="one study alone", choices=["", *STUDIES])
+    parser.add_argument("--check", action="store_true", help="end with 1 where a requirement does not hold")
+    parser.add_argument("--figures", type=Path, default=FIGURES, help="the measured figures, JSON")
+    parser.add_argument("--plot", type=Path, default=PLOT, help="where the plot goes, .svg or .png")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

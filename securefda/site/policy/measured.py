@@ -1,0 +1,38 @@
+"""What attacks found in sums and in the final model, as measured on the digits example, for people who read a policy.
+
+The figures are those of ``benchmarks/attacks.json``; a test compares them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+PAGE = "docs/explanation/what-a-sum-tells.md"
+
+MEMBERS_FOUND: Mapping[tuple[int, float | None], tuple[int, int]] = {
+    (1, None): (99, 9),
+    (1, 8.0): (5, 4),
+    (1, 1.0): (2, 1),
+    (3, None): (99, 8),
+    (3, 8.0): (4, 4),
+    (3, 1.0): (1, 1),
+}
+"""Sources in a sum and the site's epsilon, None without noise -> of 100 members, how many an attacker found in the sums
+of ten rounds, and in the final model. It knew all rows, but not which of them were the site's; of the others it took
+one in a hundred for members. A sum over one is an update in clear."""
+
+
+def members_found(sources: int) -> str:
+    """What was found with the largest measured number of sources up to ``sources``, at least 1, in one sentence."""
+    measured = max(count for count, _ in MEMBERS_FOUND if count <= sources)
+    of_noise = {epsilon: found for (count, epsilon), found in MEMBERS_FOUND.items() if count == measured}
+    parts = [
+        f"{sums} and {model} {'without noise' if epsilon is None else f'at epsilon = {epsilon:g}'}"
+        for epsilon, (sums, model) in of_noise.items()
+    ]
+    what = "updates in clear" if measured == 1 else f"sums over {measured} sources"
+    return (
+        f"As measured on the digits example with {what}: who knew all rows, and not which of them were one source's, "
+        "found so many of 100 of its rows at one false alarm in a hundred, in what ten rounds opened and in the final "
+        f"model: {', '.join(parts)}. Other data and attackers: {PAGE}."
+    )
