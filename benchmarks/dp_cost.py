@@ -141,10 +141,11 @@ def _names(epsilons: Iterable[float]) -> list[str]:
 
 def _accuracy_table(rows: Sequence[Row]) -> str:
     at = _at(rows)
-    titles = [f"ε = {name}" for name in _names(COLUMNS)]
+    columns = [epsilon for epsilon in COLUMNS if any(one != OWN and two == epsilon for _, one, two in at)]
+    titles = [f"ε = {name}" for name in _names(columns)]
     lines = [f"| rule | noise at | {' | '.join(titles)} | example, plain |", f"|---|---|{'---|' * (len(titles) + 1)}"]
-    for rule, place in LINES:
-        cells = [_accuracy(at.get((rule, place, epsilon))) for epsilon in COLUMNS]
+    for rule, place in (line for line in LINES if any((*line, epsilon) in at for epsilon in columns)):
+        cells = [_accuracy(at.get((rule, place, epsilon))) for epsilon in columns]
         lines.append(f"| {rule} | {place} | {' | '.join(cells)} | {_accuracy(at.get((rule, OWN, math.inf)))} |")
     return "\n".join(lines)
 
@@ -203,7 +204,7 @@ _MARKERS = {"fedgp_auto": "o", "fedda_auto": "s", "target_only": "D", "source_on
 
 def plot(rows: Sequence[Row], path: Path) -> None:
     """Accuracy over epsilon: a row of panels for each study, a panel for each place of the noise."""
-    studies = list(dict.fromkeys(row["study"] for row in rows))
+    studies = list(dict.fromkeys(row["study"] for row in rows if STUDIES[row["study"]].rules == RULES))
     with mpl.rc_context(style("dp_cost")):
         figure = Figure(figsize=(10, 3.2 * len(studies) + 0.5), layout="constrained")
         panels = figure.subplots(len(studies), 3, squeeze=False, sharey="row")
@@ -245,8 +246,11 @@ def _panel(axes: Axes, at: Mapping[tuple[str, str, float], Row], place: str) -> 
 
 def _measure(given: argparse.Namespace) -> None:
     """Run what the cache lacks, and write the figures."""
-    data = [] if given.data_dir is None else [f"task.data-dir={given.data_dir.absolute()}"]
-    studies = [name for name in given.studies if name != "fed-heart" or data]
+    data = {
+        name: [f"task.data-dir={given.data_dir.absolute() / study.data}"] if study.data and given.data_dir else []
+        for name, study in STUDIES.items()
+    }
+    studies = [name for name in given.studies if data[name] or not STUDIES[name].data]
     cells = sorted((cell for name in studies for cell in cells_of(name)), key=lambda cell: cell.urgency)
     cache = Cache(given.cache, "dp_cost")
 
@@ -254,7 +258,7 @@ def _measure(given: argparse.Namespace) -> None:
         print(f"{cell.key}: {figures.accuracy:.1f} %", file=sys.stderr, flush=True)
 
     with workers(given.workers) as pool:
-        measure(pool, run_cell, cells, cache, {name: [] for name in STUDIES} | {"fed-heart": data}, done)
+        measure(pool, run_cell, cells, cache, data, done)
 
 
 def main() -> int:
@@ -264,7 +268,9 @@ def main() -> int:
         _measure(given)
     if given.measure or given.gather:
         packages = {name: version(name) for name in ("torch", "opacus")}
-        given.figures.write_text(as_text(rows_of(Cache(given.cache, "dp_cost").read()), this_machine() | packages))
+        others = [row for row in json.loads(given.figures.read_text())["rows"] if row["study"] not in given.studies]
+        rows = [row for row in rows_of(Cache(given.cache, "dp_cost").read()) if row["study"] in given.studies]
+        given.figures.write_text(as_text([*others, *rows], this_machine() | packages))
     rows = json.loads(given.figures.read_text())["rows"]
     plot(rows, given.plot)
     print(shown(tables(rows)))
@@ -277,8 +283,12 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--measure", action="store_true", help="run what the cache lacks first")
     parser.add_argument("--gather", action="store_true", help="write the figures from the cache as it is")
-    parser.add_argument("--studies", nargs="+", choices=STUDIES, default=list(STUDIES))
-    parser.add_argument("--data-dir", type=Path, help="folder of Fed-Heart's files; without it digits alone are run")
+    parser.add_argument(
+        "--studies", nargs="+", choices=STUDIES, default=list(STUDIES), help="figures of others stay as they are"
+    )
+    parser.add_argument(
+        "--data-dir", type=Path, help="folder with fed_heart and fashion_mnist; without it digits alone are run"
+    )
     parser.add_argument("--cache", type=Path, default=Path("dp-cost-cache"), help="folder for what was run already")
     parser.add_argument("--workers", type=int, default=1, help="federations beside each other")
     parser.add_argument("--figures", type=Path, default=FIGURES, help="the measured figures, JSON")

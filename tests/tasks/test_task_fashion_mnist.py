@@ -244,3 +244,37 @@ def test_examples_run_on_the_real_images(fashion_mnist_data, name):
     sites = (config.federation.target, *config.federation.sources)
     assert len(task.train_data("target")) == 100
     assert sum(len(rows(task, site)[1]) for site in sites) == 3600
+
+
+@BOTH
+def test_features_of_mnist_are_frozen_alike_in_length_and_their_last_layer_is_trained_on(folder, kind):
+    task = fashion(folder, kind, features="mnist")
+    model, again = task.model(), task.model()
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    assert trained == ["2.weight", "2.bias"]
+    assert sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad) == 2890
+    frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
+    assert all(torch.equal(model.get_parameter(name), again.get_parameter(name)) for name in frozen)
+    lengths = model[:2](task.train_data("source-1").features).norm(dim=1)
+    assert torch.allclose(lengths, torch.tensor(288.0).sqrt(), rtol=1e-3)
+
+
+def test_features_of_another_set_than_mnist_are_refused(folder):
+    with pytest.raises(ConfigError, match="task.options.features"):
+        fashion(folder, features="imagenet")
+
+
+@pytest.mark.data
+def test_few_steps_on_features_of_mnist_tell_clothes_apart(fashion_mnist_data):
+    """What they are for: each step costs budget. 30 of them on 243 rows, and chance is 10 %."""
+    task = fashion(fashion_mnist_data, features="mnist", noise=0.0)
+    model, rows, test = task.model(), task.train_data("source-1"), task.test_data("target")
+    with torch.no_grad():
+        features, unseen = model[:2](rows.features), model[:2](test.features)
+    last = model[2]
+    optimizer = torch.optim.SGD(last.parameters(), lr=0.3)
+    for _ in range(30):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(last(features), rows.labels).backward()
+        optimizer.step()
+    assert float((last(unseen).argmax(1) == test.labels).float().mean()) > 0.65
