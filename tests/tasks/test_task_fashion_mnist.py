@@ -260,7 +260,7 @@ def test_features_of_mnist_are_frozen_alike_in_length_and_their_last_layer_is_tr
 
 
 def test_features_of_another_set_than_mnist_are_refused(folder):
-    with pytest.raises(ConfigError, match="task.options.features"):
+    with pytest.raises(ConfigError, match=r"task\.options\.features"):
         fashion(folder, features="imagenet")
 
 
