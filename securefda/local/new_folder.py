@@ -222,11 +222,12 @@ def _sites_of_table(file: Path, table: Table, read: TabularOptions, writing: Wri
     wanted = {read.label.column, *read.read, *([read.group] if read.group else [])}
     found, left_out = _tables_beside(file, wanted, writing)
     beside = {**found, file.stem: table}
-    unlabelled = _unlabelled_target(file.parent, choices.target, wanted - {read.label.column}, writing)
-    if unlabelled is not None and choices.target not in beside:
+    unlabelled = None
+    if choices.target not in beside:
+        unlabelled = _unlabelled_target(file.parent, choices.target, wanted - {read.label.column}, writing)
+    if unlabelled is not None:
         beside[choices.target] = unlabelled
         left_out = [line for line in left_out if not line.startswith(f"{choices.target}.csv ")]
-    labelled = beside.get(choices.target) is not unlabelled
     named = [*left_out[:_NAMED_FILES], *([f"{len(left_out) - _NAMED_FILES} more"] if left_out[_NAMED_FILES:] else [])]
     others = f". Not taken for sites: {', '.join(named)}" if named else ""
     target = choices.target or file.stem
@@ -236,8 +237,8 @@ def _sites_of_table(file: Path, table: Table, read: TabularOptions, writing: Wri
         note = f"the sites are the CSV files in {file.parent.absolute()} with the columns of {file.name}{others}"
         largest = max(len(beside[site]) for site in sources)
         data_dir = str(file.parent.absolute())
-        rows = _contents(beside[target], read) if labelled else ()
-        return _Sites(target, sources, data_dir, largest, rows, note, labelled=labelled)
+        rows = () if unlabelled is not None else _contents(beside[target], read)
+        return _Sites(target, sources, data_dir, largest, rows, note, labelled=unlabelled is None)
     if choices.target:
         hint = f"--target needs --site-column, or three other files with these columns in {file.parent.absolute()}"
         raise ConfigError(f"--target {choices.target}", "there are no sites yet to choose from", hint=hint)
