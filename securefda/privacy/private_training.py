@@ -175,7 +175,10 @@ def train_private(
     update: Vector = flat.values.cpu().numpy() - received
     if not np.isfinite(update).all():
         raise TrainingError(f"{site}: the update is not finite", hint="lower training.learning-rate")
-    return LocalResult(update, schedule.steps_per_round, len(data), None, None, settings.learning_rate)
+    taken, variance = schedule.steps_per_round, 0.0
+    if settings.dp.correct_projection:
+        variance = settings.noise_variance(len(data), schedule.sampling_rate, taken)
+    return LocalResult(update, taken, len(data), None, None, settings.learning_rate, noise_variance=variance)
 
 
 @contextmanager

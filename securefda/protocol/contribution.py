@@ -197,6 +197,22 @@ def _finite(data: bytes | bytearray | memoryview, check: str, otherwise: str) ->
 # --- align and evaluate -----------------------------------------------------------------------------------------------
 
 
+def _alignment_of(header: Header, *, steps: int, learning_rate: float) -> float:
+    """The factor of :func:`aligned_update`; 1 where the round does not align.
+
+    Raises:
+        FaultyAggregatorError: HEADER_TARGET where the published numbers give none.
+    """
+    target = header.target
+    if target is None or not header.rule.align:
+        return 1.0
+    ratio = target.learning_rate / learning_rate
+    try:
+        return alignment_factor(target_steps=target.steps, source_steps=steps, learning_rate_ratio=ratio)
+    except ValueError as error:
+        raise FaultyAggregatorError("HEADER_TARGET", str(error)) from None
+
+
 def aligned_update(header: Header, update: Vector, *, steps: int, learning_rate: float) -> Vector:
     """A source's update as the round's rule takes it, float32 (m,): aligned with the target's schedule.
 
@@ -214,19 +230,19 @@ def aligned_update(header: Header, update: Vector, *, steps: int, learning_rate:
     """
     if not np.all(np.isfinite(update)):
         raise TrainingError("the update holds NaN or infinity", hint=_LOWER_RATE)
-    target = header.target
-    if target is None or not header.rule.align:
+    if header.target is None or not header.rule.align:
         return update
-    ratio = target.learning_rate / learning_rate
-    try:
-        factor = alignment_factor(target_steps=target.steps, source_steps=steps, learning_rate_ratio=ratio)
-    except ValueError as error:
-        raise FaultyAggregatorError("HEADER_TARGET", str(error)) from None
+    factor = _alignment_of(header, steps=steps, learning_rate=learning_rate)
     with np.errstate(over="ignore", invalid="ignore"):
         aligned: Vector = np.multiply(update, np.float32(factor))
     if not np.all(np.isfinite(aligned)):
         raise FaultyAggregatorError("HEADER_TARGET", "an update aligned with it is beyond float32")
     return aligned
+
+
+def aligned_variance(header: Header, variance: float, *, steps: int, learning_rate: float) -> float:
+    """The variance of noise in each coordinate of an update, as :func:`aligned_update` leaves it; errors as there."""
+    return _alignment_of(header, steps=steps, learning_rate=learning_rate) ** 2 * variance
 
 
 def evaluate_rule(
@@ -235,29 +251,41 @@ def evaluate_rule(
     published: Vector | None,
     update: Vector | Vector64,
     step_updates: StepUpdates | None = None,
+    *,
+    noise_variance: float = 0.0,
 ) -> Contribution:
     """Evaluate the round's rule on one source's aligned update, or the mean of a cohort's (m,).
 
     It is the same call on either side.
 
     ``published`` is what sources at ``sum`` get of the target: g_T or the gradient of the gap, as the rule needs.
-    ``step_updates`` (B, m) are the target's single steps, for rules that need them.
+    ``step_updates`` (B, m) are the target's single steps, for rules that need them. ``noise_variance`` is as for
+    `contribute`.
 
     Raises:
         ValueError: the arguments contradict each other; the message names one.
     """
     if terms.plan.rule.attends:
         return attend(terms.plan, published, update)
-    return contribute(terms.plan, statistics, published, update, layers=terms.sizes, step_updates=step_updates)
+    return contribute(
+        terms.plan,
+        statistics,
+        published,
+        update,
+        layers=terms.sizes,
+        step_updates=step_updates,
+        noise_variance=noise_variance,
+    )
 
 
 def contribution_at_source(
-    terms: RoundTerms, level: Visibility, published: Vector | None, update: Vector
+    terms: RoundTerms, level: Visibility, published: Vector | None, update: Vector, noise_variance: float = 0.0
 ) -> Contribution:
     """What a source adds to a sum, of its aligned update, float32 (m,).
 
     At ``sum`` that is the rule evaluated here, from what the target published; at ``cohort`` the update itself, since
-    the aggregator evaluates the rule on the mean of each cohort.
+    the aggregator evaluates the rule on the mean of each cohort. ``noise_variance``, of each coordinate of the aligned
+    update, corrects the projection; 0 leaves it as it is.
 
     Raises:
         FaultyAggregatorError: HEADER_TARGET where the published numbers contradict each other or the published update.
@@ -268,7 +296,7 @@ def contribution_at_source(
         if level is Visibility.COHORT:
             return Contribution(vector=update.astype(np.float64), keep=0.0, beta=None)
         statistics = published_statistics(target) if target else None
-        return evaluate_rule(terms, statistics, published, update)
+        return evaluate_rule(terms, statistics, published, update, noise_variance=noise_variance)
     except ValueError as error:
         raise FaultyAggregatorError("HEADER_TARGET", str(error)) from None
 

@@ -32,7 +32,14 @@ from securefda.rules.beta import source_beta
 from securefda.rules.blocks import Reals, Vector, add_scaled
 from securefda.rules.comparison import Comparison, compare
 from securefda.rules.gap import first_order_gain
-from securefda.rules.projection import SMALLEST_SQUARED_NORM, Products, Projection, layer_multiples, scale_layers
+from securefda.rules.projection import (
+    SMALLEST_SQUARED_NORM,
+    Products,
+    Projection,
+    layer_multiples,
+    scale_layers,
+    without_noise,
+)
 from securefda.rules.selection import DeltaErrors, source_errors, sum_of_errors
 from securefda.rules.statistics import TargetStatistics
 from securefda.rules.strategy import OF_A_WHOLE_RUN, RoundPlan, Rule
@@ -126,6 +133,7 @@ def contribute(
     *,
     layers: Sequence[int] | None = None,
     step_updates: npt.ArrayLike | None = None,
+    noise_variance: float = 0.0,
 ) -> Contribution:
     """Evaluate a round's rule for one source.
 
@@ -142,6 +150,8 @@ def contribute(
         source_update: g_i, the source's update, ``(n_params,)``; aligned (`align_update`) where the plan aligns.
         layers: sizes that sum to n_params; None is one layer.
         step_updates: the target's single steps ``(B, n_params)``, only where ``plan.needs_step_updates``.
+        noise_variance: of the noise in each coordinate of ``source_update``, by which a rule that projects is to be
+            corrected; 0 leaves it as it is. Beta and estimated errors are of the update as it is.
 
     Returns:
         What the source adds to the round, to be weighted by its number of samples.
@@ -170,16 +180,18 @@ def contribute(
         return Contribution(vector=np.zeros(source.size), keep=1.0, beta=None, errors=errors)
     if not plan.rule.adapts:
         return Contribution(vector=source.astype(np.float64), keep=0.0, beta=None, errors=errors)
+    projected = without_noise(comparison.products, sizes, noise_variance)
     if plan.rule.beta_rule is None:
-        weighted = weighted_update(plan, source, sizes, products=comparison.products, beta=plan.beta)
+        weighted = weighted_update(plan, source, sizes, products=projected, beta=plan.beta)
         return replace(weighted, errors=errors)
     betas = [
         source_beta(plan.rule.beta_rule, plan.estimator, part.statistics, part.geometry, part.along) for part in parts
     ]
     if plan.beta_per_layer:
-        weighted = weighted_by_layer(plan, comparison, source, sizes, np.array(betas))
+        corrected = replace(comparison, products=projected)
+        weighted = weighted_by_layer(plan, corrected, source, sizes, np.array(betas))
     else:
-        weighted = weighted_update(plan, source, sizes, products=comparison.products, beta=betas[0])
+        weighted = weighted_update(plan, source, sizes, products=projected, beta=betas[0])
     return replace(weighted, errors=errors)
 
 

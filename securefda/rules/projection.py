@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
@@ -60,6 +60,34 @@ def layer_slices(layers: Sequence[int]) -> Iterator[slice]:
     for size in layers:
         yield slice(start, start + size)
         start += size
+
+
+def without_noise(products: Products, layers: Sequence[int], variance: float) -> Products:
+    """Return the products with the squares of a source vector s = u + n taken for those of u.
+
+    Noise n of this variance in each coordinate, independent of t and u, adds ``size * variance`` to the squares of a
+    layer and nothing, in the mean, to the inner product. So projection on s is too short by ``||u||^2 / ||s||^2``,
+    nearly nothing in many dimensions. What is left of the squares is at least their standard deviation where u is zero,
+    ``sqrt(2 size) * variance``, and so much that the projection is no longer than t.
+
+    Args:
+        products: of t and s.
+        layers: sizes of the layers.
+        variance: of the noise, in squared parameter units, at least 0; with 0 the products are as they are.
+
+    Raises:
+        ValueError: the variance is out of its range; the message starts with its name.
+    """
+    if checks.number_between("variance", variance, 0, math.inf) == 0:
+        return products
+    sizes, squares = np.asarray(layers, dtype=np.float64), products.source_squared
+    least = np.minimum(np.sqrt(2 * sizes) * variance, squares)
+    # ||P|| = |<t, s>| ||s|| / squares is at most ||t|| as long as this is
+    shortest = np.abs(products.inner) * np.sqrt(
+        np.divide(squares, products.target_squared, out=np.zeros_like(squares), where=products.target_squared > 0)
+    )
+    left = np.maximum(np.maximum(squares - sizes * variance, least), np.minimum(shortest, squares))
+    return replace(products, source_squared=left)
 
 
 def layer_multiples(products: Products, form: Projection, *, negative: bool) -> Vector:

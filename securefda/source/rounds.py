@@ -19,6 +19,7 @@ from securefda.protocol.contribution import (
     NormReport,
     RoundTerms,
     aligned_update,
+    aligned_variance,
     apply_caps,
     clip_contribution,
     contribution_at_source,
@@ -186,7 +187,8 @@ def begin_round(site: SourceSite, accepted: AcceptedRound) -> tuple[SourceRound,
         return _release_in_clear(site, accepted.header, part, record, metrics=metrics, rounding=rounding)
 
     weight = weight_of(header, result.samples)
-    contribution = contribution_at_source(terms, accepted.level, accepted.published, part)
+    variance = aligned_variance(header, result.noise_variance, steps=result.steps, learning_rate=result.learning_rate)
+    contribution = contribution_at_source(terms, accepted.level, accepted.published, part, variance)
     del result, update, part  # vectors of the model's length less, while the contribution is at work
     statistics = statistics_of(contribution, weight, metrics)
     capped = is_capped(header, accepted.level)

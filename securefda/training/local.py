@@ -56,6 +56,8 @@ class LocalResult:
         epsilon: spent of the data set's privacy with this round, all rounds before it included; None without DP-SGD.
         confident: how many rows had a pseudo-label that counted; None where labels are given.
         pull: on the features of the target's rows, (T, d) float32; None under rules that compare none.
+        noise_variance: of the noise of DP-SGD in each coordinate of the update, where the site's settings have its
+            projection corrected; else 0.
     """
 
     update: Vector
@@ -67,6 +69,7 @@ class LocalResult:
     epsilon: float | None = None
     confident: int | None = None
     pull: Vector | None = None
+    noise_variance: float = 0.0
 
     def __repr__(self) -> str:
         # The update is what the protocol hides; it must not reach a log by way of a traceback.

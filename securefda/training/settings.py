@@ -25,6 +25,7 @@ class NoiseSettings:
         noise_multiplier: standard deviation of the noise over ``max_grad_norm``, > 0.
         max_grad_norm: the gradient of each row, over all layers, is scaled down to this norm, > 0.
         ghost_clipping: find the norms without holding every row's gradient: less memory and time.
+        correct_projection: take the noise off the length of the update on which FedGP projects.
 
     Raises:
         ConfigError: a value outside these bounds; ``key`` is the kebab-case name.
@@ -33,6 +34,7 @@ class NoiseSettings:
     noise_multiplier: float
     max_grad_norm: float = 1.0
     ghost_clipping: bool = False
+    correct_projection: bool = False
 
     def __post_init__(self) -> None:
         for key in ("noise_multiplier", "max_grad_norm"):
@@ -130,6 +132,20 @@ class TrainingSettings:
         _require(not (self.personal_layers and self.dp), "personal-layers", "must be 0 where training adds noise")
         _require(not (self.vary and self.dp), "vary", "must be false where training adds noise")
         _require(self.head_epochs >= 1, "head-epochs", "must be at least 1")
+        if self.dp is not None and self.dp.correct_projection:
+            plain = self.optimizer == "sgd" and not self.momentum
+            why = 'needs optimizer "sgd" without momentum: with others the noise of an update is not known'
+            _require(plain, "dp.correct-projection", why)
+
+    def noise_variance(self, samples: int, rate: float, steps: int) -> float:
+        """Return the variance that DP-SGD adds to each coordinate of an update, by SGD without momentum.
+
+        ``rate`` is the probability with which each of the ``steps`` draws each of the ``samples``. 0 without noise.
+        """
+        if self.dp is None:
+            return 0.0
+        deviation = self.learning_rate * self.dp.noise_multiplier * self.dp.max_grad_norm / int(samples * rate)
+        return steps * deviation**2
 
     def steps(self, samples: int) -> int:
         """Return the number of steps of a round over ``samples`` rows."""

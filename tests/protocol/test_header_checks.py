@@ -35,7 +35,13 @@ from securefda.protocol.checks import (
     check_vectors,
     quantisation,
 )
-from securefda.protocol.contribution import RoundTerms, checked_vectors, contribution_at_source
+from securefda.protocol.contribution import (
+    RoundTerms,
+    aligned_update,
+    aligned_variance,
+    checked_vectors,
+    contribution_at_source,
+)
 from securefda.protocol.messages import (
     NO_CONTEXT,
     PULL_LAYER,
@@ -624,3 +630,16 @@ def test_target_numbers_that_contradict_each_other_are_refused(wrong: dict[str, 
     with pytest.raises(FaultyAggregatorError) as refused:
         contribution_at_source(terms, level, update, update)
     assert refused.value.check == "HEADER_TARGET"
+
+
+def test_noise_is_aligned_as_the_update_is() -> None:
+    header = replace(header_body(N), rule=FEDGP, target=PUBLISHED)
+    noise = np.random.default_rng(0).normal(size=1000).astype(np.float32)
+    how = {"steps": 3 * PUBLISHED.steps, "learning_rate": PUBLISHED.learning_rate / 6}
+
+    found = aligned_variance(header, float(np.var(noise)), **how)
+
+    assert found == pytest.approx(float(np.var(aligned_update(header, noise, **how))), rel=1e-4)
+    assert found == pytest.approx(4 * float(np.var(noise)))
+    plain = replace(header, rule=replace(FEDGP, align=False))
+    assert aligned_variance(plain, 0.5, **how) == 0.5

@@ -12,6 +12,7 @@ import torch
 from training_private import NO_NOISE, NOISE, ROWS, SGD, WAYS, WHOLE, Coupled, Net, by, fixed, silent, train, ways
 from training_tasks import Line, WithDropout
 
+from securefda.errors import ConfigError
 from securefda.privacy.noise import NoiseSource
 from securefda.privacy.planning import schedule_of
 from securefda.tasks import Samples, Task
@@ -269,3 +270,20 @@ def test_received_model_stays_as_it_is() -> None:
     received = np.full(26, 0.25, np.float32)
     train(received=received)
     assert received.tolist() == [0.25] * 26
+
+
+@pytest.mark.parametrize("settings", [WHOLE, SGD])
+def test_the_noise_of_an_update_has_the_variance_that_is_said(settings: TrainingSettings) -> None:
+    loud = replace(settings, dp=NoiseSettings(1e4, 0.5, correct_projection=True))
+    found = [train(settings=loud, random_bytes=fixed(seed)) for seed in range(60)]
+
+    variance = found[0].noise_variance
+
+    assert np.var([one.update for one in found]) == pytest.approx(variance, rel=0.15)
+    assert train(settings=replace(settings, dp=NoiseSettings(1e4, 0.5))).noise_variance == 0
+
+
+@pytest.mark.parametrize("changes", [{"optimizer": "adam"}, {"momentum": 0.5}])
+def test_a_projection_is_corrected_for_sgd_without_momentum_alone(changes: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r'training\.dp\.correct-projection: needs optimizer "sgd" without momentum'):
+        replace(SGD, dp=NoiseSettings(1.0, correct_projection=True), **changes)

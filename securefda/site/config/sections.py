@@ -256,6 +256,11 @@ class NoiseSection(Settings):
     ghost_clipping: bool = False
     """Whether to find these norms without holding every row's gradient: less memory and time; linear layers only."""
 
+    correct_projection: bool = False
+    """Whether a source takes its own noise off the length of its update where the FedGP rules project on it: a
+    projection on noise in many dimensions is nearly nothing. Works at visibility `sum`, where sources evaluate the
+    rule; needs `sgd` without momentum. Epsilon stays, and no other site learns more. At the target it does nothing."""
+
 
 class AlignmentSection(Settings):
     """Weights of losses under rules that compare features, as ``securefda.training.AlignmentSettings``."""
