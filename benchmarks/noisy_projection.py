@@ -42,9 +42,10 @@ from securefda.privacy.planning import schedule_of
 from securefda.privacy.private_training import train_private
 from securefda.rules import Contribution, RoundPlan, Rule, alignment_factor, round_plan
 from securefda.rules.beta import StepGeometry, weight_of_source
+from securefda.rules.norm_caps import caps_for, contribution_norms, scale_to_caps
 from securefda.rules.projection import Products, scale_layers
 from securefda.rules.statistics import TargetStatistics
-from securefda.site.config import FederationConfig
+from securefda.site.config import FederationConfig, PrivacySection
 from securefda.tasks import Samples, Task
 from securefda.training import LocalResult, TrainingSettings, Vector, build_model, derive_seed
 from securefda.training.trainer import SiteTrainer
@@ -56,7 +57,11 @@ SEEDS = 6
 RULES = (Rule.FEDGP, Rule.FEDGP_AUTO, Rule.FEDDA_AUTO)
 AS_IT_IS, UNBIASED, OF_A_MEAN = "as it is", "of u", "of u and a mean's noise"
 IN_PROJECTION = "of u, in the projection alone"
-VARIANTS = (AS_IT_IS, UNBIASED, OF_A_MEAN, IN_PROJECTION)
+LAYER_CAPS, MODEL_CAPS = "norm caps by layer", "norm caps by model"
+VARIANTS = (
+    *(AS_IT_IS, UNBIASED, OF_A_MEAN, IN_PROJECTION),
+    *(f"{variant}, {caps}" for caps in (LAYER_CAPS, MODEL_CAPS) for variant in (AS_IT_IS, IN_PROJECTION)),
+)
 ALONE = {Rule.TARGET_ONLY: TARGET, Rule.SOURCE_ONLY: SOURCES}
 """To compare with: rule -> where it trains, with noise."""
 
@@ -68,7 +73,9 @@ Vector64 = NDArray[np.float64]
 
 def counted_share(variant: str, sources: int) -> float:
     """c: how much of a source's own noise is taken off the squares of its length."""
-    return {AS_IT_IS: 0.0, UNBIASED: 1.0, OF_A_MEAN: 1 - 1 / sources, IN_PROJECTION: 1.0}[variant]
+    if variant.startswith(AS_IT_IS):
+        return 0.0
+    return 1 - 1 / sources if variant == OF_A_MEAN else 1.0
 
 
 def update_variance(settings: TrainingSettings, rows: int, steps: int) -> float:
@@ -150,7 +157,7 @@ class NoisySites(OfflineSites):
     def __init__(self, config: FederationConfig, seed: int, variant: str) -> None:
         super().__init__(config, seed)
         self._counted = counted_share(variant, len(config.federation.sources))
-        self._counted_in_beta = 0.0 if variant == IN_PROJECTION else self._counted
+        self._counted_in_beta = self._counted if variant in (UNBIASED, OF_A_MEAN) else 0.0
         self.betas: list[float] = []
         self.signal: list[float] = []
         self.lengths: list[float] = []
@@ -246,6 +253,9 @@ def run_cell(job: NoisyJob) -> Figures:
         target = train_target(sites.target, sites.model, number, plan)
         if plan.needs_sources:
             parts = [sites.part(plan, target, result) for result in results]
+            if job.variant.endswith((LAYER_CAPS, MODEL_CAPS)):
+                sizes = sites.target.sizes if job.variant.endswith(LAYER_CAPS) else (sites.model.size,)
+                cap(parts, [result.samples for result in results], sizes, job.config.privacy)
             sites.move(sites.update_of(plan, target, parts, results))
         elif target is not None:
             sites.move(target.result.update)
@@ -258,7 +268,15 @@ def variants_of(rule: Rule) -> tuple[str, ...]:
     """What is corrected in turn."""
     if rule not in RULES:
         return (AS_IT_IS,)
-    return VARIANTS if rule is Rule.FEDGP_AUTO else VARIANTS[:-1]
+    return VARIANTS if rule is Rule.FEDGP_AUTO else VARIANTS[:3]
+
+
+def cap(parts: Sequence[Contribution], samples: Sequence[int], sizes: Sequence[int], privacy: PrivacySection) -> None:
+    """Scale the parts of a sum to the norm caps of the federation, in place; norms are not rounded to codes."""
+    norms = [contribution_norms(part.vector, sizes, rows) for part, rows in zip(parts, samples, strict=True)]
+    caps = caps_for(np.array(norms), kappa=privacy.norm_cap_kappa, others=privacy.min_others)
+    for part, own in zip(parts, norms, strict=True):
+        scale_to_caps(part.vector, sizes, own, caps)
 
 
 def cells() -> Iterator[Cell]:

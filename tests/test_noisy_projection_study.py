@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from securefda.aggregator.target import train_target
-from securefda.rules import Rule, contribute, round_plan
+from securefda.rules import Contribution, Rule, contribute, round_plan
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 OURS = ("noisy_projection", "dp_cost_runs", "offline_rounds", "federated", "studies")
@@ -68,6 +68,21 @@ def test_a_seed_settles_the_noise_and_a_correction_lengthens_the_projection(stud
     )
     assert plain == again
     assert plain < mean < corrected <= 1
+
+
+def test_a_cap_empties_a_layer_in_which_fewer_than_three_sources_have_a_part(study):
+    job = study.Cell("digits-frozen", Rule.FEDGP_AUTO, study.AS_IT_IS, 4.0, 0).job([])
+    vectors = [[1.0, 0.0, 3.0], [2.0, 0.0, 4.0], [9.0, 5.0, 0.0], [1.0, 0.0, 0.0], [2.0, 6.0, 0.0]]
+
+    def capped(sizes):
+        parts = [Contribution(vector=np.array(vector), keep=0.0, beta=1.0) for vector in vectors]
+        study.cap(parts, [10] * len(parts), sizes, job.config.privacy)
+        return np.array([part.vector for part in parts])
+
+    by_layer, by_model = capped((1, 1, 1)), capped((3,))
+    assert not by_layer[:, 1:].any()
+    assert 0 < by_layer[2, 0] < 9
+    assert by_model[2, 1] > 0
 
 
 def test_of_a_mean_over_sources_the_multiple_with_that_share_is_the_nearest(study):
