@@ -138,6 +138,7 @@ class KnownUpdates:
     layers: LayerTable = LAYERS
     sizes: tuple[int, ...] = tuple(int(np.prod(shape)) for _, shape in LAYERS)
     architecture_digest: bytes = architecture_digest(LAYERS)
+    frozen_digest = b""
     repeatable = True
     feature_width = WIDTH
 

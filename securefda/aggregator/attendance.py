@@ -92,11 +92,10 @@ class Attendance:
 
     def turned_away(self, index: int) -> None:
         """A source reported with another model."""
-        self.heard(index, "fails check HEADER_ARCHITECTURE: its model has other layers")
+        other = "its model has other layers" + (", or other frozen values" if self._site.trainer.frozen_digest else "")
+        self.heard(index, f"fails check HEADER_ARCHITECTURE: {other}")
         name = self._site.name(index)
-        self._reporter.note(
-            Note(f"{name}: its model has other layers; it needs the same task and version", "warning", name)
-        )
+        self._reporter.note(Note(f"{name}: {other}; it needs the same task and version", "warning", name))
 
     def came(self, index: int, body: Join) -> None:
         """A source joined. The operator reads of another version, which may be why something fails later."""

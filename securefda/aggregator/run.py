@@ -89,7 +89,7 @@ from securefda.protocol.messages import (
     Visibility,
 )
 from securefda.protocol.secret import draw
-from securefda.protocol.transcript import round_terms
+from securefda.protocol.transcript import joining_digest, round_terms
 from securefda.rules import RoundPlan, round_plan
 from securefda.training import LayerTable, Vector
 
@@ -615,7 +615,8 @@ class AggregatorRun:
         if attendance.refuses(message) or not isinstance(body, Join):
             return []
         attendance.returning.discard(index)
-        if body.architecture_digest != self._site.trainer.architecture_digest:
+        own = self._site.trainer
+        if body.architecture_digest != joining_digest(own.layers, own.frozen_digest):
             attendance.turned_away(index)
             abort = Abort(Step.HEADER, "HEADER_ARCHITECTURE", index)
             return [Send(index, Parcel(self._site.signer.sign(NO_SESSION, NO_CONTEXT, abort)))]

@@ -115,6 +115,17 @@ def architecture_digest(layers: Iterable[tuple[str, tuple[int, ...]]]) -> bytes:
     return labelled_digest("architecture", *parts)
 
 
+def joining_digest(layers: Iterable[tuple[str, tuple[int, ...]]], frozen: bytes) -> bytes:
+    """What a Join names of a model, so that sites with different ones notice: the layer table, and what is frozen.
+
+    Args:
+        layers: name and shape of each federated layer.
+        frozen: SHA-256 of the parameters that are not trained; empty where there are none.
+    """
+    architecture = architecture_digest(layers)
+    return labelled_digest("frozen", architecture, frozen) if frozen else architecture
+
+
 def layer_names_and_shapes(layers: Iterable[Layer]) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """The part of a layer table that the architecture digest covers."""
     return tuple((layer.name, layer.shape) for layer in layers)

@@ -15,6 +15,7 @@ from securefda.protocol.messages import (
     Schedule,
     Signed,
 )
+from securefda.protocol.transcript import joining_digest
 from securefda.source.model_bound import Missed, TakenResult, check_missed
 from securefda.source.site import SourceSite
 
@@ -51,7 +52,7 @@ class BetweenRounds:
         site.witness.enter(run)
         self._missed, self._receipt_due, self._schedule_due = None, True, True
         body = Join(
-            site.trainer.architecture_digest,
+            joining_digest(site.trainer.layers, site.trainer.frozen_digest),
             site.software_version,
             site.permits.visibility,
             metrics=not site.with_noise,

@@ -308,7 +308,7 @@ class SourceRun:
             self.standing.failure = ConfigError(
                 "task.factory",
                 "this site builds another model than the aggregator",
-                hint="use the same task, task options and securefda version at every site",
+                hint="use the same task, task options, frozen layers and securefda version at every site",
             )
         if current is None or message.envelope.session_id != current.header.envelope.session_id:
             return

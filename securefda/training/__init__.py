@@ -18,6 +18,7 @@ from securefda.training.settings import AlignmentSettings, NoiseSettings, Traini
 from securefda.training.vectors import (
     LayerTable,
     build_model,
+    frozen_digest,
     layer_sizes,
     layer_table,
     model_to_vector,
@@ -44,6 +45,7 @@ __all__ = [
     "describe_device",
     "estimate_statistics",
     "evaluate",
+    "frozen_digest",
     "layer_sizes",
     "layer_table",
     "model_to_vector",

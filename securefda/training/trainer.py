@@ -29,6 +29,7 @@ from securefda.training import (
     derive_seed,
     describe_device,
     evaluate,
+    frozen_digest,
     layer_sizes,
     layer_table,
     model_to_vector,
@@ -102,6 +103,7 @@ class Trainer(Protocol):
     layers: LayerTable
     sizes: tuple[int, ...]
     architecture_digest: bytes
+    frozen_digest: bytes
     repeatable: bool
 
     @property
@@ -208,6 +210,7 @@ class SiteTrainer:
         self.layers = layer_table(self._model)
         self.sizes = layer_sizes(self.layers)
         self.architecture_digest = architecture_digest(self.layers)
+        self.frozen_digest = frozen_digest(self._model)
         self._head_size = head_size(self.sizes, settings.personal_layers)
         with task_code(type(task), "a forward pass"):
             rows = min(settings.batch_size, len(data))

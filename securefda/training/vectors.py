@@ -7,6 +7,8 @@ named parameter. Buffers are none, such as the running statistics of a BatchNorm
 from __future__ import annotations
 
 import math
+from hashlib import sha256
+from operator import itemgetter
 from typing import TypeAlias
 
 import numpy as np
@@ -53,6 +55,22 @@ def build_model(task: Task, seed: int) -> nn.Module:
 def layer_table(model: nn.Module) -> LayerTable:
     """Return ((name, shape), ...) of the federated parameters, in their order."""
     return tuple((name, tuple(parameter.shape)) for name, parameter in _federated(model))
+
+
+def frozen_digest(model: nn.Module) -> bytes:
+    """SHA-256 of the parameters that are not federated: names, shapes, values. Empty where there are none.
+
+    What may differ from site to site is a buffer, and does not count.
+    """
+    frozen = [(name, parameter) for name, parameter in model.named_parameters() if not parameter.requires_grad]
+    if not frozen:
+        return b""
+    digest = sha256()
+    for name, parameter in sorted(frozen, key=itemgetter(0)):
+        values = parameter.detach().cpu().contiguous()
+        digest.update(f"{name} {values.dtype} {tuple(values.shape)}\n".encode())
+        digest.update(values.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.digest()
 
 
 def layer_sizes(table: LayerTable) -> tuple[int, ...]:

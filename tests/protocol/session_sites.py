@@ -116,6 +116,7 @@ class UnitTrainer:
         self.layers: LayerTable = (("weight", (WIDTH,)),)
         self.sizes: tuple[int, ...] = (WIDTH,)
         self.architecture_digest = architecture_digest(self.layers)
+        self.frozen_digest = b""
         self.n_params = WIDTH
         self.repeatable = True
 

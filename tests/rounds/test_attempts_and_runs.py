@@ -555,6 +555,20 @@ def test_a_source_with_another_architecture_is_turned_away_and_the_others_go_on(
     assert federation.names(to=VICTIM) == ["Abort"]
 
 
+def test_a_source_whose_frozen_layers_have_other_values_is_turned_away(build: Callable[..., Federation]) -> None:
+    """It would train another model, and nothing in its part would show it."""
+    federation = build(4, rounds=1)
+    for index, source in federation.sources.items():
+        source._site.trainer.frozen_digest = bytes([index == VICTIM]) * 32
+    federation.run._site.trainer.frozen_digest = bytes(32)
+    federation.open().go()
+    failure = federation.sources[VICTIM].standing.failure
+    assert isinstance(failure, ConfigError)
+    assert "frozen layers" in failure.hint
+    assert federation.store.records()[0]["survivors"] == ["source-1", "source-3", "source-4"]
+    assert "source-2: its model has other layers, or other frozen values" in federation.watch.text
+
+
 def test_a_join_that_its_sender_did_not_sign_is_refused(build: Callable[..., Federation]) -> None:
     federation = build(3)
     join = federation.sources[1].join(federation.run.run_id).message

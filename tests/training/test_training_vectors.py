@@ -1,3 +1,6 @@
+import struct
+from hashlib import sha256
+
 import numpy as np
 import pytest
 import torch
@@ -5,7 +8,7 @@ from torch import nn
 from training_tasks import Line
 
 from securefda.errors import TrainingError
-from securefda.training import build_model, layer_sizes, layer_table, model_to_vector, vector_to_model
+from securefda.training import build_model, frozen_digest, layer_sizes, layer_table, model_to_vector, vector_to_model
 from securefda.training.vectors import FlatModel
 
 
@@ -23,6 +26,38 @@ def test_layer_table_has_names_and_shapes_in_the_order_of_the_model():
         ("3.bias", (3,)),
     )
     assert layer_sizes(layer_table(network())) == (18, 2, 2, 2, 24, 3)
+
+
+def frozen_network():
+    torch.manual_seed(0)
+    model = network()
+    model[:2].requires_grad_(requires_grad=False)
+    return model
+
+
+def test_the_digest_of_frozen_parameters_names_their_values_and_no_others():
+    digest = frozen_digest(frozen_network())
+    assert digest == frozen_digest(frozen_network())
+    assert frozen_digest(network()) == b""
+    for name in ("0.weight", "1.bias"):
+        other = frozen_network()
+        with torch.no_grad():
+            other.get_parameter(name).view(-1)[-1] += 1e-6
+        assert frozen_digest(other) != digest
+    trained = frozen_network()
+    torch.nn.init.zeros_(trained[3].weight)
+    assert frozen_digest(trained) == digest
+
+
+def test_the_digest_of_frozen_parameters_is_that_of_the_specification():
+    model = nn.Sequential(nn.Linear(2, 1), nn.Linear(1, 1))
+    model[0].requires_grad_(requires_grad=False)
+    with torch.no_grad():
+        model[0].weight.copy_(torch.tensor([[1.5, -2.0]]))
+        model[0].bias.copy_(torch.tensor([0.25]))
+    said = b"0.bias torch.float32 (1,)\n" + struct.pack("<f", 0.25)
+    said += b"0.weight torch.float32 (1, 2)\n" + struct.pack("<ff", 1.5, -2.0)
+    assert frozen_digest(model) == sha256(said).digest()
 
 
 def test_vector_is_the_parameters_flattened_in_c_order():

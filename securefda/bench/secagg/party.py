@@ -75,6 +75,7 @@ class RandomTrainer:
         self.repeatable = True
         self.feature_width = 0
         self.architecture_digest = architecture_digest(self.layers)
+        self.frozen_digest = b""
         self._update = update_of(site_id, params)
 
     @property
