@@ -271,7 +271,10 @@ def advise(
         str, typer.Option("--rounds", metavar="R[,R...]", help="Rounds to try; default: those of the run and half.")
     ] = "",
     batch: Annotated[
-        str, typer.Option("--batch", metavar="B[,B...]", help="Expected rows of a step; default: as set, and fourfold.")
+        str,
+        typer.Option(
+            "--batch", metavar="B[,B...]", help="Expected rows of a step; default: as set, and a larger one."
+        ),
     ] = "",
     others: Annotated[
         int | None, typer.Option("--others", help="Rows at every other site; default: as many as at this one.")

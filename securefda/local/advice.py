@@ -30,7 +30,8 @@ class Question:
     Attributes:
         epsilons: each > 0; empty for `EPSILONS` and that of the site's budget.
         rounds: each >= 1; empty for those of the run, and half as many.
-        batches: each >= 1; empty for that of the site's settings, and four times as many rows.
+        batches: each >= 1; empty for that of the site's settings, and a larger one: four times it, or
+            a quarter of the rows where that is more.
         others: rows of every other site, >= 1; None for as many as at this one.
         target_rows: rows of the target, >= 1, where that is another site; None for as many as ``others``.
         stand_in: a CSV file, a folder of images or a data folder with public rows; None: rows are drawn, or dealt out

@@ -318,7 +318,8 @@ class _Bench:
                 raise ConfigError("--batch", f"{batch} is larger than the data, which have {rows} rows")
         sites = (self.config.federation.target,) if self.is_target else self.config.federation.sources
         fewest = min(self.counts[one] for one in sites)
-        found = question.batches or tuple(dict.fromkeys((own, max(own, min(_LARGER_BATCH * own, fewest)))))
+        larger = max(_LARGER_BATCH * own, rows // _LARGER_BATCH)
+        found = question.batches or tuple(dict.fromkeys((own, max(own, min(larger, fewest)))))
         if max(found) > fewest:
             why = f"a source of the stand-in has {fewest} rows, fewer than a batch of {max(found)}"
             raise ConfigError("--batch", why, hint="name a smaller --batch, more --others, or more public rows")
