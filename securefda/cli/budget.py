@@ -272,9 +272,7 @@ def advise(
     ] = "",
     batch: Annotated[
         str,
-        typer.Option(
-            "--batch", metavar="B[,B...]", help="Expected rows of a step; default: as set, and a larger one."
-        ),
+        typer.Option("--batch", metavar="B[,B...]", help="Expected rows of a step; default: as set, and a larger one."),
     ] = "",
     others: Annotated[
         int | None, typer.Option("--others", help="Rows at every other site; default: as many as at this one.")
