@@ -62,12 +62,12 @@ def test_with_noise_a_model_with_batchnorm_is_refused_with_its_replacement(tmp_p
 
 def test_batches_of_one_row_are_refused_for_a_model_with_batchnorm(federation: Kits) -> None:
     source = federation.start("source-1", "task.factory=e2e_tasks:WithBatchNorm", "training.batch-size=1")
-    assert_one_clear_line(source, ExitCode.CONFIG, "BatchNorm", "at least 2", hint="training.batch-size")
+    assert_one_clear_line(source, ExitCode.CONFIG, "BatchNorm", "at least 2", hint="raise batch-size")
 
 
 def test_one_step_at_the_target_is_refused_before_the_run_begins(federation: Kits, tmp_path: Path) -> None:
     aggregator = federation.start("target", "training.batch-size=100", f"aggregator.out={tmp_path}")
-    assert_one_clear_line(aggregator, ExitCode.CONFIG, "target", "1 step", "at least 2", hint="training.batch-size")
+    assert_one_clear_line(aggregator, ExitCode.CONFIG, "target", "1 step", "at least 2", hint="lower batch-size")
     assert "listens on" not in aggregator.text
 
 

@@ -134,7 +134,7 @@ def rounds_result(task, **settings):
 def test_batches_of_one_row_are_refused_before_the_first_round(rows, batch_size):
     with pytest.raises(TrainingError, match="the model has BatchNorm, for which a batch needs at least 2") as caught:
         trainer(Normed(rows=rows), settings=TrainingSettings(batch_size=batch_size))
-    assert "training.batch-size" in caught.value.hint
+    assert "raise batch-size" in caught.value.hint
 
 
 def test_steps_of_a_target_are_counted_with_the_joined_batch():
