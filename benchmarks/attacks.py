@@ -15,7 +15,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -228,11 +228,10 @@ def sentences(rows: Sequence[Row]) -> list[str]:
     """What was found, in plain words, for people who decide; from the rows that are there."""
     at = {Cell(*(row[name] for name in _KEY)): row for row in rows}
     lines = []
-    for epsilon in (None, 8.0, 1.0):
-        for sources in (1, 3, 10):
-            if row := at.get(Cell(MEMBERSHIP, DIGITS, SUM, sources, TWO_STEPS, epsilon)):
-                stranger = at.get(Cell(MEMBERSHIP, DIGITS, STRANGERS, sources, TWO_STEPS, epsilon))
-                lines.append(f"{_federation(row)}: {_members(row, stranger)}")
+    for data, epsilons in ((DIGITS, (None, 8.0, 1.0)), (HEART, (None, 8.0))):
+        for cell in [Cell(MEMBERSHIP, data, SUM, n, TWO_STEPS, one) for one in epsilons for n in (1, 3, 10)]:
+            if cell in at:
+                lines.append(f"{_federation(at[cell])}: {_members(at[cell], at.get(replace(cell, seen=STRANGERS)))}")
     for count in (1, 8, 44):
         found = [at.get(Cell(DIVISION, DIGITS, SUM, sources, ONE_STEP, None, count, 1)) for sources in (1, 3, 10)]
         if present := [row for row in found if row is not None]:
