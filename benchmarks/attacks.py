@@ -229,9 +229,11 @@ def sentences(rows: Sequence[Row]) -> list[str]:
     at = {Cell(*(row[name] for name in _KEY)): row for row in rows}
     lines = []
     for data, epsilons in ((DIGITS, (None, 8.0, 1.0)), (HEART, (None, 8.0))):
-        for cell in [Cell(MEMBERSHIP, data, SUM, n, TWO_STEPS, one) for one in epsilons for n in (1, 3, 10)]:
-            if cell in at:
-                lines.append(f"{_federation(at[cell])}: {_members(at[cell], at.get(replace(cell, seen=STRANGERS)))}")
+        for epsilon in epsilons:
+            wanted = [Cell(MEMBERSHIP, data, SUM, sources, TWO_STEPS, epsilon) for sources in (1, 3, 10)]
+            if present := [at[cell] for cell in wanted if cell in at]:
+                strangers = [at[one] for cell in wanted if (one := replace(cell, seen=STRANGERS)) in at]
+                lines.append(_members(present, strangers))
     for count in (1, 8, 44):
         found = [at.get(Cell(DIVISION, DIGITS, SUM, sources, ONE_STEP, None, count, 1)) for sources in (1, 3, 10)]
         if present := [row for row in found if row is not None]:
@@ -243,8 +245,8 @@ def sentences(rows: Sequence[Row]) -> list[str]:
     for epsilon in (None, 8.0, 1.0):
         if row := at.get(Cell(PROPERTY, HEART, SUM, 3, TWO_STEPS, epsilon)):
             lines.append(
-                f"{_federation(row)}: the share of women among a hospital's rows is guessed to {row['error']:.0f} "
-                f"points; who guesses the mean is off by {row['blind']:.0f}."
+                f"{HEART.title()}, {_noise_in_words(row)}, N = 3: the share of women among a hospital's rows is "
+                f"guessed to {row['error']:.0f} points; who guesses the mean is off by {row['blind']:.0f}."
             )
     return lines
 
@@ -270,21 +272,24 @@ TOLD = (1, 3)
 """Sources of which a policy's words tell."""
 
 
-def _federation(row: Row) -> str:
-    noise = "without noise" if row["epsilon"] is None else f"with noise at ε = {row['epsilon']:g}"
-    return f"{row['data'].title()}, N = {row['sources']}, {noise}"
+def _noise_in_words(row: Row) -> str:
+    return "without noise" if row["epsilon"] is None else f"with noise at ε = {row['epsilon']:g}"
 
 
-def _members(row: Row, stranger: Row | None) -> str:
-    sums, model = (_of_100(row["found"][one]["rates"][0][0]) for one in (membership.SUMS, membership.MODEL))
-    less = ""
-    if stranger is not None:
-        less = f"; one who knows no row of the others {_of_100(stranger['found'][membership.SUMS]['rates'][0][0])}"
-    what = "updates" if row["sources"] == 1 else "sums"
-    return (
-        f"an attacker who knows all rows, but not which of them are yours, finds {sums} of 100 members in the {what} "
-        f"of {row['rounds']} rounds at one false alarm in a hundred{less}. The final model alone gives {model} away."
+def _members(rows: Sequence[Row], strangers: Sequence[Row]) -> str:
+    """What is found of members of one data set with one noise, by number of sources."""
+    known, unknown = (", ".join(_found(row, membership.SUMS) for row in one) for one in (rows, strangers))
+    model = ", ".join(_found(row, membership.MODEL) for row in rows)
+    text = (
+        f"{rows[0]['data'].title()}, {_noise_in_words(rows[0])}: an attacker who knows all rows, but not which of them "
+        f"are yours, finds, of 100 members, {known} in what {rows[0]['rounds']} rounds open, at one false alarm in a "
+        f"hundred. From the final model alone it finds {model}."
     )
+    return f"{text} One who knows no row of the other sources finds {unknown} in the sums." if strangers else text
+
+
+def _found(row: Row, attacker: str) -> str:
+    return f"{_of_100(row['found'][attacker]['rates'][0][0])} (N = {row['sources']})"
 
 
 def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
