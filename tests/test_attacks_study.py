@@ -197,6 +197,11 @@ def committed(study):
     return json.loads((BENCHMARKS / "attacks.json").read_text())["rows"]
 
 
+def test_the_whole_grid_is_committed(study):
+    names = [study.Cell(*(row[name] for name in study._KEY)) for row in committed(study)]
+    assert names == study.cells()
+
+
 def test_committed_figures_meet_the_requirements(study):
     assert study.misses(committed(study)) == []
 
