@@ -125,7 +125,8 @@ def cells() -> list[Cell]:
     made += [Cell(MEMBERSHIP, HEART, SUM, n, steps, 8.0) for n in (1, 3)]
     made += [Cell(MEMBERSHIP, DIGITS, seen, 3, steps, 8.0) for seen in (TARGET, DIFFERENCE, STRANGERS)]
     made += [Cell(OPTIMISATION, FASHION, SUM, 1, ONE_STEP, None, 8, 1)]
-    made.append(Cell(MEMBERSHIP, DIGITS, SUM, 10, steps, 8.0))
+    made += [Cell(MEMBERSHIP, DIGITS, SUM, 10, steps, one) for one in (8.0, 1.0)]
+    made += [Cell(MEMBERSHIP, FASHION, SUM, n, own, rounds=5) for n in (1, 3)]
     return made
 
 
@@ -262,7 +263,7 @@ def _of_100(percent: float) -> int:
     return round(percent) if percent == 100 else min(99, round(percent))
 
 
-TOLD = (1, 3)
+TOLD = (1, 3, 10)
 """Sources of which a policy's words tell."""
 
 
@@ -427,7 +428,7 @@ def plot(rows: Sequence[Row], path: Path) -> None:
         _rates_line(
             sums, strangers, membership.SUMS, fmt="v--", color="#cc79a7", label="no noise, others' rows not known"
         )
-        _by_sources(sums, 103, (0.12, 0.5))
+        _by_sources(sums, 103, (0.12, 0.52))
         _by_sources(model, 15, "upper right")
         _rebuilt_panel(rebuilt, [row for row in rows if row["study"] == DIVISION and row["schedule"] == ONE_STEP])
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)

@@ -197,7 +197,7 @@ def test_the_target_pays_with_its_update_only_under_rules_that_publish_it() -> N
         (default_policy("individual"), "updates in clear: "),
         (SourcePolicy(min_others=2), "sums over 3 sources: "),
         (SourcePolicy(min_others=8, max_colluders=4), "sums over 3 sources: "),  # colluders hide nobody
-        (SourcePolicy(min_others=40), "sums over 3 sources: "),
+        (SourcePolicy(min_others=40), "sums over 10 sources: "),
         (REQUIRING, "sums over 3 sources: "),
     ],
     ids=["in clear", "three", "nine without the colluders", "more than measured", "with noise"],

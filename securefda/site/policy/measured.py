@@ -16,6 +16,9 @@ MEMBERS_FOUND: Mapping[tuple[int, float | None], tuple[int, int]] = {
     (3, None): (99, 8),
     (3, 8.0): (4, 4),
     (3, 1.0): (1, 1),
+    (10, None): (92, 6),
+    (10, 8.0): (4, 3),
+    (10, 1.0): (2, 1),
 }
 """Sources in a sum and the site's epsilon, None without noise -> of 100 members, how many an attacker found in the sums
 of ten rounds, and in the final model. It knew all rows, but not which of them were the site's; of the others it took
