@@ -205,6 +205,6 @@ def test_the_target_pays_with_its_update_only_under_rules_that_publish_it() -> N
 def test_what_attacks_found_is_said_for_no_more_sources_than_hide_a_site(policy: SourcePolicy, what: str) -> None:
     said = explain(policy, "lyon").budget[-1]
     assert what in said
-    assert " without noise" in said
-    assert " at epsilon = 8" in said
+    assert "without noise 9" in said
+    assert "; at epsilon = 8 " in said
     assert said.endswith("docs/explanation/what-a-sum-tells.md.")

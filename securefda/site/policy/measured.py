@@ -30,12 +30,12 @@ def members_found(sources: int) -> str:
     measured = max(count for count, _ in MEMBERS_FOUND if count <= sources)
     of_noise = {epsilon: found for (count, epsilon), found in MEMBERS_FOUND.items() if count == measured}
     parts = [
-        f"{sums} and {model} {'without noise' if epsilon is None else f'at epsilon = {epsilon:g}'}"
+        f"{'without noise' if epsilon is None else f'at epsilon = {epsilon:g}'} {sums} and {model}"
         for epsilon, (sums, model) in of_noise.items()
     ]
     what = "updates in clear" if measured == 1 else f"sums over {measured} sources"
     return (
-        f"As measured on the digits example with {what}: who knew all rows, and not which of them were one source's, "
-        "found so many of 100 of its rows at one false alarm in a hundred, in what ten rounds opened and in the final "
-        f"model: {', '.join(parts)}. Other data and attackers: {PAGE}."
+        f"Measured on the digits example with {what}: an attacker who knew all rows, but not which of them were one "
+        "source's, found so many of 100 of its rows in what ten rounds opened, and so many in the final model, at one "
+        f"false alarm in a hundred: {'; '.join(parts)}. Other data and attackers: {PAGE}."
     )
