@@ -143,10 +143,13 @@ def _accuracy_table(rows: Sequence[Row]) -> str:
     at = _at(rows)
     columns = [epsilon for epsilon in COLUMNS if any(one != OWN and two == epsilon for _, one, two in at)]
     titles = [f"ε = {name}" for name in _names(columns)]
-    lines = [f"| rule | noise at | {' | '.join(titles)} | example, plain |", f"|---|---|{'---|' * (len(titles) + 1)}"]
+    plain = any(place == OWN for _, place, _ in at)
+    titles += ["example, plain"] if plain else []
+    lines = [f"| rule | noise at | {' | '.join(titles)} |", f"|---|---|{'---|' * len(titles)}"]
     for rule, place in (line for line in LINES if any((*line, epsilon) in at for epsilon in columns)):
         cells = [_accuracy(at.get((rule, place, epsilon))) for epsilon in columns]
-        lines.append(f"| {rule} | {place} | {' | '.join(cells)} | {_accuracy(at.get((rule, OWN, math.inf)))} |")
+        cells += [_accuracy(at.get((rule, OWN, math.inf)))] if plain else []
+        lines.append(f"| {rule} | {place} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -7,6 +7,7 @@ import os
 import secrets
 import signal
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -50,7 +51,9 @@ def ray_engine(workers: int, address: str = "") -> Iterator[Any]:
             hint = "look at the address, and whether RAY_AUTH_TOKEN is that of the cluster"
             raise ConfigError("--ray-address", why, hint=hint) from error
         raise ConfigError("--engine ray", why, hint="see Ray's logs, or leave --engine out") from error
-    signal.signal(signal.SIGTERM, before)  # Ray's own would end this process at once, with a stack of C++
+    if threading.current_thread() is threading.main_thread():  # else Ray has set none
+        # Ray's own handler would end this process at once, with a stack of C++.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
     try:
         yield ray
     finally:
