@@ -264,16 +264,23 @@ def _measure(given: argparse.Namespace) -> None:
         measure(pool, run_cell, cells, cache, data, done)
 
 
+def _gather(given: argparse.Namespace) -> None:
+    """Write the figures: of the studies that are asked for from the cache, of others as they are there."""
+    before = json.loads(given.figures.read_text()) if given.figures.exists() else {"rows": []}
+    others = [row for row in before["rows"] if row["study"] not in given.studies]
+    rows = [row for row in rows_of(Cache(given.cache, "dp_cost").read()) if row["study"] in given.studies]
+    # The machine is that of the others where there are any; accuracy depends on none.
+    machine = before["machine"] if others else this_machine() | {name: version(name) for name in ("torch", "opacus")}
+    given.figures.write_text(as_text([*others, *rows], machine))
+
+
 def main() -> int:
     """Measure where asked to, then say what was measured."""
     given = _arguments()
     if given.measure:
         _measure(given)
     if given.measure or given.gather:
-        packages = {name: version(name) for name in ("torch", "opacus")}
-        others = [row for row in json.loads(given.figures.read_text())["rows"] if row["study"] not in given.studies]
-        rows = [row for row in rows_of(Cache(given.cache, "dp_cost").read()) if row["study"] in given.studies]
-        given.figures.write_text(as_text([*others, *rows], this_machine() | packages))
+        _gather(given)
     rows = json.loads(given.figures.read_text())["rows"]
     plot(rows, given.plot)
     print(shown(tables(rows)))

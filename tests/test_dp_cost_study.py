@@ -137,3 +137,20 @@ def test_a_seed_that_one_target_lacks_counts_for_none_and_a_row_without_any_is_a
     heart = study.tables(rows)["fed-heart-accuracy"]
     line = next(line for line in heart.split("\n") if line.startswith("| fedda_auto | both |"))
     assert [cell.strip() for cell in line.split("|")[4:6]] == ["70.0", "–"]
+
+
+def test_figures_of_studies_that_are_not_asked_for_stay_as_they_are(study, known, tmp_path, monkeypatch):
+    path, cache = tmp_path / "figures.json", tmp_path / "cache"
+    path.write_text(study.as_text(study.rows_of(known), {"machine": "another"}))
+    before = json.loads(path.read_text())
+    cache.mkdir()
+    lines = [json.dumps({"cell": key, "figures": one | {"accuracy": 12.5}}) for key, one in known.items()]
+    (cache / "dp_cost.jsonl").write_text("\n".join(lines) + "\n")
+    arguments = ["dp_cost.py", "--gather", "--studies", "fashion-frozen", "--cache", str(cache), "--figures", str(path)]
+    monkeypatch.setattr(sys, "argv", [*arguments, "--plot", str(tmp_path / "plot.svg")])
+    assert study.main() == 0
+    after = json.loads(path.read_text())
+    others = [row for row in after["rows"] if row["study"] != "fashion-frozen"]
+    assert others == [row for row in before["rows"] if row["study"] != "fashion-frozen"]
+    assert {row["accuracies"]["target"][0] for row in after["rows"] if row["study"] == "fashion-frozen"} == {12.5}
+    assert after["machine"] == before["machine"]
