@@ -240,9 +240,13 @@ def serve(folder: Path, port: int, tell: Callable[[str], None]) -> None:
             timeout_graceful_shutdown=5,
         )
         server = uvicorn.Server(config)
+
+        async def serving() -> None:
+            tell(f"http://{HOST}:{taken}/{token}/")  # inside the event loop, which Ctrl-C ends in order from here on
+            await server.serve(sockets=[own])
+
         with _ended_by_signals():
-            tell(f"http://{HOST}:{taken}/{token}/")
-            server.run(sockets=[own])
+            asyncio.run(serving())
 
 
 @contextmanager
