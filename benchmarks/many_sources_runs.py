@@ -42,7 +42,7 @@ from securefda.transport.wire import decode_signed, encode_signed
 
 
 def sampled_sources(job: Job, sample: int) -> list[Seconds]:
-    """Processor time by step of the first sources of a session that nobody leaves.
+    """Processor time by step of the first sources of a session in which all sources stay.
 
     Args:
         job: with a graph.
@@ -121,5 +121,5 @@ def _delivery(index: int, bundles: dict[int, Signed[Any]], ring: Ring, everyone:
 
 
 def _digest(index: int) -> bytes:
-    """Of a masked input that nobody measures."""
+    """Of the masked input of a source that is not measured."""
     return sha256(index.to_bytes(4, "big")).digest()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
-from operator import add
 
 from securefda.audit.journal import site_ids
 from securefda.errors import FaultyAggregatorError
@@ -323,9 +322,9 @@ def capped_input(site: SourceSite, current: SourceRound, ready: session_steps.Re
     applied = apply_caps(own.terms, own.report, ready.reports, own.contribution)
     if applied is not None:
         beyond = clip_contribution(current.header.body, own.contribution, own.weight)
-        clipped = tuple(map(add, own.clipped, beyond))
-        require_few_at_the_clip(current.header.body, clipped)
-        current.record["clipped"] = sum(clipped)
+        require_few_at_the_clip(current.header.body, beyond)
+        # The largest of a layer are at its clip, so where any is beyond the range, these are among them.
+        current.record["clipped"] = sum(map(max, own.clipped, beyond))
         current.record["capped"], current.record["zeroed"] = applied.capped, applied.zeroed
         site.witness.journal.event("caps-computed", current.header, **asdict(applied))
     units = own.terms.error_units()

@@ -341,7 +341,7 @@ class SourceRun:
     def _reject(self, parcel: Parcel, error: FaultyAggregatorError) -> list[Parcel]:
         """Say which check failed. An open session ends, unless the message is a header, which belongs to another.
 
-        A part that does not fit the ranges once it is capped is refused as one that is at the clip is: nobody lied.
+        A part that does not fit the ranges once it is capped leads to a refusal, like one at the clip: no site lied.
 
         A fault in a log, in a schedule, or in a result that is shown again is reported to the operator and does not end
         the session, unless it is the last that this source tolerates.
