@@ -1,13 +1,16 @@
 """Kills of real processes at drawn points: that nothing is released twice, no ledger is low, and runs go on.
 
     python benchmarks/kills.py --measure --kills 1000 [--minutes 60]
-    python benchmarks/kills.py             from kills.json: print the table
+    python benchmarks/kills.py --measure --team --kills 300 [--minutes 25]
+    python benchmarks/kills.py             from kills.json: print the tables
 
 Federations of a target and four sources, two of them with noise, are killed one process after the other: before an
 operation on the disk, at a message, at the begin or end of a training with noise, or at any moment
-(``tests/end_to_end/killings.py``). The sites, kinds and counts follow from the seed; what the other processes do at
-that moment does not. Each federation is checked when its kills are over, and the first thing that does not hold ends
-the study with a traceback.
+(``tests/end_to_end/killings.py``). With ``--team`` one of the sources with noise trains in two processes, as under
+torchrun, and these two alone are killed, also before what they do together; the other one then gets SIGTERM, if it does
+not end by itself first, and both are started again. The sites, kinds and counts follow from the seed; what the other
+processes do at that moment does not. Each federation is checked when its kills are over, and the first thing that does
+not hold ends the study with a traceback.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -36,23 +39,33 @@ KINDS = {
     "training": "before or after training with noise",
     "moment": "at any moment",
 }
+BY_ITSELF = (1, 2, 12)
+"""Exit codes of a process that ended because others were gone."""
+RANKS = {"leader": "the leading process", "follower": "the other"}
+KINDS_OF_RANKS = {
+    **{kind: KINDS[kind] for kind in ("disk", "message")},
+    "training": "before or after training",
+    "exchange": "before something that both do together",
+    "moment": KINDS["moment"],
+}
 
 
-def measure(kills: int, seed: int, minutes: float, keep: Path) -> None:
+def measure(kills: int, seed: int, minutes: float, keep: Path, *, team: bool) -> None:
     """Kill until ``kills`` or the time is reached; the figures so far are kept after each federation."""
     sys.path[:0] = [str(TESTS / "support"), str(TESTS / "end_to_end")]
-    from killings import Account, kill_a_federation  # noqa: PLC0415 - printing the table needs no federation
+    from killings import NOISY, Account, kill_a_federation  # noqa: PLC0415 - printing the table needs no federation
 
     began, total, federations = time.monotonic(), Account(), 0
     while total.struck.total() < kills and time.monotonic() - began < 60 * minutes:
         count = min(PER_FEDERATION, kills - total.struck.total())
         with tempfile.TemporaryDirectory(dir=_memory()) as folder, contextlib.redirect_stdout(io.StringIO()):
-            total.add(kill_a_federation(Path(folder), seed + federations, count))
+            total.add(kill_a_federation(Path(folder), seed + federations, count, NOISY[0] if team else ""))
         federations += 1
         counted = {one.name: getattr(total, one.name) for one in fields(total)}
-        row = {"seed": seed, "federations": federations, "kills": total.struck.total(), **counted}
+        row = {"team": team, "seed": seed, "federations": federations, "kills": total.struck.total(), **counted}
         row["minutes"] = round((time.monotonic() - began) / 60, 1)
-        keep.write_text(as_text([row], this_machine()))
+        others = [one for one in json.loads(keep.read_text())["rows"] if one["team"] != team] if keep.exists() else []
+        keep.write_text(as_text(sorted([row, *others], key=lambda one: one["team"]), this_machine()))
         print(f"{row['kills']} kills in {row['minutes']} minutes", file=sys.stderr, flush=True)
 
 
@@ -61,15 +74,38 @@ def _memory() -> str | None:
     return "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
-def tables(row: Mapping[str, Any]) -> dict[str, str]:
-    """The tables as Markdown."""
-    struck, ended = row["struck"], row["ended"]
+def tables(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """The tables as Markdown, of kills of processes and, where they were measured, of ranks."""
+    found = {}
+    for row in rows:
+        if row["team"]:
+            found |= {"ranks": _ranks_table(row["struck"]), "ranks-held": _held_table(row)}
+        else:
+            found |= {"points": _points_table(row["struck"]), "held": _held_table(row)}
+    return found
+
+
+def _points_table(struck: Mapping[str, int]) -> str:
     lines = ["| killed | aggregator | sources |", "|---|---|---|"]
     for kind, words in KINDS.items():
         of_aggregator = struck.get(f"aggregator {kind}", "") if kind != "training" else "-"
         lines.append(f"| {words} | {of_aggregator or 0} | {struck.get(f'source {kind}', 0)} |")
     by_role = [sum(n for name, n in struck.items() if name.startswith(role)) for role in ("aggregator", "source")]
     lines.append(f"| all | {by_role[0]} | {by_role[1]} |")
+    return "\n".join(lines)
+
+
+def _ranks_table(struck: Mapping[str, int]) -> str:
+    lines = [f"| killed | {' | '.join(RANKS.values())} |", "|---|---|---|"]
+    for kind, words in KINDS_OF_RANKS.items():
+        of_follower = struck.get(f"follower {kind}", 0) if kind not in ("disk", "message") else "-"
+        lines.append(f"| {words} | {struck.get(f'leader {kind}', 0)} | {of_follower} |")
+    by_role = [sum(n for name, n in struck.items() if name.startswith(role)) for role in RANKS]
+    lines.append(f"| all | {by_role[0]} | {by_role[1]} |")
+    return "\n".join(lines)
+
+
+def _held_table(row: Mapping[str, Any]) -> str:
     rounds = row["rounds"]
     held = [
         ("kills", row["kills"]),
@@ -79,24 +115,28 @@ def tables(row: Mapping[str, Any]) -> dict[str, str]:
         ("trainings with noise, each charged", row["trained"]),
         ("charged and never trained, because of a kill", row["charged"] - row["trained"]),
         ("logs, each verified", row["logs"]),
-        ("ends of others by themselves, with an error line, and started again", sum(ended.values())),
+        ("ends of others by themselves, with an error line, and started again", sum(row["ended"].values())),
     ]
-    figures = ["| | |", "|---|---|", *(f"| {name} | {figure} |" for name, figure in held)]
-    return {"points": "\n".join(lines), "held": "\n".join(figures)}
+    if row["team"]:
+        survived = row["survived"]
+        itself = sum(n for name, n in survived.items() if int(name.split()[1]) in BY_ITSELF)
+        held.append(("the other process ended by itself; by SIGTERM", f"{itself}; {sum(survived.values()) - itself}"))
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {figure} |" for name, figure in held)])
 
 
 def main() -> int:
     """Measure where asked to, and print the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--measure", action="store_true", help="kill first")
+    parser.add_argument("--team", action="store_true", help="kill the two processes of one source")
     parser.add_argument("--kills", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1, help="of the first federation; each later one has the next")
     parser.add_argument("--minutes", type=float, default=60.0, help="begin no further federation after that time")
     parser.add_argument("--figures", type=Path, default=FIGURES, help="the measured figures, JSON")
     given = parser.parse_args()
     if given.measure:
-        measure(given.kills, given.seed, given.minutes, given.figures)
-    print(shown(tables(json.loads(given.figures.read_text())["rows"][0])))
+        measure(given.kills, given.seed, given.minutes, given.figures, team=given.team)
+    print(shown(tables(json.loads(given.figures.read_text())["rows"])))
     return 0
 
 

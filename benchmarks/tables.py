@@ -96,7 +96,7 @@ def all_tables(folder: Path) -> dict[str, str]:
         "scale": scale.tables(figures("scale")["cells"]),
         "team": team.tables(figures("team")["rows"]),
         "networks": networks.tables(figures("networks")["rows"]),
-        "kills": kills.tables(figures("kills")["rows"][0]),
+        "kills": kills.tables(figures("kills")["rows"]),
         "soak": soak.tables(figures("soak")["rows"]),
         "word_widths": word_widths.tables(figures("word_widths")["rows"]),
         "gpu": gpu.tables(gpu.read(folder / "gpu.json")),

@@ -49,8 +49,16 @@ def test_another_model_a_lost_round_or_a_failed_site_does_not_pass(study, tmp_pa
 
 def test_kills_are_counted_by_role_and_kind(study):
     struck = {"aggregator disk": 2, "source disk": 3, "source training": 4, "source moment": 1}
-    row = {"kills": 10, "federations": 1, "struck": struck, "ended": {"source 2": 1}, "released": 9, "logs": 5}
-    tables = study("kills").tables({**row, "rounds": {"finished": 7}, "trained": 8, "charged": 9})
+    row = {
+        "team": False,
+        "kills": 10,
+        "federations": 1,
+        "struck": struck,
+        "ended": {"source 2": 1},
+        "released": 9,
+        "logs": 5,
+    }
+    tables = study("kills").tables([{**row, "rounds": {"finished": 7}, "trained": 8, "charged": 9}])
     assert tables["points"].splitlines()[2:] == [
         "| before an operation on the disk | 2 | 3 |",
         "| at a message | 0 | 0 |",
@@ -60,6 +68,24 @@ def test_kills_are_counted_by_role_and_kind(study):
     ]
     assert "| rounds with a result; lost | 7; 0 |" in tables["held"]
     assert "| charged and never trained, because of a kill | 1 |" in tables["held"]
+    assert set(tables) == {"points", "held"}
+
+
+def test_kills_of_ranks_are_counted_by_rank_and_kind_and_how_the_other_one_ended(study):
+    struck = {"leader disk": 2, "leader exchange": 1, "follower exchange": 3, "follower moment": 1}
+    survived = {"leader 1": 1, "leader 143": 2, "follower 1": 2, "follower -15": 2}
+    row = {"team": True, "kills": 7, "federations": 1, "struck": struck, "survived": survived, "ended": {}}
+    row |= {"released": 9, "logs": 5, "rounds": {"finished": 7}, "trained": 8, "charged": 8}
+    tables = study("kills").tables([row])
+    assert tables["ranks"].splitlines()[2:] == [
+        "| before an operation on the disk | 2 | - |",
+        "| at a message | 0 | - |",
+        "| before or after training | 0 | 0 |",
+        "| before something that both do together | 1 | 3 |",
+        "| at any moment | 0 | 1 |",
+        "| all | 3 | 4 |",
+    ]
+    assert "| the other process ended by itself; by SIGTERM | 3; 4 |" in tables["ranks-held"]
 
 
 def lives_of(study, *values):

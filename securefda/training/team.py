@@ -11,6 +11,7 @@ All processes are on one machine and talk over its loopback interface, without e
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -225,6 +226,27 @@ def steps_together(team: Team | None, rows: Iterable[Tensor]) -> Iterator[Iterab
         yield steps
 
 
+def _meet(backend: str, rank: int, count: int) -> None:
+    """Wait for the others in a thread of its own: in this one a signal would be heard only once all of them are there.
+
+    Raises:
+        RuntimeError: what torch.distributed says.
+    """
+    failed: list[Exception] = []
+
+    def meet() -> None:
+        try:
+            dist.init_process_group(backend, rank=rank, world_size=count, timeout=_PATIENCE)
+        except Exception as error:  # noqa: BLE001 - raised again in the thread that waits
+            failed.append(error)
+
+    waiting = threading.Thread(target=meet, daemon=True)  # which a process that was told to end leaves behind
+    waiting.start()
+    waiting.join()
+    if failed:
+        raise failed[0]
+
+
 @contextmanager
 def joined_team(device: str, env: Mapping[str, str] = os.environ) -> Iterator[Team | None]:
     """This process's team while the block runs; None outside torchrun, or where it started one process.
@@ -251,7 +273,7 @@ def joined_team(device: str, env: Mapping[str, str] = os.environ) -> Iterator[Te
     if os.path.exists(f"/sys/class/net/{_LOOPBACK}"):  # noqa: PTH110 - a file of the kernel
         os.environ.setdefault("GLOO_SOCKET_IFNAME", _LOOPBACK)
     backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
-    dist.init_process_group(backend, rank=rank, world_size=count, timeout=_PATIENCE)
+    _meet(backend, rank, count)
     team = Team(rank, count)
     try:
         yield team

@@ -25,7 +25,11 @@ def run_interruptibly(serve: Coroutine[Any, Any, None]) -> None:
         asyncio.CancelledError: neither did; something in ``serve`` was cancelled by mistake.
     """
     logging.getLogger("grpc._cython.cygrpc").addFilter(_is_no_cancellation)
-    asyncio.run(_cancelled_by_sigterm(serve))
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        asyncio.run(_cancelled_by_sigterm(serve))
+    finally:  # a loop that closes leaves the default, with which what follows could be cut off without a word
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
 def _is_no_cancellation(record: logging.LogRecord) -> bool:

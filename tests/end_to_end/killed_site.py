@@ -4,8 +4,9 @@ Run as ``python -m killed_site ARGUMENTS`` in the place of ``python -m securefda
 
 ``SECUREFDA_KILL`` names a file of :class:`Countdowns`: while one of them is above 0, each point of its kind that the
 process reaches lowers it, and at 0 the process ends by SIGKILL. The kinds are ``disk``, as in :mod:`disk_points`;
-``message``, before anything that gRPC sends and after anything it receives; and ``training``, before and after each
-training with noise. ``SECUREFDA_WITNESS`` names a file that gets a line before a vector leaves, before noise is drawn
+``message``, before anything that gRPC sends and after anything it receives; ``training``, before and after each
+training with noise, or each training of a process that follows; and ``exchange``, before anything that the processes
+of a team do together. ``SECUREFDA_WITNESS`` names a file that gets a line before a vector leaves, before noise is drawn
 for a round, and for each header that came. A process that is killed cannot take such a line back.
 """
 
@@ -17,6 +18,8 @@ import os
 import signal
 import struct
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,8 @@ from disk_points import tell_disk_points
 from wire_tap import Tap, install
 
 KINDS = ("disk", "message", "training")
+EXCHANGE = "exchange"
+_PLACES = (*KINDS, EXCHANGE)
 _COUNT = struct.Struct("<I")
 
 
@@ -32,17 +37,17 @@ class Countdowns:
 
     def __init__(self, path: Path) -> None:
         if not path.exists():
-            path.write_bytes(bytes(_COUNT.size * len(KINDS)))
+            path.write_bytes(bytes(_COUNT.size * len(_PLACES)))
         with path.open("r+b") as file:
             self._shared = mmap.mmap(file.fileno(), 0)
 
     def set(self, kind: str, count: int) -> None:
         """Kill at the ``count``-th point of this kind from now on; 0 for none."""
-        _COUNT.pack_into(self._shared, KINDS.index(kind) * _COUNT.size, count)
+        _COUNT.pack_into(self._shared, _PLACES.index(kind) * _COUNT.size, count)
 
     def get(self, kind: str) -> int:
         """Points of this kind that are left."""
-        left: int = _COUNT.unpack_from(self._shared, KINDS.index(kind) * _COUNT.size)[0]
+        left: int = _COUNT.unpack_from(self._shared, _PLACES.index(kind) * _COUNT.size)[0]
         return left
 
     def reach(self, kind: str) -> None:
@@ -108,6 +113,26 @@ class Witness(Tap):
 
         trainer.event, private_trainer.train_private = event, train  # type: ignore[method-assign]
 
+    def watch_team(self) -> None:
+        """Have the processes of a team reach a point before each exchange, and followers around each training."""
+        from securefda.source import follower  # noqa: PLC0415
+        from securefda.training.team import Team  # noqa: PLC0415
+
+        real_together, real_train = Team._together, follower.train_as_told
+
+        @contextmanager
+        def together(self_: Team) -> Iterator[None]:
+            self._countdowns.reach(EXCHANGE)
+            with real_together(self_):
+                yield
+
+        def train(*arguments: Any) -> None:
+            self._countdowns.reach("training")
+            real_train(*arguments)
+            self._countdowns.reach("training")
+
+        Team._together, follower.train_as_told = together, train  # type: ignore[method-assign]
+
 
 def main() -> int:
     """Run a site's command under a witness."""
@@ -119,6 +144,7 @@ def main() -> int:
 
     if sys.argv[1] == "source":
         witness.watch_training()
+        witness.watch_team()
     return run(sys.argv[1:])
 
 

@@ -21,9 +21,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from e2e_processes import Kits, Process, kits
+from e2e_processes import Kits, Process, free_port, kits
 from fork_server import REPOSITORY
-from killed_site import KINDS, Countdowns
+from killed_site import EXCHANGE, KINDS, Countdowns
 
 from securefda.cli import main
 from securefda.errors import ExitCode
@@ -39,20 +39,30 @@ SETTINGS = (
     "strategy.warm-up-rounds=1",
     "privacy.budget.target-epsilon=100000",
 )
-MOST_POINTS = {"disk": 150, "message": 120, "training": 4}
+MOST_POINTS = {"disk": 150, "message": 120, "training": 4, EXCHANGE: 300}
 LONGEST_MOMENT_S = 0.6
+FOLLOWS = "+1"
+"""At the end of a name: the process that trains with the site's own, which leads."""
+LONGEST_TORCHRUN_S, GRACE_S = 0.5, 30.0
+"""torchrun notices within the first that a process is gone and sends the others SIGTERM; after the second, SIGKILL."""
 REACH_S, ROUND_S = 20.0, 90.0
 STARTED_AGAIN = {ExitCode.CONNECTION, ExitCode.QUORUM, ExitCode.FAILED}
 """What a process may end with by itself because others are gone: its site starts it again."""
+ENDED_BESIDE = STARTED_AGAIN | {ExitCode.TERMINATED, -signal.SIGTERM}
+"""What a process of a team may end with when the other one is gone: by itself, or by torchrun's SIGTERM."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """One kill: a site, a kind of point, and at the how manyth of them; for a ``moment``, after how many seconds."""
+    """One kill: a site, a kind of point, and at the how manyth of them; for a ``moment``, after how many seconds.
+
+    Of a team, ``site`` names the process, and ``noticed_s`` is when torchrun ends the other one.
+    """
 
     site: str
     kind: str
     count: float
+    noticed_s: float = 0.0
 
 
 def drawn_kills(seed: int, sites: tuple[str, ...]) -> Iterator[Kill]:
@@ -62,10 +72,23 @@ def drawn_kills(seed: int, sites: tuple[str, ...]) -> Iterator[Kill]:
         site, kind = draw.choice(sites), draw.choice((*KINDS, "moment"))
         if kind == "training" and site not in NOISY:
             kind = "moment"
-        if kind == "moment":
-            yield Kill(site, kind, round(draw.uniform(0.0, LONGEST_MOMENT_S), 3))
-        else:
-            yield Kill(site, kind, int(MOST_POINTS[kind] ** draw.random()))
+        yield Kill(site, kind, _count(draw, kind))
+
+
+def drawn_kills_of_ranks(seed: int, site: str) -> Iterator[Kill]:
+    """As :func:`drawn_kills`, of the two processes in which one site trains."""
+    draw = random.Random(seed)
+    kinds = {site: (*KINDS, EXCHANGE, "moment"), site + FOLLOWS: ("training", EXCHANGE, "moment")}
+    while True:
+        place = draw.choice(list(kinds))
+        kind = draw.choice(kinds[place])
+        yield Kill(place, kind, _count(draw, kind), round(draw.uniform(0.0, LONGEST_TORCHRUN_S), 3))
+
+
+def _count(draw: random.Random, kind: str) -> float:
+    if kind == "moment":
+        return round(draw.uniform(0.0, LONGEST_MOMENT_S), 3)
+    return int(MOST_POINTS[kind] ** draw.random())
 
 
 @dataclass
@@ -76,6 +99,7 @@ class Account:
         struck: kills by role and kind.
         missed: kills whose point was not reached in time; the process was killed then and there, as a ``moment``.
         ended: how often a process that was not killed ended by itself, by role and exit code.
+        survived: how the other process of a team ended, by role and exit code.
         rounds: finished and lost.
         charged: rounds that the ledgers of noisy sources hold.
         trained: rounds for which noise was drawn.
@@ -86,6 +110,7 @@ class Account:
     struck: Counter[str] = field(default_factory=Counter)
     missed: int = 0
     ended: Counter[str] = field(default_factory=Counter)
+    survived: Counter[str] = field(default_factory=Counter)
     rounds: Counter[str] = field(default_factory=Counter)
     charged: int = 0
     trained: int = 0
@@ -96,6 +121,7 @@ class Account:
         """Count another federation in."""
         self.struck += other.struck
         self.ended += other.ended
+        self.survived += other.survived
         self.rounds += other.rounds
         for name in ("missed", "charged", "trained", "released", "logs"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
@@ -104,11 +130,12 @@ class Account:
 class Killings:
     """One federation under kills."""
 
-    def __init__(self, federation: Kits, own: Mapping[str, tuple[str, ...]] = NO_MORE) -> None:
-        """Make ledgers and policies. ``own`` are more settings of some sites."""
-        self.federation, self.account, self._own = federation, Account(), own
+    def __init__(self, federation: Kits, own: Mapping[str, tuple[str, ...]] = NO_MORE, team: str = "") -> None:
+        """Make ledgers and policies. ``own`` are more settings of some sites, ``team`` is one in two processes."""
+        self.federation, self.account, self._own, self._team = federation, Account(), own, team
         self.sites = (federation.target, *federation.names)
-        self._countdowns = {site: Countdowns(federation.root / f"kill-{site}") for site in self.sites}
+        places = (*self.sites, *([team + FOLLOWS] if team else []))
+        self._countdowns = {place: Countdowns(federation.root / f"kill-{place}") for place in places}
         self.live: dict[str, Process] = {}
         self._prepare()
 
@@ -125,19 +152,29 @@ class Killings:
             assert main(["budget", "init", "--config", str(settings), *_sets(NOISE)]) == 0
 
     def start(self, site: str) -> None:
-        """Start a site's process, killable and under a witness."""
-        own = {
-            "SECUREFDA_KILL": str(self.federation.root / f"kill-{site}"),
-            "SECUREFDA_WITNESS": str(self.witness_of(site)),
-            "SECUREFDA_KIT": str(self.federation.kit(site)),
-            "PYTHONPATH": os.pathsep.join(map(str, (REPOSITORY, HERE, HERE.parent / "support"))),
-        }
+        """Start a site's process, or the two of a team, killable and under a witness."""
         settings = (*(NOISE if site in NOISY else ()), *self._own.get(site, ()))
-        self.live[site] = self.federation.start(site, *settings, module="killed_site", env=own)
+        port = str(free_port())
+        for rank, place in enumerate(self._processes_of(site)):
+            own = {
+                "SECUREFDA_KILL": str(self.federation.root / f"kill-{place}"),
+                "SECUREFDA_WITNESS": str(self.witness_of(place)),
+                "SECUREFDA_KIT": str(self.federation.kit(site)),
+                "PYTHONPATH": os.pathsep.join(map(str, (REPOSITORY, HERE, HERE.parent / "support"))),
+            }
+            if site == self._team:  # as torchrun sets it
+                own |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+                own |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            self.live[place] = self.federation.start(site, *settings, module="killed_site", env=own)
 
-    def witness_of(self, site: str) -> Path:
+    def _processes_of(self, place: str) -> tuple[str, ...]:
+        """The names of all processes of the site to which a process belongs, the leading one first."""
+        site = place.removesuffix(FOLLOWS)
+        return (site, site + FOLLOWS) if site == self._team else (site,)
+
+    def witness_of(self, place: str) -> Path:
         """What a site's processes said that they were about to do."""
-        return self.federation.root / f"witness-{site}"
+        return self.federation.root / f"witness-{place}"
 
     def run(self, kills: Iterator[Kill], count: int) -> None:
         """Start all sites, kill ``count`` times, see that the run goes on, and end it."""
@@ -155,22 +192,22 @@ class Killings:
     def end(self) -> None:
         """See that the run goes on, end all sites, and look at what they leave. Raises AssertionError."""
         self._until_a_round_of_all()
-        for site in self.sites:
-            self.live[site].interrupt(signal.SIGTERM)
+        for process in self.live.values():
+            process.interrupt(signal.SIGTERM)
         self._check()
 
     def kill(self, kill: Kill) -> None:
         """Kill one process at its point, or where it does not get there, after a while; start it again."""
-        site, kind, countdowns = kill.site, kill.kind, self._countdowns[kill.site]
+        place, kind, countdowns = kill.site, kill.kind, self._countdowns[kill.site]
         self.keep_up()
-        process = self.live[site]
+        process = self.live[place]
         until = time.monotonic() + REACH_S
         if kill.kind == "moment":
             time.sleep(kill.count)
         else:
             countdowns.set(kill.kind, int(kill.count))
             while process.process.poll() is None and time.monotonic() < until:
-                self.keep_up(but=site)
+                self.keep_up(but=place)
                 time.sleep(0.01)
             countdowns.set(kill.kind, 0)
             if process.process.poll() is None:
@@ -179,27 +216,50 @@ class Killings:
         process.process.kill()
         code = process.end()
         if code == -signal.SIGKILL:
-            role = "aggregator" if site == self.federation.target else "source"
-            self.account.struck[f"{role} {kind}"] += 1
-            self.start(site)
+            self.account.struck[f"{self._role(place)} {kind}"] += 1
+            self._start_again(place, kill.noticed_s)
         else:
-            self._ended(site, code)
+            self._ended(place, code)
 
     def keep_up(self, but: str = "") -> None:
-        """Start again what has ended by itself, as its site would."""
-        for site, process in self.live.items():
-            if site != but and (code := process.process.poll()) is not None:
-                self._ended(site, code)
+        """Start again what has ended by itself, as its site would; ``but`` names a process whose site waits."""
+        for place, process in self.live.items():
+            if but not in self._processes_of(place) and (code := process.process.poll()) is not None:
+                self._ended(place, code)
 
-    def _ended(self, site: str, code: int) -> None:
-        process = self.live[site]
+    def _ended(self, place: str, code: int) -> None:
+        process = self.live[place]
         process.end()
-        assert code in STARTED_AGAIN, f"{site} ended with {code}:\n{process.text}"
+        assert code in STARTED_AGAIN, f"{place} ended with {code}:\n{process.text}"
         assert any(line.startswith("error: ") for line in process.err), process.text
         assert "Traceback" not in process.text, process.text
-        role = "aggregator" if site == self.federation.target else "source"
-        self.account.ended[f"{role} {code}"] += 1
-        self.start(site)
+        self.account.ended[f"{self._role(place)} {code}"] += 1
+        self._start_again(place, 0.0)
+
+    def _start_again(self, gone: str, noticed_s: float) -> None:
+        """Start the site of a process that is gone, once torchrun has ended the other one of a team."""
+        for place in self._processes_of(gone):
+            if place == gone:
+                continue
+            process, until = self.live[place], time.monotonic() + noticed_s
+            while process.process.poll() is None and time.monotonic() < until:
+                time.sleep(0.01)
+            if process.process.poll() is None:
+                process.process.send_signal(signal.SIGTERM)
+            code = process.end(GRACE_S)
+            assert code in ENDED_BESIDE, f"{place} ended with {code}:\n{process.text}"
+            by_itself = code in STARTED_AGAIN
+            assert not by_itself or any(line.startswith("error: ") for line in process.err), process.text
+            assert "Traceback" not in process.text, process.text
+            self.account.survived[f"{self._role(place)} {code}"] += 1
+        self.start(gone.removesuffix(FOLLOWS))
+
+    def _role(self, place: str) -> str:
+        if place == self._team:
+            return "leader"
+        if place.endswith(FOLLOWS):
+            return "follower"
+        return "aggregator" if place == self.federation.target else "source"
 
     def _until_a_round_of_all(self) -> None:
         """Wait for a finished round that every source was in, begun from now on."""
@@ -226,6 +286,9 @@ class Killings:
             account.logs += 1
         for site in self.federation.names:
             account.released += releases_once(witnessed(self.witness_of(site)))
+        if self._team:
+            said = witnessed(self.witness_of(self._team + FOLLOWS))
+            assert not said, f"a process that follows spoke to the aggregator, or drew noise: {said}"
         for site in NOISY:
             trained, charged = self._ledger(site)
             assert_charged(trained, charged)
@@ -271,13 +334,13 @@ def _sets(settings: tuple[str, ...]) -> list[str]:
     return [part for text in settings for part in ("--set", text)]
 
 
-def kill_a_federation(root: Path, seed: int, count: int) -> Account:
-    """A federation of its own, killed ``count`` times.
+def kill_a_federation(root: Path, seed: int, count: int, team: str = "") -> Account:
+    """A federation of its own, killed ``count`` times; with ``team``, the two processes of this source alone are.
 
     Raises:
         AssertionError: something does not hold that must; it says what.
     """
     with kits(root, SOURCES, settings=SETTINGS) as federation:
-        killings = Killings(federation)
-        killings.run(drawn_kills(seed, killings.sites), count)
+        killings = Killings(federation, team=team)
+        killings.run(drawn_kills_of_ranks(seed, team) if team else drawn_kills(seed, killings.sites), count)
         return killings.account

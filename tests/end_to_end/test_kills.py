@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 from depth import at_depth
-from killings import Kill, assert_charged, drawn_kills, kill_a_federation, releases_once
+from killings import (
+    FOLLOWS,
+    NOISY,
+    Kill,
+    assert_charged,
+    drawn_kills,
+    drawn_kills_of_ranks,
+    kill_a_federation,
+    releases_once,
+)
 
 KILLS = at_depth(6, 60)
 SITES = ("target", "source-1", "source-2", "source-3", "source-4")
@@ -22,6 +31,27 @@ def test_a_federation_whose_processes_are_killed_releases_nothing_twice_and_goes
     assert account.trained >= 2
     assert account.released >= 4
     assert account.rounds["finished"] >= 2
+
+
+@pytest.mark.parametrize("seed", at_depth([1], [1, 2, 3, 4]))
+def test_a_source_whose_ranks_are_killed_releases_nothing_twice_and_goes_on(tmp_path: Path, seed: int) -> None:
+    kills = at_depth(3, 40)
+    account = kill_a_federation(tmp_path, seed, kills, team=NOISY[0])
+    assert account.struck.total() + account.ended.total() >= kills
+    by_themselves = sum(account.ended[f"{role} {code}"] for role in ("leader", "follower") for code in range(256))
+    assert account.survived.total() == account.struck.total() + by_themselves
+    assert {name.split()[0] for name in account.struck} == {"leader", "follower"}
+    assert account.logs == len(SITES)
+    assert account.trained >= 2
+
+
+def test_the_kills_of_ranks_reach_both_of_them_in_every_way() -> None:
+    kills = list(islice(drawn_kills_of_ranks(1, "source-1"), 400))
+    assert kills == list(islice(drawn_kills_of_ranks(1, "source-1"), 400))
+    found = {place: {kill.kind for kill in kills if kill.site == place} for place in ("source-1", "source-1" + FOLLOWS)}
+    assert found["source-1"] == {"disk", "message", "training", "exchange", "moment"}
+    assert found["source-1" + FOLLOWS] == {"training", "exchange", "moment"}
+    assert 0 < max(kill.noticed_s for kill in kills) <= 0.5
 
 
 def test_the_kills_of_a_seed_can_be_repeated_and_reach_every_site_and_kind() -> None:

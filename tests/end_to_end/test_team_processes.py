@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+import socket
+import time
 from pathlib import Path
 from typing import Any
 
-from e2e_processes import Kits, Process, assert_one_clear_line, free_port, kits
+from e2e_processes import WAIT_S, Kits, Process, assert_one_clear_line, free_port, kits
 
 from securefda.audit.journal import logs_folder
 from securefda.audit.reading import open_log
@@ -33,9 +36,25 @@ def by_torchrun(federation: Kits, site: str, count: int) -> Process:
 
 def as_torchrun_does(federation: Kits, site: str, count: int, **options: Any) -> list[Process]:
     """The processes that torchrun would start, without torchrun to end them."""
+    return [federation.start(site, env=place, **options) for place in places(count)]
+
+
+def places(count: int) -> list[dict[str, str]]:
+    """The variables that torchrun sets for each process."""
     common = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1"}
     common["MASTER_PORT"] = str(free_port())
-    return [federation.start(site, env=common | {"RANK": str(rank)}, **options) for rank in range(count)]
+    return [common | {"RANK": str(rank)} for rank in range(count)]
+
+
+def wait_until_open(port: int) -> None:
+    """Wait for a process that listens. Raises TimeoutError: there is none."""
+    until = time.monotonic() + WAIT_S
+    while time.monotonic() < until:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.05)
+    raise TimeoutError(f"nothing listens on port {port}")
 
 
 def released(federation: Kits, site: str) -> list[int]:
@@ -98,6 +117,15 @@ def test_a_follower_whose_leader_is_gone_ends_with_one_line(tmp_path: Path) -> N
         leader.until("cannot reach")
         leader.kill()
         assert_one_clear_line(follower, ExitCode.FAILED, "one of the 2 processes that train together is gone")
+
+
+def test_sigterm_ends_a_leader_that_waits_for_a_process_that_never_came(tmp_path: Path) -> None:
+    with kits(tmp_path, settings=SHORT) as federation:
+        place, _ = places(2)
+        leader = federation.start("source-1", env=place)
+        wait_until_open(int(place["MASTER_PORT"]))
+        leader.process.send_signal(signal.SIGTERM)
+        assert_one_clear_line(leader, ExitCode.TERMINATED, "interrupted")
 
 
 def test_a_target_under_torchrun_is_refused(tmp_path: Path) -> None:

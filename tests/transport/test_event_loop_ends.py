@@ -32,6 +32,19 @@ def test_a_signal_cancels_what_runs_and_has_its_own_error(number: int, expected:
     assert (type(ended.value), said_goodbye) == (expected, [True])
 
 
+def test_what_answered_sigterm_before_answers_it_again_afterwards() -> None:
+    async def serve() -> None:
+        await asyncio.sleep(0)
+
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        answers = signal.getsignal(signal.SIGTERM)
+        run_interruptibly(serve())
+        assert signal.getsignal(signal.SIGTERM) is answers
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def test_a_cancellation_that_nobody_asked_for_is_shown_as_such() -> None:
     async def serve() -> None:
         raise asyncio.CancelledError
