@@ -230,21 +230,24 @@ def _meet(backend: str, rank: int, count: int) -> None:
     """Wait for the others in a thread of its own: in this one a signal would be heard only once all of them are there.
 
     Raises:
-        RuntimeError: what torch.distributed says.
+        TeamGoneError: one of them ended meanwhile, or the address at which they meet is taken.
     """
-    failed: list[Exception] = []
+    failed: list[RuntimeError] = []
 
     def meet() -> None:
         try:
             dist.init_process_group(backend, rank=rank, world_size=count, timeout=_PATIENCE)
-        except Exception as error:  # noqa: BLE001 - raised again in the thread that waits
+        except RuntimeError as error:
             failed.append(error)
 
     waiting = threading.Thread(target=meet, daemon=True)  # which a process that was told to end leaves behind
     waiting.start()
     waiting.join()
-    if failed:
-        raise failed[0]
+    for error in failed:
+        why = str(error).partition("\n")[0]
+        raise TeamGoneError(
+            f"the {count} processes that train together do not find each other: {why}", hint=_AGAIN
+        ) from error
 
 
 @contextmanager

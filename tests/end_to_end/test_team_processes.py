@@ -128,6 +128,14 @@ def test_sigterm_ends_a_leader_that_waits_for_a_process_that_never_came(tmp_path
         assert_one_clear_line(leader, ExitCode.TERMINATED, "interrupted")
 
 
+def test_processes_that_do_not_find_each_other_end_with_one_line(tmp_path: Path) -> None:
+    with kits(tmp_path, settings=SHORT) as federation, socket.create_server(("127.0.0.1", 0)) as other:
+        place, _ = places(2)
+        leader = federation.start("source-1", env=place | {"MASTER_PORT": str(other.getsockname()[1])})
+        why = "the 2 processes that train together do not find each other: "
+        assert_one_clear_line(leader, ExitCode.FAILED, why, "address", hint="start all of them again")
+
+
 def test_a_target_under_torchrun_is_refused(tmp_path: Path) -> None:
     with kits(tmp_path, settings=SHORT) as federation:
         for target in as_torchrun_does(federation, "target", 2):
