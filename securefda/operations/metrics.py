@@ -1,12 +1,14 @@
-"""Metrics for Prometheus and answers for probes, on a port of 127.0.0.1 that a site turns on.
+"""Metrics for Prometheus and answers for probes, on a port that a site turns on, of 127.0.0.1 unless it says otherwise.
 
 They count what the site's own ``metrics.jsonl`` and console say and disclose no more: no beta, row count or figure of a
-single message, and accuracy and loss of the target's test rows only where the target asks for it. Anyone who can open a
-port of this machine can read them; they are sent nowhere. Counters begin at zero with each process.
+single message, and accuracy and loss of the target's test rows only where the target asks for it. Anyone who reaches
+the port can read them; they are sent nowhere. Counters begin at zero with each process.
 """
 
 from __future__ import annotations
 
+import errno
+import socket
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from threading import Thread
@@ -23,7 +25,6 @@ from securefda.operations.records import RoundLine, SiteLine
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-HOST = "127.0.0.1"
 ALIVE, READY = "/healthz", "/readyz"
 MOST_CHECKS = 100
 _SECONDS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
@@ -153,6 +154,12 @@ def _add(counter: Counter, counts: Mapping[str, int]) -> None:
         counter.labels(peer).inc(count)
 
 
+class _OnIpv6(ThreadingWSGIServer):
+    """A server on an IPv6 address."""
+
+    address_family = socket.AF_INET6
+
+
 class _Silent(WSGIRequestHandler):
     """Logs no request: a probe comes every few seconds."""
 
@@ -175,8 +182,8 @@ def _answering(registry: CollectorRegistry, is_ready: Callable[[], bool]) -> WSG
 
 
 @contextmanager
-def served(registry: CollectorRegistry, port: int, is_ready: Callable[[], bool]) -> Iterator[None]:
-    """Answer every GET on ``port`` of 127.0.0.1, on threads of its own, until the block ends.
+def served(registry: CollectorRegistry, host: str, port: int, is_ready: Callable[[], bool]) -> Iterator[None]:
+    """Answer every GET on ``port`` of the IP address ``host``, on threads of its own, until the block ends.
 
     ``/healthz`` says that the process lives. ``/readyz`` asks ``is_ready`` on such a thread: 200 where it is so, else
     503. Every other path gets the metrics.
@@ -185,9 +192,13 @@ def served(registry: CollectorRegistry, port: int, is_ready: Callable[[], bool])
         ConfigError: the port cannot be opened.
     """
     try:
-        server = make_server(HOST, port, _answering(registry, is_ready), ThreadingWSGIServer, _Silent)
+        kind = _OnIpv6 if ":" in host else ThreadingWSGIServer
+        server = make_server(host, port, _answering(registry, is_ready), kind, _Silent)
     except OSError as error:
-        why = f"{port} on {HOST} cannot be opened: {error.strerror}"
+        if error.errno == errno.EADDRNOTAVAIL:
+            hint = "name one of its addresses, or 0.0.0.0 for all"
+            raise ConfigError("metrics.host", f"{host} is no address of this machine", hint=hint) from error
+        why = f"{port} on {host} cannot be opened: {error.strerror}"
         raise ConfigError("metrics.port", why, hint="set another port, or 0 for no metrics") from error
     thread = Thread(target=server.serve_forever, daemon=True)
     thread.start()

@@ -338,7 +338,7 @@ def watch_target(
     Args:
         shown: the console's reporter; everything goes on to it, and warnings about a log's file.
         logging: which logs are kept, if any.
-        metrics: the port, if any.
+        metrics: the port, if any, and where it is opened.
         out: the site's run folder.
         roster: of the federation.
 
@@ -353,7 +353,7 @@ def watch_target(
             from securefda.operations.metrics import TargetMetrics, served
 
             meters = TargetMetrics(results=metrics.results)
-            stack.enter_context(served(meters.registry, metrics.port, ready.is_set))
+            stack.enter_context(served(meters.registry, metrics.host, metrics.port, ready.is_set))
         if metrics.tensorboard or metrics.mlflow:
             from securefda.operations.tracking import tracked
 
@@ -386,7 +386,7 @@ def watch_source(
             from securefda.operations.metrics import SourceMetrics, served
 
             meters = SourceMetrics()
-            stack.enter_context(served(meters.registry, metrics.port, ready.is_set))
+            stack.enter_context(served(meters.registry, metrics.host, metrics.port, ready.is_set))
         stack.enter_context(book.process(site, "source"))
         state = stack.enter_context(state_file(out, site=site, role="source"))
         yield SourceWatch(shown, book, meters, target, state, ready=ready)

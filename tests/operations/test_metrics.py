@@ -1,4 +1,4 @@
-"""Metrics: what is counted, over HTTP on 127.0.0.1 and nowhere else, and a port that somebody has."""
+"""Metrics: what is counted, over HTTP on 127.0.0.1 or where a site says, and a port that somebody has."""
 
 from __future__ import annotations
 
@@ -224,16 +224,36 @@ def test_the_port_is_free_again_when_the_process_is_done(tmp_path: Path, port: i
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[[int], Any]]:
+def start(tmp_path: Path) -> Iterator[Callable[..., Any]]:
     with ExitStack() as stack:
-        yield lambda port: stack.enter_context(
-            watch_target(Console(), LoggingSection(), MetricsSection(port=port), out=tmp_path, roster=roster())
+        yield lambda port, **more: stack.enter_context(
+            watch_target(Console(), LoggingSection(), MetricsSection(port=port, **more), out=tmp_path, roster=roster())
         )
 
 
-def test_a_port_that_somebody_has_is_one_clear_line_and_exit_code_4(start: Callable[[int], Any], port: int) -> None:
+def test_a_port_that_somebody_has_is_one_clear_line_and_exit_code_4(start: Callable[..., Any], port: int) -> None:
     with socket.create_server(("127.0.0.1", port)), pytest.raises(ConfigError) as caught:
         start(port)
     assert str(caught.value) == f"metrics.port: {port} on 127.0.0.1 cannot be opened: Address already in use"
     assert caught.value.hint == "set another port, or 0 for no metrics"
     assert caught.value.exit_code is ExitCode.CONFIG
+
+
+def test_an_address_of_another_machine_is_one_clear_line_and_exit_code_4(start: Callable[..., Any], port: int) -> None:
+    with pytest.raises(ConfigError) as caught:
+        start(port, host="192.0.2.7")
+    assert str(caught.value) == "metrics.host: 192.0.2.7 is no address of this machine"
+    assert caught.value.hint == "name one of its addresses, or 0.0.0.0 for all"
+    assert caught.value.exit_code is ExitCode.CONFIG
+
+
+@pytest.mark.parametrize(("host", "others"), [("127.0.0.1", False), ("0.0.0.0", True), ("::", True)])
+def test_metrics_are_on_no_address_but_the_named_one(
+    start: Callable[..., Any], port: int, host: str, others: bool
+) -> None:
+    if ":" in host and not Path("/proc/net/if_inet6").exists():
+        pytest.skip("needs IPv6")
+    start(port, host=host)
+    for address, answers in (("127.0.0.1", True), ("127.0.0.2", others)):
+        with socket.socket() as probe:
+            assert (probe.connect_ex((address, port)) == 0) is answers

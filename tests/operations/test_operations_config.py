@@ -49,7 +49,10 @@ BAD = [
     ("[logging]\nmax-bytes = 100", "logging.max-bytes", "65536", ""),
     ("[logging]\nbackups = 0", "logging.backups", "at least 1", ""),
     ("[metrics]\nprot = 9464", "metrics.prot", "unknown key", "did you mean metrics.port?"),
-    ("[metrics]\nhost = '0.0.0.0'", "metrics.host", "unknown key", "did you mean metrics.port?"),
+    ("[metrics]\nhots = '0.0.0.0'", "metrics.hots", "unknown key", "did you mean metrics.host?"),
+    ("[metrics]\nhost = 'localhost'", "metrics.host", "must be an IP address", ""),
+    ("[metrics]\nhost = ''", "metrics.host", "must be an IP address", ""),
+    ("[metrics]\nhost = '0.0.0.0:9464'", "metrics.host", "must be an IP address", ""),
     ("[metrics]\nbind = '0.0.0.0'", "metrics.bind", "unknown key", "known keys of [metrics]: "),
     ("[metrics]\nport = '0.0.0.0:9464'", "metrics.port", "whole number", ""),
     ("[metrics]\nport = -1", "metrics.port", "at least 0", ""),
@@ -94,11 +97,13 @@ def test_without_a_word_nothing_is_logged_and_no_port_is_opened(file: Path) -> N
     config = load_federation(file)
     assert (config.logging, config.metrics) == (LoggingSection(), MetricsSection())
     assert not config.logging.is_on
-    assert config.metrics.port == 0
+    assert (config.metrics.host, config.metrics.port) == ("127.0.0.1", 0)
 
 
 def test_every_site_of_a_run_keeps_the_same_logs_and_has_a_port_of_its_own(file: Path, tmp_path: Path) -> None:
-    file.write_text(FEDERATION + "[logging]\nfile = 'site.log'\nlevel = 'debug'\n[metrics]\nport = 9464\n")
+    file.write_text(
+        FEDERATION + "[logging]\nfile = 'site.log'\nlevel = 'debug'\n[metrics]\nport = 9464\nhost = '0.0.0.0'\n"
+    )
     config = load_federation(file, ["logging.json-file=logs/site.jsonl"], {"SECUREFDA_LOGGING_BACKUPS": "2"})
     (tmp_path / "aggregator.toml").write_text(aggregator_toml(config, tmp_path, tmp_path, 0))
     target = load_aggregator(tmp_path / "aggregator.toml")
@@ -109,6 +114,7 @@ def test_every_site_of_a_run_keeps_the_same_logs_and_has_a_port_of_its_own(file:
     expected = LoggingSection(file="site.log", json_file="logs/site.jsonl", level="debug", backups=2)
     assert {site.logging for site in (target, *sources)} == {expected}
     assert [site.metrics.port for site in (target, *sources)] == [9464, 9465, 9466, 9467]
+    assert [site.metrics.host for site in (target, *sources)] == ["0.0.0.0", *["127.0.0.1"] * 3]
 
 
 def test_kits_of_one_federation_can_run_on_one_machine(file: Path) -> None:

@@ -44,6 +44,7 @@ FILES: Mapping[str, type[Settings]] = {
 _FORMS = {
     "_site_id": "site id",
     "_address": "`host:port`",
+    "_ip_address": "IP address",
     "_factory": "`package.module:Class`",
     "_text_log": "file name",
     "_json_log": "file name",

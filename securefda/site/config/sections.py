@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from securefda.rules.strategy import Rule, Strategy
     from securefda.training import TrainingSettings
 from securefda.privacy.events import Budget
+from securefda.site.endpoints import is_ip_address
 
 SITE_ID_PATTERN = r"^[a-z0-9][a-z0-9-]{0,62}$"
 MAX_PORT = 65535
@@ -64,9 +65,16 @@ def _json_log(value: str) -> str:
     return _log_file(value, ".jsonl", ("metrics.jsonl",))
 
 
+def _ip_address(value: str) -> str:
+    if not is_ip_address(value):
+        raise ValueError("must be an IP address, such as 127.0.0.1")
+    return value
+
+
 Level = Literal["individual", "cohort", "sum"]
 SiteId = Annotated[str, AfterValidator(_site_id)]
 Address = Annotated[str, AfterValidator(_address)]
+IpAddress = Annotated[str, AfterValidator(_ip_address)]
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
@@ -602,10 +610,14 @@ class LoggingSection(Settings):
 
 
 class MetricsSection(Settings):
-    """Figures of a process for monitoring: Prometheus, on 127.0.0.1 and no other address, TensorBoard, MLflow."""
+    """Figures of a process for monitoring: Prometheus, on 127.0.0.1 unless told otherwise, TensorBoard, MLflow."""
 
     port: Annotated[int, Field(ge=0, le=MAX_PORT)] = 0
-    """Port of 127.0.0.1 on which the process serves metrics for Prometheus, `/healthz` and `/readyz`; 0 for none."""
+    """Port of `host` on which the process serves metrics for Prometheus, `/healthz` and `/readyz`; 0 for none."""
+
+    host: IpAddress = "127.0.0.1"
+    """IP address of this machine on which that port is opened; `"0.0.0.0"` for all. Whoever reaches another one than
+    127.0.0.1 reads the metrics: there is no TLS and no password. A federation's file says it for the target alone."""
 
     results: bool = False
     """Whether accuracy and loss on the target's test rows are among these metrics, for every user of the machine."""

@@ -94,6 +94,10 @@ def _kubernetes(site: DeployedSite) -> Iterator[tuple[str, str]]:
         ("namespace.yaml", "namespace"),
         ("network.yaml", "network"),
         (f"{role}.yaml", "role"),
+        ("monitoring/kustomization.yaml", "monitoring"),
+        ("monitoring/podmonitor.yaml", "podmonitor"),
+        ("monitoring/network.yaml", "monitoring-network"),
+        ("monitoring/statefulset.yaml", "monitoring-statefulset"),
         *((("service.yaml", "service"),) if site.is_target else ()),
     ):
         yield name, _render(f"kubernetes/{template}.yaml.j2", site)
