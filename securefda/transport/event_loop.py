@@ -15,6 +15,9 @@ from typing import Any, TypeVar
 
 from securefda.errors import Terminated
 
+_LAST_CALLS_S = 5.0
+"""How long what ``serve`` left running may take to end by itself."""
+
 
 def run_interruptibly(serve: Coroutine[Any, Any, None]) -> None:
     """Run ``serve`` in an event loop of its own; Ctrl-C and SIGTERM cancel it, so that it can say goodbye.
@@ -52,6 +55,10 @@ async def _cancelled_by_sigterm(serve: Coroutine[Any, Any, None]) -> None:
         if terminated.is_set():
             raise Terminated from None
         raise
+    finally:
+        # gRPC ends its calls a little after its server has stopped; of one that is cut off it prints a traceback
+        if rest := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(rest, timeout=_LAST_CALLS_S)
 
 
 ResultT = TypeVar("ResultT")

@@ -9,6 +9,7 @@ import signal
 import pytest
 
 from securefda.errors import Terminated
+from securefda.transport import event_loop
 from securefda.transport.event_loop import run_interruptibly
 
 
@@ -43,6 +44,27 @@ def test_what_answered_sigterm_before_answers_it_again_afterwards() -> None:
         assert signal.getsignal(signal.SIGTERM) is answers
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize(("takes_s", "ended"), [(0.05, ["by itself"]), (3600.0, ["cut off"])])
+def test_what_is_left_running_may_end_by_itself_but_not_for_ever(
+    takes_s: float, ended: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_loop, "_LAST_CALLS_S", 60.0 if takes_s < 1 else 0.01)
+    found, running = [], []
+
+    async def call() -> None:
+        try:
+            await asyncio.sleep(takes_s)
+            found.append("by itself")
+        except asyncio.CancelledError:
+            found.append("cut off")
+
+    async def serve() -> None:
+        running.append(asyncio.create_task(call()))
+
+    run_interruptibly(serve())
+    assert found == ended
 
 
 def test_a_cancellation_that_nobody_asked_for_is_shown_as_such() -> None:
