@@ -25,6 +25,7 @@ import attention
 import audit_log
 import audit_mutations
 import audit_rounds
+import domain_features
 import domain_rounds
 import dp_cost
 import dp_speed
@@ -85,6 +86,7 @@ def all_tables(folder: Path) -> dict[str, str]:
         "many_sources": many_sources.tables(figures("many_sources")["cells"]),
         "alignment": alignment.tables(figures("alignment")["rows"]),
         "pooled_alignment": pooled_alignment.tables(figures("pooled_alignment")["rows"]),
+        "domain_features": domain_features.tables(figures("domain_features")["rows"]),
         "domain_rounds": domain_rounds.tables(figures("domain_rounds")["rows"]),
         "attacks": attacks.tables(figures("attacks")["rows"]),
         "attention": attention.tables(figures("attention")["rows"]),

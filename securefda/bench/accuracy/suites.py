@@ -10,6 +10,7 @@ from securefda.bench.accuracy.columns import Column, DataSet, Suite
 from securefda.bench.accuracy.paper import (
     BETA_COLORED_MNIST,
     COLORED_MNIST,
+    DIGIT_FIVE,
     FED_HEART,
     LABEL_SHIFT,
     NOISY_FASHION,
@@ -190,6 +191,7 @@ SUITES = {
         columns=_each_target("digit-domains"),
         rules=LABEL_FREE,
         plots=("columns",),
+        published={"digit-domains": DIGIT_FIVE},
         bars=(
             BestAtLeast(FADA, 5.0, over="source_only"),
             BestAtLeast(FADA, -0.5, over="f_dann"),
