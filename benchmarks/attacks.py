@@ -36,7 +36,7 @@ FIGURES, PLOT = HERE / "attacks.json", HERE / "attacks.svg"
 STUDIES = MEMBERSHIP, PROPERTY, DIVISION, OPTIMISATION = "membership", "property", "division", "optimisation"
 _DATA = DIGITS, HEART, FASHION = "digits", "fed-heart", "fashion-mnist"
 SEED = 0
-EPSILONS = (None, 8.0, 1.0)
+EPSILONS = (None, 8.0, 4.0, 1.0)
 
 Row = Mapping[str, Any]
 
@@ -126,6 +126,7 @@ def cells() -> list[Cell]:
     made += [Cell(MEMBERSHIP, DIGITS, seen, 3, steps, 8.0) for seen in (TARGET, DIFFERENCE, STRANGERS)]
     made += [Cell(OPTIMISATION, FASHION, SUM, 1, ONE_STEP, None, 8, 1)]
     made += [Cell(MEMBERSHIP, DIGITS, SUM, 10, steps, one) for one in (8.0, 1.0)]
+    made += [Cell(MEMBERSHIP, DIGITS, SUM, n, steps, 4.0) for n in (1, 3, 10)]
     made += [Cell(MEMBERSHIP, FASHION, SUM, n, own, rounds=5) for n in (1, 3)]
     return made
 
@@ -406,8 +407,8 @@ def _optimisation_table(rows: Sequence[Row]) -> str:
     )
 
 
-_COLOURS = {None: "#d55e00", 8.0: "#0072b2", 1.0: "#009e73"}
-_MARKERS = {None: "o", 8.0: "s", 1.0: "D"}
+_COLOURS = {None: "#d55e00", 8.0: "#0072b2", 4.0: "#e69f00", 1.0: "#009e73"}
+_MARKERS = {None: "o", 8.0: "s", 4.0: "^", 1.0: "D"}
 _PLACES = {1: 0, 3: 1, 5: 2, 10: 3}
 
 
@@ -439,7 +440,7 @@ def _members_panel(axes: Axes, rows: Sequence[Row], attacker: str) -> None:
         if of_noise := [row for row in rows if row["epsilon"] == epsilon]:
             label = "no noise" if epsilon is None else f"ε = {epsilon:g}"
             look = {"fmt": f"{_MARKERS[epsilon]}-", "color": _COLOURS[epsilon], "label": label}
-            _rates_line(axes, of_noise, attacker, aside=(place - 1) * 0.08, **look)
+            _rates_line(axes, of_noise, attacker, aside=(place - 1.5) * 0.06, **look)
     axes.axhline(1, color="#888888", linewidth=1, linestyle=":")
 
 

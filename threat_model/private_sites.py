@@ -24,7 +24,7 @@ from securefda.protocol.secret import RandomBytes
 from securefda.site.privacy_account import PrivacyAccount, data_set_of
 from securefda.site.private_trainer import PrivateTrainer
 from securefda.tasks import Samples, Task, TaskSettings
-from securefda.training import LocalResult, NoiseSettings, TrainingSettings, Vector
+from securefda.training import LocalResult, NoiseSettings, SecretSeed, TrainingSettings, Vector
 from securefda.training.trainer import SiteTrainer
 from threat_model.sites import INPUTS, OUTPUTS, published_key
 
@@ -116,9 +116,11 @@ def fixed_bytes(seed: int) -> RandomBytes:
     return lambda length: shake_256(f"threat model {seed} {next(numbers)}".encode()).digest(length)
 
 
-def plain_trainer(data: Samples, settings: TrainingSettings, *, task: Task | None = None) -> SiteTrainer:
-    """A site that trains without noise."""
-    return SiteTrainer(task or Rows(), "site", data, settings, SEED)
+def plain_trainer(
+    data: Samples, settings: TrainingSettings, *, task: Task | None = None, secret: SecretSeed | None = None
+) -> SiteTrainer:
+    """A site that trains without noise, and draws its batches from ``secret``; None: from the run's seed."""
+    return SiteTrainer(task or Rows(), "site", data, settings, SEED, secret=secret)
 
 
 def private_trainer(

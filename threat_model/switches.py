@@ -45,6 +45,7 @@ from securefda.source.run_book import RunBook
 from securefda.source.site import SourceSite
 from securefda.source.store import SourceStore
 from securefda.state_file import ProcessGuard, ReleaseMarker
+from securefda.training import seeds
 from securefda.transport import limits
 from threat_model.sites import published_public_keys
 
@@ -460,3 +461,11 @@ def _with_secrets_on_disk(original: Callable[..., Any]) -> Callable[..., Any]:
 
 SESSION_DIES = replaced("secrets in memory alone", source_steps, "advertise", _with_secrets_on_disk)
 """A source keeps the secrets of a session on disk and finds them again after a crash."""
+
+
+def _of_first_round(original: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda seed, site, run_id, _, *purpose: original(seed, site, run_id, 1, *purpose)
+
+
+BATCHES_ANEW = replaced("batches drawn anew in each round", seeds, "round_seed", _of_first_round)
+"""A source draws the same batches in every round."""

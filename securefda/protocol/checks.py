@@ -46,6 +46,7 @@ from securefda.protocol.transcript import (
     quorum_at,
     quorum_of,
     round_terms,
+    sum_terms,
 )
 from securefda.rules import Rule
 
@@ -173,6 +174,7 @@ class History:
         last_terms: what the last header that was accepted asked for, see ``round_terms``; None where there is none.
         sources_keep: what that header said of the end of the run; None where there is none.
         ended: the run is complete, as its target said.
+        sum_terms: of headers that were accepted in this run, see ``sum_terms``; the first for each number of sources.
     """
 
     session_seen: bool = False
@@ -183,6 +185,7 @@ class History:
     last_terms: bytes | None = None
     sources_keep: int | None = None
     ended: bool = False
+    sum_terms: tuple[tuple[str, str], ...] = ()
 
 
 def check_signed_header(
@@ -205,8 +208,8 @@ def check_signed_header(
     Raises:
         FaultyAggregatorError: with TYPE, SUITE, SENDER, CONTEXT, SIGNATURE, HEADER_ROSTER, HEADER_RUN, HEADER_REPLAY,
             HEADER_ORDER, RELEASE_FUSE, HEADER_KEEP, HEADER_CHAIN, HEADER_PARTICIPANTS, HEADER_VALIDITY,
-            HEADER_ARCHITECTURE, HEADER_RATE, HEADER_TARGET, HEADER_FEATURES, HEADER_COHORT, HEADER_SUM, HEADER_RANGE,
-            HEADER_MODULUS, HEADER_WRAP, HEADER_THRESHOLD, HEADER_QUORUM, HEADER_ENERGY or HEADER_GRAPH.
+            HEADER_ARCHITECTURE, HEADER_RATE, HEADER_TARGET, HEADER_FEATURES, HEADER_COHORT, HEADER_SUM, HEADER_TERMS,
+            HEADER_RANGE, HEADER_MODULUS, HEADER_WRAP, HEADER_THRESHOLD, HEADER_QUORUM, HEADER_ENERGY or HEADER_GRAPH.
     """
     header = signed.body
     fault = envelope_fault(
@@ -238,6 +241,7 @@ def check_signed_header(
     _check_features(header)
     _check_cohort_plan(header)
     _check_sum_plan(header)
+    _check_sum_terms(header, history)
     _check_ranges(header)
     if header.level_of(own_index) is Visibility.INDIVIDUAL:
         return None
@@ -333,6 +337,15 @@ def _check_sum_plan(header: Header) -> None:
         require(quorum == 0 and header.norm_cap is None, "HEADER_SUM", "a plan for a sum of no source")
         return
     require(2 <= quorum <= members, "HEADER_SUM", f"a sum of {members} sources that opens over {quorum}")
+
+
+def _check_sum_terms(header: Header, history: History) -> None:
+    """Where a cap or a clip varies, two sums of the same parts differ by those alone that it scales down."""
+    if not header.masked:
+        return
+    sources, terms = sum_terms(header)
+    detail = f"norm cap, quorum or clips are not those of an earlier round of this run with {sources}"
+    require(dict(history.sum_terms).get(sources, terms) == terms, "HEADER_TERMS", detail)
 
 
 def _check_ranges(header: Header) -> None:

@@ -62,6 +62,17 @@ def round_terms(header: Header) -> bytes:
     return sha256(repr(terms).encode()).digest()
 
 
+def sum_terms(header: Header) -> tuple[str, str]:
+    """How many sources a header has in a sum and in cohorts, and what decides how they weigh there, both in words.
+
+    That is the norm cap, the quorum on which it rests, and the clips. As :func:`round_terms` it is in no message.
+    """
+    cap, clips = header.norm_cap, " ".join(f"{layer.clip!r}" for layer in header.model_layers)
+    of_cap = "no norm cap" if cap is None else f"kappa {cap.kappa!r} over {cap.others}, by {cap.granularity.label}"
+    sources = f"{len(header.at(Visibility.SUM))} at sum, {len(header.at(Visibility.COHORT))} in cohorts"
+    return sources, f"{of_cap}; quorum {header.sum_quorum}; clips {clips}"
+
+
 def key_list_context(ctx: bytes, advertisements: Sequence[Signed[Advertise]]) -> bytes:
     """ctx1: the header and every Advertise message with its signature, verbatim and in the order listed."""
     parts = [part for item in advertisements for part in (item.signed_bytes, item.signature)]

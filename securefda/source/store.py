@@ -17,7 +17,7 @@ import numpy as np
 from securefda.errors import ConfigError
 from securefda.protocol.checks import History, PastResult
 from securefda.protocol.messages import Header, Signed
-from securefda.protocol.transcript import round_terms
+from securefda.protocol.transcript import round_terms, sum_terms
 from securefda.source.model_bound import AcceptedHeader, Known, TakenResult, TrainedFrom, Units
 from securefda.source.run_book import RunBook
 from securefda.state_file import ReleaseMarker, RunStore
@@ -31,6 +31,9 @@ CREATE TABLE positions (
     number INTEGER NOT NULL, previous BLOB NOT NULL, model_digest BLOB NOT NULL, session_id BLOB NOT NULL,
     digest BLOB NOT NULL, answered INTEGER NOT NULL, model_round INTEGER NOT NULL, sources_keep INTEGER NOT NULL,
     ended INTEGER NOT NULL
+);
+CREATE TABLE sum_terms (
+    run_id BLOB NOT NULL, sources TEXT NOT NULL, terms TEXT NOT NULL, PRIMARY KEY (run_id, sources)
 );
 CREATE TABLE trained (
     run_id BLOB PRIMARY KEY, number INTEGER NOT NULL, units BLOB NOT NULL, model_digest BLOB NOT NULL
@@ -127,6 +130,7 @@ class SourceStore(RunStore):
             position = query(asked, (run_id,)).fetchone()
             fuse = query("SELECT 1 FROM fuses WHERE run_id = ? AND round = ?", (run_id, round_number)).fetchone()
             other_run = self._other_run(run_id)
+            terms = query("SELECT sources, terms FROM sum_terms WHERE run_id = ?", (run_id,)).fetchall()
             results = query(
                 "SELECT round, digest, model_digest FROM results WHERE run_id = ? ORDER BY round", (run_id,)
             ).fetchall()
@@ -140,6 +144,7 @@ class SourceStore(RunStore):
             released=bool(fuse),
             results=past,
             other_run=other_run is not None,
+            sum_terms=tuple(terms),
         )
 
     def _other_run(self, run_id: bytes) -> bytes | None:
@@ -250,6 +255,7 @@ class SourceStore(RunStore):
             end = (False, model_round, body.sources_keep, False)
             row = (*position, *model, header.envelope.session_id, header.digest(), *end)
             database.execute("INSERT OR REPLACE INTO positions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+            database.execute("INSERT OR IGNORE INTO sum_terms VALUES (?, ?, ?)", (body.run_id, *sum_terms(body)))
 
     def end_run(self, run_id: bytes, *, keeps_own: bool) -> None:
         """Remember that the run is complete, so that no header of it is accepted any more; then forget its model.

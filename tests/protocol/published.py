@@ -93,6 +93,7 @@ def history_of(fields: Entry) -> History:
         fields["other_run"],
         sources_keep=fields["sources_keep"],
         ended=fields["ended"],
+        sum_terms=tuple((sources, terms) for sources, terms in fields["sum_terms"]),
     )
 
 

@@ -61,7 +61,7 @@ from securefda.protocol.messages import (
     vector_digests,
 )
 from securefda.protocol.roster import Roster
-from securefda.protocol.transcript import layer_names_and_shapes, round_terms
+from securefda.protocol.transcript import layer_names_and_shapes, round_terms, sum_terms
 
 N, ME = 5, 2
 OTHER = sha256(b"other").digest()
@@ -106,6 +106,9 @@ ADVERSARIAL = {**COMPARING, "rule": replace(FADA, rule="fada_adversarial"), "gap
 LAST = PastResult(3, sha256(b"result 3").digest(), sha256(MODEL).digest())
 BEFORE = PastResult(2, sha256(b"result 2").digest(), OTHER)
 RAN = History(last_position=(3, 1), results=(BEFORE, LAST))
+SUMMED = History(sum_terms=(sum_terms(header_body(N)),))
+CAP = header_body(N).norm_cap or OF_ONE
+SMALLER = tuple(replace(layer, clip=layer.clip / 2, range=layer.range / 2) for layer in LAYERS)
 NEXT = {"round": 4, "previous_result_digest": LAST.digest}
 
 
@@ -246,6 +249,11 @@ LIES = [
     HeaderLie("HEADER_WRAP", "a ring for fewer than take part", {"n_max": N - 1}),
     HeaderLie("HEADER_WRAP", "no resolution left", {"n_max": 2**31}),
     HeaderLie("HEADER_WRAP", "no resolution left in 16 bits", {"n_max": 2**15, "modulus_bits": 16}),
+    HeaderLie("HEADER_TERMS", "a higher norm cap", {"norm_cap": replace(CAP, kappa=1.1)}, SUMMED),
+    HeaderLie("HEADER_TERMS", "no norm cap any more", {"norm_cap": None}, SUMMED),
+    HeaderLie("HEADER_TERMS", "fewer norms that count", {"norm_cap": replace(CAP, others=1)}, SUMMED),
+    HeaderLie("HEADER_TERMS", "another quorum", {"sum_quorum": N}, SUMMED),
+    HeaderLie("HEADER_TERMS", "a smaller clip", {"layers": SMALLER}, SUMMED),
     HeaderLie("HEADER_RANGE", "a range above its clip", {"layers": (replace(LAYERS[0], range=0.5001), LAYERS[1])}),
     HeaderLie(
         "HEADER_RANGE", "such a range in clear", {"layers": (LAYERS[0], replace(LAYERS[1], range=2.1)), **IN_CLEAR}

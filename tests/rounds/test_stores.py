@@ -31,7 +31,7 @@ from securefda.protocol.messages import (
     SourcesKeep,
     Visibility,
 )
-from securefda.protocol.transcript import round_terms
+from securefda.protocol.transcript import round_terms, sum_terms
 from securefda.source.model_bound import AcceptedHeader, Known, TakenResult
 from securefda.source.run_book import RunBook
 from securefda.source.store import SourceStore
@@ -91,7 +91,8 @@ def test_positions_sessions_fuses_and_results_survive_a_restart(tmp_path: Path) 
     store.close()
     terms = round_terms(accepted.body)
     past = tuple(PastResult(one.round, one.digest, one.model_digest) for one in (first, second))
-    expected = History(True, (2, 1), True, past, last_terms=terms, sources_keep=SourcesKeep.NONE)
+    of_sums = (sum_terms(accepted.body),)
+    expected = History(True, (2, 1), True, past, last_terms=terms, sources_keep=SourcesKeep.NONE, sum_terms=of_sums)
     assert history(tmp_path / "s.sqlite", session=SESSION, number=2) == expected
     again = store_at(tmp_path / "s.sqlite")
     body = accepted.body

@@ -12,12 +12,15 @@ PAGE = "docs/explanation/what-a-sum-tells.md"
 MEMBERS_FOUND: Mapping[tuple[int, float | None], tuple[int, int]] = {
     (1, None): (99, 9),
     (1, 8.0): (5, 4),
+    (1, 4.0): (4, 3),
     (1, 1.0): (2, 1),
     (3, None): (99, 8),
     (3, 8.0): (4, 4),
+    (3, 4.0): (2, 2),
     (3, 1.0): (1, 1),
     (10, None): (92, 6),
     (10, 8.0): (4, 3),
+    (10, 4.0): (2, 2),
     (10, 1.0): (2, 1),
 }
 """Sources in a sum and the site's epsilon, None without noise -> of 100 members, how many an attacker found in the sums

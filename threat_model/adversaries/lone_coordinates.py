@@ -1,0 +1,53 @@
+"""T17: an aggregator reads from a sum the coordinates to which one source alone, or one row alone, contributes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from threat_model.adversaries.base import MaliciousAggregator
+from threat_model.adversaries.masks import Vector64
+from threat_model.sites import INPUTS, OUTPUTS
+
+_MOVED = 1e-9
+
+
+class ReadsLoneCoordinates(MaliciousAggregator):
+    """Follows the protocol, and reads of the sum what belongs to one row.
+
+    Powers: what an honest aggregator sees at ``sum``. It knows the model, whose first layer has a weight for each of
+    ``INPUTS`` features and each of ``OUTPUTS`` units, and a bias; and which features one source alone has, such as the
+    code of a disease that only one hospital treats. It controls no source.
+    Goal: what that source made of such a feature, and with one row the row's class; rows that alone turn a unit on.
+    Source: rows of an embedding: Zhu et al. 2019 (which rows of it moved tells the words); units: Phong et al. 2018,
+    Boenisch et al. 2023 ("When the Curious Abandon Honesty"), here of a model that nobody made for it.
+    """
+
+    threat = "T17"
+
+    def of_feature(self, feature: int) -> Vector64:
+        """What the sum holds of a feature's weights, (outputs,): weighted by rows, and of one source if it is alone."""
+        return self._layer()[0][:, feature]
+
+    def classes(self, features: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Of each feature that one row alone has, the row's class, of a model that begins at zero."""
+        return np.array([int(np.argmax(self.of_feature(int(feature)))) for feature in features])
+
+    def images(self) -> Vector64:
+        """What each unit that moved shows of a row, scaled to length one, (units, inputs).
+
+        A unit's gradient is its error times the row, and its bias's is the error: one over the other is the row.
+        """
+        weights, bias = self._layer()
+        moved = np.abs(bias) > _MOVED
+        images = weights[moved] / bias[moved, None]
+        scaled: Vector64 = images / np.linalg.norm(images, axis=1, keepdims=True)
+        return scaled
+
+    def _layer(self) -> tuple[Vector64, Vector64]:
+        """Weights (outputs, inputs) and bias (outputs,) of the first layer, of the sum."""
+        opened: Any = self.aggregate()
+        flat = opened.vector[: OUTPUTS * (INPUTS + 1)]
+        return flat[: OUTPUTS * INPUTS].reshape(OUTPUTS, INPUTS), flat[OUTPUTS * INPUTS :]

@@ -1,0 +1,220 @@
+"""T12: sums of many rounds, in which the sources weigh differently or not all of them are, and what they tell apart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+
+from securefda.aggregator.headers import AttemptPosition, SessionPlan
+from securefda.aggregator.target import TargetRound
+from securefda.protocol.messages import Header, Result
+from securefda.rules import RoundPlan, TargetStatistics
+from securefda.training import LocalResult
+from threat_model.adversaries.base import MaliciousAggregator
+from threat_model.adversaries.masks import Decoded, Vector64
+from threat_model.sites import AggregatorSeat
+
+_STEPS, _RATE = 4, 0.1
+_STARTS, _WIDE, _BENT, _TRUST = 40, 8, 1e-4, 100.0
+_ROUNDED = 1e-3
+"""Of its length, what two sums of the same parts differ by at most, for each is rounded at random."""
+
+_RIDGES = (0.0, *np.geomspace(1e-12, 10, 40))
+_ABOVE_ALL = 1e6
+"""A variance beyond the squared length of any step: every source then has a beta of 1."""
+
+
+class AsksOneModelAgain(MaliciousAggregator):
+    """Sends one model in every round of a run, and keeps what each opened.
+
+    Args:
+        seat: of the target.
+        moves: goes on instead from the model that each sum gives, as an honest target does.
+
+    Attributes:
+        opened: the sums of the rounds so far; ``asked`` are the places of those that came to one.
+    """
+
+    threat = "T12"
+
+    def __init__(self, seat: AggregatorSeat, *, moves: bool = False) -> None:
+        super().__init__(seat)
+        self._moves = moves
+        self.opened: list[Decoded] = []
+        self.asked: list[int] = []
+
+    def result_for(self, index: int) -> Result | None:
+        """As it should be, once the sum is kept."""
+        place = len(self.sessions) - 1
+        opened = None if place in self.asked else self.aggregate()
+        if opened is not None:
+            self.opened.append(opened)
+            self.asked.append(place)
+            if self._moves:
+                self.model = self.model + opened.update.astype(np.float32)
+        return super().result_for(index)
+
+
+class WeighsAnew(AsksOneModelAgain):
+    """Invents the variance of its steps, another one in each round, so that each source weighs differently in each.
+
+    Under fedda_auto with a g_T of zero, a source whose step has the squared length L has a beta of min(1, v / L) under
+    a published variance v. So sums under many v are known functions of one unknown number for each source, and of the
+    updates. Where updates repeat, the numbers are found as those that explain all sums, and then the updates.
+
+    Powers: the target's key, and what a target publishes. It knows how many sources are in the sums, controls none, and
+    sees no single source's share of anything.
+    Goal: every source's update, weighted by its rows.
+    Source: our own; separable least squares after Golub and Pereyra 1973.
+    """
+
+    def train(self, place: AttemptPosition, plan: RoundPlan) -> TargetRound:  # noqa: ARG002 - of the base
+        """Nothing is trained: an update of zeros, and a scatter of steps that fits it."""
+        scatter = _STEPS * self._variance()
+        update = np.zeros(self.seat.site.trainer.n_params, np.float32)
+        result = LocalResult(update, _STEPS, 1, loss=0.0, accuracy=0.0, learning_rate=_RATE)
+        return TargetRound(result, TargetStatistics(_STEPS, scatter * (_STEPS - 1) / _STEPS, scatter), None)
+
+    def _variance(self) -> float:
+        """Above all lengths at first; then some on a wide grid; then where the sums still bend, in the widest gap."""
+        known = self._variances()
+        if not self.opened:
+            return _ABOVE_ALL
+        mean_squared = float(np.sum(self.opened[0].update ** 2)) / _STEPS**2
+        sources = len(self.participants())
+        if len(known) <= _WIDE:
+            return float(np.geomspace(mean_squared / 4, 4 * sources * mean_squared, _WIDE)[len(known) - 1])
+        tried, order = known[1:], np.argsort(known[1:])
+        shares = np.array([one.weight - one.kept for one in self.opened[1:]])[order] / self.opened[0].weight
+        slopes = shares / tried[order]
+        straight = np.flatnonzero(slopes < (1 - _BENT) * slopes[0])[0] - 1  # up to here no beta is 1
+        flat = np.flatnonzero(shares > 1 - _BENT)[0]  # from here on all are
+        between = tried[order][max(0, straight) : flat + 1]
+        gap = int(np.argmax(np.diff(np.log(between))))
+        return float(np.sqrt(between[gap] * between[gap + 1]))
+
+    def _variances(self) -> NDArray[np.float64]:
+        """What it published in the rounds that came to a sum, (R,)."""
+        targets = [self.sessions[place].header.target for place in self.asked]
+        return np.array([one.scatter / one.steps for one in targets if one is not None])
+
+    def attack(self) -> Vector64:
+        """Estimates of all sources' weighted updates, (n, m), in no order that means anything."""
+        shares = np.array([one.weight - one.kept for one in self.opened])
+        sums = np.array([one.vector for one in self.opened])
+        return separated(self._variances(), sums, shares, len(self.participants()))
+
+
+def separated(variances: NDArray[np.float64], sums: Vector64, shares: NDArray[np.float64], n: int) -> Vector64:
+    """The n vectors (n, m) behind sums (R, m), in each of which one weighs ``min(1, variance / L)`` with its own L.
+
+    ``shares`` (R,) are the sums of the sources' rows with the same weights, on which no norm cap acts. Of many starts
+    the one counts that leaves least of all these sums unexplained. A ridge keeps noise from being blown up,
+    where sources weigh alike: of several the one under which the sums foretell each other best.
+    """
+    left, values, _ = np.linalg.svd(sums, full_matrices=False)
+    # Turned so that they have no more numbers than there are of them. The shares count most, as none of them is capped.
+    short = np.column_stack([left * values / np.linalg.norm(sums), _TRUST * shares / np.linalg.norm(shares)])
+    bounds = float(np.log(variances.min())), float(np.log(np.sort(variances)[-2]))
+
+    def weights(logs: Vector64) -> Vector64:
+        of_rounds: Vector64 = np.minimum(1.0, variances[:, None] / np.exp(logs))
+        return of_rounds
+
+    def unexplained(logs: Vector64) -> Vector64:
+        basis = np.linalg.qr(weights(logs))[0]
+        rest: Vector64 = (short - basis @ (basis.T @ short)).ravel()
+        return rest
+
+    draws = np.random.default_rng(n)
+    starts = [np.sort(draws.uniform(*bounds, n)) for _ in range(_STARTS)]
+    found = [least_squares(unexplained, start, bounds=bounds, xtol=1e-14, ftol=1e-14, gtol=1e-14) for start in starts]
+    best = weights(min(found, key=lambda one: float(one.cost)).x)
+    return min((_with_ridge(best, sums, ridge) for ridge in _RIDGES), key=lambda one: one[1])[0]
+
+
+def _with_ridge(weights: Vector64, sums: Vector64, ridge: float) -> tuple[Vector64, float]:
+    """The least squares with a ridge, and by how much each sum differs from what the others foretell, squared."""
+    solve = np.linalg.solve(weights.T @ weights + ridge * np.eye(weights.shape[1]), weights.T)
+    estimates, leverage = solve @ sums, np.diag(weights @ solve)
+    apart = (sums - weights @ estimates) / (1 - leverage)[:, None]
+    return estimates, float(np.sum(apart**2))
+
+
+class LeavesOneOut(AsksOneModelAgain):
+    """Asks all sources in half of the rounds, and all but the victim in the others; then it subtracts.
+
+    Powers: the target's key, and that a target says who takes part in a round.
+    Goal: the victim's update, weighted by its rows.
+    Source: differencing of sums (Dinur and Nissim 2003); for secure aggregation over rounds So et al. 2023.
+
+    Args:
+        seat: of the target.
+        victim: roster index.
+        moves: as for :class:`AsksOneModelAgain`.
+    """
+
+    def __init__(self, seat: AggregatorSeat, *, victim: int, moves: bool = False) -> None:
+        super().__init__(seat, moves=moves)
+        self._victim = victim
+
+    def participants(self) -> set[int]:
+        """All, and later all but one."""
+        return set(self.joined) - ({self._victim} if self._is_without(len(self.sessions)) else set())
+
+    def session_plan(self, members: set[int]) -> SessionPlan:
+        """A threshold that those who are asked can reach."""
+        plan = super().session_plan(members)
+        fewest = min(plan.threshold, len(members))
+        return replace(plan, threshold=fewest, sum_quorum=min(plan.sum_quorum, fewest))
+
+    def _is_without(self, place: int) -> bool:
+        return 2 * place >= self.seat.settings.strategy.rounds
+
+    def attack(self) -> Vector64 | None:
+        """The mean of the sums with the victim less that of the others, (m,); None where there is none of either."""
+        sums = [(self._is_without(place), one.vector) for place, one in zip(self.asked, self.opened, strict=True)]
+        parts = [[vector for is_without, vector in sums if is_without is left] for left in (False, True)]
+        if not all(parts):
+            return None
+        with_victim, without = (np.mean(part, axis=0) for part in parts)
+        difference: Vector64 = with_victim - without
+        return difference
+
+
+class RaisesCap(AsksOneModelAgain):
+    """Asks for a little more of the norm cap in each round, until the sum changes.
+
+    The first part that a higher kappa scales down is the longest one, and by that alone two sums then differ.
+
+    Powers: the target's key, and the numbers of a header.
+    Goal: the update of the source whose part is longest.
+    Source: our own.
+
+    Args:
+        seat: of the target.
+        most: kappa of the last round; the first has that of the run's settings.
+    """
+
+    def __init__(self, seat: AggregatorSeat, *, most: float) -> None:
+        super().__init__(seat)
+        self._most = most
+
+    def header_for(self, index: int) -> Header | None:
+        """With the kappa of this round."""
+        header = super().header_for(index)
+        if header is None or header.norm_cap is None:
+            return header
+        rounds = self.seat.settings.strategy.rounds
+        kappas = np.linspace(header.norm_cap.kappa, self._most, rounds)
+        return replace(header, norm_cap=replace(header.norm_cap, kappa=float(kappas[len(self.sessions) - 1])))
+
+    def attack(self) -> Vector64 | None:
+        """Of the sums that differ from the first one, the first one's difference, (m,); None where all are alike."""
+        first = self.opened[0].vector
+        apart = [first - one.vector for one in self.opened]
+        changed = [one for one in apart if np.linalg.norm(one) > _ROUNDED * np.linalg.norm(first)]
+        return changed[0] if changed else None

@@ -1,0 +1,236 @@
+"""T12: what sums of many rounds tell of one source's update, where the sources in them weigh differently.
+
+Sources really train. With one batch an epoch an update repeats whenever the model does; with several it is another one
+in each round, since each source draws its batches from a secret of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from securefda.protocol.messages import Advertise, MaskedInput
+from securefda.protocol.secret import Secret
+from securefda.rules import Strategy
+from securefda.site.policy import SourcePolicy, default_policy
+from securefda.site.training_secret import TrainingSecret
+from securefda.training import Vector
+from securefda.training.trainer import SiteTrainer
+from threat_model.adversaries.many_sums import LeavesOneOut, RaisesCap, WeighsAnew
+from threat_model.private_sites import Candidates, plain_trainer, rows_of, sgd
+from threat_model.scores import RECOVERED_COSINE, cosine
+from threat_model.sites import CLIP, MAX_SAMPLES
+from threat_model.stage import MakesStage, Stage
+from threat_model.switches import BATCHES_ANEW, POLICY, checks_off, switched_off
+
+N, VICTIM = 5, 2
+ALL = range(1, N + 1)
+ROWS = (36, 44, 52, 60, 68)
+LONGEST = 5
+"""With most rows and the longest features."""
+
+WHOLE, SMALL = 100, 10
+"""Rows of a batch: all that a source has, or a few."""
+
+ROUNDS = 40
+
+
+def site(index: int, batch: int) -> SiteTrainer:
+    """One epoch on rows in random directions, a little longer at each source; its secret is known to the test."""
+    rows = Candidates.drawn(ROWS[index - 1], seed=index)
+    data = rows_of(rows.features * (1 + 0.15 * index), rows.labels)
+    return plain_trainer(data, sgd(0.5, batch), secret=TrainingSecret(Secret(bytes([index]) * 32)))
+
+
+def play(
+    staged: MakesStage,
+    aggregator: Any,
+    *,
+    batch: int,
+    rounds: int,
+    rule: str = "source_only",
+    kappa: float = 0.0,
+    threshold: int = 0,
+    policies: Mapping[int, SourcePolicy] | None = None,
+) -> Stage:
+    return staged(
+        N,
+        aggregator=aggregator,
+        trainers={index: site(index, batch) for index in ALL},
+        policies=policies,
+        settings={"strategy": Strategy(rule=rule, rounds=rounds), "kappa": kappa, "threshold": threshold},  # type: ignore[arg-type]
+    )
+
+
+def updates(stage: Stage, index: int, batch: int, rounds: int) -> list[Vector]:
+    """What a source's training gave in each round from the first model."""
+    trainer, run = site(index, batch), stage.adversary.run_id
+    return [trainer.train(trainer.initial_model(), number, 1.0, run_id=run).update for number in range(1, rounds + 1)]
+
+
+def mean_update(stage: Stage, index: int, batch: int, rounds: int) -> Vector:
+    """The mean of these: what an attacker who asks again and again can learn at most."""
+    return np.mean(updates(stage, index, batch, rounds), axis=0, dtype=np.float32)
+
+
+def best(estimates: Any, secret: Vector) -> float:
+    """Cosine of the estimate that is nearest."""
+    return max(cosine(estimate, secret) for estimate in np.atleast_2d(estimates))
+
+
+def policy(**changes: Any) -> SourcePolicy:
+    permits = default_policy("sum", 2, 0, 2, clip=CLIP, max_samples=MAX_SAMPLES, kappa=0.0)
+    return permits.model_copy(update=changes)
+
+
+# Weights that the target chooses anew in each round.
+
+
+def weighed(staged: MakesStage, batch: int, **options: Any) -> Stage:
+    return play(staged, WeighsAnew, batch=batch, rounds=ROUNDS, rule="fedda_auto", **options)
+
+
+def found(stage: Stage, batch: int) -> list[float]:
+    """How near the attacker comes to each source's update."""
+    estimates = stage.adversary.attack()
+    assert len(stage.adversary.opened) == ROUNDS
+    return [best(estimates, mean_update(stage, index, batch, ROUNDS)) for index in ALL]
+
+
+@pytest.mark.threat("T12")
+@pytest.mark.control
+def test_every_update_is_solved_for_from_forty_sums_where_batches_are_those_of_the_first_round(
+    staged: MakesStage,
+) -> None:
+    stage = weighed(staged, SMALL)
+    with switched_off(BATCHES_ANEW, roster=stage.roster):
+        stage.play()
+        assert min(found(stage, SMALL)) > RECOVERED_COSINE
+
+
+@pytest.mark.threat("T12")
+def test_forty_sums_tell_little_more_than_one_where_batches_are_drawn_anew(staged: MakesStage) -> None:
+    stage = weighed(staged, SMALL).play()
+    sum_alone = stage.adversary.opened[0].vector
+    known = [cosine(sum_alone, mean_update(stage, index, SMALL, ROUNDS)) for index in ALL]
+    learnt = found(stage, SMALL)
+    assert max(learnt) < 0.85
+    assert float(np.mean(learnt)) < float(np.mean(known)) + 0.25
+
+
+@pytest.mark.threat("T12")
+def test_every_update_is_solved_for_where_all_rows_are_one_batch(staged: MakesStage) -> None:
+    """A residual: nothing is drawn, so there is nothing that could be drawn anew."""
+    assert min(found(weighed(staged, WHOLE).play(), WHOLE)) > 0.999
+
+
+@pytest.mark.threat("T12")
+def test_norm_cap_keeps_some_updates_from_being_solved_for_and_not_all(staged: MakesStage) -> None:
+    """A residual: the attacker does not reckon with caps, and comes near one update all the same."""
+    assert max(found(weighed(staged, WHOLE, kappa=1.0).play(), WHOLE)) > 0.95
+
+
+@pytest.mark.threat("T12")
+def test_policy_without_rules_that_weigh_by_statistics_takes_no_part(staged: MakesStage) -> None:
+    strict = policy(allowed_rules=("source_only", "fedda"))
+    stage = weighed(staged, WHOLE, policies=dict.fromkeys(ALL, strict)).play()
+    for index in ALL:
+        assert set(stage.refusals(index)) == set(stage.alarms(index)) == {"allowed-rules"}
+        assert not any(stage.said(index, kind) for kind in (Advertise, MaskedInput))
+    assert not stage.adversary.opened
+
+
+@pytest.mark.threat("T12")
+@pytest.mark.control
+def test_every_update_is_solved_for_where_such_a_policy_is_not_compared(staged: MakesStage) -> None:
+    stage = weighed(staged, WHOLE, policies=dict.fromkeys(ALL, policy(allowed_rules=("source_only", "fedda"))))
+    with switched_off(POLICY, roster=stage.roster):
+        stage.play()
+    assert min(found(stage, WHOLE)) > RECOVERED_COSINE
+
+
+# A set that changes.
+
+
+def left_out(staged: MakesStage, batch: int, rounds: int, *, moves: bool = False, **options: Any) -> Stage:
+    return play(staged, partial(LeavesOneOut, victim=VICTIM, moves=moves), batch=batch, rounds=rounds, **options)
+
+
+def difference(stage: Stage, batch: int, rounds: int) -> float:
+    """Cosine of the attacker's difference with the victim's mean update in the rounds in which it took part."""
+    return best(stage.adversary.attack(), mean_update(stage, VICTIM, batch, rounds // 2))
+
+
+@pytest.mark.threat("T12")
+@pytest.mark.control
+def test_difference_of_two_sums_is_the_one_update_where_batches_are_those_of_the_first_round(
+    staged: MakesStage,
+) -> None:
+    stage = left_out(staged, SMALL, 2)
+    with switched_off(BATCHES_ANEW, roster=stage.roster):
+        stage.play()
+        assert difference(stage, SMALL, 2) > 1 - 1e-6
+
+
+@pytest.mark.threat("T12")
+def test_difference_of_two_sums_is_not_the_one_update_where_batches_are_drawn_anew(staged: MakesStage) -> None:
+    assert difference(left_out(staged, SMALL, 2).play(), SMALL, 2) < 0.75
+
+
+@pytest.mark.threat("T12")
+def test_differences_of_forty_sums_are_nearly_the_mean_update(staged: MakesStage) -> None:
+    """A residual: who asks again and again takes the mean, and the batches of single rounds vanish from it."""
+    assert difference(left_out(staged, SMALL, ROUNDS).play(), SMALL, ROUNDS) > 0.88
+
+
+@pytest.mark.threat("T12")
+@pytest.mark.parametrize("moves", [False, True], ids=["one model", "the next model"])
+def test_difference_is_the_one_update_where_all_rows_are_one_batch(staged: MakesStage, moves: bool) -> None:
+    """A residual, also where the target is honest, publishes the next model, and a source was just away."""
+    assert difference(left_out(staged, WHOLE, 2, moves=moves).play(), WHOLE, 2) > RECOVERED_COSINE
+
+
+@pytest.mark.threat("T12")
+def test_others_take_no_part_without_the_victim_where_their_policies_ask_for_all(staged: MakesStage) -> None:
+    stage = left_out(staged, WHOLE, 2, threshold=N, policies=dict.fromkeys(ALL, policy(min_others=N - 1))).play()
+    for index in set(ALL) - {VICTIM}:
+        assert stage.alarms(index) == ["min-others"]
+        assert len(stage.said(index, MaskedInput)) == 1
+    assert stage.adversary.attack() is None
+
+
+@pytest.mark.threat("T12")
+@pytest.mark.control
+def test_difference_is_the_one_update_where_their_policies_ask_for_two_others(staged: MakesStage) -> None:
+    """No switch: the policies' own ``min-others``."""
+    stage = left_out(staged, WHOLE, 2, threshold=N, policies=dict.fromkeys(ALL, policy(min_others=2))).play()
+    assert difference(stage, WHOLE, 2) > RECOVERED_COSINE
+
+
+# A norm cap that rises.
+
+
+def raised(staged: MakesStage) -> Stage:
+    return play(staged, partial(RaisesCap, most=2.0), batch=WHOLE, rounds=16, kappa=1.0)
+
+
+@pytest.mark.threat("T12")
+def test_header_whose_norm_cap_is_not_that_of_earlier_rounds_is_refused(staged: MakesStage) -> None:
+    stage = raised(staged).play()
+    for index in ALL:
+        assert stage.refusals(index)[0] == stage.alarms(index)[0] == "HEADER_TERMS"
+        assert len(stage.said(index, MaskedInput)) == stage.accepted(index) == 1
+    assert stage.adversary.attack() is None
+
+
+@pytest.mark.threat("T12")
+@pytest.mark.control
+def test_longest_update_is_the_difference_of_two_sums_where_the_norm_cap_may_rise(staged: MakesStage) -> None:
+    stage = raised(staged)
+    with switched_off(checks_off("HEADER_TERMS"), roster=stage.roster):
+        stage.play()
+    assert best(stage.adversary.attack(), updates(stage, LONGEST, WHOLE, 1)[0]) > 0.95
