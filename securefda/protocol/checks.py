@@ -174,7 +174,8 @@ class History:
         last_terms: what the last header that was accepted asked for, see ``round_terms``; None where there is none.
         sources_keep: what that header said of the end of the run; None where there is none.
         ended: the run is complete, as its target said.
-        sum_terms: of headers that were accepted in this run, see ``sum_terms``; the first for each number of sources.
+        sum_terms: of headers of this run after which something may have left, see ``sum_terms``; the first for each
+            number of sources.
     """
 
     session_seen: bool = False

@@ -33,7 +33,8 @@ CREATE TABLE positions (
     ended INTEGER NOT NULL
 );
 CREATE TABLE sum_terms (
-    run_id BLOB NOT NULL, sources TEXT NOT NULL, terms TEXT NOT NULL, PRIMARY KEY (run_id, sources)
+    run_id BLOB NOT NULL, sources TEXT NOT NULL, round INTEGER NOT NULL, terms TEXT NOT NULL,
+    PRIMARY KEY (run_id, sources)
 );
 CREATE TABLE trained (
     run_id BLOB PRIMARY KEY, number INTEGER NOT NULL, units BLOB NOT NULL, model_digest BLOB NOT NULL
@@ -130,7 +131,8 @@ class SourceStore(RunStore):
             position = query(asked, (run_id,)).fetchone()
             fuse = query("SELECT 1 FROM fuses WHERE run_id = ? AND round = ?", (run_id, round_number)).fetchone()
             other_run = self._other_run(run_id)
-            terms = query("SELECT sources, terms FROM sum_terms WHERE run_id = ?", (run_id,)).fetchall()
+            of_released = "SELECT sources, terms FROM sum_terms JOIN fuses USING (run_id, round) WHERE run_id = ?"
+            terms = query(of_released, (run_id,)).fetchall()
             results = query(
                 "SELECT round, digest, model_digest FROM results WHERE run_id = ? ORDER BY round", (run_id,)
             ).fetchall()
@@ -255,7 +257,12 @@ class SourceStore(RunStore):
             end = (False, model_round, body.sources_keep, False)
             row = (*position, *model, header.envelope.session_id, header.digest(), *end)
             database.execute("INSERT OR REPLACE INTO positions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
-            database.execute("INSERT OR IGNORE INTO sum_terms VALUES (?, ?, ?)", (body.run_id, *sum_terms(body)))
+            sources, terms = sum_terms(body)
+            database.execute(
+                "INSERT OR REPLACE INTO sum_terms SELECT ?1, ?2, ?3, ?4 WHERE NOT EXISTS "
+                "(SELECT 1 FROM sum_terms JOIN fuses USING (run_id, round) WHERE run_id = ?1 AND sources = ?2)",
+                (body.run_id, sources, body.round, terms),
+            )
 
     def end_run(self, run_id: bytes, *, keeps_own: bool) -> None:
         """Remember that the run is complete, so that no header of it is accepted any more; then forget its model.

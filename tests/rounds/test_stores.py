@@ -75,6 +75,24 @@ def history(path: Path, *, session: bytes = OTHER_SESSION, run: bytes = RUN, num
     return found
 
 
+def with_clip(number: int, clip: float) -> Signed[Header]:
+    accepted = header(number)
+    body = replace(accepted.body, layers=(Layer("weight", (2, 3), clip, clip),))
+    return replace(accepted, envelope=replace(accepted.envelope, body=body))
+
+
+def test_a_source_remembers_the_terms_of_sums_once_an_input_may_have_left(tmp_path: Path) -> None:
+    store = store_at(tmp_path / "s.sqlite")
+    store.accept_header(with_clip(1, 1.0), 1)
+    assert store.history(OTHER_SESSION, RUN, 1).sum_terms == ()
+    store.accept_header(with_clip(2, 2.0), 1)
+    store.burn_fuse(RUN, 2)
+    store.accept_header(with_clip(3, 3.0), 1)
+    store.burn_fuse(RUN, 3)
+    store.close()
+    assert history(tmp_path / "s.sqlite").sum_terms == (sum_terms(with_clip(2, 2.0).body),)
+
+
 def test_a_new_source_remembers_nothing(tmp_path: Path) -> None:
     assert history(tmp_path / "s.sqlite") == History()
 
