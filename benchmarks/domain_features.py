@@ -36,10 +36,10 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from studies import Cache, as_text, measure, shown, style, this_machine
 
+from securefda.bench.accuracy.federated import result_of
 from securefda.bench.accuracy.plan import Request, plan
 from securefda.local.simulator import simulate
 from securefda.operations.progress import SilentReporter
-from securefda.operations.records import REPORTED_ROUNDS
 from securefda.operations.run_folder import read_run
 from securefda.operations.trained import trained_model
 from securefda.training.features import features_of
@@ -88,14 +88,14 @@ def run_cell(job: Job) -> Figures:
     """Simulate one federation, and look at the features of its last model."""
     with tempfile.TemporaryDirectory() as folder:
         simulate(job.config, Path(folder), job.seed, SilentReporter())
-        accuracies = [line["accuracy"] for line in read_run(Path(folder)).rounds[-REPORTED_ROUNDS:]]
+        result = result_of(read_run(Path(folder)), job.config.federation.sources)
         task, model = trained_model(folder)
         sources = job.config.federation.sources
         own = task.test_data(TARGET).features[:ROWS]
         theirs = torch.cat([task.test_data(site).features[: ROWS // len(sources)] for site in sources])
         target, others = (features_of(task, model, rows) for rows in (own, theirs))
     return Figures(
-        accuracy=round(100 * float(np.mean(accuracies)), 2),
+        accuracy=round(result.accuracy, 2),
         distance=round(a_distance(target, others), 2),
         points=[[round(float(at), 1) for at in point] for point in picture(target, others)],
     )

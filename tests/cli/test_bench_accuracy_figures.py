@@ -5,7 +5,7 @@ import math
 import pytest
 
 from securefda.bench.accuracy.columns import Column, Suite
-from securefda.bench.accuracy.federated import RunResult
+from securefda.bench.accuracy.federated import RunResult, result_of
 from securefda.bench.accuracy.measure import misses_of
 from securefda.bench.accuracy.paper import Published
 from securefda.bench.accuracy.plan import Request
@@ -22,6 +22,8 @@ from securefda.bench.accuracy.requirements import (
 )
 from securefda.bench.accuracy.results import Results, RunKey
 from securefda.bench.accuracy.tables import tables
+from securefda.errors import SecureFdaError
+from securefda.operations.run_folder import RunRecord
 
 LEFT, RIGHT = (Column("things", name, x=x) for name, x in (("left", 0.0), ("right", 1.0)))
 PAPER = Published("Table 99", ("left", "mean"), {"fedda": (55.55, None), "fedgp": (None, 44.4)})
@@ -309,3 +311,26 @@ def test_plots_without_runs_for_them_are_left_out(tmp_path):
     plotted = Suite("All", (LEFT, RIGHT), (), ("columns", "betas", "selection"))
     found = results({("fedda", "left"): 50.0}, plotted)
     assert [path.name for path in write_plots(plotted, found, tmp_path)] == ["accuracy.svg"]
+
+
+def of_rounds(tmp_path, *accuracies):
+    """The record of a run with these accuracies by round; None is a lost round."""
+    rounds = [
+        {"round": number, "rule": "fedgp", "status": "lost"}
+        if accuracy is None
+        else {"round": number, "rule": "fedgp", "status": "finished", "accuracy": accuracy, "loss": 1 - accuracy}
+        for number, accuracy in enumerate(accuracies, 1)
+    ]
+    return RunRecord(tmp_path, None, tuple(rounds), {})
+
+
+def test_a_lost_round_leaves_the_model_and_is_none_of_the_last_five(tmp_path):
+    found = result_of(of_rounds(tmp_path, None, 0.5, 0.6, None, 0.7, 0.7, None, 0.8, 0.9), ["source-1"])
+    assert found.accuracies == pytest.approx((50, 60, 60, 70, 70, 70, 80, 90))
+    assert found.accuracy == pytest.approx(74)
+    assert found.loss == pytest.approx(0.26)
+
+
+def test_a_run_without_a_finished_round_has_no_result(tmp_path):
+    with pytest.raises(SecureFdaError, match="none of 2 rounds finished"):
+        result_of(of_rounds(tmp_path, None, None), ["source-1"])

@@ -17,11 +17,13 @@ from statistics import fmean
 
 import torch
 
+from securefda.errors import SecureFdaError
 from securefda.local.simulator import simulate
 from securefda.operations.progress import SilentReporter
-from securefda.operations.records import REPORTED_ROUNDS, SiteLine
+from securefda.operations.records import REPORTED_ROUNDS, RoundLine, SiteLine
 from securefda.operations.run_folder import RunRecord, read_run
 from securefda.site.config import FederationConfig
+from securefda.text import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +39,9 @@ class RunResult:
     """What a run gave on the target's test rows.
 
     Attributes:
-        accuracy: mean over the last five rounds, in percent, as the paper reports it.
+        accuracy: mean over the last five rounds that finished, in percent, as the paper reports it.
         loss: mean loss over the same rounds; NaN where it is not finite.
-        accuracies: of every round, in percent.
+        accuracies: after every round, in percent, from the first that finished.
         betas: source -> β in every round; None in a round that had none. Empty where no round had one.
         delta_errors: rule -> estimated error, of every round that estimated them.
         rounds_by_rule: rule -> rounds in which it was the one.
@@ -76,7 +78,7 @@ def run(job: Job, scratch: Path | None = None) -> RunResult:
         scratch: an existing folder for the run's files, which are gone afterwards; None is the system's own.
 
     Raises:
-        SecureFdaError: whatever ended the run early.
+        SecureFdaError: whatever ended the run early, or no round of it finished.
     """
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         alone = job.config.strategy.model_copy(update={"compare_target_only": False})  # suites have runs of their own
@@ -85,19 +87,37 @@ def run(job: Job, scratch: Path | None = None) -> RunResult:
 
 
 def result_of(record: RunRecord, sources: Iterable[str]) -> RunResult:
-    """What a finished run gave; ``sources`` in the order of the federation."""
+    """What a run gave; ``sources`` in the order of the federation.
+
+    Raises:
+        SecureFdaError: no round finished.
+    """
     lines = {source: record.sites.get(source, ()) for source in sources}
-    last = record.rounds[-REPORTED_ROUNDS:]
+    finished = [line for line in record.rounds if line.get("status") == "finished"]
+    if not finished:
+        raise SecureFdaError(f"none of {counted(len(record.rounds), 'round')} finished")
+    last = finished[-REPORTED_ROUNDS:]
     losses = [line.get("loss") for line in last]
     return RunResult(
         accuracy=100 * fmean(line["accuracy"] for line in last),
         loss=fmean(float("nan") if loss is None else loss for loss in losses),
-        accuracies=tuple(100 * line["accuracy"] for line in record.rounds),
+        accuracies=_after_each(record.rounds),
         betas=_betas(lines, len(record.rounds)),
         delta_errors=tuple(errors for line in record.rounds if (errors := line.get("delta_errors"))),
         rounds_by_rule=dict(Counter(line["rule"] for line in record.rounds)),
         clipped=sum(line.get("clipped", 0) for of_source in lines.values() for line in of_source),
     )
+
+
+def _after_each(rounds: Sequence[RoundLine]) -> tuple[float, ...]:
+    """Accuracy after each round, in percent. A lost round leaves the model as it was."""
+    known: list[float] = []
+    for line in rounds:
+        if line.get("status") == "finished":
+            known.append(100 * line["accuracy"])
+        elif known:
+            known.append(known[-1])
+    return tuple(known)
 
 
 def _betas(lines: Mapping[str, Sequence[SiteLine]], rounds: int) -> dict[str, tuple[float | None, ...]]:
