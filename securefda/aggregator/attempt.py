@@ -342,7 +342,7 @@ class MaskedAttempt(_BaseAttempt):
         sends: list[Send] = []
         match self._state:
             case session_phases.CollectingKeys() as keys:
-                self._state, key_list = session_phases.close_keys(keys)
+                self._state, key_list = session_phases.close_keys(keys, self.gone)
                 sends = self._to_all(self._state.u1, key_list)
             case session_phases.CollectingNonces() as nonces:
                 self._state, neighbours = session_phases.close_nonces(nonces)

@@ -333,20 +333,26 @@ def add_advertise(state: CollectingKeys, signed: Signed[Advertise]) -> Collectin
 
 
 def close_keys(
-    state: CollectingKeys,
+    state: CollectingKeys, gone: Collection[int] = ()
 ) -> tuple[CollectingShares, Signed[KeyList]] | tuple[CollectingNonces, Signed[Roll]]:
     """R0': U1 is those that advertised. With a graph they are asked for their nonces first.
+
+    Args:
+        state: the phase that ends.
+        gone: who has left. The roll is without them, since few nonces may be missing.
 
     Raises:
         QuorumLost: fewer than t sources.
     """
-    session = state.session
-    session.require_quorum("R0 advertise", state.received, session.header.body.masked)
-    items = tuple(state.received[index] for index in sorted(state.received))
+    session, received = state.session, state.received
+    if session.header.body.graph is not None:
+        received = {index: item for index, item in received.items() if index not in gone}
+    session.require_quorum("R0 advertise", received, session.header.body.masked)
+    items = tuple(received[index] for index in sorted(received))
     if session.header.body.graph is not None:
         digests = b"".join(map(advertise_digest, items))
-        roll = Roll(tuple(sorted(state.received)), digests, b"".join(item.body.nonce_commitment for item in items))
-        following = CollectingNonces(session, roll_context(session.ctx, roll), state.received, {})
+        roll = Roll(tuple(sorted(received)), digests, b"".join(item.body.nonce_commitment for item in items))
+        following = CollectingNonces(session, roll_context(session.ctx, roll), received, {})
         return following, session.sign(session.ctx, roll)
     ctx1 = key_list_context(session.ctx, items)
     u1 = {item.sender: item.body for item in items}

@@ -20,6 +20,7 @@ from securefda.protocol.messages import (
     NeighbourConsistency,
     Nonce,
     Refusal,
+    Roll,
     ShareBundle,
     SurvivorSignature,
     Unmask,
@@ -102,6 +103,24 @@ def test_round_is_tried_again_where_more_nonces_are_missing_than_sources_let_pas
     )
     assert MaskedInput not in first
     assert MaskedInput in second
+    federation.close()
+
+
+def test_sources_that_have_left_before_the_roll_are_not_missed_among_the_nonces(tmp_path: Path) -> None:
+    federation = made(tmp_path, rounds=1, rule="source_only", settings={"threshold": 9, "attempts": 1}).open()
+    gone, advertised = {3, 5, 8}, set()
+    while not gone <= advertised:
+        assert federation.step()
+        advertised = {sender for sender, _, message in federation.passed if isinstance(message.body, Advertise)}
+    assert len(advertised) < N  # the roll waits for the others
+    for index in gone:
+        federation.kill(index)
+    federation.go()
+    (line,) = federation.watch.lines
+    assert (line["status"], line["attempts"], len(line["survivors"])) == ("finished", 1, N - len(gone))
+    rolls = [message.body for _, _, message in federation.passed if isinstance(message.body, Roll)]
+    assert rolls
+    assert not any(gone & set(roll.members) for roll in rolls)
     federation.close()
 
 
