@@ -381,7 +381,7 @@ def disclosure_of(message: Signed[Any], header: Signed[Header] | None, own: int,
         return Disclosure("individual", "update", 1)
     if isinstance(body, MaskedInput) and header is not None:
         level = header.body.level_of(own)
-        fewest = header.body.cohort_quorum if level is Visibility.COHORT else header.body.sum_quorum
+        fewest = header.body.cohort_quorum if level is Visibility.COHORT else header.body.fewest_at_sum
         return Disclosure(level.label, "update", fewest)
     return None
 

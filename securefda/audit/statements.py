@@ -47,6 +47,7 @@ class HeaderSaid:
         roster: digest of the roster.
         levels: site id of each participant -> ``"individual"``, ``"cohort"`` or ``"sum"``.
         threshold, sum_quorum, cohort_quorum: as in the header.
+        fewest_at_sum: sources in the smallest sum at ``sum`` to which each of them sees by itself.
         norm_cap: whether a norm cap holds.
         graph: of a session of SFDA-SA/2, if it is one.
         shows: what it shows a source, by the name of its level.
@@ -64,6 +65,7 @@ class HeaderSaid:
     levels: Mapping[str, str]
     threshold: int
     sum_quorum: int
+    fewest_at_sum: int
     cohort_quorum: int
     norm_cap: bool
     graph: m.GraphTerms | None
@@ -252,6 +254,7 @@ class StatementReader:
             levels={self._name(index): level.label for index, level in pairs},
             threshold=body.threshold,
             sum_quorum=body.sum_quorum,
+            fewest_at_sum=body.fewest_at_sum,
             cohort_quorum=body.cohort_quorum,
             norm_cap=body.norm_cap is not None,
             graph=body.graph,

@@ -309,6 +309,15 @@ class Header:
         return self.threshold if self.graph is None else self.graph.threshold
 
     @property
+    def fewest_at_sum(self) -> int:
+        """Sources in the smallest sum at ``sum`` to which each of them sees by itself.
+
+        With a graph these are the holders of its own shares that open a secret: that ``sum_quorum`` others far from it
+        are in the sum, a source has from the aggregator alone.
+        """
+        return self.sum_quorum if self.graph is None else min(self.sum_quorum, self.graph.threshold)
+
+    @property
     def norm_report_length(self) -> int:
         """Numbers in the norm report of a source at ``sum``; 0 without a norm cap."""
         if self.norm_cap is None:

@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rounds_federation import AnySigned, Federation, is_header
+from rounds_federation import TARGET, AnySigned, Federation, is_header
 
 from securefda.aggregator.headers import Planner
+from securefda.audit.journal import disclosure_of
+from securefda.audit.records import Disclosure
 from securefda.errors import ConfigError
 from securefda.protocol.checks import default_threshold
 from securefda.protocol.messages import (
@@ -76,6 +78,17 @@ def test_header_names_the_graph_that_the_settings_lead_to(tmp_path: Path) -> Non
     (header, *_) = headers_of(federation)
     assert header.graph == GraphTerms(degree=8, threshold=6, colluders=0, dropouts=2, silent=2)
     assert (header.threshold, header.sum_quorum) == (10, 10)
+    federation.close()
+
+
+def test_log_names_as_many_in_the_sum_as_a_source_sees_to_by_itself(tmp_path: Path) -> None:
+    federation = made(tmp_path, rounds=1)
+    federation.open().go()
+    header = next(message for _, _, message in federation.passed if is_header(message))
+    masked = next(message for _, _, message in federation.passed if isinstance(message.body, MaskedInput))
+    shown = disclosure_of(masked, header, masked.sender, TARGET)
+    assert shown == Disclosure("sum", "update", header.body.graph.threshold)
+    assert header.body.graph.threshold < header.body.sum_quorum
     federation.close()
 
 

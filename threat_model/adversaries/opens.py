@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 
 from securefda.protocol import agreement
@@ -86,10 +88,13 @@ class Opens:
 
     def aggregate(self) -> Decoded | None:
         """The sum over all inputs, as an honest aggregator would open it; None where a self mask is not known."""
-        owners = sorted(self.heard.vectors)
+        return self.sum_over(self.heard.vectors)
+
+    def sum_over(self, owners: Collection[int]) -> Decoded | None:
+        """The sum over some inputs, without the masks that they have in common; None where a self mask is not known."""
         if not owners or any(self.self_secret_of(owner) is None for owner in owners):
             return None
-        total = np.zeros_like(self.heard.vectors[owners[0]])
+        total = np.zeros_like(self.heard.vectors[min(owners)])
         for owner in owners:
             seeds = self.pair_seeds_of(owner)
             total += self._peeled(owner, {peer: seed for peer, seed in seeds.items() if peer not in owners})

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from securefda.aggregator.headers import SessionPlan
 from securefda.protocol.graph import Ring
-from securefda.protocol.messages import Survivors
+from securefda.protocol.messages import Consistency, Survivors
 from securefda.protocol.transcript import drawn_ring
 from threat_model.adversaries.base import MaliciousAggregator
-from threat_model.adversaries.masks import Decoded, Vector64, decode
+from threat_model.adversaries.masks import Decoded, Vector64
 from threat_model.adversaries.split_view import SplitView
 from threat_model.sites import AggregatorSeat
 
@@ -105,10 +105,52 @@ class CutsRing(MaliciousAggregator):
 
     def sum_of_arc(self) -> Decoded | None:
         """The sum over the arc, without the masks that its members share with each other."""
-        if not self.arc or any(self.self_secret_of(owner) is None for owner in self.arc):
+        return self.sum_over(self.arc) if self.arc else None
+
+
+class ListsByArc(MaliciousAggregator):
+    """Shows each half of the ring lists in which other sources are dropped, so that fewer than t are in the sum.
+
+    Powers: the target's key and the relay; no source colludes.
+    Goal: the sum over fewer sources than any list that a source was shown.
+    Source: this protocol, in which a source sees the signatures of its neighbours alone.
+
+    Attributes:
+        summed: whose inputs are in the sum, once that is settled.
+    """
+
+    threat = "T09"
+
+    def __init__(self, seat: AggregatorSeat) -> None:
+        super().__init__(seat)
+        self.summed: frozenset[int] = frozenset()
+        self._dropped: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset())
+
+    def survivors_for(self, index: int) -> Survivors | None:
+        """As many as t lets a list drop stand in the middle of the reader's half; they hear nothing."""
+        order = ring_of(self, index).order
+        half, fewer = len(order) // 2, len(order) - self.heard.header.threshold
+        first = (half - fewer) // 2
+        if not self.summed:
+            self._dropped = (
+                frozenset(order[first : first + fewer]),
+                frozenset(order[half + first : half + first + fewer]),
+            )
+            self.summed = frozenset(order) - self._dropped[0] - self._dropped[1]
+        lists, gone = super().survivors_for(index), self._dropped[order.index(index) >= half]
+        if lists is None or index not in self.summed:
             return None
-        total = self.heard.vectors[min(self.arc)] * 0
-        for owner in self.arc:
-            outer = {peer: seed for peer, seed in self.pair_seeds_of(owner).items() if peer not in self.arc}
-            total += self._peeled(owner, outer)
-        return decode(self.heard.header, total)
+        alive = tuple(item for item in lists.survivors if item.index not in gone)
+        return Survivors(alive, tuple(sorted({*lists.dropped, *gone})))
+
+    def consistency_for(self, index: int) -> Consistency | None:
+        """The signatures over the lists that this source was shown; nothing where too few of its holders gave one."""
+        signed, holders = self.heard.signatures, ring_of(self, index).holders(index)
+        alike = [one for _, one in sorted(signed.items()) if one.body == signed[index].body]
+        if len([one for one in alike if one.sender in holders]) < self.heard.header.share_threshold:
+            return None
+        return Consistency(tuple(alike), self.inputs_for(index))
+
+    def attack(self) -> Vector64 | None:
+        """The weighted mean over those in the sum; None where some mask stayed on."""
+        return opened.update if (opened := self.sum_over(self.summed)) is not None else None

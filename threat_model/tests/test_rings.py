@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from securefda.protocol.messages import MaskedInput, MasterShare, ShareBundle, SurvivorSignature, Unmask
+from securefda.protocol.messages import MaskedInput, MasterShare, ShareBundle, Survivors, SurvivorSignature, Unmask
 from securefda.site.policy import default_policy
 from threat_model.adversaries.colluders import SubtractsColluders
 from threat_model.adversaries.declared_dropped import DeclaredDropped
 from threat_model.adversaries.key_substitution import KeySubstitution
-from threat_model.adversaries.ring_views import CutsRing, SplitsNeighbours
+from threat_model.adversaries.ring_views import CutsRing, ListsByArc, SplitsNeighbours, ring_of
 from threat_model.adversaries.round_again import RoundAgain
 from threat_model.adversaries.sources import ColludingSource
 from threat_model.adversaries.survivor_lists import InBothLists
@@ -195,6 +195,23 @@ def test_aggregator_and_a_colluder_learn_one_sum_over_the_rest_of_the_ring(stage
     mean = total / sum(stage.weight(index) for index in rest)
     assert is_recovered(stage.adversary.attack().update, mean, 2 * len(rest) * stage.precision(VICTIM))
     assert abs(cosine(stage.adversary.attack().update, stage.update(VICTIM))) < 0.9
+
+
+@pytest.mark.threat("T09")
+def test_lists_that_differ_far_apart_make_one_sum_of_fewer_than_t_and_of_enough_beside_each_member(
+    staged: MakesStage,
+) -> None:
+    stage = staged(36, aggregator=ListsByArc, settings={"dropouts": 0.05}).play()
+    header, summed = stage.adversary.heard.header, stage.adversary.summed
+    assert len(summed) == 32 < header.threshold
+    lists = {stage.said(0, Survivors, to=index)[0].message.digest() for index in summed}
+    assert len(lists) == 2  # two logs that are read together have both
+    assert not any(set(stage.alarms(index)) - {"DEADLINE"} for index in summed)
+    ring = ring_of(stage.adversary, VICTIM)
+    assert all(len(ring.holders(index) & summed) >= header.share_threshold for index in summed)
+    total = sum(stage.weight(index) * stage.update(index).astype(float) for index in summed)
+    mean = total / sum(stage.weight(index) for index in summed)
+    assert is_recovered(stage.adversary.attack(), mean, 2 * len(summed) * stage.precision(VICTIM))
 
 
 def policy(**changes: Any) -> Any:
