@@ -395,8 +395,11 @@ def _check_graph(header: Header, limits: SessionLimits) -> None:
 
 def _check_smallest_sum(trusted: int, quorum: int, limits: SessionLimits, check: str) -> None:
     """The k rule: every later check but this one only has to see that a sum holds its quorum."""
-    detail = f"a sum over {quorum} may hold {trusted} others that count, and {limits.min_others} are needed"
-    require(trusted >= limits.min_others, check, detail)
+    require(trusted >= limits.min_others, check, _too_few_in_sum(trusted, quorum, limits))
+
+
+def _too_few_in_sum(trusted: int, quorum: int, limits: SessionLimits) -> str:
+    return f"a sum over {quorum} may hold {trusted} others that count, and {limits.min_others} are needed"
 
 
 LEAST_RATE_FACTOR = 1e-6
@@ -509,11 +512,13 @@ def check_own_neighbours(ring: Ring, *, own_index: int, header: Header, limits: 
     """The k rule of SFDA-SA/2: my part opens only with so many of my neighbours, who are then in the sum with me.
 
     Raises:
-        FaultyAggregatorError: RING_TRUST.
+        FaultyAggregatorError: RING_TRUST, which blames nobody: the lot says who stands beside me, and my policy whom I
+            trust.
     """
     quorum = header.share_threshold
     trusted = limits.anonymity_of_smallest(quorum, ring.holders(own_index), own_index)
-    _check_smallest_sum(trusted, quorum, limits, "RING_TRUST")
+    if trusted < limits.min_others:
+        raise FaultyAggregatorError("RING_TRUST", _too_few_in_sum(trusted, quorum, limits), blames=False)
 
 
 def check_key_list(key_list: KeyList, *, own: Signed[Advertise], header: Header, roster: Roster) -> None:

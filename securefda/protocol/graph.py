@@ -27,7 +27,7 @@ SECURITY_BITS = 40
 """A ring is bad for secrecy with a probability of at most 2^-40."""
 
 CORRECTNESS_BITS = 30
-"""A session fails, though no more drop out than was assumed, with a probability of at most 2^-30."""
+"""Some neighbourhood is too small, though no more drop out than was assumed, with a probability of at most 2^-30."""
 
 DEFAULT_SILENT = 2
 """How many members may leave between their commitment and their nonce, unless a target says otherwise."""

@@ -31,6 +31,7 @@ from securefda.protocol.messages import (
     Goodbye,
     Header,
     MissedResult,
+    Neighbours,
     Parcel,
     Refusal,
     Result,
@@ -341,7 +342,8 @@ class SourceRun:
     def _reject(self, parcel: Parcel, error: FaultyAggregatorError) -> list[Parcel]:
         """Say which check failed. An open session ends, unless the message is a header, which belongs to another.
 
-        A part that does not fit the ranges once it is capped leads to a refusal, like one at the clip: no site lied.
+        A part that does not fit the ranges once it is capped leads to a refusal, like one at the clip. So does a ring
+        on which too few neighbours count. No site lied.
 
         A fault in a log, in a schedule, or in a result that is shown again is reported to the operator and does not end
         the session, unless it is the last that this source tolerates.
@@ -351,7 +353,7 @@ class SourceRun:
         match body:
             case Header():
                 return [self._refuse(parcel, error.check)]
-            case ShareDelivery() if error.check == "CLIPPED":
+            case Neighbours() | ShareDelivery() if not error.blames:
                 self.forget()
                 return [self._refuse(parcel, error.check)]
             case Checkpoint() | Cosigned() | MissedResult() | Schedule() if self.standing.failure is None:

@@ -11,10 +11,12 @@ from rounds_federation import TARGET, AnySigned, Federation, is_header
 
 from securefda.aggregator.headers import Planner
 from securefda.audit.journal import disclosure_of
+from securefda.audit.reading import find_logs, open_log
 from securefda.audit.records import Disclosure
 from securefda.errors import ConfigError
 from securefda.protocol.checks import default_threshold
 from securefda.protocol.messages import (
+    Abort,
     Advertise,
     GraphTerms,
     KeyList,
@@ -151,6 +153,34 @@ def test_policy_that_asks_for_norm_caps_takes_no_part(tmp_path: Path) -> None:
     }
     assert refusals.get(2) == "norm-cap.kappa"
     assert not any(sender == 2 and isinstance(m.body, MaskedInput) for sender, _, m in federation.passed)
+    federation.close()
+
+
+def test_source_beside_too_few_that_it_trusts_takes_no_part_and_accuses_nobody(tmp_path: Path) -> None:
+    federation = made(tmp_path, rounds=1, rule="source_only")
+    trusted = federation.policy(2, trusted_peers=("source-1", "source-3", "source-4", "source-5"))
+    federation.sources[2] = federation.source(2, policy=trusted)
+    federation.open().go()
+    sent = [message.body for sender, _, message in federation.passed if sender == 2]
+    assert [body.key for body in sent if isinstance(body, Refusal)] == ["RING_TRUST"]
+    assert not any(isinstance(body, Abort | ShareBundle) for body in sent)
+    (alarm,) = federation.watch.alarms[2]
+    assert str(alarm).startswith("check RING_TRUST fails, which accuses no site: ")
+    assert federation.statuses == ["finished"]
+    federation.close()
+    records = [record for log in find_logs(tmp_path / "audit" / "source-2") for record in open_log(log).records()]
+    facts = [record.entry.facts for record in records if record.entry.type == "alarm"]
+    assert [(one["check"], one["accused"]) for one in facts] == [("RING_TRUST", [])]
+
+
+def test_policy_that_wants_more_others_than_open_a_secret_refuses_before_training(tmp_path: Path) -> None:
+    federation = made(tmp_path, rounds=1, rule="source_only")
+    federation.sources[2] = federation.source(2, policy=federation.policy(2, min_others=6))
+    federation.open().go()
+    sent = [message.body for sender, _, message in federation.passed if sender == 2]
+    assert [body.key for body in sent if isinstance(body, Refusal)] == ["min-others"]
+    assert not any(isinstance(body, Advertise) for body in sent)
+    assert federation.statuses == ["finished"]
     federation.close()
 
 

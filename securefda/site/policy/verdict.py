@@ -304,7 +304,7 @@ def _check_visibility(policy: SourcePolicy, header: Header, own_index: int, limi
         raise _refusal("max-visibility", level.label, policy.max_visibility)
     if level is Visibility.INDIVIDUAL:
         return
-    quorum = header.sum_quorum if level is Visibility.SUM else header.cohort_quorum
+    quorum = header.fewest_at_sum if level is Visibility.SUM else header.cohort_quorum
     # Whichever sources are lost on the way, those that remain open the sum: the smallest they may open has to do.
     others = min(len(header.at(level)), quorum) - 1 - policy.max_colluders
     if others < policy.min_others:
