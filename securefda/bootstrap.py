@@ -242,6 +242,7 @@ def trainer_at(
     memory: PersonalMemory | None = None,
     left_after: Rows | None = None,
     team: Team | None = None,
+    least_rows: int = 1,
 ) -> tuple[SiteTrainer, tuple[str, ...]]:
     """What trains at a site, and what its operator should know of it before it begins.
 
@@ -258,6 +259,7 @@ def trainer_at(
         left_after: those of the rows that training without noise uses, where some are left out to choose a model by,
             or where their labels are hidden.
         team: processes that train together with this one.
+        least_rows: ``release.min-rows`` of its policy, for training without noise.
 
     Raises:
         LedgerError, BudgetExhausted: training with noise is not paid for.
@@ -278,7 +280,16 @@ def trainer_at(
             pseudo = PseudoSettings(training.pseudo_threshold, training.pseudo_share)
             return PseudoTrainer(*how, pseudo=pseudo, secret=secret, before_round=ahead, memory=memory), ()
         plain = SiteTrainer(
-            task, site, rows, settings, seed, secret=secret, before_round=ahead, memory=memory, team=team
+            task,
+            site,
+            rows,
+            settings,
+            seed,
+            secret=secret,
+            before_round=ahead,
+            memory=memory,
+            team=team,
+            least_rows=least_rows,
         )
         return plain, ()
     with without_collections():
@@ -340,11 +351,12 @@ def check_rows(kit: Kit, config: AggregatorConfig | SourceConfig) -> str:
         ConfigError, DataError, LedgerError, BudgetExhausted, TrainingError: as :func:`trainer_at`.
     """
     if isinstance(config, AggregatorConfig):
-        process, budget = config.aggregator, budget_of(config.privacy.budget)
+        process, budget, least_rows = config.aggregator, budget_of(config.privacy.budget), 1
     else:
         process = config.source
         with naming(kit.site_id):
-            budget = load_signed_policy(kit).dp.budget
+            policy = load_signed_policy(kit)
+        budget, least_rows = policy.dp.budget, policy.release.min_rows
     task, member = task_at(config, kit.roster), Member.of(kit)
     if isinstance(config, AggregatorConfig):
         rule, labels = strategy_of(config.strategy).rule, TargetLabels(config.training.labels)
@@ -352,7 +364,7 @@ def check_rows(kit: Kit, config: AggregatorConfig | SourceConfig) -> str:
     else:
         owned = trained_on = training_rows(task, kit.site_id)
     how = (process, config.training, member, task, owned)
-    _, notes = trainer_at(*how, secret=None, budget=budget, left_after=trained_on)
+    _, notes = trainer_at(*how, secret=None, budget=budget, left_after=trained_on, least_rows=least_rows)
     if process.repeatable_training and not config.training.with_noise:
         notes = (*notes, REPEATABLE)
     unlabelled = ", without labels" if isinstance(trained_on, Unlabelled) else ""

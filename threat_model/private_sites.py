@@ -117,10 +117,15 @@ def fixed_bytes(seed: int) -> RandomBytes:
 
 
 def plain_trainer(
-    data: Samples, settings: TrainingSettings, *, task: Task | None = None, secret: SecretSeed | None = None
+    data: Samples,
+    settings: TrainingSettings,
+    *,
+    task: Task | None = None,
+    secret: SecretSeed | None = None,
+    least_rows: int = 1,
 ) -> SiteTrainer:
     """A site that trains without noise, and draws its batches from ``secret``; None: from the run's seed."""
-    return SiteTrainer(task or Rows(), "site", data, settings, SEED, secret=secret)
+    return SiteTrainer(task or Rows(), "site", data, settings, SEED, secret=secret, least_rows=least_rows)
 
 
 def private_trainer(

@@ -228,6 +228,7 @@ def source_site(
         on_charge=on_charge,
         memory=store,
         team=team,
+        least_rows=policy.release.min_rows,
     )
 
     def keep_model(model: Vector, run: str, round_number: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
@@ -22,6 +22,7 @@ from securefda.training.device import choose_device
 from securefda.training.optimizers import Optimizer, new_optimizer
 from securefda.training.seeds import Seed, derive_seed, generator_of, seeded_torch
 from securefda.training.settings import TrainingSettings
+from securefda.training.support import RowSupport
 from securefda.training.team import Team, steps_together
 from securefda.training.vectors import FlatModel
 
@@ -112,6 +113,7 @@ def train_local(
     beside: Beside | None = None,
     team: Team | None = None,
     optimizer: Optimizer | None = None,
+    least_rows: int = 1,
 ) -> LocalResult:
     """Train from the received model on one site's rows for one round.
 
@@ -138,6 +140,9 @@ def train_local(
         team: processes that train together, each on its part of every batch. The leader's batches count, and its result
             has the loss and the accuracy of all.
         optimizer: what takes the steps; None: a new one, as the settings say.
+        least_rows: parameters that fewer rows moved stay as they were received, see :mod:`securefda.training.support`.
+            With more than 1 the batches of a step pass in parts, so no row may depend on others of its batch; not with
+            ``team`` or ``beside``.
 
     Raises:
         TrainingError: too few steps, a loss or an update that is NaN or infinite, a vector of another length, metrics
@@ -154,6 +159,7 @@ def train_local(
     ):
         flat = FlatModel(model, received, device)
         flat.model.train()
+        support = RowSupport(least_rows, len(data), flat.gradient) if least_rows > 1 else None
         steps, seen = _run_steps(
             task,
             flat,
@@ -168,10 +174,13 @@ def train_local(
             beside=beside,
             team=team,
             optimizer=optimizer,
+            support=support,
         )
         accuracy = seen.accuracy(task) if team is None or team.leads else None
     flat.release_gradient()
     update: Vector = flat.values.cpu().numpy() - received
+    if support is not None:
+        support.hold_back(update)
     if not np.isfinite(update).all():
         raise TrainingError(f"{site}: the update is not finite after step {steps}", hint=_DATA_HINT)
     return LocalResult(update, steps, len(data), seen.mean_loss, accuracy, settings.learning_rate)
@@ -244,13 +253,12 @@ class _Seen:
     def mean_loss(self) -> float:
         return self._loss_sum / self._rows
 
-    def add(self, loss: float, rows: int, outputs: Tensor | None, labels: Tensor) -> None:
-        """Add a step: its mean loss over ``rows``, and what this process had of these rows; nothing, perhaps."""
+    def add(self, loss: float, rows: int, had: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Add a step: its mean loss over ``rows``, and the outputs and labels that this process had of them, if any."""
         if self._rows % self._samples == 0:
             self._outputs.clear()  # a new epoch
         self._loss_sum, self._rows = self._loss_sum + loss * rows, self._rows + rows
-        if outputs is not None:
-            self._outputs.append((outputs.detach(), labels))
+        self._outputs.extend(had)
 
     def collect(self, team: Team) -> None:
         """Give the leader what all processes had."""
@@ -278,6 +286,7 @@ def _run_steps(
     beside: Beside | None,
     team: Team | None,
     optimizer: Optimizer | None,
+    support: RowSupport | None,
 ) -> tuple[int, _Seen]:
     """Take all steps of the round; return their number and what they saw."""
     device = flat.values.device
@@ -292,19 +301,22 @@ def _run_steps(
         for rows in of_steps:
             flat.gradient.zero_()
             batch = (rows if team is None else team.share(rows)).to(device)
-            # A mean over a part counts by its share, so that the sum over a team is the mean over all rows of the step.
-            share, mean_loss, outputs = len(batch) / len(rows), torch.zeros((), device=device), None
-            if len(batch):
-                given = features[batch]
+            mean_loss, had = torch.zeros((), device=device), []
+            for part in [batch] if support is None else support.parts(batch):
+                if not len(part):
+                    continue
+                # A mean over a part counts by its share, so that the sum over all parts is the mean over the step.
+                share, given = len(part) / len(rows), features[part]
                 outputs = flat.model(task.varied(given, chance) if settings.vary else given)
                 if weights is None:
-                    loss = task.loss(outputs, labels[batch])
+                    loss = task.loss(outputs, labels[part])
                 else:
-                    loss = (weights[batch] * task.row_losses(outputs, labels[batch])).mean()
-                mean_loss = share * loss.detach()
+                    loss = (weights[part] * task.row_losses(outputs, labels[part])).mean()
+                mean_loss += share * loss.detach()
                 if beside is not None:
-                    loss = loss + beside.added_loss(task, labels[batch])
+                    loss = loss + beside.added_loss(task, labels[part])
                 (share * loss).backward()  # type: ignore[no-untyped-call]
+                had.append((outputs.detach(), labels[part]))
             if team is not None:
                 team.sum(mean_loss)
                 team.sum(flat.gradient, last=True)
@@ -315,7 +327,7 @@ def _run_steps(
             if pull is not None:
                 pull(flat.values, flat.gradient)
             optimizer.step(values, gradient)
-            seen.add(loss_value, len(rows), outputs, labels[batch])
+            seen.add(loss_value, len(rows), had)
             if on_step is not None and before is not None:
                 on_step(torch.sub(flat.values, before, out=before).cpu().numpy())
                 before.copy_(flat.values)

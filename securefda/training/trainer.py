@@ -163,12 +163,14 @@ class SiteTrainer:
         memory: keeps the layers that stay at this site, where the settings name any, the running statistics of
             BatchNorm, and the private modules of rules that compare features; None: these begin each round as built.
         team: processes that train together with this one, which leads them.
+        least_rows: of an update, parameters that fewer of the rows moved stay as they were; 1 for none.
 
     Raises:
         TrainingError: the task's model cannot be federated, or batches have too few rows for it; or it has BatchNorm,
-            whose batches several processes would part.
+            whose batches several processes would part, and the rows that move a parameter could not be counted.
         ConfigError: this machine does not have the device that the settings name; all layers would stay at this site;
-            several processes train, and layers would stay at this site.
+            several processes train, and layers would stay at this site, or rows that move a parameter are counted;
+            so they are, and layers would stay at this site.
     """
 
     def __init__(
@@ -183,7 +185,9 @@ class SiteTrainer:
         before_round: Callable[[], None] | None = None,
         memory: PersonalMemory | None = None,
         team: Team | None = None,
+        least_rows: int = 1,
     ) -> None:
+        self._least_rows = least_rows
         self._task = task
         self._site = site
         self._data = data
@@ -204,6 +208,8 @@ class SiteTrainer:
                 f"the model has BatchNorm, and each of {team.count} processes would take the statistics of its part",
                 hint="use torch.nn.GroupNorm, or start the site without torchrun",
             )
+        if least_rows > 1:
+            self._require_countable(site)
         require_steps(site, len(data), self.settings, fewest=1)
         self._first_statistics = statistics_to_bytes(self._model)
         self._evaluated: tuple[Vector, bytes] | None = None
@@ -218,6 +224,17 @@ class SiteTrainer:
             self._threads = choose_threads(settings.threads, work)
         together = "" if team is None else f", {team.count} processes"
         self.trains_on = describe_device(device, self._threads) + together
+
+    def _require_countable(self, site: str) -> None:
+        if norms_of(self._model):
+            raise TrainingError(
+                f"{site}: the model has BatchNorm, through which each row moves what others move",
+                hint="use torch.nn.GroupNorm, or set release.min-rows = 1 in policy.toml",
+            )
+        if self._team is not None or self.settings.personal_layers:
+            where = "in several processes" if self._team is not None else "with layers that stay at this site"
+            why = f"{self._least_rows}, and no rows are counted in training {where}"
+            raise ConfigError("release.min-rows", why, hint="set it to 1 in policy.toml, or train otherwise")
 
     @property
     def samples(self) -> int:
@@ -278,6 +295,11 @@ class SiteTrainer:
             "fewest_steps": fewest_steps,
             "on_step": on_step,
         }
+        if align is not None and self._least_rows > 1:
+            raise TrainingError(
+                f"{self._site} counts the rows that move a parameter, and {align.kind} moves a pull on features",
+                hint="take the rules that compare features out of allowed-rules, or set release.min-rows = 1",
+            )
         if align is not None and self._team is not None:
             raise TrainingError(
                 f"{self._site} trains in {self._team.count} processes, and {align.kind} wants a step's rows in one",
@@ -295,7 +317,8 @@ class SiteTrainer:
         elif not settings.personal_layers:
             if self._team is not None:
                 self._team.tell(Told(received, settings, seed if isinstance(seed, int) else None))
-            result = train_local(self._task, self._model, received, self._data, team=self._team, **how)
+            how |= {"team": self._team, "least_rows": self._least_rows}
+            result = train_local(self._task, self._model, received, self._data, **how)
         else:
             if self._memory is None:
                 raise ValueError("memory: layers that stay at this site have to be kept")

@@ -77,6 +77,15 @@ def test_class_of_a_row_with_a_feature_of_its_own_is_read_no_better_than_epsilon
     assert right < too_many_right(PER_SITE, guess_bound(spent(victim), DELTA, OUTPUTS)) < PER_SITE / 2
 
 
+@pytest.mark.threat("T17")
+def test_nothing_is_read_of_features_that_fewer_rows_have_than_the_source_asks_for(staged: MakesStage) -> None:
+    victim = plain_trainer(coded(VICTIM, drawn_classes(VICTIM)), sgd(RATE, PER_SITE), least_rows=2)
+    adversary = played(staged, others() | {VICTIM: victim}).adversary
+    for feature in OWN:
+        assert not adversary.of_feature(feature).any()
+    assert adversary.of_feature(OWN[-1] + 1).any()  # one that all rows have
+
+
 # A unit that one row turns on.
 
 
@@ -117,5 +126,12 @@ def test_rows_that_alone_turn_a_unit_on_are_rebuilt_from_a_sum_without_noise(sta
 @pytest.mark.threat("T17")
 def test_no_row_of_a_source_with_noise_is_rebuilt_from_a_sum(staged: MakesStage, ledgers: Path) -> None:
     victim = private_trainer(ledgers, digits(VICTIM), sgd(RATE, 8, noise=NOISE), task=Hidden())
+    assert rebuilt(of_digits(staged, victim), VICTIM) == 0
+
+
+@pytest.mark.threat("T17")
+def test_no_row_is_rebuilt_of_a_source_that_asks_for_three_rows_behind_what_leaves(staged: MakesStage) -> None:
+    victim = plain_trainer(digits(VICTIM), sgd(RATE, 8), task=Hidden(), least_rows=3)
     stage = of_digits(staged, victim)
     assert rebuilt(stage, VICTIM) == 0
+    assert max(rebuilt(stage, index) for index in (1, 3)) >= 1  # of those that ask for nothing

@@ -263,11 +263,22 @@ def _always_seen(facts: _Facts) -> tuple[str, ...]:
         f"came to no result, of which each result pays for one, {site} leaves. Sums over different sets of sources "
         "can be subtracted from each other: "
         f"what differs then is of few sources, or of {site} alone where it was the one that stayed away.",
+        *_held_back(facts),
         _models(facts),
         *_attention(facts),
         *_pull(facts),
         f"That {site} takes part and when, how long it takes, the digest of its model's architecture, its software "
         "version, its max-visibility, and of a refusal the key.",
+    )
+
+
+def _held_back(facts: _Facts) -> tuple[str, ...]:
+    least, site = facts.policy.release.min_rows, facts.site
+    if least == 1:
+        return ()
+    return (
+        f"Where {site} trains without noise: no change of a parameter that fewer than {least} of its rows moved in the "
+        "round. Rows that moved it next to nothing count as well.",
     )
 
 

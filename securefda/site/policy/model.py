@@ -205,12 +205,15 @@ class ReleaseLimits(Settings):
             operator's consent.
         max_unfinished: rounds that were begun with this site and came to no result; each finished round lowers the
             count by one. At this count the site leaves, until its operator has it go on.
+        min_rows: fewest rows of this site that must have moved a parameter in a round for its change to leave, in
+            training without noise; other parameters stay as they were. With 1 all leave.
     """
 
     max_attempts: Count = 2
     max_rounds: Count = 10_000
     max_runs: Annotated[int, Field(ge=0)] = 1
     max_unfinished: Count = 3
+    min_rows: Count = 1
 
 
 class MetadataPolicy(Settings):
@@ -269,6 +272,10 @@ class SourcePolicy(Settings):
         if self.visibility is Visibility.INDIVIDUAL and "samples" not in self.metadata.may_leave:
             why = 'lacks "samples", without which no update at max-visibility = "individual" can be weighted'
             raise ConfigError("metadata.may-leave", why, hint='add "samples", or lower max-visibility')
+        comparing = [rule.value for rule in Rule if rule.releases_features and rule.value in self.allowed_rules]
+        if self.release.min_rows > 1 and comparing:
+            why = f"{self.release.min_rows}, and rows are not counted under {comparing[0]}, which allowed-rules lists"
+            raise ConfigError("release.min-rows", why, hint="take the rules that compare features out of allowed-rules")
         bare = [name for name in self.metadata.may_leave if name != "samples"]
         if self.dp.required and bare:
             why = f'lists "{bare[0]}", a figure of the rows without noise, and dp.required = true lets none leave'

@@ -120,6 +120,10 @@ consent: securefda source start --accept-run""",
     "release.max-unfinished": """\
 How many rounds may begin with this site (a charge to its budget, a masked input) and come to no result; each finished
 round lowers the count by one. At this count the site leaves, until its operator starts it with --accept-run.""",
+    "release.min-rows": """\
+How many of this site's rows must have moved a parameter in a round for its change to leave, in training without
+noise: a one-hot feature of one row, or a unit that one row turns on, would show that row. The other parameters stay
+as they were. With 3, training takes longer, and no rule that compares features is allowed. 1: every change leaves.""",
     "metadata.may-leave": """\
 What may leave in clear beside an update at level "individual": "samples", "loss", "accuracy" of the training rows.
 At the other two levels these numbers travel inside the sum, and never of one site alone. In rounds in which anybody
@@ -302,6 +306,7 @@ noise multiplier of 2.4 for it; securefda budget plan says it for other numbers.
         "release.max-rounds": "-> as many as training usually needs.",
         "release.max-runs": "-> none by itself: a person at this site has agreed to every run.",
         "release.max-unfinished": "-> three: a network fails once or twice in a row, and then a person should look.",
+        "release.min-rows": "-> one: noise covers such parameters.",
         "metadata.may-leave": "-> nothing leaves in clear.",
     },
 )
@@ -372,6 +377,7 @@ adding up beyond that. Lower it when you set dp.required.""",
         "release.max-rounds": "-> several times what training needs; beyond that, ask what for.",
         "release.max-runs": "-> one a day: a second one is started by people who have spoken with each other.",
         "release.max-unfinished": "-> three: a network fails once or twice in a row, and then a person should look.",
+        "release.min-rows": "-> one, as the default; raise it to 3 where you train without noise and without BatchNorm.",
         "metadata.may-leave": "-> nothing leaves in clear; sums hold row counts, and losses if no source adds noise.",
     },
 )
@@ -431,6 +437,7 @@ _RESEARCH = NamedPolicy(
         "release.max-rounds": "-> as good as none.",
         "release.max-runs": "-> as many as experiments take.",
         "release.max-unfinished": "-> as many as a flaky cluster takes.",
+        "release.min-rows": "-> one: nothing is held back.",
         "metadata.may-leave": "-> all three, for plots of each site.",
     },
 )
