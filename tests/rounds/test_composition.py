@@ -25,6 +25,7 @@ from securefda.site.config import (
 )
 from securefda.site.config.sections import DEFAULT_DATA_SET
 from securefda.site.policy import default_policy
+from securefda.site.policy.model import ReleaseLimits
 from securefda.site.privacy_account import data_set_of, ledger_file
 from securefda.source.site import source_site
 from securefda.training import choose_device
@@ -56,6 +57,21 @@ def test_a_policy_that_a_header_could_use_to_count_rows_is_refused_at_the_start(
     assert 10 < site.trainer.samples <= 1000
     store.close()
     federation.close()
+
+
+def test_a_source_keeps_back_what_fewer_rows_moved_than_its_policy_asks_for(tmp_path: Path) -> None:
+    federation = Federation(tmp_path)
+    config = SourceConfig(source=ProcessSection(kit=tmp_path, out=tmp_path), task=DIGITS)
+    permits = default_policy(max_samples=1000)
+    kept = {}
+    with closing(store_at(tmp_path / "state.sqlite")) as store:
+        for least in (1, 3):
+            limits = {"release": ReleaseLimits(min_rows=least), "allowed_rules": ("fedgp",)}
+            policy = permits.model_copy(update=limits)
+            trainer = source_site(config, policy, member_of(federation), store, secret=None).trainer
+            kept[least] = trainer.train(trainer.initial_model(), 1, 1.0).update == 0
+    federation.close()
+    assert kept[1].sum() < kept[3].sum() < kept[3].size / 2  # pixels that one or two pictures have
 
 
 @pytest.mark.parametrize(("noise", "handed_in"), [(0.0, True), (1.0, False)])

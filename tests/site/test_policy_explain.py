@@ -14,7 +14,7 @@ from securefda.site.policy import (
     default_policy,
     explain,
 )
-from securefda.site.policy.model import ModelPolicy
+from securefda.site.policy.model import ModelPolicy, ReleaseLimits
 
 
 def test_the_numbers_are_filled_in() -> None:
@@ -106,6 +106,13 @@ def test_models_that_are_trained_are_said_with_the_pace_at_which_they_may_change
     text = explain(listed, "lyon", 5).text()
     assert "That is one of the 2 first models that the policy lists" in text
     assert "further than 2.5 times" in text
+
+
+def test_what_too_few_rows_moved_is_said_to_stay_only_where_the_policy_has_it_so() -> None:
+    said = "no change of a parameter that fewer than"
+    assert said not in explain(default_policy(), "lyon", 5).text()
+    counting = SourcePolicy(allowed_rules=("fedgp",), release=ReleaseLimits(min_rows=3))
+    assert f"{said} 3 of its rows moved" in explain(counting, "lyon", 5).text()
 
 
 def test_no_norm_cap_is_claimed_for_cohorts() -> None:

@@ -135,6 +135,8 @@ def test_the_default_text_shows_and_explains_every_key() -> None:
         ("[quantisation]\nn-max = 0", "quantisation.n-max", "at least 1"),
         ("[release]\nmax-attempt = 9", "release.max-attempt", "unknown key"),
         ("[release]\nmax-rounds = 0", "release.max-rounds", "at least 1"),
+        ("[release]\nmin-rows = 0", "release.min-rows", "at least 1"),
+        ("allowed-rules = ['f_dan']\n[release]\nmin-rows = 2", "release.min-rows", "not counted under f_dan"),
         ("filtered-projection = true", "filtered-projection", "unknown key"),
         ("allowed-tasks = ['hearts']", "allowed-tasks.0", "package.module:Class"),
         ("[norm-cap]\nkappa = -1.0", "norm-cap.kappa", "at least 0"),

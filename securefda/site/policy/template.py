@@ -377,7 +377,7 @@ adding up beyond that. Lower it when you set dp.required.""",
         "release.max-rounds": "-> several times what training needs; beyond that, ask what for.",
         "release.max-runs": "-> one a day: a second one is started by people who have spoken with each other.",
         "release.max-unfinished": "-> three: a network fails once or twice in a row, and then a person should look.",
-        "release.min-rows": "-> one, as the default; raise it to 3 where you train without noise and without BatchNorm.",
+        "release.min-rows": "-> one; raise it to 3 where you train without noise and without BatchNorm.",
         "metadata.may-leave": "-> nothing leaves in clear; sums hold row counts, and losses if no source adds noise.",
     },
 )
