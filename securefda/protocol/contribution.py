@@ -1,7 +1,7 @@
-"""A source's part of a sum, from beginning to end: what the header asks for, align, evaluate, clip, cap, encode.
+"""A source's contribution from beginning to end: parse the header's terms, align, evaluate, clip, cap, encode.
 
-A source computes its own part here. Where updates travel in clear, or as means of cohorts, the aggregator evaluates the
-same rule with the same functions, so that every visibility gives the same model.
+A source computes its own contribution here. Where updates travel in clear, or as means of cohorts, the aggregator
+evaluates the same rule with the same functions, so that every visibility gives the same model.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ from securefda.rules.contribution import KEEP_TOLERANCE
 StepUpdates = NDArray[np.float32]
 
 MOST_CLIPPED = 8
-"""At most one in so many coordinates of a layer may be at the clip or the range."""
+"""At most one in so many coordinates of a layer can be at the clip or the range."""
 
 LEAST_STEPS = 2.0
-"""Fewest steps of the encoding that a part must be long per coordinate, in root mean square, to count for the caps."""
+"""Smallest root mean square of a contribution's coordinates, in steps of the encoding, to count for the norm caps."""
 
 _BLOCK = 1 << 16
 
 
-# --- what the header asks for -----------------------------------------------------------------------------------------
+# --- the header's terms -----------------------------------------------------------------------------------------------
 
 
 def terms_of(plan: RoundPlan) -> RuleTerms:
-    """A round's plan as it stands in the header."""
+    """The header's form of a round's plan."""
     return RuleTerms(
         rule=str(plan.rule),
         beta=plan.beta,
@@ -109,13 +109,13 @@ def plan_of(terms: RuleTerms) -> RoundPlan:
 
 @dataclass(frozen=True, slots=True)
 class RoundTerms:
-    """What a header asks to be computed, parsed once.
+    """The computation that a header asks for, parsed once.
 
     Attributes:
-        header: that says so.
+        header: the header itself.
         plan: the rule of the round.
         sizes: of the layers, in the order of the flat vector.
-        encoding: of what is summed.
+        encoding: of the vectors that are summed.
     """
 
     header: Header
@@ -125,7 +125,7 @@ class RoundTerms:
 
     @classmethod
     def of(cls, header: Header, encoding: Quantisation) -> RoundTerms:
-        """Parse a header, of which :func:`securefda.protocol.checks.quantisation` gave the encoding.
+        """Parse a header; ``encoding`` is its :func:`securefda.protocol.checks.quantisation`.
 
         Raises:
             FaultyAggregatorError: HEADER_RULE, a rule or a setting that does not exist.
@@ -133,7 +133,7 @@ class RoundTerms:
         return cls(header, plan_of(header.rule), tuple(layer.size for layer in header.layers), encoding)
 
     def error_units(self) -> ErrorUnits | None:
-        """In what estimated errors travel; None where the header asks for none.
+        """The units in which estimated errors are encoded; None if the header asks for none.
 
         Raises:
             ValueError: the published numbers contradict each other.
@@ -143,7 +143,7 @@ class RoundTerms:
 
 
 def published_statistics(target: TargetTerms) -> TargetStatistics:
-    """What a header publishes of the target's steps.
+    """The statistics of the target's steps that a header publishes.
 
     Raises:
         ValueError: the numbers contradict each other.
@@ -153,12 +153,12 @@ def published_statistics(target: TargetTerms) -> TargetStatistics:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class CheckedVectors:
-    """What travelled with a header, as it names it.
+    """The vectors that came with a header, checked against its digests.
 
     Attributes:
         model: float32 (m,).
-        features: of the target's rows, float32 (T, d), where the rule compares features.
-        published: for a source at ``sum``, g_T or the gradient of the gap, float32 (m,), where the header names one.
+        features: of the target's rows, float32 (T, d); None unless the rule compares features.
+        published: g_T or the gradient of the gap, float32 (m,); only for a source at ``sum``, if the header names one.
     """
 
     model: Vector
@@ -170,7 +170,8 @@ def checked_vectors(header: Header, level: Visibility, parcel: Parcel) -> Checke
     """Check the vectors that came with a header.
 
     Raises:
-        FaultyAggregatorError: HEADER_MODEL, HEADER_FEATURES or HEADER_TARGET, they are not the ones that it names.
+        FaultyAggregatorError: HEADER_MODEL, HEADER_FEATURES or HEADER_TARGET, a vector is not the one that the header
+            names, or is not finite.
     """
     came = list(parcel.vectors)
     model = came.pop(0) if came else b""
@@ -198,10 +199,10 @@ def _finite(data: bytes | bytearray | memoryview, check: str, otherwise: str) ->
 
 
 def _alignment_of(header: Header, *, steps: int, learning_rate: float) -> float:
-    """The factor of :func:`aligned_update`; 1 where the round does not align.
+    """The factor of :func:`aligned_update`; 1 if the round does not align.
 
     Raises:
-        FaultyAggregatorError: HEADER_TARGET where the published numbers give none.
+        FaultyAggregatorError: HEADER_TARGET, the published numbers give no valid factor.
     """
     target = header.target
     if target is None or not header.rule.align:
@@ -214,19 +215,23 @@ def _alignment_of(header: Header, *, steps: int, learning_rate: float) -> float:
 
 
 def aligned_update(header: Header, update: Vector, *, steps: int, learning_rate: float) -> Vector:
-    """A source's update as the round's rule takes it, float32 (m,): aligned with the target's schedule.
+    """Scale a source's update to the target's schedule of steps and learning rate; returns float32 (m,).
 
-    The update came of so many ``steps`` at this effective learning rate.
+    If the rule does not align, or the header has no target terms, the update stays as it is. A source_only round that
+    was chosen by estimated errors has target terms, so it averages aligned updates.
 
-    A rule that does not align, or a round without the target's terms, takes the update as it is; one whose rule was
-    chosen by estimated errors has the terms, so that source_only is a mean of aligned updates there.
+    The result is rounded to float32 at every visibility, whoever evaluates the rule, so that the model is the same to
+    the last bit. And the number of steps need not leave the source if the aggregator evaluates the rule.
 
-    The rule is evaluated on these rounded numbers wherever it is evaluated, so that every visibility gives the same
-    model to the last bit; and no step count has to leave the source where the aggregator evaluates it.
+    Args:
+        header: of the attempt.
+        update: float32 (m,).
+        steps: number of steps from which the update came.
+        learning_rate: the effective learning rate of those steps.
 
     Raises:
         TrainingError: the update itself holds NaN or infinity.
-        FaultyAggregatorError: HEADER_TARGET where the published numbers leave no update to be aligned.
+        FaultyAggregatorError: HEADER_TARGET, the published numbers give no valid factor, or an update beyond float32.
     """
     if not np.all(np.isfinite(update)):
         raise TrainingError("the update holds NaN or infinity", hint=_LOWER_RATE)
@@ -241,7 +246,7 @@ def aligned_update(header: Header, update: Vector, *, steps: int, learning_rate:
 
 
 def aligned_variance(header: Header, variance: float, *, steps: int, learning_rate: float) -> float:
-    """The variance of noise in each coordinate of an update, as :func:`aligned_update` leaves it; errors as there."""
+    """The noise variance of each coordinate of an update after :func:`aligned_update`; same arguments and errors."""
     return _alignment_of(header, steps=steps, learning_rate=learning_rate) ** 2 * variance
 
 
@@ -254,13 +259,17 @@ def evaluate_rule(
     *,
     noise_variance: float = 0.0,
 ) -> Contribution:
-    """Evaluate the round's rule on one source's aligned update, or the mean of a cohort's (m,).
+    """Evaluate the round's rule on the aligned update of one source, or on the mean of a cohort, (m,).
 
-    It is the same call on either side.
+    Sources and the aggregator make the same call.
 
-    ``published`` is what sources at ``sum`` get of the target: g_T or the gradient of the gap, as the rule needs.
-    ``step_updates`` (B, m) are the target's single steps, for rules that need them. ``noise_variance`` is as for
-    `contribute`.
+    Args:
+        terms: of the attempt.
+        statistics: of the target's steps; None if the rule uses none.
+        published: g_T or the gradient of the gap, (m,), depending on the rule.
+        update: the aligned update.
+        step_updates: the target's single steps, (B, m), for rules that need them.
+        noise_variance: as for `contribute`.
 
     Raises:
         ValueError: the arguments contradict each other; the message names one.
@@ -281,18 +290,18 @@ def evaluate_rule(
 def contribution_at_source(
     terms: RoundTerms, level: Visibility, published: Vector | None, update: Vector, noise_variance: float = 0.0
 ) -> Contribution:
-    """What a source adds to a sum, of its aligned update, float32 (m,).
+    """What a source adds to the sum, computed from its aligned update, float32 (m,).
 
-    At ``sum`` that is the rule evaluated here, from what the target published; at ``cohort`` the update itself, since
-    the aggregator evaluates the rule on the mean of each cohort. ``noise_variance``, of each coordinate of the aligned
-    update, corrects the projection; 0 leaves it as it is.
+    At ``sum``, the source evaluates the rule itself with the published numbers. At ``cohort``, it adds the update as it
+    is, and the aggregator evaluates the rule on the mean of each cohort. ``noise_variance`` is the noise in each
+    coordinate of the aligned update, for which the projection is corrected; 0 for no correction.
 
     Raises:
-        FaultyAggregatorError: HEADER_TARGET where the published numbers contradict each other or the published update.
+        FaultyAggregatorError: HEADER_TARGET, the published numbers contradict each other or the published update.
     """
     target = terms.header.target
     try:
-        terms.error_units()  # at every level: the encoding needs them
+        terms.error_units()  # raises now what the encoding would raise later, at every level
         if level is Visibility.COHORT:
             return Contribution(vector=update.astype(np.float64), keep=0.0, beta=None)
         statistics = published_statistics(target) if target else None
@@ -305,18 +314,18 @@ def contribution_at_source(
 
 
 def with_pull(header: Header, update: Vector, pull: Vector | None) -> Vector:
-    """A source's part under a rule that compares features, float32 (m + T d,): the update, and behind it the pull.
+    """Append the pull to the update under a rule that compares features; returns float32 (m + T d,).
 
-    Each row of the pull is scaled down to a length of at most the clip of its layer: there is no size of its own to it,
-    which depends on how sure a source's domain classifier is, and clipped numbers would lose its direction.
+    Each row of the pull is scaled to a norm of at most its layer's clip. Its norm carries no meaning, as it depends on
+    how confident a source's domain classifier is, whereas clipping by coordinate would change its direction.
 
     Args:
         header: of the attempt.
         update: float32 (m,).
-        pull: float32 (T, d); None under other rules, whose part is the update as it is.
+        pull: float32 (T, d); None under other rules, which take the update as it is.
 
     Raises:
-        TrainingError: training gave no pull, or one of another shape, or NaN or infinity in it.
+        TrainingError: training gave no pull, one of another shape, or one with NaN or infinity.
     """
     if header.features is None:
         return update
@@ -340,19 +349,19 @@ _LOWER_RATE = "lower training.learning-rate at this site"
 def clip_contribution(header: Header, contribution: Contribution, weight: float | None = None) -> tuple[int, ...]:
     """Clip a contribution in place to the header's bounds; returns how many coordinates of each layer changed.
 
-    The same bounds hold at every visibility, so that levels differ in what is seen and not in what is computed.
+    The clip is the same at every visibility, so that levels differ in what is seen and not in what is computed.
 
     Args:
         header: of the attempt.
         contribution: v_i.
-        weight: with which it will be encoded, so that the weighted part is within the ranges, too. None for one that
-            is not encoded as it is: the mean of a cohort, or a part that norm caps will scale down before.
+        weight: with which it will be encoded, to keep the weighted coordinates within the ranges, too. None if it is
+            not encoded in this form: the mean of a cohort, or a contribution that norm caps are still to scale down.
     """
     start, clipped = 0, []
     for layer in header.layers:
         bound = layer.clip if weight is None else min(layer.clip, layer.range / weight)
         part, count = contribution.vector[start : start + layer.size], 0
-        for first in range(0, part.size, _BLOCK):  # a mask of a whole layer would take more than the model
+        for first in range(0, part.size, _BLOCK):  # whole layers at once would take as much memory again
             block = part[first : first + _BLOCK]
             outside = int(np.count_nonzero(np.abs(block) > bound))
             if outside:
@@ -364,17 +373,17 @@ def clip_contribution(header: Header, contribution: Contribution, weight: float 
 
 
 def require_few_at_the_clip(header: Header, clipped: Iterable[int]) -> None:
-    """Refuse to release a layer of which more than one coordinate in eight is at the clip or at the range.
+    """Refuse to release a layer if more than one coordinate in eight is at the clip or at the range.
 
-    Where all sources are at the clip, a sum is one of bare signs weighted by rows, and tells the sites apart. Where all
-    are at the range, it counts signs, and where they agree it tells the sign of each.
+    If all sources are at the clip, the sum consists of signs weighted by rows, which tells the sites apart. If all are
+    at the range, the sum counts signs, and a unanimous coordinate reveals the sign of each source.
 
     Args:
-        header: of the attempt; its clips and ranges are the aggregator's choice, layer by layer.
-        clipped: what :func:`clip_contribution` returned.
+        header: of the attempt; the aggregator chooses its clips and ranges, layer by layer.
+        clipped: from :func:`clip_contribution`.
 
     Raises:
-        FaultyAggregatorError: CLIPPED, which blames nobody: large updates bring it about as well as a small clip.
+        FaultyAggregatorError: CLIPPED, which blames nobody: the cause is a small clip or a large update.
     """
     for layer, count in zip(header.layers, clipped, strict=True):
         if count > max(1, layer.size // MOST_CLIPPED):
@@ -389,7 +398,7 @@ def require_few_at_the_clip(header: Header, clipped: Iterable[int]) -> None:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class NormReport:
-    """The norms of a part: ``exact``, float64, which stay here, and the ``codes`` that the other sources see."""
+    """Norms of a contribution: ``exact``, float64, stay at the source; the other sources see the ``codes``."""
 
     exact: Vector64
     codes: bytes
@@ -397,7 +406,14 @@ class NormReport:
 
 @dataclass(frozen=True, slots=True)
 class AppliedCaps:
-    """What the norm cap did to a source's own part: numbers of layers, and the SHA-256 of the caps in hex."""
+    """Effect of the norm caps on a source's own contribution.
+
+    Attributes:
+        layers: number of groups that have a cap, each a layer or the whole model.
+        caps: SHA-256 of the caps, in hex.
+        capped: number of groups that were scaled down.
+        zeroed: number of groups that were set to zero.
+    """
 
     layers: int
     caps: str
@@ -406,12 +422,12 @@ class AppliedCaps:
 
 
 def is_capped(header: Header, level: Visibility) -> bool:
-    """Whether sources at this level report norms and scale their parts down to caps."""
+    """Whether sources at this level report norms and scale their contributions down to the caps."""
     return header.norm_cap is not None and level is Visibility.SUM
 
 
 def norm_report(terms: RoundTerms, contribution: Contribution, weight: float) -> NormReport:
-    """The norm report of a source whose part will be capped.
+    """The norm report of a source whose contribution will be capped.
 
     Args:
         terms: of the attempt, which has a norm cap.
@@ -419,7 +435,7 @@ def norm_report(terms: RoundTerms, contribution: Contribution, weight: float) ->
         weight: with which it will be encoded.
 
     Raises:
-        FaultyAggregatorError: HEADER_ENERGY, with these clips a norm is beyond float32.
+        FaultyAggregatorError: HEADER_ENERGY, the header's clips allow a norm beyond float32.
     """
     sizes, limits = _capped_groups(terms)
     try:
@@ -432,18 +448,18 @@ def norm_report(terms: RoundTerms, contribution: Contribution, weight: float) ->
 def apply_caps(
     terms: RoundTerms, own: NormReport | None, reports: Mapping[int, bytes], contribution: Contribution
 ) -> AppliedCaps | None:
-    """Scale a source's contribution in place to the caps; None without a norm cap.
+    """Scale a source's contribution in place to the caps; returns None without a norm cap.
 
-    The caps are those of the parts that are still there once they are rounded to the ring. The aggregator chooses the
-    steps of the encoding. Of parts shorter than these, chance decides what is left, and a concentrated one might be
-    alone in the sum though all norms were as asked. So a norm below a floor counts as zero. Where all are, the cap is
-    zero: the part is zeroed, and a masked input of zeros still leaves. What counts keeps more than half of its length
-    whatever is drawn.
+    The caps must bound the contributions as they are after rounding to the ring, and the aggregator chooses the steps
+    of that rounding. If a contribution is short compared with the steps, chance decides what is left of it: one with
+    few large coordinates could remain alone in the sum although all norms were alike. So a norm below a floor counts as
+    zero. If too many are below it, the cap is zero: the contribution is set to zero, and the source still sends a
+    masked input. A norm above the floor keeps more than half of its size whatever the rounding draws.
 
     Args:
         terms: of the attempt.
         own: report of this source.
-        reports: codes of all members of the sum that have shared, this source's among them, by roster index.
+        reports: codes of all sources that have shared keys, by roster index, including this one.
         contribution: of this source, clipped.
     """
     norm_cap = terms.header.norm_cap
@@ -461,7 +477,7 @@ def apply_caps(
 
 
 def _capped_groups(terms: RoundTerms) -> tuple[list[int], Vector64]:
-    """Sizes of what is capped, each layer or the model as a whole, and the most that the clips let its norm be."""
+    """Sizes of the groups that have a cap, layers or the whole model, and the largest norm that the clips allow."""
     squares = [layer.clip**2 * layer.size for layer in terms.header.layers]
     if terms.header.norm_cap is not None and terms.header.norm_cap.granularity is Granularity.MODEL:
         return [terms.header.n_summed], np.sqrt([math.fsum(squares)])
@@ -495,10 +511,10 @@ class Metrics:
 
 
 def metrics_of(header: Header, loss: float | None, accuracy: float | None) -> Metrics | None:
-    """The metrics that a source hands in under this header, of what its training gave; None where none travel.
+    """The training metrics that a source adds to the sum; None if the header asks for none.
 
     Raises:
-        TrainingError: the header has metrics, and training gave none.
+        TrainingError: the header asks for metrics, and training gave none.
     """
     if not header.metrics:
         return None
@@ -508,7 +524,7 @@ def metrics_of(header: Header, loss: float | None, accuracy: float | None) -> Me
 
 
 def statistics_of(contribution: Contribution, weight: float, metrics: Metrics | None) -> AggregateStatistics:
-    """What travels of a source beside its contribution, weighted; without metrics there are zeros in their place."""
+    """The weighted statistics that a source adds to the sum beside its vector; zeros in place of missing metrics."""
     errors = None if contribution.errors is None else contribution.errors.times(weight)
     loss, accuracy = (metrics.loss, metrics.accuracy) if metrics else (0.0, 0.0)
     return AggregateStatistics(weight * contribution.keep, weight, weight * loss, weight * accuracy, errors)
@@ -535,14 +551,14 @@ def encode_contribution(
 
 
 class FaultySum(ValueError):
-    """An opened sum is none that honest parts give. Which source's part is to blame is hidden."""
+    """Honest contributions cannot give this sum. The masks hide which source is to blame."""
 
 
 def check_sum(terms: RoundTerms, total: Vector64, samples: float, count: int) -> None:
-    """Refuse an opened sum that no honest parts give: V beyond n times the clip, in any coordinate.
+    """Refuse an opened sum that honest contributions cannot give: any coordinate of V beyond n times the clip.
 
-    Without it a source that lies about its weight could shrink n, and with it the divisor of the whole sum, so that
-    the round's update goes as far beyond the clip as it likes.
+    Without this check, a source that lies about its weight could shrink n, the divisor of the whole sum, and so push
+    the round's update arbitrarily far beyond the clip.
 
     Args:
         terms: of the attempt.
@@ -553,7 +569,7 @@ def check_sum(terms: RoundTerms, total: Vector64, samples: float, count: int) ->
     Raises:
         FaultySum: the sum is beyond the clip; the message names the layer.
     """
-    of_weights = count / terms.encoding.tail_q_max  # rounding: a step for each weight, and below one for each part
+    of_weights = count / terms.encoding.tail_q_max  # rounding: at most one step per weight, and one per coordinate
     start = 0
     for number, layer in enumerate(terms.header.layers):
         part = total[start : start + layer.size]
@@ -564,10 +580,10 @@ def check_sum(terms: RoundTerms, total: Vector64, samples: float, count: int) ->
 
 
 def check_kept(plan: RoundPlan, kept: float, samples: float) -> None:
-    """Refuse a total whose sources keep the target's update for more samples than they have, or for fewer than none.
+    """Refuse a sum whose weight w of the target's update lies outside [0, n].
 
-    Under a rule with attention the same number is the sum of the shares. What it may be at least is bounded, too: it
-    divides the sum, and a source that lies about its share could otherwise make the round's update as long as it likes.
+    Under a rule with attention, w is the sum of the attention shares and divides the sum, so it has a lower bound as
+    well: otherwise a source that lies about its share could make the round's update arbitrarily long.
 
     Args:
         plan: the rule of the round.
@@ -575,7 +591,7 @@ def check_kept(plan: RoundPlan, kept: float, samples: float) -> None:
         samples: n, in the same units.
 
     Raises:
-        FaultySum: it is so.
+        FaultySum: w is out of its bounds.
     """
     slack = KEEP_TOLERANCE * samples
     if plan.rule.attends:

@@ -1,13 +1,13 @@
-"""One source's part of a round, and the round's update from the sum of all parts.
+"""One source's contribution to a round, and the round's update from the sum of all contributions.
 
-Every rule here is ``sum_i n_i (keep_i g_T + v_i) / n`` with ``n = sum_i n_i``: a source hands in a vector v_i and the
-share keep_i in [0, 1] of the target's update that stands beside it. The target needs just the sums V of n_i v_i, w of
-n_i keep_i, and n. `contribute` is therefore the same call at a source, whose v_i then travels masked, and at an
-aggregator that is permitted to see the updates. A rule with attention has no g_T: there v_i is the update times the
+Every rule here is ``sum_i n_i (keep_i g_T + v_i) / n`` with ``n = sum_i n_i``: a source contributes a vector v_i and
+the share keep_i in [0, 1] with which the target's update g_T counts beside it. The target needs only three sums:
+V = sum n_i v_i, w = sum n_i keep_i, and n. A source whose v_i then travels masked and an aggregator that is permitted
+to see the updates therefore both call `contribute`. A rule with attention has no g_T: v_i is the update times the
 source's share of attention, keep_i is that share, and the mean is V / w; see `attend`.
 
-FedDA and FedGP as functions of all updates at once (Definitions 4.1 and 4.3 of the paper) are such sums as well. A
-source that points the target's way takes part, one that points against it is left out by the filter:
+FedDA and FedGP as functions of all updates at once (Definitions 4.1 and 4.3 of the paper) are such sums as well. The
+filter of FedGP leaves out a source that points against the target:
 
     >>> target = np.array([1.0, 1.0])
     >>> sources = np.array([[2.0, 0.0], [-1.0, -1.0]])
@@ -45,18 +45,18 @@ from securefda.rules.statistics import TargetStatistics
 from securefda.rules.strategy import OF_A_WHOLE_RUN, RoundPlan, Rule
 
 KEEP_TOLERANCE = 1e-3
-"""How far, relative to n, the sum w may lie outside [0, n]: it may come out of a fixed-point sum."""
+"""How far, relative to n, the sum w can lie outside [0, n] because of fixed-point rounding."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Contribution:
-    """A source's part of a round. It is as private as the update it is made of, and so has an empty repr.
+    """A source's contribution to a round. It is as private as the update behind it, so its repr is empty.
 
     Attributes:
         vector: v_i, float64 ``(n_params,)``.
-        keep: share of the target's update that stands beside it, in [0, 1]; with attention, that of attention.
+        keep: share with which the target's update counts, in [0, 1]; under a rule with attention, the attention share.
         beta: weight of the source in [0, 1], for its own report; None for a rule without beta.
-        errors: estimated errors of the rules to choose from; None where the plan does not select.
+        errors: estimated errors of the rules to choose from; None if the plan does not select a rule.
     """
 
     vector: Vector = field(repr=False)
@@ -137,24 +137,23 @@ def contribute(
 ) -> Contribution:
     """Evaluate a round's rule for one source.
 
-    Beside its result it needs memory for some blocks of 8192 numbers, whatever the size of the model.
+    Besides its result it needs memory for a few blocks of 8192 numbers, whatever the size of the model.
 
-    Where the plan selects, the contribution carries estimated errors as well. The contribution to a source_only round
-    is the update as it is, and to a target_only round it is zero.
+    If the plan selects a rule, the contribution carries estimated errors as well. The vector of a source_only round is
+    the update itself; that of a target_only round is zero.
 
     Args:
-        plan: the round's rule and its parameters; target_only just where it selects.
-        statistics: of the target's steps in the round; None is permitted where ``plan.uses_target_statistics`` is
-            false.
+        plan: the round's rule and its parameters; target_only is valid only for a plan that selects.
+        statistics: of the target's steps in the round; can be None if ``plan.uses_target_statistics`` is false.
         target_update: g_T, the target's update of the round, ``(n_params,)``; None as for ``statistics``.
-        source_update: g_i, the source's update, ``(n_params,)``; aligned (`align_update`) where the plan aligns.
+        source_update: g_i, the source's update, ``(n_params,)``; aligned (`align_update`) if the plan aligns.
         layers: sizes that sum to n_params; None is one layer.
         step_updates: the target's single steps ``(B, n_params)``, only where ``plan.needs_step_updates``.
-        noise_variance: of the noise in each coordinate of ``source_update``, by which a rule that projects is to be
-            corrected; 0 leaves it as it is. Beta and estimated errors are of the update as it is.
+        noise_variance: variance of the noise in each coordinate of ``source_update``, for which the projection is
+            corrected; 0 for no correction. Beta and the estimated errors are never corrected.
 
     Returns:
-        What the source adds to the round, to be weighted by its number of samples.
+        The source's contribution, not yet weighted by its number of samples.
 
     Raises:
         ValueError: an argument is missing, has a wrong shape or value, is not finite, or contradicts another; the
@@ -200,15 +199,15 @@ def attend(
 ) -> Contribution:
     """Evaluate a rule with attention for one source.
 
-    Its vector is the update times its share s_i of attention, and ``keep`` is s_i: so the sums V = sum n_i s_i g_i and
-    w = sum n_i s_i are those of a mean weighted by samples and attention.
+    Its vector is the update times its attention share s_i, and ``keep`` is s_i. So V = sum n_i s_i g_i divided by
+    w = sum n_i s_i is a mean weighted by samples and attention.
 
     Args:
         plan: the round's rule.
-        gap_gradient: of the gap statistic with respect to the model, ``(n_params,)``; not needed with ``gain``.
-        source_update: g_i, the source's update, ``(n_params,)``. What may stand behind it, up to any length, has the
-            same share and no part in the gain.
-        gain: by how much the update lowers the gap statistic; None: to first order, by ``gap_gradient``.
+        gap_gradient: gradient of the gap statistic with respect to the model, ``(n_params,)``; unused with ``gain``.
+        source_update: g_i, the source's update, ``(n_params,)``. Elements beyond n_params get the same share and do not
+            count for the gain.
+        gain: by how much the update lowers the gap statistic; None: the first-order estimate from ``gap_gradient``.
 
     Raises:
         ValueError: an argument is missing, has a wrong shape, or is not finite; the message starts with its name.
@@ -231,7 +230,7 @@ def weighted_update(
     products: Products,
     beta: float,
 ) -> Contribution:
-    """Return what a source adds to a FedDA or FedGP round, once its beta is known.
+    """Return a source's contribution to a FedDA or FedGP round for a given beta.
 
     Args:
         plan: the round's rule and its parameters.
@@ -251,11 +250,11 @@ def weighted_update(
 def weighted_by_layer(
     plan: RoundPlan, comparison: Comparison, source: Reals, sizes: Sequence[int], betas: Vector
 ) -> Contribution:
-    """Return what a source adds to a FedDA or FedGP round with a beta of its own for each layer.
+    """Return a source's contribution to a FedDA or FedGP round with one beta per layer.
 
-    One share of the target's update stands beside the sum, 1 - beta. What a layer keeps more or less of it than that is
-    in the vector: ``beta_l P(g_T | g_i) + (beta - beta_l) g_T``. Beta is the mean of the betas by the squared length of
-    g_T in each layer, which makes that least.
+    There is only one share of the target's update for all layers, 1 - beta. The vector makes up the difference in each
+    layer: ``beta_l P(g_T | g_i) + (beta - beta_l) g_T``. Beta is the mean of the betas weighted by the squared norm of
+    g_T in each layer, which minimises that difference.
 
     Args:
         plan, source, sizes: as for `weighted_update`.
@@ -292,8 +291,8 @@ def combine(
         target_samples: n_T, the target's number of samples; only for fedavg.
 
     Returns:
-        Float64 ``(n_params,)``: (w g_T + V) / n, for fedavg (n_T g_T + V) / (n_T + n), for a mean of the sources alone
-        V / n, with attention V / w, for target_only g_T itself.
+        Float64 ``(n_params,)``: (w g_T + V) / n; for fedavg (n_T g_T + V) / (n_T + n); for a mean of the sources alone
+        V / n; with attention V / w; for target_only g_T itself.
 
     Raises:
         ValueError: an argument is missing or out of its range; the message starts with its name.

@@ -1,7 +1,7 @@
-"""What a source accepts: one header, with all that came with it, checked before anything is done for it.
+"""A source accepts a header: every check on the header and its vectors, before any training.
 
-`accept_header` is the only way from a header to a round. What it returns, `AcceptedRound`, was parsed and validated
-once; training and contributing go by it and look into the header no more for what it says.
+`accept_header` is the only way from a header to a round. It parses and validates once and returns an `AcceptedRound`,
+which the rest of the round relies on.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class AcceptedRound:
 
     Attributes:
         header: the signed header that opened the round.
-        terms: what it asks to be computed.
-        level: what the aggregator may see of this source in it.
+        terms: the computation that the header asks for.
+        level: this source's visibility level in the round.
         model: to train from, float32 ``(n_params,)``.
-        published: g_T or the gradient of the gap, likewise, where the header names one.
-        features: of the target's rows, float32 ``(T, d)``, where the rule compares features.
+        published: g_T or the gradient of the gap, float32 ``(n_params,)``; None if the header names neither.
+        features: of the target's rows, float32 ``(T, d)``; None unless the rule compares features.
         origin: the result that produced the model.
         course: how far the model lies from the one that this site trained from last.
     """
@@ -52,20 +52,20 @@ class AcceptedRound:
 def accept_header(
     site: SourceSite, header: Signed[Header], parcel: Parcel, missed: Missed | None = None
 ) -> AcceptedRound:
-    """Check all that a header asks for.
+    """Check a header and everything that came with it.
 
-    The policy comes first, so that what it forbids is refused by its key. Checks that read vectors come last.
+    The policy comes first, so that a refusal names the policy's key. Checks that read vectors come last.
 
     Args:
         site: this source.
-        header: with the target's signature, which was checked.
+        header: its signature by the target was checked.
         parcel: the parcel of the header, with the model and perhaps g_T.
-        missed: the result that the aggregator showed before the header, where it did.
+        missed: the earlier result that this source missed and the aggregator sent before the header, if any.
 
     Raises:
-        PolicyRefusal: this site's policy forbids it.
+        PolicyRefusal: this site's policy forbids the round.
         FaultyAggregatorError: a check fails.
-        SecureFdaError: this site's privacy budget does not pay for it, or its memory cannot be read.
+        SecureFdaError: this site's privacy budget does not cover the round, or its state cannot be read.
     """
     body, own_index = header.body, site.signer.index
     if own_index not in body.participants:
@@ -111,20 +111,20 @@ class Charging(Protocol):
     """A trainer whose rounds are charged to a ledger."""
 
     def planned(self, factor: float) -> Planned:
-        """What a round with this factor of the learning rate will take."""
+        """Rows, steps and learning rate of a round with this learning rate factor."""
 
 
 def require_worth_charging(trainer: object, header: Header, level: Visibility, target_update: Vector | None) -> None:
-    """Refuse, uncharged, a round that cannot come to a release.
+    """Refuse a round that cannot end in a release, before the ledger is charged for it.
 
-    A charge is never given back: an aggregator that sends numbers that no update fits would spend a budget for nothing.
-    One that begins rounds and finishes none is left after a few, see :mod:`securefda.source.run_book`.
+    A charge is never refunded, so an aggregator whose published numbers fit no update could spend a source's budget
+    for nothing. An aggregator that begins rounds and finishes none is handled in :mod:`securefda.source.run_book`.
 
     Args:
-        trainer: of the site; of one that charges nothing, nothing is asked.
-        header: of the attempt; all that does not need the update was checked.
+        trainer: of the site; one that charges no ledger passes unchecked.
+        header: of the attempt; all checks that need no update have passed.
         level: at which this source takes part.
-        target_update: g_T, float32 (m,), where it came with the header.
+        target_update: g_T, float32 (m,); None if none came with the header.
 
     Raises:
         FaultyAggregatorError: HEADER_TARGET, the published numbers contradict each other, g_T or this site's schedule.
@@ -137,7 +137,7 @@ def require_worth_charging(trainer: object, header: Header, level: Visibility, t
     weight_of(header, planned.samples)
     if target is None:
         return
-    try:  # as the rule does on the update of the round, once it is trained
+    try:  # the same checks as when the rule is evaluated on the trained update
         if header.rule.align:
             ratio = target.learning_rate / planned.learning_rate
             alignment_factor(target_steps=target.steps, source_steps=planned.steps, learning_rate_ratio=ratio)

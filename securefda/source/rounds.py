@@ -1,7 +1,7 @@
-"""One round at a source, from the header to the result: what the source holds, and what each message makes of it.
+"""One round at a source, from the accepted header to the result: its state, and the step that each message takes.
 
-Functions take the round as it is and return the round as it becomes, with what is to be sent. They raise where a check
-fails; the caller then drops the round. What goes beyond one round is in :mod:`securefda.source.run`.
+Each function takes the present state and a message, and returns the next state with the parcel to send. It raises if
+a check fails; the caller then drops the round. State that outlives a round is in :mod:`securefda.source.run`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ from securefda.training.alignment import Aligned, Alignment
 
 @dataclass(frozen=True, slots=True)
 class AwaitingClearResult:
-    """Visibility ``individual``: the update is sent, the result has not come."""
+    """Visibility ``individual``: the update was sent in clear; the result is outstanding."""
 
 
 _STEP_OF_PHASE: dict[type, Step] = {
@@ -80,16 +80,16 @@ _STEP_OF_PHASE: dict[type, Step] = {
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Summand:
-    """What a source adds to a sum, clipped, while it waits for the norm reports of the others.
+    """A source's clipped contribution to the sum, kept until it can be capped, encoded and masked.
 
     Attributes:
         terms: the terms of the round, by which it was computed.
         contribution: v_i and its share of the target's update.
-        weight: with which it is encoded.
-        clipped: how many coordinates of each layer the clip has changed.
-        statistics: the weighted statistics that follow the vector.
-        report: of its norms; None where no norm cap holds.
-        rounding: key of the rounding in this round.
+        weight: of this source in the sum, by its rows.
+        clipped: number of coordinates of each layer that the clip changed.
+        statistics: the weighted statistics that are encoded behind the vector.
+        report: its norm report; None without a norm cap.
+        rounding: key of the random rounding in this round.
     """
 
     terms: RoundTerms
@@ -108,8 +108,8 @@ class SourceRound:
     Attributes:
         header: the signed header that opened the round.
         phase: of the masking session; or, at ``individual``, the wait for the result.
-        record: this site's line of the round.
-        summand: what this source adds to the sum, until it is masked; None afterwards, and at ``individual``.
+        record: this site's line about the round in the run's records.
+        summand: this source's contribution until it is masked; None afterwards, and at ``individual``.
     """
 
     header: Signed[Header]
@@ -119,12 +119,12 @@ class SourceRound:
 
     @property
     def step(self) -> Step:
-        """The step that it is at."""
+        """The protocol step that the round is at."""
         return _STEP_OF_PHASE[type(self.phase)]
 
     @property
     def place(self) -> str:
-        """Where it is, in words."""
+        """Round and step, for messages."""
         return f"round {self.header.body.round}, {self.step.label}"
 
     @property
@@ -134,20 +134,20 @@ class SourceRound:
         match self.phase:
             case session_steps.AwaitingKeyList() | session_steps.AwaitingRoll():
                 return 2 * phase_s + training_s
-            case session_steps.AwaitingResult():  # the aggregator measures the model first, which may mean to train it
+            case session_steps.AwaitingResult():  # the aggregator evaluates the model first, and can train it before
                 return 3 * phase_s + training_s
-            case AwaitingClearResult():  # all that, after others have trained and gone through the four later steps
+            case AwaitingClearResult():  # the same, after the others have trained and taken the four later steps
                 return 6 * phase_s + 2 * training_s
         return 3 * phase_s
 
     def erase(self) -> None:
-        """Erase the secrets of its session, if it has one."""
+        """Erase the secrets of the masking session, if there is one."""
         if not isinstance(self.phase, AwaitingClearResult):
             session_steps.erase(self.phase)
 
 
 def begin_round(site: SourceSite, accepted: AcceptedRound) -> tuple[SourceRound, Parcel]:
-    """Train, and send the update in clear or open the masking session, as the header has it.
+    """Train; then send the update in clear or begin the masking session, depending on the visibility level.
 
     Raises:
         FaultyAggregatorError: HEADER_STEP or HEADER_TARGET_STEP, in this source's first round of the run; CLIPPED.
@@ -188,7 +188,7 @@ def begin_round(site: SourceSite, accepted: AcceptedRound) -> tuple[SourceRound,
     weight = weight_of(header, result.samples)
     variance = aligned_variance(header, result.noise_variance, steps=result.steps, learning_rate=result.learning_rate)
     contribution = contribution_at_source(terms, accepted.level, accepted.published, part, variance)
-    del result, update, part  # vectors of the model's length less, while the contribution is at work
+    del result, update, part  # frees vectors of the model's length before encoding and masking
     statistics = statistics_of(contribution, weight, metrics)
     capped = is_capped(header, accepted.level)
     clipped = clip_contribution(header, contribution, None if capped else weight)
@@ -223,7 +223,7 @@ def continue_round(site: SourceSite, current: SourceRound, message: Signed[Body]
             try:
                 return release_masked(site, current, ready, capped_input(site, current, ready))
             except BaseException:
-                steps.erase(ready)  # the round still holds the phase before, whose shares these no longer are
+                steps.erase(ready)  # `current` still holds the phase before, so nobody else would erase these secrets
                 raise
         case steps.AwaitingSurvivors(), Survivors():
             following, signature = steps.receive_survivors(phase, message)  # type: ignore[arg-type]
@@ -238,7 +238,7 @@ def continue_round(site: SourceSite, current: SourceRound, message: Signed[Body]
             journal, header = site.witness.journal, current.header
             journal.event("unmask-shares-released", header, survivors=survivors, dropped=dropped)
             site.store.answered(header.body.run_id)
-            return replace(current, phase=waiting), Parcel(unmask)  # with it the aggregator may open the sum
+            return replace(current, phase=waiting), Parcel(unmask)  # with enough of these, the aggregator opens the sum
         case _:
             raise _out_of_order(message, phase)
 
@@ -247,7 +247,7 @@ def check_result(site: SourceSite, current: SourceRound, message: Signed[Body]) 
     """Check that a result belongs to this round, and that the round waits for it.
 
     Raises:
-        FaultyAggregatorError: one of both is false.
+        FaultyAggregatorError: it does not.
     """
     match current.phase:
         case session_steps.AwaitingResult():
@@ -260,7 +260,7 @@ def check_result(site: SourceSite, current: SourceRound, message: Signed[Body]) 
 
 
 def remember_result(site: SourceSite, finished: SourceRound, message: Signed[Result]) -> Parcel:
-    """Write down the result of a round, which was checked, and give the receipt for it.
+    """Store the result of a round, already checked, and return the receipt for it.
 
     Raises:
         SecureFdaError: the disk cannot be written.
@@ -309,12 +309,12 @@ def _release_in_clear(
 
 
 def capped_input(site: SourceSite, current: SourceRound, ready: session_steps.ReadyToMask) -> RingVector:
-    """The norm reports of all are known: scale what this source adds to the sum down to the caps, and encode it.
+    """Scale this source's contribution down to the norm caps, and encode it. Needs the norm reports of all sources.
 
-    Ranges come from sums of capped parts, so a part has to fit them as the caps leave it.
+    The ranges of the encoding are made for capped contributions, so they are checked after capping.
 
     Raises:
-        FaultyAggregatorError: CLIPPED, too much of the part is beyond the ranges.
+        FaultyAggregatorError: CLIPPED, too many coordinates are beyond the ranges.
     """
     own = current.summand
     if own is None:
@@ -323,7 +323,7 @@ def capped_input(site: SourceSite, current: SourceRound, ready: session_steps.Re
     if applied is not None:
         beyond = clip_contribution(current.header.body, own.contribution, own.weight)
         require_few_at_the_clip(current.header.body, beyond)
-        # The largest of a layer are at its clip, so where any is beyond the range, these are among them.
+        # A layer's largest coordinates are those at its clip; any beyond the range are among them. So: max, not a sum.
         current.record["clipped"] = sum(map(max, own.clipped, beyond))
         current.record["capped"], current.record["zeroed"] = applied.capped, applied.zeroed
         site.witness.journal.event("caps-computed", current.header, **asdict(applied))
@@ -336,7 +336,7 @@ def capped_input(site: SourceSite, current: SourceRound, ready: session_steps.Re
 def release_masked(
     site: SourceSite, current: SourceRound, ready: session_steps.ReadyToMask, encoded: RingVector
 ) -> tuple[SourceRound, Parcel]:
-    """Mask, then burn the fuse before anything is handed out: from there on the update may have left."""
+    """Mask, then burn the release fuse on disk before sending: after a crash, the update counts as released."""
     if current.summand is None:
         raise FaultyAggregatorError("ORDER", "nothing to mask")
     phase, message, vector = session_steps.masked_input(ready, encoded, current.summand.terms.encoding)

@@ -26,7 +26,7 @@ from securefda.tasks.guard import task_code
 
 
 class UnfitRows(DataError):
-    """Rows that a task returned cannot be used. The message counts them, and quotes none."""
+    """A task returned rows that cannot be used. The message counts them but never quotes their values."""
 
     def __init__(self, why: str, *, hint: str = "") -> None:
         super().__init__("task", why, hint=hint)
@@ -37,7 +37,8 @@ class Samples:
     """Rows of one site: ``features`` (n, ...) floating point and ``labels`` (n, ...), on the CPU, n >= 1.
 
     Raises:
-        UnfitRows: one is no tensor, the lengths differ, there is no row, or a feature or a label is NaN or infinite.
+        UnfitRows: features or labels are not a tensor, their lengths differ, there are no rows, or a value is NaN or
+            infinite.
     """
 
     features: Tensor
@@ -55,7 +56,7 @@ class Samples:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All that is known of the rows."""
+        """Features and labels."""
         return self.features, self.labels
 
     def __len__(self) -> int:
@@ -67,7 +68,7 @@ class Unlabelled:
     """Training rows of a target whose labels are not known: ``features`` as in :class:`Samples`.
 
     Raises:
-        UnfitRows: they are no tensor, there is no row, or a feature is NaN or infinite.
+        UnfitRows: the features are not a tensor, there are no rows, or a value is NaN or infinite.
     """
 
     features: Tensor
@@ -80,7 +81,7 @@ class Unlabelled:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All that is known of the rows."""
+        """Features alone."""
         return (self.features,)
 
     def __len__(self) -> int:
@@ -113,7 +114,7 @@ def _require_finite(tensor: Tensor, what: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TaskSettings:
-    """What a task is built from, equal at every site of a federation but for ``data_dir``.
+    """What a task is built from. Only ``data_dir`` differs between the sites of a federation.
 
     Attributes:
         target: site id of the target.
@@ -121,7 +122,7 @@ class TaskSettings:
         seed: seeds every random choice about data (splits, kept rows, noise), never training.
         data_dir: folder of this site's data files; None where the data is bundled.
         options: the task's own settings, kebab-case.
-        labelled_target: whether the target's training rows have labels; where not, no file needs to hold any.
+        labelled_target: whether the target's training rows have labels. If False, its files need not hold any.
 
     Raises:
         ConfigError: no target, no source, or one site named twice.
@@ -157,7 +158,7 @@ class TaskSettings:
                 raise ConfigError(f"task.options.{name}", "unknown option", hint=hint)
 
     def number(self, name: str, default: float, *, low: float, high: float) -> float:
-        """Return option ``name`` as a float in [low, high]; ConfigError where it is anything else."""
+        """Return option ``name`` as a float in [low, high]; raise ConfigError if it is anything else."""
         value = self.options.get(name, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
             raise ConfigError(f"task.options.{name}", f"{value!r} is not a number")
@@ -166,7 +167,7 @@ class TaskSettings:
         return float(value)
 
     def count(self, name: str, default: int, *, low: int, high: int) -> int:
-        """Return option ``name`` as an int in [low, high]; ConfigError where it is anything else."""
+        """Return option ``name`` as an int in [low, high]; raise ConfigError if it is anything else."""
         value = self.options.get(name, default)
         if isinstance(value, bool) or not isinstance(value, int):
             raise ConfigError(f"task.options.{name}", f"{value!r} is not a whole number")
@@ -175,7 +176,7 @@ class TaskSettings:
         return value
 
     def choice(self, name: str, default: str, allowed: tuple[str, ...]) -> str:
-        """Return option ``name``, one of ``allowed``; ConfigError where it is anything else."""
+        """Return option ``name``, one of ``allowed``; raise ConfigError if it is anything else."""
         value = self.options.get(name, default)
         if not isinstance(value, str) or value not in allowed:
             raise ConfigError(f"task.options.{name}", f"{value!r} is not one of {', '.join(allowed)}")
@@ -185,16 +186,16 @@ class TaskSettings:
 class Task(ABC):
     """One learning problem. Subclasses read ``self.settings`` and answer for one site at a time.
 
-    Every answer is a pure function of the settings and of the site's files: two calls, or two processes, get the
-    same rows in the same order. ``model`` may use torch's global generator (as layers do): the caller seeds
-    and restores that generator. Running statistics of BatchNorm stay at their site, and training with noise refuses it.
+    Every method is a pure function of the settings and of the site's files: two calls, or two processes, get the
+    same rows in the same order. ``model`` can use torch's global generator, as layers do: the caller seeds it and
+    restores it afterwards. Running statistics of BatchNorm stay at their site; DP-SGD refuses a model with BatchNorm.
 
-    ``separate_rows`` is for the task to set to True where each row is prepared from its own record and public numbers
-    alone. A task that, say, standardises with the mean of the site's rows leaves it: a record then changes every row,
-    which clipping one gradient does not bound, and DP-SGD refuses it.
+    Set ``separate_rows`` to True if each row is prepared from its own record and from public numbers alone. Leave it
+    False if, say, the task standardises with the mean of the site's rows: one record then changes every row, which
+    clipping single gradients does not bound, so DP-SGD refuses the task.
 
-    ``public_rows`` is for the task to set to True where all rows are public and the seed deals them out to the sites:
-    `securefda budget advise` then tries settings on what other seeds deal.
+    Set ``public_rows`` to True if all rows are public and the seed assigns them to the sites. `securefda budget advise`
+    then tries settings on the rows that other seeds assign.
     """
 
     separate_rows: bool = False
@@ -211,40 +212,42 @@ class Task(ABC):
     def train_data(self, site: str) -> Samples | Unlabelled:
         """Return the rows that ``site`` trains on; at the target, the few labelled ones.
 
-        A target without labels may return :class:`Unlabelled`. Where it returns labels nevertheless, the framework
-        hides them if the settings say that there are none.
+        A target without labels can return :class:`Unlabelled`. If it returns labels although the settings say that
+        there are none, the framework hides them.
         """
 
     @abstractmethod
     def test_data(self, site: str) -> Samples | None:
-        """Return the rows that ``site`` holds out; of an unlabelled target None where no such row has a label."""
+        """Return the rows that ``site`` holds out; None for an unlabelled target without any labelled row."""
 
     @abstractmethod
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """Return the mean loss of a batch, a scalar that can be differentiated."""
 
     def row_losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss of each row by itself, (n,), where :meth:`loss` returns their mean; DP-SGD takes this one.
+        """Return the loss of each row by itself, (n,); :meth:`loss` returns their mean. DP-SGD uses this method.
 
-        Default: ``loss`` of each row, by ``torch.func.vmap``. A task may have a quicker way; no row may have a part in
-        the loss of another, or epsilon says nothing.
+        The default applies ``loss`` to each row with ``torch.func.vmap``. Override it if there is a quicker way. The
+        loss of a row must not depend on any other row: DP-SGD's epsilon does not hold otherwise.
         """
         losses: Tensor = torch.func.vmap(lambda output, label: self.loss(output[None], label[None]))(outputs, labels)
         return losses
 
     @abstractmethod
     def metrics(self, outputs: Tensor, labels: Tensor) -> dict[str, float]:
-        """Return named figures in [0, 1] over all rows given; ``accuracy`` is among them."""
+        """Return named metrics in [0, 1] over all rows given; ``accuracy`` must be among them."""
 
     def oracle_data(self) -> Samples | Unlabelled:
-        """Return all labelled training rows of the target (the upper bound trains on them); default: train_data."""
+        """Return the rows that the oracle baseline (the upper bound) trains on: all labelled training rows of the
+        target. Default: train_data.
+        """
         return self.train_data(self.settings.target)
 
     def guesses(self, outputs: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG002 - others use it
-        """Return the label that the model gives each row, as `Samples` has labels, and how sure it is, (n,) in [0, 1].
+        """Return a predicted label for each row, in the form of `Samples.labels`, and its confidence, (n,) in [0, 1].
 
-        A target without labels may train on those of which the model is sure enough. Tasks that tell classes apart
-        can define it.
+        A target without labels can train on the predictions of high confidence (pseudo-labels). Classification tasks
+        can define this method.
 
         Raises:
             ConfigError: the task does not define it.
@@ -256,20 +259,20 @@ class Task(ABC):
         )
 
     def varied(self, features: Tensor, generator: torch.Generator) -> Tensor:  # noqa: ARG002 - others use it
-        """Return the rows of a batch, changed a little at random in a way that changes no label; default: as they are.
+        """Return an augmented batch: the rows with small random changes that leave the label true. Default: unchanged.
 
-        A site with ``training.vary`` trains on such rows, and so do pseudo-labels. ``generator`` is on the CPU.
+        Used with ``training.vary`` and for training on pseudo-labels. ``generator`` is on the CPU.
         """
         return features
 
     def inputs_from(self, path: Path) -> Tensor:
-        """Return what the model takes, (n, ...), n >= 1, from a file or folder of rows without labels, in its order.
+        """Read rows without labels from a file or folder; return model inputs (n, ...), n >= 1, in the file's order.
 
-        ``securefda predict`` calls it on the file that its user names. A task may leave it out.
+        ``securefda predict`` calls it on the path that the user gives. A task need not define it.
 
         Raises:
             ConfigError: the task does not define it.
-            DataError: the file is missing, or a row is unfit; a row is never left out.
+            DataError: the file is missing, or a row cannot be used; rows are never skipped.
         """
         raise ConfigError(
             f"task {type(self).__name__}",
@@ -278,27 +281,27 @@ class Task(ABC):
         )
 
     def input_names(self, path: Path) -> tuple[str, ...]:  # noqa: ARG002 - others use it
-        """Return a name for each row of :meth:`inputs_from`, by which people find it again; none by default."""
+        """Return a name for each row of :meth:`inputs_from`, so that users can find it again; none by default."""
         return ()
 
     def predictions(self, outputs: Tensor) -> list[dict[str, str | float]]:
-        """Return what the model's outputs (n, ...) say, one row of named values each, for people and CSV files.
+        """Turn the model's outputs (n, ...) into one row of named values each, for display and CSV files.
 
-        Default: the numbers as they are, ``output-1`` and so on.
+        Default: the raw numbers, named ``output-1`` and so on.
         """
         rows: list[list[float]] = outputs.reshape(len(outputs), -1).double().tolist()
         return [{f"output-{place}": value for place, value in enumerate(row, start=1)} for row in rows]
 
     def class_names(self) -> tuple[str, ...]:
-        """Return a name for each class where labels are class numbers; none by default."""
+        """Return a name for each class if labels are class numbers; none by default."""
         return ()
 
     def feature_names(self) -> tuple[str, ...]:
-        """Return a name for each column of the features where they are (n, k), for messages; none by default."""
+        """Return a name for each column of the features if they are (n, k), for messages; none by default."""
         return ()
 
     def require_site(self, site: str) -> None:
-        """Raise ConfigError where ``site`` is neither the target nor a source."""
+        """Raise ConfigError if ``site`` is neither the target nor a source."""
         if site != self.settings.target and site not in self.settings.sources:
             known = ", ".join((self.settings.target, *self.settings.sources))
             raise ConfigError("site", f"{site} has no part in this task", hint=f"sites: {known}")
@@ -308,8 +311,8 @@ def load_task(factory: str, settings: TaskSettings) -> Task:
     """Import ``factory`` ("package.module:Class") and build the task.
 
     Raises:
-        ConfigError: ``task.factory`` has another form, its module cannot be imported, or it names no Task; also
-            whatever the task finds wrong with its options.
+        ConfigError: ``task.factory`` has another form, its module cannot be imported, or it is not a Task; or the task
+            refuses its options.
         DataError: the task finds a data file missing or corrupt, or its constructor fails.
     """
     module_name, colon, class_name = factory.partition(":")
@@ -331,7 +334,7 @@ def load_task(factory: str, settings: TaskSettings) -> Task:
 def _import(module_name: str) -> ModuleType:
     try:
         on_the_path = importlib.util.find_spec(module_name.partition(".")[0]) is not None
-    except ValueError:  # what is being imported by hand has no specification
+    except ValueError:  # a module put into sys.modules by hand can lack a spec
         on_the_path = True
     here = "" if on_the_path else _take_current_folder()
     try:
@@ -351,11 +354,10 @@ def _import(module_name: str) -> ModuleType:
 
 
 def _take_current_folder() -> str:
-    """Let modules in the current folder be imported, behind all others; return why not, or nothing.
+    """Append the current folder to ``sys.path``; return why it was refused, or "".
 
-    It comes last, and only for a module that is found nowhere else: no file in it stands in for one that is installed.
-    A folder in which every user of the machine may write, such as ``/tmp``, is not taken: any of them could put the
-    module there.
+    The folder comes last, and only for a module that is found nowhere else, so no file in it shadows an installed
+    package. A world-writable folder such as ``/tmp`` is refused: any user of the machine could put the module there.
     """
     here = Path.cwd()
     if here.stat().st_mode & stat.S_IWOTH:

@@ -1,4 +1,4 @@
-"""One round of training at one site, and the evaluation of a model."""
+"""The training loop of one round at one site, and the evaluation of a model."""
 
 from __future__ import annotations
 
@@ -37,28 +37,28 @@ StepObserver = Callable[[Vector], None]
 """Receives a step x_j (m,), parameters after minus before; the array is only valid during the call."""
 
 Pull = Callable[[Tensor, Tensor], None]
-"""Adds to the gradient of a step what pulls the parameters: (values, gradient), (m,) each, the second changed."""
+"""Adds a term to the gradient of a step, in place: takes (values, gradient), each (m,), and changes the gradient."""
 
 WHOLE_MODEL = slice(None)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class LocalResult:
-    """What a round of training at a site gave.
+    """The result of one round of training at a site.
 
     Attributes:
         update: local model minus received model, (m,) float32, finite.
         steps: number of optimizer steps taken; 0 where too few pseudo-labels counted.
         samples: number of rows trained on (n of the rules), counted once whatever the epochs.
-        loss: mean loss per row over the round; None with DP-SGD, where nothing is made of rows but noisy gradients.
-        accuracy: over the rows of the last epoch, each as the model stood before the step that used it; in [0, 1].
-            None with DP-SGD.
+        loss: mean loss per row over the round; None with DP-SGD, which releases noisy gradients and nothing else.
+        accuracy: over the rows of the last epoch, each predicted before the step that used it; in [0, 1]. None with
+            DP-SGD.
         learning_rate: the effective one.
-        epsilon: spent of the data set's privacy with this round, all rounds before it included; None without DP-SGD.
-        confident: how many rows had a pseudo-label that counted; None where labels are given.
-        pull: on the features of the target's rows, (T, d) float32; None under rules that compare none.
-        noise_variance: of the noise of DP-SGD in each coordinate of the update, where the site's settings have its
-            projection corrected; else 0.
+        epsilon: spent ε of the data set after this round, over all its rounds; None without DP-SGD.
+        confident: number of rows whose pseudo-label counted; None where labels are given.
+        pull: on the features of the target's rows, (T, d) float32; None under rules that do not compare features.
+        noise_variance: variance of DP-SGD's noise in each coordinate of the update, if the site's settings correct the
+            projection for it; else 0.
     """
 
     update: Vector
@@ -73,7 +73,7 @@ class LocalResult:
     noise_variance: float = 0.0
 
     def __repr__(self) -> str:
-        # The update is what the protocol hides; it must not reach a log by way of a traceback.
+        # The protocol hides the update, so it must not reach a log through a traceback either.
         return f"LocalResult(update=<{len(self.update)} values>, steps={self.steps}, samples={self.samples})"
 
 
@@ -87,13 +87,13 @@ class Evaluation:
 
 
 class Beside(Protocol):
-    """What trains beside a model, and adds to its loss."""
+    """A module that trains beside the model, such as a domain classifier, and adds a term to its loss."""
 
     def watching(self) -> AbstractContextManager[None]:
-        """While it holds, batches that pass through the model are seen."""
+        """Context in which it observes the batches that pass through the model."""
 
     def added_loss(self, task: Task, labels: Tensor) -> Tensor:
-        """What the batch that has just passed adds to the loss; a scalar."""
+        """The term that it adds to the loss of the last batch; a scalar."""
 
 
 def train_local(
@@ -117,36 +117,35 @@ def train_local(
 ) -> LocalResult:
     """Train from the received model on one site's rows for one round.
 
-    On the CPU, with the same number of torch threads, the result is the same to the last bit for the same arguments;
-    torch's global generators neither influence it nor are changed. Memory: the values, the gradient and the
-    optimizer's state (two vectors with Adam) while training, one vector for the update at the end, and one more
-    where steps are observed.
+    On the CPU, with the same number of torch threads, the same arguments give the same bits. Torch's global generators
+    have no influence and are left unchanged. Memory: the values, the gradient and the optimizer's state (two vectors
+    with Adam) while training, one vector for the update at the end, and one more if steps are observed.
 
     Args:
         task: gives the loss.
-        model: from ``build_model``; its parameters are overwritten, and its former values do not matter. Running
-            statistics of BatchNorm go on from what they are.
+        model: from ``build_model``; its parameters are overwritten. BatchNorm's running statistics continue from their
+            present values.
         received: the global model, (m,) float32; not changed.
         data: the site's training rows.
-        settings: how to train, learning rate as it is to be used.
+        settings: how to train, with the effective learning rate.
         seed: of this site in this round, see ``round_seed``.
         site: site id, for messages.
         fewest_steps: refuse to train with fewer; ``FEWEST_TARGET_STEPS`` at the target.
         on_step: called after each step, in order.
-        trained: which parameters are trained, as one slice of the vector; the others stay as received, to the last bit.
-        pull: called before each step, in addition to the loss.
-        row_weights: (n,), by which the loss of each row counts in the mean of its batch; None: each counts as one.
-        beside: adds to the loss of each batch; the loss that is reported is without.
-        team: processes that train together, each on its part of every batch. The leader's batches count, and its result
-            has the loss and the accuracy of all.
-        optimizer: what takes the steps; None: a new one, as the settings say.
-        least_rows: parameters that fewer rows moved stay as they were received, see :mod:`securefda.training.support`.
-            With more than 1 the batches of a step pass in parts, so no row may depend on others of its batch; not with
-            ``team`` or ``beside``.
+        trained: the slice of the vector that is trained; all other parameters keep their exact values.
+        pull: called before each step to add to the gradient.
+        row_weights: (n,), weight of each row's loss in the mean of its batch; None: 1 for each.
+        beside: adds a term to the loss of each batch; the reported loss excludes it.
+        team: processes that train together, each on its part of every batch. The leader decides the batches, and its
+            result has the loss and the accuracy over all parts.
+        optimizer: takes the steps; None: a new one from the settings.
+        least_rows: parameters that fewer rows moved keep their received values, see :mod:`securefda.training.support`.
+            If above 1, the batch of a step is processed in parts, so no row may depend on others of its batch; not
+            with ``team`` or ``beside``.
 
     Raises:
-        TrainingError: too few steps, a loss or an update that is NaN or infinite, a vector of another length, metrics
-            without an accuracy in [0, 1].
+        TrainingError: there are too few steps; a loss or the update is NaN or infinite; ``received`` has another
+            length; or the metrics lack an accuracy in [0, 1].
         DataError: the task's own code, or torch on its behalf, fails.
     """
     settings = fitted(settings, model)
@@ -187,7 +186,7 @@ def train_local(
 
 
 def require_steps(site: str, samples: int, settings: TrainingSettings, fewest: int = FEWEST_TARGET_STEPS) -> None:
-    """Raise TrainingError where a round over ``samples`` rows has fewer than ``fewest`` steps, or too small batches."""
+    """Raise TrainingError if a round over ``samples`` rows has fewer than ``fewest`` steps, or too small batches."""
     if min(samples, settings.batch_size) < settings.smallest_batch:
         raise TrainingError(
             f"{site}: {counted(samples, 'row')} in batches of {settings.batch_size}, and the model has BatchNorm, for "
@@ -205,7 +204,7 @@ def require_steps(site: str, samples: int, settings: TrainingSettings, fewest: i
 
 
 def evaluate(task: Task, model: nn.Module, data: Samples) -> Evaluation:
-    """Return loss and metrics of ``model``, as it stands and where it stands, over all rows of ``data``.
+    """Return loss and metrics of ``model``, with its present parameters and on its device, over all rows of ``data``.
 
     Raises:
         TrainingError: the task's metrics lack ``accuracy``.
@@ -220,7 +219,7 @@ def evaluate(task: Task, model: nn.Module, data: Samples) -> Evaluation:
 
 
 def outputs_of(task: Task, model: nn.Module, features: Tensor) -> Tensor:
-    """What ``model`` gives for rows, as it stands and where it stands; the outputs are on the CPU.
+    """Return the outputs of ``model`` for ``features``. The model stays on its device; the outputs are on the CPU.
 
     Raises:
         DataError: the task's own code, or torch on its behalf, fails.
@@ -232,7 +231,7 @@ def outputs_of(task: Task, model: nn.Module, features: Tensor) -> Tensor:
 
 
 def accuracy_in(metrics: dict[str, float], task: Task) -> float:
-    """Return the accuracy among the metrics of a task, or raise TrainingError where it is missing or not in [0, 1]."""
+    """Return the accuracy among the metrics of a task; raise TrainingError if it is missing or not in [0, 1]."""
     if "accuracy" not in metrics:
         raise TrainingError(f"task {type(task).__name__}: its metrics lack accuracy", hint="add it to metrics()")
     accuracy = float(metrics["accuracy"])
@@ -242,7 +241,7 @@ def accuracy_in(metrics: dict[str, float], task: Task) -> float:
 
 
 class _Seen:
-    """What a round of training saw: the loss of every row, and the outputs of the present epoch."""
+    """Running record of a round of training: the loss over all rows, and the outputs of the current epoch."""
 
     def __init__(self, samples: int) -> None:
         self._samples = samples
@@ -254,14 +253,14 @@ class _Seen:
         return self._loss_sum / self._rows
 
     def add(self, loss: float, rows: int, had: Iterable[tuple[Tensor, Tensor]]) -> None:
-        """Add a step: its mean loss over ``rows``, and the outputs and labels that this process had of them, if any."""
+        """Add a step: its mean loss over ``rows``, and this process's pairs of outputs and labels, if it had any."""
         if self._rows % self._samples == 0:
             self._outputs.clear()  # a new epoch
         self._loss_sum, self._rows = self._loss_sum + loss * rows, self._rows + rows
         self._outputs.extend(had)
 
     def collect(self, team: Team) -> None:
-        """Give the leader what all processes had."""
+        """Gather the outputs of all processes at the leader."""
         own = [(outputs.cpu(), labels.cpu()) for outputs, labels in self._outputs]
         if parts := team.collect(own):
             self._outputs = [pair for part in parts for pair in part]
@@ -288,7 +287,7 @@ def _run_steps(
     optimizer: Optimizer | None,
     support: RowSupport | None,
 ) -> tuple[int, _Seen]:
-    """Take all steps of the round; return their number and what they saw."""
+    """Take all steps of the round; return their number and the record of losses and outputs."""
     device = flat.values.device
     features, labels = data.features.to(device), data.labels.to(device)
     weights = None if row_weights is None else row_weights.to(device)
@@ -305,7 +304,7 @@ def _run_steps(
             for part in [batch] if support is None else support.parts(batch):
                 if not len(part):
                     continue
-                # A mean over a part counts by its share, so that the sum over all parts is the mean over the step.
+                # Weighted by its share, each part's mean adds up to the mean over all rows of the step.
                 share, given = len(part) / len(rows), features[part]
                 outputs = flat.model(task.varied(given, chance) if settings.vary else given)
                 if weights is None:
@@ -337,7 +336,7 @@ def _run_steps(
 
 
 def batches(samples: int, settings: TrainingSettings, seed: Seed) -> Iterator[Tensor]:
-    """Yield row numbers, step by step: every epoch in a new order, the same order on every device."""
+    """Yield the row numbers of each step: a new order in each epoch, the same order on every device."""
     generator = generator_of(seed)
 
     def epochs() -> Iterator[Tensor]:

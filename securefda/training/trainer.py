@@ -1,4 +1,4 @@
-"""A site's own side of training: its task, its rows, its settings, and the model that it built itself."""
+"""The trainer of a site: it holds the task, the rows, the settings and the model, and trains one round per call."""
 
 from __future__ import annotations
 
@@ -74,23 +74,23 @@ Statistic = NDArray[np.float32] | NDArray[np.int64]
 
 
 def private_modules_place(run_id: str) -> str:
-    """Under which name a source's memory keeps the modules that it trains beside a run's model."""
+    """Key in a source's memory for the modules that it trains beside a run's model."""
     return f"{run_id} alignment"
 
 
 def statistics_place(run_id: str) -> str:
-    """Under which name a site's memory keeps the running statistics of a run."""
+    """Key in a site's memory for the BatchNorm statistics of a run."""
     return f"{run_id} statistics"
 
 
 def kept_places(run_id: str) -> tuple[str, ...]:
-    """Every name under which a source's memory keeps something of its own of a run."""
+    """All keys under which a source's memory keeps its own state of a run."""
     return run_id, statistics_place(run_id), private_modules_place(run_id)
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What is known of a round before it trains: rows, steps, and the effective learning rate."""
+    """The known quantities of a round before training: rows, steps, and the effective learning rate."""
 
     samples: int
     steps: int
@@ -98,7 +98,7 @@ class Planned:
 
 
 class Trainer(Protocol):
-    """What a round needs of a site's model; :class:`SiteTrainer` trains one on the site's rows."""
+    """What a round needs from a trainer; :class:`SiteTrainer` is the one that trains on the site's rows."""
 
     layers: LayerTable
     sizes: tuple[int, ...]
@@ -129,9 +129,10 @@ class Trainer(Protocol):
         on_step: Callable[[Vector], None] | None = None,
         align: Aligned | None = None,
     ) -> LocalResult:
-        """Train one round from ``received``, float32 (m,). A ledger, where there is one, gets run and attempt.
+        """Train one round from ``received``, float32 (m,). Private training charges its ledger by run and attempt.
 
-        With ``align``, towards features like the target's: the result has a pull on these.
+        With ``align``, training also pulls this site's features towards the target's, and the result has the pull on
+        the target's features.
         """
 
     def step_variance(
@@ -144,33 +145,32 @@ class Trainer(Protocol):
 
 
 class SiteTrainer:
-    """Trains at one site. The rows are read once; what is computed depends on (secret, run, site, round) alone.
+    """Trains at one site. The rows are read once; all randomness derives from (secret, run, site, round).
 
-    Running statistics of BatchNorm, which no update depends on, begin with those of the model as it is built, and go on
-    from round to round in ``memory``.
+    BatchNorm's running statistics start from those of the newly built model and continue from round to round in
+    ``memory``. No update depends on them.
 
-    ``repeatable`` says whether training the same again gives the same to the last bit; a GPU does not promise that.
-    ``trains_on`` says for people on what: "cpu (1 thread)".
+    ``repeatable`` says whether the same training gives the same bits again; a GPU does not promise that.
+    ``trains_on`` describes the device for display, such as "cpu (1 thread)".
 
     Args:
         task: the site's instance of the task.
         site: site id.
-        data: the rows that it trains on; of a target that never trains they may lack labels.
+        data: the rows that it trains on; a target that never trains can pass rows without labels.
         settings: how it trains, before the round's learning rate factor.
-        seed: seed of the run, from which its first model follows.
-        secret: what training draws from; None: the run's seed, with which anyone can repeat the training.
-        before_round: called before each round; what it raises ends the round before the rows are touched.
-        memory: keeps the layers that stay at this site, where the settings name any, the running statistics of
-            BatchNorm, and the private modules of rules that compare features; None: these begin each round as built.
+        seed: seed of the run; the initial model depends on it alone.
+        secret: seed of all other random choices. None: the run's seed, so that anyone can repeat the training.
+        before_round: called before each round; an exception from it ends the round before the rows are touched.
+        memory: keeps what stays at this site between rounds: personal layers, the running statistics of BatchNorm, and
+            the private modules of rules that compare features. None: they start anew in each round.
         team: processes that train together with this one, which leads them.
-        least_rows: of an update, parameters that fewer of the rows moved stay as they were; 1 for none.
+        least_rows: parameters that fewer rows moved keep their received values; 1 for no such limit.
 
     Raises:
-        TrainingError: the task's model cannot be federated, or batches have too few rows for it; or it has BatchNorm,
-            whose batches several processes would part, and the rows that move a parameter could not be counted.
-        ConfigError: this machine does not have the device that the settings name; all layers would stay at this site;
-            several processes train, and layers would stay at this site, or rows that move a parameter are counted;
-            so they are, and layers would stay at this site.
+        TrainingError: the task's model cannot be federated; batches have too few rows for it; or the model has BatchNorm
+            and several processes train, each on a part of a batch, or the rows that move a parameter are counted.
+        ConfigError: this machine lacks the device that the settings name; all layers would stay at this site; or two of
+            these are combined: several processes, layers that stay at this site, ``least_rows`` above 1.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class SiteTrainer:
         if team is not None and settings.personal_layers:
             why = f"layers that stay at this site are trained in one process, and there are {team.count}"
             raise ConfigError("training.personal-layers", why, hint="set it to 0, or start the site without torchrun")
-        device = choose_device(settings.device)  # now, and not in the first round that trains here
+        device = choose_device(settings.device)  # so that a missing device is reported at the start of the process
         self.repeatable = device.type == "cpu"
         self._model = build_model(task, derive_seed(seed, "model"))
         self.settings = fitted(settings, self._model)
@@ -248,7 +248,7 @@ class SiteTrainer:
 
     @property
     def feature_width(self) -> int:
-        """See `Trainer`."""
+        """How many numbers the features of a row have, d; 0 where the model has none."""
         try:
             return feature_width(self._model)
         except TrainingError:
@@ -277,8 +277,8 @@ class SiteTrainer:
         """Train one round from ``received``, float32 (m,).
 
         Raises:
-            TrainingError: the rows have no labels; too few steps, or a loss or an update that is not finite; features
-                of another width than the model's, or a model that does not fit how they are to be aligned.
+            TrainingError: the rows have no labels; the round has too few steps; a loss or the update is not finite;
+                the target's features have another width than the model's; or the model does not fit the alignment.
         """
         if isinstance(self._data, Unlabelled):
             raise TrainingError(f"{self._site}: its {len(self._data)} rows have no labels to train on")
@@ -337,19 +337,19 @@ class SiteTrainer:
     def step_variance(
         self, received: Vector, round_number: int, factor: float, kind: Variance, *, run_id: str = ""
     ) -> float:
-        """sigma^2 of the mean step of :meth:`train`, in squared parameter units; call it after that.
+        """Estimate sigma^2, the variance of the mean step of :meth:`train`, in squared parameter units.
 
-        Of a team, the leader alone computes it.
+        Call it after :meth:`train`. In a team, only the leader computes it.
 
         Args:
             received: the model with which the round begins, float32 (m,).
-            round_number: of that round; of each attempt at it, the same is drawn.
+            round_number: of that round; every attempt at it draws the same numbers.
             factor: of the learning rate.
-            kind: from what; not from the steps, which are those of :meth:`train`.
+            kind: the estimator; not ``steps``, which is computed from the steps of :meth:`train` themselves.
             run_id: of the run.
 
         Raises:
-            TrainingError: the rows have no labels; they, or the batches, are too few; a loss is not finite.
+            TrainingError: the rows have no labels; there are too few rows or batches; or a loss is not finite.
             DataError: the task's own code fails.
         """
         if isinstance(self._data, Unlabelled):
@@ -370,10 +370,10 @@ class SiteTrainer:
         )
 
     def require_variance(self, kind: Variance) -> None:
-        """Refuse rows of which :meth:`step_variance` could say nothing.
+        """Check that there are enough rows and batches for :meth:`step_variance`.
 
         Raises:
-            TrainingError: there are too few, or too few batches.
+            TrainingError: there are too few.
         """
         if kind is Variance.FIXED_POINT:
             require_batches(self._site, len(self._data), self.settings)
@@ -381,7 +381,7 @@ class SiteTrainer:
             require_halves(self._site, len(self._data), self.settings)
 
     def _recall_statistics(self, run_id: str, round_number: int) -> None:
-        """Give the model those of this site's last round below ``round_number``."""
+        """Load the BatchNorm statistics of this site's last round before ``round_number`` into the model."""
         if not self._first_statistics:
             return
         kept = None if self._memory is None else self._memory.personal(statistics_place(run_id), round_number)
@@ -392,13 +392,13 @@ class SiteTrainer:
             self._memory.keep_personal(statistics_place(run_id), round_number, statistics_to_bytes(self._model))
 
     def evaluate(self, vector: Vector, data: Samples) -> Evaluation:
-        """Loss and metrics of a model, float32 (m,), over ``data``, with the statistics of :meth:`statistics`."""
+        """Loss and metrics of a model, float32 (m,), over ``data``, with the BatchNorm :meth:`statistics` of here."""
         torch.set_num_threads(self._threads)
         self._load_to_evaluate(vector)
         return evaluate(self._task, self._model, data)
 
     def require_clusters(self, rows: int) -> None:
-        """Refuse a model, or a number of rows at most, of which :meth:`look` could see nothing.
+        """Check that :meth:`look` can cluster the features of at most ``rows`` rows.
 
         Raises:
             TrainingError: the model has no linear layer, or there are too few rows.
@@ -407,10 +407,10 @@ class SiteTrainer:
         clusters_wanted(self._model, min(rows, len(self._data)))
 
     def require_features(self, rows: int, kind: Alignment) -> None:
-        """Refuse a model without features, or one that does not fit the rule, or more rows than there are.
+        """Check that :meth:`release` can give features of ``rows`` rows for a rule of this kind.
 
         Raises:
-            TrainingError: as said.
+            TrainingError: the model has no features or does not fit the rule, or there are fewer rows.
         """
         require_fit(kind, self._model)
         if rows > len(self._data):
@@ -420,16 +420,16 @@ class SiteTrainer:
             )
 
     def release(self, vector: Vector, round_number: int, run_id: str, *, rows: int, clip: float) -> Vector:
-        """Features of some of this site's rows under a model, float32 (T, d), for others to see.
+        """Features of some of this site's rows under a model, float32 (T, d), to be published to the sources.
 
-        In each attempt at a round the same rows are drawn.
+        Every attempt at a round draws the same rows.
 
         Args:
             vector: the model with which the round begins, float32 (m,).
             round_number: of that round.
             run_id: of the run.
             rows: T.
-            clip: largest length of a row's features; longer ones are scaled down. 0 for no bound.
+            clip: longest L2 norm of a row's features; longer ones are scaled down. 0 for no bound.
 
         Raises:
             TrainingError: a feature is NaN or infinite, or of another width than the model's last linear layer.
@@ -452,14 +452,14 @@ class SiteTrainer:
         return features
 
     def follow(self, vector: Vector, round_number: int, run_id: str, pull: Vector, *, rows: int) -> Vector:
-        """What moves the features of :meth:`release` along a pull: (1/T) sum_t J_t^T pull_t, float32 (m,).
+        """The step in parameters that moves the released features along a pull: (1/T) sum_t J_t^T pull_t, float32 (m,).
 
         Args:
-            vector: as there, and so are the others.
-            round_number: as there.
-            run_id: as there.
-            pull: (T, d).
-            rows: as there.
+            vector: as for :meth:`release`, like the arguments below.
+            round_number: of the round.
+            run_id: of the run.
+            pull: on the features of :meth:`release`, (T, d).
+            rows: T.
 
         Raises:
             TrainingError: the gradient is not finite.
@@ -475,13 +475,13 @@ class SiteTrainer:
         return self._data.features[chosen]
 
     def look(self, vector: Vector, round_number: int, run_id: str, *, rows: int) -> SeenGap:
-        """How the features of this site's rows cluster under a model, float32 (m,); labels have no part in it.
+        """How the features of this site's rows cluster under a model, float32 (m,). No labels are used.
 
         Args:
             vector: the model with which a round begins.
-            round_number: of that round; of each attempt at it, the same rows are drawn.
+            round_number: of that round; every attempt at it draws the same rows.
             run_id: of the run.
-            rows: how many are drawn, at most.
+            rows: the most rows to draw.
 
         Raises:
             TrainingError: the rows cannot be clustered, or a feature is not finite.
@@ -509,9 +509,9 @@ class SiteTrainer:
         return SeenGap(gap, gap_direction(self._task, self._model, drawn, features, clusters), gain_of)
 
     def statistics(self, vector: Vector) -> dict[str, Statistic]:
-        """The running statistics that a model, float32 (m,), is evaluated with at this site, by their names in PyTorch.
+        """The BatchNorm statistics with which this site evaluates a model, float32 (m,), by their names in PyTorch.
 
-        They are moments of the rows that this site trains on, see :func:`estimate_statistics`. Empty without BatchNorm.
+        They are computed from this site's training rows, see :func:`estimate_statistics`. Empty without BatchNorm.
         """
         if not self._first_statistics:
             return {}
@@ -520,7 +520,7 @@ class SiteTrainer:
         return {name: buffer.cpu().numpy().copy() for name, buffer in statistics_of(self._model).items()}
 
     def _load_to_evaluate(self, vector: Vector) -> None:
-        """Make the model that of ``vector``; of the vector evaluated last, the statistics are at hand."""
+        """Load ``vector`` into the model with its BatchNorm statistics; those of the last vector are cached."""
         vector_to_model(vector, self._model)
         if not self._first_statistics:
             return
