@@ -1,6 +1,6 @@
-"""From a site's kit and settings to what every site of a run has.
+"""Builds, from a site's kit and settings, the parts that both kinds of site have.
 
-That is its identity and its end of the connection, its audit logs, its task and rows, and its trainer with its ledgers.
+These are its identity, its credentials and endpoint, its audit logs, its task and rows, and its trainer with ledgers.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Member:
 
     @classmethod
     def of(cls, kit: Kit) -> Member:
-        """The member whose kit it is."""
+        """The member that owns a kit."""
         return cls(kit.roster, kit.site_id, kit.signing_key, kit.signed_roster.to_bytes())
 
     @property
@@ -81,7 +81,7 @@ class Member:
 
     @property
     def signer(self) -> Signer:
-        """What signs this site's messages."""
+        """Signs this site's messages."""
         return Signer(self.index, self.signing_key, encode)
 
 
@@ -105,7 +105,7 @@ def credentials_of(kit: Kit) -> Credentials:
 
 
 def endpoint_of(kit: Kit) -> Endpoint:
-    """Where the kit says that the aggregator is, and the identity that the roster gives it."""
+    """The aggregator's address from the kit, and its identity from the roster."""
     target = kit.roster.target
     return Endpoint(str(kit.endpoints.aggregator), kit.endpoints.server_name, target.tls_pin, target.index)
 
@@ -126,7 +126,7 @@ def witness_of(
     info: RunInfo,
     unix_time: Callable[[], float] = time.time,
 ) -> Witness:
-    """A site's audit logs, which lie in the folder ``logs``, and what it remembers of those of others."""
+    """A site's own audit logs in the folder ``logs``, with its memory of the other sites' logs."""
     journal = Journal(
         logs,
         member.roster,
@@ -140,13 +140,13 @@ def witness_of(
 
 
 def run_info(task: str, strategy: str, policy: bytes | None = None) -> RunInfo:
-    """What a site's log says of a run as it opens."""
+    """The facts about a run with which a site's log opens."""
     digest = "" if policy is None else sha256(policy).hexdigest()
     return RunInfo(__version__, _word(task), _word(strategy), digest)
 
 
 def _word(text: str) -> str:
-    """A name as a record of the log can hold it."""
+    """A name in the characters that a record of the log can hold."""
     return re.sub(r"[^A-Za-z0-9._-]", ".", text)[:64].lstrip("._-") or "unnamed"
 
 

@@ -1,4 +1,4 @@
-"""The model of a run at the aggregator: the target trains it, each round changes it, and its results are kept."""
+"""The global model of a run at the aggregator: the target trains it, each round updates it, the store keeps it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from securefda.training import Evaluation, Vector
 
 
 class Receipts:
-    """Keeps the last result of a run with its receipts, in the store, so that another process goes on with them."""
+    """The last result of a run and the receipts for it, kept in the store so that they survive a restart."""
 
     def __init__(self, site: TargetSite, store: AggregatorStore, run_id: bytes) -> None:
         self._site, self._store, self._run_id = site, store, run_id
@@ -59,7 +59,7 @@ class Receipts:
         self._given: dict[int, Signed[Receipt]] = {}
 
     def restore(self) -> None:
-        """Go on with what is in the store."""
+        """Load the last result and its receipts from the store."""
         self._last = self._store.last_result()
         if self._last is None:
             return
@@ -69,18 +69,18 @@ class Receipts:
             self._given[sender] = Signed(envelope, signed_bytes, signature)
 
     def following(self, round_number: int, result: Signed[Result]) -> KeptResult:
-        """A result with its number, before it is written down."""
+        """The next result with its number, before it is stored."""
         return KeptResult(round_number, 1 if self._last is None else self._last.number + 1, result)
 
     def published(self, kept: KeptResult) -> None:
-        """The result is in the store now; receipts for the one before it are of no more use."""
+        """Note that the result is in the store. Receipts for the one before are no longer needed."""
         self._last, self._given = kept, {}
 
     def take(self, message: Signed[Body]) -> None:
-        """Take a receipt. One for an earlier result came late, and is discarded.
+        """Take a receipt for the last result. A late receipt for an earlier result is discarded.
 
         Raises:
-            FaultySourceError: it is in the session of the last result, and not what its participants give for it.
+            FaultySourceError: it is malformed, or for the last result's session but not for that result.
         """
         last, index = self._last, message.sender
         if last is None or message.envelope.session_id != last.result.envelope.session_id:
@@ -97,7 +97,7 @@ class Receipts:
             self._store.keep_receipt(message)  # type: ignore[arg-type]
 
     def shown_to(self, participants: Iterable[int]) -> list[Send]:
-        """The last result again, with all receipts, for those of a coming attempt that gave none for it."""
+        """The last result with all its receipts, to be sent to participants of the next attempt that missed it."""
         missing = [index for index in participants if index not in self._given]
         if self._last is None or not missing:
             return []
@@ -112,7 +112,7 @@ class Receipts:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ModelChange:
-    """What a round's sum amounts to: the totals, the model after it, and the state of the server's optimiser."""
+    """The effect of a round's sums: the totals, the new model, and the state of the server optimiser."""
 
     total: RoundTotal
     vector: Vector
@@ -120,11 +120,11 @@ class ModelChange:
 
 
 class RunModel:
-    """The global model, trained at the target and changed by every round that is finished.
+    """The global model, trained at the target and updated by every finished round.
 
-    ``vector`` holds its parameters, float32 ``(n_params,)``; it is empty before :meth:`begin` or :meth:`restore`. They
-    are numbers of the down-link's format, as every site gets them. All that a round leaves behind is in the store
-    before a method returns. ``receipts`` are those for the last result.
+    ``vector`` holds its parameters, float32 ``(n_params,)``, rounded to the down-link's format as every site receives
+    them; it is empty before :meth:`begin` or :meth:`restore`. Every method stores its effects before it returns.
+    ``receipts`` are those for the last result.
     """
 
     def __init__(
@@ -145,15 +145,15 @@ class RunModel:
         self._store.begin_run(self._run_id, self._settings.config_digest, self.vector)
 
     def restore(self, position: Position) -> None:
-        """Start from where the run was interrupted."""
+        """Continue an interrupted run from the store."""
         self._result_digest = position.result_digest
         self.receipts.restore()
         self.vector, self._server = self._store.model(), self._store.server()
 
     def train_target(self, current: CurrentRound) -> None:
-        """Once per round, whatever the number of attempts: what is published of the target stays one release.
+        """Train at the target, once per round: all attempts publish the same g_T, so that it counts as one release.
 
-        Where too few rows of the target have a pseudo-label that counts, the round becomes one more of the warm-up.
+        If too few rows of the target have a pseudo-label that counts, the round becomes another warm-up round.
         """
         if current.trained:
             return
@@ -180,12 +180,12 @@ class RunModel:
         return rounded(model, self._settings.down_link, "the model")
 
     def _as_published(self, target: TargetRound) -> TargetRound:
-        """What the target trained, with g_T as it travels: the rule is evaluated on the same g_T at every level."""
+        """The target's result with g_T rounded as it is sent, so that all levels evaluate the rule on the same g_T."""
         update = rounded(target.result.update, self._settings.down_link, "the target's update")
         return target.with_update(update)
 
     def header(self, current: CurrentRound, session: SessionPlan, *, with_metrics: bool) -> Signed[Header]:
-        """The header of the next attempt at a round. Nothing of it may leave before :meth:`publish`."""
+        """The header of the next attempt at a round. Call :meth:`publish` before any of it is sent."""
         witnessed = self._site.witness.note
         return make_header(
             self._site,
@@ -206,7 +206,7 @@ class RunModel:
         return format_for(bits, peaks, clip=settings.clip, sizes=sizes)
 
     def _peaks(self, current: CurrentRound, outcome: RoundSum) -> KeptPeaks:
-        """What a round leaves for the ranges of the next. One in which a source was beyond them leaves nothing."""
+        """The peaks from which the next round's ranges follow; none if a source was beyond the ranges of this one."""
         if current.out_of_range:
             return KeptPeaks(current.question, None)
         before = self._store.peaks(current.question)
@@ -215,11 +215,11 @@ class RunModel:
         )
 
     def publish(self, current: CurrentRound, header: Header, asked: Asked) -> None:
-        """Write down that an attempt begins, and what of the target leaves with its header."""
+        """Store that an attempt begins, and what its header releases of the target."""
         current.begin(header, asked)
         self._store.begin_attempt(current.number, current.attempt, asked)
         if header.features is not None and isinstance(current.target, TargetFeatures):
-            # To everyone; the gradient of the gap, where there is one, goes with them to those at sum.
+            # Everyone gets the features. A gradient of the gap goes only to sources at sum; it has no entry of its own.
             noise = "gaussian noise" if current.target.how.noise else "none"
             self._released(current, header.features.digest, header.participants, noise)
         elif header.published_digest:
@@ -233,21 +233,21 @@ class RunModel:
         current.released_to |= set(recipients)
 
     def header_for(self, header: Signed[Header], index: int, current: CurrentRound) -> Parcel:
-        """The header with the model, and with what of the target goes to this source."""
+        """The header with its vectors for one source: the model, and what the target publishes to that source."""
         beside = vectors_for(current.target, header.body, header.body.level_of(index))
         return Parcel(header, (vector_to_wire(self.vector), *beside))
 
     def take_target_update(self, current: CurrentRound) -> None:
-        """Finish a round of the target alone."""
+        """Finish a round in which only the target trained."""
         if current.own is not None:
             self.vector = self._rounded(self.vector + current.own.result.update)
         self._record(current)
 
     def change_by(self, current: CurrentRound, terms: RoundTerms, sums: RoundSum) -> ModelChange:
-        """What the model becomes by the sum that an attempt gave. Nothing is changed yet.
+        """Compute the new model from the sums of an attempt. Nothing is changed yet.
 
         Raises:
-            FaultySum: a source lied about its part; which source is hidden, so none can be named.
+            FaultySum: honest contributions cannot give a sum. The masks hide the faulty source, so none is named.
         """
         began = self._site.clock()
         total, server = total_of(terms, current.target, sums), self._server
@@ -266,9 +266,9 @@ class RunModel:
         return self._rounded((self.vector + update).astype(np.float32))
 
     def _validated(self, current: CurrentRound, update: Vector64) -> tuple[Vector64, float | None]:
-        """What of the rule's update does best on the rows that are kept out, and which share of it that is.
+        """The step towards the rule's update with the lowest loss on the validation rows, and its share of that update.
 
-        In a round that takes the target's update alone, or none of it, there is nothing to choose.
+        A round with only the target's update, or without one, has nothing to choose: the share is None.
         """
         own, rows = current.own, self._site.validation
         validates = self._settings.strategy.validates_step and current.plan.rule is not Rule.TARGET_ONLY
@@ -285,7 +285,7 @@ class RunModel:
     def take(
         self, current: CurrentRound, header: Signed[Header], outcome: RoundSum, change: ModelChange
     ) -> Signed[Result]:
-        """Finish a round with what its attempt gave; the result is for the sources in its sums."""
+        """Finish a round with the change that its sums gave; returns the result for the sources in these sums."""
         self.vector, self._server = change.vector, change.server
         body = Result(outcome.digest, outcome.count, sha256(vector_to_wire(self.vector)).digest())
         result = self._site.signer.sign(header.envelope.session_id, header.digest(), body)
@@ -297,9 +297,9 @@ class RunModel:
         return result
 
     def left_to_sources(self, farewell: Goodbye) -> tuple[Goodbye, tuple[memoryview, ...]]:
-        """The goodbye to a source that is left with the final model, and that model; there has been a result.
+        """The goodbye that carries the final model to a source, and that model. There must have been a result.
 
-        It is that of the last result: what the target has trained alone since then stays at the target.
+        The model is that of the last result; later rounds of the target alone stay at the target.
         """
         model = vector_to_wire(self._store.result_model())
         digest, down_link = sha256(model).digest(), self._settings.down_link
@@ -307,7 +307,7 @@ class RunModel:
         return named, (model,)
 
     def lose(self, current: CurrentRound, dropped: Iterable[int]) -> None:
-        """Give a round up, for want of the sources ``dropped``: the model stays as it is."""
+        """Give a round up because the sources ``dropped`` are missing; the model does not change."""
         line = current.line(self._site, self.vector, "lost", dropped)
         self._store.lose_round(dict(line), KeptPeaks(current.question, None) if current.out_of_range else None)
         self._reporter.round_finished(line)
@@ -340,7 +340,7 @@ class RunModel:
         self._reporter.round_finished(line)
 
     def _evaluate(self, number: int, rows: Samples) -> Evaluation:
-        """Measure the model of a round; where the target has a model of its own, that one."""
+        """Evaluate the model of a round, or the target's personal model if it has one."""
         site = self._site
         if site.personal is None:
             return site.trainer.evaluate(self.vector, rows)

@@ -1,6 +1,6 @@
-"""A round at the aggregator: what was done for it so far, the update that its sums amount to, and its record.
+"""A round at the aggregator: its state, the update computed from its opened sums, and its line in the run's records.
 
-The sums that an attempt opened become V, w and n of the round's rule, and these the update of the model.
+The opened sums of an attempt give V, w and n of the round's rule, and these give the update of the model.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from securefda.training import Vector
 class RoundTotal:
     """V (float64, (m,)), w and n of the rules, in units of the header's ``max_samples``.
 
-    ``errors`` are the estimated errors of the rules, means over the samples; None where they are not asked for.
+    ``errors`` are the estimated errors of the rules, means over the samples; None if the round asks for none.
     """
 
     vector: Vector64
@@ -45,13 +45,13 @@ class RoundTotal:
 
 
 def total_of(terms: RoundTerms, target: TargetPart | None, sums: RoundSum) -> RoundTotal:
-    """Put the sums together, each as its level gives it.
+    """Add up the sums of all visibility levels.
 
-    In a sum of level ``sum`` or ``individual`` the rule was evaluated on each source. On a cohort it is evaluated here,
-    on its mean as if it were a source.
+    At ``sum`` and ``individual``, the rule was already evaluated for each source. For a cohort it is evaluated here, on
+    the cohort's mean as if that were one source.
 
     Raises:
-        FaultySum: a sum is not what honest parts give.
+        FaultySum: honest contributions cannot give one of the sums.
     """
     total, errors = ContributionSum(terms.header.n_summed), DeltaErrors(0.0, 0.0, 0.0)
     for part in sums.parts:
@@ -74,7 +74,7 @@ def total_of(terms: RoundTerms, target: TargetPart | None, sums: RoundSum) -> Ro
 
 
 def update_of(rule: Rule, total: RoundTotal, target: TargetRound | None, max_samples: int) -> Vector64:
-    """What the sums amount to, float64: the round's update of the model, and behind it the mean pull, if any."""
+    """The round's update of the model from the sums, float64, followed by the mean pull if the rule has one."""
     target_samples = target.result.samples / max_samples if target and rule is Rule.FEDAVG else None
     update = combine(
         rule,
@@ -93,25 +93,25 @@ class CurrentRound:
 
     Attributes:
         number: counts from 1.
-        plan: what the round does.
+        plan: the round's rule and its parameters.
         attempt: number of the last attempt that began; 0 before the first.
         asked: what the first attempt asked of its sources; later ones must ask for the same. None before it.
-        traffic_before: bytes of the process when the round began.
-        trained: whether the target has done its part, once for all attempts.
-        target: what that is; None where the rule uses nothing of the target.
-        seconds: by phase.
-        refused: policy key or check by roster index of the source that refused.
-        forbidden: policy key by roster index of the source that left the run because of it, before an attempt.
-        levels: roster index -> what the aggregator sees of the source in the last attempt.
-        with_metrics: whether the sources hand in loss and accuracy in the last attempt.
+        traffic_before: byte counts of the process when the round began.
+        trained: whether the target has trained, which it does once for all attempts.
+        target: the result of that training; None if the rule uses nothing of the target.
+        seconds: time spent, by phase.
+        refused: policy key or check for which a source refused, by roster index.
+        forbidden: policy key for which a source left the run before an attempt, by roster index.
+        levels: visibility level of each source in the last attempt, by roster index.
+        with_metrics: whether the sources add loss and accuracy in the last attempt.
         released_to: site ids that were sent the target's update.
-        question: what the last attempt asked, see :func:`securefda.aggregator.ranges.question_of`.
-        confident: how many of the target's rows had a pseudo-label that counted; None where labels are given, and
-            before the target has trained.
-        out_of_range: whether a source refused, since too much of its part was beyond the ranges (CLIPPED).
-        target_cosine: of g_T and the round's update of the model, which every site gets to know: how far that shows
-            g_T. None where there is no g_T.
-        step_share: which share of the rule's update the target took; None where it takes all without a choice.
+        question: digest of what the last attempt asked, see :func:`securefda.aggregator.ranges.question_of`.
+        confident: number of the target's rows whose pseudo-label counted; None where labels are given, and before the
+            target has trained.
+        out_of_range: whether a source refused because too many of its coordinates were beyond the ranges (CLIPPED).
+        target_cosine: cosine of g_T and the round's update of the model. Every site learns that update, so this
+            measures how much of g_T it shows. None where there is no g_T.
+        step_share: share of the rule's update that the target chose to take; None if it takes all without a choice.
     """
 
     number: int
@@ -135,16 +135,16 @@ class CurrentRound:
 
     @property
     def own(self) -> TargetRound | None:
-        """What the target trained; None where it did not."""
+        """The target's training result; None if it did not train."""
         return self.target if isinstance(self.target, TargetRound) else None
 
     @property
     def asked_at_sum(self) -> bool:
-        """Whether sources were at ``sum`` in the first attempt: the target's terms say so."""
+        """Whether sources were at ``sum`` in the first attempt."""
         return self.asked is not None and self.asked.at_sum
 
     def begin(self, header: Header, asked: Asked) -> None:
-        """An attempt begins with this header."""
+        """Note that an attempt begins with this header."""
         self.attempt, self.with_metrics, self.asked = header.attempt, header.metrics, asked
         self.question = question_of(header.rule, header.levels)
         self.levels = dict(zip(header.participants, header.levels, strict=True))
@@ -189,7 +189,7 @@ class CurrentRound:
         participants: Iterable[int],
         survivors: frozenset[int] = frozenset(),
     ) -> RoundLine:
-        """The line of a round, as far as it does not depend on what its attempt gave."""
+        """The part of a round's line that does not depend on its sums."""
         up, down = (
             {site.name(index): count - old.get(index, 0) for index, count in sorted(new.items())}
             for new, old in zip(site.traffic(), self.traffic_before, strict=True)
@@ -222,9 +222,9 @@ class CurrentRound:
 
 
 def _seen(site: TargetSite, part: PartialSum, max_samples: int, *, with_metrics: bool) -> Iterator[SeenLine]:
-    """What the aggregator learnt of the members of a part: of each at ``individual``, else of all together.
+    """What the aggregator learnt about the members of a sum: about each at ``individual``, else about all together.
 
-    Without metrics there is no loss and no accuracy, whatever stands in their places.
+    Without metrics, loss and accuracy are None: the zeros in their places mean nothing.
     """
     level, statistics = part.level.label, part.statistics
     if part.level is Visibility.INDIVIDUAL:
@@ -249,7 +249,7 @@ def _seen(site: TargetSite, part: PartialSum, max_samples: int, *, with_metrics:
 
 
 def _emptied(site: TargetSite, parts: Iterable[PartialSum]) -> list[str]:
-    """Layers in which the sum at ``sum`` is zero: too few had a part there, or too small a one, and all were cut."""
+    """Layers that are zero in a sum at ``sum``: too few sources contributed enough there, so the norm cap was zero."""
     sums = [part.vector for part in parts if part.level is Visibility.SUM]
     sizes = site.trainer.sizes
     edges = np.cumsum(sizes)[:-1]

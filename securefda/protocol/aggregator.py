@@ -1,8 +1,8 @@
-"""The aggregator's side of a session: it relays, adds up what is masked and opens nothing but the sum.
+"""The aggregator's side of a session: it relays messages, adds up masked inputs, and opens only the sums.
 
-One frozen type per phase. ``add_*`` takes one source's message and returns the phase with it; ``close_*`` ends the
-phase with those that answered and returns the next one with what to send. An honest aggregator checks too: a source
-that lies is named, and nothing of its message is kept.
+There is one frozen type per phase. ``add_*`` takes one source's message and returns the phase with it; ``close_*`` ends
+the phase with the sources that answered, and returns the next phase with the messages to send. The aggregator checks
+the sources, too: a faulty source is named, and nothing of its message is kept.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ from securefda.protocol.unmasking import OpenedSecrets, UnopenedError, open_secr
 
 @dataclass(frozen=True, slots=True)
 class AggregatorSession:
-    """What stays the same during one session.
+    """The constants of one session.
 
     Attributes:
         signer: of the aggregator.
         roster: of the federation.
-        header: that opens the session.
-        threads: share the work of taking masks off.
-        encoding: of what is summed, as the header prescribes it.
+        header: opens the session.
+        threads: the most threads for removing masks.
+        encoding: of the inputs, as the header prescribes it.
         ctx: SHA-256 of the signed header.
     """
 
@@ -107,7 +107,7 @@ class AggregatorSession:
         done: Collection[int],
         kind: type | None = None,
     ) -> None:
-        """Refuse a message that its sender may not send here, or not again, or that is not the ``kind`` waited for.
+        """Refuse a message from a source outside the phase, a second one, a wrong kind, or a wrong envelope.
 
         Raises:
             FaultySourceError: SENDER, DUPLICATE, TYPE, SUITE, SESSION, CONTEXT or SIGNATURE.
@@ -129,15 +129,15 @@ class AggregatorSession:
         """Refuse to go on with fewer than t sources.
 
         Raises:
-            QuorumLost: with the names of those that are missing.
+            QuorumLost: with the names of the missing sources.
         """
         self.require_at_least(phase, self.threshold, have, of)
 
     def require_holders(self, phase: str, ring: Ring, have: Collection[int], of: Collection[int]) -> None:
-        """Refuse to go on where too few are left that hold shares of some member's secrets, which then never open.
+        """Refuse to go on if some member's secrets could not be reconstructed, as too few holders of shares are left.
 
         Raises:
-            QuorumLost: with the names of the holders that are missing.
+            QuorumLost: with the names of the missing holders.
         """
         threshold = self.header.body.share_threshold
         for member in ring.short_of(threshold, have, of):
@@ -146,10 +146,10 @@ class AggregatorSession:
             self.require_at_least(place, threshold, holders & set(have), holders)
 
     def require_at_least(self, phase: str, threshold: int, have: Collection[int], of: Collection[int]) -> None:
-        """Refuse to go on with fewer than so many of some sources.
+        """Refuse to go on if ``have`` has fewer than ``threshold`` of the sources ``of``.
 
         Raises:
-            QuorumLost: with the names of those that are missing.
+            QuorumLost: with the names of the missing sources.
         """
         if len(have) < threshold:
             missing = [self.name(index) for index in sorted(set(of) - set(have))]
@@ -175,7 +175,7 @@ class CollectingKeys:
 
 @dataclass(frozen=True, slots=True)
 class CollectingNonces:
-    """SFDA-SA/2: waits for the nonces of U1."""
+    """R0 of SFDA-SA/2: waits for the nonces of U1."""
 
     session: AggregatorSession
     ctx0: bytes
@@ -190,7 +190,7 @@ class CollectingNonces:
 
 @dataclass(frozen=True, slots=True)
 class CollectingShares:
-    """R1: waits for the share boxes of U1, in SFDA-SA/2 of V, who stand on the ring."""
+    """R1: waits for the share boxes of U1; in SFDA-SA/2 of V, the sources on the ring."""
 
     session: AggregatorSession
     ctx1: bytes
@@ -206,7 +206,7 @@ class CollectingShares:
 
 @dataclass(frozen=True, slots=True)
 class CollectingInputs:
-    """R2: adds masked inputs of U2 to their cohort's running sum as they come; no other vector is kept."""
+    """R2: adds masked inputs of U2 to the running sum of their cohort as they arrive; no single input is kept."""
 
     session: AggregatorSession
     ctx2: bytes
@@ -217,7 +217,7 @@ class CollectingInputs:
 
     @property
     def u2(self) -> frozenset[int]:
-        """The sources that shared."""
+        """U2, the sources that sent their shares."""
         return frozenset().union(*self.totals)
 
     @property
@@ -252,7 +252,7 @@ class CollectingSignatures:
 
 @dataclass(frozen=True, slots=True)
 class CollectingUnmask:
-    """R4: waits for unmasking shares of those that signed in R3."""
+    """R4: waits for the unmasking shares of the sources that signed in R3."""
 
     session: AggregatorSession
     ctx2: bytes
@@ -276,7 +276,7 @@ class CollectingUnmask:
 
 @dataclass(frozen=True, slots=True)
 class OpenedSum:
-    """The sum over the survivors of one cohort, and what it decodes to."""
+    """The decoded sum over the survivors of one cohort."""
 
     survivors: frozenset[int]
     decoded: Decoded
@@ -284,9 +284,10 @@ class OpenedSum:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The sums are open, one per cohort that was not given up, and so is from which sources wrong shares came.
+    """The end of a session: the opened sums, one per cohort that was not given up, and the sources' faults.
 
-    ``sum_digest`` is SHA-256 of the sums' ring vectors, each packed as a masked input is, one after the other.
+    ``sum_digest`` is SHA-256 of the sums' ring vectors, each packed like a masked input, concatenated. ``faults`` name
+    the sources that sent wrong shares.
     """
 
     session: AggregatorSession
@@ -303,17 +304,16 @@ Collecting = (
 
 
 def open_session(session: AggregatorSession) -> CollectingKeys:
-    """The header is published; R0 begins."""
+    """Begin R0, once the header is published."""
     return CollectingKeys(session, {})
 
 
 def add_advertise(state: CollectingKeys, signed: Signed[Advertise]) -> CollectingKeys:
-    """R0: a source's keys.
+    """R0: add a source's keys, after the checks for which every other source would refuse the key list.
 
     Raises:
-        FaultySourceError: the envelope is not right, a key repeats one of another source (KEY_DUPLICATE), or a key
-            gives no shared secret (KEY_INVALID), or a commitment to a norm report is missing or not asked for
-            (KEY_ROW): every other source would refuse to go on with them.
+        FaultySourceError: the envelope is wrong; a key repeats another one (KEY_DUPLICATE); a key gives no shared
+            secret (KEY_INVALID); or a commitment to a norm report is missing or was not asked for (KEY_ROW).
     """
     session = state.session
     header = session.header.body
@@ -335,7 +335,7 @@ def add_advertise(state: CollectingKeys, signed: Signed[Advertise]) -> Collectin
 def close_keys(
     state: CollectingKeys, gone: Collection[int] = ()
 ) -> tuple[CollectingShares, Signed[KeyList]] | tuple[CollectingNonces, Signed[Roll]]:
-    """R0': U1 is those that advertised. With a graph they are asked for their nonces first.
+    """R0': close R0 with U1, the sources that advertised. With a graph, their nonces are collected next.
 
     Args:
         state: the phase that ends.
@@ -360,10 +360,10 @@ def close_keys(
 
 
 def add_nonce(state: CollectingNonces, signed: Signed[Nonce]) -> CollectingNonces:
-    """SFDA-SA/2: a source's nonce.
+    """R0 of SFDA-SA/2: add a source's nonce.
 
     Raises:
-        FaultySourceError: the envelope is not right, or the nonce is not the one of R0 (RING_NONCE).
+        FaultySourceError: the envelope is wrong, or the nonce is not the one committed to in R0 (RING_NONCE).
     """
     session = state.session
     session.admit(signed, state.ctx0, state.u1, state.received, Nonce)
@@ -374,10 +374,12 @@ def add_nonce(state: CollectingNonces, signed: Signed[Nonce]) -> CollectingNonce
 
 
 def close_nonces(state: CollectingNonces) -> tuple[CollectingShares, dict[int, Signed[Neighbours]]]:
-    """SFDA-SA/2: V is those that revealed their nonce; each gets all nonces, and the keys of its neighbours.
+    """R0 of SFDA-SA/2: close with V, the sources that revealed their nonce, and draw the ring.
+
+    Each source of V gets all nonces and the keys of its neighbours.
 
     Raises:
-        QuorumLost: fewer than t sources, or more nonces are missing than sources let pass.
+        QuorumLost: fewer than t sources, or more nonces are missing than the sources accept.
     """
     session, header = state.session, state.session.header.body
     silent = header.graph.silent if header.graph else 0
@@ -399,11 +401,11 @@ def close_nonces(state: CollectingNonces) -> tuple[CollectingShares, dict[int, S
 
 
 def add_shares(state: CollectingShares, signed: Signed[ShareBundle]) -> CollectingShares:
-    """R1: a source's boxes, exactly one for each other holder of its shares.
+    """R1: add a source's boxes, exactly one for each other holder of its shares.
 
     Raises:
-        FaultySourceError: the envelope is not right, the recipients are not (SHARE_RECIPIENTS), or the nonce is not
-            the one of R0 (SHARE_NONCE), or a box is none by its length (SHARE_BOX).
+        FaultySourceError: the envelope is wrong; the recipients are wrong (SHARE_RECIPIENTS); a box has a wrong length
+            (SHARE_BOX); or the nonce is not the one committed to in R0 (SHARE_NONCE).
     """
     state.session.admit(signed, state.ctx1, state.u1, state.received, ShareBundle)
     recipients = [box.peer for box in signed.body.boxes]
@@ -420,10 +422,12 @@ def add_shares(state: CollectingShares, signed: Signed[ShareBundle]) -> Collecti
 
 
 def close_shares(state: CollectingShares) -> tuple[CollectingInputs, dict[int, Signed[ShareDelivery]]]:
-    """R1: U2 is those that shared, but for levels left with too few for a sum; each gets the others' boxes.
+    """R1: close with U2, the sources that sent shares, and deliver to each the boxes of the others.
+
+    A visibility level with too few sources for a sum is left out of U2.
 
     Raises:
-        QuorumLost: fewer than t sources, or fewer at levels with enough for a sum.
+        QuorumLost: fewer than t sources, also after such levels are left out.
     """
     session, header = state.session, state.session.header.body
     session.require_quorum("R1 shares", state.received, state.u1)
@@ -449,11 +453,11 @@ def close_shares(state: CollectingShares) -> tuple[CollectingInputs, dict[int, S
 def add_input(
     state: CollectingInputs, signed: Signed[MaskedInput], vector: bytes | bytearray | memoryview
 ) -> CollectingInputs:
-    """R2: adds a masked input to the running sum of its cohort, in place; ``vector`` is not kept.
+    """R2: add a masked input to the running sum of its cohort, in place; ``vector`` is not kept.
 
     Raises:
-        FaultySourceError: the envelope is not right, or the vector is not the one that was signed (INPUT_LENGTH,
-            INPUT_DIGEST), or has a bit set behind its parameters (INPUT_PADDING). The sum is unchanged then.
+        FaultySourceError: the envelope is wrong; the vector is not the signed one (INPUT_LENGTH, INPUT_DIGEST); or a
+            padding bit is set (INPUT_PADDING). The sum is unchanged then.
     """
     session = state.session
     session.admit(signed, state.ctx2, state.u2, state.received, MaskedInput)
@@ -472,13 +476,13 @@ def add_input(
 
 
 def close_inputs(state: CollectingInputs) -> tuple[CollectingSignatures, Signed[Survivors]]:
-    """R3: U3 is those that delivered in time; the others are dropped, and a late input is discarded.
+    """R3: close with U3, the sources whose input arrived in time; the others are dropped, and late inputs discarded.
 
-    A cohort of which fewer than its quorum delivered is given up: its members count as dropped, and what they sent
-    cannot be opened, since their self masks stay closed.
+    A cohort with fewer inputs than its quorum is given up: all its members count as dropped. Their inputs stay closed,
+    since nobody releases shares of their self masks.
 
     Raises:
-        QuorumLost: fewer than t sources, or fewer in the cohorts that are left.
+        QuorumLost: fewer than t sources, also after such cohorts are given up.
     """
     session, header = state.session, state.session.header.body
     session.require_quorum("R2 masked input", state.received, state.u2)
@@ -495,10 +499,10 @@ def close_inputs(state: CollectingInputs) -> tuple[CollectingSignatures, Signed[
 
 
 def add_signature(state: CollectingSignatures, signed: Signed[SurvivorSignature]) -> CollectingSignatures:
-    """R3: a survivor's signature over the lists.
+    """R3: add a survivor's signature over the lists.
 
     Raises:
-        FaultySourceError: the envelope is not right, or it signed other lists (SURVIVORS_DIGEST).
+        FaultySourceError: the envelope is wrong, or the source signed other lists (SURVIVORS_DIGEST).
     """
     state.session.admit(signed, state.ctx2, state.survivors, state.received, SurvivorSignature)
     if signed.body.survivors_digest != survivors_digest(state.ctx2, state.lists):
@@ -509,12 +513,12 @@ def add_signature(state: CollectingSignatures, signed: Signed[SurvivorSignature]
 def close_signatures(
     state: CollectingSignatures,
 ) -> tuple[CollectingUnmask, Signed[Consistency] | dict[int, Signed[NeighbourConsistency]]]:
-    """R3': shows every survivor that the others signed the same lists, and that each signed its input in this view.
+    """R3': close R3, and show every survivor that the others signed the same lists, and signed their inputs for it.
 
-    In SFDA-SA/2 the others are those whose shares it holds, and each gets a message of its own.
+    In SFDA-SA/2 each survivor gets its own message, about the sources whose shares it holds.
 
     Raises:
-        QuorumLost: fewer than t signatures, or too few of the holders of some member's shares.
+        QuorumLost: fewer than t signatures, or too few from the holders of some member's shares.
     """
     session, u2 = state.session, state.survivors | set(state.lists.dropped)
     session.require_quorum("R3 consistency", state.received, state.survivors)
@@ -529,17 +533,17 @@ def close_signatures(
     for index in sorted(asked):
         holders = sorted(state.ring.holders(index))
         signatures = tuple(state.received[holder] for holder in holders if holder in asked)
-        signatures = signatures[: session.header.body.share_threshold]  # each costs its reader a verification
+        signatures = signatures[: session.header.body.share_threshold]  # more would only cost the source time to verify
         listed = tuple(inputs[holder] for holder in holders if holder in inputs)
         shown[index] = session.sign(state.ctx2, NeighbourConsistency(signatures, listed))
     return following, shown
 
 
 def add_unmask(state: CollectingUnmask, signed: Signed[Unmask]) -> CollectingUnmask:
-    """R4: a survivor's shares, one per member of U2 that it holds some of, and each of the kind that R3 fixed.
+    """R4: add a survivor's shares, one for each member of U2 of which it holds shares, of the kind that R3 fixed.
 
     Raises:
-        FaultySourceError: the envelope is not right, or the shares are not those that were asked for (UNMASK_SHARES).
+        FaultySourceError: the envelope is wrong, or the shares are not the ones asked for (UNMASK_SHARES).
     """
     state.session.admit(signed, state.ctx2, state.asked, state.received, Unmask)
     own = {share.owner for share in signed.body.shares if isinstance(share, SelfMaskShare)}
@@ -551,12 +555,12 @@ def add_unmask(state: CollectingUnmask, signed: Signed[Unmask]) -> CollectingUnm
 
 
 def close_unmask(state: CollectingUnmask) -> Opened:
-    """R4: reconstructs, checks every secret against its commitment, takes the masks off and decodes.
+    """R4: reconstruct the secrets, check each against its commitment, remove the masks, and decode the sums.
 
     Raises:
-        QuorumLost: fewer than t answers, or too few of the holders of some member's shares.
-        FaultySourceError: SHARE_COMMITMENT where a secret cannot be opened to what its owner committed to, or
-            RANGE where the sum lies outside what honest inputs reach (no single source can be named then).
+        QuorumLost: fewer than t answers, or too few from the holders of some member's shares.
+        FaultySourceError: SHARE_COMMITMENT, the shares of a secret do not give the value that its owner committed to;
+            or RANGE, a sum is beyond any sum of honest inputs, in which case no single source can be named.
     """
     session = state.session
     session.require_quorum("R4 unmask", state.received, state.asked)
@@ -581,7 +585,7 @@ def close_unmask(state: CollectingUnmask) -> Opened:
 
 
 def _open_sum(state: CollectingUnmask, opened: OpenedSecrets, cohort: frozenset[int]) -> OpenedSum:
-    """Take the masks off one cohort's sum, in place, and decode it."""
+    """Remove the masks from one cohort's sum, in place, and decode it."""
     session, survivors = state.session, cohort & state.survivors
     self_seeds = {
         index: agreement.self_seed(opened.self_secrets[index], own=index, ctx2=state.ctx2)

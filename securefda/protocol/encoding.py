@@ -1,15 +1,15 @@
-"""The vectors of a round: float32 in memory and on the wire, and fixed point in a ring, where they are summed.
+"""Fixed-point encoding: real vectors become ring vectors, which are summed, and ring sums become real vectors again.
 
 This is the one module that owns rounding, range and overflow. A coordinate x of layer l is clipped to
-[-range_l, range_l] and becomes ``q = floor(x / step_l + d)`` with ``step_l = range_l / q_max`` and d drawn from (0, 1):
-on average q is x / step_l. With ``n_max * q_max < 2^(k-1)`` a sum of at most n_max encoded vectors never wraps in k
-bits, so the centred value of the ring sum is the exact sum of the q.
+[-range_l, range_l] and becomes ``q = floor(x / step_l + d)`` with ``step_l = range_l / q_max`` and d drawn from (0, 1),
+so that q is x / step_l on average. With ``n_max * q_max < 2^(k-1)`` a sum of at most n_max encoded vectors never wraps
+in k bits, so the centred value of the ring sum is the exact sum of the q.
 
-Behind the parameters travels a tail of aggregate statistics. An element of it holds a weight in [0, 1]. So each number
-is divided by a bound, and weighted by samples as the layers are; a number beyond its bound counts as the bound. The
-tail has words of 32 bits whatever k is, and is rounded to the nearest: denominators keep their resolution.
+The parameters are followed by a tail of aggregate statistics. Each of its elements lies in [0, 1]: a statistic is
+divided by its bound (and clipped to it) and weighted by samples, as the layers are. The tail always has words of 32
+bits and is rounded to nearest, because the sum of the weights is a denominator and needs the resolution.
 
-In memory a ring vector has 32 bits for each element. On the wire the parameters have k, without gaps.
+In memory each element of a ring vector has 32 bits. On the wire the parameters have k bits each, without gaps.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ Vector64 = NDArray[np.float64]
 
 
 def vector_from_wire(data: bytes | bytearray | memoryview) -> Vector:
-    """A received vector as a float32 array, without a copy; wire vectors are little-endian."""
+    """Read a received vector, little-endian float32, without a copy where the machine is little-endian."""
     return np.frombuffer(data, dtype="<f4").astype(np.float32, copy=False)
 
 
 def vector_to_wire(vector: Vector) -> memoryview:
-    """The bytes of a float32 vector as they travel, without a copy where the machine is little-endian."""
+    """The wire bytes of a float32 vector, little-endian, without a copy where the machine is little-endian."""
     return np.ascontiguousarray(vector, dtype="<f4").data.cast("B")
 
 
@@ -54,7 +54,7 @@ _ZEROS = memoryview(bytes(2 * _BLOCK))
 
 
 class RangeAlarm(ValueError):
-    """A decoded sum holds values that no sum of honest inputs reaches: a wrap, a fault or masks that do not cancel."""
+    """A decoded sum is beyond any sum of honest inputs: it wrapped, an input is wrong, or masks did not cancel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class EncodedLayer:
     """Coordinates that share one range: how many, and the largest magnitude that is encoded.
 
     Raises:
-        ValueError: no coordinate, or a range that is not positive and finite.
+        ValueError: the size is below 1, or the range is not positive and finite.
     """
 
     size: int
@@ -85,17 +85,17 @@ class Decoded:
 
 @dataclass(frozen=True, slots=True)
 class Quantisation:
-    """Map between real vectors and the ring, agreed in the header and the same for every party of a session.
+    """Map between real vectors and the ring, fixed by the header and the same at every site of a session.
 
     Args:
         layers: size and range of each layer, in the order of the vector.
-        n_max: most inputs that may be summed.
+        n_max: the most inputs that can be summed.
         modulus_bits: k, the width of a parameter's word: 16, 20, 24 or 32.
         tail: number of extra elements behind the layers, weights in [0, 1] in words of 32 bits.
 
     Raises:
-        ValueError: another width, no layer, a negative tail, n_max so large that no resolution is left, or a range
-            whose step is no normal float64.
+        ValueError: the width is not supported; there is no layer; the tail is negative; n_max leaves no resolution; or
+            a range's step is not a normal float64.
     """
 
     layers: tuple[EncodedLayer, ...]
@@ -122,7 +122,7 @@ class Quantisation:
 
     @property
     def tail_q_max(self) -> int:
-        """Likewise of an element of the tail, in 32 bits."""
+        """Largest encoded element of the tail, the same formula with 32 bits."""
         return ((1 << (TAIL_BITS - 1)) - 1) // self.n_max
 
     @property
@@ -141,7 +141,7 @@ class Quantisation:
         return packed_bytes(self.layer_length, self.modulus_bits) + self.tail * TAIL_BITS // 8
 
     def step(self, layer: int) -> float:
-        """Distance of neighbouring values of a layer: ``range / q_max``."""
+        """Distance between neighbouring values of a layer: ``range / q_max``."""
         return self.layers[layer].range / self.q_max
 
     def encode(
@@ -152,22 +152,21 @@ class Quantisation:
     ) -> RingVector:
         """Clip and round a vector into the ring.
 
-        Of a coordinate within its range, ``|q * step - x| < step``, and the mean of ``q * step`` over all keys is x
-        but for 2^-17 of a step.
+        For a coordinate within its range, ``|q * step - x| < step``, and the mean of ``q * step`` over all keys differs
+        from x by at most 2^-17 of a step.
 
         Args:
             vector: float32 or float64, shape ``(layer_length,)``; not changed.
-            rounding: key of 32 bytes that the d follow from: 16 bits of its AES-256-CTR keystream for each coordinate.
-                It reveals to which side each coordinate was rounded.
-            tail: the extra elements in [0, 1], float32 or float64, shape ``(tail,)``; left out where there are none.
+            rounding: 32-byte key that determines d: 16 bits of its AES-256-CTR keystream per coordinate. Keep it
+                secret, as it reveals the side to which each coordinate was rounded.
+            tail: the extra elements in [0, 1], float32 or float64, shape ``(tail,)``; None if there are none.
 
         Returns:
-            A new ring vector, shape ``(length,)``. Beyond the result the peak extra memory is bounded, whatever the
-            length.
+            A new ring vector, shape ``(length,)``. Apart from it, the extra memory is bounded, whatever the length.
 
         Raises:
-            ValueError: another shape or type, NaN or infinity (the layer is named, no value shown), or a tail element
-                outside [0, 1]: that would be a wrong weight, so it is not clipped.
+            ValueError: another shape or type; NaN or infinity (the message names the layer and shows no value); or a
+                tail element outside [0, 1], which is a wrong weight and therefore not clipped.
         """
         extra = np.zeros(0) if tail is None else tail
         _require_floats("vector", vector, self.layer_length)
@@ -183,10 +182,10 @@ class Quantisation:
         return values
 
     def pack(self, vector: RingVector) -> memoryview:
-        """A ring vector as it travels: the low k bits of each parameter without gaps, then the tail, little-endian.
+        """The wire bytes of a ring vector: the low k bits of each parameter without gaps, then the tail, little-endian.
 
         Args:
-            vector: shape ``(length,)``; where k is 32, what is returned may share its memory.
+            vector: shape ``(length,)``; if k is 32, the result can share its memory.
 
         Returns:
             ``nbytes`` bytes.
@@ -201,10 +200,10 @@ class Quantisation:
         return packed.data
 
     def unpack(self, data: bytes | bytearray | memoryview) -> RingVector:
-        """A ring vector as it came, shape ``(length,)``.
+        """Read a received ring vector; returns shape ``(length,)``.
 
         Raises:
-            ValueError: another length than ``nbytes``, or a bit that fills up the last byte of the parameters is set.
+            ValueError: the data has not ``nbytes`` bytes, or a padding bit in the parameters' last byte is set.
         """
         if len(data) != self.nbytes:
             raise ValueError(f"{len(data)} bytes where {self.nbytes} are due")
@@ -220,8 +219,8 @@ class Quantisation:
         Each coordinate is off by less than ``count`` steps.
 
         Args:
-            total: ring vector, shape ``(length,)``; not changed.
-            count: number of inputs in it, 1 to n_max.
+            total: the sum, a ring vector, shape ``(length,)``; not changed.
+            count: number of inputs in the sum, 1 to n_max.
 
         Raises:
             RangeAlarm: a coordinate exceeds ``count * q_max`` in magnitude, or a sum of the tail is negative.
@@ -230,7 +229,7 @@ class Quantisation:
         self._require_vector(total)
         if not 1 <= count <= self.n_max:
             raise ValueError(f"a sum of {count} inputs where 1 to {self.n_max} were agreed")
-        # As two's complement of k bits: every value in [-2^(k-1), 2^(k-1)).
+        # Sign-extends the low k bits: every value lies in [-2^(k-1), 2^(k-1)).
         unused = TAIL_BITS - self.modulus_bits
         centred = np.left_shift(total[: self.layer_length], np.uint32(unused)).view(np.int32)
         np.right_shift(centred, unused, out=centred)
@@ -275,13 +274,13 @@ def _encode_layer(
         part = block[: min(_BLOCK, source.size - start)]
         np.copyto(part, source[start : start + part.size])
         low, high = float(part.min()), float(part.max())
-        if not (math.isfinite(low) and math.isfinite(high)):  # min and max hand on a NaN
+        if not (math.isfinite(low) and math.isfinite(high)):  # min and max propagate NaN
             raise ValueError(f"layer {layer} holds NaN or infinity")
         if low < -limit or high > limit:
             np.clip(part, -limit, limit, out=part)
         np.multiply(part, q_max / limit, out=part)
         stream.update_into(_ZEROS[: 2 * part.size], memoryview(drawn)[: 2 * part.size])
-        # d from 2^-17 to 1 - 2^-17 keeps q within q_max, whatever float64 makes of the product.
+        # d in [2^-17, 1 - 2^-17] keeps q within q_max despite the float64 rounding of the product.
         dither = above[: part.size]
         np.multiply(np.frombuffer(drawn, "<u2", part.size), _DITHER_STEP, out=dither)
         np.add(dither, _DITHER_LEAST, out=dither)
@@ -297,15 +296,16 @@ TAIL = 7
 update, 1, mean loss, accuracy, and the estimated errors of source_only, fedda_auto and fedgp_auto."""
 
 LOSS_BOUND = 64.0
-"""Largest mean loss that shows."""
+"""Mean losses above it are encoded as this bound."""
 
 DISTANCE_BOUND = 1024.0
-"""Largest squared distance between target and source that shows, in units of the mean square of the target's steps."""
+"""Squared distances of target and source above it, in units of the mean square of the target's steps, are encoded as
+this bound."""
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorUnits:
-    """In what estimated errors travel: ``distance`` that of source_only, ``variance`` those of the auto rules.
+    """The values that an encoded error of 1 stands for: ``distance`` for source_only, ``variance`` for the auto rules.
 
     The auto rules' errors are at most sigma^2, the error of target_only.
     """
@@ -315,7 +315,7 @@ class ErrorUnits:
 
     @classmethod
     def of(cls, target: TargetStatistics) -> ErrorUnits:
-        """The units of a round, from what the target publishes."""
+        """The units of a round, from the target's published statistics."""
         return cls(DISTANCE_BOUND * target.mean_square, target.mean_variance)
 
 
@@ -324,11 +324,11 @@ class AggregateStatistics:
     """Numbers of one source, or their sums over several, weighted by samples in units of ``max_samples``.
 
     Attributes:
-        kept: w of the rules, the share 1 - beta of the target's update; 0 where no rule was evaluated yet.
+        kept: w of the rules, the share 1 - beta of the target's update; 0 if no rule was evaluated yet.
         weight: n, in units of ``max_samples``.
-        loss: mean loss over the training rows; 0 where the header has no metrics.
-        accuracy: over the training rows, in [0, 1]; 0 there too.
-        errors: estimated Delta errors of the rules; None where they are not asked for.
+        loss: mean loss over the training rows; 0 if the header asks for no metrics.
+        accuracy: over the training rows, in [0, 1]; 0 if the header asks for no metrics.
+        errors: estimated Delta errors of the rules; None if the header asks for none.
     """
 
     kept: float
@@ -343,7 +343,7 @@ def encode_statistics(statistics: AggregateStatistics, units: ErrorUnits | None)
 
     Args:
         statistics: of the source, weighted.
-        units: of the round's estimated errors; None where they are not asked for.
+        units: of the round's estimated errors; None if the header asks for none.
 
     Raises:
         ValueError: a number is NaN.
@@ -359,7 +359,7 @@ def encode_statistics(statistics: AggregateStatistics, units: ErrorUnits | None)
 
 
 def decode_statistics(tail: Vector64, units: ErrorUnits | None) -> AggregateStatistics:
-    """The sums of a decoded tail, float64 (TAIL,)."""
+    """The statistics summed in a decoded tail, float64 (TAIL,)."""
     if tail.shape != (TAIL,):
         raise ValueError(f"a tail of {tail.shape}, not {TAIL} elements")
     kept, samples, loss, accuracy, *errors = (float(element) for element in tail)
@@ -370,7 +370,7 @@ def decode_statistics(tail: Vector64, units: ErrorUnits | None) -> AggregateStat
 
 
 def _within(value: float, weight: float) -> float:
-    """A weighted number within [0, weight]."""
+    """Clip a weighted number to [0, weight]."""
     if math.isnan(value):
         raise ValueError("a figure of the round is NaN")
     return min(max(value, 0.0), weight)

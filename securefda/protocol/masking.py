@@ -1,14 +1,14 @@
-"""Double masking of Bonawitz et al. 2017, Fig. 4: hide an input under all masks, and take off those of a sum.
+"""Double masking of Bonawitz et al. 2017, Fig. 4: add all masks to an input, and remove the remaining masks of a sum.
 
-Party i adds its self mask and, for each peer j, the pairwise mask s_ij, with + for j < i and - for j > i. In the sum
-over all parties the pairwise masks cancel; what is left of a dropped peer's is removed by :func:`unmask`.
+Source i adds its self mask and, for each peer j, the pairwise mask s_ij, with + for j < i and - for j > i. The pairwise
+masks cancel in the sum over all sources; :func:`unmask` removes the self masks and the pairwise masks with dropped
+sources.
 
-Mask streams: the AES-256-CTR keystream of a one-time key, added to a ring vector word by word.
+A mask is the AES-256-CTR keystream of a one-time key, added to a ring vector word by word (the PRG of Bonawitz et al.,
+Section 4). Each key serves one stream only, so the counter starts at zero.
 
-The words are little-endian and have 32 bits, as all ring vectors have in memory. Where only the low k bits of a word
-travel, those of a mask are as uniform as the word, and sums modulo 2^32 are right modulo 2^k: nothing is reduced or
-rejected. The key is used for one stream only, hence the counter starts at zero. Lineage: PRG of Bonawitz et al., CCS
-2017, Section 4.
+Words are little-endian and have 32 bits, as in all ring vectors in memory. If only the low k bits of a word travel,
+nothing changes: the low bits of a uniform word are uniform, and a sum modulo 2^32 is right modulo 2^k.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from securefda.machine import usable_cores
 from securefda.protocol.secret import Secret
 
 RingVector: TypeAlias = NDArray[np.uint32]
-"""Vector of the ring Z/2^32, shape ``(length,)``; of a parameter only the low bits that travel count."""
+"""Vector of the ring Z/2^32, shape ``(length,)``. Only the low k bits of a parameter travel and count."""
 
 KEY_BYTES = 32
 AES_BLOCK_BYTES = 16
 BLOCK_BYTES = 128 * 1024
-"""Keystream made at a time: with as much of the vector and of zeros it fits in a 512 KiB level-2 cache."""
+"""Keystream made at a time. Together with as much of the vector and of zeros, it fits in a 512 KiB level-2 cache."""
 
 MOST_THREADS = 8
-"""No vector is shared among more: a session is one of several things that a site's machine does."""
+"""The most threads for one vector, since a site's machine has other work than the session."""
 
 KEYSTREAM_PER_THREAD = 32 * 1024 * 1024
-"""Bytes of keystream for each thread, about 5 ms: with less, two threads were measured to be no faster than one."""
+"""Least keystream for each thread, about 5 ms of work. With less, two threads were no faster than one."""
 
 _ZEROS = memoryview(bytes(BLOCK_BYTES))
 
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """One stream to add (``sign`` 1) or to take away (-1), under a 32-byte key that serves this stream alone.
+    """One mask to add (``sign`` 1) or to subtract (-1), under a 32-byte key that is used for it alone.
 
     Raises:
         ValueError: the key has another length, or the sign another value.
@@ -61,12 +61,12 @@ class Mask:
 
 
 def available_threads() -> int:
-    """How many threads this process should use at most for masks: the cores it may run on, up to ``MOST_THREADS``."""
+    """The most threads that this process should use for masks: its usable cores, up to ``MOST_THREADS``."""
     return min(usable_cores(), MOST_THREADS)
 
 
 def useful_threads(keystream_bytes: int, threads: int) -> int:
-    """How many of ``threads`` are worth starting for so much keystream: one for every ``KEYSTREAM_PER_THREAD``."""
+    """How many of ``threads`` are worth starting for this much keystream: one per ``KEYSTREAM_PER_THREAD``."""
     return max(1, min(threads, keystream_bytes // KEYSTREAM_PER_THREAD))
 
 
@@ -93,7 +93,7 @@ def add_masks(vector: RingVector, masks: Sequence[Mask], *, threads: int = 1) ->
             interpreter lock. See :func:`useful_threads`.
 
     Raises:
-        ValueError: ``vector`` is no ring vector or ``threads`` is below one. The vector is unchanged then.
+        ValueError: ``vector`` is not a ring vector or ``threads`` is below one. The vector is unchanged then.
     """
     check_ring_vector(vector)
     if threads < 1:
@@ -118,13 +118,13 @@ def _segments(length: int, block: int, threads: int) -> list[tuple[int, int]]:
 
 
 def keystream(key: Secret, first_byte: int = 0) -> CipherContext:
-    """Open the stream of ``key`` at ``first_byte``, a multiple of the AES block; it is what zeros encrypt to."""
+    """Open the keystream of ``key`` at ``first_byte``, a multiple of the AES block; encrypt zeros to read it."""
     counter = (first_byte // AES_BLOCK_BYTES).to_bytes(AES_BLOCK_BYTES, "big")
     return Cipher(algorithms.AES256(key.reveal()), modes.CTR(counter)).encryptor()
 
 
 def _add_to_segment(segment: RingVector, masks: Sequence[Mask], offset: int) -> None:
-    """Add the masks to a segment that starts ``offset`` words into the whole vector, a multiple of the block."""
+    """Add the masks to a segment of the vector that starts at word ``offset``, a multiple of the block."""
     width = segment.itemsize
     streams = [(keystream(mask.key, offset * width), np.add if mask.sign == 1 else np.subtract) for mask in masks]
     buffer = bytearray(BLOCK_BYTES)
@@ -135,7 +135,7 @@ def _add_to_segment(segment: RingVector, masks: Sequence[Mask], offset: int) -> 
         for stream, combine in streams:
             stream.update_into(zeros, buffer)
             combine(part, words[: part.size], out=part)
-    buffer[:] = _ZEROS  # the last block of the last stream is a mask too
+    buffer[:] = _ZEROS  # leave no piece of a mask in memory
 
 
 def mask(
@@ -148,10 +148,10 @@ def mask(
 
     Args:
         vector: encoded input, shape ``(length,)``.
-        own: roster index of the party.
+        own: roster index of the source.
         self_seed: key of the self mask, 32 bytes.
         pair_seeds: key s_ij of each peer j, 32 bytes; at least one.
-        threads: how many may share the work; as many do as :func:`securefda.protocol.masking.useful_threads` says.
+        threads: the most threads to use; :func:`useful_threads` decides.
 
     Raises:
         ValueError: no peer, ``own`` among the peers, or a vector or key of another form. Nothing is changed then.
@@ -166,7 +166,7 @@ def accumulate(total: RingVector, masked: RingVector) -> None:
     """Add a masked input to the running sum modulo 2^32, in place.
 
     Raises:
-        ValueError: one of both is no ring vector, or they differ in length. The sum is unchanged then.
+        ValueError: an argument is not a ring vector, or their lengths differ. The sum is unchanged then.
     """
     check_ring_vector(total)
     check_ring_vector(masked)
@@ -182,18 +182,18 @@ def unmask(
     dropped: Mapping[int, Mapping[int, Secret]],
     threads: int = 1,
 ) -> None:
-    """Take the remaining masks off a sum of masked inputs, in place; the sum of the encoded inputs stays.
+    """Remove the remaining masks from a sum of masked inputs, in place, which leaves the sum of the encoded inputs.
 
     Args:
         total: sum of the survivors' masked inputs, shape ``(length,)``.
         self_seeds: self mask key of every survivor, by roster index.
-        dropped: for every party that survivors masked with but that is not in the sum, its pair seed with each of
-            these survivors: with all, or on a ring with its neighbours.
-        threads: how many may share the work; as many do as :func:`securefda.protocol.masking.useful_threads` says.
+        dropped: for every source that is not in the sum but with which survivors have pairwise masks, its pair seed
+            with each of these survivors: all of them, or on a ring its neighbours.
+        threads: the most threads to use; :func:`useful_threads` decides.
 
     Raises:
-        ValueError: no survivor, a party both survived and dropped, or a dropped party's seeds are not those with
-            survivors. Nothing is changed then.
+        ValueError: there is no survivor; a source both survived and dropped; or a dropped source has a seed with a
+            source that is not a survivor. Nothing is changed then.
     """
     survivors = set(self_seeds)
     if not survivors or survivors & set(dropped):
@@ -211,8 +211,8 @@ def _add(vector: RingVector, masks: Sequence[Mask], threads: int) -> None:
 
 
 def _sign(own: int, peer: int) -> Literal[1, -1]:
-    """Sign with which ``own`` adds the mask it shares with ``peer``; the peer's is the opposite one.
+    """Sign with which ``own`` adds the mask that it shares with ``peer``, who uses the opposite sign.
 
-    A dropped party's own sign is therefore what cancels the mask that a survivor added.
+    So adding a dropped source's mask with its own sign cancels the mask that a survivor added.
     """
     return 1 if peer < own else -1

@@ -1,4 +1,4 @@
-"""What a source and the aggregator say to each other outside of the sessions: join, logs, receipts, schedule."""
+"""A source's messages outside the masking sessions: join, logs, receipts, schedule."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from securefda.source.site import SourceSite
 
 
 class BetweenRounds:
-    """One source's side of it, within one process.
+    """One source's messages between rounds, within one process.
 
-    Every method refuses a message that the aggregator did not sign for a time between sessions.
+    Every method refuses a message that the aggregator did not sign outside a session.
     """
 
     def __init__(self, site: SourceSite) -> None:
@@ -35,14 +35,17 @@ class BetweenRounds:
         self._refusal: PolicyRefusal | None = None
 
     def join(self, run: str) -> Parcel:
-        """The first message to an aggregator, in a run that it names (32 hex digits): it identifies site and model.
+        """The first message to an aggregator; it identifies the site and its model.
 
-        A site that takes no part in so many runs joins as well, to refuse what it is sent first: the target's site then
-        reads why it is missing.
+        A site whose policy does not permit another run joins as well and refuses the first message, so that the
+        target's site learns why it is missing.
+
+        Args:
+            run: id of the run, as the aggregator names it, 32 hex digits.
 
         Raises:
             ConfigError, FaultyAggregatorError: as :meth:`SourceStore.require_open`.
-            AuditError: the log of the run cannot be written, or is not what was signed.
+            AuditError: the log of the run cannot be written, or differs from what was signed.
         """
         site, self._refusal = self._site, None
         try:
@@ -61,7 +64,7 @@ class BetweenRounds:
         return Parcel(site.signer.sign(NO_SESSION, NO_CONTEXT, body))
 
     def require_run_permitted(self, message: Signed[Body]) -> None:
-        """Refuse a message of the aggregator in a run in which this site takes no part.
+        """Refuse every message in a run that this site's policy does not permit.
 
         Raises:
             PolicyRefusal: as :meth:`SourceStore.require_open`.
@@ -72,7 +75,10 @@ class BetweenRounds:
             raise self._refusal
 
     def take_missed(self, message: Signed[MissedResult]) -> list[Parcel]:
-        """The aggregator lacks a receipt: send it again, or check the next header by this result if it was missed."""
+        """Take the result for which the aggregator lacks a receipt.
+
+        If this site has the result, send the receipt again. If it missed the result, the next header is checked by it.
+        """
         site = self._site
         site.require_from_target(message, session_id=NO_SESSION, context=NO_CONTEXT)
         run_id = bytes.fromhex(site.witness.journal.run)
@@ -81,15 +87,14 @@ class BetweenRounds:
         return [receipt_for(site, run_id, taken)] if taken and taken.digest == self._missed.result.digest() else []
 
     def shown_last(self) -> Missed | None:
-        """The result that the aggregator showed last. It is given once: only the next header, or the end of the run, is
-        compared with it."""
+        """The result that the aggregator showed last, returned once: for the next header, or the end of the run."""
         missed, self._missed = self._missed, None
         return missed
 
     def take_schedule(self, message: Signed[Schedule]) -> None:
-        """Refuse, before anything is trained, a run whose headers this site's policy will not accept.
+        """Refuse a run whose headers this site's policy will not accept, before any training.
 
-        One schedule follows a join. A second one would be another question about the policy.
+        There is one schedule after a join. A second one would probe the policy again.
         """
         self._site.require_from_target(message, session_id=NO_SESSION, context=NO_CONTEXT)
         if not self._schedule_due:
@@ -100,7 +105,7 @@ class BetweenRounds:
         self._site.check_schedule(message.body)
 
     def take_log(self, message: Signed[Body]) -> list[Parcel]:
-        """The aggregator shows its log, or cosigns this site's: cosign, and show this site's own."""
+        """Take the aggregator's checkpoint, cosign it and show this site's own; or take its cosignature of ours."""
         self._site.require_from_target(message, session_id=NO_SESSION, context=NO_CONTEXT)
         witness, target, body = self._site.witness, self._site.roster.target.index, message.body
         try:
@@ -126,5 +131,5 @@ class BetweenRounds:
 
 
 def receipt_for(site: SourceSite, run_id: bytes, result: TakenResult) -> Parcel:
-    """This source's receipt for a result: the same bytes whenever it is asked for."""
+    """This source's receipt for a result; every call gives the same bytes."""
     return Parcel(site.signer.sign(result.session_id, result.context, result.receipt(run_id)))

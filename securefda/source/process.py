@@ -1,6 +1,6 @@
 """A source's process: it builds the source, dials the aggregator, and answers one message at a time.
 
-What takes long runs beside the event loop, so that heartbeats go on meanwhile.
+Long work such as training runs in a thread beside the event loop, so that heartbeats continue.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ ANOTHER_RUN = "to take part in another one, name a new folder: --out FOLDER"
 
 
 def main(config: SourceConfig, reporter: Reporter, *, accept_run: bool = False, team: Team | None = None) -> None:
-    """Take part as a source until the aggregator ends the run. Of a run that is complete already nothing is left to do.
+    """Take part as a source until the aggregator ends the run; return at once if the run is complete already.
 
-    ``accept_run`` is the operator's consent, as :class:`RunBook` has it; ``team`` are processes that train together
-    with this one, which leads them.
+    ``accept_run`` is the operator's consent, see :class:`RunBook`. ``team`` are processes that train together with this
+    one, which leads them.
 
     Raises:
         ConfigError: the folder belongs to another run.
         PolicyRefusal: this site's policy allowed none of the rounds, or not this run.
         FaultyAggregatorError: the aggregator failed a check, and no round was finished.
         RunEnded: the aggregator ended the run early.
-        SecureFdaError: what this site cannot go on with.
+        SecureFdaError: this site cannot go on.
     """
     map_large_blocks()
     kit = load_kit(config.source.kit, datetime.now(UTC), expected_role="source")
@@ -73,7 +73,7 @@ def main(config: SourceConfig, reporter: Reporter, *, accept_run: bool = False, 
     with closing(store), watching as watch:
         limit = policy.dp.budget.epsilon if config.training.with_noise else None
         watch.state.know(epsilon_limit=limit)
-        if (run := store.complete_run()) is not None:  # no header of it is accepted, and its aggregator has ended
+        if (run := store.complete_run()) is not None:  # there is nothing to join: its aggregator has ended
             watch.note(f"{site_id}: run {run.hex()[:12]} is complete already; {ANOTHER_RUN}")
             return
         shown = _SourceReporter(kit.site_id, out, reporter, watch.state)
@@ -94,7 +94,7 @@ def main(config: SourceConfig, reporter: Reporter, *, accept_run: bool = False, 
 
 
 class _SourceReporter:
-    """Writes this site's own lines and shows what happens; ``state`` knows the number of rounds and the limit of ε."""
+    """Writes this site's metrics and shows its progress; ``state`` knows the number of rounds and the limit of ε."""
 
     def __init__(self, site_id: str, out: Path, shown: Reporter, state: StateWriter) -> None:
         self._site_id, self._out, self._shown, self._state = site_id, out, shown, state
@@ -104,11 +104,11 @@ class _SourceReporter:
         return f"{self._site_id}: round {round_of(round_number, self._state.now.rounds)}"
 
     def round_started(self, round_number: int, visibility: str, rule: str) -> None:
-        """Show which round this site trains for, and what the aggregator may see of it."""
+        """Show for which round this site trains, and at which visibility."""
         self._shown.note(f"{self._place(round_number)}: training for {rule} at visibility {visibility}")
 
     def round_finished(self, record: SiteLine) -> None:
-        """Append the line to this site's metrics, and show what left and what it has cost."""
+        """Append the line to this site's metrics, and show how the update left and the spent ε."""
         self.rounds_finished += 1
         append_line(self._out / METRICS_FILE, record)
         summed = record.get("summed", 1)
@@ -119,12 +119,12 @@ class _SourceReporter:
         self._shown.note(f"{self._place(record['round'])}: {sent}")
 
     def refused(self, refusal: PolicyRefusal, header: Signed[Header]) -> None:
-        """Keep the header and what was refused beside this site's metrics, and show it."""
+        """Keep the refused header and the refusal beside this site's metrics, and show the refusal."""
         keep_refused(self._out, refused_line(refusal, header), encode_signed(header))
         self.alarm(refusal)
 
     def alarm(self, error: SecureFdaError) -> None:
-        """Show what was refused or failed."""
+        """Show a refusal or a failure."""
         self._shown.note(f"{self._site_id}: {error}")
 
 
@@ -161,11 +161,11 @@ async def _serve(
 
 
 class SourceDriver:
-    """Connects a source's rounds with an open channel; the one who opened the channel closes it.
+    """Passes messages between a source's rounds and an open channel; the caller opens and closes the channel.
 
-    Between rounds the aggregator may be silent for ``idle_deadline_s`` seconds; None means for ever. Within a round
-    each step has its deadline. A message that leaves the step as it is puts that off by nothing: else an aggregator
-    could have a source hold its session's secrets for ever.
+    Between rounds the aggregator can be silent for ``idle_deadline_s`` seconds; None means for ever. Within a round
+    each step has its deadline. A message that does not advance the step does not extend the deadline; otherwise an
+    aggregator could make a source hold its session's secrets for ever.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class SourceDriver:
         self._step_began = 0.0
 
     async def drive(self) -> None:
-        """Join, and take part until it is over.
+        """Join, and take part until the run is over.
 
         Raises:
             SecureFdaError: the aggregator did not come back, it refuses this site, or it broke the protocol.
@@ -199,7 +199,7 @@ class SourceDriver:
             raise
 
     async def answer_one(self) -> None:
-        """Join if that is not done; then wait for one message, or for the end of its deadline, and answer it."""
+        """Join if not done yet; then wait for one message or the deadline, and answer."""
         try:
             if not self._joined:
                 await self._channel.send(await in_thread(partial(self._rounds.join, self._channel.run_id.hex())))
@@ -215,7 +215,7 @@ class SourceDriver:
         if step is not self._step:
             self._step, self._step_began = step, now
         patience_s = self._idle_deadline_s if step is None else self._step_began + step.deadline_s - now
-        if patience_s is not None and patience_s <= 0:  # whatever waits to be received
+        if patience_s is not None and patience_s <= 0:  # even if a message is waiting
             return self._rounds.expire()
         try:
             async with asyncio.timeout(patience_s):
@@ -226,7 +226,7 @@ class SourceDriver:
                 raise FaultyAggregatorError("DEADLINE", detail) from None
             return self._rounds.expire()
         if parcel.vectors:
-            give_free_memory_back()  # before training, which needs most
+            give_free_memory_back()  # before training, which needs the most memory
         return await in_thread(partial(self._rounds.handle, parcel))
 
     async def _send(self, parcels: list[Parcel]) -> None:

@@ -1,4 +1,4 @@
-"""A source in a run: one call per message that arrives, with the messages to send back.
+"""A source in a run: one call per received message, which returns the messages to send back.
 
 The source trusts nothing that it receives. A failed check ends the session for good: its secrets are erased, a signed
 abort names the check, and the source waits for the next header. A policy refusal names the key and nothing else.
@@ -55,7 +55,7 @@ __all__ = ["Permits", "SourceReporter", "SourceRun", "SourceSite"]
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The message is what it should be; ``answers`` are to be sent, in this order."""
+    """The message passed all checks; ``answers`` are to be sent in this order."""
 
     answers: list[Parcel]
 
@@ -67,14 +67,15 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """This site's policy forbids what the aggregator asks."""
+    """This site's policy forbids what the aggregator asks for."""
 
     refusal: PolicyRefusal
 
 
 @dataclass(frozen=True, slots=True)
 class Clipped:
-    """Too much of the part lies at the header's clips or ranges. Refusing for this reason tells of the rows."""
+    """Too many coordinates are at the header's clips or ranges. A refusal for this reason reveals something about the
+    rows, so the round counts as unfinished for good."""
 
     header: Header
     error: FaultyAggregatorError
@@ -95,21 +96,21 @@ class Unable:
 
     @property
     def key(self) -> str:
-        """What the aggregator hears of it."""
+        """The key that the refusal gives to the aggregator."""
         if isinstance(self.error, BudgetExhausted):
             return "dp.target-epsilon"
         return "TRAINING" if isinstance(self.error, (TrainingError, ConfigError)) else "STORAGE"
 
 
 Outcome = Accepted | Skipped | Refused | Clipped | Broken | Unable
-"""What becomes of one message."""
+"""The outcome of one message."""
 
 
 class SourceRun:
-    """Takes part in the rounds of one run; ``standing`` says how that goes, and why and when it ends.
+    """Takes part in the rounds of one run. ``standing`` records its progress, and how and why the run ended.
 
-    It belongs to the process that made it. In a copy of that process ``join``, ``handle`` and ``expire`` raise
-    :class:`CopiedProcess` and return nothing that could be sent; the secrets of a session are erased there.
+    It works only in the process that made it. In a forked copy, ``join``, ``handle`` and ``expire`` raise
+    :class:`CopiedProcess`, so that nothing is sent twice, and the secrets of a session are erased.
     """
 
     def __init__(self, site: SourceSite, reporter: SourceReporter) -> None:
@@ -122,12 +123,15 @@ class SourceRun:
         self.standing = Standing()
 
     def join(self, run: str) -> Parcel:
-        """The first message to an aggregator, in a run that it names (32 hex digits): it identifies site and model.
+        """The first message to an aggregator; it identifies the site and its model.
+
+        Args:
+            run: id of the run, as the aggregator names it, 32 hex digits.
 
         Raises:
             ConfigError: the folder belongs to another run.
             FaultyAggregatorError: the run began in another folder.
-            AuditError: the log of the run cannot be written, or is not what was signed.
+            AuditError: the log of the run cannot be written, or differs from what was signed.
         """
         self._process.require_original()
         return self._between.join(run)
@@ -138,18 +142,18 @@ class SourceRun:
 
     @property
     def current(self) -> SourceRound | None:
-        """The round in progress, another object after each step; None between rounds, when no step has a deadline."""
+        """The round in progress, a new object after each step; None between rounds."""
         return self._round
 
     def place(self) -> str:
-        """Where this source is, in words."""
+        """The present round and step, for messages."""
         return "between rounds" if self._round is None else self._round.place
 
     def handle(self, parcel: Parcel) -> list[Parcel]:
-        """Process one message with its vectors; returns what to send.
+        """Process one message with its vectors; returns the messages to send.
 
-        After a failed check that is a refusal or an abort. What still comes of a session that this source has ended
-        is ignored.
+        If a check fails, that is a refusal or an abort. Late messages of a session that this source has ended are
+        ignored.
         """
         self._process.require_original()
         try:
@@ -169,13 +173,13 @@ class SourceRun:
                     self._process.require_original()  # code of the task may have forked on the way here
                     self._leave(error)
                     answers = [self._refuse(parcel, unable.key)]
-        except AuditError as error:  # what cannot be written down is not answered either
+        except AuditError as error:  # nothing may leave that the log cannot record
             self._leave(error)
             return []
         return answers
 
     def _outcome_of(self, parcel: Parcel) -> Outcome:
-        """Process a message; of what can go wrong, only a log that cannot be written is raised, as AuditError."""
+        """Process a message and return its outcome; raises only AuditError, when the log cannot be written."""
         body = parcel.message.body
         try:
             return self._dispatch(parcel)
@@ -192,7 +196,7 @@ class SourceRun:
             return Unable(error)
 
     def expire(self) -> list[Parcel]:
-        """The deadline passed without a message: the session is dead, and the aggregator is notified."""
+        """End the session because its deadline passed without a message; returns the abort to send."""
         self._process.require_original()
         try:
             if self._round is not None:
@@ -202,7 +206,7 @@ class SourceRun:
         return self._end_session("DEADLINE")
 
     def forget(self) -> None:
-        """Drop the round in progress, if there is one: it cannot be finished any more."""
+        """Drop the round in progress, if there is one, and erase its secrets."""
         if self._round is None:
             return
         self._round.erase()
@@ -243,7 +247,7 @@ class SourceRun:
         accepted = accept_header(site, header, parcel, self._between.shown_last())
         self.forget()
         receipts = []
-        if accepted.origin.caught_up is not None:  # the last session had a result, of which this site learns only now
+        if accepted.origin.caught_up is not None:  # this site missed the result of its last session until now
             site.store.record_result(body.run_id, accepted.origin.caught_up)
             receipts.append(receipt_for(site, body.run_id, accepted.origin.caught_up))
         site.store.accept_header(header, accepted.origin.number, accepted.origin.round)
@@ -257,7 +261,7 @@ class SourceRun:
             if message.envelope.session_id == self._ended_session:
                 return Skipped()
             raise FaultyAggregatorError("ORDER", f"{message.type_name} outside a session")
-        # The specification's check POLICY. A process reads its policy once; a caller's check may change meanwhile.
+        # Check POLICY of the specification. The process reads its policy once, but `check_policy` can be any callable.
         self._site.check_policy(self._round.header.body)
         if isinstance(message.body, Result):
             check_result(self._site, self._round, message)
@@ -284,7 +288,7 @@ class SourceRun:
         self._log("run-ended", outcome="completed" if goodbye.completed else "failed", rounds=goodbye.rounds)
 
     def _complete(self, goodbye: Goodbye, parcel: Parcel) -> None:
-        """Keep what the headers said that this site keeps; then no header of the run is accepted any more."""
+        """Keep the final model if the headers promised it, and close the run: no header of it is accepted any more."""
         site, run = self._site, self._site.witness.journal.run
         run_id, missed = bytes.fromhex(run), self._between.shown_last()
         known = site.store.known(run_id)
@@ -323,14 +327,14 @@ class SourceRun:
     # --- what a message that is not accepted leads to -------------------------------------------------------------
 
     def _refuse_by_policy(self, parcel: Parcel, refusal: PolicyRefusal) -> list[Parcel]:
-        """Tell the operator everything and the aggregator the key; a session that was open is over."""
+        """Refuse: the operator sees everything, the aggregator only the key. An open session ends."""
         standing, message = self.standing, parcel.message
         standing.refusal = without_frames(refusal)
         self._log("refused", self._header, check=refusal.key)
         if refusal.key in (RUNS, UNFINISHED) or isinstance(message.body, Schedule):
             standing.failure = refusal
         match message.body:
-            case Schedule():  # the process ends with it, and shows it then
+            case Schedule():  # the process ends with this refusal and shows it then
                 return [self._refuse(parcel, refusal.key)]
             case Header():
                 self._reporter.refused(refusal, message)  # type: ignore[arg-type]  # its body is a header
@@ -340,13 +344,12 @@ class SourceRun:
         return self._end_session("POLICY")
 
     def _reject(self, parcel: Parcel, error: FaultyAggregatorError) -> list[Parcel]:
-        """Say which check failed. An open session ends, unless the message is a header, which belongs to another.
+        """Answer a message that failed a check: name the check, and end an open session. There are three exceptions.
 
-        A part that does not fit the ranges once it is capped leads to a refusal, like one at the clip. So does a ring
-        on which too few neighbours count. No site lied.
-
-        A fault in a log, in a schedule, or in a result that is shown again is reported to the operator and does not end
-        the session, unless it is the last that this source tolerates.
+        A header is refused, since it does not belong to the open session. A contribution that is beyond the ranges
+        after capping, or a ring with too few neighbours that count, leads to a refusal, because no site is at fault. And
+        a fault in a log, a schedule or a missed result is only reported to the operator, unless it is the last one that
+        this source tolerates.
         """
         body = parcel.message.body
         self._record_fault(error, f"header of round {body.round}" if isinstance(body, Header) else self.place())
@@ -387,7 +390,7 @@ class SourceRun:
         return None if self._round is None else self._round.header
 
     def _log(self, kind: str, header: Signed[Header] | None = None, **facts: Any) -> None:
-        """Write an event down; it is on the disk with the record of the message that follows from it."""
+        """Add an event to the log. It reaches the disk together with the next message's record."""
         self._site.witness.journal.event(kind, header, **facts)
 
     def _name(self, index: int) -> str:

@@ -1,7 +1,7 @@
-"""What a site remembers of all its runs: which there were, every session, and which rounds came to nothing.
+"""A site's record of all its runs: their ids, every session, and the rounds that ended without a result.
 
-A run folder remembers one run, and an aggregator could begin another one for each of its questions. So this file lies
-in the site's kit, one for all folders. What it counts is on the disk before anything of a round leaves the site.
+A run folder knows only its own run, and an aggregator could begin a new run for each of its questions. So this file
+lies in the site's kit, one for all folders. Its counts are on the disk before anything of a round leaves the site.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from securefda.site.policy.model import ReleaseLimits
 from securefda.state_file import StateFile
 
 RUNS, UNFINISHED = "release.max-runs", "release.max-unfinished"
-"""Keys of the policy whose refusal ends a source's part in a run: there were too many runs, or too many rounds came to
-no result."""
+"""Policy keys whose refusal ends a source's part in a run: too many runs, or too many rounds without a result."""
 
 ACCEPT_RUN = "securefda source start --accept-run"
 _DAY_S = 86_400
@@ -33,19 +32,19 @@ CREATE TABLE IF NOT EXISTS unfinished (
 
 
 def run_book_file(kit: Path) -> Path:
-    """Where the book of a site lies, in its kit."""
+    """Path of a site's run book, in its kit."""
     return kit / "local" / "runs.sqlite"
 
 
 class RunBook(StateFile):
-    """The book of one site. Several processes of the site may use it at once.
+    """The run book of one site. Several processes of the site can use it at once.
 
     Args:
         path: of the file.
         limits: of the site's policy.
-        accept_run: the operator's consent, for this process: one run beyond release.max-runs may begin, and
-            what came to nothing so far is forgiven.
-        unix_time: the present second.
+        accept_run: the operator's consent, for this process: one run beyond release.max-runs may begin, and all
+            unfinished rounds so far are forgiven.
+        unix_time: clock, in seconds.
     """
 
     _other_release = "use the release that made it"
@@ -74,16 +73,16 @@ class RunBook(StateFile):
             return self._database.execute(query, (session_id,)).fetchone() is not None
 
     def require_open(self, run_id: bytes, state: str, round_number: int | None = None) -> None:
-        """Refuse a run, or a round, in which this site takes no further part.
+        """Refuse a run, or a round, that the release limits of the policy do not allow.
 
         Args:
             run_id: 16 bytes.
-            state: what the file system calls the state in this run's folder.
+            state: identity of the state file in this run's folder.
             round_number: of the round that is asked for; None before the first header, when the site joins.
 
         Raises:
-            PolicyRefusal: release.max-runs, it would be one run more in a day than the policy permits, or so many have
-                begun since that this one is over; release.max-unfinished.
+            PolicyRefusal: release.max-runs, the run would be one too many in 24 hours, or too many runs have begun
+                after it; or release.max-unfinished.
             FaultyAggregatorError: HEADER_RUN, the run began in another folder.
         """
         self._process.require_original()
@@ -91,11 +90,11 @@ class RunBook(StateFile):
             self._require_open(self._database, run_id, state, round_number)
 
     def begin_attempt(self, header: Signed[Header], state: str) -> None:
-        """Write down that an attempt begins, before anything of it leaves.
+        """Record that an attempt begins, before anything of it leaves.
 
         Raises:
-            PolicyRefusal, FaultyAggregatorError: as :meth:`require_open`; HEADER_REPLAY where another process of the
-                site has accepted the session meanwhile, in another run.
+            PolicyRefusal, FaultyAggregatorError: as :meth:`require_open`; or HEADER_REPLAY, another process of the site
+                has meanwhile accepted the session in another run.
         """
         run_id, number, session = header.body.run_id, header.body.round, header.envelope.session_id
         with self._transaction() as database:
@@ -111,9 +110,9 @@ class RunBook(StateFile):
         self._may_begin_one_more = self._may_begin_one_more and not is_one_more
 
     def result_accepted(self, run_id: bytes, round_number: int) -> None:
-        """Write down that a round came to a result. It pays for one that did not, the oldest: not for all of them.
+        """Record that a round had a result. This also forgives the oldest unfinished round, but no more than one.
 
-        A power cut can undo it until the next attempt begins. Then one round more than there was counts as unfinished.
+        A power cut before the next attempt can undo the record; the round then counts as unfinished.
         """
         with self._transaction(durable=False) as database:
             own = "DELETE FROM unfinished WHERE (run_id, round, for_good) = (?, ?, 0)"
@@ -122,7 +121,7 @@ class RunBook(StateFile):
             database.execute(oldest)
 
     def never_paid(self, run_id: bytes, round_number: int) -> None:
-        """Write down that an unfinished round is one for good: no result pays for it; only the operator forgives it."""
+        """Record that an unfinished round stays one: no result forgives it, only the operator can."""
         with self._transaction() as database:
             this = "UPDATE unfinished SET for_good = 1 WHERE (run_id, round) = (?, ?)"
             database.execute(this, (run_id, round_number))
@@ -135,7 +134,7 @@ class RunBook(StateFile):
             return self._database.execute(query, (run_id,)).fetchone() is not None
 
     def _require_open(self, database: sqlite3.Connection, run_id: bytes, state: str, round_number: int | None) -> bool:
-        """Whether the operator's consent alone opens the run; raises where nothing does."""
+        """Whether the run is open only by the operator's consent; raises if it is not open at all."""
         known = database.execute("SELECT state, rowid FROM runs WHERE run_id = ?", (run_id,)).fetchone()
         if known is not None and known[0] != state:
             error = FaultyAggregatorError("HEADER_RUN", "this site has begun this run in another folder")

@@ -1,4 +1,4 @@
-"""What a source is during a run: its keys, roster, policy, data and memory, and how they follow from its settings."""
+"""The fixed parts of a source during a run (keys, roster, policy, trainer, state), built from its settings."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ from securefda.training.trainer import Trainer
 
 @dataclass(frozen=True, slots=True)
 class Permits:
-    """What of this site's policy goes into its own messages.
+    """The parts of this site's policy that shape its own messages.
 
     Attributes:
-        visibility: the most that the aggregator may see; the first message says so.
-        may_leave: which of ``loss`` and ``accuracy`` go in clear beside an update at ``individual``.
+        visibility: the most that the aggregator may see; the join message announces it.
+        may_leave: which of ``loss`` and ``accuracy`` are sent in clear with an update at ``individual``.
     """
 
     visibility: Visibility
@@ -54,30 +54,30 @@ class Permits:
 
 
 KeepsModel = Callable[[Vector, str, int], None]
-"""Writes a model, float32 ``(n_params,)``, with its run (hex) and round; raises SecureFdaError where it cannot."""
+"""Writes a model, float32 ``(n_params,)``, with its run (hex) and round; raises SecureFdaError if it cannot."""
 
 
 def _nowhere(model: Vector, run: str, round_number: int) -> None:
-    """For a source that has no run folder."""
+    """Discard the model of a source without a run folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceSite:
-    """Everything of a source that stays the same during a run.
+    """Everything about a source that stays the same during a run.
 
     Attributes:
-        check_schedule, check_policy, check_update: raise PolicyRefusal where the policy forbids it; ``check_policy``
-            is that of a header.
+        check_schedule, check_policy, check_update: raise PolicyRefusal if the policy forbids a schedule, a header or an
+            update in clear.
         model_step: ``limits.model-step`` of the policy, see :mod:`securefda.source.model_bound`.
-        initial_models: SHA-256 digests of permitted first models; empty for the task's own.
-        features_bytes: longest features of the target that a header may bring; ``limits.model-bytes-max`` of the
-            policy, which counts the pull on them, as long as they are; 0 where no allowed rule sends any.
-        with_noise: whether the site trains by DP-SGD. Its loss and accuracy then leave in no form: noise protects
-            gradients and not these.
+        initial_models: SHA-256 digests of permitted initial models; empty for the task's own.
+        features_bytes: most bytes of target features that can come with a header: ``limits.model-bytes-max`` of the
+            policy, or 0 if no allowed rule sends features.
+        with_noise: whether the site trains by DP-SGD. Then its loss and accuracy never leave, not even in a sum, since
+            the noise protects only the gradients.
         notes: for its operator, before the run begins.
-        trains_on: what computes, for people: "cpu (1 thread)".
-        rounding_key: a key for the rounding in a round of a run (hex), by its number.
-        keep_model: writes the final model of a run, where the run leaves it to its sources.
+        trains_on: the device, for display: "cpu (1 thread)".
+        rounding_key: gives the rounding key for a run (hex) and a round number.
+        keep_model: writes the final model of a run that leaves it to its sources.
     """
 
     signer: Signer
@@ -121,7 +121,7 @@ class SourceSite:
         notes: tuple[str, ...] = (),
         keep_model: KeepsModel = _nowhere,
     ) -> SourceSite:
-        """A source that does what ``policy`` permits, and no more; its keys for rounding are random unless given."""
+        """A source bound by ``policy``. Its rounding keys are random unless ``rounding_key`` gives them."""
         limits = policy.session_limits(roster)
         return cls(
             signer=signer,
@@ -157,10 +157,10 @@ class SourceSite:
         session_id: bytes | None = None,
         context: bytes | None = None,
     ) -> None:
-        """Refuse a message that the aggregator did not sign; kind, session and context are free where none is given.
+        """Refuse a message that the aggregator did not sign, or of another kind, session or context if one is given.
 
         Raises:
-            FaultyAggregatorError: named after what is wrong with its envelope.
+            FaultyAggregatorError: the check names the fault of the envelope.
         """
         envelope = message.envelope
         fault = envelope_fault(
@@ -185,17 +185,23 @@ def source_site(
     policy_file: bytes | None = None,
     team: Team | None = None,
 ) -> SourceSite:
-    """A source's side of a run.
+    """Build the source of a site from its settings and policy.
 
-    Training draws from ``secret`` and from which folder the state is in: the aggregator chooses the run's id, and two
-    folders that were given one id do not train alike. None: it draws from the run's seed, which everybody knows, and so
-    does rounding, unless training is with noise. Elsewhere rounding draws from the operating system.
-    ``policy_file`` holds the bytes of the signed policy, whose digest goes into the audit log; without one, the log has
-    the digest of the policy's default text. ``team`` are processes that train together with this one, which leads them.
+    Args:
+        config: settings of the source's process.
+        policy: of this site.
+        member: this site's identity.
+        store: the state in the run folder.
+        secret: seed of the random choices in training, mixed with the identity of the state file, so that two folders
+            train differently even if the aggregator gives both the same run id. None: training draws from the run's
+            seed, which everyone knows, and so does rounding unless training adds noise. Otherwise rounding draws from
+            the operating system.
+        policy_file: bytes of the signed policy, for the digest in the audit log; None: the policy's default text.
+        team: processes that train together with this one, which leads them.
 
     Raises:
-        ConfigError, DataError, TrainingError: the policy, the task, its data or its model are unfit.
-        PolicyRefusal: the policy does not allow the task.
+        ConfigError, DataError, TrainingError: the policy, the task, its data or its model cannot be used.
+        PolicyRefusal: the policy does not allow the task or how this site trains.
     """
     seed, site_id = config.source.seed, member.site_id
     if member.roster.by_id(site_id).role != "source":
@@ -257,10 +263,12 @@ def source_site(
 
 
 def require_room_for(rows: int, policy: SourcePolicy) -> None:
-    """Before any header is seen: what the policy lets a header ask for must hold this site's rows.
+    """Check at the start that every header that the policy permits has room for this site's rows.
+
+    Otherwise refusing a header would reveal the number of rows.
 
     Raises:
-        ConfigError: it does not, so that refusing a header would tell how many rows there are.
+        ConfigError: ``quantisation.max-samples-min`` is below the number of rows.
     """
     least = policy.quantisation.max_samples_min
     if rows > least:

@@ -167,8 +167,8 @@ class SiteTrainer:
         least_rows: parameters that fewer rows moved keep their received values; 1 for no such limit.
 
     Raises:
-        TrainingError: the task's model cannot be federated; batches have too few rows for it; or the model has BatchNorm
-            and several processes train, each on a part of a batch, or the rows that move a parameter are counted.
+        TrainingError: the task's model cannot be federated; batches have too few rows for it; or it has BatchNorm and
+            several processes train, each on a part of a batch, or the rows that move a parameter are counted.
         ConfigError: this machine lacks the device that the settings name; all layers would stay at this site; or two of
             these are combined: several processes, layers that stay at this site, ``least_rows`` above 1.
     """
