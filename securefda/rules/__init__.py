@@ -1,9 +1,9 @@
-"""Rules of federated domain adaptation: FedDA, FedGP, auto-beta, their choice, alignment, schedule and baselines.
+"""Rules of federated domain adaptation: FedDA, FedGP, auto-beta, rule selection, alignment, schedules and baselines.
 
-The norm cap, which bounds what one contribution weighs in a sum, is here too.
+The norm cap, which bounds the weight of one contribution in a sum, is here too.
 
-Pure functions of numpy arrays: no I/O, no clock, no random numbers. Updates come in as float32 or float64, all
-arithmetic is float64.
+All are pure functions of numpy arrays: no I/O, no clock, no random numbers. Updates are float32 or float64, and all
+arithmetic is in float64.
 
 Source: Jiang, Zhang, Koyejo, "Principled Federated Domain Adaptation: Gradient Projection and Auto-Weighting",
 ICLR 2024.

@@ -1,12 +1,12 @@
-"""Dynamic attention: how much a source weighs, by what its update does to the features of the target's rows.
+"""Dynamic attention: a source's weight depends on how its update changes the features of the target's rows.
 
 Source: Peng, Huang, Zhu, Saenko, "Federated Adversarial Domain Adaptation", ICLR 2020, Section 4. There a source has
-the weight ``softmax(gain_i)``, and the gain of an update is by how much it lowers the gap statistic (Eq. 3,
-`securefda.rules.gap_statistic`). Where single updates cannot be applied to the model, the gain is taken to first order,
+the weight ``softmax(gain_i)``, and the gain is the amount by which its update lowers the gap statistic (Eq. 3,
+`securefda.rules.gap_statistic`). If nobody can apply a single update to the model, the gain is taken to first order,
 from the gradient of the statistic.
 
-A softmax over sources is no sum of what each source can compute alone; the ratio of two sums is. A source hands in its
-share ``s_i = exp(clip(gain_i / temperature) - bound)`` and its update times that share:
+A source cannot compute its softmax weight alone, but the softmax mean is a ratio of two sums. So a source contributes
+its share ``s_i = exp(clip(gain_i / temperature) - bound)`` and its update times that share:
 
 >>> [round(attention_share(gain, temperature=0.5, bound=1.0), 3) for gain in (-9.0, 0.0, 0.25, 9.0)]
 [0.135, 0.368, 0.607, 1.0]
@@ -20,23 +20,24 @@ from enum import StrEnum
 from securefda.rules import checks
 
 DEFAULT_TEMPERATURE = 0.1
-"""Gains are of the gap statistic, which lies in [0, 1]."""
+"""In units of the gap statistic, which lies in [0, 1]."""
 
 DEFAULT_BOUND = 1.0
 """No update weighs more than e^2 = 7.4 times another."""
 
 LARGEST_BOUND = 5.0
-"""Shares down to e^-10 are left. Sums are in fixed point, in which smaller ones would be rounded away."""
+"""Allows shares down to e^-10. Fixed-point sums would round smaller shares away."""
 
 
 class Gain(StrEnum):
-    """How the gain of an update is known. The values stand in configurations and headers."""
+    """How the gain of an update is computed. The values appear in configurations and headers."""
 
     FIRST_ORDER = "first-order"
-    """``-<gradient, update>``: a source can compute it."""
+    """``-<gradient, update>``, which a source can compute."""
 
     EXACT = "exact"
-    """The gap statistic before and after: it takes the target's rows and the update, or the mean of a cohort."""
+    """The gap statistic before minus after the update. Only the target can compute it, from its rows and the single
+    update, or the mean of a cohort."""
 
 
 def attention_share(gain: float, *, temperature: float, bound: float) -> float:
@@ -48,7 +49,7 @@ def attention_share(gain: float, *, temperature: float, bound: float) -> float:
         bound: above 0 and at most `LARGEST_BOUND`.
 
     Returns:
-        A number in [exp(-2 bound), 1]. Where no bound bites, the ratio of two sources' shares is that of a softmax.
+        A number in [exp(-2 bound), 1]. If neither gain is clipped, the ratio of two shares is that of a softmax.
 
     Raises:
         ValueError: an argument is out of its range; the message starts with its name.

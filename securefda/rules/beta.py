@@ -1,8 +1,8 @@
-"""Auto-beta: how far to trust a source, from the target's noise and the distance between the two.
+"""Auto-beta: the weight of a source, from the target's noise and the distance between target and source.
 
 The target's update is a noisy mean of few steps; a source's update is precise but points elsewhere. Beta weighs the
-variance of the first, sigma^2, against the squared distance of the second: d^2 for FedDA, and for FedGP tau^2 d^2, the
-part of it that projection cannot remove. Equation 3 and Appendix A.5 of the paper give them as
+variance of the former, sigma^2, against the squared distance of the latter: d^2 for FedDA, and for FedGP tau^2 d^2, the
+part that projection cannot remove. Equation 3 and Appendix A.5 of the paper give them as
 
     d^2       = mean_j ||x_j - gbar||^2 - S_x
     tau^2 d^2 = mean_j ||y_j||^2 - sample_var(y),    y_j = x_j - <x_j, u> u,    u = gbar / ||gbar||
@@ -13,10 +13,10 @@ expanding the squares leaves
     d^2       = ||x-bar - gbar||^2 - S_x / B
     tau^2 d^2 = ||x-bar||^2 - <x-bar, u>^2 - (S_x - S_p) / B
 
-with S_p the sample variance of <x_j, u>. Hence a holder of x-bar, S_x and gbar needs no single step of the target,
-but for S_p. The mean-field estimator takes S_x / n_params in its place (Appendix A.4: noise spread evenly over the
-directions). Unless a distance is clipped at zero, that changes beta by exactly
-``beta_exact * beta_mean_field * |S_p / S_x - 1 / n_params|``: little where n_params is large or beta small.
+with S_p the sample variance of <x_j, u>. So x-bar, S_x and gbar suffice, and the target's single steps are needed only
+for S_p. The mean-field estimator replaces S_p by S_x / n_params (Appendix A.4: noise spread evenly over all
+directions). Unless a distance is clipped at zero, this changes beta by exactly
+``beta_exact * beta_mean_field * |S_p / S_x - 1 / n_params|``, which is small if n_params is large or beta small.
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ from securefda.rules.projection import SMALLEST_SQUARED_NORM, Products
 from securefda.rules.statistics import TargetStatistics, require_steps
 
 ROUNDING = 64 * float(np.finfo(np.float64).eps)
-"""A squared distance below this part of the squares it is the difference of is rounding error, and counts as zero."""
+"""A squared distance is a difference of squares. Below this part of them it is rounding error and counts as zero."""
 
 
 class Estimator(StrEnum):
-    """Where S_p comes from."""
+    """How S_p is estimated."""
 
     EXACT = "exact"
     """From the target's single steps."""
 
     MEAN_FIELD = "mean-field"
-    """S_x / n_params."""
+    """As S_x / n_params."""
 
 
 class BetaRule(StrEnum):
-    """Which rule beta is for."""
+    """The rule for which beta is computed."""
 
     FEDDA = "fedda"
     FEDGP = "fedgp"
 
     FEDGP_FILTERED = "fedgp_filtered"
-    """FedGP, whose distance counts that its filter drops a source: delta tau^2 d^2 + (1 - delta) ||x-bar||^2 takes the
-    place of tau^2 d^2, with delta = 1 - (1 - a) / B and a the share of the target's steps that have a positive inner
-    product with the source's. So delta is no share of steps: it lies between 1 - 1 / B and 1."""
+    """FedGP with a distance that accounts for its filter: delta tau^2 d^2 + (1 - delta) ||x-bar||^2 replaces tau^2 d^2,
+    with delta = 1 - (1 - a) / B, where a is the share of the target's steps with a positive inner product with the
+    source's step. Note that delta is not itself such a share: it lies between 1 - 1 / B and 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class StepGeometry:
 
     @classmethod
     def of_round(cls, products: Products, *, steps: int, size: int) -> StepGeometry:
-        """Take it from the layers' products of the round's updates g_T and g_i, which are ``steps`` times as long."""
+        """Compute it from the layers' products of the round's updates g_T and g_i, each ``steps`` times a mean step."""
         squared = float(steps) ** 2
         return cls(
             mean_squared=float(products.target_squared.sum()) / squared,
@@ -87,7 +87,7 @@ class StepGeometry:
 
     @property
     def source_is_zero(self) -> bool:
-        """Whether the source did not move, so that it has no direction."""
+        """Whether the source's step is zero, so that it has no direction."""
         return self.source_squared <= SMALLEST_SQUARED_NORM
 
 
@@ -105,8 +105,8 @@ def projected_squared_distance(
     Args:
         statistics: of the target's steps.
         geometry: of their mean and the source's step.
-        along: <x_j, gbar> of each step ``(B,)``, which makes the estimate unbiased for every noise; None stands for
-            the mean-field estimator, which is unbiased for noise that is equal in all directions.
+        along: <x_j, gbar> of each step ``(B,)``, which makes the estimate unbiased for every noise. None: the
+            mean-field estimator, which is unbiased for noise that is equal in all directions.
     """
     if geometry.source_is_zero:
         return _beyond_rounding(geometry.mean_squared - statistics.mean_variance, geometry.mean_squared)
@@ -129,10 +129,10 @@ def source_beta(
 
     Args:
         rule: the rule it is for.
-        estimator: how to estimate tau^2 d^2; FedDA needs no choice.
+        estimator: how to estimate tau^2 d^2; FedDA ignores it.
         statistics: of the target's steps.
         geometry: of their mean and the source's aligned step.
-        along: <x_j, gbar> of each step ``(B,)``; needed where `needs_steps` says so.
+        along: <x_j, gbar> of each step ``(B,)``; required if `needs_steps`.
 
     Raises:
         ValueError: ``along`` is missing.
@@ -150,22 +150,22 @@ def source_beta(
 
 
 def weight_of_source(variance: float, distance: float) -> float:
-    """Return the beta in [0, 1] that minimises ``(1 - beta)^2 variance + beta^2 distance``; 1 where both are zero."""
+    """Return the beta in [0, 1] that minimises ``(1 - beta)^2 variance + beta^2 distance``; 1 if both are zero."""
     return variance / (variance + distance) if variance + distance > 0 else 1.0
 
 
 def require_along(rule: BetaRule, estimator: Estimator, along: Vector | None) -> None:
-    """Check that the products with the single steps are at hand where `needs_steps` says so.
+    """Check that the products with the single steps are given if `needs_steps`.
 
     Raises:
-        ValueError: they are not; the message starts with ``step_updates``.
+        ValueError: they are missing; the message starts with ``step_updates``.
     """
     if along is None and needs_steps(rule, estimator):
         raise ValueError(f"step_updates: {rule} with the {estimator} estimator needs the target's single steps")
 
 
 def needs_steps(rule: BetaRule, estimator: Estimator) -> bool:
-    """Return whether beta depends on the target's single steps, not on their statistics alone."""
+    """Return whether beta needs the target's single steps, beyond their statistics."""
     return rule is BetaRule.FEDGP_FILTERED or (rule is BetaRule.FEDGP and estimator is Estimator.EXACT)
 
 
@@ -176,13 +176,13 @@ def auto_beta(
 
     Args:
         target_batches: the target's steps x_1..x_B of a round, ``(B, n_params)``, B at least 2; or other
-            independent draws of its mean step, such as of two runs on halves of its rows.
+            independent draws of its mean step, such as from two runs on halves of its rows.
         sources: the sources' per-step aligned updates, ``(N, n_params)``.
         rule: ``fedda``, ``fedgp`` or ``fedgp_filtered``.
         estimator: ``exact`` or ``mean-field``; a rule without tau^2 d^2 ignores it.
 
     Returns:
-        Float64 ``(N,)`` in [0, 1]. Where neither noise nor distance is left (0 / 0), beta is 1.
+        Float64 ``(N,)`` in [0, 1]. If both noise and distance are zero (0 / 0), beta is 1.
 
     Raises:
         ValueError: a shape is wrong, a value is not finite, B is below 2, or a name is unknown; the message starts

@@ -1,7 +1,7 @@
 """Float64 linear algebra over long vectors, in blocks, so that a float32 vector is never copied to float64 as a whole.
 
-A block is small enough that the BLAS behind numpy takes its inner product with one thread. The results here therefore
-do not depend on how many threads there are.
+A block is so small that numpy's BLAS computes its inner product in one thread. So the results do not depend on the
+number of threads.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def step_products(steps: Reals, direction: Reals) -> Vector:
     products = np.zeros(steps.shape[0])
     for block in blocks(direction.size):
         direction_block = _double(direction[block])
-        # row by row: a matrix of this size is large enough for BLAS to start threads
+        # row by row, as BLAS would start threads for the matrix
         products += [float(np.dot(_double(step[block]), direction_block)) for step in steps]
     return products
 

@@ -1,6 +1,6 @@
-"""A source's aligned update beside the target's, in one round: what beta, projection and estimated errors depend on.
+"""Alignment of a source's update with the target's schedule (Appendix C.9 of the paper), and their comparison.
 
-Alignment of a source's update with the target's learning rate and number of steps (Appendix C.9 of the paper).
+The comparison has the inner products on which beta, projection and estimated errors depend.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from securefda.rules.statistics import TargetStatistics
 from securefda.rules.strategy import RoundPlan
 
 LARGEST_RATIO = 1e9
-"""Of two learning rates. One that is further from 1 is a mistake in a configuration."""
+"""Largest ratio of two learning rates, or of its inverse. Beyond it, a configuration is mistaken."""
 
 
 def alignment_factor(*, target_steps: int, source_steps: int, learning_rate_ratio: float) -> float:
-    """Return a > 0 such that ``a * u_i`` is a source's round aligned update.
+    """Return a > 0 such that ``a * u_i`` is a source's aligned update of the round.
 
-    A source that took more steps, or longer ones, than the target has moved further in the same direction; the factor
-    brings its update to what the target's schedule would have made of it. One aligned step is ``a * u_i / B``.
+    A source that took more steps than the target, or longer ones, has moved further in the same direction. The factor
+    scales its update to the target's number of steps and learning rate. One aligned step is ``a * u_i / B``.
 
     Args:
         target_steps: steps (batches) of the target in the round, B >= 1.
@@ -43,7 +43,7 @@ def alignment_factor(*, target_steps: int, source_steps: int, learning_rate_rati
 
 
 def align_update(update: npt.ArrayLike, *, target_steps: int, source_steps: int, learning_rate_ratio: float) -> Vector:
-    """Return the round aligned update ``g_i`` of a source, float64 ``(n_params,)``, see `alignment_factor`.
+    """Return the aligned update ``g_i`` of a source, float64 ``(n_params,)``, see `alignment_factor`.
 
     Raises:
         ValueError: an argument is out of its range, or ``update`` is not a finite vector; the message starts with the
@@ -64,8 +64,8 @@ class Comparison:
         products: in each layer, of the target's update and the source's.
         geometry: over the whole vector, of the target's mean step and the source's aligned step.
         target: g_T, ``(n_params,)``.
-        along_layers: <x_j, gbar> of each step of the target in each layer ``(B, n_layers)``; None where the plan has no
-            use for it, or where the single steps are not at hand.
+        along_layers: <x_j, gbar> of each step of the target in each layer ``(B, n_layers)``; None if the plan does not
+            need it, or without the single steps.
     """
 
     statistics: TargetStatistics
@@ -80,10 +80,10 @@ class Comparison:
         return None if self.along_layers is None else self.along_layers.sum(axis=1)
 
     def by_layer(self, sizes: Sequence[int]) -> list[Comparison]:
-        """Return one for each layer.
+        """Return one comparison per layer.
 
-        What is published of the target's noise is one number, sigma^2. A layer is taken to have the part of it that it
-        has of ||x-bar||^2: as much noise for its length as every other layer. Where x-bar is zero, it goes by sizes.
+        The target publishes its noise as one number, sigma^2. Each layer is assumed to have the share of sigma^2 that
+        it has of ||x-bar||^2, that is, the same relative noise. If x-bar is zero, the shares follow the layers' sizes.
 
         Args:
             sizes: of the layers, which sum to n_params.
@@ -102,10 +102,10 @@ class Comparison:
         return parts
 
     def noise_along(self, estimator: Estimator) -> float:
-        """Return the part of sigma^2 along the source's direction in each layer: what projection keeps of it.
+        """Return the part of sigma^2 along the source's direction, summed over layers: the noise that projection keeps.
 
-        The mean-field estimator takes sigma^2 to be spread evenly over all directions, of which there is one for each
-        layer that the source moves.
+        The mean-field estimator assumes sigma^2 to be spread evenly over all directions. The source has one direction
+        in each layer in which its update is not zero.
         """
         moves = self.products.source_squared > SMALLEST_SQUARED_NORM
         if estimator is not Estimator.EXACT:
@@ -129,10 +129,10 @@ def compare(
     """Compare a source's update with the target's under a plan.
 
     Args:
-        plan: whether single steps are of use.
+        plan: of the round; decides whether single steps are needed.
         statistics: of the target's steps in the round.
         target_update: g_T, ``(n_params,)``.
-        source: g_i, finite, ``(n_params,)``; aligned already where the plan aligns.
+        source: g_i, finite, ``(n_params,)``; already aligned if the plan aligns.
         sizes: the layers' sizes, which sum to n_params.
         step_updates: the target's single steps ``(B, n_params)``, only where ``plan.needs_step_updates``.
 

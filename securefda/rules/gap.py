@@ -1,4 +1,4 @@
-"""The gap statistic: how well features fall into clusters, its gradient, and what an update does to it.
+"""The gap statistic, which measures how well features cluster; its gradient; and the first-order gain of an update.
 
 Source: Peng, Huang, Zhu, Saenko, "Federated Adversarial Domain Adaptation", ICLR 2020, Eq. 3. Two tight clusters:
 
@@ -17,15 +17,15 @@ from securefda.rules.blocks import Reals, Vector, inner_products
 
 
 def gap_statistic(features: npt.ArrayLike, clusters: npt.ArrayLike) -> float:
-    """Return the share of the features' variance that lies within clusters; the smaller, the better they cluster.
+    """Return the share of the features' variance that lies within clusters. Smaller is better.
 
-    Eq. 3 is W = sum_r 1 / (2 n_r) sum_{i, j in C_r} ||f_i - f_j||^2, the sum of squares within clusters. A model lowers
-    it by making its features small. So W is divided by the sum of squares about the mean of all: no shift, scale or
-    rotation of the features changes what is left.
+    Eq. 3 is W = sum_r 1 / (2 n_r) sum_{i, j in C_r} ||f_i - f_j||^2, the sum of squares within clusters. A model could
+    lower W by making its features small. So W is divided by the sum of squares about the mean of all rows, which makes
+    it invariant to shift, scale and rotation of the features.
 
     Args:
         features: f, ``(T, d)``.
-        clusters: number of each row's cluster, ``(T,)``, whole numbers.
+        clusters: cluster index of each row, ``(T,)``, whole numbers.
 
     Returns:
         A number in [0, 1].
@@ -39,7 +39,7 @@ def gap_statistic(features: npt.ArrayLike, clusters: npt.ArrayLike) -> float:
 
 
 def gap_gradient(features: npt.ArrayLike, clusters: npt.ArrayLike) -> Vector:
-    """Return the gradient of `gap_statistic` with respect to the features, the clusters being fixed; ``(T, d)``.
+    """Return the gradient of `gap_statistic` with respect to the features for fixed clusters, ``(T, d)``.
 
     Args:
         features: as for `gap_statistic`.
@@ -54,11 +54,11 @@ def gap_gradient(features: npt.ArrayLike, clusters: npt.ArrayLike) -> Vector:
 
 
 def first_order_gain(gradient: npt.ArrayLike, update: npt.ArrayLike) -> float:
-    """Return by how much an update lowers the gap statistic to first order, ``-<gradient, update>``.
+    """Return the first-order decrease of the gap statistic by an update, ``-<gradient, update>``.
 
     Args:
         gradient: of the statistic with respect to the model, ``(n_params,)``.
-        update: likewise.
+        update: of the model, ``(n_params,)``.
 
     Raises:
         ValueError: an argument has a wrong shape or is not finite; the message starts with its name.

@@ -1,17 +1,19 @@
 """The norm cap: no source's contribution to a sum may dwarf those of the others.
 
-Every source sends the others its norm report: the norm a_i[l] of its weighted contribution in each layer l, as a code
-on a coarse grid and rounded down. From the same codes every source computes the same cap A[l], and scales its own
-contribution down to it by its exact norm. With a' = min(a, A) and k = ``others``, every source i then has in each layer
+Every source sends the others its norm report: the norm a_i[l] of its weighted contribution in each layer l, rounded
+down to a code on a coarse grid. From the same codes every source computes the same cap A[l], and uses its exact norm to
+scale its own contribution down to that cap. With a' = min(a, A) and k = ``others``, every source i then has in each
+layer
 
     sum of the k smallest a'_j^2, j != i   >=   kappa * a'_i^2
 
-and A[l] is the largest cap for which the codes show that it holds: a norm is at least what its code says, so that
-rounding scales more down than the norms themselves would, and never less. Only the k smallest count, so it holds as
-well for those who are left when up to N - 1 - k others are lost, or collude and claim what they like.
+and A[l] is the largest cap for which the codes guarantee this. A norm is at least what its code says, so rounding can
+only lower the cap. As only the k smallest others count, the inequality still holds if up to N - 1 - k others drop out,
+or collude and report any norms.
 
-What this gives: norms, not directions. For contributions that are orthogonal to each other, the cosine of the sum
-with one of them is at most 1 / sqrt(1 + kappa). Correlated ones share a direction, about which it says nothing.
+The guarantee is about norms, not directions. For contributions that are orthogonal to each other, the cosine of the sum
+with one of them is at most 1 / sqrt(1 + kappa). Correlated contributions share a direction, about which it says
+nothing.
 """
 
 from __future__ import annotations
@@ -28,14 +30,14 @@ from securefda.rules.blocks import Vector, squared_norm
 from securefda.rules.projection import layer_slices
 
 SMALL_LAYER = 256
-"""Layers of fewer parameters tell much of a source by their norm alone, and have the coarser grid."""
+"""Layers with fewer parameters get the coarser grid, since their norm alone reveals much about a source."""
 
 _QUARTER_STEPS = (1.0, 1.189207115002721, 1.4142135623730951, 1.681792830507429)
 """2^(0/4) to 2^(3/4), written out so that every machine has the same grid to the last bit."""
 
 
 def _parts_of_the_limit(step_down: Callable[[int], float]) -> Vector:
-    """What each code stands for, as a part of the layer's limit: nothing, then 255 steps up to 1."""
+    """The value of each code as a fraction of the layer's limit: 0, then 255 steps up to 1."""
     return np.array([0.0, *(1.0 / step_down(steps) for steps in range(254, -1, -1))])
 
 
@@ -45,11 +47,11 @@ _COARSE = _parts_of_the_limit(lambda steps: math.ldexp(_QUARTER_STEPS[2 * steps 
 
 @dataclass(frozen=True, slots=True)
 class CapEffect:
-    """What the caps did to one contribution.
+    """Effect of the caps on one contribution.
 
     Attributes:
-        capped: indices of the layers that were scaled down, and are not zero.
-        zeroed: indices of the layers that were not zero and whose cap is 0, so that nothing of them is left.
+        capped: indices of the layers that were scaled down by a positive cap.
+        zeroed: indices of the layers that were set to zero by a cap of 0.
     """
 
     capped: tuple[int, ...]
@@ -59,7 +61,7 @@ class CapEffect:
 def contribution_norms(vector: npt.ArrayLike, sizes: Sequence[int], weight: float) -> Vector:
     """Return the norm of ``weight * vector`` in each layer.
 
-    It is the same to the last bit whatever the number of threads.
+    The result does not depend on the number of threads, to the last bit.
 
     Args:
         vector: a source's contribution v_i, ``(n_params,)``.
@@ -70,7 +72,7 @@ def contribution_norms(vector: npt.ArrayLike, sizes: Sequence[int], weight: floa
         Float64 ``(n_layers,)``.
 
     Raises:
-        ValueError: an argument has a wrong shape or value, is not finite, or a norm is beyond float32; the message
+        ValueError: an argument has a wrong shape or value or is not finite, or a norm is beyond float32; the message
             starts with the argument's name.
     """
     contribution = checks.vector("vector", vector)
@@ -85,13 +87,13 @@ def contribution_norms(vector: npt.ArrayLike, sizes: Sequence[int], weight: floa
 def norm_codes(norms: npt.ArrayLike, sizes: Sequence[int], limits: npt.ArrayLike) -> bytes:
     """Round norms down to the grid on which they are reported, one byte for each layer.
 
-    Code 255 stands for the layer's limit, and every code below it for a step less: a factor of 2^(1/4), or of 2^(1/2)
-    in a layer of fewer than `SMALL_LAYER` parameters. 0 stands for nothing, and for all that is below the grid.
+    Code 255 stands for the layer's limit. Each code below it is smaller by a factor of 2^(1/4), or of 2^(1/2) in a
+    layer of fewer than `SMALL_LAYER` parameters. Code 0 stands for zero and for every norm below the grid.
 
     Args:
-        norms: ``(n_layers,)``, not negative; what is above its limit is reported as the limit.
+        norms: ``(n_layers,)``, not negative; a norm above its limit is reported as the limit.
         sizes: the layers' sizes, ``n_layers`` of them.
-        limits: the most that the clips let a norm be, ``(n_layers,)``, positive.
+        limits: the largest norms that the clips allow, ``(n_layers,)``, positive.
 
     Raises:
         ValueError: an argument has a wrong shape or value; the message starts with its name.
@@ -102,12 +104,12 @@ def norm_codes(norms: npt.ArrayLike, sizes: Sequence[int], limits: npt.ArrayLike
 
 
 def norms_of(codes: bytes, sizes: Sequence[int], limits: npt.ArrayLike) -> Vector:
-    """Return the norms that codes stand for, float64 ``(n_layers,)``: each at most the one that was rounded.
+    """Return the norms that codes stand for, float64 ``(n_layers,)``; each is at most the norm that was rounded.
 
     Args:
-        codes: as from `norm_codes`, under the same ``sizes`` and ``limits``.
+        codes: from `norm_codes`, with the same ``sizes`` and ``limits``.
         sizes: the layers' sizes.
-        limits: the most that the clips let a norm be, ``(n_layers,)``, positive.
+        limits: the largest norms that the clips allow, ``(n_layers,)``, positive.
 
     Raises:
         ValueError: an argument has a wrong shape or value; the message starts with its name.
@@ -122,27 +124,27 @@ def norms_of(codes: bytes, sizes: Sequence[int], limits: npt.ArrayLike) -> Vecto
 def caps_for(reports: npt.ArrayLike, *, kappa: float, others: int) -> Vector:
     """Return the largest cap of each layer under which no source dwarfs the others.
 
-    Only the inequality of the largest contribution r can fail: every other i has a'_i <= a'_r, and the k smallest
-    beside i sum to no less than the k smallest beside r, in which i stands for r. With b_1 <= b_2 <= ... the squares
-    and x = A^2 it reads
+    It suffices to check the inequality for the largest contribution r: for every other i, a'_i <= a'_r, and the k
+    smallest contributions besides i sum to at least the k smallest besides r. With b_1 <= b_2 <= ... the squares and
+    x = A^2 it reads
 
         sum_(j <= k) min(b_j, x) - kappa x >= 0.
 
-    The left side is the smallest of the k + 1 lines P_p - (kappa - k + p) x, where P_p = b_1 + ... + b_p. So it holds
-    up to the smallest root of the falling lines, and there is always one. It holds as well if a contribution is larger
-    than its report says: ``x`` bounds it all the same.
+    The left side is the minimum of the k + 1 lines P_p - (kappa - k + p) x, where P_p = b_1 + ... + b_p. So it holds up
+    to the smallest root of the falling lines, and there is always one. It also holds if a contribution is larger than
+    its report says, since x bounds every contribution.
 
-    Each column is sorted before it is summed, in sequence and in float64. So the caps are the same to the last bit in
-    whatever order the reports come, at every source.
+    Each column is sorted before it is summed in sequence in float64. So the caps are the same to the last bit at every
+    source, whatever the order of the reports.
 
     Args:
         reports: a_i[l], ``(N, n_layers)``, one row for each source, not negative; below 1e-150 counts as zero.
-        kappa: how many times a source's squared norm the others must have, positive.
-        others: k, how many of the other sources count, the smallest ones; at least 1.
+        kappa: least ratio of the others' squared norms to a source's own, positive.
+        others: k, the number of other sources that count, the smallest ones; at least 1.
 
     Returns:
-        Float64 ``(n_layers,)``: inf where kappa is too small for any cap in float64, 0 where no cap above 0 does: all
-        of a layer's squared norm is in too few sources, or kappa > k. With fewer than k + 1 reports 0 everywhere.
+        Float64 ``(n_layers,)``: inf if kappa is too small for any cap in float64; 0 if no positive cap satisfies the
+        inequality, as too few sources have any norm in the layer, or kappa > k. With fewer than k + 1 reports, all 0.
 
     Raises:
         ValueError: an argument is out of its range, or not finite; the message starts with its name.
@@ -165,13 +167,13 @@ def caps_for(reports: npt.ArrayLike, *, kappa: float, others: int) -> Vector:
 
 
 def scale_to_caps(vector: Vector, sizes: Sequence[int], norms: npt.ArrayLike, caps: npt.ArrayLike) -> CapEffect:
-    """Scale a contribution in place to the caps: each layer by min(1, A / a), to zero where A is 0.
+    """Scale a contribution in place to the caps: each layer by min(1, A / a), or to zero if A is 0.
 
     Args:
-        vector: the contribution, float64 ``(n_params,)``, writable; in any weighting, since only a factor is applied.
+        vector: the contribution, float64 ``(n_params,)``, writable, weighted or not, since only a factor is applied.
         sizes: the layers' sizes, which sum to n_params.
-        norms: its own exact norms a_i[l] as from `contribution_norms`, ``(n_layers,)``, not negative.
-        caps: A[l] as from `caps_for`, ``(n_layers,)``, not negative; inf is no cap.
+        norms: its own exact norms a_i[l] from `contribution_norms`, ``(n_layers,)``, not negative.
+        caps: A[l] from `caps_for`, ``(n_layers,)``, not negative; inf is no cap.
 
     Returns:
         Which layers were capped or zeroed.

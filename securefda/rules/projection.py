@@ -1,7 +1,7 @@
 """Projection of the target's update onto a source's update, layer by layer.
 
-Both forms of P(g_T | g_i) are multiples of g_i within a layer, and the multiple depends on three inner products alone.
-So the products are taken once; auto-beta reads their sums, and the projection their values per layer.
+Both forms of P(g_T | g_i) are multiples of g_i within a layer, and the multiple depends only on three inner products.
+These are computed once: auto-beta uses their sums, the projection their values per layer.
 
 Source: Jiang, Zhang, Koyejo, "Principled Federated Domain Adaptation: Gradient Projection and Auto-Weighting",
 ICLR 2024, Definition 4.3 and Appendix C.9.
@@ -48,7 +48,7 @@ class Products:
 
     @classmethod
     def of(cls, target: Reals, source: Reals, layers: Sequence[int]) -> Products:
-        """Take the products of each layer; ``layers`` are sizes that sum to the length of both vectors."""
+        """Compute the products of each layer; ``layers`` are sizes that sum to the length of both vectors."""
         rows = [inner_products(target[part], source[part]) for part in layer_slices(layers)]
         columns = np.array(rows, dtype=np.float64).T
         return cls(*columns)
@@ -63,17 +63,17 @@ def layer_slices(layers: Sequence[int]) -> Iterator[slice]:
 
 
 def without_noise(products: Products, layers: Sequence[int], variance: float) -> Products:
-    """Return the products with the squares of a source vector s = u + n taken for those of u.
+    """Correct the products of a noisy source vector s = u + n: replace ||s||^2 by an estimate of ||u||^2.
 
-    Noise n of this variance in each coordinate, independent of t and u, adds ``size * variance`` to the squares of a
-    layer and nothing, in the mean, to the inner product. So projection on s is too short by ``||u||^2 / ||s||^2``,
-    nearly nothing in many dimensions. What is left of the squares is at least their standard deviation where u is zero,
-    ``sqrt(2 size) * variance``, and so much that the projection is no longer than t.
+    Noise n with this variance in each coordinate, independent of t and u, adds ``size * variance`` to the expected
+    squared norm of a layer and nothing to the expected inner product. So projection on s is shorter by the factor
+    ``||u||^2 / ||s||^2``, close to zero in many dimensions. The estimate has two lower bounds: its standard deviation
+    at u = 0, ``sqrt(2 size) * variance``, and the value at which the projection is as long as t.
 
     Args:
         products: of t and s.
         layers: sizes of the layers.
-        variance: of the noise, in squared parameter units, at least 0; with 0 the products are as they are.
+        variance: of the noise, in squared parameter units, at least 0; 0 leaves the products unchanged.
 
     Raises:
         ValueError: the variance is out of its range; the message starts with its name.
@@ -82,7 +82,7 @@ def without_noise(products: Products, layers: Sequence[int], variance: float) ->
         return products
     sizes, squares = np.asarray(layers, dtype=np.float64), products.source_squared
     least = np.minimum(np.sqrt(2 * sizes) * variance, squares)
-    # ||P|| = |<t, s>| ||s|| / squares is at most ||t|| as long as this is
+    # The least squared norm for which ||P|| = |<t, s>| ||s|| / (squared norm) is at most ||t||.
     shortest = np.abs(products.inner) * np.sqrt(
         np.divide(squares, products.target_squared, out=np.zeros_like(squares), where=products.target_squared > 0)
     )

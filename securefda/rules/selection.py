@@ -1,6 +1,6 @@
-"""Estimated Delta errors: how far the update of each rule is from the one that the target would make without noise.
+"""Estimated Delta errors: the expected squared distance of each rule's update from the target's noiseless update.
 
-Definition 3.7 of the paper chooses a rule by them. All are in squared parameter units per step of the target:
+A rule is chosen by them (Definition 3.7 of the paper). They are in squared parameter units per step of the target:
 
     target_only   sigma^2
     source_only   d_i^2
@@ -8,17 +8,17 @@ Definition 3.7 of the paper chooses a rule by them. All are in squared parameter
     fedgp_auto    (1 - beta)^2 sigma^2 + beta^2 tau^2 d_i^2      with the beta of fedgp_auto
                   + (2 beta - beta^2) sigma_u^2
 
-for one source, and the mean by samples over sources. The distances are clipped at zero, as beta clips them.
+for one source; for several, their mean weighted by samples. Distances are clipped at zero, as in beta.
 
 The last term is the noise that projection keeps. With u the source's direction in a layer, the update
-(1 - beta) g + beta <g, u> u has along u all the noise of g, whatever beta is: sigma_u^2, the sum over layers. It is
-what makes fedda_auto the better choice of a source that is right, for tau^2 d^2 is never above d^2. Layers that the
-filter drops count as if they were kept, and the cosine form as the orthogonal one. The distance is over the whole
-vector, as the paper's is and as its beta has it: projection by layers leaves over at most that, and often less.
+(1 - beta) g + beta <g, u> u has all the noise of g along u, whatever beta is; sigma_u^2 is its sum over layers. Without
+this term fedgp_auto would always win, since tau^2 d^2 is never above d^2; with it, fedda_auto wins for a source that is
+right. Layers that the filter drops are treated as if they were kept, and the cosine form like the orthogonal one. As in
+the paper, the distance is over the whole vector; projecting layer by layer leaves at most that, and often less.
 
-The first two terms are least at their auto-beta, where they are beta times the distance. So fedda_auto is never above
-target_only or source_only, and fedgp_auto counts as target_only where it would be above it: by these estimates
-target_only and source_only are chosen only in a tie.
+The first two terms are least at their auto-beta, where they equal beta times the distance. So fedda_auto is never above
+target_only or source_only, and fedgp_auto is capped at the error of target_only. By these estimates target_only and
+source_only are chosen only in a tie.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ from securefda.rules.strategy import RoundPlan, Rule
 class DeltaErrors:
     """Estimated Delta errors of the rules that need a source: of one source, or a sum or mean over several.
 
-    One source's are as private as what they are made of, and so the repr is empty. The error of target_only,
-    sigma^2, is the same for every source: `TargetStatistics.mean_variance`.
+    The errors of one source are as private as its update, so the repr is empty. The error of target_only, sigma^2, is
+    the same for every source: `TargetStatistics.mean_variance`.
 
     Attributes:
-        source_only: d_i^2 of the *aligned* update (where the plan aligns), although source_only itself does not align.
-        fedda: of fedda_auto; of one source or a mean at most sigma^2, and at most ``source_only``.
-        fedgp: of fedgp_auto; of one source or a mean at most sigma^2.
+        source_only: d_i^2 of the *aligned* update (if the plan aligns), although source_only itself does not align.
+        fedda: of fedda_auto; except in a sum, at most sigma^2 and at most ``source_only``.
+        fedgp: of fedgp_auto; except in a sum, at most sigma^2.
     """
 
     source_only: float = field(repr=False)
@@ -115,11 +115,11 @@ def delta_errors(
     layers: Sequence[int] | None = None,
     step_updates: npt.ArrayLike | None = None,
 ) -> DeltaErrors:
-    """Return the estimated errors for one source, the same to the last bit as `contribute` sets them.
+    """Return the estimated errors for one source, bit for bit those of `contribute`.
 
     Args:
         plan: with ``select``; its rule does not matter.
-        statistics: as for `contribute`, and so are the others.
+        statistics: of the target's steps, as for `contribute`.
         target_update: g_T, ``(n_params,)``.
         source_update: g_i, ``(n_params,)``.
         layers: sizes that sum to n_params; None is one layer.
@@ -139,7 +139,7 @@ def delta_errors(
 
 
 def sum_of_errors(errors: Iterable[DeltaErrors]) -> DeltaErrors:
-    """Return the errors of all layers together, of those of each."""
+    """Return the sum of errors, rule by rule, for example over layers."""
     total = DeltaErrors(0.0, 0.0, 0.0)
     for one in errors:
         total = total.plus(one)
@@ -147,7 +147,7 @@ def sum_of_errors(errors: Iterable[DeltaErrors]) -> DeltaErrors:
 
 
 def mean_errors(errors: Sequence[DeltaErrors], weights: npt.ArrayLike | None = None) -> DeltaErrors:
-    """Return the mean over sources by ``weights``, for example numbers of samples.
+    """Return the mean over sources weighted by ``weights``, for example numbers of samples.
 
     Args:
         errors: of each source, at least one.
@@ -164,5 +164,5 @@ def mean_errors(errors: Sequence[DeltaErrors], weights: npt.ArrayLike | None = N
 
 
 def _least_error(variance: float, distance: float) -> float:
-    """(1 - beta)^2 variance + beta^2 distance with auto-beta; rounding takes it above neither of the two."""
+    """(1 - beta)^2 variance + beta^2 distance at auto-beta, at most either of the two despite rounding."""
     return min(weight_of_source(variance, distance) * distance, variance)

@@ -1,7 +1,7 @@
-"""What a target publishes about its steps of a round: three numbers beside its update.
+"""Statistics of the target's steps in a round: the three numbers that it publishes beside its update.
 
-With x_1..x_B the steps and x-bar their mean: the number of steps B, the mean square M = mean_j ||x_j||^2, and the
-scatter S_x = sum_j ||x_j - x-bar||^2 / (B - 1).
+With x_1..x_B the steps and x-bar their mean, these are the number of steps B, the mean square M = mean_j ||x_j||^2, and
+the scatter S_x = sum_j ||x_j - x-bar||^2 / (B - 1).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FEWEST_STEPS = 2
 """A scatter needs two steps."""
 
 AGREEMENT = 1e-3
-"""Largest relative disagreement of the three numbers with the update. Float32 rounding causes about 1e-6."""
+"""Largest relative difference between the three numbers and the update. Float32 rounding causes about 1e-6."""
 
 
 def require_steps(name: str, steps: object) -> int:
@@ -45,8 +45,8 @@ class TargetStatistics:
         steps: B, at least 2.
         mean_square: M = mean_j ||x_j||^2, squared parameter units.
         scatter: S_x = sum_j ||x_j - x-bar||^2 / (B - 1), the total sample variance of a step, squared parameter units.
-            Where the target estimates sigma^2 in another way (`securefda.rules.variance`), B sigma^2, and the mean
-            square is what it then comes to.
+            If the target estimates sigma^2 in another way (`securefda.rules.variance`), this is B sigma^2, and
+            ``mean_square`` is set to match.
 
     Raises:
         ValueError: a number is out of its range, or the scatter exceeds what the mean square allows; the message
@@ -79,7 +79,7 @@ class TargetStatistics:
         return cls(steps=count, mean_square=mean_square, scatter=scatter)
 
     def with_mean_variance(self, variance: float) -> TargetStatistics:
-        """Return the same with sigma^2 set to ``variance``, at least 0; x-bar stays."""
+        """Return a copy with sigma^2 set to ``variance``, at least 0, and the same norm of x-bar."""
         mean_squared = max(self.mean_square - self.scatter * (self.steps - 1) / self.steps, 0.0)
         return TargetStatistics(
             steps=self.steps, mean_square=mean_squared + variance * (self.steps - 1), scatter=variance * self.steps
@@ -97,7 +97,7 @@ class TargetStatistics:
             mean_squared_norm: ||x-bar||^2 = ||g_T||^2 / B^2 of the published update.
 
         Raises:
-            ValueError: the identity fails by more than `AGREEMENT`; the one who published both made them inconsistent.
+            ValueError: the identity fails by more than `AGREEMENT`: the publisher's numbers and update do not match.
         """
         expected = mean_squared_norm + self.scatter * (self.steps - 1) / self.steps
         if abs(self.mean_square - expected) > AGREEMENT * max(self.mean_square, expected):
@@ -105,9 +105,9 @@ class TargetStatistics:
 
 
 class StepStatistics:
-    """Running statistics of a target's steps, in O(n_params) memory whatever the number of steps.
+    """Running statistics of a target's steps, in O(n_params) memory for any number of steps.
 
-    Holds one float64 vector, the mean so far (Welford 1962). Feed every step of the round to `add`, in any order.
+    Holds one float64 vector, the running mean (Welford 1962). Pass every step of the round to `add`, in any order.
     """
 
     __slots__ = ("_mean", "_scatter_sum", "_square_sum", "_steps")

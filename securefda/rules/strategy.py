@@ -1,4 +1,4 @@
-"""Strategies: which rule a run follows in which round, and with what parameters."""
+"""Strategies: the rule of each round of a run, and its parameters."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ from securefda.rules.variance import Variance
 
 
 class TargetLabels(StrEnum):
-    """What the target knows of the labels of its training rows. The values stand in configurations, in no header."""
+    """Which labels the target's training rows have. The values appear in configurations, never in headers."""
 
     GIVEN = "given"
-    """All of them."""
+    """All rows have labels."""
 
     NONE = "none"
-    """Nothing: the target does not train."""
+    """No row has a label: the target does not train."""
 
     PSEUDO = "pseudo"
-    """Nothing, and in their place stand the model's own confident predictions, made anew in every round."""
+    """No row has a label; the target trains on the model's own confident predictions, made anew in every round."""
 
 
 class Head(StrEnum):
-    """What the target is measured with on top of a rule's model. The values stand in configurations, in no header."""
+    """What the target adds to a rule's model for evaluation. The values appear in configurations, never in headers."""
 
     NONE = "none"
-    """The model itself."""
+    """Nothing: the model is evaluated as it is."""
 
     KNN = "knn"
-    """The model and, beside it, the labels of the nearest of the target's own rows, as under `Rule.KNN_PER`."""
+    """A mixture with the labels of the nearest of the target's own rows, as under `Rule.KNN_PER`."""
 
 
 class Rule(StrEnum):
-    """What a run, or one round of it, does with the updates. The values stand in configurations and headers."""
+    """How a run, or one round of it, combines the updates. The values appear in configurations and headers."""
 
     SOURCE_ONLY = "source_only"
-    """Mean of the sources' updates by samples: FedAvg among the sources."""
+    """Mean of the sources' updates weighted by samples: FedAvg among the sources."""
 
     TARGET_ONLY = "target_only"
     """The target's update alone."""
 
     FEDAVG = "fedavg"
-    """Mean by samples, the target being one more site."""
+    """Mean of all updates weighted by samples, the target's included."""
 
     FEDDA = "fedda"
     """Definition 4.1 of the paper with one given beta."""
@@ -68,44 +68,44 @@ class Rule(StrEnum):
     """`TARGET_ONLY` on all of the target's labelled data: an upper bound, for which no source is needed."""
 
     PERSONALIZED_FEDAVG = "personalized_fedavg"
-    """FedAvg with momentum at the aggregator, then Reptile with Adam there; the target is measured after some epochs of
-    its own (Jiang, Konečný, Rush, Kannan 2019). Both stages are rounds of `FEDAVG`: see `Strategy.reptile_rounds`."""
+    """FedAvg with momentum at the aggregator, then Reptile with Adam; the target is evaluated after some epochs of its
+    own (Jiang, Konečný, Rush, Kannan 2019). Both stages are rounds of `FEDAVG`: see `Strategy.reptile_rounds`."""
 
     DITTO = "ditto"
-    """`FEDAVG`, and beside it a model of the target's own that is drawn to the common one (Li, Hu, Beirami, Smith
+    """`FEDAVG`, and a personal model of the target that is regularised towards the global one (Li, Hu, Beirami, Smith
     2021)."""
 
     APFL = "apfl"
-    """`FEDAVG`, and a mixture of its model with one of the target's own (Deng, Kamani, Mahdavi 2020)."""
+    """`FEDAVG`, and a mixture of its model with a personal model of the target (Deng, Kamani, Mahdavi 2020)."""
 
     KNN_PER = "knn_per"
     """`FEDAVG`, and the labels of the nearest of the target's own rows (Marfoq, Neglia, Vidal, Kameni 2022)."""
 
     FEDREP = "fedrep"
     """`FEDAVG` of all layers but the last ones, which stay at their site (Collins, Hassani, Mokhtari, Shakkottai
-    2021); which these are is a setting of training at every site."""
+    2021). Each site's training settings say how many layers stay."""
 
     FADA_ATTENTION = "fada_attention"
-    """Mean of the sources' updates by samples and dynamic attention: the more an update tightens the clusters of the
-    target's features, the more it weighs (model I of Peng, Huang, Zhu, Saenko 2020). It needs no label of the target's
-    rows; `attention` has the arithmetic."""
+    """Mean of the sources' updates weighted by samples and dynamic attention: an update weighs more, the more it
+    tightens the clusters of the target's features (model I of Peng, Huang, Zhu, Saenko 2020). It needs no labels of
+    the target's rows; the arithmetic is in `attention`."""
 
     FADA_ADVERSARIAL = "fada_adversarial"
-    """`FADA_ATTENTION`, and the sources train their features to be alike to the target's, which the target releases;
-    what that pulls these towards comes back in the sum (model II of the same)."""
+    """`FADA_ATTENTION`, and adversarial alignment: the target releases features, the sources train theirs to be
+    indistinguishable, and the pull on the target's features comes back in the sum (model II of the same paper)."""
 
     FADA = "fada"
-    """`FADA_ADVERSARIAL`, and features are disentangled into those that all domains share and the rest (model III)."""
+    """`FADA_ADVERSARIAL`, and features are disentangled into domain-invariant ones and the rest (model III)."""
 
     F_DANN = "f_dann"
-    """As `FADA_ADVERSARIAL` with gradient reversal (Ganin, Lempitsky 2015) at each source, and no attention."""
+    """As `FADA_ADVERSARIAL`, with gradient reversal (Ganin, Lempitsky 2015) at each source and without attention."""
 
     F_DAN = "f_dan"
-    """As `F_DANN`, with the maximum mean discrepancy of several kernels in place of a domain classifier (Long, Cao,
+    """As `F_DANN`, with the maximum mean discrepancy of several kernels instead of a domain classifier (Long, Cao,
     Wang, Jordan 2015)."""
 
     AUTO = "auto"
-    """In each round the one of `CANDIDATES` with the smallest estimated Delta error; `selection` has these errors."""
+    """In each round the one of `CANDIDATES` with the smallest estimated Delta error; see `selection`."""
 
     @property
     def adapts(self) -> bool:
@@ -114,22 +114,22 @@ class Rule(StrEnum):
 
     @property
     def attends(self) -> bool:
-        """Whether a source weighs by what its update does to the features of the target's rows."""
+        """Whether a source's weight depends on how its update changes the features of the target's rows."""
         return self in _ATTENDING
 
     @property
     def releases_features(self) -> bool:
-        """Whether sources train with features of the target's rows, and say what pulls these towards their own."""
+        """Whether sources train with released features of the target's rows, and return a pull on these features."""
         return self in _RELEASING
 
     @property
     def looks_at_features(self) -> bool:
-        """Whether the target looks at the features of its rows, and takes no label of theirs."""
+        """Whether the target uses the features of its rows and no labels."""
         return self.attends or self.releases_features
 
     @property
     def is_mean_of_sources(self) -> bool:
-        """Whether the round's update is the mean of the sources' parts by samples."""
+        """Whether the round's update is the mean of the sources' contributions weighted by samples."""
         return self in _MEANS_OF_SOURCES
 
     @property
@@ -139,23 +139,26 @@ class Rule(StrEnum):
 
     @property
     def beta_rule(self) -> BetaRule | None:
-        """Which auto-beta the rule uses; None where it uses none, and for `AUTO`, which leaves it to the round."""
+        """Which auto-beta the rule uses; None if it uses none, and for `AUTO`, which leaves it to the round."""
         return _BETA_RULES.get(self)
 
     @property
     def needs_sources(self) -> bool:
-        """Whether headers ask sources for it: neither for the target's own rules nor for a strategy's name; see
-        `RoundPlan.needs_sources`. `AUTO` is asked for beside the rule of the round."""
+        """Whether a header can ask sources for this rule; see also `RoundPlan.needs_sources`.
+
+        It cannot for target_only, nor for strategies of a whole run, except `AUTO`, which headers name beside the
+        round's rule.
+        """
         return self is not Rule.TARGET_ONLY and self not in OF_A_WHOLE_RUN - {Rule.AUTO}
 
     @property
     def is_personal(self) -> bool:
-        """Whether the target is measured with a model of its own, which no other site gets to know."""
+        """Whether the target is evaluated with a personal model, which no other site learns."""
         return self in _PERSONAL
 
     @property
     def target_labels(self) -> frozenset[TargetLabels]:
-        """Under which knowledge of the target's labels the rule can run: its line in `TARGET_LABELS`."""
+        """The kinds of target labels with which the rule can run: its entry in `TARGET_LABELS`."""
         return TARGET_LABELS.get(self, frozenset({TargetLabels.GIVEN}))
 
 
@@ -179,38 +182,40 @@ TARGET_LABELS: Mapping[Rule, frozenset[TargetLabels]] = {
     **dict.fromkeys(_ATTENDING | _RELEASING, frozenset({TargetLabels.NONE})),
     **dict.fromkeys(_ADAPTING - {Rule.AUTO}, frozenset({TargetLabels.GIVEN, TargetLabels.PSEUDO})),
 }
-"""Rules that run without given labels of the target's training rows, and on what; every other rule needs them.
+"""Rules that can run without given labels of the target's training rows; every other rule needs given labels.
 
-The rules of FADA and their baselines refuse given labels, of which they would make no use: what they come to is not to
-be compared with rules that have them.
+The rules of FADA and their baselines refuse given labels because they would ignore them, and their results are not
+comparable with those of rules that use labels.
 
-`Rule.AUTO` is not among them: it compares estimated errors, and that of the target's own update is the variance of its
-steps, which says nothing of wrong pseudo-labels.
+`Rule.AUTO` is not listed: it compares estimated errors, and the error of the target's own update is estimated by the
+variance of its steps, which does not see wrong pseudo-labels.
 """
 
 CANDIDATES = (Rule.TARGET_ONLY, Rule.FEDGP_AUTO, Rule.FEDDA_AUTO, Rule.SOURCE_ONLY)
-"""What `Rule.AUTO` chooses from. Of equal estimates the earlier wins: first the rule under which nothing of an update
-leaves a source, last the one that its estimate fits worst, since source_only does not align."""
+"""The rules that `Rule.AUTO` chooses from. In a tie the earlier wins: target_only comes first, as no update leaves a
+source under it; source_only comes last, as it does not align and so its estimate fits worst."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RulePlan:
-    """A rule and all that its evaluation depends on beside the updates.
+    """A rule and the parameters of its evaluation.
+
+    Every attribute with an enumeration also accepts the member's name.
 
     Attributes:
-        rule: what to do with the updates; the rule's name is accepted too, as for the other names here.
+        rule: how to combine the updates.
         beta: weight of a source under `Rule.FEDDA` and `Rule.FEDGP`, in [0, 1]; other rules ignore it.
         projection: form of the projection under the FedGP rules.
-        beta_per_layer: whether auto-beta is one number for each layer of the model (rules with auto-beta, and auto);
-            not where the estimator needs single steps.
-        filter: whether layers in which source and target disagree in sign are left out (FedGP rules).
+        beta_per_layer: whether each layer of the model has its own auto-beta (rules with auto-beta, and auto); must be
+            False if the estimator needs single steps.
+        filter: whether layers with a negative inner product of source and target are left out (FedGP rules).
         align: whether a source's update is aligned with the target's schedule (FedDA and FedGP rules).
         estimator: how auto-beta estimates tau^2 d^2.
-        variance: from what the target estimates sigma^2; `Variance.STEPS` where the estimator needs single steps. No
-            header says it.
-        step: how much of the round's update the target takes (FedDA and FedGP rules). No header says it.
-        attention_gain: how the gain of an update is known under rules with attention; other rules ignore this and the
-            next two.
+        variance: how the target estimates sigma^2; must be `Variance.STEPS` if the estimator needs single steps. Not
+            in headers.
+        step: how much of the round's update the target takes (FedDA and FedGP rules). Not in headers.
+        attention_gain: how the gain of an update is computed under rules with attention; other rules ignore this and
+            the next two.
         attention_temperature: the gain at which an update weighs e times as much as one without gain, above 0.
         attention_bound: no update weighs more than ``exp(2 * attention_bound)`` times another; above 0.
 
@@ -254,20 +259,19 @@ class RulePlan:
     def needs_step_updates(self) -> bool:
         """Whether evaluation needs the target's single steps, beyond its update and three statistics.
 
-        Estimated errors are those of all candidates, and so need what FedGP's beta needs.
+        Errors are estimated for all candidates, and so for FedGP's beta as well.
         """
         beta_rule = BetaRule.FEDGP if self._estimates_errors else self.rule.beta_rule
         return beta_rule is not None and needs_steps(beta_rule, self.estimator)
 
     @property
     def validates_step(self) -> bool:
-        """Whether the target needs rows that it keeps out, to see how much of the round's update to take."""
+        """Whether the target needs validation rows to decide how much of the round's update to take."""
         return self.step is Step.VALIDATED and self.rule.adapts
 
     @property
     def needs_single_updates(self) -> bool:
-        """Whether evaluation needs the update of a source, or the mean of a cohort, at the target: its features tell
-        the exact gain."""
+        """Whether the target itself must see single updates, or means of cohorts, to compute their exact gain."""
         return self.rule.attends and self.attention_gain is Gain.EXACT
 
     @property
@@ -277,14 +281,14 @@ class RulePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundPlan(RulePlan):
-    """What one round does.
+    """The rule of one round and its parameters.
 
     Attributes:
-        rule: as in `RulePlan`; in a round never one of `OF_A_WHOLE_RUN`, which `round_plan` resolves.
+        rule: as in `RulePlan`, but never one of `OF_A_WHOLE_RUN`; `round_plan` resolves those.
         learning_rate_factor: multiplies the learning rates of the target and of every source in this round.
         select: whether the sources estimate the errors of `CANDIDATES`, so that the next round's rule can be chosen;
-            the round's own rule is then one of them.
-        server: how the aggregator moves the model by a mean; None for by the mean itself. No header says it.
+            the round's own rule must then be one of them.
+        server: the server optimiser's step in a round that is a mean; None: add the mean itself. Not in headers.
 
     Raises:
         ValueError: an attribute is out of its range; the message starts with its name.
@@ -306,7 +310,7 @@ class RoundPlan(RulePlan):
 
     @property
     def needs_sources(self) -> bool:
-        """Whether any source takes part: in a target_only round only to estimate errors."""
+        """Whether any source takes part; in a target_only round, sources only estimate errors."""
         return self.rule.needs_sources or self.select
 
     @property
@@ -324,33 +328,33 @@ class Strategy(RulePlan):
     """The rule of a whole run and its schedule.
 
     Warm-up (Appendix C.2 of the paper): the first rounds are `Rule.SOURCE_ONLY`, since projection from a random model
-    is slow; then both learning rates drop, whatever `Rule.AUTO` then chooses. It concerns every rule that the
-    sources take part in, but for `Rule.FINETUNE_OFFLINE` and the personal strategies, which have their own schedules;
-    target_only and oracle never see a source.
+    is slow; then both learning rates drop, whatever `Rule.AUTO` then chooses. Warm-up applies to every rule with
+    sources, except `Rule.FINETUNE_OFFLINE` and the personal strategies, which have their own schedules; target_only
+    and oracle use no sources.
 
     Attributes:
         rounds: number of rounds, at least 1.
         warm_up_rounds: number of warm-up rounds, below ``rounds``.
-        lr_after_warm_up: factor of the learning rates after warm-up, in (0, 1]; 1 where there is no warm-up.
+        lr_after_warm_up: factor of the learning rates after warm-up, in (0, 1]; without effect if there is no warm-up.
         finetune_rounds: number of target_only rounds at the end of `Rule.FINETUNE_OFFLINE`; there at least 1, and below
             ``rounds``. Other rules ignore it.
-        server_optimizer: of the aggregator, where the rounds are means: source_only, fedavg and the personal
-            strategies, but for `Rule.PERSONALIZED_FEDAVG`, which has its own.
+        server_optimizer: of the aggregator, for strategies whose rounds are means: source_only, fedavg and the personal
+            ones, except `Rule.PERSONALIZED_FEDAVG`, which has its own.
         server_learning_rate, server_momentum, server_second_momentum, server_epsilon: as in `ServerPlan`.
         reptile_rounds: rounds of Reptile at the end of `Rule.PERSONALIZED_FEDAVG`; there at least 1, and below
-            ``rounds``. Reptile (Nichol, Achiam, Schulman 2018) takes K steps and the uniform mean; here its steps are
-            those of the sites' own settings, and its mean is by samples as that of `Rule.FEDAVG`, because no header
-            can say otherwise. What differs is Adam at the aggregator.
-        reptile_learning_rate: of Adam in these rounds, above 0; other numbers are the ``server_`` ones.
-        personal_epochs: of the target's own model: in each round of `Rule.DITTO`, and before `Rule.PERSONALIZED_FEDAVG`
-            is measured.
-        ditto_lambda: draws the target's own model to the common one, at least 0.
-        apfl_alpha: share of the target's own model in the mixture, in [0, 1].
-        apfl_adaptive: whether ``apfl_alpha`` is where it begins, and each round moves it by its gradient.
-        head: what the target is measured with on top of the model; not under rules that have a model of its own.
-        knn_neighbours: how many of the target's rows have a say, with a head or under `Rule.KNN_PER`.
-        knn_weight: of what they say, in [0, 1]; the model has the rest.
-        knn_scale: distance over which what a row says falls by the factor e, above 0.
+            ``rounds``. Reptile (Nichol, Achiam, Schulman 2018) takes K steps and the uniform mean. Here the steps are
+            those of the sites' own settings and the mean is weighted by samples as in `Rule.FEDAVG`, because no header
+            can ask for anything else; so these rounds differ only by Adam at the aggregator.
+        reptile_learning_rate: of Adam in these rounds, above 0; its other parameters are the ``server_`` ones.
+        personal_epochs: epochs of the target's personal model: in each round of `Rule.DITTO`, and before
+            `Rule.PERSONALIZED_FEDAVG` is evaluated.
+        ditto_lambda: weight of the regularisation of the personal model towards the global one, at least 0.
+        apfl_alpha: share of the personal model in the mixture, in [0, 1].
+        apfl_adaptive: whether ``apfl_alpha`` is only the initial value, and each round moves it by its gradient.
+        head: what the target adds to the model for evaluation; `Head.NONE` under rules with a personal model.
+        knn_neighbours: number of nearest rows that count, with a head or under `Rule.KNN_PER`.
+        knn_weight: weight of these rows' labels, in [0, 1]; the model has the rest.
+        knn_scale: distance over which the weight of a row falls by the factor e, above 0.
 
     Raises:
         ValueError: an attribute is out of its range; the message starts with its name.
@@ -398,16 +402,16 @@ class Strategy(RulePlan):
 
     @property
     def asks_neighbours(self) -> bool:
-        """Whether the target is measured with the labels of its own nearest rows beside the model."""
+        """Whether the target is evaluated with the labels of its nearest rows beside the model."""
         return self.head is Head.KNN or self.rule is Rule.KNN_PER
 
     @property
     def is_personal(self) -> bool:
-        """Whether the target is measured with something of its own, which no other site gets to know."""
+        """Whether the target is evaluated with a personal model or head, which no other site learns."""
         return self.rule.is_personal or self.head is not Head.NONE
 
     def server(self, *, reptile: bool = False) -> ServerPlan | None:
-        """The aggregator's optimiser in a round that is a mean; None where there is none."""
+        """The server optimiser in a round that is a mean; None if there is none."""
         optimizer, rate = self.server_optimizer, self.server_learning_rate
         if self.rule is Rule.PERSONALIZED_FEDAVG:
             optimizer = ServerOptimizer.ADAM if reptile else ServerOptimizer.MOMENTUM
@@ -433,7 +437,7 @@ class Strategy(RulePlan):
     def _check_server(self) -> None:
         optimizer = checks.choice("server_optimizer", self.server_optimizer, ServerOptimizer)
         object.__setattr__(self, "server_optimizer", optimizer)
-        self._server_plan(ServerOptimizer.ADAM, self.server_learning_rate)  # that every number is within its range
+        self._server_plan(ServerOptimizer.ADAM, self.server_learning_rate)  # raises if a number is out of range
         if optimizer is ServerOptimizer.NONE:
             return
         if self.rule is Rule.PERSONALIZED_FEDAVG:
@@ -443,18 +447,18 @@ class Strategy(RulePlan):
 
 
 def round_plan(strategy: Strategy, round_number: int, errors: Mapping[Rule, float] | None = None) -> RoundPlan:
-    """Return what the given round, counted from 1, does under ``strategy``.
+    """Return the plan of one round, counted from 1, under ``strategy``.
 
-    Under `Rule.AUTO` the sources estimate errors in every round after warm-up; the first of these has none to go by.
+    Under `Rule.AUTO` the sources estimate errors in every round after warm-up, for the choice in the next round.
 
     Args:
         strategy: of the run.
         round_number: from 1 to ``strategy.rounds``.
-        errors: the estimated errors of `CANDIDATES` in the last finished round that estimated them; None before there
-            is one: then `Rule.AUTO` takes fedgp_auto. Warm-up rounds and other strategies ignore it.
+        errors: the estimated errors of `CANDIDATES` in the last finished round that estimated them. None if there is
+            no such round: `Rule.AUTO` then takes fedgp_auto. Warm-up rounds and other strategies ignore it.
 
     Raises:
-        ValueError: ``round_number`` is not a round of the run, or ``errors`` are unfit, see `choose_rule`.
+        ValueError: ``round_number`` is not a round of the run, or ``errors`` are invalid, see `choose_rule`.
     """
     number = checks.whole_number("round_number", round_number, least=1)
     if number > strategy.rounds:
@@ -482,13 +486,14 @@ def round_plan(strategy: Strategy, round_number: int, errors: Mapping[Rule, floa
 
 
 def choose_rule(errors: Mapping[Rule, float]) -> Rule:
-    """Return the rule with the smallest estimated Delta error; of equal ones the earliest in `CANDIDATES`.
+    """Return the rule with the smallest estimated Delta error; in a tie the earliest in `CANDIDATES`.
 
     Args:
         errors: of some or all of `CANDIDATES`, finite, at least one.
 
     Raises:
-        ValueError: there is none, one is not finite, or one is of another rule; the message starts with ``errors``.
+        ValueError: ``errors`` is empty, or has a number that is not finite or a rule that is no candidate; the message
+            starts with ``errors``.
     """
     if not errors or not set(errors) <= set(CANDIDATES):
         raise ValueError(f"errors: must be of some of {', '.join(CANDIDATES)}; are of {', '.join(errors) or 'none'}")
