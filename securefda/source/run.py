@@ -347,7 +347,7 @@ class SourceRun:
         """Answer a message that failed a check: name the check, and end an open session. There are three exceptions.
 
         A header is refused, since it does not belong to the open session. A contribution that is beyond the ranges
-        after capping, or a ring with too few neighbours that count, leads to a refusal, because no site is at fault. And
+        after capping, or a ring with too few neighbours that count, leads to a refusal, as no site is at fault. And
         a fault in a log, a schedule or a missed result is only reported to the operator, unless it is the last one that
         this source tolerates.
         """
