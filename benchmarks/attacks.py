@@ -242,7 +242,7 @@ def sentences(rows: Sequence[Row]) -> list[str]:
         if row := at.get(Cell(PROPERTY, HEART, SUM, 3, TWO_STEPS, epsilon)):
             lines.append(
                 f"{HEART.title()}, {_noise_in_words(row)}, N = 3: the share of women among a hospital's rows is "
-                f"guessed to {row['error']:.0f} points; who guesses the mean is off by {row['blind']:.0f}."
+                f"guessed to {row['error']:.0f} points; guessing the mean is off by {row['blind']:.0f}."
             )
     return lines
 
