@@ -255,6 +255,12 @@ class MaskedAttempt(_BaseAttempt):
         return len(self._state.received.keys() | self.waiting_for)
 
     @property
+    def silent(self) -> frozenset[int]:
+        """Whose nonces were missing, where the attempt ended for it: one without these sources can succeed."""
+        ended_for_it = isinstance(self._state, session_phases.CollectingNonces) and self.outcome is not None
+        return self._state.waiting_for if ended_for_it else frozenset()
+
+    @property
     def may_have_released(self) -> bool:
         """Whether a masked input may have left a source."""
         return self._released

@@ -283,8 +283,11 @@ class Candidates:
     planner: Planner
 
     def expected(self, current: CurrentRound) -> frozenset[int]:
-        """Sources that can take part: all that the roster admits now and that refused neither the round nor the run."""
-        out = self.cosigners.faulty | current.refused.keys() | self.attendance.refused.keys()
+        """Sources that can take part: all that the roster admits now and that refused neither the round nor the run.
+
+        Those are out, too, for whose missing nonces an attempt at the round ended.
+        """
+        out = self.cosigners.faulty | current.refused.keys() | current.silent | self.attendance.refused.keys()
         return frozenset(index for index in self.site.sources - out if self.site.admits(index))
 
     def able(self, current: CurrentRound) -> frozenset[int]:

@@ -101,6 +101,7 @@ class CurrentRound:
         target: the result of that training; None if the rule uses nothing of the target.
         seconds: time spent, by phase.
         refused: policy key or check for which a source refused, by roster index.
+        silent: sources whose missing nonces ended an attempt; later attempts at the round are without them.
         forbidden: policy key for which a source left the run before an attempt, by roster index.
         levels: visibility level of each source in the last attempt, by roster index.
         with_metrics: whether the sources add loss and accuracy in the last attempt.
@@ -123,6 +124,7 @@ class CurrentRound:
     target: TargetPart | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
+    silent: set[int] = field(default_factory=set)
     forbidden: dict[int, str] = field(default_factory=dict)
     levels: dict[int, Visibility] = field(default_factory=dict)
     with_metrics: bool = False

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import cast
 
 from securefda import __version__
-from securefda.aggregator.attempt import NOTHING, Attempt, RoundSum, open_attempt
+from securefda.aggregator.attempt import NOTHING, Attempt, MaskedAttempt, RoundSum, open_attempt
 from securefda.aggregator.attendance import (
     OF_CONSENT,
     OWN_TROUBLE,
@@ -493,6 +493,8 @@ class AggregatorRun:
         if isinstance(attempt, SecureFdaError):
             return self._lose_round(current, current.levels, attempt), []
         current.refused |= attempt.refused
+        if isinstance(attempt, MaskedAttempt):
+            current.silent |= attempt.silent
         current.out_of_range |= "CLIPPED" in attempt.refused.values()
         for index, key in attempt.refused.items():
             name = self._site.name(index)
@@ -532,7 +534,7 @@ class AggregatorRun:
         return BetweenRounds(self._site.clock()), [Send(index, Parcel(result)) for index in waiting]
 
     def _lose_attempt(self, current: CurrentRound, attempt: Attempt, error: SecureFdaError) -> Phase:
-        """Try again without those that refused, where no update can have left and enough others remain."""
+        """Try again without those that refused or were silent, where no update can have left and enough remain."""
         lost = f"round {current.number} attempt {current.attempt} without a result: {error}"
         self._reporter.note(Note(lost, "warning"))
         self._log("aborted", attempt, error)

@@ -121,6 +121,18 @@ def test_round_is_tried_again_where_more_nonces_are_missing_than_sources_let_pas
     federation.close()
 
 
+def test_round_is_tried_again_without_the_sources_whose_nonces_never_come(tmp_path: Path) -> None:
+    federation = made(tmp_path, rounds=1, rule="source_only", settings={"threshold": 9})
+    silent = {3, 5, 8}
+    federation.link = lambda sender, _to, m: None if sender in silent and isinstance(m.body, Nonce) else m
+    federation.open().go()
+    (line,) = federation.watch.lines
+    assert (line["status"], line["attempts"], len(line["survivors"])) == ("finished", 2, N - len(silent))
+    first, second = ({*header.participants} for header in dict.fromkeys(headers_of(federation)))
+    assert first - second == silent
+    federation.close()
+
+
 def test_sources_that_have_left_before_the_roll_are_not_missed_among_the_nonces(tmp_path: Path) -> None:
     federation = made(tmp_path, rounds=1, rule="source_only", settings={"threshold": 9, "attempts": 1}).open()
     gone, advertised = {3, 5, 8}, set()
