@@ -1,14 +1,14 @@
-"""What was spent of a data set's privacy, over all runs and restarts: one SQLite file per site and data set.
+"""The privacy ledger: the budget that a data set has spent over all runs and restarts, in one SQLite file per data set.
 
-Reserve, train, commit. A round is charged in full before its first step; being killed, failing or trying again gives
-nothing back. Every change is on the disk (write-ahead log, ``synchronous=FULL``) before the call returns. Several
-processes may use one ledger: each change reads all rows, decides and writes under one lock, so that two cannot both
-spend the last of a budget.
+A round is reserved, trained, committed. It is charged in full before its first step; a round that is killed, fails or
+is tried again gets nothing back. Every change is on the disk (write-ahead log, ``synchronous=FULL``) before the call
+returns. Several processes can use one ledger: each change reads all rows, decides and writes under one lock, so that
+two processes cannot both spend the last of a budget.
 
-A ledger in doubt refuses every charge: one that was changed, shortened, copied or put back from an older state, or
-that belongs to other data. The chain of rows and the markers beside the file
-(:mod:`securefda.privacy.ledger_storage`) find this. An attacker who can rewrite both is found by the head that an audit
-log recorded.
+A ledger in doubt refuses every charge. It is in doubt if it was changed, shortened, copied, restored from an older
+state, or belongs to other data. The chain of rows and the markers beside the file
+(:mod:`securefda.privacy.ledger_storage`) reveal this. If an attacker rewrites both, the head in the audit log reveals
+it.
 """
 
 from __future__ import annotations
@@ -66,14 +66,14 @@ Sign = Callable[[bytes], bytes]
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """A round that is paid for; it may train now.
+    """A round that has been charged and may train now.
 
     Attributes:
         number: of its row in the ledger.
-        event: what was charged.
-        spent: epsilon with this round.
-        cost: what this round added.
-        warning: a line for the user, None where there is nothing to say.
+        event: the charged event.
+        spent: spent epsilon, including this round.
+        cost: epsilon that this round added.
+        warning: a line for the user, or None.
         head: the ledger's head with this row, for the audit log.
     """
 
@@ -86,25 +86,25 @@ class Reservation:
 
 
 def check_reason(reason: str) -> None:
-    """Refuse a reason that no statement can hold. Raises ConfigError: ``reason``."""
+    """Check the length of a statement's reason. Raises ConfigError: ``reason``."""
     if not 1 <= len(reason.strip()) <= _MAX_REASON:
         raise ConfigError("reason", f"must be 1 to {_MAX_REASON} characters, which stay in the ledger for ever")
 
 
 class Ledger:
-    """The ledger of one data set; reads nothing until it is asked and holds nothing open between calls.
+    """The ledger of one data set. It opens the file anew in every call.
 
     Args:
         path: the file, made by :meth:`create`.
         data: the data set as it is now.
-        known_head: what an audit log says of the ledger, if one does.
+        known_head: the ledger's head in an audit log, if there is one.
         wait_s: how long to wait for another process that is writing.
 
     Raises:
-        LedgerError: from every method: the ledger is missing, cannot be read or written, was changed, is a copy or
-            older than it was, is another data set's, or another process holds it. Nothing may train then.
-        ConfigError: from every method: the data have changed; ``clock``, where a method is given a time well before
-            the last row's.
+        LedgerError: from every method: the ledger is missing, cannot be read or written, was changed, is a copy, is
+            older than it was, belongs to another data set, or is locked by another process. Nothing may train then.
+        ConfigError: from every method: the data have changed; or ``clock``, a method is given a time well before that
+            of the last row.
     """
 
     def __init__(self, path: Path, data: DataSet, *, known_head: Head | None = None, wait_s: float = 30.0) -> None:
@@ -127,7 +127,7 @@ class Ledger:
         with _clear_errors(path, 0):
             highest = markers.highest()
             is_there = path.exists()
-            # A file without any marker is in doubt, and stays so: a marker made here would clear it.
+            # A file without any marker is in doubt, and must stay so: a marker made here would clear the doubt.
             if is_there and (highest is None or highest[0] > 0):
                 raise LedgerError(path, "exists already", hint=_USE_IT, is_sound=True)
             if highest is not None and highest[0] > 0:
@@ -152,13 +152,13 @@ class Ledger:
 
         Args:
             event: the whole round.
-            budget: what the policy allows now; all rounds since the last reset count against it.
+            budget: the present budget of the policy; all rounds since the last reset count against it.
             now: Unix time in seconds.
 
         Raises:
             BudgetExhausted: the round would exceed the budget; nothing was charged.
         """
-        # First without the lock: this takes seconds, and no other process should wait for it. The result is cached.
+        # First without the lock: this takes seconds, and other processes should not wait. It fills a cache.
         _before_and_after(self.events(), event, budget)
         with self._changing() as state:
             state.check(self._known_head, self._data, now)
@@ -176,17 +176,17 @@ class Ledger:
         return Reservation(state.head.count, event, after, max(0.0, after - before), warning, state.head)
 
     def require(self, event: DpEvent, budget: Budget) -> None:
-        """Refuse where :meth:`reserve` would refuse ``event``, and charge nothing. Errors as there."""
+        """Raise if :meth:`reserve` would refuse ``event``, without charging it. Same errors."""
         before, after = _before_and_after(self.events(), event, budget)
         if after > budget.epsilon:
             raise self._exhausted("the next round", budget, before, after)
 
     def commit(self, reservation: Reservation, *, steps: int, now: int) -> Head:
-        """Write that a round is over. Its charge stays, even if it took fewer steps.
+        """Record that a round is over. Its charge stays, even if it took fewer steps.
 
         Args:
-            reservation: as :meth:`reserve` returned it.
-            steps: how many noisy gradients there were.
+            reservation: from :meth:`reserve`.
+            steps: number of noisy gradients.
             now: Unix time in seconds.
 
         Raises:
@@ -215,23 +215,23 @@ class Ledger:
         return state.head
 
     def accept(self, reason: str, sign: Sign, *, now: int) -> Head:
-        """Go on with this file, these data and this clock, because the site says so; all that was spent stays spent.
+        """Accept the present file, data and clock by a signed statement of the site; everything spent stays spent.
 
-        For data that have changed, a file that was copied, and a clock that was wrong. The row is kept for ever. Two
-        files stay refused: one whose chain is broken, and one that lacks rows of which its folder knows. To accept
-        the second would give back what these rows cost.
+        This is for data that have changed, a file that was copied, and a clock that was wrong. The statement is kept
+        for ever. Two kinds of files are still refused: one with a broken chain, and one that lacks rows of which its
+        folder has markers, since accepting it would give back what these rows cost.
 
         Args:
-            reason: why, in words; 1 to 500 characters.
+            reason: in words, 1 to 500 characters.
             sign: signs a statement with the site's key.
             now: Unix time in seconds.
         """
         return self._by_statement("accepted", reason, sign, now)
 
     def reset(self, reason: str, sign: Sign, *, now: int) -> Head:
-        """As :meth:`accept`, and nothing counts as spent any more: rows that trained before lose their protection.
+        """As :meth:`accept`, but spent epsilon starts at 0 again: rows that trained before lose their guarantee.
 
-        A file that lacks rows can be reset too; the ledger then says for ever how many were missing.
+        A file that lacks rows can also be reset; the ledger then records for ever how many were missing.
         """
         return self._by_statement("reset", reason, sign, now)
 
@@ -251,21 +251,21 @@ class Ledger:
         return epsilon(self.events(), delta, accountant)
 
     def head(self) -> Head:
-        """How many rows there are, and the digest of the last: for the audit log."""
+        """Number of rows and digest of the last one, for the audit log."""
         last = self.rows()[-1]
         return Head(last.number, last.digest)
 
     def check_signatures(self, is_valid: Callable[[bytes, bytes], bool]) -> tuple[int, ...]:
-        """Check what the site signed.
+        """Check the site's signatures on statements.
 
-        A statement signs the chain up to it. So the last one covers all before it, which a site may have signed with
-        an older key.
+        A statement signs the chain before it. So the last statement covers all earlier ones, which a site may have
+        signed with an older key.
 
         Args:
-            is_valid: whether a statement and a signature are the site's.
+            is_valid: whether a signature of a statement is the site's.
 
         Returns:
-            Numbers of the rows that reset or accept and are not signed with the site's present key.
+            Numbers of the statements that are not signed with the site's present key.
 
         Raises:
             LedgerError: the last such row is not signed with it.
@@ -300,7 +300,7 @@ class Ledger:
 
     @contextmanager
     def _changing(self, *, overrule: bool = False) -> Iterator[LedgerState]:
-        """Read, let the block decide and append, and commit; where the block raises, nothing has changed."""
+        """Read the rows, let the block append, and commit; if the block raises, nothing changes."""
         with _connection(self._path, self._wait_s) as (database, number):
             with _transaction(database):
                 state = self._read(database, number)
@@ -314,7 +314,7 @@ class Ledger:
 
 
 def fingerprints_of(path: Path, *, wait_s: float = 30.0) -> frozenset[str]:
-    """Fingerprints of all rows that the ledger at ``path`` is bound to or was. Raises LedgerError: it is unreadable."""
+    """Fingerprints of all data to which the ledger at ``path`` is or was bound. Raises LedgerError if unreadable."""
     with _connection(path, wait_s) as (database, _):
         rows = _stored_rows(path, database)
     return frozenset(row.fields["fingerprint"] for row in rows if "fingerprint" in row.fields)
@@ -325,7 +325,7 @@ def _stored_rows(path: Path, database: sqlite3.Connection) -> tuple[Row, ...]:
     if version != _SCHEMA_VERSION:
         hint = "use the release that made it, or put the newest copy back"
         raise LedgerError(path, f"has schema version {version}, not {_SCHEMA_VERSION}", hint=hint)
-    # All of them: a query that is broken off would keep the connection open for as long as its error lives.
+    # Fetch all: an unfinished query would keep the connection open for as long as its error lives.
     stored = database.execute("SELECT number, body, digest FROM rows ORDER BY number").fetchall()
     try:
         return read_chain(stored)
@@ -339,7 +339,7 @@ def _before_and_after(past: Sequence[DpEvent], event: DpEvent, budget: Budget) -
 
 
 def _said(ledger: str, before: Row, row: Row) -> bytes:
-    """What a row that resets or accepts would have signed."""
+    """The statement that the signature of a row covers."""
     fields = {key: value for key, value in row.fields.items() if key != "signature"}
     return statement(ledger, row.kind, row.time, fields, Head(before.number, before.digest))
 
@@ -347,13 +347,13 @@ def _said(ledger: str, before: Row, row: Row) -> bytes:
 def _signature(row: Row) -> bytes:
     try:
         return bytes.fromhex(row.fields["signature"])
-    except (TypeError, ValueError):  # the writer of a forged row did not write hex
+    except (TypeError, ValueError):  # a forged row, without hex
         return b""
 
 
 @contextmanager
 def _connection(path: Path, wait_s: float) -> Iterator[tuple[sqlite3.Connection, str]]:
-    """The file, opened for one call, and its number."""
+    """Open the file for one call; yields the connection and the file's number."""
     with _ONE_AT_A_TIME[0], _clear_errors(path, wait_s):
         if not path.is_file():
             highest = RowMarkers(path).highest() if path.parent.is_dir() else None
@@ -381,7 +381,7 @@ def _transaction(database: sqlite3.Connection) -> Iterator[None]:
         yield
         database.execute("COMMIT")
     except BaseException:
-        if database.in_transaction:  # SQLite has rolled back by itself where the disk is full
+        if database.in_transaction:  # SQLite rolls back by itself if the disk is full
             database.execute("ROLLBACK")
         raise
 
@@ -397,7 +397,7 @@ def _clear_errors(path: Path, wait_s: float) -> Iterator[None]:
             what = f"another process has been writing to it for {wait_s:g} seconds"
             raise LedgerError(path, what, hint="wait for it, or stop it, and start again") from error
         hint = "free disk space and check the permissions; if the file is damaged, put the newest copy back"
-        # Of a text that is not UTF-8 the message holds the text, and Python gives it no code.
+        # If a text is not UTF-8, Python's error has no code, and its message quotes the text.
         not_text = code is None and isinstance(error, sqlite3.OperationalError)
         what = f"cannot be used: {'a text in it is not UTF-8' if not_text else error}"
         raise LedgerError(path, what, hint=hint) from error

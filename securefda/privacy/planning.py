@@ -1,7 +1,7 @@
-"""Before a run: which noise multiplier keeps it within a budget, which epsilon a noise multiplier costs, and its curve.
+"""Planning before a run: the noise multiplier for a budget, or the epsilon for a noise multiplier, and its curve.
 
-All of it follows from the schedule alone, so a plan spends nothing. Rounds that were charged before can be given;
-the plan then goes on from them, as the ledger will.
+A plan depends only on the schedule, so it spends nothing. It can continue from rounds that were charged before, as the
+ledger will.
 
 The noise that keeps six rounds on 239 rows within epsilon = 4, and what another noise multiplier costs:
 
@@ -40,7 +40,7 @@ _GROWTH = 1.5
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """How often a site's rows are used.
+    """The steps of a run over a site's rows.
 
     Attributes:
         samples: rows of the data set, >= 1.
@@ -80,7 +80,7 @@ class Schedule:
 
 
 def schedule_of(settings: TrainingSettings, samples: int, rounds: int = 1) -> Schedule:
-    """Return how often a site's rows are used; a round is charged accordingly.
+    """Return the schedule by which each round of a site with these settings is charged.
 
     Raises:
         ConfigError: ``training.batch-size`` is larger than the data.
@@ -93,7 +93,7 @@ def schedule_of(settings: TrainingSettings, samples: int, rounds: int = 1) -> Sc
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a run costs.
+    """The privacy cost of a run.
 
     Attributes:
         noise_multiplier: of every step.
@@ -101,8 +101,8 @@ class Plan:
         steps_per_round: noisy gradients of one round.
         delta: at which the epsilons hold.
         accountant: ``"rdp"`` or ``"prv"``.
-        curve: epsilon after 0, 1, ... rounds, shape ``(rounds + 1,)``; the first is what was spent before.
-        warnings: lines for the user; empty where there is nothing to say.
+        curve: epsilon after 0, 1, ... rounds, shape ``(rounds + 1,)``; the first is the epsilon spent before.
+        warnings: lines for the user; can be empty.
     """
 
     noise_multiplier: float
@@ -115,29 +115,29 @@ class Plan:
 
     @property
     def epsilon(self) -> float:
-        """Epsilon after the last round, with all that was spent before."""
+        """Epsilon after the last round, including all epsilon spent before."""
         return self.curve[-1]
 
     @property
     def cost_per_round(self) -> tuple[float, ...]:
-        """What each round adds to epsilon, shape ``(rounds,)``."""
+        """Epsilon that each round adds, shape ``(rounds,)``."""
         return tuple(after - before for before, after in zip(self.curve, self.curve[1:], strict=False))
 
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """What is asked: the least noise for an epsilon, or the epsilon of a noise.
+    """A request for the least noise within an epsilon, or for the epsilon of a noise multiplier.
 
     Attributes:
         schedule: the rounds that are planned.
-        epsilon: the budget, where the noise is asked for, else None.
-        noise: the noise multiplier, where epsilon is asked for, else None.
+        epsilon: the budget if the noise is wanted, else None.
+        noise: the noise multiplier if epsilon is wanted, else None.
         delta: at which epsilon holds.
         accountant: ``"rdp"`` or ``"prv"``.
         past: rounds over the same data set that are charged already.
 
     Raises:
-        ConfigError: ``rounds``, they make too many steps.
+        ConfigError: ``rounds``, the schedule has too many steps.
     """
 
     schedule: Schedule
@@ -176,12 +176,12 @@ def plan_epsilon(
     accountant: str = "rdp",
     past: Sequence[DpEvent] = (),
 ) -> Plan:
-    """Return what ``schedule`` costs with this noise multiplier.
+    """Return the plan of ``schedule`` with this noise multiplier.
 
     Args:
         schedule: the rounds that are planned.
         noise_multiplier: > 0.
-        delta: in (0, 1); one that is not below 1/samples gives a warning.
+        delta: in (0, 1); there is a warning unless it is below 1/samples.
         accountant: ``"rdp"`` or ``"prv"``.
         past: rounds over the same data set that are charged already.
 
@@ -203,14 +203,14 @@ def plan_noise(schedule: Schedule, budget: Budget, *, past: Sequence[DpEvent] = 
 
     Args:
         schedule: the rounds that are planned.
-        budget: what may be spent in all, ``past`` included.
+        budget: the total budget, ``past`` included.
         past: rounds over the same data set that are charged already.
 
     Raises:
-        ConfigError: no noise multiplier up to 1000 does.
+        ConfigError: no noise multiplier up to 1000 stays within it.
     """
     guess = _smallest(lambda units: _fits(schedule, units, budget, past, "rdp"), 1000)
-    if budget.accountant != "rdp":  # RDP's answer is near and quick
+    if budget.accountant != "rdp":  # RDP's quick answer is a good first guess
         guess = _smallest(lambda units: _fits(schedule, units, budget, past, budget.accountant), guess or _LARGEST)
     if guess is None:
         raise ConfigError(
@@ -239,7 +239,7 @@ def _fits(schedule: Schedule, units: int, budget: Budget, past: Sequence[DpEvent
 
 
 def _smallest(fits: Callable[[int], bool], guess: int) -> int | None:
-    """Smallest number in [1, _LARGEST] that fits, where larger ones fit too; None where none does."""
+    """Smallest number in [1, _LARGEST] that fits, if all larger ones fit too; None if none fits."""
     high = guess
     low = 0  # does not fit; 0 is no noise
     while not fits(high):
@@ -263,7 +263,7 @@ def _noise(units: int) -> float:
 
 
 def event_of(schedule: Schedule, noise_multiplier: float) -> DpEvent:
-    """A round of ``schedule``, as the accountants take it. Raises ConfigError: ``dp.noise-multiplier``."""
+    """One round of ``schedule`` as an event of the accountants. Raises ConfigError: ``dp.noise-multiplier``."""
     return DpEvent("plan", 1, 0, noise_multiplier, schedule.sampling_rate, schedule.steps_per_round, 1.0)
 
 

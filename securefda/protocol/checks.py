@@ -1,7 +1,7 @@
-"""The checks of the protocol table that compare what a peer sent with what must hold. No state, no keys.
+"""The checks of the protocol table that need neither state nor keys: is a peer's message what it must be?
 
-Every function raises with the stable name of the check that failed; the names are part of the protocol and of its
-error vectors. Functions for the source blame the aggregator, since every byte reaches a source through it.
+Every function raises with the stable name of the failed check; the names are part of the protocol and of its error
+vectors. Functions for the source blame the aggregator, since every byte reaches a source through it.
 """
 
 from __future__ import annotations
@@ -52,18 +52,18 @@ from securefda.rules import Rule
 
 # --- thresholds and counting rules, as inequalities that both sides evaluate -----------------------------------------
 #
-# ``n`` is the number of sources that the header names (U0). Members of later sets only become fewer, so every bound
-# that holds for U0 holds for U1, U2 and U3; the threshold is never recomputed downwards.
+# ``n`` is the number of sources that the header names (U0). Later sets only shrink, so every bound that holds for U0
+# holds for U1, U2 and U3; the threshold is never lowered.
 
 
 @dataclass(frozen=True, slots=True)
 class SessionLimits:
-    """What one source asks of every session, from its own policy.
+    """One source's requirements for every session, from its own policy.
 
     Attributes:
-        min_others: least number of trusted others, colluders subtracted, that a sum must contain.
+        min_others: least number of trusted others that a sum must contain after ``max_colluders`` are subtracted.
         max_colluders: how many of the other sources may collude with the aggregator.
-        trusted: roster indices that count towards ``min_others``; others may take part but count nothing.
+        trusted: roster indices that count towards ``min_others``; other sources can take part but do not count.
     """
 
     min_others: int
@@ -75,16 +75,16 @@ class SessionLimits:
             raise ValueError("min_others must be at least 1 and max_colluders at least 0")
 
     def anonymity_of_smallest(self, quorum: int, members: Iterable[int], own_index: int) -> int:
-        """k of the worst sum that may be opened: over ``quorum`` of ``members``, with as few trusted as can be.
+        """Trusted others, colluders subtracted, in the worst sum of ``quorum`` of the ``members`` that can be opened.
 
-        Who else is in a sum is settled after one's own input has left, and the others would open it without one's
-        consent; so it is this number that has to be large enough before.
+        The members of a sum are decided only after a source's own input has left, and the others can open the sum
+        without its consent. So this number must be large enough beforehand.
         """
         distrusted = set(members) - self.trusted - {own_index}
         return quorum - 1 - len(distrusted) - self.max_colluders
 
     def trusted_at_sum(self, header: Header, own_index: int) -> int:
-        """That number for the sum over the sources at ``sum``, of which this source is one."""
+        """:meth:`anonymity_of_smallest` for the sum over the sources at ``sum``, including this source."""
         return self.anonymity_of_smallest(header.sum_quorum, header.at(Visibility.SUM), own_index)
 
 
@@ -109,8 +109,8 @@ def default_threshold(n: int, min_others: int, max_colluders: int) -> int:
 def threshold_is_sound(threshold: int, n: int, max_colluders: int) -> bool:
     """``2t > n + max_colluders`` and ``max_colluders < t <= n``.
 
-    The first makes it impossible that two disjoint views both gather t survivors' answers, the second that
-    colluding sources alone hold t shares (Bonawitz et al. 2017, section 6.2).
+    The first prevents the aggregator from gathering t survivors' answers for each of two different views, the second
+    prevents colluding sources from holding t shares by themselves (Bonawitz et al. 2017, section 6.2).
     """
     return 2 * threshold > n + max_colluders and max_colluders < threshold <= n
 
@@ -132,11 +132,10 @@ def require(condition: bool, check: str, detail: str = "") -> None:
 def envelope_fault(
     signed: Signed[Body], *, roster: Roster, sender: int, session_id: bytes, context: bytes, kind: type | None = None
 ) -> str | None:
-    """Name of the first check that the outside of a message fails, or None.
+    """Name of the first check that the envelope of a message fails, or None.
 
-    Covers type, suite, sender, session, context and signature: a message that is replayed from another session,
-    phase, slot or signer fails one of them. ``kind`` is the type of body that the receiver waits for; None only
-    where the caller has checked the type itself.
+    Covers type, suite, sender, session, context and signature, so a message replayed from another session, phase or
+    sender fails. ``kind`` is the expected type of the body; None only if the caller has checked the type itself.
     """
     envelope = signed.envelope
     if kind is not None and type(envelope.body) is not kind:
@@ -163,19 +162,19 @@ class PastResult:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What a source remembers of a run across restarts.
+    """A source's memory of a run, which survives restarts.
 
     Attributes:
         session_seen: this session id was used before, in any run.
-        last_position: (round, attempt) of the last header that was accepted in this run.
+        last_position: (round, attempt) of the last accepted header of this run.
         released: a masked input or an update of this (run, round) may have left already.
         results: accepted results of this run, oldest first.
         other_run: a header of another run was accepted already.
-        last_terms: what the last header that was accepted asked for, see ``round_terms``; None where there is none.
-        sources_keep: what that header said of the end of the run; None where there is none.
-        ended: the run is complete, as its target said.
-        sum_terms: of headers of this run after which something may have left, see ``sum_terms``; the first for each
-            number of sources.
+        last_terms: ``round_terms`` of the last accepted header; None before the first.
+        sources_keep: ``sources_keep`` of the last accepted header; None before the first.
+        ended: the target said that the run is complete.
+        sum_terms: ``sum_terms`` of headers of this run after which something may have left, the first for each number
+            of sources.
     """
 
     session_seen: bool = False
@@ -199,7 +198,7 @@ def check_signed_header(
     own_layers: Iterable[tuple[str, tuple[int, ...]]],
     unix_s: int,
 ) -> Quantisation | None:
-    """Everything about a header that needs neither the vectors nor the site's policy file.
+    """Check everything about a header that needs neither the vectors nor the site's policy file.
 
     ``unix_s`` is the present second of Unix time by this site's own clock.
 
@@ -235,7 +234,7 @@ def check_signed_header(
         "HEADER_ARCHITECTURE",
         "the aggregator trains another model; both sides need the same task and version",
     )
-    # No schedule raises it. A huge one would drive every coordinate to its clip, so that sums tell signs apart.
+    # No schedule raises the rate. A huge one would drive every coordinate to its clip, so that sums reveal signs.
     require(header.rule.learning_rate_factor <= 1, "HEADER_RATE", "a learning rate above this site's own")
     require(header.rule.learning_rate_factor >= LEAST_RATE_FACTOR, "HEADER_RATE", "a learning rate of nothing")
     _check_target_terms(header)
@@ -250,15 +249,15 @@ def check_signed_header(
 
 
 def _check_freshness(header: Header, history: History) -> None:
-    # Training varies little: a second run from the same model over one source less would tell much of its update.
+    # Training varies little: a second run from the same model without one source would reveal much of its update.
     require(not history.other_run, "HEADER_RUN", "this folder belongs to another run; a new run needs another one")
-    # What the next models were compared with is deleted then.
+    # After the end, the models needed to check the next ones are deleted.
     require(not history.ended, "HEADER_RUN", "the target said that this run is complete")
     require(not history.session_seen, "HEADER_REPLAY", "this session id was used before")
     position = (header.round, header.attempt)
     rising = history.last_position is None or position > history.last_position
     require(rising, "HEADER_ORDER", f"round {header.round} attempt {header.attempt} after {history.last_position}")
-    # Norm reports leave before the fuse, to the other sources. A later attempt at the round must tell them nothing new.
+    # Norm reports leave before the fuse is written. Another attempt at the round must not reveal anything new by them.
     again = history.last_position is not None and history.last_position[0] == header.round
     same = history.last_terms in (None, round_terms(header))
     require(same or not again, "HEADER_ORDER", f"another attempt at round {header.round} asks for something else")
@@ -269,7 +268,7 @@ def _check_freshness(header: Header, history: History) -> None:
 
 
 def _check_chain(header: Header, history: History) -> None:
-    """The header continues the last result, or at least one round lies between in which this source was away."""
+    """The header must continue the last result, or this source must have missed at least one round since."""
     if not history.results:
         return
     last = history.results[-1]
@@ -282,7 +281,7 @@ def _check_chain(header: Header, history: History) -> None:
 
 
 def _check_target_terms(header: Header) -> None:
-    """A rule that uses g_T needs it published where a source is at ``sum``; nowhere else may it be asked for."""
+    """g_T, or the gradient of the gap, must be published exactly if the rule needs it and a source is at ``sum``."""
     attention = header.rule.attention
     if attention is not None:
         by_sources = attention.gain == "first-order" and bool(header.at(Visibility.SUM))
@@ -300,9 +299,9 @@ def _check_target_terms(header: Header) -> None:
 
 
 def _check_features(header: Header) -> None:
-    """Rules by which sources compare their features with the target's need these, and no other rule may send them.
+    """The target's features must come exactly with rules that compare features, and the last layer must be their pull.
 
-    The last layer is then their pull: without the check an aggregator could make any layer of the model count as it.
+    Otherwise an aggregator could declare any layer of the model to be the pull.
     """
     features, releasing = header.features, header.rule.rule in _RELEASING
     require(

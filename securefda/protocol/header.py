@@ -9,7 +9,7 @@ from enum import IntEnum
 from securefda.protocol.envelope import DIGEST_BYTES, RUN_ID_BYTES, expect, expect_bytes, expect_finite
 
 PULL_LAYER = "pull on the target's features"
-"""Name of the layer that is none of the model's."""
+"""Name of the entry in ``layers`` that is not a layer of the model."""
 
 
 class Visibility(IntEnum):
@@ -26,7 +26,7 @@ class Visibility(IntEnum):
 
 
 class Granularity(IntEnum):
-    """What the norm cap holds for: each layer, or the vector as a whole."""
+    """Whether the norm cap holds for each layer or for the vector as a whole."""
 
     LAYER = 1
     MODEL = 2
@@ -38,7 +38,7 @@ class Granularity(IntEnum):
 
 
 class SourcesKeep(IntEnum):
-    """What the sources keep of the model when the run is complete: nothing, or the model of the last result."""
+    """Which model the sources keep when the run is complete: none, or that of the last result."""
 
     NONE = 1
     FINAL = 2
@@ -50,7 +50,7 @@ class SourcesKeep(IntEnum):
 
 
 class DownLink(IntEnum):
-    """In what the model and the target's update travel to the sources."""
+    """Number format in which the model and the target's update are sent to the sources."""
 
     FLOAT32 = 0
     BFLOAT16 = 1
@@ -64,9 +64,10 @@ class DownLink(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One named parameter tensor, the largest absolute coordinate that counts of it, and the range of what travels.
+    """One named parameter tensor with its bounds.
 
-    ``clip`` bounds a coordinate of a source's part, ``range`` the same coordinate once it is weighted by samples.
+    ``clip`` bounds the magnitude of a coordinate of a source's contribution; ``range`` bounds it after weighting by
+    samples, as it is encoded.
     """
 
     name: str
@@ -88,7 +89,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class AttentionTerms:
-    """How a source's share of attention is computed; the meaning is in ``securefda.rules.attention``."""
+    """The parameters of a source's attention share, as in ``securefda.rules.attention``."""
 
     gain: str
     temperature: float
@@ -101,10 +102,10 @@ class AttentionTerms:
 
 @dataclass(frozen=True, slots=True)
 class RuleTerms:
-    """Which rule the round evaluates, and its settings; the meaning is in ``securefda.rules``.
+    """The rule of the round and its parameters, as in ``securefda.rules``.
 
-    ``select`` asks for the estimated errors of the rules, from which the aggregator chooses that of the next round.
-    ``attention`` is there for the rules that have shares of attention, and for no other.
+    ``select`` asks for the estimated errors of the rules, by which the aggregator chooses the rule of the next round.
+    ``attention`` is set for exactly the rules with attention.
     """
 
     rule: str
@@ -125,10 +126,10 @@ class RuleTerms:
 
 @dataclass(frozen=True, slots=True)
 class TargetTerms:
-    """What sources need of the target to align and to evaluate the rule themselves.
+    """What the target publishes so that sources can align their updates and evaluate the rule themselves.
 
-    ``steps`` is B and ``learning_rate`` the target's effective rate. The other three are published only where the
-    rule runs inside the sources: the digest of g_T (float32 little-endian), M and S_x.
+    ``steps`` is B and ``learning_rate`` the target's effective rate. The other three are published only if the rule
+    runs inside the sources: the digest of g_T (float32 little-endian), M and S_x.
     """
 
     steps: int
@@ -148,7 +149,7 @@ class TargetTerms:
 
 @dataclass(frozen=True, slots=True)
 class FeatureTerms:
-    """The features of the target's rows that travel with a header: a matrix, float32 little-endian, row by row."""
+    """The target's features that come with a header: a matrix, float32 little-endian, row by row."""
 
     rows: int
     width: int
@@ -161,7 +162,7 @@ class FeatureTerms:
 
 @dataclass(frozen=True, slots=True)
 class NormCapTerms:
-    """No source's part of the sum may have more than 1 / kappa of the squared norm of the ``others`` smallest parts."""
+    """The norm cap: a squared norm is at most 1 / kappa times the sum of those of the ``others`` smallest others."""
 
     kappa: float
     others: int
@@ -174,11 +175,11 @@ class NormCapTerms:
 
 @dataclass(frozen=True, slots=True)
 class GraphTerms:
-    """The graph of a session of many sources, and under which assumptions it was chosen.
+    """The graph of a session of many sources, and the assumptions under which it was chosen.
 
-    A source shares with ``degree`` neighbours, and ``threshold`` holders of its shares open a secret. Up to
-    ``colluders`` of the sources collude with the aggregator, up to ``dropouts`` drop out by chance, and up to
-    ``silent`` may commit to a nonce and not reveal it.
+    A source shares its secrets with ``degree`` neighbours, and ``threshold`` shares open a secret. The assumptions: up
+    to ``colluders`` sources collude with the aggregator, up to ``dropouts`` drop out by chance, and up to ``silent``
+    commit to a nonce and do not reveal it.
     """
 
     degree: int
@@ -195,27 +196,28 @@ class GraphTerms:
 class Header:
     """Opens an attempt at a round: everything that all sites must agree on before anything leaves a source.
 
-    ``levels`` says what the aggregator sees of each participant, in their order. Those at ``cohort`` and ``sum`` make
-    up one masking session, with one sum over all that are at ``sum``, and one per cohort of the others.
+    ``levels`` has the visibility level of each participant, in their order. Participants at ``cohort`` and ``sum`` form
+    one masking session, with one sum over all at ``sum`` and one sum per cohort of the others.
 
-    ``metrics`` says whether loss and accuracy over the training rows travel, at any level: where one participant has
-    none to give, none do, for a sum of few would tell more of each.
+    ``metrics`` says whether the sources report loss and accuracy over their training rows. If one participant reports
+    none, none may, because a sum over the few others would reveal more about each.
 
-    ``previous_checkpoint`` is the aggregator's log as every participant cosigned it last: a note with their signatures.
+    ``previous_checkpoint`` is the last checkpoint of the aggregator's log that every participant cosigned, with their
+    signatures.
 
-    ``sources_keep`` says what a source keeps of the model when the run is complete; it is the same in every header of a
-    run, so that each knows before it trains.
+    ``sources_keep`` says which model a source keeps when the run is complete. It is the same in every header of a run,
+    so that each source knows before it trains.
 
-    ``down_link`` says in what the vectors beside the header travel. Their digests are those of float32 in any case.
+    ``down_link`` is the number format of the vectors that come with the header. Their digests are always over float32.
 
-    ``gap_gradient_digest`` is of the gradient of the gap statistic with respect to the model, float32 little-endian,
-    where sources compute their share of attention from it; empty otherwise.
+    ``gap_gradient_digest`` is the digest of the gradient of the gap statistic with respect to the model (float32
+    little-endian) if sources compute their attention share from it; empty otherwise.
 
-    ``features`` are those of the target's rows that sources train with, where the rule needs them. What pulls them
-    comes back behind the update, as one more of ``layers``: `PULL_LAYER`, of the features' shape.
+    ``features`` are the target's features with which sources train, if the rule needs them. The pull on them comes back
+    behind the update, as one more entry of ``layers``: `PULL_LAYER`, with the features' shape.
 
-    ``graph`` makes the masking session one of SFDA-SA/2: sources mask and share with their neighbours alone. Without it
-    the session is one of SFDA-SA/1, in which all are neighbours.
+    ``graph`` makes the masking session one of SFDA-SA/2, in which sources mask and share only with their neighbours.
+    Without it the session is one of SFDA-SA/1, in which all are neighbours.
     """
 
     run_id: bytes
@@ -264,15 +266,15 @@ class Header:
 
     @property
     def published_digest(self) -> bytes:
-        """Digest of what the target publishes to sources at ``sum`` beside the model; empty where that is nothing.
+        """Digest of the vector that the target publishes to sources at ``sum``; empty if there is none.
 
-        It is g_T, or the gradient of the gap statistic: no rule has both.
+        The vector is g_T or the gradient of the gap statistic; no rule has both.
         """
         return self.gap_gradient_digest or (self.target.update_digest if self.target else b"")
 
     @property
     def model_layers(self) -> tuple[Layer, ...]:
-        """The layers of the model: all but that of the pull, where there is one."""
+        """The layers of the model, without the entry of the pull."""
         return self.layers[:-1] if self.features is not None else self.layers
 
     @property
@@ -282,19 +284,19 @@ class Header:
 
     @property
     def n_summed(self) -> int:
-        """Length of a source's part: m, and the pull on the target's features where there is one."""
+        """Length of a source's contribution: m, plus the pull on the target's features if the rule has one."""
         return sum(layer.size for layer in self.layers)
 
     def level_of(self, index: int) -> Visibility:
-        """What the aggregator sees of a participant.
+        """The visibility level of a participant.
 
         Raises:
-            ValueError: ``index`` is no participant.
+            ValueError: ``index`` is not a participant.
         """
         return self.levels[self.participants.index(index)]
 
     def at(self, level: Visibility) -> tuple[int, ...]:
-        """The participants of whom the aggregator sees this much."""
+        """The participants at this level."""
         return tuple(index for index, own in zip(self.participants, self.levels, strict=True) if own is level)
 
     @property
@@ -305,21 +307,21 @@ class Header:
 
     @property
     def share_threshold(self) -> int:
-        """How many holders of a secret's shares open it: t, or that of the graph."""
+        """How many shares open a secret: t, or the graph's threshold."""
         return self.threshold if self.graph is None else self.graph.threshold
 
     @property
     def fewest_at_sum(self) -> int:
-        """Sources in the smallest sum at ``sum`` to which each of them sees by itself.
+        """Smallest number of sources in a sum at ``sum`` that each source can verify by itself.
 
-        With a graph these are the holders of its own shares that open a secret: that ``sum_quorum`` others far from it
-        are in the sum, a source has from the aggregator alone.
+        With a graph, a source can verify only as many as must release shares of its own secret. For ``sum_quorum``
+        sources, most of them not its neighbours, it has only the aggregator's word.
         """
         return self.sum_quorum if self.graph is None else min(self.sum_quorum, self.graph.threshold)
 
     @property
     def norm_report_length(self) -> int:
-        """Numbers in the norm report of a source at ``sum``; 0 without a norm cap."""
+        """How many numbers the norm report of a source at ``sum`` has; 0 without a norm cap."""
         if self.norm_cap is None:
             return 0
         return len(self.layers) if self.norm_cap.granularity is Granularity.LAYER else 1

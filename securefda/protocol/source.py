@@ -1,13 +1,13 @@
 """The source's side of a session: one frozen type per phase, one function per message, no I/O.
 
-A phase function either returns the next phase with the message to send, or raises and leaves nothing behind that
-could be continued: the driver drops the phase on any error, so a session that failed a check is dead for
-good. A phase that has been left cannot be entered again either: its secrets have moved on to the next one, so a
-second key list, a second input or second survivor lists find nothing to work with (``ValueError``, nothing is sent).
-Bonawitz et al. 2017, Figure 4, with the malicious-model rounds; the checks are in :mod:`.checks`.
+A phase function either returns the next phase with the message to send, or raises. On any error the driver drops the
+phase, so a session that failed a check is dead for good. A phase that was left cannot be entered again either: its
+secrets have moved to the next phase, so a second key list, input or survivor list raises ``ValueError`` and nothing is
+sent. The protocol is Bonawitz et al. 2017, Figure 4, with the rounds for malicious servers; the checks are in
+:mod:`.checks`.
 
-A header with a graph makes the session one of SFDA-SA/2: the nonces are revealed before the shares and decide who
-stands beside whom, and from then on a source deals with its neighbours where in SFDA-SA/1 it deals with all.
+A header with a graph makes the session one of SFDA-SA/2: nonces are revealed before the shares and decide who is whose
+neighbour. From then on, a source exchanges shares and masks only with its neighbours; in SFDA-SA/1 with all sources.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ from securefda.protocol.transcript import (
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What stays the same during one session of one source; ``threads`` share the work of masking."""
+    """The constants of one session of one source; ``threads`` is the most threads for masking."""
 
     signer: Signer
     roster: Roster
@@ -103,7 +103,7 @@ class Session:
         return self.signer.sign(self.header.envelope.session_id, context, body)
 
     def authenticate(self, signed: Signed[Body], kind: type, context: bytes) -> None:
-        """Refuse anything but a ``kind`` of message that the aggregator signed for this session and view of it."""
+        """Refuse any message except one of this ``kind`` that the aggregator signed for this session and context."""
         fault = envelope_fault(
             signed,
             roster=self.roster,
@@ -117,7 +117,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class AwaitingKeyList:
-    """R0 is sent; ``report`` is the random opening of its commitment, then the norm report, if there is one."""
+    """R0 is sent. ``report`` is the norm report behind the random opening of its commitment; None without one."""
 
     session: Session
     own: Signed[Advertise]
@@ -156,7 +156,7 @@ class AwaitingNeighbours:
 
 @dataclass(frozen=True, slots=True)
 class AwaitingShares:
-    """R1 is sent; ``u1`` has the verified keys of everyone on the ring that this source deals with, and its own."""
+    """R1 is sent. ``u1`` has the verified keys of this source and of all holders of its shares."""
 
     session: Session
     ctx1: bytes
@@ -172,10 +172,10 @@ class AwaitingShares:
 
 @dataclass(frozen=True, slots=True)
 class ReadyToMask:
-    """Everyone's shares are here, and with U2 the cohorts; nothing of the input has left yet.
+    """All shares have arrived, and the cohorts are known; nothing of the input has left yet.
 
-    ``reports`` are the norm reports of all members of the sum, this source's among them, without their openings; empty
-    where this source has none.
+    ``reports`` are the norm reports of all members of the sum, including this source, without their openings; empty if
+    this source has no norm report.
     """
 
     session: Session
@@ -190,7 +190,7 @@ class ReadyToMask:
 
 @dataclass(frozen=True, slots=True)
 class AwaitingSurvivors:
-    """R2 is sent; the keys are gone, the shares of the others remain."""
+    """R2 is sent. The keys are erased; the shares of the others remain."""
 
     session: Session
     ctx2: bytes
@@ -235,11 +235,12 @@ def advertise(
 ) -> tuple[AwaitingKeyList | AwaitingRoll, Signed[Advertise]]:
     """R0: fresh keys for this session; commitments to the self secret, the nonce that R1 reveals and the norm report.
 
-    ``report`` is this source's norm report, ``header.norm_report_length`` bytes, where the header has a norm cap and
-    its level is ``sum``. The other sources of the sum get it in R1; none can choose its own report by theirs.
+    ``report`` is this source's norm report, ``header.norm_report_length`` bytes, if the header has a norm cap and this
+    source is at ``sum``. The other sources of the sum get it in R1. Because of the commitments, no source can make its
+    own report depend on the others.
 
-    The masking key pair follows from ``master``, the only secret whose shares can be asked for when this source
-    drops out, so a reconstructed master is checked against the public key.
+    The masking key pair is derived from ``master``, the only secret that is reconstructed if this source drops out. So
+    a reconstructed master can be checked against the public key.
     """
     index = session.signer.index
     master, self_secret = Secret.random(random_bytes), Secret.random(random_bytes)
@@ -263,7 +264,7 @@ def advertise(
 def receive_key_list(
     state: AwaitingKeyList, signed: Signed[KeyList], random_bytes: RandomBytes
 ) -> tuple[AwaitingShares, Signed[ShareBundle]]:
-    """R0' checked, R1 made: one encrypted pair of shares for each other source, with the report, and the nonce."""
+    """Check R0' and make R1: an encrypted pair of shares for each other source, with the report, and the nonce."""
     session = state.session
     session.authenticate(signed, KeyList, session.ctx)
     check_key_list(signed.body, own=state.own, header=session.header.body, roster=session.roster)
@@ -278,7 +279,7 @@ def receive_key_list(
 
 
 def receive_roll(state: AwaitingRoll, signed: Signed[Roll]) -> tuple[AwaitingNeighbours, Signed[Nonce]]:
-    """R0' of SFDA-SA/2 checked: what everyone is bound to is fixed, so the nonce is revealed."""
+    """Check R0' of SFDA-SA/2, which fixes everyone's commitments, and reveal the nonce."""
     session = state.session
     session.authenticate(signed, Roll, session.ctx)
     check_roll(signed.body, own=state.own, header=session.header.body)
@@ -292,7 +293,7 @@ def receive_roll(state: AwaitingRoll, signed: Signed[Roll]) -> tuple[AwaitingNei
 def receive_neighbours(
     state: AwaitingNeighbours, signed: Signed[Neighbours], random_bytes: RandomBytes
 ) -> tuple[AwaitingShares, Signed[ShareBundle]]:
-    """The ring of SFDA-SA/2 drawn, the neighbours' keys checked, R1 made: a pair of shares for each neighbour."""
+    """Draw the ring of SFDA-SA/2, check the neighbours' keys, and make R1: a pair of shares for each neighbour."""
     session, me = state.session, state.session.signer.index
     session.authenticate(signed, Neighbours, state.ctx0)
     header, nonces = session.header.body, signed.body.nonce_by_member()
@@ -309,7 +310,7 @@ def receive_neighbours(
 
 @dataclass(frozen=True, slots=True)
 class _Dealer:
-    """Makes R1 of what a source holds, and moves its secrets to the phase that follows."""
+    """Makes R1 from a source's secrets, and moves these to the next phase."""
 
     session: Session
     ctx1: bytes
@@ -322,7 +323,7 @@ class _Dealer:
     report: Secret | None
 
     def deal(self, random_bytes: RandomBytes) -> tuple[AwaitingShares, Signed[ShareBundle]]:
-        """One encrypted pair of shares for each other holder of them, with the norm report, and the nonce."""
+        """Make an encrypted pair of shares for each other holder, with the norm report, and reveal the nonce."""
         session, me = self.session, self.session.signer.index
         pairs, readers = self._split(random_bytes), report_readers(session.header.body, me)
         channel = KeyPair(self.private)
@@ -362,7 +363,7 @@ class _Dealer:
 
 
 def receive_shares(state: AwaitingShares, signed: Signed[ShareDelivery]) -> ReadyToMask:
-    """R1 received: finds the cohorts and opens every box. After this the source may mask, once."""
+    """Take the shares of R1: compute the cohorts and open every box. After this the source can mask, once."""
     session, me = state.session, state.session.signer.index
     session.authenticate(signed, ShareDelivery, state.ctx1)
     header, limits = session.header.body, session.limits
@@ -411,19 +412,17 @@ def _open(
 def masked_input(
     state: ReadyToMask, encoded: RingVector, encoding: Quantisation
 ) -> tuple[AwaitingSurvivors, Signed[MaskedInput], memoryview]:
-    """R2: adds the self mask and a pairwise mask for each other member of the cohort, or each neighbour in it.
+    """R2: add the self mask and a pairwise mask for each other member of the cohort, or each neighbour in it.
 
-    The keys are forgotten with it.
-
-    The caller writes the release fuse before the message or the vector leaves the process.
+    The keys are erased. The caller must write the release fuse before the message or the vector leaves the process.
 
     Args:
-        state: the phase in which all shares are here.
+        state: the phase in which all shares have arrived.
         encoded: the encoded input (m + tail,); overwritten with the masked input.
-        encoding: that the header prescribes.
+        encoding: as the header prescribes.
 
     Returns:
-        The next phase, the message, and the masked input as it travels.
+        The next phase, the message, and the wire bytes of the masked input.
     """
     session, me = state.session, state.session.signer.index
     own_pair = agreement.mask_pair(state.master, own=me, ctx=session.ctx)
@@ -448,7 +447,7 @@ def masked_input(
 def receive_survivors(
     state: AwaitingSurvivors, signed: Signed[Survivors]
 ) -> tuple[AwaitingConsistency, Signed[SurvivorSignature]]:
-    """R3: signs the lists of survivors and dropped. The phase that follows cannot sign again."""
+    """R3: sign the lists of survivors and dropped. The next phase cannot sign again."""
     session = state.session
     session.authenticate(signed, Survivors, state.ctx2)
     check_survivors(
@@ -467,9 +466,9 @@ def receive_survivors(
 def receive_consistency(
     state: AwaitingConsistency, signed: Signed[Consistency]
 ) -> tuple[AwaitingResult, Signed[Unmask]]:
-    """R3' checked, R4 made: for each survivor the share of its self mask seed, for each dropped that of its master.
+    """Check R3' and make R4: for each survivor its self secret's share, for each dropped source its master's share.
 
-    What is looked at, and what is given, is of those whose shares this source holds.
+    Both cover only the sources of which this source holds shares.
     """
     session, held = state.session, state.shares
     kind = Consistency if session.header.body.graph is None else NeighbourConsistency
@@ -489,13 +488,13 @@ def receive_consistency(
 
 
 def receive_result(state: AwaitingResult, signed: Signed[Result]) -> None:
-    """The result of the round, over as many sources as were signed for, ends the session."""
+    """End the session with the result of the round, which must count as many sources as the signed list."""
     state.session.authenticate(signed, Result, state.session.ctx)
     require(signed.body.count == state.survivors, "RESULT_COUNT")
 
 
 def erase(state: Phase) -> None:
-    """Overwrite what secrets a phase still holds; called when a session dies before its end."""
+    """Overwrite the secrets that a phase still holds; called when a session dies before its end."""
     if isinstance(state, (AwaitingKeyList, AwaitingRoll, AwaitingNeighbours, AwaitingShares)):
         state.channel.private.erase()
     if isinstance(state, (AwaitingKeyList, AwaitingRoll, AwaitingNeighbours, AwaitingShares, ReadyToMask)):
@@ -518,7 +517,7 @@ def _erase_shares(shares: Mapping[int, SharePair]) -> None:
 
 
 def _moved(pair: SharePair) -> SharePair:
-    """The same shares in new hands; the old ones are erased, so that a holder of them can do nothing."""
+    """Copy a pair of shares and erase the original, so that an earlier phase cannot use it again."""
     following = SharePair(Secret(pair.master.reveal()), Secret(pair.self_secret.reveal()))
     pair.master.erase()
     pair.self_secret.erase()
@@ -526,7 +525,7 @@ def _moved(pair: SharePair) -> SharePair:
 
 
 def _moved_secret(secret: Secret) -> Secret:
-    """Likewise one secret."""
+    """Copy a secret and erase the original, as :func:`_moved`."""
     following = Secret(secret.reveal())
     secret.erase()
     return following

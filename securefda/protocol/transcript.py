@@ -1,20 +1,19 @@
-"""What every site must have seen alike, as digests that chain: ctx, ctx1, ctx2 and the survivors' digest.
+"""The transcript of a session: chained digests of everything on which all sites must agree.
 
-``ctx`` is the SHA-256 of the signed header. ``ctx1`` adds the key list, ``ctx2`` the members of U2. Pairwise masks
-are derived under ``ctx2``, so two sources that were shown different headers, models, key lists or members add masks
-that do not cancel, and the sum is noise. Every field is length-prefixed or of fixed length, so no two
-transcripts share an encoding.
+``ctx`` is the SHA-256 of the signed header. ``ctx1`` adds the key list, ``ctx2`` the members of U2. Pairwise masks are
+derived under ``ctx2``, so two sources that were shown different headers, models, key lists or members add masks that
+do not cancel, and the sum is noise. Every field is length-prefixed or of fixed length, so no two transcripts share an
+encoding.
 
-Which sources are summed together follows from it, as every source works it out by itself. All members of U2 at
-visibility ``sum`` make up one cohort. The others are split by lot: each source commits to a random nonce in R0 and
-reveals it in R1, when the commitments of all of U1 are fixed in ctx1. The order of U2 under a key made of ctx1 and all
-revealed nonces, cut into runs of equal size, gives the cohorts. A source that follows the protocol knows that its own
-nonce is random, so no site could prepare the outcome. What stays is a choice by leaving out: the aggregator, which has
-seen all nonces, can drop sources before U2 is fixed, at most n - t of them, and so choose among the splits of what
-remains. The sums that can be opened hold the cohort's quorum whatever the split.
+The transcript also decides which sources are summed together, and every source computes this by itself. All members of
+U2 at visibility ``sum`` form one cohort. The others are split at random: each source commits to a random nonce in R0
+and reveals it in R1, when ctx1 has fixed the commitments of all of U1. The members are sorted under a key made of ctx1
+and all revealed nonces, and cut into cohorts of equal size. Each honest source knows that its own nonce is random, so
+no site can prepare the outcome. One choice remains: the aggregator sees all nonces before U2 is fixed, and can drop up
+to n - t sources to choose among the resulting splits. Whatever the split, only sums with the cohort's quorum open.
 
-In SFDA-SA/2 the nonces are revealed a step earlier and decide who stands beside whom. ``ctx0`` adds U1 with a digest of
-each Advertise message to ``ctx``, and ``ctx1`` adds the nonces of V, the members that revealed theirs.
+In SFDA-SA/2 the nonces are revealed a step earlier and decide who is whose neighbour. ``ctx0`` adds to ``ctx`` U1 and a
+digest of each Advertise message, and ``ctx1`` adds the nonces of V, the members that revealed theirs.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from securefda.protocol.messages import Advertise, Header, Layer, Roll, Signed, 
 
 
 def labelled_digest(label: str, *parts: bytes) -> bytes:
-    """SHA-256 over a label and parts, each with its length in front (32 bytes)."""
+    """SHA-256 over a label and length-prefixed parts (32 bytes)."""
     state = sha256(b"securefda/1/" + label.encode() + b"\0")
     for part in parts:
         state.update(struct.pack(">Q", len(part)))
@@ -50,10 +49,10 @@ def header_context(header: Signed[Header]) -> bytes:
 
 
 def round_terms(header: Header) -> bytes:
-    """Digest of all in a header that decides what a source computes: model, rule, what the target published, encoding,
-    weights.
+    """Digest of everything in a header on which a source's computation depends.
 
-    Attempts at one round have the same. It is each site's own business, and no part of the protocol's messages.
+    These are the model, the rule, what the target publishes, the encoding and the weights. All attempts at a round must
+    have the same digest. Each site computes it for itself; it is in no message.
     """
     granularity = None if header.norm_cap is None else header.norm_cap.granularity
     encoding = (header.layers, header.modulus_bits, header.n_max)
@@ -63,9 +62,9 @@ def round_terms(header: Header) -> bytes:
 
 
 def sum_terms(header: Header) -> tuple[str, str]:
-    """How many sources a header has in a sum and in cohorts, and what decides how they weigh there, both in words.
+    """Two descriptions of a header's sums: the number of sources at ``sum`` and in cohorts, and their bounds.
 
-    That is the norm cap, the quorum on which it rests, and the clips. As :func:`round_terms` it is in no message.
+    The bounds are the norm cap, its quorum and the clips. Like :func:`round_terms`, this is in no message.
     """
     cap, clips = header.norm_cap, " ".join(f"{layer.clip!r}" for layer in header.model_layers)
     of_cap = "no norm cap" if cap is None else f"kappa {cap.kappa!r} over {cap.others}, by {cap.granularity.label}"
@@ -80,12 +79,12 @@ def key_list_context(ctx: bytes, advertisements: Sequence[Signed[Advertise]]) ->
 
 
 def roll_context(ctx: bytes, roll: Roll) -> bytes:
-    """ctx0 of SFDA-SA/2: the header, U1, and what its members are bound to before any nonce is known."""
+    """ctx0 of SFDA-SA/2: the header, U1, and all commitments of its members, before any nonce is known."""
     return labelled_digest("roll", ctx, _indices(roll.members), roll.digests, roll.commitments)
 
 
 def advertise_digest(item: Signed[Advertise]) -> bytes:
-    """What stands in a roll for an Advertise message: SHA-256 of its signed bytes and its signature (32 bytes)."""
+    """The digest of an Advertise message in a roll: SHA-256 of its signed bytes and its signature (32 bytes)."""
     return sha256(item.signed_bytes + item.signature).digest()
 
 
@@ -96,7 +95,7 @@ def ring_context(ctx0: bytes, nonces: Mapping[int, bytes]) -> bytes:
 
 
 def drawn_ring(header: Header, ctx1: bytes, members: Iterable[int]) -> Ring:
-    """The ring on which the members stand: in the order of digests that nobody could foresee.
+    """The ring of the members, in the order of digests that nobody could predict.
 
     Raises:
         ValueError: the header has no graph.
@@ -113,13 +112,13 @@ def members_context(ctx1: bytes, members: Iterable[int]) -> bytes:
 
 
 def survivors_digest(ctx2: bytes, lists: Survivors) -> bytes:
-    """What survivors sign: ctx2, U3 with the digests of the inputs in the sum, and the dropped, in the order shown."""
+    """The digest that survivors sign, over ctx2, U3 with the digests of their inputs, and the dropped."""
     survivors = b"".join(struct.pack(">I", item.index) + item.input_digest for item in lists.survivors)
     return labelled_digest("survivors", ctx2, survivors, _indices(lists.dropped))
 
 
 def architecture_digest(layers: Iterable[tuple[str, tuple[int, ...]]]) -> bytes:
-    """Digest of a layer table: names and shapes in order; two models agree exactly when they federate alike."""
+    """Digest of a layer table: names and shapes in order. Models can be federated together exactly if it is equal."""
     parts: list[bytes] = []
     for name, shape in layers:
         parts += [name.encode(), struct.pack(f">{len(shape)}Q", *shape)]
@@ -127,11 +126,11 @@ def architecture_digest(layers: Iterable[tuple[str, tuple[int, ...]]]) -> bytes:
 
 
 def joining_digest(layers: Iterable[tuple[str, tuple[int, ...]]], frozen: bytes) -> bytes:
-    """What a Join names of a model, so that sites with different ones notice: the layer table, and what is frozen.
+    """The digest of a model in a Join, by which sites with different models notice: layer table and frozen parameters.
 
     Args:
         layers: name and shape of each federated layer.
-        frozen: SHA-256 of the parameters that are not trained; empty where there are none.
+        frozen: SHA-256 of the parameters that are not trained; empty if there are none.
     """
     architecture = architecture_digest(layers)
     return labelled_digest("frozen", architecture, frozen) if frozen else architecture
@@ -159,10 +158,10 @@ def nonce_fits(nonce: bytes, committed: bytes, *, owner: int, ctx: bytes) -> boo
 
 
 def cohorts_of(header: Header, ctx1: bytes, nonces: Mapping[int, bytes]) -> Cohorts:
-    """Split U2: first all that are at ``sum``, then as many cohorts of the others as the header's size allows.
+    """Split U2: first all members at ``sum``, then as many cohorts of the others as the header's cohort size allows.
 
-    With n others and ``cohort_size`` s there are ``max(1, n // s)`` cohorts whose sizes differ by one at most, so
-    none has fewer than s members where n is at least s.
+    With n others and ``cohort_size`` s there are ``max(1, n // s)`` cohorts, whose sizes differ by at most one. So if n
+    is at least s, none has fewer than s members.
 
     Args:
         header: of the session.
@@ -188,15 +187,15 @@ def quorum_at(header: Header, level: Visibility) -> int:
 
 
 def quorum_of(header: Header, cohort: Collection[int]) -> int:
-    """Fewest survivors over which the sum of this cohort may be opened; a cohort is of one level."""
+    """Fewest survivors over which the sum of this cohort may be opened; all its members are at one level."""
     return quorum_at(header, header.level_of(min(cohort)))
 
 
 def able_to_open(header: Header, members: Collection[int]) -> frozenset[int]:
-    """Those of the members whose level has as many of them as a sum of it opens over.
+    """The members at levels that have enough members for a sum.
 
-    What the others would send could not be opened. With them left out, no cohort is below the quorum of its level when
-    it forms: of n others and ``cohort_size`` s each cohort has at least min(n, s) members.
+    Inputs of the others could never be opened. Without them, every cohort forms with the quorum of its level: with n
+    members at ``cohort`` and ``cohort_size`` s, each cohort has at least min(n, s).
     """
     counts = Counter(header.level_of(member) for member in members)
     return frozenset(one for one in members if counts[level := header.level_of(one)] >= quorum_at(header, level))

@@ -18,14 +18,14 @@ from securefda.rules.strategy import Rule
 from securefda.settings import Settings, check, parse_settings, parse_toml, read_toml
 
 SELECTION = Rule.AUTO.value
-"""What a policy lists in order to hand in estimated errors, from which the rule of the next round is chosen."""
+"""The entry of ``allowed-rules`` that permits a site to report estimated errors, by which the next rule is chosen."""
 
 _OTHER_FILES = {
     "federation": "a federation's file",
     "aggregator": "a target's settings",
     "source": "a source's settings",
 }
-"""A table that no policy has -> what the file is."""
+"""A table that no policy has -> the kind of file that has it."""
 
 _RULES = tuple(rule.value for rule in Rule)
 
@@ -63,17 +63,17 @@ Positive = Annotated[float, Field(gt=0)]
 
 
 class NormCapBounds(Settings):
-    """The norm cap that a header must carry where this site is at ``sum``.
+    """The norm cap that a header must have if this site is at ``sum``.
 
     Attributes:
-        kappa: least ratio of the squared norm of the other sources that count to that of this site's own part; 0 asks
-            for no norm cap, and then a sum may hold this site's update nearly alone.
-        granularity: ``"layer"``: the ratio must hold in each layer; ``"model"``: for the model as a whole at least.
+        kappa: least ratio of the squared norm of the other sources that count to that of this site's own contribution.
+            0 asks for no norm cap; a sum can then consist almost entirely of this site's update.
+        granularity: ``"layer"``: the ratio must hold in each layer; ``"model"``: at least for the model as a whole.
         unfiltered_projection: whether FedGP may run without its filter. Its multiples can then be negative, and a
-            target that lies about its update can make the others' parts cancel, whatever their norms.
-        reports: whether a source that colludes may see the norms of this site's parts. The other sources of a sum see
-            them for the caps, and ``max_colluders`` of them may collude. ``"hidden"``: then this site takes part in
-            such a sum only if it trains with noise.
+            target that lies about its update can make the others' contributions cancel, whatever their norms.
+        reports: whether a colluding source may see the norms of this site's contributions. For the caps, the other
+            sources of a sum see them, and ``max_colluders`` of these may collude. With ``"hidden"``, this site takes
+            part in a sum with possible colluders only if it trains with noise.
     """
 
     kappa: Annotated[float, Field(ge=0)] = 1.0
@@ -83,7 +83,7 @@ class NormCapBounds(Settings):
 
     @property
     def terms(self) -> Granularity:
-        """``granularity`` as messages carry it."""
+        """``granularity`` in the form of messages."""
         return Granularity[self.granularity.upper()]
 
 
@@ -91,14 +91,14 @@ class QuantisationBounds(Settings):
     """Bounds on the numbers with which updates are encoded.
 
     Attributes:
-        modulus_bits_min: fewest bits of a word in which a parameter travels; fewer make sums coarser. Parts are rounded
-            at random, so that none vanishes, and a sum that could wrap is refused in any case.
+        modulus_bits_min: fewest bits of an encoded parameter; fewer make sums coarser. Rounding is random, so that no
+            contribution vanishes, and a sum that could wrap is always refused.
         clip_min: smallest clip of any layer; a tiny one lets only signs through.
         clip_max: largest clip of any layer; a huge one drowns the other layers in rounding error.
-        n_max: largest number of inputs that one sum may be laid out for.
-        max_samples_min: least number of rows up to which weights must count, at least those of this site. A header
-            that could ask for less could find out by asking how many rows there are.
-        max_samples_max: largest such number; a huge one leaves only the largest site after rounding.
+        n_max: largest number of inputs for which a sum may be encoded.
+        max_samples_min: least value of a header's ``max_samples``, at least this site's number of rows. Otherwise a
+            header with fewer could find out that number by a refusal.
+        max_samples_max: largest value of ``max_samples``; a huge one leaves only the largest site after rounding.
     """
 
     modulus_bits_min: Literal[16, 20, 24, 32] = 16
@@ -119,18 +119,18 @@ class QuantisationBounds(Settings):
 
 
 class DpPolicy(Settings):
-    """What the privacy of this site's rows may cost, and whether they may be trained on without noise.
+    """The privacy budget of this site's rows, and whether training without noise is allowed.
 
-    The ledger of a data set keeps the budget, over all rounds and runs with noise since its last reset. It counts no
-    round without noise: only where ``required`` does the budget bound all that this site hands in.
+    The ledger of a data set enforces the budget over all rounds and runs with noise since its last reset. It does not
+    count rounds without noise, so the budget bounds everything that leaves this site only if ``required`` is True.
 
     Attributes:
-        required: whether this site trains by DP-SGD or not at all.
-        unit: what an epsilon is of: one row of the training data, added or removed.
+        required: whether this site may train only by DP-SGD.
+        unit: the privacy unit of epsilon: one row of the training data, added or removed.
         target_epsilon: the most that may be spent, at ``target_delta``.
-        target_delta: the probability that epsilon leaves out; keep it well below one over the number of rows.
-        accountant: how epsilon is added up; ``"prv"`` is slower, and tighter for larger epsilons.
-        max_grad_norm: largest clip norm of a row's gradient that this site's own settings may ask for.
+        target_delta: the probability with which epsilon may fail; keep it well below one over the number of rows.
+        accountant: how epsilon is composed; ``"prv"`` is slower, and tighter for larger epsilons.
+        max_grad_norm: largest clip norm of a row's gradient that this site's own settings may use.
     """
 
     required: bool = False
@@ -142,22 +142,22 @@ class DpPolicy(Settings):
 
     @property
     def budget(self) -> Budget:
-        """What the ledger holds each round against."""
+        """The budget that the ledger enforces."""
         return Budget(self.target_epsilon, self.target_delta, self.accountant)
 
 
 class WorkLimits(Settings):
-    """How much work a header may ask for, and for how long it may keep this site waiting.
+    """Bounds on the work that a header may ask for, and on the time that this site waits.
 
     Attributes:
         model_bytes_max: largest model, at 4 bytes a parameter.
-        learning_rate_max: largest effective learning rate that the target may publish; updates are scaled with it.
+        learning_rate_max: largest effective learning rate that the target may publish; updates are scaled by it.
         learning_rate_min: smallest such rate; a tiny one rounds all but the largest update away.
-        model_step: how far a finished round may move the model, and the target's update reach, in units of how far
-            this site's own training moves each group of layers.
-        attention_bound_max: largest bound of attention: no update may weigh more than e to twice this times another.
+        model_step: largest length of a finished round's model change, and of the target's update, in units of the
+            distance that this site's own training moves each group of layers.
+        attention_bound_max: largest bound of attention; an update weighs at most e to twice this times another.
         training_deadline_s_max: longest time that a header may give for training.
-        phase_deadline_s_max: longest time that it may give for one step of the session.
+        phase_deadline_s_max: longest time that a header may give for one step of the session.
     """
 
     model_bytes_max: Count = 1 << 30
@@ -177,13 +177,13 @@ class WorkLimits(Settings):
 
 
 class ModelPolicy(Settings):
-    """Which model a run may begin with, and what this site keeps of it at the end.
+    """The initial model of a run, and the model that this site keeps at its end.
 
     Attributes:
-        initial: ``"task"``: the one that this site's own task builds from the run's seed; or the SHA-256 digests of
-            others that are permitted, in hex, over float32 little-endian parameters.
-        keep: what a run may leave this site with when it is complete. ``"final"``: this site takes part only where it
-            gets the final model. ``"none"``: only where it keeps nothing of it. ``"any"``: as the run has it.
+        initial: ``"task"``: the model that this site's own task builds from the run's seed; or a list of SHA-256
+            digests of permitted models, in hex, over float32 little-endian parameters.
+        keep: ``"final"``: this site takes part only in runs that give it the final model; ``"none"``: only in runs
+            after which it keeps no model; ``"any"``: in both.
     """
 
     initial: Annotated[Literal["task"] | tuple[str, ...], BeforeValidator(_first_models)] = "task"
@@ -191,22 +191,22 @@ class ModelPolicy(Settings):
 
     @property
     def digests(self) -> tuple[bytes, ...]:
-        """Those that are listed; none for the task's own."""
+        """The listed digests; empty for the task's own model."""
         return () if self.initial == "task" else tuple(bytes.fromhex(one) for one in self.initial)
 
 
 class ReleaseLimits(Settings):
-    """How often an aggregator may ask this site for something.
+    """How often an aggregator may ask this site for a release.
 
     Attributes:
-        max_attempts: attempts at one round, each with a new session and new keys.
-        max_rounds: rounds of one run; each is one more equation about this site's rows.
-        max_runs: runs that may begin within 24 hours; a run that so many have followed is over. With 0, each needs the
-            operator's consent.
-        max_unfinished: rounds that were begun with this site and came to no result; each finished round lowers the
-            count by one. At this count the site leaves, until its operator has it go on.
-        min_rows: fewest rows of this site that must have moved a parameter in a round for its change to leave, in
-            training without noise; other parameters stay as they were. With 1 all leave.
+        max_attempts: most attempts at one round, each with a new session and new keys.
+        max_rounds: most rounds of one run; each is one more equation about this site's rows.
+        max_runs: most runs that may begin within 24 hours; a run is over for this site once as many have begun after
+            it. With 0, each run needs the operator's consent.
+        max_unfinished: most rounds that this site began and that ended without a result; each finished round lowers the
+            count by one. At this count the site leaves until its operator lets it continue.
+        min_rows: in training without noise, the change of a parameter leaves only if at least so many rows moved it in
+            the round; other parameters keep their values. With 1, all changes leave.
     """
 
     max_attempts: Count = 2
@@ -217,33 +217,34 @@ class ReleaseLimits(Settings):
 
 
 class MetadataPolicy(Settings):
-    """What may leave in clear beside an update at ``individual``; at other levels these travel inside sums alone.
+    """Numbers that may leave in clear with an update at ``individual``; at other levels they are only in sums.
 
     Attributes:
-        may_leave: which figures of the training rows these are; ``samples`` is the number of rows.
+        may_leave: the permitted numbers about the training rows; ``samples`` is the number of rows.
     """
 
     may_leave: Annotated[tuple[Literal["samples", "loss", "accuracy"], ...], Field(strict=False)] = ()
 
 
 class SourcePolicy(Settings):
-    """What one source permits, whatever a header asks for.
+    """The policy of one source.
 
     Attributes:
-        max_visibility: the most the aggregator may see of this site: ``"sum"``, more ``"cohort"`` or ``"individual"``.
-        min_others: least number of trusted others in a sum, after ``max_colluders`` of them are taken as colluders.
+        max_visibility: the most that the aggregator may see of this site: ``"sum"``, or more with ``"cohort"`` or
+            ``"individual"``.
+        min_others: least number of trusted others in a sum after ``max_colluders`` are subtracted.
         max_colluders: number of other sources that may collude with the aggregator.
         trusted_peers: site ids that count towards ``min_others``; empty for the whole roster.
-        allowed_rules: rules this site takes part in; none unless listed. ``"auto"``: it hands in estimated errors.
-        allowed_tasks: task factories this site trains for; empty for the one that its own settings name.
+        allowed_rules: rules in which this site takes part; none unless listed. ``"auto"`` permits estimated errors.
+        allowed_tasks: task factories for which this site trains; empty for the one that its own settings name.
         architectures: SHA-256 of permitted models, hex; empty for the one that this site builds itself.
         norm_cap: the norm cap of a sum.
         quantisation: bounds on the encoding.
-        dp: whether training takes noise, and its budget.
-        model: which model a run may begin with, and what this site keeps of it.
+        dp: whether training needs noise, and its budget.
+        model: the initial model of a run, and the model that this site keeps.
         limits: bounds on work.
         release: bounds on rounds and retries.
-        metadata: what may leave beside an update in clear.
+        metadata: numbers that may leave with an update in clear.
     """
 
     renamed: ClassVar[Mapping[str, str]] = {"k-min": "min-others", "n-c": "max-colluders", "energy": "norm-cap"}
@@ -284,7 +285,7 @@ class SourcePolicy(Settings):
 
     @property
     def visibility(self) -> Visibility:
-        """``max_visibility`` as messages carry it."""
+        """``max_visibility`` in the form of messages."""
         return Visibility[self.max_visibility.upper()]
 
     @property
@@ -293,7 +294,7 @@ class SourcePolicy(Settings):
         return self.min_others + self.max_colluders + 1
 
     def session_limits(self, roster: Roster) -> SessionLimits:
-        """Return what this policy asks of every session over ``roster``.
+        """Return this policy's requirements for every session over ``roster``.
 
         Raises:
             ConfigError: ``trusted-peers`` names a site that is no source of the roster.
@@ -305,10 +306,10 @@ class SourcePolicy(Settings):
 
 
 def require_known_peers(policy: SourcePolicy, sources: Iterable[str]) -> None:
-    """Refuse a policy that trusts a site which is none of ``sources``, the site ids of a federation's sources.
+    """Check that every trusted site is one of ``sources``, the site ids of a federation's sources.
 
     Raises:
-        ConfigError: ``trusted-peers`` names such a site.
+        ConfigError: ``trusted-peers`` names another site.
     """
     known = tuple(sources)
     for site in policy.trusted_peers:
@@ -337,7 +338,7 @@ def parse_policy(data: bytes, file: Path) -> SourcePolicy:
 
 
 def _of_a_policy(data: dict[str, Any], file: Path) -> dict[str, Any]:
-    """Refuse a file of another kind in one line, in place of one for each of its tables."""
+    """Refuse a file of another kind with one error instead of one per table."""
     for table, what in _OTHER_FILES.items():
         if isinstance(data.get(table), dict):
             raise ConfigError(str(file), f"is {what}, not a site's policy", hint="name a kit, or its local/policy.toml")

@@ -1,7 +1,7 @@
-"""What a site's policy says: to a header, a schedule, a task or a message, to a level, and to a federation as a whole.
+"""Checks by a site's policy: of headers, schedules, tasks, training and messages.
 
-A refusal names the first key that forbids what was asked. `plan_levels` finds a level for each source that no policy
-forbids, and `require_satisfiable` says before any round whether a policy can be met at all.
+A refusal names the first key that forbids the request. `plan_levels` finds a visibility level for each source that no
+policy forbids, and `require_satisfiable` checks before any round whether a policy can be met at all.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from securefda.site.policy.model import SELECTION, SourcePolicy, require_known_p
 
 
 def plan_levels(permitted: Mapping[str, Visibility], smallest_sum: int) -> dict[str, Visibility]:
-    """Serve each source at the level that its policy permits, if enough permit the same; no source is seen above it.
+    """Give each source the level that its policy permits if enough sources permit the same, else one that hides more.
 
-    A sum needs ``smallest_sum`` sources. Where fewer are at ``sum``, those at ``cohort``, then those at ``individual``
-    join them there: to be seen less is never against a policy. Too few for a cohort join the sum, or the cohort gets
-    those at ``individual``.
+    A sum needs ``smallest_sum`` sources. If fewer are at ``sum``, the sources at ``cohort`` join them, and then those
+    at ``individual``: no policy forbids hiding more. If too few are at ``cohort``, they join the sum; without a sum,
+    those at ``individual`` join them.
 
     Args:
         permitted: site id -> the most that may be seen of it.
@@ -150,19 +150,19 @@ def check_header_by_policy(
 ) -> None:
     """Accept a header that asks for no more than ``policy`` permits.
 
-    This compares the header with the policy alone. Signatures, roster, freshness and the site's own model are the
-    session's checks; so are the ones on the sets that form later, which :meth:`SourcePolicy.session_limits` feeds.
+    This compares the header only with the policy. The session checks signatures, roster, freshness and the site's own
+    model, and with :meth:`SourcePolicy.session_limits` also the sets of sources that form later.
 
     Args:
         policy: of this site.
         header: of the attempt.
         own_index: roster index of this site.
-        limits: the policy over the site's roster; with it ``trusted-peers`` refuses under its own name. Without it,
-            or in a cohort, whose members are known later, the session's checks refuse.
+        limits: the policy's limits over the site's roster, so that a refusal can name ``trusted-peers``. Without them,
+            and for cohorts, whose members are known later, only the session's checks refuse.
         with_noise: whether this site trains by DP-SGD.
 
     Raises:
-        PolicyRefusal: names the first key, what the header asks and what is allowed.
+        PolicyRefusal: names the first key, what the header asks for, and what is allowed.
         FaultyAggregatorError: HEADER_PARTICIPANTS, the header does not name this site.
     """
     if own_index not in header.participants:
@@ -189,10 +189,10 @@ def check_header_by_policy(
 
 
 def check_schedule(policy: SourcePolicy, schedule: Schedule, *, with_noise: bool = False) -> None:
-    """Accept a run, as far as the policy can say before the first header whether it permits what headers will ask for.
+    """Accept a run's schedule if the policy permits the headers that it announces.
 
-    What depends on who takes part, or may never be asked, is left to :func:`check_header_by_policy`, as is everything
-    else that a header says: a schedule promises nothing.
+    Requests that depend on who takes part, or that may never be made, are left to :func:`check_header_by_policy`. That
+    function checks every header in full, since a schedule promises nothing.
 
     Args:
         policy: of this site.
@@ -200,7 +200,7 @@ def check_schedule(policy: SourcePolicy, schedule: Schedule, *, with_noise: bool
         with_noise: whether this site trains by DP-SGD.
 
     Raises:
-        PolicyRefusal: names the first key, what the run comes to and what is allowed.
+        PolicyRefusal: names the first key, what the run will ask for, and what is allowed.
     """
     for terms in schedule.rules:
         _check_rule(policy, terms)
@@ -228,15 +228,15 @@ def check_task(policy: SourcePolicy, factory: str) -> None:
 
 
 def check_training(policy: SourcePolicy, noise_multiplier: float, max_grad_norm: float) -> None:
-    """Accept the noise that this site's settings train with; what it may cost is the ledger's to say.
+    """Accept how this site's own settings train; the ledger decides about the budget.
 
     Args:
         policy: of this site.
-        noise_multiplier: of DP-SGD, as the settings name it; 0 for training without noise.
-        max_grad_norm: clip norm of a row's gradient; it means nothing without noise.
+        noise_multiplier: of DP-SGD, from the settings; 0 for training without noise.
+        max_grad_norm: clip norm of a row's gradient; ignored without noise.
 
     Raises:
-        PolicyRefusal: ``dp.required`` or ``dp.max-grad-norm``; or ``norm-cap.reports``, where every header would be
+        PolicyRefusal: ``dp.required`` or ``dp.max-grad-norm``; or ``norm-cap.reports``, if every header would be
             refused for it.
     """
     with_noise, largest = noise_multiplier > 0, policy.dp.max_grad_norm
@@ -249,14 +249,14 @@ def check_training(policy: SourcePolicy, noise_multiplier: float, max_grad_norm:
 
 
 def _check_norm_reports(policy: SourcePolicy, *, with_noise: bool) -> None:
-    """A colluding source tells the aggregator the norm reports that it got; only noise bounds what they tell."""
+    """A colluding source can pass norm reports on to the aggregator, and only noise bounds what they reveal."""
     if policy.max_colluders and not with_noise and policy.norm_cap.reports == "hidden":
         asked = f"a norm report that max-colluders = {policy.max_colluders} colluders would see"
         raise _refusal("norm-cap.reports", asked, "such a report only of training with noise")
 
 
 def check_metadata(policy: SourcePolicy, update: Update) -> None:
-    """Accept an update in clear that carries no number beyond those that may leave beside it.
+    """Accept an update in clear that carries only numbers that may leave beside it.
 
     Raises:
         PolicyRefusal: ``metadata.may-leave`` does not list one of them.
@@ -269,16 +269,16 @@ def check_metadata(policy: SourcePolicy, update: Update) -> None:
 
 
 def check_metrics(header: Header, *, handed_in: bool, update: Update | None = None) -> None:
-    """Accept a header, and an update in clear under it, by which no loss or accuracy leaves that must stay.
+    """Accept a header, and an update in clear under it, unless loss or accuracy would leave that must stay.
 
     Args:
         header: of the attempt.
-        handed_in: whether this site hands in loss and accuracy at all, as its Join said; with DP-SGD it does not.
-        update: what is about to leave, if it is an update in clear.
+        handed_in: whether this site reports loss and accuracy at all, as its Join said; with DP-SGD it does not.
+        update: the update in clear that is about to leave, if any.
 
     Raises:
-        PolicyRefusal: ``dp.metrics``, the header asks for what this site does not hand in, or the update carries what
-            the header does not ask for.
+        PolicyRefusal: ``dp.metrics``, the header asks for metrics that this site does not report, or the update carries
+            metrics for which the header does not ask.
     """
     if header.metrics and not handed_in:
         raise _refusal("dp.metrics", "loss and accuracy", "neither, since noise protects what leaves this site")
@@ -288,13 +288,13 @@ def check_metrics(header: Header, *, handed_in: bool, update: Update | None = No
 
 
 def rules_that_publish_the_target(policy: SourcePolicy) -> tuple[str, ...]:
-    """Allowed rules for which the target publishes its update where a source is at ``sum``."""
+    """Allowed rules under which the target publishes its update to sources at ``sum``."""
     free = (Rule.SOURCE_ONLY, Rule.FEDAVG, *(rule for rule in Rule if rule.attends or rule.releases_features))
     return tuple(name for name in policy.allowed_rules if name not in free)
 
 
 def rules_that_send_features(policy: SourcePolicy) -> tuple[str, ...]:
-    """Allowed rules under which features of the target come to each source."""
+    """Allowed rules under which the target sends features to each source."""
     return tuple(name for name in policy.allowed_rules if name in _RELEASING_RULES)
 
 
@@ -305,7 +305,7 @@ def _check_visibility(policy: SourcePolicy, header: Header, own_index: int, limi
     if level is Visibility.INDIVIDUAL:
         return
     quorum = header.fewest_at_sum if level is Visibility.SUM else header.cohort_quorum
-    # Whichever sources are lost on the way, those that remain open the sum: the smallest they may open has to do.
+    # Sources can be lost on the way, and the others still open the sum. So the smallest sum that can open must suffice.
     others = min(len(header.at(level)), quorum) - 1 - policy.max_colluders
     if others < policy.min_others:
         raise _refusal("min-others", f"a sum with {max(0, others)} others that count", f"at least {policy.min_others}")
@@ -331,7 +331,7 @@ def _check_trusted(policy: SourcePolicy, header: Header, own_index: int, limits:
 
 
 def _check_norm_cap(policy: SourcePolicy, header: Header, own_index: int, limits: SessionLimits | None) -> None:
-    """Where FedGP's filter leaves one source alone in a layer, that layer has cap 0; without it parts can cancel."""
+    """If FedGP's filter leaves a source alone in a layer, the cap there is 0. Without it, contributions can cancel."""
     asked = header.norm_cap
     if asked is not None:
         left = header.sum_quorum - 1 - policy.max_colluders
@@ -380,13 +380,13 @@ def _check_rule(policy: SourcePolicy, terms: RuleTerms) -> None:
 
 
 def _check_pull(terms: RuleTerms, *, with_noise: bool) -> None:
-    """The pull on the target's features is made of rows without noise: no budget would say what it costs them."""
+    """The pull on the target's features is computed from rows without noise, and no ledger counts it."""
     if with_noise and terms.rule in _RELEASING_RULES:
         raise _refusal("dp.pull", f"{terms.rule}, with a pull on the target's features", "what noise protects")
 
 
 def _check_encoding(policy: SourcePolicy, asked: Header | Schedule, clips: Mapping[str, float]) -> None:
-    """``clips`` are by layer; one without a name holds for all."""
+    """``clips`` maps layer names to clips; the name "" stands for all layers."""
     bounds = policy.quantisation
     if asked.modulus_bits < bounds.modulus_bits_min:
         raise _refusal("quantisation.modulus-bits-min", asked.modulus_bits, f"at least {bounds.modulus_bits_min}")
@@ -411,7 +411,7 @@ def _check_keep(policy: SourcePolicy, asked: SourcesKeep) -> None:
 
 
 def _check_work(policy: SourcePolicy, asked: Header | Schedule, learning_rate: float | None) -> None:
-    """``learning_rate`` is the target's, where the round says it."""
+    """``learning_rate`` is the target's; None if the round does not publish it."""
     limits = policy.limits
     most = {
         "learning-rate-max": (learning_rate or 0.0, limits.learning_rate_max),
