@@ -1,7 +1,7 @@
 """One attempt at a round: it ends with sums over some of its sources, or with an error.
 
 ``MaskedAttempt`` drives the session of the sources at ``sum`` and ``cohort``, ``ClearAttempt`` collects the updates of
-those at ``individual``, and ``MixedAttempt`` does both. All keep running sums and no update.
+those at ``individual``, and ``MixedAttempt`` does both. All keep only running sums and no single update.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ class PartialSum:
     """One sum over some sources, weighted by samples, in units of the header's ``max_samples``.
 
     Attributes:
-        level: what the aggregator saw of the members; at ``individual`` it summed by itself.
+        level: visibility level of the members; at ``individual`` the aggregator added up updates in clear.
         vector: V of the rules, or at ``cohort`` the sum of n_i g_i; float64 (m,).
-        statistics: w, n and what else travels behind it, summed.
+        statistics: the summed statistics, with w and n.
         members: roster indices in the sum.
-        reports: at ``individual``, what each member sent beside its update.
-        clipped: at ``individual``, how many coordinates of each member's part the clip or a range changed.
+        reports: at ``individual``, the message of each member's update.
+        clipped: at ``individual``, how many coordinates of each member's contribution the clip or a range changed.
     """
 
     level: Visibility
@@ -72,11 +72,11 @@ class PartialSum:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RoundSum:
-    """What an attempt gives: one sum for each set of sources that were summed together.
+    """The result of an attempt: one sum for each set of sources that were summed together.
 
     Attributes:
         parts: the sums, over disjoint sets of sources.
-        digest: SHA-256 of the opened ring sums; empty where all updates travelled in clear.
+        digest: SHA-256 of the opened ring sums; empty if all updates were sent in clear.
     """
 
     parts: tuple[PartialSum, ...]
@@ -89,27 +89,27 @@ class RoundSum:
 
     @property
     def count(self) -> int:
-        """Sources in masked sums, as each of those knows; where there is none, updates in clear."""
+        """Number of sources in masked sums, which each of them can check; if there is none, of updates in clear."""
         masked = [len(part.members) for part in self.parts if part.level is not Visibility.INDIVIDUAL]
         return sum(masked) if masked else len(self.survivors)
 
 
 NOTHING: Mapping[int, float] = MappingProxyType({})
-"""Of no source had a part of a vector come."""
+"""Nothing of any vector has arrived."""
 
 
 class _BaseAttempt:
-    """What an attempt knows of the sources of ``scope``: which are gone and why, and the messages to those.
+    """An attempt's bookkeeping about the sources in ``scope``: which are gone, why, and the aborts to send.
 
     Attributes:
         header: the signed header that opened the attempt.
-        terms: what it asks to be computed.
-        gone: participants that refused, aborted, lied or were lost; the attempt has no further message for them.
-        refused: policy key or check by roster index of the source that refused.
-        why: what became of those that are gone; refusals apart, since other sources read it in the last goodbye.
-        alarms: what the operator should know.
-        outcome: None while it goes on.
-        hint: what would help sources that were late; empty where nothing is known to.
+        terms: the computation that it asks for.
+        gone: participants that refused, aborted, failed a check or were lost; they get no further message.
+        refused: policy key or check for which a source refused, by roster index.
+        why: why each source is gone. Refusals are left out, since other sources read this in the last goodbye.
+        alarms: errors to report to the operator.
+        outcome: None while the attempt goes on.
+        hint: how to help sources that were late; can be empty.
     """
 
     def __init__(self, session: AggregatorSession, terms: RoundTerms, scope: Iterable[int]) -> None:
@@ -124,18 +124,18 @@ class _BaseAttempt:
         self.hint = ""
 
     def _forget(self, index: int, why: str) -> None:
-        """Nothing more is expected of a source."""
+        """Expect nothing more from a source."""
         self.gone.add(index)
         self.why.setdefault(index, why)
 
     def _give_up_on(self, waiting: Iterable[int], step: Step, arrived: Mapping[int, float], setting: str) -> list[Send]:
-        """Sources did not answer before the deadline: each gets an abort, since nothing more will come for it.
+        """Give up on sources that missed the deadline, and send each an abort.
 
         Args:
-            waiting: those sources.
-            step: in which.
-            arrived: the part of a source's vector that had come.
-            setting: that gives the deadline.
+            waiting: the late sources.
+            step: the step whose deadline passed.
+            arrived: the part of each source's vector that has arrived, 0 to 1.
+            setting: key of the setting for this deadline.
         """
         late = sorted(waiting)
         for index in late:
@@ -146,11 +146,11 @@ class _BaseAttempt:
         return [self._abort(index, step, "DEADLINE", None) for index in late]
 
     def _explained(self, error: QuorumLost) -> QuorumLost:
-        """The error, with what became of each source that is gone."""
+        """The error, with the reason why each source is gone."""
         return error.because({self._session.name(index): why for index, why in self.why.items()}, hint=self.hint)
 
     def _leave(self, message: Signed[Body]) -> None:
-        """A source refuses or aborts; it is asked nothing more in this attempt."""
+        """Take a refusal or an abort; the source gets no further message in this attempt."""
         body, index, envelope = message.body, message.sender, message.envelope
         if index in self.gone or index not in self._scope:
             return
@@ -172,7 +172,7 @@ class _BaseAttempt:
             self.why[index] = f"aborted at {step}: check {body.check} failed"
 
     def _expel(self, index: int, error: FaultySourceError, step: Step) -> list[Send]:
-        """A source lied: nothing of its message is kept, and its abort names the check that it failed."""
+        """Exclude a source whose message failed a check, and send it an abort that names the check."""
         self.gone.add(index)
         error.place = step.label
         self.alarms.append(error)
@@ -194,7 +194,7 @@ class _BaseAttempt:
 
 @dataclass(frozen=True, slots=True)
 class _CollectingPhase:
-    """Which message a phase of the session collects, the step that is, and what operators call it."""
+    """The message that a phase of the session collects, its step, and its name for operators."""
 
     message: type
     step: Step
@@ -212,7 +212,7 @@ _PHASES: dict[type, _CollectingPhase] = {
 
 
 class MaskedAttempt(_BaseAttempt):
-    """Drives one session R0 to R4. The state machine decides; this class routes, times nothing and opens nothing."""
+    """Drives one session from R0 to R4: routes messages to the state machine, which makes all decisions."""
 
     def __init__(
         self,
@@ -226,11 +226,11 @@ class MaskedAttempt(_BaseAttempt):
         """Open the session.
 
         Args:
-            session: whose header is published.
-            terms: what that asks to be computed.
-            before_release: called, and must return, before any source can be induced to release.
-            units: units in which estimated errors are encoded, where the header asks for them.
-            others_train: whether sources outside the session still have training to do; R0 stays open for as long.
+            session: the session of a published header.
+            terms: the computation that the header asks for.
+            before_release: called before any message that can make a source release its input.
+            units: units in which estimated errors are encoded, if the header asks for them.
+            others_train: whether sources outside the session are still training; R0 stays open until they are done.
         """
         super().__init__(session, terms, terms.header.masked)
         self._units = units
@@ -241,22 +241,22 @@ class MaskedAttempt(_BaseAttempt):
 
     @property
     def phase(self) -> str:
-        """Name of the phase that it waits in."""
+        """Name of the present phase."""
         return _PHASES[type(self._state)].name
 
     @property
     def waiting_for(self) -> frozenset[int]:
-        """Sources that still may answer."""
+        """Sources that can still answer."""
         return self._state.waiting_for - self.gone
 
     @property
     def asked(self) -> int:
-        """Sources that the phase is about: those that have answered, and those that still may."""
+        """Number of sources in the phase: those that have answered, and those that still can."""
         return len(self._state.received.keys() | self.waiting_for)
 
     @property
     def silent(self) -> frozenset[int]:
-        """Whose nonces were missing, where the attempt ended for it: one without these sources can succeed."""
+        """The sources whose missing nonces ended the attempt, if that was the cause; retry without them."""
         ended_for_it = isinstance(self._state, session_phases.CollectingNonces) and self.outcome is not None
         return self._state.waiting_for if ended_for_it else frozenset()
 
@@ -291,12 +291,12 @@ class MaskedAttempt(_BaseAttempt):
         return self.go_on()
 
     def lose(self, index: int, why: str) -> list[Send]:
-        """A source went away."""
+        """Note that a source went away."""
         self._forget(index, why)
         return self.go_on()
 
     def expire(self, arrived: Mapping[int, float] = NOTHING) -> list[Send]:
-        """The phase's deadline passed: sources that have not answered are gone. ``arrived`` as in `_give_up_on`."""
+        """End the phase at its deadline without the late sources. ``arrived`` is as for `_give_up_on`."""
         step = _PHASES[type(self._state)].step
         late = self._give_up_on(self.waiting_for, step, arrived, "transport.phase-deadline-s")
         return late + self.go_on()
@@ -319,7 +319,7 @@ class MaskedAttempt(_BaseAttempt):
                 raise FaultySourceError(self._session.name(message.sender), "ORDER", message.type_name)
 
     def go_on(self) -> list[Send]:
-        """Close phases for as long as no source is waited for, or too few can still answer."""
+        """Close phases until one has to wait for a source, or too few sources are left."""
         sends: list[Send] = []
         while self.outcome is None:
             step = _PHASES[type(self._state)].step
@@ -422,7 +422,7 @@ class ClearAttempt(_BaseAttempt):
 
     @property
     def waiting_for(self) -> frozenset[int]:
-        """Sources that still may answer."""
+        """Sources that can still answer."""
         return self._scope - set(self._answered) - self.gone
 
     @property
@@ -456,7 +456,7 @@ class ClearAttempt(_BaseAttempt):
         return self._go_on()
 
     def lose(self, index: int, why: str) -> list[Send]:
-        """A source went away."""
+        """Note that a source went away."""
         self._forget(index, why)
         return [] if self.outcome is not None else self._go_on()
 
@@ -575,7 +575,7 @@ class MixedAttempt:
 
     @property
     def waiting_for(self) -> frozenset[int]:
-        """Sources that still may answer."""
+        """Sources that can still answer."""
         waiting: frozenset[int] = frozenset()
         for half in (self._clear, self._masked):
             waiting |= half.waiting_for if half.outcome is None else frozenset()
@@ -600,7 +600,7 @@ class MixedAttempt:
         return self._half_of(parcel.message.sender).receive(parcel) + self._masked.go_on()
 
     def lose(self, index: int, why: str) -> list[Send]:
-        """A source went away."""
+        """Note that a source went away."""
         return self._half_of(index).lose(index, why) + self._masked.go_on()
 
     def expire(self, arrived: Mapping[int, float] = NOTHING) -> list[Send]:

@@ -1,11 +1,11 @@
 """A whole run at the aggregator: it gathers sources, makes attempts round after round, and ends.
 
-The driver, which is the aggregator's process or the simulator, reports messages, sources that come or leave, and
-deadlines that pass. It sends what it gets back. No call waits for the network, but a call may train or write to the
-disk: make it in a thread. Time comes from the given clock alone.
+The driver (the aggregator's process or the simulator) reports messages, sources that come or leave, and deadlines that
+pass, and sends the messages that each call returns. No call waits for the network, but a call can train or write to the
+disk, so make it in a thread. Time comes only from the given clock.
 
 An event updates the sources or the attempt. Then :meth:`AggregatorRun._advance` enters phase after phase until one has
-to wait; a :data:`Change` is a phase with what is to be sent as it begins.
+to wait. A :data:`Change` is a phase with the messages to send as it begins.
 """
 
 from __future__ import annotations
@@ -94,24 +94,24 @@ from securefda.rules import RoundPlan, round_plan
 from securefda.training import LayerTable, Vector
 
 CLOSING_S = 5.0
-"""How long the end of a run waits for cosignatures."""
+"""Seconds that the end of a run waits for cosignatures."""
 MOST_LOST_IN_A_ROW = 3
-"""After so many rounds without a result the run ends: the cause does not pass by itself."""
+"""The run ends after this many lost rounds in a row, since the cause will not go away by itself."""
 ANOTHER_RUN = "a new run needs another --out folder at every site"
 
 Change = tuple[Phase, list[Send]]
-"""The phase that follows, and what is to be sent as it begins."""
+"""The next phase, and the messages to send as it begins."""
 
 
 class AggregatorRun:
-    """Runs all rounds. Where it stands is its ``phase``; the phases that may follow are in :mod:`.phases`.
+    """Runs all rounds. ``phase`` is its state; :mod:`.phases` has the permitted transitions.
 
-    A round begins with a new checkpoint of the log, which the sources cosign while the target trains. When those that
-    can take part have joined and cosigned, an attempt begins with a header, and ends with sums or an error. Sums move
-    the model, and each source gets the result. Without them the round is tried again, or is lost. At the end the last
-    checkpoint is cosigned, and the sources hear why the run ended.
+    A round begins with a new checkpoint of the log, which the sources cosign while the target trains. When the sources
+    that can take part have joined and cosigned, an attempt begins with a header, and ends with sums or an error. With
+    sums, the model is updated and each source gets the result. Without, the round is tried again or lost. At the end
+    the sources cosign the last checkpoint and learn why the run ended.
 
-    ``run_id``, 16 bytes, names a new run; without it one is drawn. A resumed run keeps its own.
+    ``run_id``, 16 bytes, names a new run; None draws one. A resumed run keeps its own.
 
     Raises:
         ConfigError: the store holds a run with other settings.
@@ -144,17 +144,17 @@ class AggregatorRun:
 
     @property
     def run_id(self) -> str:
-        """32 hex digits."""
+        """Id of the run, 32 hex digits."""
         return self._run_id.hex()
 
     @property
     def model(self) -> Vector:
-        """The global model as it is, float32 ``(n_params,)``; empty before :meth:`open`."""
+        """The present global model, float32 ``(n_params,)``; empty before :meth:`open`."""
         return self._model.vector
 
     @property
     def site(self) -> TargetSite:
-        """The target's."""
+        """The target's site."""
         return self._site
 
     @property
@@ -164,7 +164,7 @@ class AggregatorRun:
 
     @property
     def phase(self) -> Phase:
-        """Where the run stands."""
+        """The present phase."""
         return self._phase
 
     @property
@@ -201,11 +201,11 @@ class AggregatorRun:
     # --- What the driver reports --------------------------------------------------------------------------------------
 
     def open(self) -> list[Send]:
-        """Begin the run, or go on after its last finished round."""
+        """Begin the run, or continue after its last finished round."""
         return self._advance((Opening(), []))
 
     def receive(self, parcel: Parcel) -> list[Send]:
-        """Process one message. Those of a session are dropped unless its attempt is open."""
+        """Process one message. Messages of a session are dropped unless its attempt is open."""
         match parcel.message.body:
             case Join():
                 return self._join(parcel.message)
@@ -227,17 +227,17 @@ class AggregatorRun:
         return sends + self._advance()  # its cosignature is not awaited any more
 
     def replaced(self, index: int, why: str) -> list[Send]:
-        """A new process of a source has connected: what the old one was in is lost, and the new one will join."""
+        """A new process of a source has connected: an attempt loses the old one, and the new one will join."""
         self._attendance.replaced(index, why)
         return self._phase.attempt.lose(index, why) + self._advance() if isinstance(self._phase, InAttempt) else []
 
     def misbehaved(self, index: int, check: str, detail: str) -> list[Send]:
-        """The transport dropped what a source sent; should the source be missed, this is why."""
+        """The transport dropped a source's message; keep the reason in case the source is missing later."""
         self._attendance.heard(index, f"fails check {check}: {detail}")
         return []
 
     def returned(self, index: int) -> list[Send]:
-        """A source that had left is back as the same process; it takes part again from the next header on."""
+        """A source that had left is back as the same process; it takes part again from the next header."""
         if not self._attendance.came_back(index) or self.done:
             return []
         asked = self._cosigners.ask_again(index) if index not in self._cosigners.cosigned else []
@@ -277,7 +277,7 @@ class AggregatorRun:
     # --- From round to round ------------------------------------------------------------------------------------------
 
     def _advance(self, following: Change | None = None) -> list[Send]:
-        """Enter the phase that follows, and those after it, until one waits; returns what is to be sent on the way."""
+        """Enter the next phases until one has to wait; returns the messages to send."""
         sends: list[Send] = []
         following = following or self._following()
         while following is not None:
@@ -289,7 +289,7 @@ class AggregatorRun:
         return sends
 
     def _following(self) -> Change | None:
-        """What follows the present phase at once; None for one that waits for a source or for its deadline."""
+        """The next phase, or None if the present one waits for a source or for its deadline."""
         following: Change | None = None
         match self._phase:
             case Opening():
@@ -312,7 +312,7 @@ class AggregatorRun:
         return following
 
     def _enter(self, phase: Phase) -> None:
-        """The only place where the phase changes. What the last one took goes into the round's record.
+        """Change the phase (the only place that does), and add the time of the last one to the round's record.
 
         Raises:
             RuntimeError: this phase cannot follow the present one.
@@ -325,19 +325,19 @@ class AggregatorRun:
         self._report_phase()
 
     def _report_work(self, doing: str) -> None:
-        """Say that the target itself is at work, which may take long; afterwards the phase is said again."""
+        """Report that the target itself is at work, which can take long; afterwards the phase is reported again."""
         self._reporter.phase(doing)
         self._reported = (doing, (), 0)
 
     def _report_phase(self) -> None:
-        """Say what the run is doing and whom it waits for, whenever that has changed."""
+        """Report the phase and the sources that it waits for, if either has changed."""
         now = (self._phase.name, self.waiting_for(), self._asked())
         if self._phase.name and now != self._reported:
             self._reporter.phase(*now)
         self._reported = now
 
     def _asked(self) -> int:
-        """How many sources the present phase is about; those that it waits for are among them."""
+        """Number of sources in the present phase, including those that it waits for."""
         match self._phase:
             case InAttempt(attempt=attempt):
                 return attempt.asked
@@ -348,7 +348,7 @@ class AggregatorRun:
         return 0
 
     def _begin_or_resume(self) -> Change:
-        """Write down a new run, or go on where the store says that the last process stopped."""
+        """Store a new run, or continue where the last process stopped."""
         self._site.witness.enter(self.run_id)
         position = self._store.position(self._settings.config_digest)
         if position is None:
@@ -362,8 +362,8 @@ class AggregatorRun:
         self._reporter.note(f"resuming after round {max(recorded)}" if recorded else "resuming before any round ended")
         if position.round == 0 or position.round in recorded:
             return self._begin_round(position.round + 1)
-        # Where the target would compute a different g_T, sources would refuse a second header that asks for more. With
-        # DP-SGD it would differ by fresh noise, and be one release more than was paid for.
+        # If the target computed a different g_T, sources would refuse the second header of the round. With DP-SGD, g_T
+        # would have fresh noise, and be one more release than was charged.
         trains_again = position.attempt > 0 and not self._site.trainer.repeatable
         would_differ = trains_again and self._plan_of(position.round).uses_target_statistics
         if not position.released and position.attempt < self._settings.attempts and not would_differ:
@@ -375,7 +375,7 @@ class AggregatorRun:
         return BetweenRounds(self._site.clock()), []
 
     def _begin_round(self, number: int, attempts: int = 0, asked: Asked | None = None) -> Change:
-        """Begin a round; ``attempts`` counts those before a restart. The target's own rounds need no source."""
+        """Begin a round; ``attempts`` counts attempts before a restart. Rounds of the target alone need no source."""
         if number > self._settings.strategy.rounds or self._has_stopped_early():
             if any(record["status"] == "finished" for record in self._store.records()):
                 self._store.complete()
@@ -395,7 +395,7 @@ class AggregatorRun:
         return AskingCosigners(current, began=now, deadline=now), sends
 
     def _has_stopped_early(self) -> bool:
-        """Whether no round brought a better model for as long as the settings have patience, warm-up apart."""
+        """Whether the last ``patience`` rounds after warm-up brought no better model."""
         patience, warm_up = self._settings.patience, self._settings.strategy.warm_up_rounds
         records = cast(list[RoundLine], self._store.records())
         finished = [one for one in records if one["round"] > warm_up and one.get("status") == "finished"]
@@ -416,7 +416,7 @@ class AggregatorRun:
         return round_plan(self._settings.strategy, number, last_errors(self._store.records()))
 
     def _train_meanwhile(self, asking: AskingCosigners) -> AwaitingCosignatures:
-        """Train the target while sources cosign, if enough are connected that its cost is not in vain."""
+        """Train the target while sources cosign, if enough sources are connected for the round."""
         current, clock = asking.current, self._site.clock
         paused = clock()
         if self._candidates.suffice(current, self._candidates.expected(current) & self._attendance.present):

@@ -331,7 +331,7 @@ def _check_cohort_plan(header: Header) -> None:
 
 
 def _check_sum_plan(header: Header) -> None:
-    """The sum of all that are at ``sum`` has a quorum of its own, and it alone may have a norm cap."""
+    """The sum over the sources at ``sum`` has its own quorum, and only this sum can have a norm cap."""
     quorum, members = header.sum_quorum, len(header.at(Visibility.SUM))
     if members == 0:
         require(quorum == 0 and header.norm_cap is None, "HEADER_SUM", "a plan for a sum of no source")
@@ -340,7 +340,7 @@ def _check_sum_plan(header: Header) -> None:
 
 
 def _check_sum_terms(header: Header, history: History) -> None:
-    """Where a cap or a clip varies, two sums of the same parts differ by those alone that it scales down."""
+    """Caps and clips must not vary, or two sums of the same contributions would differ only by those scaled down."""
     if not header.masked:
         return
     sources, terms = sum_terms(header)
@@ -349,13 +349,13 @@ def _check_sum_terms(header: Header, history: History) -> None:
 
 
 def _check_ranges(header: Header) -> None:
-    """A weighted coordinate is never above the clip, so a range beyond it would make steps coarser for nothing."""
+    """A weighted coordinate is never above the clip, so a larger range would only make the rounding coarser."""
     for layer in header.layers:
         require(layer.range <= layer.clip, "HEADER_RANGE", f"{layer.range:g} above the clip in layer {layer.name}")
 
 
 def _check_session_numbers(header: Header, own_index: int, limits: SessionLimits) -> Quantisation:
-    """Modulus, threshold and quorum of the masking session; returns the encoding of what it sums."""
+    """Check modulus, threshold and quorum of the masking session; returns the encoding of its inputs."""
     n = len(header.masked)
     require(header.modulus_bits in WORD_BITS, "HEADER_MODULUS", f"{header.modulus_bits} bits")
     require(header.n_max >= n, "HEADER_WRAP", f"n_max {header.n_max} is below {n} sources")
@@ -366,10 +366,10 @@ def _check_session_numbers(header: Header, own_index: int, limits: SessionLimits
         "HEADER_THRESHOLD",
         f"t = {header.threshold}, n = {n}",
     )
-    if header.level_of(own_index) is Visibility.SUM:  # members of a cohort are known after R1, and looked at then
+    if header.level_of(own_index) is Visibility.SUM:  # members of a cohort are known and checked after R1
         trusted = limits.trusted_at_sum(header, own_index)
         _check_smallest_sum(trusted, header.sum_quorum, limits, "HEADER_QUORUM")
-        if header.norm_cap is not None:  # those whose norms count are left, no matter who else is lost or colludes
+        if header.norm_cap is not None:  # the norms that count must be there, whoever else drops out or colludes
             counted = header.norm_cap.others
             detail = f"norms of {counted} others count, and a sum may hold {trusted} that count"
             require(counted <= trusted, "HEADER_ENERGY", detail)
@@ -378,13 +378,13 @@ def _check_session_numbers(header: Header, own_index: int, limits: SessionLimits
 
 
 def _check_graph(header: Header, limits: SessionLimits) -> None:
-    """The graph of SFDA-SA/2 is as strong as this source computes it, against as many colluders as it assumes."""
+    """The graph of SFDA-SA/2 must be as strong as this source requires, for at least the colluders that it assumes."""
     graph = header.graph
     if graph is None:
         return
     alone = not header.at(Visibility.COHORT)
     require(alone, "HEADER_GRAPH", "sources with neighbours make up one sum, and some are at cohort")
-    # A source would know the norms of its neighbours alone, and not the caps that follow from their neighbours'.
+    # A source would know only its neighbours' norms, but their caps depend on their neighbours' norms as well.
     require(header.norm_cap is None, "HEADER_GRAPH", "no norm cap holds where sources hear their neighbours alone")
     assumed = f"{graph.colluders} colluders are assumed, and this source assumes {limits.max_colluders}"
     require(graph.colluders >= limits.max_colluders, "HEADER_GRAPH", assumed)
@@ -393,7 +393,7 @@ def _check_graph(header: Header, limits: SessionLimits) -> None:
 
 
 def _check_smallest_sum(trusted: int, quorum: int, limits: SessionLimits, check: str) -> None:
-    """The k rule: every later check but this one only has to see that a sum holds its quorum."""
+    """The rule of ``min_others``. Later checks only need to ensure that a sum has its quorum."""
     require(trusted >= limits.min_others, check, _too_few_in_sum(trusted, quorum, limits))
 
 
@@ -402,14 +402,14 @@ def _too_few_in_sum(trusted: int, quorum: int, limits: SessionLimits) -> str:
 
 
 LEAST_RATE_FACTOR = 1e-6
-"""Smallest factor on a site's own learning rate: no schedule is near it, and far below it training breaks down."""
+"""Smallest factor on a site's own learning rate. Schedules stay far above it; far below it, training breaks down."""
 
 
 def quantisation(header: Header) -> Quantisation:
     """The fixed-point encoding that a header prescribes: the model's layers, then the tail.
 
     Raises:
-        FaultyAggregatorError: HEADER_WRAP where no resolution is left beside ``n_max`` inputs, or a range is unusable.
+        FaultyAggregatorError: HEADER_WRAP, ``n_max`` inputs leave no resolution, or a range is unusable.
     """
     layers = tuple(EncodedLayer(layer.size, layer.range) for layer in header.layers)
     try:
@@ -425,10 +425,10 @@ def check_vectors(
     published: bytes | bytearray | memoryview | None,
     features: bytes | bytearray | memoryview | None = None,
 ) -> None:
-    """The model, and what the target published, that arrived are the ones that the header binds, of the right length.
+    """Check that the received vectors have the digests and lengths that the header names.
 
-    g_T, or the gradient of the gap, comes to a source whose ``level`` is ``sum``, and to no other. Features of the
-    target's rows come to every source, where the header names any.
+    g_T, or the gradient of the gap, must come exactly to sources at ``sum``. Features of the target's rows must come to
+    every source if the header names any.
 
     Raises:
         FaultyAggregatorError: HEADER_MODEL, HEADER_TARGET or HEADER_FEATURES.
@@ -448,7 +448,7 @@ def check_vectors(
 
 
 def check_roll(roll: Roll, *, own: Signed[Advertise], header: Header) -> None:
-    """R0' of SFDA-SA/2: U1 is a large enough subset of U0, and holds what I sent.
+    """R0' of SFDA-SA/2: U1 is a large enough subset of U0, and has the message that this source sent.
 
     Raises:
         FaultyAggregatorError: ROLL_MEMBER, ROLL_OWN or ROLL_QUORUM.
@@ -464,7 +464,7 @@ def check_roll(roll: Roll, *, own: Signed[Advertise], header: Header) -> None:
 
 
 def check_nonces(nonces: Mapping[int, bytes], *, roll: Roll, own_index: int, ctx: bytes, header: Header) -> None:
-    """All but few members of U1 revealed the nonce to which they had committed, I among them.
+    """At most ``silent`` members of U1 kept back their nonce; all others revealed the one that they had committed to.
 
     Raises:
         FaultyAggregatorError: RING_MEMBER, RING_OWN, RING_NONCE or RING_QUORUM.
@@ -476,7 +476,7 @@ def check_nonces(nonces: Mapping[int, bytes], *, roll: Roll, own_index: int, ctx
             committed = nth_digest(roll.commitments, place)
             require(nonce_fits(nonces[member], committed, owner=member, ctx=ctx), "RING_NONCE", f"of index {member}")
     silent, most = len(roll.members) - len(nonces), header.graph.silent if header.graph else 0
-    # An aggregator that may leave nonces out chooses among as many rings as it has choices.
+    # By leaving out nonces, an aggregator can choose among rings, so the number of missing ones is bounded.
     require(silent <= most, "RING_QUORUM", f"{silent} nonces are missing, of at most {most}")
     require(len(nonces) >= header.threshold, "RING_QUORUM", f"{len(nonces)} of at least {header.threshold} sources")
 
@@ -484,7 +484,7 @@ def check_nonces(nonces: Mapping[int, bytes], *, roll: Roll, own_index: int, ctx
 def check_neighbours(
     items: Sequence[Signed[Advertise]], *, ring: Ring, roll: Roll, own: Signed[Advertise], roster: Roster
 ) -> None:
-    """The keys are those of my neighbours on the ring, as the roll has them, signed by their owners, and all differ.
+    """The keys are those of this source's neighbours on the ring, match the roll, are signed, and all differ.
 
     Raises:
         FaultyAggregatorError: KEY_MEMBER, KEY_ROLL, KEY_SIGNATURE, KEY_DUPLICATE or KEY_ROW.
@@ -521,7 +521,7 @@ def check_own_neighbours(ring: Ring, *, own_index: int, header: Header, limits: 
 
 
 def check_key_list(key_list: KeyList, *, own: Signed[Advertise], header: Header, roster: Roster) -> None:
-    """R0': U1 is a subset of U0, every key is signed by its owner, all keys differ, mine are the ones I sent.
+    """R0': U1 is a subset of U0, every key is signed by its owner, all keys differ, and the own keys are unchanged.
 
     Raises:
         FaultyAggregatorError: KEY_MEMBER, KEY_SIGNATURE, KEY_DUPLICATE, KEY_OWN, KEY_QUORUM or KEY_ROW.
@@ -548,7 +548,7 @@ def check_key_list(key_list: KeyList, *, own: Signed[Advertise], header: Header,
 
 
 def report_fault(sender: int, advertise: Advertise, header: Header) -> str | None:
-    """What is wrong with the commitment to a norm report, or None. With a norm cap, sources at ``sum`` have one."""
+    """The fault of a commitment to a norm report, or None. With a norm cap, exactly the sources at ``sum`` have one."""
     due = sender in report_readers(header, sender)
     if bool(advertise.row_commitment) is due:
         return None
@@ -556,23 +556,24 @@ def report_fault(sender: int, advertise: Advertise, header: Header) -> str | Non
 
 
 def report_readers(header: Header, sender: int) -> frozenset[int]:
-    """Whose share boxes hold the norm report of ``sender``: under a norm cap all at ``sum``, if it is there too."""
+    """The sources that get the norm report of ``sender``: with a norm cap, all at ``sum`` if the sender is, too."""
     members = frozenset(header.at(Visibility.SUM)) if header.norm_cap else frozenset()
     return members if sender in members else frozenset()
 
 
 def report_bytes(header: Header) -> int:
-    """Length of a norm report and its opening, by which a share box with one is longer."""
+    """Length of a norm report and its opening; a share box with a report is longer by this."""
     return REPORT_OPENING_BYTES + header.norm_report_length
 
 
 def check_share_senders(
     delivery: ShareDelivery, *, own_index: int, u1: Mapping[int, Advertise], ring: Ring, ctx: bytes, header: Header
 ) -> frozenset[int]:
-    """R1: one box per sender, every sender a neighbour, none from myself, each nonce as committed, U2 large enough.
+    """R1: one box from each sender, all of them neighbours, each nonce as committed, and U2 large enough.
 
     Returns:
-        U2. In SFDA-SA/1 it is the senders and I; in SFDA-SA/2 it is listed, and all my neighbours in it have sent.
+        U2. In SFDA-SA/1 it is the senders and this source; in SFDA-SA/2 it is listed, and all this source's neighbours
+        in it have sent.
 
     Raises:
         FaultyAggregatorError: SHARE_DUPLICATE, SHARE_SENDER, SHARE_NONCE, SHARE_MEMBERS or SHARE_QUORUM.
@@ -595,7 +596,7 @@ def check_share_senders(
 
 
 def check_own_cohort(cohorts: Cohorts, *, own_index: int, header: Header, limits: SessionLimits) -> None:
-    """R1: my cohort has as many members as its sum opens over, and no such sum holds too few that I trust.
+    """R1: this source's cohort has at least its quorum, and every sum that can open has enough trusted others.
 
     Raises:
         FaultyAggregatorError: SHARE_QUORUM.
@@ -614,10 +615,10 @@ def check_survivors(
     holders: Collection[int],
     header: Header,
 ) -> None:
-    """R3: the lists split U2 without overlap or repeats, U3 is large enough, and I am in it with my own input.
+    """R3: the lists split U2 without overlap or repeats, U3 is large enough and has this source with its own input.
 
-    Every cohort is looked at, not just mine: my shares would open the others' sums without their consent. Of the
-    ``holders`` of my shares enough survive, too, which in SFDA-SA/1 are all of U2.
+    Every cohort is checked, not only this source's: its shares would help to open the others' sums without their
+    consent. Enough ``holders`` of its shares must survive, too; in SFDA-SA/1 these are all of U2.
 
     Raises:
         FaultyAggregatorError: SURVIVOR_REPEAT, SURVIVOR_OVERLAP, SURVIVOR_UNION, SURVIVOR_SELF, SURVIVOR_QUORUM or
@@ -647,11 +648,11 @@ def check_inputs(
     listed: Sequence[Survivor],
     roster: Roster,
 ) -> None:
-    """R3': each of these survivors signed the input that the lists name, under the members and cohorts that I know.
+    """R3': each of these survivors signed its listed input under the same members and cohorts as this source.
 
-    A source signs one input per session, and pair masks run inside a cohort. A source that masked among other
-    members than mine is therefore no survivor to me: my shares would take off its self mask here, and those of the few
-    it masked with, which the list here calls dropped, its pairwise masks.
+    A source signs one input per session, and pairwise masks are within a cohort. A source that masked its input with
+    other members must not count as a survivor: the shares that this source releases would remove its self mask, and
+    those of the sources with which it did mask, which are listed as dropped here, would remove its pairwise masks.
 
     Raises:
         FaultyAggregatorError: CONSISTENCY_INPUT.
@@ -669,7 +670,7 @@ def check_inputs(
 def check_consistency(
     message: Consistency, *, own: Signed[SurvivorSignature], survivors: Collection[int], threshold: int, roster: Roster
 ) -> None:
-    """R3': at least t distinct survivors signed the very lists that I signed.
+    """R3': at least t distinct survivors signed the same lists as this source.
 
     Raises:
         FaultyAggregatorError: CONSISTENCY_DUPLICATE, CONSISTENCY_SENDER, CONSISTENCY_SIGNATURE, CONSISTENCY_VIEW

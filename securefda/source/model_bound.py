@@ -1,12 +1,12 @@
-"""Which model a source trains: the task's own at first, then that of a result, and none that is a long step away.
+"""Bounds the models that a source trains: the first is the task's own, later ones follow results in bounded steps.
 
-A model is a question: a crafted one can make single rows visible in an update, however well the sum is hidden. So a
-target may not choose it. Each model is that of the result that the header continues. How far it lies from the one
-before is bounded in units of what this site's own training moves, in each group of layers. Groups have at least
-`LEAST` parameters, so that no number is about a handful of them. Everything here is a function of its arguments.
+A crafted model can make single rows visible in an update, however well masks hide it. So a target must not choose the
+model freely. Each model must be that of the result that the header continues. Its distance from the model before is
+bounded in each group of layers, in units of the distance that this site's own training moves. Groups have at least
+`LEAST` parameters, so that no unit depends on a handful of them. All functions here are pure.
 
-The *number* of a result is its place in the run's chain of results, from 1; that of a model is the number of the result
-that it came with, and 0 of the run's first.
+The *number* of a result is its place in the run's chain of results, from 1. The number of a model is that of the result
+that it came with; the run's first model has number 0.
 """
 
 from __future__ import annotations
@@ -26,21 +26,20 @@ from securefda.rules.blocks import blocks
 from securefda.training import LayerTable, Vector
 
 LEAST = 256
-"""Parameters of a group that has a number of its own; one number about fewer would tell much of each."""
+"""Least number of parameters of a group. A norm over fewer would reveal much about each."""
 
 
 def layer_groups(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Return the sizes of the groups that consecutive layers form.
+    """Group consecutive layers; return the sizes of the groups.
 
-    A new group starts at a layer only where the current group has at least `LEAST` parameters and the layer itself
-    has at least `LEAST`; a smaller layer joins the group before it. So only a model that is smaller as a whole has a
-    group that is smaller.
+    A layer starts a new group only if it and the current group each have at least `LEAST` parameters; otherwise it
+    joins the current group. So every group has at least `LEAST` parameters unless the whole model has fewer.
 
     Args:
         sizes: of the layers, in the order of the flat vector.
 
     Returns:
-        One number for each group, in order; together they are as many parameters as the layers.
+        One size for each group, in order, with the same sum as ``sizes``.
     """
     groups: list[int] = []
     for size in sizes:
@@ -52,18 +51,18 @@ def layer_groups(sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 INITIAL_TOLERANCE = 1e-6
-"""Largest difference, in any parameter, of two sites' first models: other machines need not round alike."""
+"""Largest difference, in any parameter, of two sites' first models, since machines can round differently."""
 
 LEAST_UNIT = 1e-9
-"""For one parameter: even what does not train at all has a unit, and its operator can raise the limit."""
+"""Smallest unit per parameter, so that a group that training does not move has one, too."""
 
 Units = tuple[float, ...]
-"""For each group of layers, how far this site's own training moves it: an L2 norm."""
+"""The L2 norm of this site's own update in each group of layers."""
 
 
 @dataclass(frozen=True, slots=True)
 class TakenResult:
-    """A result that this source accepted, and what its receipt is signed under."""
+    """A result that this source accepted, with the session and context for its receipt."""
 
     round: int
     number: int
@@ -79,11 +78,10 @@ class TakenResult:
 
 @dataclass(frozen=True, slots=True)
 class AcceptedHeader:
-    """The last header that this source accepted in the run, as far as a later one is compared with it.
+    """The facts about the last accepted header of the run that later headers are compared with.
 
-    ``number`` is that of its model, which is of ``model_round``. ``answered`` says whether this source gave all its
-    answers in that session, its update in clear or its shares: before that no result of it can be a true one.
-    ``sources_keep`` is what the header said of the end of the run.
+    ``number`` is that of its model, which round ``model_round`` gave. ``answered`` says whether this source has sent
+    its last answer in that session, its update in clear or its shares; the session cannot have a true result before.
     """
 
     round: int
@@ -99,7 +97,7 @@ class AcceptedHeader:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class TrainedFrom:
-    """The model that this source trained from last, float32 ``(n_params,)``, its number, and the largest units yet."""
+    """The model that this source last trained from, float32 ``(n_params,)``, its number, and the largest units."""
 
     number: int
     model: Vector
@@ -108,7 +106,7 @@ class TrainedFrom:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What a source remembers of the models of a run, None of what there was not yet, and whether the run has ended."""
+    """A source's memory of the models of a run, and whether the run has ended. None stands for none so far."""
 
     taken: TakenResult | None = None
     accepted: AcceptedHeader | None = None
@@ -122,7 +120,7 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Missed:
-    """A result that the aggregator showed again, checked: who gave a receipt, and its number and round in those."""
+    """A checked missed result: the givers of receipts, and its number and round in the receipts."""
 
     result: Signed[Result]
     givers: frozenset[int]
@@ -132,12 +130,12 @@ class Missed:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a model comes from.
+    """The origin of a model.
 
     Attributes:
         number: of the model.
-        round: that gave it; 0 for the run's first model.
-        caught_up: the result of this source's own last session, where it learns of it only now.
+        round: the round that gave the model; 0 for the run's first.
+        caught_up: the result of this source's own last session, if it learns of it only now.
     """
 
     number: int
@@ -146,7 +144,7 @@ class Origin:
 
 
 def check_missed(body: MissedResult, *, roster: Roster, run_id: bytes) -> Missed:
-    """Check a result and the receipts for it, each of which somebody else signed.
+    """Check a result and the receipts for it: the target must have signed the one, and sources the others.
 
     Raises:
         FaultyAggregatorError: MISSED_RESULT; the detail says what is wrong.
@@ -174,7 +172,7 @@ def check_missed(body: MissedResult, *, roster: Roster, run_id: bytes) -> Missed
 
 @dataclass(frozen=True, slots=True)
 class FinalClaim:
-    """A run's final model, and the last result, of which it is said to come: their digests, named as in a header."""
+    """Digests of a run's final model and of the last result, from which it must come; fields as in a header."""
 
     previous_result_digest: bytes
     model_digest: bytes
@@ -192,15 +190,15 @@ def origin_of(
     """Find the result that produced a model.
 
     Args:
-        claim: what a message says of the model.
-        known: what this source remembers of the run.
-        missed: the result that the aggregator showed before that message, where it did.
+        claim: a message's digests of the model and of its result.
+        known: this source's memory of the run.
+        missed: the missed result that the aggregator showed before that message, if any.
         own_index: roster index of this source.
-        limits: what this source asks of every session.
-        check: of that message.
+        limits: this source's requirements for every session.
+        check: name of the check for errors.
 
     Raises:
-        FaultyAggregatorError: ``check``; it is of no result that this source can trust.
+        FaultyAggregatorError: ``check``, the model is not of a result that this source can trust.
     """
     previous, taken, accepted = claim.previous_result_digest, known.taken, known.accepted
     if taken is not None and previous == taken.digest and taken.number == known.number:
@@ -231,7 +229,7 @@ def _require_model(claim: Header | FinalClaim, digest: bytes, check: str) -> Non
 
 
 def _too_few(have: int, needed: int, check: str) -> FaultyAggregatorError:
-    """Receipts can be lost, and few sources may have been there: that is no fault of any site."""
+    """An error that blames nobody, since receipts can be lost and few sources may have taken part."""
     detail = (
         f"this site was away when the result came that it continues; {have} other trusted sources gave a receipt for "
         f"it, and {needed} must have"
@@ -242,7 +240,7 @@ def _too_few(have: int, needed: int, check: str) -> FaultyAggregatorError:
 def _own_last_session(
     accepted: AcceptedHeader | None, taken: TakenResult | None, result: Signed[Result]
 ) -> TakenResult | None:
-    """The result as that of the last session that this source was in, if it is, and if it has taken none of it."""
+    """The result as that of this source's last session, if it is; None if the source has already taken one there."""
     if accepted is None or (taken is not None and taken.number > accepted.number):
         return None
     outside = (result.envelope.session_id, result.envelope.context)
@@ -255,9 +253,9 @@ def require_initial(header: Header, model: Vector, own: Vector, listed: Sequence
     """Accept the first model of a run: the task's own for the run's seed, or one of those that the policy lists.
 
     Args:
-        header: that the model came with.
+        header: with which the model came.
         model: float32 ``(n_params,)``.
-        own: what this site's task begins with, likewise.
+        own: the first model of this site's own task, float32 ``(n_params,)``.
         listed: SHA-256 digests of permitted first models; empty for the task's own.
 
     Raises:
@@ -284,16 +282,16 @@ def require_initial(header: Header, model: Vector, own: Vector, listed: Sequence
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """How far a header's model lies from the one that this source trained from last in the run.
+    """Distance of a header's model from the one that this source last trained from in the run.
 
     Attributes:
         number: of the header's model.
-        results: how many lie between the two models.
+        results: number of results between the two models.
         moved: L2 norm of their difference in each group of layers.
-        target: of g_T, likewise; empty where it was not published.
+        target: L2 norm of g_T in each group; empty if g_T was not published.
         units: largest so far in this run; empty in this source's first round of it.
         groups: sizes of the groups.
-        names: their layers, for people.
+        names: of each group's layers, for messages.
         limit: ``limits.model-step`` of the policy.
     """
 
@@ -307,7 +305,9 @@ class Course:
     limit: float
 
     def after(self, update: Vector) -> Units:
-        """The units with this round's own update, float32 ``(n_params,)``; a first round is compared with it.
+        """The units including this round's own update, float32 ``(n_params,)``.
+
+        In a first round, no earlier units exist, so the model is checked here, against this round's own.
 
         Raises:
             FaultyAggregatorError: HEADER_STEP or HEADER_TARGET_STEP.
@@ -318,10 +318,10 @@ class Course:
         return tuple(max(pair) for pair in zip(own, self.units or own, strict=True))
 
     def require_short(self) -> None:
-        """Refuse a model, or g_T, that is further away than training goes. Without units there is nothing to say.
+        """Check that the model, and g_T, are within the limit. Without units, nothing is checked.
 
         Raises:
-            FaultyAggregatorError: HEADER_STEP or HEADER_TARGET_STEP; the detail says how far it is.
+            FaultyAggregatorError: HEADER_STEP or HEADER_TARGET_STEP; the detail has the distance.
         """
         since = f"the model moved {{}} units in {self.results} finished rounds"
         self._require(self.moved, self.results, "HEADER_STEP", since)
@@ -329,7 +329,7 @@ class Course:
 
     def _require(self, lengths: Units, results: int, check: str, what: str) -> None:
         for name, length, unit in zip(self.names, lengths, self.units, strict=False):
-            # A refusal tells on which side of the limit a model is, and so of the unit a power of two at most.
+            # A refusal reveals on which side of the limit a model is. Rounding the unit bounds what that reveals.
             yardstick = 2.0 ** math.floor(math.log2(unit))
             if not length <= self.limit * results * yardstick:
                 detail = (
@@ -349,19 +349,19 @@ def course_of(
     layers: LayerTable,
     limit: float,
 ) -> Course:
-    """Measure a header's model against the one that this source trained from last.
+    """Measure a header's model against the one that this source last trained from, and check the distance.
 
     Args:
         origin: of the model.
         model: float32 ``(n_params,)``.
-        target_update: g_T, likewise, where it was published.
-        before: that the source trained from last; before its first round in the run the run's first model, without
+        target_update: g_T, float32 ``(n_params,)``; None if it was not published.
+        before: the model that this source last trained from; before its first round, the run's first model, without
             units.
         layers: of the model.
         limit: ``limits.model-step`` of the policy.
 
     Raises:
-        FaultyAggregatorError: HEADER_STEP, HEADER_TARGET_STEP; only where there are units to measure with.
+        FaultyAggregatorError: HEADER_STEP, HEADER_TARGET_STEP; never without units.
     """
     groups = layer_groups([math.prod(shape) for _, shape in layers])
     course = Course(
@@ -379,9 +379,10 @@ def course_of(
 
 
 def units_of(update: Vector, groups: Sequence[int]) -> Units:
-    """How far an update, float32 ``(n_params,)``, moves each group: its norm there, or its share of the whole norm.
+    """The distance that an update, float32 ``(n_params,)``, moves each group: its norm there, or more.
 
-    The second is there so that a group which one round happens to leave alone may move in the next.
+    It is at least the group's share of the whole norm, so that a group that did not move in one round may move in the
+    next.
     """
     norms = _norms(groups, update)
     whole = math.hypot(*norms)
