@@ -17,7 +17,7 @@ from threat_model.adversaries.base import MaliciousAggregator
 from threat_model.adversaries.masks import Decoded, Vector64
 from threat_model.sites import AggregatorSeat
 
-_STEPS, _RATE = 4, 0.1
+_STEPS, _RATE, _LENGTH = 4, 0.1, 0.01
 _STARTS, _WIDE, _BENT, _TRUST = 40, 8, 1e-4, 100.0
 _ROUNDED = 1e-3
 """Of its length, what two sums of the same parts differ by at most, for each is rounded at random."""
@@ -142,6 +142,62 @@ def _with_ridge(weights: Vector64, sums: Vector64, ridge: float) -> tuple[Vector
     estimates, leverage = solve @ sums, np.diag(weights @ solve)
     apart = (sums - weights @ estimates) / (1 - leverage)[:, None]
     return estimates, float(np.sum(apart**2))
+
+
+class TurnsTarget(AsksOneModelAgain):
+    """Publishes an update of its own in a random direction, another one in each round.
+
+    Under FedGP with its filter a source hands in, in each layer, its update times the inner product with what the
+    target published, if that is positive. Sums under many of them are those of a layer of ReLU units whose weights are
+    the directions of the updates: they are found as those that explain all sums.
+
+    Powers: the target's key, and what a target publishes. It knows how many sources are in the sums, and controls none.
+    Goal: the direction of every source's update in the largest layer.
+    Source: our own; that the units of a layer follow from its answers is known of models (Carlini, Jagielski and
+    Mironov 2020).
+    """
+
+    def __init__(self, seat: AggregatorSeat) -> None:
+        super().__init__(seat)
+        self._published: list[NDArray[np.float64]] = []
+
+    def train(self, place: AttemptPosition, plan: RoundPlan) -> TargetRound:  # noqa: ARG002 - of the base
+        """Nothing is trained: an update that is drawn, and a scatter of steps that fits it."""
+        draws = np.random.default_rng(place.round)
+        update = (_LENGTH * draws.standard_normal(self.seat.site.trainer.n_params)).astype(np.float32)
+        self._published.append(update.astype(np.float64))
+        mean_squared = float(np.sum(self._published[-1] ** 2)) / _STEPS**2
+        result = LocalResult(update, _STEPS, 1, loss=0.0, accuracy=0.0, learning_rate=_RATE)
+        return TargetRound(result, TargetStatistics(_STEPS, mean_squared + (_STEPS - 1) / _STEPS, 1.0), None)
+
+    def attack(self) -> Vector64:
+        """Estimates of the directions of all sources' updates in the largest layer, (n, size), in no order."""
+        size = max(self.seat.site.trainer.sizes)
+        sums = np.array([one.vector[:size] for one in self.opened])
+        published = np.array([self._published[place][:size] for place in self.asked])
+        return units_behind(published, sums, len(self.participants()))
+
+
+def units_behind(inputs: Vector64, sums: Vector64, n: int) -> Vector64:
+    """The n directions (n, m) of units u with ``sum_i max(<input, u_i>, 0) u_i``, of inputs and sums (R, m).
+
+    All of them lie in the span of the sums, so it is enough to look there.
+    """
+    span = np.linalg.svd(sums, full_matrices=False)[2][:n]
+    given, told = inputs @ span.T, sums @ span.T
+    scale = float(np.sqrt(np.linalg.norm(told) / np.linalg.norm(given)))
+
+    def unexplained(flat: Vector64) -> Vector64:
+        units = flat.reshape(n, n)
+        rest: Vector64 = (np.maximum(given @ units.T, 0.0) @ units - told).ravel() / np.linalg.norm(told)
+        return rest
+
+    draws = np.random.default_rng(n)
+    starts = [scale * draws.standard_normal(n * n) for _ in range(_STARTS // 4)]
+    found = [least_squares(unexplained, start, xtol=1e-14, ftol=1e-14, gtol=1e-14, max_nfev=200) for start in starts]
+    best = min(found, key=lambda one: float(one.cost))
+    units: Vector64 = best.x.reshape(n, n) @ span
+    return units
 
 
 class LeavesOneOut(AsksOneModelAgain):

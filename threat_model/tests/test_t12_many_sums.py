@@ -20,7 +20,7 @@ from securefda.site.policy import SourcePolicy, default_policy
 from securefda.site.training_secret import TrainingSecret
 from securefda.training import Vector
 from securefda.training.trainer import SiteTrainer
-from threat_model.adversaries.many_sums import LeavesOneOut, RaisesCap, WeighsAnew
+from threat_model.adversaries.many_sums import LeavesOneOut, RaisesCap, TurnsTarget, WeighsAnew
 from threat_model.private_sites import Candidates, plain_trainer, rows_of, sgd
 from threat_model.scores import RECOVERED_COSINE, cosine
 from threat_model.sites import CLIP, MAX_SAMPLES
@@ -151,6 +151,34 @@ def test_every_update_is_solved_for_where_such_a_policy_is_not_compared(staged: 
     with switched_off(POLICY, roster=stage.roster):
         stage.play()
     assert min(found(stage, WHOLE)) > RECOVERED_COSINE
+
+
+# An update of the target that it chooses anew in each round.
+
+
+def turned(staged: MakesStage, batch: int, kappa: float = 0.0) -> list[float]:
+    """How near the attacker comes to each source's update, in the largest layer."""
+    stage = play(staged, TurnsTarget, batch=batch, rounds=ROUNDS, rule="fedgp", kappa=kappa).play()
+    estimates = stage.adversary.attack()
+    assert len(stage.adversary.opened) == ROUNDS
+    return [best(estimates, mean_update(stage, index, batch, ROUNDS)[: estimates.shape[1]]) for index in ALL]
+
+
+@pytest.mark.threat("T12")
+@pytest.mark.control
+@pytest.mark.parametrize(("batch", "least"), [(WHOLE, 0.999), (SMALL, 0.9)], ids=["one batch", "batches of ten"])
+def test_direction_of_every_update_is_solved_for_under_fedgp_without_a_norm_cap(
+    staged: MakesStage, batch: int, least: float
+) -> None:
+    """No switch: the policy's own ``norm-cap.kappa``. Batches that are drawn anew help little."""
+    assert float(np.mean(turned(staged, batch))) > least
+
+
+@pytest.mark.threat("T12")
+def test_no_update_is_solved_for_under_fedgp_with_a_norm_cap(staged: MakesStage) -> None:
+    found_of = turned(staged, WHOLE, kappa=1.0)
+    assert max(found_of) < RECOVERED_COSINE
+    assert float(np.mean(found_of)) < 0.85
 
 
 # A set that changes.
