@@ -244,29 +244,28 @@ def trainer_at(
     team: Team | None = None,
     least_rows: int = 1,
 ) -> tuple[SiteTrainer, tuple[str, ...]]:
-    """What trains at a site, and what its operator should know of it before it begins.
+    """Build a site's trainer; also returns lines for its operator about the privacy ledger.
 
     Args:
         process: names the kit, the data set and the run's seed.
         training: of the site.
         member: the site.
         task: the site's own instance.
-        rows: that it trains on.
-        secret: what training without noise draws from; None: the run's seed.
-        budget: what its policy lets them cost.
-        on_charge: hears of every charge before it is trained for: the audit log does.
-        memory: keeps the layers that stay at the site.
-        left_after: those of the rows that training without noise uses, where some are left out to choose a model by,
-            or where their labels are hidden.
+        rows: the site's training rows.
+        secret: seed for training without noise; None: the run's seed.
+        budget: the privacy budget of the rows by the site's policy.
+        on_charge: called at every charge, before training; the audit log records it.
+        memory: keeps the state that stays at the site.
+        left_after: the rows for training without noise if they differ: without validation rows, or with hidden labels.
         team: processes that train together with this one.
         least_rows: ``release.min-rows`` of its policy, for training without noise.
 
     Raises:
-        LedgerError, BudgetExhausted: training with noise is not paid for.
+        LedgerError, BudgetExhausted: the ledger cannot cover the next round of training with noise.
         DataError: training is with noise, and the rows have no labels.
         ConfigError: the rows have changed since they were last used; or they have a ledger, and training is without
             noise.
-        TrainingError: the model cannot be federated, or not be trained with noise.
+        TrainingError: the model cannot be federated, or cannot be trained with noise.
     """
     settings, file = training_settings(training), ledger_file(process.kit.resolve(), process.data_set)
     data = partial(data_set_of, member.site_id, process.data_set, rows)
@@ -315,10 +314,10 @@ LEDGERS_OF_A_FOLDER = (
 
 
 def make_ledgers(config: FederationConfig, kits: Mapping[str, Path], seed: int) -> tuple[str, ...]:
-    """Make the ledgers that a federation on this machine lacks; where sites are apart, each makes its own.
+    """Make the missing ledgers of a federation on one machine; in a real federation each site makes its own.
 
-    They lie in the run's folder, so that two runs over the same rows in two folders both begin at 0: what the rows
-    have cost is the sum of all, and no ledger has it. A site that keeps to a budget trains from its own kit.
+    They lie in the run's folder, so two runs over the same rows in two folders both begin at 0, and no ledger has the
+    total. A site that has to keep a budget must train from its own kit.
 
     Args:
         config: the federation.
@@ -326,7 +325,7 @@ def make_ledgers(config: FederationConfig, kits: Mapping[str, Path], seed: int) 
         seed: of the run.
 
     Returns:
-        What the operator should know of them; nothing where training has no noise.
+        Lines for the operator; empty if training has no noise.
 
     Raises:
         LedgerError, ConfigError, DataError: a ledger cannot be made, or the task or its rows are unfit.
@@ -342,7 +341,7 @@ def make_ledgers(config: FederationConfig, kits: Mapping[str, Path], seed: int) 
 
 
 def check_rows(kit: Kit, config: AggregatorConfig | SourceConfig) -> str:
-    """Check that a site could train: its rows are there, the model takes them, and with noise a round is paid for.
+    """Check that a site can train: its rows load, the model accepts them, and the ledger covers a round with noise.
 
     Returns:
         One line that says so.

@@ -335,7 +335,7 @@ class MaskedAttempt(_BaseAttempt):
         return sends
 
     def _require_enough_left(self) -> None:
-        """End at once what cannot succeed; sources that have not answered yet are not to blame for it."""
+        """Fail at once if too few sources are left; those that could still answer do not count as missing."""
         able = set(self._state.received) | self.waiting_for
         if len(able) < self._session.threshold:
             have, missing = (
@@ -381,7 +381,7 @@ class MaskedAttempt(_BaseAttempt):
         return sends
 
     def _give_up(self, members: set[int], step: Step) -> list[Send]:
-        """Tell those whose cohort lost too many that nothing of theirs will be opened."""
+        """Send an abort to the members of cohorts that lost too many, as their inputs will not be opened."""
         self.gone |= members
         return [self._abort(index, step, "COHORT_QUORUM", None) for index in sorted(members)]
 
@@ -395,7 +395,7 @@ class MaskedAttempt(_BaseAttempt):
 class ClearAttempt(_BaseAttempt):
     """Collects updates in clear, by the sources' consent, and evaluates the rule on each.
 
-    What comes out is summed in the ring, as masked parts are: the levels differ in what is seen, and in nothing else.
+    The contributions are encoded and summed in the ring like masked inputs, so that all levels compute the same.
     """
 
     def __init__(
@@ -404,10 +404,10 @@ class ClearAttempt(_BaseAttempt):
         """Expect the updates.
 
         Args:
-            session: whose header is published.
-            terms: what that asks to be computed.
-            target: what the target has done for the round; None where the rule uses nothing of it.
-            units: units in which estimated errors are encoded, where the header asks for them.
+            session: the session of a published header.
+            terms: the computation that the header asks for.
+            target: the target's part of the round; None if the rule uses nothing of it.
+            units: units in which estimated errors are encoded, if the header asks for them.
         """
         super().__init__(session, terms, terms.header.at(Visibility.INDIVIDUAL))
         self._target, self._units = target, units
@@ -427,7 +427,7 @@ class ClearAttempt(_BaseAttempt):
 
     @property
     def asked(self) -> int:
-        """Sources that have answered, and those that still may."""
+        """Number of sources that have answered, and of those that still can."""
         return len(self._answered.keys() | self.waiting_for)
 
     @property
@@ -480,10 +480,10 @@ class ClearAttempt(_BaseAttempt):
         self._answered[index] = body
 
     def _evaluate(self, name: str, update: Vector, body: Update) -> int:
-        """Do with an update in clear what a source at ``sum`` does by itself: rule, clip, encode, add.
+        """Do what a source at ``sum`` does with its own update: evaluate the rule, clip, encode; then add it.
 
         Returns:
-            How many coordinates of the part the clip or a range changed.
+            How many coordinates of the contribution the clip or a range changed.
         """
         if not np.all(np.isfinite(update)):
             raise FaultySourceError(name, "INPUT_FINITE", "the update holds NaN or infinity")
@@ -517,9 +517,10 @@ class ClearAttempt(_BaseAttempt):
 
 
 class MixedAttempt:
-    """Both at once. The session waits in R0 until every update in clear has arrived, or its time is over.
+    """A masked and a clear attempt at once.
 
-    Each half ends by itself. The attempt has a result where one of them has.
+    The session waits in R0 until every update in clear has arrived or is late. Each half ends by itself, and the
+    attempt has a result if one of them has.
     """
 
     def __init__(self, session: AggregatorSession, clear: ClearAttempt, units: ErrorUnits | None) -> None:
@@ -532,19 +533,19 @@ class MixedAttempt:
 
     @property
     def refused(self) -> Mapping[int, str]:
-        """Policy key or check by roster index of the source that refused."""
+        """Policy key or check for which a source refused, by roster index."""
         return {**self._clear.refused, **self._masked.refused}
 
     @property
     def alarms(self) -> Sequence[SecureFdaError]:
-        """What the operator should know; also why one half gave nothing, where the other gave something."""
+        """Errors to report to the operator, including that of a half that failed while the other succeeded."""
         lost = [half.outcome for half in (self._clear, self._masked) if isinstance(half.outcome, SecureFdaError)]
         partly = lost if isinstance(self.outcome, RoundSum) else []
         return [*self._clear.alarms, *self._masked.alarms, *partly]
 
     @property
     def why(self) -> Mapping[int, str]:
-        """What became of those that are gone."""
+        """Why each source is gone."""
         return {**self._clear.why, **self._masked.why}
 
     @property
@@ -561,10 +562,10 @@ class MixedAttempt:
 
     @property
     def phase(self) -> str:
-        """Name of the phase that it waits in.
+        """Name of the present phase.
 
-        Until the updates in clear have arrived the session is in R0, or was lost in it; what it lost costs the others
-        none of the time that they have to train.
+        Until the updates in clear have arrived, the session is in R0 or has failed in it. Its failure does not shorten
+        the time that the others have to train.
         """
         return self._masked.phase
 
@@ -583,7 +584,7 @@ class MixedAttempt:
 
     @property
     def asked(self) -> int:
-        """Sources that the phases of both parts are about."""
+        """Number of sources in the phases of both halves."""
         return sum(part.asked for part in (self._clear, self._masked) if part.outcome is None)
 
     @property
@@ -604,7 +605,7 @@ class MixedAttempt:
         return self._half_of(index).lose(index, why) + self._masked.go_on()
 
     def expire(self, arrived: Mapping[int, float] = NOTHING) -> list[Send]:
-        """The deadline passed: go on with the sources that have answered. In a half that is over none is late."""
+        """Go on at the deadline with the sources that have answered. In a half that is over, no source is late."""
         sends = self._clear.expire(arrived) if self._clear.outcome is None else []
         return sends + (self._masked.expire(arrived) if self._masked.outcome is None else [])
 
@@ -613,16 +614,17 @@ class MixedAttempt:
 
 
 Attempt = MaskedAttempt | ClearAttempt | MixedAttempt
-"""What a header opens, see :func:`open_attempt`."""
+"""An attempt of any kind, see :func:`open_attempt`."""
 
 
 def open_attempt(session: AggregatorSession, target: TargetPart | None, before_release: Callable[[], None]) -> Attempt:
-    """The attempt that a header opens, whatever the levels in it.
+    """Open the attempt of a header, of the kind that its visibility levels need.
 
     Args:
-        session: whose header is about to be published.
-        target: what the target has done for the round; None where the rule uses nothing of it.
-        before_release: called before any source can be induced to release; where one is at ``individual``, that is now.
+        session: the session of a header that is about to be published.
+        target: the target's part of the round; None if the rule uses nothing of it.
+        before_release: called before any message that can make a source release its input. If a source is at
+            ``individual``, it is called here.
     """
     header = session.header.body
     terms, units = RoundTerms.of(header, session.encoding), error_units(target, header.rule.select)

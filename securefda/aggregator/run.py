@@ -459,7 +459,7 @@ class AggregatorRun:
         header = self._model.header(current, plan, with_metrics=self._attendance.all_hand_in_metrics(plan.participants))
         asked = Asked(round_terms(header.body), Visibility.SUM in plan.levels.values())
         if current.asked is not None and asked.terms != current.asked.terms:
-            # Sources that took the first header would refuse the second, and accuse the target.
+            # Sources that accepted the first header would refuse this one, and accuse the target.
             why = f"round {current.number} cannot be tried again: it would ask the sources for something else"
             changed = RunEnded(why, hint="with every source connected it need not be tried again")
             self._reporter.note(Note(f"{changed}; it is lost", "warning"))
@@ -488,7 +488,7 @@ class AggregatorRun:
         )
 
     def _conclude(self, current: CurrentRound, attempt: Attempt | SecureFdaError) -> Change:
-        """An attempt has ended: write down what it showed of the sources, then take its sums or try again."""
+        """Record an ended attempt's refusals and alarms; then take its sums, try again, or lose the round."""
         current.forbidden = self._attendance.forbidden_by_index
         if isinstance(attempt, SecureFdaError):
             return self._lose_round(current, current.levels, attempt), []
@@ -499,7 +499,7 @@ class AggregatorRun:
         for index, key in attempt.refused.items():
             name = self._site.name(index)
             self._reporter.note(Note(f"{name} refused: {key}", "warning", name))
-            if key in OWN_TROUBLE or key in OF_CONSENT:  # its process ends: it is not awaited
+            if key in OWN_TROUBLE or key in OF_CONSENT:  # its process ends, so do not wait for it
                 self._attendance.refused[index] = key
         for alarm in attempt.alarms:
             self._reporter.note(Note.alarm_of(alarm))
@@ -513,7 +513,7 @@ class AggregatorRun:
         return self._lose_attempt(current, attempt, attempt.outcome), []
 
     def _finish_round(self, current: CurrentRound, attempt: Attempt, sums: RoundSum) -> Change:
-        """Apply the sums and send the result, or an abort where no honest parts give such sums."""
+        """Apply the sums and send the result, or an abort if honest contributions cannot give such sums."""
         header, signer = attempt.header, self._site.signer
         waiting = sorted(sums.survivors - attempt.gone)
         try:
@@ -524,7 +524,7 @@ class AggregatorRun:
             self._reporter.note(Note.alarm_of(alarm))
             self._log("alarm", attempt, alarm)
             self._log("aborted", attempt, alarm)
-            no_result = Abort(Step.RESULT, alarm.check, None)  # which source it was is hidden: no site is accused
+            no_result = Abort(Step.RESULT, alarm.check, None)  # masks hide the faulty source, so no site is accused
             context = header.envelope.session_id, header.digest()
             sends = [Send(index, Parcel(signer.sign(*context, no_result))) for index in waiting]
             return self._lose_round(current, header.body.participants, alarm), sends
@@ -534,7 +534,7 @@ class AggregatorRun:
         return BetweenRounds(self._site.clock()), [Send(index, Parcel(result)) for index in waiting]
 
     def _lose_attempt(self, current: CurrentRound, attempt: Attempt, error: SecureFdaError) -> Phase:
-        """Try again without those that refused or were silent, where no update can have left and enough remain."""
+        """Try again without the sources that refused or were silent, if no update can have left and enough remain."""
         lost = f"round {current.number} attempt {current.attempt} without a result: {error}"
         self._reporter.note(Note(lost, "warning"))
         self._log("aborted", attempt, error)
@@ -544,8 +544,8 @@ class AggregatorRun:
         return self._lose_round(current, attempt.header.body.participants, error)
 
     def _lose_round(self, current: CurrentRound, participants: Iterable[int], error: SecureFdaError) -> Phase:
-        """Write down that a round has no result. After three in a row, or with too few sources left, the run ends."""
-        # A round without a result has no survivors; the line calls dropped only the sources that it waited for.
+        """Record that a round has no result. After three in a row, or with too few sources left, the run ends."""
+        # A round without a result has no survivors; its line lists as dropped only the sources that it waited for.
         missing = error.missing if isinstance(error, QuorumLost) else ()
         self._model.lose(current, [index for index in participants if self._site.name(index) in missing])
         error.hint = error.hint or "ask the sites that are named what happened there"
@@ -571,17 +571,17 @@ class AggregatorRun:
     # --- The end ------------------------------------------------------------------------------------------------------
 
     def _failed(self, error: SecureFdaError, *, of_policies: bool = False) -> Ending:
-        """The end of a run that failed; the sources hear why, as far as it is theirs to know."""
+        """The end of a failed run; the goodbye gives the sources the part of the reason that concerns them."""
         reason = reason_for_sources(error, of_policies=of_policies)
         return Ending(Goodbye(False, self._progress.last_round, reason), error)
 
     def _write_end(self, farewell: Goodbye, error: SecureFdaError | None) -> Change:
-        """Write the end down and ask for cosignatures of it; say nothing where it cannot be written."""
+        """Record the end in the log and ask for cosignatures; end silently if the log cannot be written."""
         present = self._attendance.present
         try:
             outcome = "completed" if farewell.completed else "failed"
             self._site.witness.journal.event("run-ended", outcome=outcome, rounds=farewell.rounds)
-            # Without a source the last cosigned checkpoint stays the newest: no other site would vouch for one more.
+            # Without a connected source, the last cosigned checkpoint stays the newest: nobody could cosign another.
             asked = self._cosigners.renew(present) if present or not self._site.witness.size else []
         except SecureFdaError as failure:  # what came first is the cause
             return Ended(farewell, error or failure), []
@@ -592,7 +592,7 @@ class AggregatorRun:
         return Ended(farewell, error), self._goodbyes(sorted(self._attendance.present), farewell)
 
     def _goodbyes(self, sources: Sequence[int], farewell: Goodbye) -> list[Send]:
-        """The last message to these sources, with the final model for those that may keep it."""
+        """Goodbyes to these sources, with the final model for those that may keep it."""
         signer, keep = self._site.signer, farewell.completed and self._settings.sources_keep is SourcesKeep.FINAL
         had_part = {name for record in self._store.records() for name in record["survivors"]} if keep else set()
         kept = [index for index in sources if self._site.name(index) in had_part]
@@ -604,13 +604,13 @@ class AggregatorRun:
         return [*sends, *shown, *(goodbye(signer, index, with_model, vectors) for index in kept)]
 
     def _log(self, kind: str, attempt: Attempt, error: SecureFdaError) -> None:
-        """Write down what went wrong in an attempt, and the source to blame, if one is."""
+        """Log an attempt's error, with the source to blame, if there is one."""
         names = {self._site.name(index) for index in self._site.sources}  # it may blame several, as "one of"
         accused = [error.source_id] if isinstance(error, FaultySourceError) and error.source_id in names else []
         check = getattr(error, "check", "QUORUM")
         self._site.witness.journal.event(kind, attempt.header, check=check, accused=accused)
 
-    # --- What sources say outside of an attempt -----------------------------------------------------------------------
+    # --- Messages outside of an attempt -------------------------------------------------------------------------------
 
     def _join(self, message: Signed[Body]) -> list[Send]:
         index, body, attendance = message.sender, message.body, self._attendance
@@ -633,7 +633,7 @@ class AggregatorRun:
         return [*lost, *schedule, *self._cosigners.ask_again(index), *self._advance()]
 
     def _refused(self, message: Signed[Body], key: str) -> list[Send]:
-        """The policy of a source forbids what the run comes to. Where the others cannot do without it, the run ends."""
+        """A source's policy forbids the run's schedule. If the others are too few without it, the run ends."""
         index, site = message.sender, self._site
         if self._schedule is None or index not in site.sources:
             return []
@@ -672,13 +672,13 @@ class AggregatorRun:
         return []
 
     def _accuse(self, index: int, error: FaultySourceError) -> None:
-        """A source sent outside of a session what no honest one sends."""
+        """Report a source whose message outside of a session failed a check."""
         self._attendance.heard(index, f"fails check {error.check}")
         self._reporter.note(Note.alarm_of(error))
         self._site.witness.journal.event("alarm", check=error.check, accused=[error.source_id])
 
     def _missing(self) -> frozenset[int]:
-        """Sources that the phase waits for: those that are away; once all have joined, those that owe something."""
+        """Sources that the phase waits for: first those that are absent; when all have joined, those yet to answer."""
         match self._phase:
             case InAttempt(attempt=attempt):
                 return attempt.waiting_for

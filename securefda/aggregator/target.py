@@ -1,4 +1,4 @@
-"""What the target trains: its part of a round, what of that is published, and, to compare, itself alone."""
+"""Training at the target: its part of a round, what it publishes of that, and training alone for comparison."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from securefda.training.trainer import SiteTrainer, Trainer
 
 @dataclass(frozen=True, slots=True, repr=False)
 class TargetAlone:
-    """The target without any source, with which a run is compared. Nothing of it leaves the target.
+    """Trains the target without any source, for comparison with a run. Nothing of it leaves the target.
 
     Attributes:
-        trainer: makes what trains: from the run's first model, on the rows that the run trains the target on.
-        test_data: what it is measured on.
-        memory: keeps what it came to, so that a process that is started again need not train again.
+        trainer: makes the trainer, which uses the run's first model and the target's training rows.
+        test_data: rows for evaluation.
+        memory: keeps the result, so that a restarted process need not train again.
     """
 
     trainer: Callable[[], Trainer]
@@ -47,7 +47,7 @@ class TargetAlone:
     memory: PersonalMemory
 
     def train(self, run_id: str, rounds: int) -> TargetOnly:
-        """Train for as many rounds as the run finished, with the draws that the target had in each.
+        """Train for as many rounds as the run finished, with the target's random choices in each.
 
         Raises:
             TrainingError, DataError, ConfigError: training fails, or its rows now have a ledger.
@@ -69,10 +69,10 @@ class TargetAlone:
 
 
 def target_only_of(data: bytes) -> TargetOnly:
-    """Read what the state folder holds of it.
+    """Read the result that the state folder keeps.
 
     Raises:
-        ConfigError: that is damaged.
+        ConfigError: it is damaged.
     """
     try:
         fields = load_object(data, "accuracy", "final", "rounds")
@@ -86,7 +86,7 @@ def target_only_of(data: bytes) -> TargetOnly:
 
 
 def compared(summary: Summary, alone: TargetAlone | None, reporter: Reporter) -> Summary:
-    """The summary of a finished run, with what the target comes to alone. Where it fails alone, a note says why."""
+    """Add the target's result alone to the summary of a finished run; if that training fails, a note says why."""
     if alone is None or not summary.rounds:
         return summary
     reporter.note(f"the run is over; the target trains alone for {counted(summary.rounds, 'round')}, to compare")
@@ -100,12 +100,12 @@ def compared(summary: Summary, alone: TargetAlone | None, reporter: Reporter) ->
 
 @dataclass(frozen=True, slots=True, repr=False)
 class TargetRound:
-    """What training at the target gave.
+    """The result of training at the target.
 
     Attributes:
-        result: the update g_T and how it was made.
-        statistics: B, M and S_x, where the rule needs them.
-        step_updates: the single steps, float32 (B, m), where the rule needs those.
+        result: the update g_T, with its metrics.
+        statistics: B, M and S_x; None if the rule does not need them.
+        step_updates: the single steps, float32 (B, m); None if the rule does not need them.
     """
 
     result: LocalResult
@@ -113,7 +113,7 @@ class TargetRound:
     step_updates: Any
 
     def with_update(self, update: Vector) -> TargetRound:
-        """The same with g_T rounded, float32 (m,), and a mean square that agrees with it."""
+        """A copy with g_T replaced by ``update``, float32 (m,), and the mean square adjusted to agree with it."""
         if update is self.result.update:
             return self
         statistics = self.statistics
@@ -126,12 +126,12 @@ class TargetRound:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class TargetAttention:
-    """What the target's rows say of a round's model, under a rule with attention.
+    """The gap statistic of the target's rows under a round's model, for rules with attention.
 
     Attributes:
         gap: the gap statistic of their features, in [0, 1].
-        gap_gradient: its gradient with respect to the model, float32 (m,), as it travels.
-        gain_of: the exact gain of an update, float (m,); None where gains are taken to first order.
+        gap_gradient: its gradient with respect to the model, float32 (m,), rounded as it is sent.
+        gain_of: gives the exact gain of an update, float (m,); None if gains are taken to first order.
     """
 
     gap: float
@@ -140,20 +140,20 @@ class TargetAttention:
 
     @classmethod
     def of(cls, seen: SeenGap, plan: RoundPlan, down_link: DownLink) -> TargetAttention:
-        """What was seen, with the gradient as it travels: gains are computed from the same one at every level."""
+        """Round the gradient as it is sent, so that all levels compute gains from the same gradient."""
         gradient = rounded(seen.gradient, down_link, "the gradient of the gap")
         return cls(seen.gap, gradient, seen.gain_of if plan.attention_gain is Gain.EXACT else None)
 
 
 @dataclass(frozen=True, slots=True)
 class FeatureSettings:
-    """How features of the target's rows are released, where its settings allow that.
+    """How features of the target's rows are released, if its settings allow that.
 
     Attributes:
-        rows: T, how many rows' in a round.
-        clip: largest length of a row's features, 0 for no bound.
+        rows: T, number of rows per round.
+        clip: largest L2 norm of a row's features, 0 for no bound.
         noise: standard deviation of Gaussian noise on each number, in units of ``clip``; 0 for none.
-        step: length of the target's own step in lengths of the sources' mean update, at least 0.
+        step: length of the target's own step relative to the sources' mean update, at least 0.
     """
 
     rows: int
@@ -164,13 +164,13 @@ class FeatureSettings:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class TargetFeatures:
-    """Features of the target's rows for the sources to train with, and the target's own step by what comes back.
+    """Features of the target's rows for the sources to train with, and the target's own step along the pull.
 
     Attributes:
-        values: float32 (T, d), as they travel.
-        gradient_of: of a pull on them, float (T, d), the gradient with respect to the model, float32 (m,).
+        values: float32 (T, d), as they are sent.
+        gradient_of: maps a pull on them, float (T, d), to a gradient with respect to the model, float32 (m,).
         how: how they were released.
-        attention: what else the rows say of the model, where the rule has attention.
+        attention: the gap statistic of the rows; None unless the rule has attention.
     """
 
     values: Vector
@@ -179,11 +179,11 @@ class TargetFeatures:
     attention: TargetAttention | None
 
     def followed(self, update: Vector64) -> Vector64:
-        """The round's update of the model, float64 (m,): of the sources' mean, (m + T d,), and the target's own step.
+        """The round's update of the model, float64 (m,), from the sources' mean, (m + T d,), and the target's own step.
 
-        The target alone has the rows, and so it alone can move the model such that their features follow the pull
-        (Eq. 5 of the paper). The length of the pull depends on how sure the sources' classifiers are, hence the step
-        takes its own from the update.
+        Only the target has the rows, so only it can move the model such that their features follow the pull (Eq. 5 of
+        the paper). The length of the pull depends on how confident the sources' classifiers are, so the step's length
+        is relative to the update.
         """
         size = update.size - self.values.size
         mean, pull = update[:size], update[size:].reshape(self.values.shape)
@@ -195,7 +195,7 @@ class TargetFeatures:
 
 
 TargetPart: TypeAlias = TargetRound | TargetAttention | TargetFeatures
-"""What the target has done for a round: trained, or looked at the features of its rows."""
+"""The target's part of a round: it has trained, or computed the features of its rows."""
 
 Look: TypeAlias = Callable[[Vector, int, str, RoundPlan], TargetPart]
 """What a target does without labels: of a model, the number of the round, the run, and the plan of the round."""

@@ -1,4 +1,4 @@
-"""The end of a complete run at a source: the final model, where the run leaves it to its sources."""
+"""The end of a complete run at a source: check the final model, if the run leaves it to its sources."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ def final_model(
     limits: SessionLimits,
     n_params: int,
 ) -> tuple[Vector, Origin] | None:
-    """The model that came with the goodbye of a complete run, float32 ``(n_params,)``, and where it is from.
+    """The model that came with the goodbye of a complete run, float32 ``(n_params,)``, and its origin.
 
-    None where the headers said that the sources keep none, or this site had no part in a result of the run.
+    None if the headers said that the sources keep no model, or if this site is in no result of the run.
 
     Args:
-        goodbye: of the aggregator, which signed it.
-        parcel: the parcel of it, with the model.
-        known: what this source remembers of the run.
-        missed: the result that the aggregator showed before the goodbye, where it did.
+        goodbye: signed by the aggregator.
+        parcel: the goodbye's parcel, with the model.
+        known: this source's memory of the run.
+        missed: the missed result that the aggregator showed before the goodbye, if any.
         own_index: roster index of this source.
-        limits: what this source asks of every session.
+        limits: this source's requirements for every session.
         n_params: number of parameters of the model.
 
     Raises:
-        FaultyAggregatorError: FINAL_MODEL; it was promised and did not come, or came and was not promised, or is not
-            the model of the last result that this source can know of.
+        FaultyAggregatorError: FINAL_MODEL, the model was promised and did not come, came without a promise, or is not
+            that of the last result that this source can verify.
     """
     promised = known.accepted is not None and known.accepted.sources_keep == SourcesKeep.FINAL
     if not goodbye.model_digest:

@@ -12,14 +12,14 @@ HINT = "the aggregator breaks the protocol or runs another version of it: ask th
 
 
 class Standing:
-    """Of one source, within one process.
+    """The standing of one source in its run, within one process.
 
     Attributes:
         refusal: the last refusal by this site's policy.
         fault: the last check that the aggregator failed.
-        goodbye: the aggregator's last message, once it has come.
-        failure: the error that ends this site's part in the run; None for as long as it stays.
-        kept_round: round of the final model, where this site was left with it.
+        goodbye: the aggregator's last message; None before it.
+        failure: the error that ends this site's part in the run; None while it takes part.
+        kept_round: round of the final model; None if this site does not keep it.
     """
 
     def __init__(self) -> None:
@@ -36,28 +36,28 @@ class Standing:
         return self.goodbye is not None or self.failure is not None
 
     def broken(self, error: FaultyAggregatorError) -> None:
-        """A check failed: the header is refused, or the session is dead.
+        """Record a failed check, after which a header is refused or a session ends.
 
-        What another source may have done does not count against the aggregator. The site's run book counts that the
-        attempt came to no result.
+        A fault that another source may have caused does not count against the aggregator. The run book counts the
+        unfinished round.
         """
         error.hint = error.hint or (HINT if error.blames else "ask the target's site what happened in the last rounds")
-        # Nobody is to blame for CLIPPED, but each time the aggregator learns one bit about the rows.
+        # CLIPPED blames nobody, but it counts, since each time the aggregator learns one bit about the rows.
         self._broken_in_a_row += error.suspect is None and (error.blames or error.check == "CLIPPED")
         self.fault = without_frames(error)
         if self._broken_in_a_row >= MOST_BROKEN_IN_A_ROW:
             self.failure = self.fault
 
     def round_finished(self) -> None:
-        """A round came to its result."""
+        """Record that a round had a result."""
         self._broken_in_a_row = 0
 
     def require_success(self, *, finished_rounds: int) -> None:
-        """Raise what the process ends with, where that is an error.
+        """Raise the error with which the process must end, if any.
 
         Raises:
-            SecureFdaError: what this site cannot go on with.
-            PolicyRefusal, FaultyAggregatorError: what kept it from finishing any round.
+            SecureFdaError: this site cannot go on.
+            PolicyRefusal, FaultyAggregatorError: the reason why this site finished no round.
             RunEnded: the aggregator ended the run early.
         """
         if self.failure is not None:

@@ -1,7 +1,7 @@
-"""A source's memory of its run: where it stands, which updates may have left, which results it accepted.
+"""A source's persistent state of its run: its position, which updates may have left, which results it accepted.
 
-No key, share, mask or update is in it. A model of the site's own may be, where the strategy has one: it never leaves,
-and only the owner can read the file. Every change is on disk before the call returns.
+It holds no key, share, mask or update. It can hold a personal model of the site, if the strategy has one; that never
+leaves, and only the owner can read the file. Unless a docstring says otherwise, changes are on disk on return.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ CREATE TABLE results (
 
 
 class SourceStore(RunStore):
-    """A source's memory across restarts: its run, the last position in it, burnt fuses, accepted results.
+    """A source's state across restarts: its run, the last position in it, burnt fuses, accepted results.
 
-    ``runs`` is what the site remembers beyond this folder; it is closed with the store, or if that cannot be opened.
+    ``runs`` is the site's run book, shared by all folders. It is closed with the store, or if the store cannot open.
 
     Raises:
         ConfigError: another process uses the file; or it was copied, put back from a backup or deleted after updates
@@ -69,7 +69,7 @@ class SourceStore(RunStore):
             raise
 
     def close(self) -> None:
-        """Close both files when no thread is in them."""
+        """Close both files when no thread uses them."""
         super().close()
         self._runs.close()
 
@@ -81,7 +81,7 @@ class SourceStore(RunStore):
         (number,) = self._database.execute("SELECT file_number FROM origin").fetchone()
         self._marker.check(self._releases(), number, self._file_number)
         for (run_id,) in self._database.execute("SELECT run_id FROM positions").fetchall():
-            if not self._runs.knows(run_id):  # it is written there first
+            if not self._runs.knows(run_id):  # each run is recorded there first
                 raise ConfigError(
                     str(self._runs.path),
                     f"was deleted or put back from a backup: it lacks run {run_id.hex()[:12]}, which this site joined",
@@ -90,7 +90,7 @@ class SourceStore(RunStore):
 
     @property
     def file_id(self) -> str:
-        """What the file system calls the file: another one for every folder, the same as long as this one is used."""
+        """The file system's identity of the file: it differs for every folder and never changes for this one."""
         return self._file_number
 
     def _releases(self) -> int:
@@ -98,17 +98,17 @@ class SourceStore(RunStore):
         return int(count)
 
     def complete_run(self) -> bytes | None:
-        """The run of this folder, 16 bytes, where the aggregator has said that it is complete."""
+        """Id of this folder's run, 16 bytes, if the aggregator has said that it is complete; else None."""
         self._process.require_original()
         with self._clear_errors():
             row = self._database.execute("SELECT run_id FROM positions WHERE ended").fetchone()
         return None if row is None else bytes(row[0])
 
     def require_open(self, run_id: bytes) -> None:
-        """Refuse a run in which this site takes no further part.
+        """Refuse a run that does not belong to this folder, or that the release limits of the policy do not allow.
 
         Raises:
-            ConfigError: this folder is that of another run.
+            ConfigError: this folder belongs to another run.
             PolicyRefusal, FaultyAggregatorError: as :meth:`RunBook.require_open`.
         """
         self._process.require_original()
@@ -150,13 +150,13 @@ class SourceStore(RunStore):
         )
 
     def _other_run(self, run_id: bytes) -> bytes | None:
-        """The run that this folder belongs to, where that is another one than ``run_id``."""
+        """The run of this folder if it differs from ``run_id``, else None."""
         query = "SELECT run_id FROM positions WHERE run_id != ?1 UNION SELECT run_id FROM fuses WHERE run_id != ?1"
         row = self._database.execute(query, (run_id,)).fetchone()
         return None if row is None else bytes(row[0])
 
     def known(self, run_id: bytes) -> Known:
-        """Which result of the run was accepted last, and which header."""
+        """The last accepted result and header of the run."""
         self._process.require_original()
         with self._clear_errors():
             taken = self._database.execute(
@@ -173,10 +173,10 @@ class SourceStore(RunStore):
         return Known(taken and TakenResult(*taken), accepted and AcceptedHeader(*accepted[:-1]), ended)
 
     def trained_from(self, run_id: bytes, first: Callable[[], Vector]) -> TrainedFrom:
-        """The model that this site trained from last in the run, mapped from its file.
+        """The model that this site last trained from in the run, mapped from its file.
 
-        Before it has, and where a power cut took the file, that is the run's first model, which ``first`` gives: what
-        comes next is then bounded over all results since.
+        Before the first round, or if a power cut lost the file, it is the run's first model, from ``first``. The next
+        model's distance is then bounded over all results since.
         """
         self._process.require_original()
         with self._clear_errors():
@@ -189,7 +189,7 @@ class SourceStore(RunStore):
         return TrainedFrom(0, first(), measured) if model is None else TrainedFrom(number, model, measured)
 
     def _kept_model(self, digest: bytes) -> Vector | None:
-        """None where the file is missing or is not what was written: a power cut can do that."""
+        """The kept model, or None if its file is missing or incomplete, as after a power cut."""
         file = self._model_file(digest)
         try:
             model = np.memmap(file, "<f4", mode="r")
@@ -201,14 +201,14 @@ class SourceStore(RunStore):
         return model
 
     def _model_file(self, digest: bytes) -> Path:
-        """Under the whole digest: a target that chooses models finds two that share the beginning of one."""
+        """File name with the whole digest, since a target could find two models whose digests begin alike."""
         return self._path.with_name(f"{self._path.name}.model-{digest.hex()}")
 
     def remember_trained(self, run_id: bytes, number: int, model: Vector, digest: bytes, units: Units) -> None:
-        """Remember what was trained from, and the largest units; on the disk before the next fuse is burnt.
+        """Remember the model that was trained from, and the largest units; on the disk before the next fuse is burnt.
 
-        The model has a file of its own, which only a power cut can take away: it is not forced to the disk. The file
-        is complete before it is named here; afterwards all go that are named no more, also those that a kill left.
+        The model has its own file, which is not forced to the disk, so a power cut can lose it. The file is complete
+        before the database names it; afterwards all files without a name are deleted, also those that a kill left.
 
         Args:
             run_id: 16 bytes.
@@ -238,12 +238,12 @@ class SourceStore(RunStore):
             self._intact &= named
 
     def accept_header(self, header: Signed[Header], number: int = 0, model_round: int = 0) -> None:
-        """Remember a header, so that neither it nor an earlier position nor another run is ever accepted again.
+        """Remember a header, so that this site never accepts it, an earlier position or another run again.
 
-        The session is on the disk when this returns. A power cut can undo the position until the fuse is burnt: then
-        no update of the round has left, and a new session may ask for the round again.
+        The session is on the disk when this returns. A power cut can undo the position until the fuse is burnt; no
+        update of the round has left then, and a new session can ask for the round again.
 
-        ``number`` is that of its model, and ``model_round`` the round that it came of, see
+        ``number`` is the number of its model, and ``model_round`` the round that gave the model, see
         :mod:`securefda.source.model_bound`.
 
         Raises:
@@ -265,11 +265,10 @@ class SourceStore(RunStore):
             )
 
     def end_run(self, run_id: bytes, *, keeps_own: bool) -> None:
-        """Remember that the run is complete, so that no header of it is accepted any more; then forget its model.
+        """Remember that the run is complete, so that no header of it is accepted any more; then delete its model.
 
-        What goes is the model that this site trained from last and, unless it ``keeps_own``, what it kept of a model of
-        its own: layers and modules under a strategy that has them, and running statistics. A file system or a backup
-        can hold what was deleted.
+        This deletes the model that this site last trained from and, unless ``keeps_own``, its personal state: personal
+        layers, private modules and running statistics. The file system or a backup can still hold deleted data.
         """
         with self._transaction() as database:
             database.execute("UPDATE positions SET ended = 1 WHERE run_id = ?", (run_id,))
@@ -280,9 +279,9 @@ class SourceStore(RunStore):
         self._delete_models_no_longer_named()
 
     def answered(self, run_id: bytes) -> None:
-        """Remember that the last answer of the session leaves, after which only its result is to come.
+        """Remember that the last answer of the session leaves, so that its result can follow.
 
-        A power cut can undo it; then the receipts of others have to tell of the result.
+        A power cut can undo this; the source then needs the others' receipts to accept the result.
         """
         with self._transaction(durable=False) as database:
             database.execute("UPDATE positions SET answered = 1 WHERE run_id = ?", (run_id,))
