@@ -1,4 +1,4 @@
-"""Who takes part in a run: which sources have joined and cosigned, which can make an attempt, and the last goodbye."""
+"""The sources of a run: which have joined and cosigned, which can take part in an attempt, and the last goodbye."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ OWN_TROUBLE = {
     "dp.target-epsilon": "has spent its privacy budget",
     "release.max-unfinished": "has seen too many rounds without a result",
 }
-"""What a source says, in a refusal, as its process ends, and what it means. Its own operator reads the cause."""
+"""Keys of refusals by which a source's process ends -> their meaning. The source's own operator sees the cause."""
 
 
 OF_CONSENT = ("release.max-runs", "release.max-unfinished")
@@ -52,11 +52,11 @@ OF_CONSENT = ("release.max-runs", "release.max-unfinished")
 
 
 class Attendance:
-    """Sources of a run by roster index.
+    """The sources of a run, by roster index.
 
-    ``present`` have joined and not left. Of ``returning`` a new process has connected that has not joined yet; what the
-    old process took part in is lost. ``refused`` has, until it joins again, the key with which a source left the run:
-    of its policy, or one of ``OWN_TROUBLE``.
+    Sources in ``present`` have joined and not left. For those in ``returning``, a new process has connected and not
+    joined yet. ``refused`` has the key for which a source left the run, a key of its policy or one of ``OWN_TROUBLE``,
+    until the source joins again.
     """
 
     def __init__(self, site: TargetSite, software_version: str, reporter: Reporter) -> None:
@@ -74,7 +74,7 @@ class Attendance:
         return self.present | self.returning
 
     def refuses(self, message: Signed[Body]) -> bool:
-        """Whether a message is no join of a source that may take part now; the operator reads why."""
+        """Whether a join message must be refused: it is not valid, or its sender may not take part now."""
         index, site = message.sender, self._site
         if index not in site.sources:
             fault: str | None = "not a source"
@@ -91,14 +91,14 @@ class Attendance:
         return fault is not None
 
     def turned_away(self, index: int) -> None:
-        """A source reported with another model."""
+        """Note that a source tried to join with another model."""
         other = "its model has other layers" + (", or other frozen values" if self._site.trainer.frozen_digest else "")
         self.heard(index, f"fails check HEADER_ARCHITECTURE: {other}")
         name = self._site.name(index)
         self._reporter.note(Note(f"{name}: {other}; it needs the same task and version", "warning", name))
 
     def came(self, index: int, body: Join) -> None:
-        """A source joined. The operator reads of another version, which may be why something fails later."""
+        """Note that a source joined, and tell the operator if its version differs, in case something fails later."""
         self.present.add(index)
         self._joined[index] = body
         self.refused.pop(index, None)
@@ -111,17 +111,17 @@ class Attendance:
             self._reporter.note(Note(version, peer=name))
 
     def visibility(self, index: int) -> Visibility:
-        """What a source's policy lets the aggregator see at most, as its join said; ``sum`` before it has joined."""
+        """The most that a source's policy lets the aggregator see, as its join said; ``sum`` before it has joined."""
         join = self._joined.get(index)
         return Visibility.SUM if join is None else join.visibility
 
     def all_hand_in_metrics(self, indices: Iterable[int]) -> bool:
-        """Whether each of these sources said in its join that it hands in loss and accuracy."""
+        """Whether each of these sources said in its join that it reports loss and accuracy."""
         joins = [self._joined.get(index) for index in indices]
         return all(join is not None and join.metrics for join in joins)
 
     def came_back(self, index: int) -> bool:
-        """A source that had left is back as the same process; False where it never joined."""
+        """Note that a source is back as the same process; returns False if it never joined."""
         if index in self._joined:
             self.present.add(index)
             self._why.pop(index, None)
@@ -130,7 +130,7 @@ class Attendance:
         return index in self._joined
 
     def refuses_the_run(self, index: int, key: str) -> None:
-        """The policy of a source forbids what the run comes to."""
+        """Note that a source's policy forbids the run's schedule."""
         self.refused[index] = key
         name = self._site.name(index)
         self._reporter.note(Note(f"{name} takes no part: its policy refuses {key}", "warning", name))

@@ -1,4 +1,4 @@
-"""Which sources make up an attempt and at which visibility, and the header that opens it."""
+"""The plan of an attempt (its sources and their visibility levels), and the header that opens it."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ from securefda.training.features import feature_width
 
 @dataclass(frozen=True, slots=True)
 class SessionPlan:
-    """Who takes part in an attempt at which level, and the numbers that follow.
+    """The participants of an attempt, their levels, and the numbers that follow from them.
 
     Attributes:
-        levels: roster index of each participant -> what the aggregator sees of it.
-        threshold: t of the masking session; 1 where there is none.
-        sum_quorum: fewest sources over which the sum opens; 0 where no source is at ``sum``.
-        cohort_size: fewest members of a cohort; 0 where no source is at ``cohort``.
-        cohort_quorum: fewest sources over which the sum of a cohort opens; 0 where no source is at ``cohort``.
-        norm_cap: the norm cap of the sum, if there is one.
-        graph: of the session, where each source has a few neighbours.
+        levels: visibility level of each participant, by roster index.
+        threshold: t of the masking session; 1 if there is none.
+        sum_quorum: fewest sources over which the sum opens; 0 if no source is at ``sum``.
+        cohort_size: fewest members of a cohort; 0 if no source is at ``cohort``.
+        cohort_quorum: fewest sources over which the sum of a cohort opens; 0 if no source is at ``cohort``.
+        norm_cap: the norm cap of the sum, or None.
+        graph: of a session among neighbours, or None.
     """
 
     levels: Mapping[int, Visibility]
@@ -73,21 +73,21 @@ class SessionPlan:
 
 @dataclass(frozen=True, slots=True)
 class Planner:
-    """Which sets of sources can make an attempt under a run's settings, and how; ``names`` are of all sources."""
+    """Plans attempts under a run's settings; ``names`` has the site ids of all sources by roster index."""
 
     names: Mapping[int, str]
     settings: RunSettings
 
     def plan(self, permitted: Mapping[int, Visibility], *, with_sum: bool = False) -> SessionPlan:
-        """The plan of an attempt of these sources, in which each hides as far as its policy wants.
+        """Plan an attempt with these sources, none of them seen more than its policy permits.
 
         Args:
-            permitted: roster index -> the most that the source's policy lets the aggregator see.
-            with_sum: some have to be at ``sum``: where none would be, all are.
+            permitted: the most that each source's policy lets the aggregator see, by roster index.
+            with_sum: whether sources must be at ``sum``; if none would be, all are.
 
         Raises:
-            ConfigError: there is none; it names the sites that cannot be served, or the strategy that serves none at
-                ``sum``.
+            ConfigError: there is no such plan; the error names the sites that cannot be served, or the strategy that
+                is impossible at ``sum``.
         """
         if not permitted:
             raise ConfigError("privacy.visibility", "no source takes part")
@@ -108,7 +108,7 @@ class Planner:
         if settings.dropouts is not None and of_sum + in_cohorts:
             threshold, graph = self._graph(of_sum, in_cohorts, threshold)
             sum_quorum = threshold
-        if in_cohorts:  # two thirds of the members of the sum, as the threshold is of all, and at most that
+        if in_cohorts:  # like the threshold, but for the members of the sum; at most the threshold
             sum_quorum = min(of_sum, threshold, max(2 * of_sum // 3 + 1, smallest))
         norm_cap = None
         if of_sum and settings.kappa:
@@ -126,10 +126,10 @@ class Planner:
         )
 
     def _graph(self, of_sum: int, in_cohorts: int, threshold: int) -> tuple[int, GraphTerms]:
-        """How many must stay in a session of neighbours, and the graph.
+        """The threshold of a session among neighbours, and its graph.
 
         Raises:
-            ConfigError: sources are at other levels than ``sum``, or no graph but the complete one serves so few.
+            ConfigError: a source is not at ``sum``, or there are so few that only the complete graph is safe.
         """
         settings = self.settings
         if in_cohorts:
@@ -151,7 +151,7 @@ class Planner:
         return fewest, graph
 
     def _threshold(self, n: int) -> int:
-        """t of a session of n sources; 1 where n is 0: in clear nothing is shared, and one source is enough."""
+        """t of a session of n sources; 1 if n is 0, since one source is enough for updates in clear."""
         settings = self.settings
         if n == 0:
             return 1
@@ -165,7 +165,7 @@ class Planner:
         return threshold
 
     def error(self, present: Collection[int], why: ConfigError) -> QuorumLost:
-        """The error that ends a run in which too few sources report; it names those that are missing."""
+        """The error that ends a run because too few sources joined; it names the missing ones."""
         settings = self.settings
         needed = 1 if settings.visibility is Visibility.INDIVIDUAL else max(settings.smallest_sum, settings.threshold)
         have = [self.names[index] for index in sorted(present)]
@@ -177,7 +177,7 @@ class Planner:
 
 @dataclass(frozen=True, slots=True)
 class AttemptPosition:
-    """Where in a run an attempt stands, and what it continues."""
+    """The position of an attempt in its run, and the result and checkpoint that it continues."""
 
     run_id: bytes
     round: int
@@ -218,7 +218,7 @@ def make_header(
 
 @dataclass(frozen=True, slots=True)
 class Federation:
-    """What headers say of a federation whatever the round: its roster, number of sources, and model."""
+    """The facts about a federation in every header: its roster, number of sources, and layers."""
 
     roster_digest: bytes
     sources: int
@@ -239,7 +239,7 @@ def header_of(
     words: WordFormat,
     with_metrics: bool,
 ) -> Header:
-    """The header of an attempt; with loss and accuracy only where the join of every participant said so."""
+    """The header of an attempt. ``with_metrics`` requires that every participant reports loss and accuracy."""
     pull = () if features is None else ((PULL_LAYER, (features.rows, features.width)),)
     return Header(
         run_id=position.run_id,
@@ -278,19 +278,19 @@ def header_of(
 
 
 def room_of(sources: int) -> int:
-    """How many inputs a sum is laid out for: more than there are, so that one which is noise leaves the range."""
+    """``n_max`` of the encoding: more inputs than there are, so that a sum of noise exceeds the decoder's range."""
     return 2 * sources
 
 
 def rules_of_run(strategy: Strategy) -> list[RuleTerms]:
-    """Every rule that a run may put into a header, each once."""
+    """Every rule that can be in a header of the run, each once."""
     estimates = (None, *({rule: 0.0} for rule in CANDIDATES))
     plans = [round_plan(strategy, number, errors) for number in (1, strategy.rounds) for errors in estimates]
     return list(dict.fromkeys(terms_of(plan) for plan in plans if plan.needs_sources))
 
 
 def schedule_of(run_id: bytes, settings: RunSettings, sources: int) -> Schedule | None:
-    """What the headers of a run can come to ask; None where no source takes part."""
+    """The schedule of a run: everything that its headers can ask for; None if no source takes part."""
     rules = tuple(rules_of_run(settings.strategy))
     if not rules:
         return None
@@ -318,11 +318,11 @@ _STEPS = 2
 def expected_header(config: FederationConfig) -> Header:
     """The header of the last round that sources take part in, with every source present.
 
-    Sources have the roster indices 1 to N in the order of the configuration. Digests are zeros, but for that of the
-    architecture; the target's numbers are made up, but for its learning rate.
+    Sources have the roster indices 1 to N in the order of the configuration. Digests are zeros, except that of the
+    architecture; the target's numbers are made up, except its learning rate.
 
     Raises:
-        ConfigError, DataError: the task or its model are unfit, or no plan of levels serves all sources; or no source
+        ConfigError, DataError: the task or its model cannot be used; no plan of levels serves all sources; or no source
             takes part under this strategy.
     """
     settings = settings_of(config, _NO_DIGEST)

@@ -1,9 +1,9 @@
-"""How the parameters of the next round are encoded: the width of a word, and a range for each layer.
+"""The encoding of the next round: the width of a word, and a range for each layer.
 
-Narrow words need ranges that fit. They come from sums that the target has opened, which it knows anyway: of each layer
-the largest coordinate of a sum over n sources, divided by √n, with room above it. That is what one source puts in where
-the sources' parts have nothing to do with each other, and √n times as much where they are alike. Before there is a sum
-to go by, words have 32 bits and ranges are the clip.
+Narrow words need tight ranges. These are computed from opened sums, which the target knows anyway: for each layer, the
+largest coordinate of a sum over n sources, divided by √n, with room above. This is about one source's contribution if
+contributions are unrelated, and √n times as much if they are alike. Before the first sum, words have 32 bits and each
+range is the clip.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from securefda.protocol.packing import WORD_BITS
 from securefda.protocol.transcript import labelled_digest
 
 RESOLUTION_BITS = 14
-"""Bits of a word, sign included, that ``auto`` leaves to one source's coordinate beside the room for the sum."""
+"""Bits of a word, sign included, that ``auto`` leaves for one source's coordinate; the rest is room for the sum."""
 
 ROOM = 16.0
-"""How far a range lies above the largest coordinate that is expected of a source."""
+"""Ratio of a range to the largest coordinate that is expected from a source."""
 
 SMALL_LAYER = 256
-"""Below so many coordinates their largest varies much from round to round, ..."""
+"""In layers with fewer coordinates, the largest varies much from round to round, so they get more room."""
 
 ROOM_IN_SMALL_LAYERS = 128.0
-"""... and there is more room above it: a small layer has fewer coordinates that are far below the largest."""
+"""As ``ROOM``, for small layers."""
 
 FADE = 0.8
-"""What a layer's largest coordinate counts for in the next round."""
+"""Weight of a layer's earlier largest coordinate in the next round."""
 
 _LEAST_RANGE = 2.0**-40
 """Smallest range in units of the clip."""
@@ -41,21 +41,21 @@ _LEAST_RANGE = 2.0**-40
 
 @dataclass(frozen=True, slots=True)
 class WordFormat:
-    """Width of a word, and the range of each layer."""
+    """Width of a word in bits, and the range of each layer."""
 
     bits: int
     ranges: tuple[float, ...]
 
     @classmethod
     def wide(cls, clip: float, layers: int) -> WordFormat:
-        """Words that hold whatever the clip lets through."""
+        """The widest words, with the clip as the range of each layer."""
         return cls(WORD_BITS[-1], (clip,) * layers)
 
 
 def narrowest(bits: int, n_max: int) -> int:
-    """Fewest bits of a word in a run: ``bits``, or where that is 0 the fewest that leave ``RESOLUTION_BITS``.
+    """Fewest bits of a word in a run: ``bits``, or if that is 0, the fewest that leave ``RESOLUTION_BITS``.
 
-    Of a word of k bits, log2(n_max) are room for the sum.
+    In a word of k bits, log2(n_max) bits are room for the sum.
     """
     if bits:
         return bits
@@ -64,16 +64,16 @@ def narrowest(bits: int, n_max: int) -> int:
 
 
 def question_of(rule: RuleTerms, levels: Iterable[Visibility]) -> bytes:
-    """What sums have in common that are alike in size: the rule with its settings, and the levels of those asked."""
+    """Digest of the rule, its settings and the visibility levels; sums with the same digest have similar sizes."""
     return labelled_digest("question", repr((rule, sorted(set(levels)))).encode())
 
 
 def format_for(bits: int, peaks: Vector64 | None, *, clip: float, sizes: Sequence[int]) -> WordFormat:
-    """The encoding of a round in which words are to have ``bits`` bits.
+    """The encoding of a round with words of ``bits`` bits; wide words if there are no peaks yet.
 
     Args:
         bits: 16 to 32.
-        peaks: what :func:`peaks_after` gave after the last round that asked the same; None before there is one.
+        peaks: from :func:`peaks_after` after the last round with the same question; None if there is none.
         clip: of every layer.
         sizes: of the layers.
     """
@@ -81,14 +81,14 @@ def format_for(bits: int, peaks: Vector64 | None, *, clip: float, sizes: Sequenc
         return WordFormat.wide(clip, len(sizes))
     room = np.where(np.array(sizes) < SMALL_LAYER, ROOM_IN_SMALL_LAYERS, ROOM)
     ranges = np.clip(room * peaks, _LEAST_RANGE * clip, clip)
-    ranges[peaks == 0] = clip  # a projection cut the layer out of all sums: nothing says how large its parts are
+    ranges[peaks == 0] = clip  # the layer was zero in all sums, so the size of its contributions is unknown
     return WordFormat(bits, tuple(ranges.tolist()))
 
 
 def peaks_after(before: Vector64 | None, sums: Iterable[PartialSum], sizes: Sequence[int]) -> Vector64:
-    """The largest coordinate expected of a source, float64 (layers,): by these sums, and by the rounds before.
+    """The largest coordinate expected from a source, float64 (layers,), from these sums and earlier rounds.
 
-    A layer that is zero in all sums stays as it was: its parts were cut, not small.
+    A layer that is zero in all sums keeps its value, since its contributions were cut, not small.
     """
     starts = np.cumsum([0, *sizes[:-1]])
     seen = np.zeros(len(sizes))

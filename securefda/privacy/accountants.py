@@ -1,10 +1,10 @@
 """Epsilon of any list of DP-SGD rounds, by the two accountants of Opacus. Pure: no disk, no clock, no randomness.
 
-Rounds with one noise multiplier and sampling rate are added up first. So epsilon does not depend on the order of
-the rounds, and many equal rounds cost no more to account for than one.
+Rounds with the same noise multiplier and sampling rate are added up first. So epsilon does not depend on the order of
+the rounds, and many equal rounds take no longer to account for than one.
 
-For RDP the package Opacus is not imported, which takes seconds, since it imports torch: its file with the formulas
-needs neither, and is loaded by itself. PRV imports the package by its first call.
+Importing Opacus takes seconds, since it imports torch. RDP does not need it: its file with the formulas is loaded by
+itself. PRV imports the package at its first call.
 
 Every epsilon is an upper bound for the guarantee of :data:`securefda.privacy.events.GUARANTEE`, in exact arithmetic.
 The parameters of a round must not be chosen by looking at the data.
@@ -26,20 +26,20 @@ from numpy.typing import NDArray
 
 from securefda.privacy.events import DpEvent, require_accountant, require_delta
 
-# Those of Opacus, which end at 63, where small epsilons are overstated: the best order grows as epsilon falls.
+# Opacus's orders end at 63, which overstates small epsilons: the best order grows as epsilon falls. So add larger ones.
 _LARGE_ORDERS = (64, 80, 96, 128, 192, 256, 384, 512, 768, 1024)
 ORDERS: tuple[float, ...] = (*(1 + x / 10 for x in range(1, 100)), *range(12, 64), *_LARGE_ORDERS)
 
 _ROUNDING = 1e-12
-"""Opacus sums a series that it ends at terms of e**-30, and differences of nearly equal numbers: log A of an order can
-come out this much too small, below zero even, where the sampling rate is tiny."""
+"""Opacus truncates a series at terms of e**-30 and subtracts nearly equal numbers. So for tiny sampling rates, log A of
+an order can be too small by this much, and even negative."""
 
 _PRV_LIMIT = 50.0
-"""Epsilon by RDP above which PRV is not tried: its grid grows with epsilon until the memory is full."""
+"""PRV is not tried if epsilon by RDP is above this, since its grid grows with epsilon until the memory is full."""
 
 LEAST_PRV_DELTA = 1e-10
-"""The errors of PRV's transforms are near 1e-16 a step and add up: from about 1e-11 down it can say less than the
-exact epsilon, by far."""
+"""Smallest delta for PRV. The errors of its transforms are near 1e-16 per step and add up, so that below about 1e-11
+it can be far below the exact epsilon."""
 
 _Group = tuple[float, float, int]  # noise multiplier, sampling rate, steps
 
@@ -53,8 +53,8 @@ def epsilon(events: Iterable[DpEvent], delta: float, accountant: str = "rdp") ->
         accountant: ``"rdp"``: Rényi DP of the sampled Gaussian mechanism (Mironov, Talwar, Zhang 2019), minimum over
             :data:`ORDERS`, converted by Balle et al. 2020, Theorem 21. ``"prv"``: numerical composition of privacy
             loss (Gopi, Lee, Wutschitz 2021), upper end of an interval that Opacus makes 0.02 wide; tighter for
-            larger epsilons. Where PRV cannot be computed, which is so for epsilons beyond use, and at a ``delta`` below
-            :data:`LEAST_PRV_DELTA`, the bound is RDP's.
+            larger epsilons. The bound is RDP's if ``delta`` is below :data:`LEAST_PRV_DELTA`, or if PRV cannot be
+            computed, which happens only for uselessly large epsilons.
 
     Raises:
         ConfigError: ``delta`` or ``accountant`` is out of bounds.
@@ -114,7 +114,7 @@ def _rdp(noise_multiplier: float, sampling_rate: float, order: float) -> float:
     compute_rdp = opacus_rdp().compute_rdp
     try:
         value = float(compute_rdp(q=sampling_rate, noise_multiplier=noise_multiplier, steps=1, orders=float(order)))
-    except (ValueError, OverflowError, ZeroDivisionError):  # an order that is left out makes the bound no smaller
+    except (ValueError, OverflowError, ZeroDivisionError):  # leaving an order out keeps the bound valid
         return math.inf
     return math.inf if math.isnan(value) else max(0.0, value)
 
@@ -126,7 +126,7 @@ def _by_prv(groups: tuple[_Group, ...], delta: float) -> float | None:
     accountant.history = list(groups)
     try:
         with np.errstate(all="ignore"), warnings.catch_warnings():
-            # Its grid is laid out with the shorter list of orders, and it warns that the grid is wider for it.
+            # Opacus sizes its grid with its own shorter list of orders, and warns that the grid is therefore wider.
             warnings.simplefilter("ignore", UserWarning)
             value = float(accountant.get_epsilon(delta))
     except (ValueError, RuntimeError, OverflowError, MemoryError):  # the grid is too coarse or too large for it

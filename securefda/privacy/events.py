@@ -1,4 +1,4 @@
-"""What is accounted for: one round of DP-SGD, the limit it counts against, and the guarantee that an epsilon states."""
+"""The inputs of the accountants: one round of DP-SGD and the budget; and the words of the guarantee of an epsilon."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ASSUMPTIONS = (
     "is public, no setting was chosen by looking at the rows, all training on them is in the ledger, and arithmetic is "
     "exact"
 )
-"""Likewise: what an epsilon rests on."""
+"""Printed with every epsilon: its assumptions."""
 
 TERMS = f"epsilon is of {GUARANTEE}; it holds where {ASSUMPTIONS}"
 """Shown to every operator to whom an epsilon is shown."""
@@ -32,7 +32,7 @@ _MAX_STEPS = 10**9
 
 @dataclass(frozen=True, slots=True)
 class DpEvent:
-    """The DP-SGD of one site in one attempt of a round, as it is charged: the whole of it, finished or not.
+    """The DP-SGD of one site in one attempt at a round. It is charged as a whole, whether it finishes or not.
 
     Attributes:
         run_id: the run, 1 to 128 printable ASCII characters without blanks.
@@ -70,7 +70,7 @@ class DpEvent:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What a site's policy lets its data set spend.
+    """The privacy budget of a data set, from the site's policy.
 
     Attributes:
         epsilon: > 0.
@@ -92,7 +92,7 @@ class Budget:
 
 
 def delta_warning(delta: float, samples: int) -> str | None:
-    """Return a line for a ``delta`` that would allow one of ``samples`` rows to be given away whole, else None."""
+    """Return a warning if ``delta`` is so large that publishing one of ``samples`` rows would pass, else None."""
     if delta * samples < 1:
         return None
     return (

@@ -1,18 +1,18 @@
-"""How a ledger is stored: its rows, the file that holds them, and the names around it that date the file.
+"""Storage of a ledger: its rows, the file that holds them, and marker files that reveal an outdated copy.
 
-**Rows.** Each hashes the one before it. A row is canonical JSON (integers and strings; a float is the shortest text
+**Rows.** Each row hashes the one before it. A row is canonical JSON (integers and strings; a float is the shortest text
 that reads back as the same number) and
 
     digest = SHA-256("securefda/1/dp-ledger" || 0x00 || digest of the row before || number, 8 bytes big-endian || JSON)
 
-with 32 zero bytes before row 1. So a row cannot be changed, taken out or moved without all later digests changing.
+with 32 zero bytes before row 1. So changing, removing or moving a row changes all later digests.
 
-**File.** The file system's own number of the file is written into the ledger: a copy is another file. The number of
-rows, and the digest of the last, stand in the *name* of an empty file beside it: copying an old folder over a newer one
-brings back old rows, and cannot take away a newer name. Anyone who can delete names in the folder can undo this; the
-head that an audit log recorded finds that too.
+**File.** The ledger records the file system's own number of its file, so a copy is recognised. A marker beside it, an
+empty file, has the number of rows and the digest of the last in its *name*: copying an old folder over a newer one
+restores old rows, but does not remove a newer marker. Anyone who can delete files in the folder can undo this; then the
+head in an audit log reveals it.
 
-`LedgerState` is what was read of all this under one lock: whether the ledger may be used, and what is appended to it.
+`LedgerState` is the state read under one lock. It decides whether the ledger may be used, and appends rows.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Gaussian noise from AES-256-CTR, under a key that the operating system gives for each draw.
+"""Gaussian noise from AES-256-CTR, with a new key from the operating system for each draw.
 
-torch's generators play no part: anyone who knows or sets their seed learns nothing of this noise and changes nothing.
+torch's generators are not used: whoever knows or sets their seeds can neither predict nor change this noise.
 
 **Law.** Each value is half the sum of four standard normals (Holohan & Braghin, ESORICS 2021). They come from the
 Box-Muller transform, whose pair (r cos a, r sin a) goes to two *different* values: the sum of both halves would be one
@@ -13,17 +13,16 @@ angle's 32 bits, 27 are left. That moves a value by 5e-8 standard deviations (ro
 sum of its four radii at most: half a step of the grid in the worst of three million. As products keep 53 bits, it
 leaves no lattice in the low bits of a value.
 
-**Sum.** :meth:`NoiseSource.added_to` is what to release. Good noise does not help if a float32 gradient and float32
-noise are simply added: where they nearly cancel, the low bits of the sum tell the exponent of the gradient (Mironov
-2012; Jin et al. 2022). So the sum is made in float64 and rounded to a grid that only the standard deviation sets.
+**Sum.** Release only results of :meth:`NoiseSource.added_to`. Simply adding float32 noise to a float32 gradient leaks:
+if they nearly cancel, the low bits of the sum reveal the exponent of the gradient (Mironov 2012; Jin et al. 2022). So
+the sum is made in float64 and rounded to a grid that depends only on the standard deviation.
 
-What this is not: a proof of differential privacy in floating point, as a discrete Gaussian would allow; nor protection
+This is not a proof of differential privacy in floating point, as a discrete Gaussian would allow. Nor does it protect
 against a reader of this process's memory, which holds noise and gradients.
 
-Opacus' DP-SGD step with noise from a :class:`NoiseSource`. Import it where training needs it: it imports Opacus.
-
-Opacus draws noise from torch's generator, which a seed predicts; its ``secure_mode`` wants a package that no longer
-installs, and adds in the gradient's own type.
+**Opacus.** :func:`take_noise_from` gives Opacus's DP-SGD step the noise of a :class:`NoiseSource`. Opacus itself draws
+noise from torch's generator, which a seed predicts; its ``secure_mode`` needs a package that no longer installs, and
+adds noise in the gradient's own type. Import this module only where training needs it, as it imports Opacus.
 """
 
 from __future__ import annotations
@@ -51,10 +50,10 @@ SAMPLES = 4
 """Standard normals in each value."""
 
 PAIRS = 16 * 1024
-"""Pairs of values made at a time: few calls, yet what each works on is not far from a 1 MiB level-2 cache."""
+"""Pairs of values made at a time: few calls, and the working set of each nearly fits in a 1 MiB level-2 cache."""
 
 LARGEST = 19.0
-"""No value is farther from zero than this many standard deviations; a true normal is with probability below 1e-79."""
+"""Bound of every value, in standard deviations. A true normal exceeds it with a probability below 1e-79."""
 
 GRID_BITS = 20
 """The grid of ``added_to`` is the power of two at or below the standard deviation, over 2 to this."""
@@ -68,11 +67,11 @@ _SMALLEST_SQUARE = torch.tensor(2.0**-130, dtype=torch.float64)  # keeps the log
 class NoiseSource:
     """Draws Gaussian noise; holds no key, no counter and no seed.
 
-    Each draw takes a new 32-byte key from ``random_bytes`` and forgets it. Hence nothing repeats after a restart, in a
-    copy of the process made by fork or in another thread, as long as ``random_bytes`` does not repeat itself.
+    Each draw takes a new 32-byte key from ``random_bytes`` and forgets it. So as long as ``random_bytes`` does not
+    repeat itself, noise never repeats: not after a restart, in a forked process or in another thread.
 
     Args:
-        random_bytes: where keys come from. Everything rests on it; anything but ``os.urandom`` is for tests.
+        random_bytes: source of the keys, on which all security depends; anything but ``os.urandom`` is for tests.
     """
 
     random_bytes: RandomBytes = field(default=os.urandom, repr=False)
@@ -107,7 +106,7 @@ class NoiseSource:
         return noise.to(device)
 
     def added_to(self, tensor: Tensor, std: float, *, overwrite: bool = False) -> Tensor:
-        """Return ``tensor`` plus independent N(0, std²), on a grid that says nothing of ``tensor``.
+        """Return ``tensor`` plus independent N(0, std²), on a grid that reveals nothing about ``tensor``.
 
         The sum is made on the host in float64, rounded to a multiple of :func:`grid_of` ``(std)``, then to the type of
         ``tensor``. Whatever the tensor was, the result is such a multiple (before the last rounding).

@@ -1,14 +1,14 @@
-"""Who shares with whom in a session of many sources: a ring drawn by lot, and how many neighbours are enough.
+"""The graph of a session of many sources: a random ring, and how many neighbours are enough.
 
-The members of a session stand on a ring in an order that no site chooses, and each is the neighbour of the ``degree``
-members nearest to it, half of them on either side: a Harary graph (Bell et al. 2020). A member and its neighbours hold
-its shares, and ``threshold`` of them open a secret. The complete graph is the ring whose degree is all others.
+The members of a session are placed on a ring in an order that no site chooses. Each has the ``degree`` nearest members
+as neighbours, half of them on either side: a Harary graph (Bell et al. 2020). A member and its neighbours hold its
+shares, and ``threshold`` of them open a secret. The complete graph is the ring whose degree is all others.
 
-What has to hold is one thing about the ring: of the ``degree / 2`` places before an honest member, and of those after
-it, no more than ``threshold - degree / 2 - 2`` are colluders'. From it follows, whomever the aggregator calls dropped,
-that colluding holders are too few to open anything, that no member can have both of its secrets opened, and that no sum
-can be opened over a part of the ring: where that part ended, fewer than ``threshold`` holders would help. The
-specification has the proof.
+Security needs one property of the ring: among the ``degree / 2`` places before an honest member, and among those after
+it, at most ``threshold - degree / 2 - 2`` belong to colluders. Then, whichever sources the aggregator declares dropped,
+colluding holders are too few to open anything; no member can have both of its secrets opened; and no sum can be opened
+over a part of the ring, since fewer than ``threshold`` holders would help at the part's ends. The specification has the
+proof.
 
 Probabilities are exact: integers, and no floating point.
 """
@@ -24,13 +24,13 @@ from functools import cached_property, lru_cache
 from securefda.protocol.header import GraphTerms
 
 SECURITY_BITS = 40
-"""A ring is bad for secrecy with a probability of at most 2^-40."""
+"""The ring lacks the property for security with a probability of at most 2^-40."""
 
 CORRECTNESS_BITS = 30
-"""Some neighbourhood is too small, though no more drop out than was assumed, with a probability of at most 2^-30."""
+"""A neighbourhood loses too many members with a probability of at most 2^-30, if no more drop out than assumed."""
 
 DEFAULT_SILENT = 2
-"""How many members may leave between their commitment and their nonce, unless a target says otherwise."""
+"""How many members may drop out between their commitment and their nonce, unless the target sets another number."""
 
 
 # --- the calculator ---------------------------------------------------------------------------------------------------
@@ -50,19 +50,19 @@ def hypergeometric_tail(population: int, marked: int, drawn: int, least: int) ->
 
 
 def runs_of(n: int, silent: int) -> int:
-    """How many runs of places beside honest members there can be in one session, among which the aggregator may choose.
+    """Number of runs of places beside honest members, in one session, among which the aggregator can choose.
 
-    Each of the ``n`` sources takes one roll, and has two runs beside it on the ring that follows; of a roll up to
-    ``silent`` nonces can be left out, each time with another ring.
+    Each of the ``n`` sources accepts one roll, and has two runs beside it on the resulting ring. The aggregator can
+    leave up to ``silent`` nonces out of a roll, and each choice gives another ring.
     """
     return 2 * n * sum(math.comb(n, missing) for missing in range(silent + 1))
 
 
 def least_threshold(degree: int, *, n: int, fewest: int, colluders: int, silent: int) -> int:
-    """The least threshold under which a ring of this degree keeps what it must, but for 2^-40.
+    """The least threshold with which a ring of this degree is secure, except with probability 2^-40.
 
-    The bound adds up all runs of places to choose among, and takes the smallest ring, where colluders are densest. It
-    may be above the number of holders: then there is none.
+    The bound is a union bound over all runs of places, for the smallest ring, where colluders are densest. A result
+    above the number of holders means that no threshold is secure.
 
     Args:
         degree: even, below ``fewest``.
@@ -83,7 +83,7 @@ def least_threshold(degree: int, *, n: int, fewest: int, colluders: int, silent:
 
 
 def enough_survive(degree: int, threshold: int, *, n: int, dropouts: int) -> bool:
-    """Whether each member has ``threshold`` neighbours left, but for 2^-30, when so many drop out at random."""
+    """Whether each member keeps ``threshold`` neighbours after random dropouts, except with probability 2^-30."""
     too_many = hypergeometric_tail(n - 1, min(dropouts, n - 1), degree, degree - threshold + 1)
     return n * too_many <= Fraction(1, 1 << CORRECTNESS_BITS)
 
@@ -91,12 +91,12 @@ def enough_survive(degree: int, threshold: int, *, n: int, dropouts: int) -> boo
 def smallest_graph(
     n: int, *, fewest: int, colluders: int, dropouts: int, least: int = 2, silent: int = DEFAULT_SILENT
 ) -> GraphTerms | None:
-    """The graph of the least degree that is private and survives the dropouts; None where only the complete one does.
+    """The graph of least degree that is secure and survives the dropouts; None if only the complete graph does.
 
     Args:
         n, fewest, colluders, silent: see :func:`least_threshold`.
         dropouts: how many of the n may drop out at random.
-        least: threshold that sources ask for in any case, so that a part hides among as many.
+        least: smallest threshold that the sources' policies accept.
     """
     for degree in range(2, fewest, 2):
         safe = least_threshold(degree, n=n, fewest=fewest, colluders=colluders, silent=silent)
@@ -110,7 +110,7 @@ def smallest_graph(
 def graph_fault(terms: GraphTerms, n: int, fewest: int) -> str | None:
     """What makes a header's graph weaker than it must be, or None; ``n`` and ``fewest`` as in :func:`least_threshold`.
 
-    A graph under which sessions fail too often loses time and no secret, and is the target's business.
+    A graph with which sessions fail too often is not refused: it costs the target time, and reveals nothing.
     """
     degree, silent = terms.degree, terms.silent
     if degree % 2 or not 2 <= degree < fewest:

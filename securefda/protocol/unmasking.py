@@ -1,10 +1,10 @@
 """Reconstruction in R4: from the survivors' shares to secrets that match what their owners committed to.
 
-A wrong share is never silent: the self mask secret must hash to the advertised commitment, and the master must give
-the advertised mask key. Where more than t answers are there, the secret opens all the same, and decoding tells the
-shares on the dealt polynomial from the rest. Who is to blame for a wrong one is between two: its holder, if it sent
-something else than it got, or its owner, if it dealt it so. With exactly t answers nothing opens, and any of them may
-have lied.
+A wrong share is always detected: the self secret must hash to the advertised commitment, and the master must give the
+advertised mask key. With more than t answers the secret can still be opened, as decoding separates the shares on the
+dealt polynomial from wrong ones. To blame for a wrong share is either its holder, if it sent something else than it
+got, or its owner, if it dealt it so. With exactly t answers, one wrong share prevents opening, and any holder may be to
+blame.
 
 Decoding works because shares are a Reed-Solomon codeword (McEliece and Sarwate 1981): with n of them and threshold t,
 up to ``(n - t) // 2`` wrong ones are found in O(n^2), without trying subsets. The decoder is that of Gao (2003), from
@@ -34,12 +34,12 @@ Polynomial = list[int]
 def points_on_polynomial(shares: Mapping[int, Secret], threshold: int) -> frozenset[int]:
     """The points of the shares that lie on one polynomial of degree below ``threshold``.
 
-    With at most ``(len(shares) - threshold) // 2`` wrong shares these are the right ones. With more, the result is
-    empty or, if the wrong ones were made to agree, theirs: the secret must be checked against a commitment.
+    With at most ``(len(shares) - threshold) // 2`` wrong shares, these are the correct ones. With more, the result is
+    empty, or the wrong shares if these were made to agree. So the secret must be checked against a commitment.
 
     Args:
         shares: by their x, at least ``threshold`` of them.
-        threshold: shares that give the secret.
+        threshold: number of shares that determine the secret.
     """
     values = {}
     for x, share in shares.items():
@@ -52,7 +52,7 @@ def points_on_polynomial(shares: Mapping[int, Secret], threshold: int) -> frozen
 
 
 def _decode(values: Mapping[int, int], threshold: int) -> Polynomial:
-    """The polynomial, or an empty one where too many values are wrong."""
+    """The decoded polynomial, or an empty one if too many values are wrong."""
     locator = [1]
     for x in values:  # times (X - x)
         shifted = [0, *locator]
