@@ -291,7 +291,7 @@ class Candidates:
         return frozenset(index for index in self.site.sources - out if self.site.admits(index))
 
     def able(self, current: CurrentRound) -> frozenset[int]:
-        """Those of them that are present and have cosigned the newest checkpoint, which the header will carry."""
+        """The expected sources that are present and have cosigned the newest checkpoint, which the header will carry."""
         return self.expected(current) & self.attendance.present & self.cosigners.cosigned
 
     def plan(self, current: CurrentRound, sources: Iterable[int]) -> SessionPlan:
@@ -314,7 +314,7 @@ class Candidates:
 
 _MOST_CHARACTERS = 500
 _SECTIONS = frozenset({"model", "privacy", "session", "strategy", "task", "training", "transport"})
-"""Of configurations: the key of an error that begins with one of them is a setting, and no path."""
+"""Tables of configurations. The key of an error that begins with one of them is a setting, not a path."""
 
 
 def goodbye(signer: Signer, index: int, farewell: Goodbye, vectors: tuple[memoryview, ...] = ()) -> Send:

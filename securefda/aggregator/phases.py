@@ -129,7 +129,7 @@ class Ended:
 RoundPhase = AskingCosigners | AwaitingCosignatures | Gathering | InAttempt | AttemptOver
 """Phases within a round."""
 TimedRoundPhase = AskingCosigners | AwaitingCosignatures | Gathering | InAttempt
-"""Those of them whose time is part of the round's record."""
+"""The phases whose time is part of the round's record."""
 DuePhase = TimedRoundPhase | BetweenRounds | Closing
 """Phases that have a deadline."""
 LastPhase = Ending | Closing | Ended
@@ -183,7 +183,7 @@ def require_transition(left: Phase, entered: Phase) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a run carries from round to round.
+    """The state that a run carries from round to round.
 
     Attributes:
         last_round: number of the round that this process began last; 0 before the first.

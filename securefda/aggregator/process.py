@@ -43,7 +43,7 @@ from securefda.transport.observer import TrafficMeter
 from securefda.transport.server import AggregatorServer
 
 Reaction = Callable[[], list[Send]]
-"""What the run does about one event; it gives what is to be sent."""
+"""Handles one event in the run; returns the messages to send."""
 
 STATE_FILE, SETTINGS_FILE = "state.sqlite", "settings.json"
 FINISHED_GRACE_S, INTERRUPTED_GRACE_S = 5.0, 1.0

@@ -48,7 +48,7 @@ CREATE TABLE target_releases (
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the attempts at a round ask of its sources: ``round_terms`` of the header, and whether any is at ``sum``."""
+    """The common request of all attempts at a round: ``round_terms`` of the header, and whether any is at ``sum``."""
 
     terms: bytes
     at_sum: bool
@@ -56,7 +56,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a run stands: the attempt that was begun last, and whether updates of it may have left sources.
+    """The position of a run: the last attempt that began, and whether updates in it may have left sources.
 
     ``asked`` is None before the first attempt of all.
     """
@@ -108,7 +108,7 @@ class TargetRelease:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class KeptPeaks:
-    """What is known of the size of sums of one question, see :mod:`securefda.aggregator.ranges`; None for nothing."""
+    """The known sizes of sums of one question, see :mod:`securefda.aggregator.ranges`; None if unknown."""
 
     question: bytes
     peaks: Vector64 | None
@@ -122,7 +122,7 @@ class AggregatorStore(RunStore):
         self._records: list[dict[str, Any]] | None = None
 
     def position(self, config_digest: bytes) -> Position | None:
-        """Where the run in this file stands; None for a new file.
+        """The position of the run in this file; None for a new file.
 
         Raises:
             ConfigError: the file holds a run with other settings.
@@ -276,7 +276,7 @@ class AggregatorStore(RunStore):
             raise ConfigError(str(self._path), "holds a record that is damaged", hint=hint) from error
 
     def peaks(self, question: bytes) -> Vector64 | None:
-        """What sums of this question came to, float64 (layers,); None where nothing is known of them."""
+        """Largest coordinates in sums of this question, float64 (layers,); None if unknown."""
         with self._clear_errors():
             row = self._database.execute("SELECT peaks FROM peaks WHERE question = ?", (question,)).fetchone()
         return np.frombuffer(row[0], dtype="<f8").astype(np.float64) if row else None

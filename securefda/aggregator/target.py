@@ -198,7 +198,7 @@ TargetPart: TypeAlias = TargetRound | TargetAttention | TargetFeatures
 """The target's part of a round: it has trained, or computed the features of its rows."""
 
 Look: TypeAlias = Callable[[Vector, int, str, RoundPlan], TargetPart]
-"""What a target does without labels: of a model, the number of the round, the run, and the plan of the round."""
+"""The part of a target without labels, from a model, the number of the round, the run, and the plan of the round."""
 
 _ROUND = struct.Struct("<I")
 
@@ -280,12 +280,12 @@ def summed_sizes(trainer: Trainer, part: TargetPart | None) -> tuple[int, ...]:
 
 
 def attention_of(part: TargetPart | None) -> TargetAttention | None:
-    """What the target's rows say of the model, where the rule has attention."""
+    """The gap statistic of the target's rows; None unless the rule has attention."""
     return part.attention if isinstance(part, TargetFeatures) else part if isinstance(part, TargetAttention) else None
 
 
 def published_vector(part: TargetPart | None) -> Vector | None:
-    """What sources at ``sum`` get of the target, float32 (m,): g_T or the gradient of the gap."""
+    """The vector that the target publishes to sources at ``sum``, float32 (m,): g_T or the gradient of the gap."""
     if isinstance(part, TargetRound):
         return part.result.update
     attention = attention_of(part)
@@ -293,9 +293,9 @@ def published_vector(part: TargetPart | None) -> Vector | None:
 
 
 def vectors_for(part: TargetPart | None, header: Header, level: Visibility) -> tuple[memoryview, ...]:
-    """What travels of the target beside the model to a source at this level, in the order in which the header names it.
+    """The vectors that the target sends beside the model to a source at this level, in the order of a header's parcel.
 
-    Features go to every source, g_T and the gradient of the gap to those at ``sum``.
+    Features go to every source; g_T and the gradient of the gap go to those at ``sum``.
     """
     features = (part.values,) if isinstance(part, TargetFeatures) and header.features is not None else ()
     published = published_vector(part) if header.published_digest and level is Visibility.SUM else None
@@ -355,7 +355,7 @@ def error_units(target: TargetPart | None, select: bool) -> ErrorUnits | None:
 
 
 def published_terms(target: TargetPart | None, plan: RoundPlan, *, to_sources: bool) -> TargetTerms | None:
-    """What a header says of the target: nothing where the round needs nothing of it.
+    """The header's terms of the target; None if the round needs nothing from it.
 
     ``to_sources`` says that sources evaluate the rule, at ``sum``: then g_T and its numbers are published.
     """
@@ -375,7 +375,7 @@ def published_terms(target: TargetPart | None, plan: RoundPlan, *, to_sources: b
 
 
 def gap_gradient_digest(target: TargetPart | None, *, to_sources: bool) -> bytes:
-    """What a header says of the gradient of the gap: its digest where sources at ``sum`` get it, else nothing."""
+    """Digest of the gradient of the gap for the header if sources at ``sum`` get it, else empty."""
     attention = attention_of(target)
     if attention is None or not to_sources:
         return b""
@@ -383,7 +383,7 @@ def gap_gradient_digest(target: TargetPart | None, *, to_sources: bool) -> bytes
 
 
 def feature_terms(target: TargetPart | None) -> FeatureTerms | None:
-    """What a header says of the features that travel with it; None where none do."""
+    """The header's terms of the features that come with it; None if there are none."""
     if not isinstance(target, TargetFeatures):
         return None
     rows, width = target.values.shape

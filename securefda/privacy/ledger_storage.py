@@ -66,7 +66,7 @@ class LedgerError(SecureFdaError):
 
 @dataclass(frozen=True, slots=True)
 class DataSet:
-    """What a ledger is bound to.
+    """The data set to which a ledger is bound.
 
     Attributes:
         site_id: the site that owns the rows.
@@ -104,7 +104,7 @@ NO_ROWS: Final = Head(0, bytes(32))
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
-    """What is wrong with a ledger, in words; empty where nothing is.
+    """The doubts about a ledger, in words; empty if there are none.
 
     ``lacks_rows``: rows were there that are not in it, so that it knows of less than was spent.
     """
@@ -176,7 +176,7 @@ def charged(rows: Sequence[Row]) -> tuple[DpEvent, ...]:
 
 
 def event_fields(event: DpEvent) -> dict[str, Any]:
-    """What a row holds of a round."""
+    """The fields of a round in a row."""
     return {
         "attempt": event.attempt,
         "max_grad_norm": repr(float(event.max_grad_norm)),
@@ -190,7 +190,7 @@ def event_fields(event: DpEvent) -> dict[str, Any]:
 
 
 def statement(ledger_id: str, kind: Kind, time: int, fields: Mapping[str, Any], after: Head) -> bytes:
-    """What a site signs in order to reset a ledger or to go on with one: its words, and the row before them."""
+    """The bytes that a site signs to reset or accept a ledger: the statement, and the row before it."""
     said = {"kind": kind, "time": time, "ledger": ledger_id, "after": after.digest.hex(), **fields}
     return _SIGNED_LABEL + _canonical(said).encode("ascii")
 
@@ -243,7 +243,7 @@ _BINDING: tuple[Kind, ...] = ("opened", "accepted", "reset")
 
 
 class LedgerState:
-    """What was read of a ledger under a lock, and what is appended to it."""
+    """The state of a ledger, read under a lock, and the rows appended to it."""
 
     def __init__(
         self, path: Path, database: sqlite3.Connection, rows: tuple[Row, ...], number: str, doubt: Doubt
@@ -315,7 +315,7 @@ class LedgerState:
 
 
 def bound_to(data: DataSet, number: str) -> dict[str, Any]:
-    """What a row holds of the data set and of the file, by its number."""
+    """The fields of a row that bind it to the data set and to the file, by its number."""
     return {
         "site": data.site_id,
         "data": data.name,
@@ -345,7 +345,7 @@ def make_file(path: Path) -> None:
 
 
 def number_of(path: Path) -> str:
-    """What the file system calls this file: stays when it is renamed or written, differs for every copy.
+    """The file system's identity of a file: unchanged by renaming and writing, different for every copy.
 
     No SQLite connection of this process may have the file open: closing a descriptor would drop its locks.
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from securefda.training.settings import TrainingSettings
 
 _MOST_STEPS = 10**9
-"""Of one event of the accountants."""
+"""Most steps of one event of the accountants."""
 
 _UNIT = 0.001
 _LARGEST = 1_000_000

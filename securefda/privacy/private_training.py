@@ -372,7 +372,7 @@ def _take_sums(optimizer: Any) -> None:
 
 
 def _no_gradient(parameters: Iterable[Any], ghost: bool) -> None:
-    """A step without rows: its sum is zero, and it will have its noise."""
+    """Set a zero gradient for a step without rows, which still gets its noise."""
     for parameter in parameters:
         if ghost:
             parameter.grad = torch.zeros_like(parameter)
@@ -390,7 +390,7 @@ def _no_gradient_of_each() -> TrainingError:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without two warnings: that Opacus' own noise is not from a CSPRNG, and that inputs need no gradient."""
+    """Suppress two warnings: Opacus's own noise is not from a CSPRNG (it is not used), and inputs need no gradient."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Secure RNG turned off", category=UserWarning)
         warnings.filterwarnings("ignore", message="Full backward hook is firing", category=UserWarning)
@@ -545,7 +545,7 @@ def _require_own_gradient(task: Task, model: nn.Module, row: Samples, settings: 
 
 
 def _gradient(task: Task, model: nn.Module, row: Samples) -> Tensor:
-    """Of all federated parameters, (m,), without Opacus."""
+    """The gradient of all federated parameters for one row, (m,), computed without Opacus."""
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     with seeded_torch(0, torch.device("cpu")), task_code(type(task), "training"):
         loss = task.row_losses(model(row.features), row.labels).sum()

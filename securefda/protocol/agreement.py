@@ -254,7 +254,7 @@ def check_self_secret(self_secret: Secret, *, owner: int, ctx: bytes, committed:
 
 @dataclass(frozen=True, slots=True)
 class BoxAddress:
-    """Where a share box belongs: the transcript (32 bytes) and the roster indices of its two ends.
+    """The address of a share box: the transcript (32 bytes) and the roster indices of its two ends.
 
     Raises:
         ValueError: ctx1 is not 32 bytes, an index does not fit 4 bytes, or both ends are one party.
@@ -274,13 +274,13 @@ class BoxAddress:
         return self.ctx1 + encode_index(self.sender) + encode_index(self.recipient)
 
     def associated_data(self) -> bytes:
-        """What the box authenticates beside its content."""
+        """The associated data that the box authenticates beside its content."""
         return encode_fields(Label.SHARE_BOX.value, self.ctx1, self.sender, self.recipient)
 
 
 @dataclass(frozen=True, slots=True)
 class SharePair:
-    """What one party holds for another: a share of its master secret and one of its self secret.
+    """The shares that one source holds for another: one of its master secret and one of its self secret.
 
     Both are 33 bytes, as :mod:`securefda.protocol.shamir` makes them.
 

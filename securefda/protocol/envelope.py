@@ -1,4 +1,4 @@
-"""What every message travels in: an envelope, the exact bytes that were signed, and the signature.
+"""The frame of every message: an envelope, the exact bytes that were signed, and the signature.
 
 What is signed is ``b"securefda/1/" + message_type + b"\\0" + SHA-256(signed_bytes)``: with the message type inside, no
 signature can stand in for another message. The signed bytes travel verbatim next to the signature; a message is never
@@ -25,30 +25,30 @@ SESSION_ID_BYTES = 32
 RUN_ID_BYTES = 16
 MAX_NOTE_BYTES = 512 * 1024
 MAX_BOX_BYTES = 8192
-"""Of a share box with a norm report: one byte for each of at most 4096 layers, and less than 200 beside it."""
+"""Most bytes of a share box with a norm report: one for each of at most 4096 layers, and less than 200 others."""
 
 MAX_PROOF_HASHES = 128
 MAX_LINE_CHARACTERS = 1024
 
 
 def expect(condition: bool, what: str) -> None:
-    """Raise a ValueError that says ``what`` must be, unless it is."""
+    """Raise a ValueError with the message ``what`` unless ``condition`` holds."""
     if not condition:
         raise ValueError(what)
 
 
 def expect_bytes(value: bytes, length: int, name: str) -> None:
-    """Likewise for the length of a field of bytes."""
+    """Raise a ValueError unless ``value`` has ``length`` bytes."""
     expect(len(value) == length, f"{name} must be {length} bytes, not {len(value)}")
 
 
 def expect_rising(members: tuple[int, ...]) -> None:
-    """Likewise for roster indices that rise strictly."""
+    """Raise a ValueError unless the roster indices are strictly increasing."""
     expect(all(one < following for one, following in itertools.pairwise(members)), "members must rise strictly")
 
 
 def expect_finite(value: float, name: str, *, positive: bool = False) -> None:
-    """Likewise for a number that is neither infinite nor NaN; with ``positive``, above zero."""
+    """Raise a ValueError unless ``value`` is finite and, with ``positive``, above zero."""
     expect(math.isfinite(value), f"{name} must be finite")
     expect(not positive or value > 0, f"{name} must be above 0")
 

@@ -108,7 +108,7 @@ def smallest_graph(
 
 @lru_cache(maxsize=64)
 def graph_fault(terms: GraphTerms, n: int, fewest: int) -> str | None:
-    """What makes a header's graph weaker than it must be, or None; ``n`` and ``fewest`` as in :func:`least_threshold`.
+    """Why a header's graph is weaker than it must be, or None; ``n`` and ``fewest`` as in :func:`least_threshold`.
 
     A graph with which sessions fail too often is not refused: it costs the target time, and reveals nothing.
     """
@@ -143,7 +143,7 @@ class Ring:
         return frozenset(self.order)
 
     def holders(self, member: int) -> frozenset[int]:
-        """Who holds the shares of a member's secrets: its neighbours and itself.
+        """The holders of the shares of a member's secrets: its neighbours and itself.
 
         Raises:
             KeyError: it is no member.
@@ -158,7 +158,7 @@ class Ring:
         return self.holders(member) - {member}
 
     def short_of(self, threshold: int, there: Collection[int], members: Iterable[int]) -> list[int]:
-        """Those of the members with fewer than ``threshold`` holders among those who are there."""
+        """The members with fewer than ``threshold`` holders among the sources that are left."""
         present = frozenset(there)
         return [member for member in members if len(self.holders(member) & present) < threshold]
 

@@ -13,7 +13,7 @@ PULL_LAYER = "pull on the target's features"
 
 
 class Visibility(IntEnum):
-    """What the aggregator is permitted to see of a source; a higher number hides more."""
+    """The visibility level: how much the aggregator may see of a source. A higher number hides more."""
 
     INDIVIDUAL = 1
     COHORT = 2

@@ -58,10 +58,10 @@ from securefda.protocol.header import (
 from securefda.protocol.packing import WORD_BITS
 
 KEY_BYTES = 32
-"""Of a key of AES-256."""
+"""Length of a key of AES-256."""
 
 MAX_RULES = 64
-"""Of a schedule. A run comes to a handful."""
+"""Most rules of a schedule. A run uses a handful."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class MissedResult:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """What the headers of a run can come to ask for, so that a source whose policy forbids it says so before the first.
+    """Everything that the headers of a run can ask for, so that a source can refuse by its policy before the first.
 
     It promises nothing: a header is judged by itself, whatever this said.
 
@@ -410,7 +410,7 @@ class ShareBundle:
 
 @dataclass(frozen=True, slots=True)
 class DeliveredBox:
-    """What the member ``peer`` of U2 sent: a share box for the recipient, and its nonce."""
+    """The message of member ``peer`` of U2 for the recipient: a share box and its nonce."""
 
     peer: int
     box: bytes

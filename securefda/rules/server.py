@@ -74,7 +74,7 @@ class ServerPlan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ServerState:
-    """What an optimiser remembers between rounds.
+    """The state of an optimiser between rounds.
 
     Attributes:
         optimizer: whose state it is.
@@ -94,7 +94,7 @@ class ServerState:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """What :meth:`to_bytes` made, to the last bit.
+        """Read the output of :meth:`to_bytes`, exact to the last bit.
 
         Raises:
             ValueError: ``data`` are not a state.

@@ -123,7 +123,7 @@ class SourceStore(RunStore):
         self._runs.require_open(run_id, self._file_number)
 
     def history(self, session_id: bytes, run_id: bytes, round_number: int) -> History:
-        """What the header checks need to know about this session, run and round."""
+        """The facts about this session, run and round for the checks of a header."""
         self._process.require_original()
         with self._clear_errors():
             query = self._database.execute

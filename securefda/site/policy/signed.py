@@ -31,14 +31,14 @@ _HINT = "read it with 'securefda policy explain', then 'securefda policy sign KI
 
 @dataclass(frozen=True, slots=True)
 class _Statement:
-    """What a site says in ``policy.sig``, and its signature over it."""
+    """A site's statement in ``policy.sig``, and its signature over it."""
 
     federation_id: str
     site_id: str
     policy_sha256: str
 
     def to_bytes(self) -> bytes:
-        """What is signed."""
+        """The signed bytes."""
         return canonical_json({"version": _FORMAT} | asdict(self))
 
     @classmethod
@@ -101,7 +101,7 @@ def _signature_file(policy: Path) -> Path:
 
 
 def _parse(site_id: str, file: Path, data: bytes) -> tuple[_Statement, bytes, bytes]:
-    """What is said, the bytes that say it, and the signature over them, which is not checked yet."""
+    """A statement, its bytes, and the signature over them, which is not checked yet."""
     try:
         envelope = load_object(data, "policy", "site_signature")
         statement = text(envelope["policy"]).encode("ascii")
@@ -122,7 +122,7 @@ def _wrong(site_id: str, why: str) -> ConfigError:
 
 
 class HoldsPolicy(Protocol):
-    """What holds a signed policy: a startup kit."""
+    """A holder of a signed policy: a startup kit."""
 
     def signed_policy(self) -> tuple[Path, bytes]:
         """The path of ``policy.toml`` and its contents, once the site's signature over them is found right.

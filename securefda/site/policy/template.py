@@ -133,7 +133,7 @@ trains by DP-SGD, loss and accuracy leave neither way.""",
 
 
 RULES_OF_SOURCES = tuple(rule.value for rule in Rule if rule.needs_sources and rule is not Rule.FINETUNE_OFFLINE)
-"""What a header may ask sources for; `finetune_offline` is a schedule of two of them."""
+"""Rules that a header can name; `finetune_offline` is a schedule of two of them."""
 
 ROOM = 10
 """How far, as a factor, clips and row counts may lie from those that the federation was set up with."""

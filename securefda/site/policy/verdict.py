@@ -132,7 +132,7 @@ _PROJECTING_RULES = frozenset(rule.value for rule in Rule if rule.projects)
 
 
 def hint_for(key: str) -> str:
-    """What may be done about a refusal of this key."""
+    """A hint for the operator about a refusal of this key."""
     return _HINTS.get(key, _OWNER)
 
 
