@@ -291,7 +291,7 @@ class Candidates:
         return frozenset(index for index in self.site.sources - out if self.site.admits(index))
 
     def able(self, current: CurrentRound) -> frozenset[int]:
-        """The expected sources that are present and have cosigned the newest checkpoint, which the header will carry."""
+        """The expected sources that are present and have cosigned the newest checkpoint, for the next header."""
         return self.expected(current) & self.attendance.present & self.cosigners.cosigned
 
     def plan(self, current: CurrentRound, sources: Iterable[int]) -> SessionPlan:
