@@ -43,8 +43,8 @@ MOST_POINTS = {"disk": 150, "message": 120, "training": 4, EXCHANGE: 300}
 LONGEST_MOMENT_S = 0.6
 FOLLOWS = "+1"
 """At the end of a name: the process that trains with the site's own, which leads."""
-LONGEST_TORCHRUN_S, GRACE_S = 0.5, 30.0
-"""torchrun notices within the first that a process is gone and sends the others SIGTERM; after the second, SIGKILL."""
+LONGEST_TORCHRUN_S = 0.5
+"""Within that time torchrun notices that a process is gone, and sends the others SIGTERM."""
 REACH_S, ROUND_S = 20.0, 90.0
 STARTED_AGAIN = {ExitCode.CONNECTION, ExitCode.QUORUM, ExitCode.FAILED}
 """What a process may end with by itself because others are gone: its site starts it again."""
@@ -246,7 +246,7 @@ class Killings:
                 time.sleep(0.01)
             if process.process.poll() is None:
                 process.process.send_signal(signal.SIGTERM)
-            code = process.end(GRACE_S)
+            code = process.end()
             assert code in ENDED_BESIDE, f"{place} ended with {code}:\n{process.text}"
             by_itself = code in STARTED_AGAIN
             assert not by_itself or any(line.startswith("error: ") for line in process.err), process.text

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import yaml
-from e2e_processes import Process, free_port, kits
+from e2e_processes import Process, children_of, free_port, kits
 from fork_server import REPOSITORY
 
 from securefda.cli import main
@@ -79,6 +79,7 @@ def test_a_composed_container_starts_its_process_and_asks_whether_it_is_ready(tm
         assert (found[site] / service["volumes"][0].partition(":")[0]).resolve() == tmp_path / "kits" / site
         started = in_kit([*entry_point(ROLES[site]), *service["command"]], tmp_path / "kits" / site, probes)
         process = start(started).until(line)
+        assert children_of(process.process.pid) == []  # who kills the container kills this process, and no other
         engine, *probe = service["healthcheck"]["test"]
         assert engine == "CMD"
         assert is_well(probe, probes) is ready
