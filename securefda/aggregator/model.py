@@ -203,7 +203,9 @@ class RunModel:
         settings, sizes = self._settings, summed_sizes(self._site.trainer, current.target)
         bits = narrowest(settings.bits, room_of(len(self._site.sources)))
         peaks = self._store.peaks(question_of(terms_of(current.plan), session.levels.values()))
-        return format_for(bits, peaks, clip=settings.clip, sizes=sizes)
+        target = current.target if current.plan.rule.projects else None
+        update = target.result.update if isinstance(target, TargetRound) else None
+        return format_for(bits, peaks, clip=settings.clip, sizes=sizes, projected=update)
 
     def _peaks(self, current: CurrentRound, outcome: RoundSum) -> KeptPeaks:
         """The peaks from which the next round's ranges follow; none if a source was beyond the ranges of this one."""

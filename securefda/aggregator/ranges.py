@@ -4,6 +4,10 @@ Narrow words need tight ranges. These are computed from opened sums, which the t
 largest coordinate of a sum over n sources, divided by √n, with room above. This is about one source's contribution if
 contributions are unrelated, and √n times as much if they are alike. Before the first sum, words have 32 bits and each
 range is the clip.
+
+Under FedGP, a contribution depends on a cosine, which is nearly zero in some rounds, so that the sums of one round say
+nothing about the next. But no layer of a projection is longer than that of the target's update. So a layer's range is
+at least ``ROOM`` times the root mean square of the target's update; at most one coordinate in ``ROOM²`` exceeds it.
 """
 
 from __future__ import annotations
@@ -13,12 +17,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from securefda.aggregator.attempt import PartialSum
 from securefda.protocol.encoding import Vector64
 from securefda.protocol.messages import RuleTerms, Visibility
 from securefda.protocol.packing import WORD_BITS
 from securefda.protocol.transcript import labelled_digest
+from securefda.training import Vector
 
 RESOLUTION_BITS = 14
 """Bits of a word, sign included, that ``auto`` leaves for one source's coordinate; the rest is room for the sum."""
@@ -68,7 +74,9 @@ def question_of(rule: RuleTerms, levels: Iterable[Visibility]) -> bytes:
     return labelled_digest("question", repr((rule, sorted(set(levels)))).encode())
 
 
-def format_for(bits: int, peaks: Vector64 | None, *, clip: float, sizes: Sequence[int]) -> WordFormat:
+def format_for(
+    bits: int, peaks: Vector64 | None, *, clip: float, sizes: Sequence[int], projected: Vector | None = None
+) -> WordFormat:
     """The encoding of a round with words of ``bits`` bits; wide words if there are no peaks yet.
 
     Args:
@@ -76,11 +84,16 @@ def format_for(bits: int, peaks: Vector64 | None, *, clip: float, sizes: Sequenc
         peaks: from :func:`peaks_after` after the last round with the same question; None if there is none.
         clip: of every layer.
         sizes: of the layers.
+        projected: the target's update, float32 (m,), if the rule projects it, else None.
     """
     if bits == WORD_BITS[-1] or peaks is None or not peaks.any():
         return WordFormat.wide(clip, len(sizes))
     room = np.where(np.array(sizes) < SMALL_LAYER, ROOM_IN_SMALL_LAYERS, ROOM)
-    ranges = np.clip(room * peaks, _LEAST_RANGE * clip, clip)
+    expected = room * peaks
+    if projected is not None:
+        squares = np.add.reduceat(np.square(projected, dtype=np.float64), _starts(sizes))
+        expected = np.maximum(expected, ROOM * np.sqrt(squares / np.array(sizes)))
+    ranges = np.clip(expected, _LEAST_RANGE * clip, clip)
     ranges[peaks == 0] = clip  # the layer was zero in all sums, so the size of its contributions is unknown
     return WordFormat(bits, tuple(ranges.tolist()))
 
@@ -90,7 +103,7 @@ def peaks_after(before: Vector64 | None, sums: Iterable[PartialSum], sizes: Sequ
 
     A layer that is zero in all sums keeps its value, since its contributions were cut, not small.
     """
-    starts = np.cumsum([0, *sizes[:-1]])
+    starts = _starts(sizes)
     seen = np.zeros(len(sizes))
     for one in sums:
         largest = np.maximum.reduceat(np.abs(one.vector), starts) / math.sqrt(len(one.members))
@@ -98,3 +111,8 @@ def peaks_after(before: Vector64 | None, sums: Iterable[PartialSum], sizes: Sequ
     if before is None:
         return seen
     return np.where(seen > 0, np.maximum(seen, FADE * before), before)
+
+
+def _starts(sizes: Sequence[int]) -> NDArray[np.int64]:
+    """Where each layer begins in a vector, int64 (layers,)."""
+    return np.cumsum([0, *sizes[:-1]])

@@ -15,6 +15,7 @@ from securefda.audit.reconcile.runs import reconcile_folder
 from securefda.protocol.checks import quantisation
 from securefda.protocol.encoding import AggregateStatistics
 from securefda.protocol.messages import Header, MaskedInput, Parcel, Refusal, ShareDelivery, Visibility
+from securefda.rules import project
 from securefda.training import LocalResult, Vector
 from securefda.training.trainer import SiteTrainer
 
@@ -52,6 +53,27 @@ def test_of_several_sums_the_largest_counts_and_rounds_before_fade() -> None:
 def test_a_layer_of_zeros_says_nothing_and_its_range_is_the_clip_until_more_is_known() -> None:
     assert peaks_after(np.array([1.0, 0.01]), [a_sum(0.4, 0.0)], SIZES).tolist() == [0.8, 0.01]
     assert format_for(16, np.array([0.1, 0.0]), clip=1000.0, sizes=SIZES).ranges == pytest.approx((1.6, 1000.0))
+
+
+def test_under_a_rule_that_projects_no_range_is_below_sixteen_times_the_targets_layer() -> None:
+    """A cosine of nearly zero makes a sum small and says nothing of the next round."""
+    update = np.concatenate([np.full(SIZES[0], 0.01), np.full(SIZES[1], 0.001)]).astype(np.float32)
+    ranges = format_for(20, np.array([1e-7, 0.05]), clip=10.0, sizes=SIZES, projected=update).ranges
+    assert ranges == pytest.approx((0.16, 6.4))
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_projection_is_hardly_anywhere_beyond_such_a_range(*, sparse: bool) -> None:
+    draws = np.random.default_rng(3)
+    sizes = (4096, 100)
+    update, source = draws.normal(size=(2, sum(sizes))).astype(np.float32)
+    source += 0.5 * update
+    source[: 4000 if sparse else 0] *= 1e-4  # as of units that most rows leave off
+    part = project(update, source, layers=sizes)
+    ranges = format_for(20, np.array([1e-9, 1e-9]), clip=10.0, sizes=sizes, projected=update).ranges
+    beyond = np.abs(part) > np.repeat(ranges, sizes)
+    assert beyond[:4096].sum() <= 4096 / 256
+    assert not beyond[4096:].any()
 
 
 @pytest.mark.parametrize(
