@@ -1,8 +1,8 @@
-"""A site's audit log of the run that it is in: what a round and every message write down, and its checkpoints.
+"""A site's audit log of its current run: the records of rounds and messages, and the checkpoints.
 
-A record is in its file before what it tells of happens, and on the disk too where something is released. What cannot be
-written down does not happen: the error ends the site's part in the run. `MessageRecorder` writes the records of
-messages, each before it leaves; everybody else calls `Journal` for the rest.
+A record is written to its file before its event happens, and forced to the disk if the event releases something. An
+event that cannot be recorded does not happen: the error ends the site's part in the run. `MessageRecorder` records each
+message before it leaves; all other code calls `Journal`.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ from securefda.transport.wire import encode_signed
 ROSTER_FILE: Final = "roster.json"
 _MAX_ROSTER_BYTES: Final = 4 * 1024 * 1024
 _ATTEMPTS: Final = 4
-"""Of so many attempts the place is known; messages of older ones come late and say nothing."""
+"""Number of attempts whose round and session are remembered; messages of older attempts are late and mean nothing."""
 
 
 def logs_folder(kit: Path) -> Path:
-    """Where a site's audit logs lie, one folder for each run."""
+    """Return the folder of a site's audit logs, which has one subfolder for each run."""
     return kit / "local" / "audit"
 
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """What the first records of a log say; ``policy`` is the SHA-256 of the policy file in hex, empty without one."""
+    """The facts in a log's first records. ``policy`` is the SHA-256 of the policy file in hex, empty without one."""
 
     release: str
     task: str
@@ -63,17 +63,17 @@ class RunInfo:
 
 
 class Journal:
-    """Writes one site's audit logs, one after the other: of the run that it is in.
+    """Writes one site's audit logs, one run at a time.
 
     Args:
-        parent: the site's folder of logs; that of a run is named like the run.
-        roster: of the federation.
-        site_id: whose logs.
+        parent: the site's folder of logs; each run has a subfolder with the name of the run.
+        roster: the federation's roster.
+        site_id: the site that writes the logs.
         key: the site's signing key.
-        info: what the first records say.
-        signed_roster: the roster as its CA and members signed it, to be kept beside the log; without it, the roster
-            is kept without signatures.
-        clock: says what time it is, with its zone.
+        info: the facts for the first records.
+        signed_roster: the roster as its CA and members signed it, to be kept beside the log; if empty, the roster is
+            kept without signatures.
+        clock: returns the current time with its time zone.
     """
 
     def __init__(
@@ -99,21 +99,21 @@ class Journal:
 
     @property
     def folder(self) -> Path:
-        """Of the log of this run."""
+        """The folder of this run's log."""
         return self._parent / self.run
 
     def origin_of(self, index: int) -> str:
-        """Of a site's log of this run, by roster index. Raises AuditError before there is a run."""
+        """Return the origin of a site's log of this run, by roster index. Raises AuditError before a run has begun."""
         self._require_run()
         return LogName(self._roster.federation_id, self._roster.by_index(index).site_id, self.run).origin
 
     def begin(self, run: str) -> None:
-        """Open the log of a run, 32 hex digits, or go on with it; nothing where it is open already.
+        """Open or continue the log of a run, 32 hex digits. Does nothing if that log is open already.
 
         Raises:
-            AuditError: it cannot be written, is not what was signed, or another process writes it.
+            AuditError: the log cannot be written, differs from what was signed, or is being written by another process.
         """
-        if run == self.run:  # at every message: without the lock, for it is set when all is done
+        if run == self.run:  # at every message, so without the lock: `run` is set after everything else
             return
         with self._begin_lock:
             if run == self.run:
@@ -123,7 +123,7 @@ class Journal:
             self._log = AuditLog.open(self._parent, name, self._key, self._clock)
             self._kept = KeptMessages(self._parent / run)
             path, data = self._parent / run / ROSTER_FILE, self._roster_file
-            if read(path, _MAX_ROSTER_BYTES) != data:  # the keys that this run's messages are checked with
+            if read(path, _MAX_ROSTER_BYTES) != data:  # it has the keys that verify this run's messages
                 with disk_errors(path, "written"):
                     write(path, data)
             if self._log.size == 0:
@@ -134,13 +134,13 @@ class Journal:
                 self.event("restarted", lost_bytes=self._log.lost_bytes)
             if self._info.policy:
                 self.event("policy-loaded", policy=self._info.policy)
-            self.run = run  # last: who sees it may append
+            self.run = run  # set last: a thread that sees it may append
 
     def append(self, entry: Entry, *, durable: bool = False) -> None:
-        """Write a record; on the disk when this returns, where ``durable``.
+        """Write a record. If ``durable``, the record is on the disk when this returns.
 
         Raises:
-            AuditError: it cannot be written: what it tells of must not happen.
+            AuditError: the record cannot be written, so its event must not happen.
         """
         try:
             self._open_log.append(entry, durable=durable)
@@ -155,7 +155,7 @@ class Journal:
         dp: DpSpent | None = None,
         **facts: int | str | list[int] | list[str],
     ) -> None:
-        """Write an event of the attempt that ``header`` opens, or of none. Raises AuditError."""
+        """Write an event of the attempt that ``header`` opens; without a header, of no attempt. Raises AuditError."""
         round_number, attempt, session = place_of(header)
         try:
             entry = Entry("event", kind, round=round_number, attempt=attempt, session=session, dp=dp, facts=facts)
@@ -164,18 +164,18 @@ class Journal:
         self.append(entry)
 
     def enter(self, header: Signed[Header]) -> None:
-        """This attempt begins: the site has accepted its header, or made it. Messages of its session belong to it."""
+        """Begin an attempt whose header the site has accepted or made. Messages of its session belong to it."""
         self._attempts[header.envelope.session_id] = header
         while len(self._attempts) > _ATTEMPTS:
             self._attempts.popitem(last=False)
         self.attempts += 1
 
     def attempt_of(self, session_id: bytes) -> Signed[Header] | None:
-        """The header of one of the last attempts that this site was in; None for another session."""
+        """Return the header of one of this site's last attempts, by session; None for any other session."""
         return self._attempts.get(session_id)
 
     def charged(self, budget: Budget, event: DpEvent, reservation: Reservation) -> None:
-        """Write what a round costs, before it trains. Raises AuditError."""
+        """Write the privacy cost of a round before the round trains. Raises AuditError."""
         dp = DpSpent(
             mechanism=event.mechanism,
             accountant=budget.accountant,
@@ -195,7 +195,7 @@ class Journal:
         self._kept.keep(message)
 
     def not_kept(self, record: Entry, check: str) -> None:
-        """Write down that no copy of a message is kept, and which check says so. Raises AuditError."""
+        """Record that no copy of a message is kept, and which check decided so. Raises AuditError."""
         place = {"round": record.round, "attempt": record.attempt, "session": record.session}
         facts = {"check": check}
         self.append(
@@ -203,33 +203,33 @@ class Journal:
         )
 
     def checkpoint(self) -> Note:
-        """Sign the log as it is; its records are on the disk then, with the messages that are kept of them.
+        """Sign the log as it is, with its records and their kept messages on the disk.
 
-        The note is on the disk once it is saved. Raises AuditError.
+        The checkpoint itself is on the disk only after `save`. Raises AuditError.
         """
         note = Note.parse(self._open_log.checkpoint(save=False))
         self._kept.sync()
         return note
 
     def proof(self, old: int) -> tuple[bytes, ...]:
-        """That the log of the last checkpoint begins with its first ``old`` records. Raises AuditError."""
+        """Prove that the log at the last checkpoint begins with its first ``old`` records. Raises AuditError."""
         return self._open_log.proof(old)
 
     def save(self) -> None:
-        """Bring the last checkpoint, with the cosignatures that it has, to the disk. Raises AuditError."""
+        """Save the last checkpoint, with the cosignatures that it has so far, to the disk. Raises AuditError."""
         self._open_log.save()
 
     def cosigned(self, size: int, signature: Signature, witness: NoteKey) -> Note:
-        """Put a cosignature under the checkpoint of ``size`` records.
+        """Add a cosignature to the checkpoint of ``size`` records.
 
         Raises:
-            SignatureError: it is not of this witness over that checkpoint.
+            SignatureError: the signature is not this witness's signature over that checkpoint.
             AuditError: there is no such checkpoint, or it cannot be written.
         """
         return self._open_log.add_cosignature(size, signature, witness, save=False)
 
     def close(self) -> None:
-        """Let others write; what was written stays."""
+        """Close the log, so that another process can write it. Its records stay."""
         self._kept.close()
         if self._log is not None:
             self._log.close()
@@ -238,10 +238,10 @@ class Journal:
     @property
     def _open_log(self) -> AuditLog:
         self._require_run()
-        return self._log  # type: ignore[return-value]  # there is one in a run
+        return self._log  # type: ignore[return-value]  # set while there is a run
 
     def _does_not_fit(self, error: RecordError) -> AuditError:
-        """What no record can hold ends the site's part as a full disk does: it must not be left out."""
+        """Return the error for an event that no record can hold; it ends the site's part, as a full disk does."""
         return AuditError(self._parent, f"cannot hold this: {error}", hint="report it as a fault")
 
     def _require_run(self) -> None:
@@ -250,33 +250,36 @@ class Journal:
 
 
 def place_of(header: Signed[Header] | None) -> tuple[int, int, str]:
-    """Round, attempt and session of the attempt that a header opens; those of no attempt without one."""
+    """Return the round, attempt and session that a header opens; without a header, ``0``, ``0`` and ``""``."""
     if header is None:
         return 0, 0, ""
     return header.body.round, header.body.attempt, header.envelope.session_id.hex()
 
 
 def site_ids(roster: Roster, indices: Iterable[int]) -> list[str]:
-    """Site ids of roster indices as a record lists them; indices that the roster does not have are left out."""
+    """Return the sorted site ids of roster indices, as a record lists them. Indices outside the roster are left out."""
     known = range(len(roster.entries))
     return sorted({roster.by_index(index).site_id for index in indices if index in known})
 
 
 _RELEASES = (MaskedInput, Update, Unmask)
-"""On the disk before the first byte leaves, and with them the events that led there; so are headers with g_T."""
+"""Messages whose records are on the disk, with all records before them, before the first byte leaves.
+
+Headers that show more than the model, such as g_T, are treated alike.
+"""
 _REPEATS = 16
-"""The aggregator sends one message to many: of so many different ones it is known that they were kept."""
+"""Number of different kept messages that are remembered, since the aggregator sends one message to many sources."""
 
 
 class MessageRecorder:
-    """An observer that writes every message of a site down.
+    """An observer that records every message of a site.
 
     Args:
         journal: the site's log.
-        roster: of the federation.
+        roster: the federation's roster.
         own: the site's roster index.
-        run: the run whose log is opened with the first message; None where joining opens it.
-        then: sees each message after it was written down.
+        run: the run whose log the first message opens; None if joining opens it.
+        then: the observer that sees each message after it was recorded.
     """
 
     def __init__(
@@ -288,15 +291,15 @@ class MessageRecorder:
         self._kept_bytes: Counter[int] = Counter()
         self._attempts = 0
         self._unforced = False
-        """Whether a release was written down that is not on the disk yet."""
+        """Whether the record of a release is written but not yet on the disk."""
 
     def __call__(
         self, direction: Direction, peer: int, message: Signed[Body], wire_bytes: int, *, more: bool = False
     ) -> None:
-        """Write a message down.
+        """Record a message.
 
         Raises:
-            AuditError: it cannot be written; the message neither leaves nor is handed up.
+            AuditError: the record cannot be written; the message is neither sent nor handed up.
             FaultyAggregatorError: a message came before this site had joined.
         """
         if self._run is not None:
@@ -335,10 +338,10 @@ class MessageRecorder:
         )
 
     def _header_of(self, message: Signed[Any]) -> Signed[Header] | None:
-        """The header of the message's attempt, as this site took it.
+        """Return the header of the message's attempt as this site knows it, or None.
 
-        A header says its own place, whether or not that is true; a refusal has the place of the header that it answers.
-        Whatever else comes belongs to an attempt that this site is in, or to none.
+        A header states its own round and attempt, true or not. A refusal belongs to the header that it answers. Any
+        other message belongs to an attempt that this site is in, or to none.
         """
         if isinstance(message.body, Header) and message.sender == self._roster.target.index:
             self._last_header = message
@@ -349,10 +352,10 @@ class MessageRecorder:
         return self._journal.attempt_of(message.envelope.session_id)
 
     def _keep(self, sent: bool, peer: int, message: Signed[Body], entry: Entry) -> None:
-        """Keep a message as evidence, or write down why not.
+        """Keep a message as evidence, or record why it is not kept.
 
-        What its sender did not sign is no evidence. Of what others send there is a bound for each attempt,
-        so that no site can fill this site's disk with evidence.
+        A message that its sender did not sign is no evidence. The bytes kept from each other site are bounded per
+        attempt, so that no site can fill this site's disk.
         """
         if self._attempts != self._journal.attempts:
             self._attempts = self._journal.attempts
@@ -370,7 +373,7 @@ class MessageRecorder:
 
 
 def disclosure_of(message: Signed[Any], header: Signed[Header] | None, own: int, peer: int) -> Disclosure | None:
-    """What site ``peer`` learns by a message of site ``own``; None where that is nothing of its rows or its model."""
+    """Return what site ``peer`` learns from a message of site ``own``; None if nothing about its rows or model."""
     body = message.body
     if isinstance(body, Goodbye) and body.model_digest:
         return Disclosure("individual", "model", 1)
@@ -387,7 +390,7 @@ def disclosure_of(message: Signed[Any], header: Signed[Header] | None, own: int,
 
 
 def shown_by(header: Header, level: Visibility) -> str:
-    """What a header shows a source at this level, as disclosures name it: the model, and what goes of the target."""
+    """Return what a header shows a source at this level, in the words of disclosures: the model and target data."""
     beside = ["target-features"] if header.features is not None else []
     if header.published_digest and level is Visibility.SUM:
         beside.append("gap-gradient" if header.gap_gradient_digest else "target-update")

@@ -1,10 +1,11 @@
-"""What each log has to show by itself. Pure.
+"""Checks of each log by itself. Pure.
 
-Whether it verifies, how it begins and ends; that each step of a session has before it what it takes; that epsilon is
-what the charges come to, and ledgers only grow; and that what is kept beside it is what its records say.
+They check that a log verifies, and begins and ends as it should; that each step of a session comes after the records
+that it requires; that epsilon agrees with the charges and ledgers only grow; and that the messages kept beside a log
+agree with its records.
 
-A ledger counts over all runs, and a log has one run. Where the ledger began in this run and has no rows that the log
-does not know, epsilon must be what the charges come to; else it must be at least that.
+A ledger counts over all runs, while a log covers one run. If the ledger began in this run and has no rows unknown to
+the log, epsilon must equal what the charges come to; otherwise it must be at least that.
 """
 
 from __future__ import annotations
@@ -25,31 +26,31 @@ from securefda.privacy.events import DpEvent
 from securefda.text import counted
 
 TOLERANCE: Final = 1e-6
-"""Relative; epsilons are written so that they read back as the same float."""
+"""Relative tolerance. Epsilons are written so that they read back as the same float."""
 _FIRST_ROWS: Final = 2
-"""Of a ledger at its first charge: it was opened, and the charge."""
+"""Most rows of a ledger at its first charge: its opening row and the charge."""
 _MOST_ROWS: Final = 2
-"""Between two charges: that the one before is finished, and the charge."""
+"""Most new rows from one charge to the next: the row that finishes the first charge, and the second charge."""
 _AFTER_A_KILL: Final = 1
-"""Of a round that a kill ended, nothing says that it is finished: a second row is a charge of another run."""
+"""Most new rows after a round that a kill ended. No row finishes that round, so a second row belongs to another run."""
 HONEST: Final = ("missing-cosignature", "torn", "newer-version")
-"""What a verification finds where nobody has to be at fault: a site is away, or died, or has a later release."""
+"""Verification findings that need be nobody's fault: a site is away, has crashed or runs a later release."""
 _MOST_TROUBLE: Final = 20
 _MOST_SLOW: Final = 24
-"""By PRV an epsilon takes seconds: of one log so many are recomputed, evenly, and always the last."""
+"""Most PRV epsilons that are recomputed for one log, evenly spaced and always with the last; each takes seconds."""
 
 
 class VerifiedLogs(Check):
-    """Whether each log is what its party signed. What an honest crash leaves is a notice.
+    """Checks that each log is what its party signed. The traces of an honest crash are only a notice.
 
-    Cosignatures are for others to give: where they lack, no site is accused.
+    Cosignatures come from other sites, so a missing one accuses nobody.
     """
 
     name = "verified logs"
     compares = "each log with its checkpoints, also with those that other sites hold"
 
     def suspicions(self) -> Iterator[Suspicion]:
-        """Logs that fail by themselves."""
+        """Yield a suspicion for each log that fails by itself."""
         for log in self.run.logs:
             found = log.verification.finding
             kind: RunKind = "unverified-log"
@@ -67,7 +68,7 @@ class VerifiedLogs(Check):
             yield Suspicion(RunFinding(kind, what, accused, (log.party, ""), records=(Mark(log.party, index),)))
 
     def notices(self) -> Iterator[Notice]:
-        """Logs that were not read, or not to the end, and what their verification remarks."""
+        """Yield notices of logs that were not read to their end, and the remarks of each verification."""
         for log in self.run.logs:
             found = log.verification.finding
             if log.is_unsigned:
@@ -83,7 +84,7 @@ class VerifiedLogs(Check):
 
 
 class LogLifecycle(Check):
-    """How each log begins, goes on and ends."""
+    """Checks how each log begins, continues and ends."""
 
     name = "lifecycle"
     compares = "how each log begins, goes on and ends with the roster, and with the policy of each start"
@@ -96,11 +97,11 @@ class LogLifecycle(Check):
         self._trouble: Counter[tuple[str, str, str, tuple[str, ...]]] = Counter()
 
     def counts(self) -> Mapping[str, int]:
-        """How many policies were loaded."""
+        """Return the number of policies loaded."""
         return {"policies loaded": sum(map(len, self._policies.values()))}
 
     def see(self, record: Record) -> None:
-        """Take a record; all but those of a start, a policy, joining, alarms and aborts are passed over."""
+        """Take a record. Only starts, policies, joins, alarms and aborts matter here."""
         entry, party = record.entry, record.party
         match entry.type:
             case "policy-loaded":
@@ -124,7 +125,7 @@ class LogLifecycle(Check):
                 self.suspect(record, "policy-not-logged", what, sides=(party, ""))
 
     def notices(self) -> Iterator[Notice]:
-        """Changes of policies, logs without an end, and what the sites' own checks found."""
+        """Yield notices of policy changes, of logs without an end, and of the sites' own alarms and aborts."""
         for party in sorted(self.run.parties):
             seen: list[str] = []
             for index, digest in self._policies.get(party, ()):
@@ -144,17 +145,17 @@ class LogLifecycle(Check):
 
 
 class KeptEvidence(Check):
-    """Kept messages that are not what their records say. No finding of the log, and no accusation."""
+    """Finds kept messages that disagree with their records. This is no finding about the log and accuses nobody."""
 
     name = "kept messages"
     compares = "the messages that each site kept as evidence with the records of them"
 
     def counts(self) -> Mapping[str, int]:
-        """How many messages are kept."""
+        """Return the number of kept messages."""
         return {"kept messages": sum(log.kept.messages for log in self.run.logs)}
 
     def suspicions(self) -> Iterator[Suspicion]:
-        """One for each finding of `kept_check`."""
+        """Yield one suspicion for each finding of `kept_check`."""
         for log in self.run.logs:
             for found in log.kept.findings:
                 entry, what = found.entry, f"beside the log of {log.party}: {found.what}"
@@ -177,9 +178,9 @@ _AT_SOURCE: Final[dict[str, tuple[_Step, ...]]] = {
     "SurvivorSignature": (("received", "Survivors"), ("event", "survivors-signed")),
     "Unmask": (("received", "Consistency"), ("event", "unmask-shares-released")),
 }
-"""What the log of a source has of a session before it sends this."""
+"""For each message type, the steps of the session that a source's log contains before the source sends it."""
 _IN_PLACE_OF: Final = {"Neighbours": "KeyList", "NeighbourConsistency": "Consistency"}
-"""What a source receives in a session of SFDA-SA/2, and what it stands for."""
+"""Messages that a source receives in a session of SFDA-SA/2, and those that they replace."""
 _AT_TARGET: Final[dict[str, tuple[_Step, ...]]] = {
     "KeyList": (("received", "Advertise"),),
     "Roll": (("received", "Advertise"),),
@@ -187,7 +188,7 @@ _AT_TARGET: Final[dict[str, tuple[_Step, ...]]] = {
     "ShareDelivery": (("received", "ShareBundle"),),
     "Survivors": (("received", "MaskedInput"),),
 }
-"""What the target's log has of a source, in a session, before it sends it this."""
+"""For each message type, the steps with a source that the target's log contains before the target sends it there."""
 _QUORUMS: Final = {
     "KeyList": "Advertise",
     "Roll": "Advertise",
@@ -196,7 +197,7 @@ _QUORUMS: Final = {
     "NeighbourConsistency": "SurvivorSignature",
     "Result": "Unmask",
 }
-"""Of how many sources, at least the threshold, the target has the one before it sends the other."""
+"""For each message type, the type that the target has first received from at least the threshold of sources."""
 
 _WATCHED: Final = {
     *(step for steps in (*_AT_SOURCE.values(), *_AT_TARGET.values()) for step in steps),
@@ -222,11 +223,11 @@ class StepsTaken(Check):
         self._steps = self._lists = 0
 
     def counts(self) -> Mapping[str, int]:
-        """What was looked at."""
+        """Return how many steps and lists were checked."""
         return {"steps that need one before": self._steps, "survivors and shares compared with lists": self._lists}
 
     def see(self, record: Record) -> None:
-        """Take a record; those outside sessions are passed over."""
+        """Take a record. Records outside sessions are ignored."""
         entry, target = record.entry, self.run.members.target
         if not entry.session:
             return
@@ -265,7 +266,7 @@ class StepsTaken(Check):
             self._judge_target(record)
 
     def _judge_target(self, record: Record) -> None:
-        """Once per session and type: the target had what it takes from enough sources."""
+        """Check, once per session and type, that the target had received what it requires from enough sources."""
         entry, party, transcript = record.entry, record.party, self.run.transcript
         header = self.run.header_of(party, entry.session)
         if header is None:
@@ -288,7 +289,7 @@ class StepsTaken(Check):
                 self.suspect(record, "missing-record", what, sides=(party, source), step="MaskedInput")
 
     def _see_lists(self, record: Record) -> None:
-        """A source signs, and releases shares for, exactly the lists that it was shown."""
+        """Check that a source signs, and releases shares for, exactly the lists that it was shown."""
         entry, party, target = record.entry, record.party, self.run.members.target
         digests, known = self._shown.get((entry.session, party), []), self.run.transcript.survivors
         if not digests or not known.keys() >= set(digests) or self.run.header_of(party, entry.session) is None:
@@ -305,7 +306,7 @@ class StepsTaken(Check):
             self.suspect(record, "unmask-differs", what, sides=(party, entry.peer or target), digests=(digests[-1],))
 
     def _judge_features(self, record: Record, named: tuple[int, int, str]) -> None:
-        """What the target has written down of the features that it sends is what its header says of them."""
+        """Check that the target's header describes the features that it sends as its own record does."""
         mark, facts = self._features.get(record.entry.session, (None, {}))
         if mark is None:
             what = f"{record.party} sent features of its rows, and its log has no features-released before it"
@@ -315,7 +316,7 @@ class StepsTaken(Check):
             self.suspect(record, "records-differ", what, before=(mark,))
 
     def _see_caps(self, record: Record) -> None:
-        """All sources of a sum work out the same caps from the same rows, to each of which its source committed."""
+        """Check that all sources of a sum computed the same caps from the rows to which the sources committed."""
         caps, party = str(record.entry.facts["caps"]), record.party
         first, mark = self._caps.setdefault(record.entry.session, (caps, Mark.of(record)))
         if first != caps:
@@ -327,7 +328,7 @@ class StepsTaken(Check):
 
 @dataclass(slots=True)
 class _Spent:
-    """A charge, whether something left for it, and whether the process died before that."""
+    """A charge, whether something was released for it, and whether the process died before that."""
 
     mark: Mark
     round: int
@@ -338,7 +339,7 @@ class _Spent:
 
 
 class Spending(Check):
-    """Collects what the logs say of their ledgers."""
+    """Checks the ledger rows and epsilons that the logs record."""
 
     name = "spending"
     compares = "the epsilon of each log with what its charges come to, and the rows of its ledger with those before"
@@ -352,14 +353,14 @@ class Spending(Check):
         self._policy: dict[str, str] = {}
 
     def counts(self) -> Mapping[str, int]:
-        """How many charges there are, and how many epsilons were recomputed."""
+        """Return the number of charges and the number of recomputed epsilons."""
         return {
             "ledger updates": sum(map(len, self._by_party.values())),
             "epsilons recomputed": self._recomputed,
         }
 
     def notices(self) -> Iterator[Notice]:
-        """Ledgers with rows from outside their logs, releases without a charge, and limits that were passed."""
+        """Yield notices of ledger rows from outside the log, releases without a charge, and exceeded limits."""
         yield from self._unknown
         limits = {log.party: log.limits for log in self.run.logs}
         for party, updates in sorted(self._by_party.items()):
@@ -373,7 +374,7 @@ class Spending(Check):
                 yield Notice(f"epsilon {spent:.6g} is spent; its policy's limit is {limit:g}", party, care=True)
 
     def see(self, record: Record) -> None:
-        """Take a record; all but charges, policies and what leaves are passed over."""
+        """Take a record. Only charges, policies, releases and restarts matter here."""
         entry, party = record.entry, record.party
         if entry.type == "ledger-updated" and entry.dp is not None:
             spent = _Spent(Mark.of(record), entry.round, entry.attempt, entry.dp)
@@ -392,7 +393,7 @@ class Spending(Check):
         return updates[-1] if updates else None
 
     def suspicions(self) -> Iterator[Suspicion]:
-        """Epsilons that are wrong, and ledgers that went back."""
+        """Yield suspicions of wrong epsilons and of ledgers that went back."""
         for party, updates in sorted(self._by_party.items()):
             yield from self._rows(updates)
             yield from self._epsilons(party, updates)
