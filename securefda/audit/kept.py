@@ -1,11 +1,12 @@
-"""The signed messages that a site keeps beside its log, verbatim: a record has their digest, and here is the evidence.
+"""Keeps signed messages verbatim beside a site's log. A record has only a message's digest; the copy is the evidence.
 
-They are opaque here. One file holds them one behind the other, each after its length in 4 bytes. A file that does not
-end with a whole message, as after a crash, is put aside before the next one is kept, and read with the others.
+This module does not look into the messages. One file holds them in sequence, each after its length in 4 bytes. A file
+that does not end with a whole message, as after a crash, is put aside before the next message is kept. Readers read
+all these files.
 
 A message is kept right after its record was written, and is on the disk before a checkpoint of that record is shown to
-anybody. So a kill can leave one record, and a power cut several, without their messages: the last before the log ends
-or goes on with ``restarted``, and none that a checkpoint covers. `kept_check` compares messages and records.
+anybody. So a kill can leave one record without its message, and a power cut several: the last ones before the log ends
+or continues with ``restarted``, and none that a checkpoint covers. `kept_check` compares messages and records.
 """
 
 from __future__ import annotations
@@ -27,21 +28,21 @@ from securefda.disk import sync_folder
 
 FILE: Final = "messages.bin"
 MAX_KEPT_BYTES: Final = 64 * 1024 * 1024
-"""Of one message; the largest frame that the transport can be set to."""
+"""Largest size of one message: the largest frame that the transport can be set to."""
 MOST_KEPT_BYTES: Final = 8 * 1024 * 1024
-"""Of what one site sends in an attempt; the messages of an honest one with 1000 others take less than a tenth."""
+"""Most bytes kept from one other site per attempt. An honest site among 1000 others sends less than a tenth of it."""
 NOT_KEPT: Final = frozenset({"ShareBundle", "ShareDelivery", "Unmask", "Neighbours", "NeighbourConsistency"})
-"""Types of messages of which no copy is kept, while their digests are in the log: those that hold shares, and those
-that repeat to each neighbour what others have signed."""
+"""Message types that are not kept, though the log has their digests: those that hold shares, and those that repeat to
+each neighbour what others have signed."""
 _LENGTH_BYTES = 4
 _NAME = re.compile(r"messages(?:-([0-9]{4,16}))?\.bin")
 
 
 class KeptMessages:
-    """Writes the messages of one log. After an error of the disk it keeps none: no message is left out before others.
+    """Writes the messages of one log. After a disk error it keeps no more, so that no gap is followed by messages.
 
     Args:
-        folder: the log's.
+        folder: the folder of the log.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -51,10 +52,10 @@ class KeptMessages:
         self._is_on_disk, self._is_new = True, False
 
     def keep(self, message: bytes) -> None:
-        """Keep a message. It is not on the disk before `sync` or `close`.
+        """Keep a message. It is on the disk only after `sync` or `close`.
 
         Raises:
-            AuditError: it cannot be written.
+            AuditError: the message cannot be written.
         """
         data = len(message).to_bytes(_LENGTH_BYTES, "big") + message
         try:
@@ -70,7 +71,7 @@ class KeptMessages:
             raise disk_error(self._path, "written", error) from error
 
     def sync(self) -> None:
-        """Force what was kept to the disk, with the name of the file. Raises AuditError."""
+        """Force the kept messages and the name of their file to the disk. Raises AuditError."""
         if self._is_on_disk and self._error is None:
             return
         try:
@@ -84,7 +85,7 @@ class KeptMessages:
         self._is_on_disk, self._is_new = True, False
 
     def close(self) -> None:
-        """Close the file, on the disk if it lets it; the next message opens it again."""
+        """Close the file, after forcing it to the disk if possible. The next message opens it again."""
         if self._file >= 0:
             with suppress(AuditError):
                 self.sync()
@@ -97,7 +98,7 @@ class KeptMessages:
 
     def _open(self) -> None:
         make_folder(self._path.parent)
-        if not _ends_whole(self._path):  # what a crash left of one would spoil those behind it
+        if not _ends_whole(self._path):  # the fragment of a message would spoil those after it
             names = (self._path.with_name(f"messages-{number:04d}.bin") for number in count(1))
             self._path.rename(next(name for name in names if not os.path.lexists(name)))
         self._is_new = not self._path.exists()
@@ -110,11 +111,11 @@ class Piece:
     """A stretch of a file of kept messages.
 
     Attributes:
-        file: its name.
-        offset: where it begins, in bytes.
-        message: as it was kept; empty where no whole message begins here.
-        rest: how many bytes there are then, up to the end of the file; 0 for a message.
-        is_torn: whether these are what a crash leaves: the beginning of a message, or zeros.
+        file: the name of the file.
+        offset: where the piece begins, in bytes.
+        message: the message as it was kept; empty if no whole message begins here.
+        rest: if there is no message, the number of bytes up to the end of the file; else 0.
+        is_torn: whether these bytes are what a crash leaves: the beginning of a message, or zeros.
     """
 
     file: str
@@ -125,15 +126,15 @@ class Piece:
 
     @property
     def place(self) -> str:
-        """Where it lies, in words."""
+        """The position of the piece, in words."""
         return f"byte {self.offset} of {self.file}"
 
 
 def read_kept(folder: Path) -> Iterator[bytes]:
-    """The messages beside a log as they came; what a crash left of one that is not whole is left out.
+    """Yield the messages beside a log in the order in which they were kept, without fragments that a crash left.
 
     Raises:
-        AuditError: a file cannot be read, or holds something else; not before the others are read.
+        AuditError: a file cannot be read, or holds something else. It is raised after all other files are read.
     """
     fault = None
     for path in kept_files(folder):
@@ -150,7 +151,7 @@ def read_kept(folder: Path) -> Iterator[bytes]:
 
 
 def read_pieces(path: Path) -> Iterator[Piece]:
-    """The messages in one file, and what stands behind the last that is whole. Raises AuditError."""
+    """Yield the messages in one file, and any bytes after the last whole message. Raises AuditError."""
     with disk_errors(path, "read"), _regular(path) as file:
         end, at = os.fstat(file.fileno()).st_size, 0
         while at < end:
@@ -169,7 +170,7 @@ def read_pieces(path: Path) -> Iterator[Piece]:
 
 
 def kept_files(folder: Path) -> list[Path]:
-    """The files of kept messages beside a log: those that were put aside, in their order, and the last one.
+    """Return the files of kept messages beside a log: those that were put aside, in order, and then the current one.
 
     Raises:
         AuditError: the folder cannot be read.
@@ -183,12 +184,12 @@ def kept_files(folder: Path) -> list[Path]:
 
 
 def _is_zero(file: BinaryIO) -> bool:
-    """Whether nothing but zeros is left of a file: what a file system leaves of what it lost."""
+    """Return whether the rest of a file is zeros, as a file system leaves where it lost data."""
     return not any(any(block) for block in iter(lambda: file.read(1 << 20), b""))
 
 
 def _regular(path: Path) -> BinaryIO:
-    """Open a file for reading; what is none, such as a pipe, is refused and not waited for."""
+    """Open a regular file for reading. Anything else, such as a pipe, is refused without waiting for it."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -197,7 +198,7 @@ def _regular(path: Path) -> BinaryIO:
 
 
 def _ends_whole(path: Path) -> bool:
-    """Whether a file is whole messages and nothing else; one that is not there is."""
+    """Return whether a file contains whole messages and nothing else, or does not exist."""
     try:
         file = _regular(path)
     except FileNotFoundError:

@@ -1,10 +1,10 @@
-"""The messages kept beside a log, compared with its records: is the evidence still what the log says that it is?
+"""Compares the messages kept beside a log with its records: is the evidence still complete and unchanged?
 
-A log can be sound while its evidence is lost, so this is a verdict of its own. Every record of a message whose type is
-kept has the digest of a copy, unless the log says right behind it that none was kept. The copies stand in the order of
-their records. What a kill or a power cut leaves is no finding: before a restart, or at the end of a log that does not
-say that the run ended, the last records behind the newest checkpoint may lack their copies, and a copy may be torn or
-lack its record. See `kept` for how they are written.
+A log can be sound while its evidence is lost, so this check has its own verdict. Every record of a message whose type
+is kept has the digest of a copy, unless a later record says that none was kept. The copies are in the order of their
+records. The traces of a kill or a power cut are no finding: before a restart, or at the end of a log that does not
+say that the run ended, the last records after the newest checkpoint may lack their copies, and a copy may be torn or
+lack its record. See `kept` for how copies are written.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ _SIGNATURE_BYTES: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class KeptFinding:
-    """Something that is wrong with the evidence.
+    """A fault in the evidence.
 
     Attributes:
         kind: one of `EvidenceKind`.
-        what: one line of words: which record, which place in which file, and what is lost.
-        index: the record, 0-based; None where it is about no record.
-        entry: what that record says; None without one.
+        what: one line that names the record, the file, the place in it and what is lost.
+        index: the 0-based index of the record; None if the finding is about no record.
+        entry: the entry of that record, or None.
     """
 
     kind: EvidenceKind
@@ -78,13 +78,13 @@ class KeptFinding:
 
 @dataclass(frozen=True, slots=True)
 class KeptVerdict:
-    """What the comparison says.
+    """The result of the comparison.
 
     Attributes:
-        messages: how many whole messages are kept.
-        findings: by record, those about none behind them.
-        notes: what a crash has left, and what was not kept, one line each.
-        judged: whether it was done; not where nothing of the log can be trusted.
+        messages: the number of whole messages that are kept.
+        findings: the faults in the order of the records, then those about no record.
+        notes: the traces of crashes and the messages that were not kept, one line each.
+        judged: whether the comparison was made; False if no part of the log can be trusted.
     """
 
     messages: int = 0
@@ -98,7 +98,7 @@ NOT_JUDGED: Final = KeptVerdict(judged=False)
 
 @dataclass(slots=True)
 class _Copy:
-    """A kept message: its place, what it says, the run that a header names, and its record once that is known."""
+    """A kept message: its place, its statement, the run that its header names, and its record once that is known."""
 
     piece: Piece
     statement: Statement
@@ -109,7 +109,7 @@ class _Copy:
 
 @dataclass(frozen=True, slots=True)
 class _Damaged:
-    """A stretch of a file that is no signed message: where, how many bytes, and whether it ends the file."""
+    """Bytes of a file that are no signed message: their place, their number, and whether they end the file."""
 
     place: str
     size: int
@@ -145,7 +145,7 @@ class _Kept:
 
     @property
     def copies(self) -> list[_Copy]:
-        """Those that are messages, in the order of the files."""
+        """The pieces that are messages, in the order of the files."""
         return [one for one in self.pieces if isinstance(one, _Copy)]
 
     def _take(self, piece: Piece, read: Callable[[bytes], Statement]) -> None:
@@ -169,7 +169,7 @@ class _Kept:
 
 
 class _Log:
-    """What the records say of messages, and where a process may have died."""
+    """The records' statements about messages, and the places where a process may have died."""
 
     def __init__(self, party: str, records: Iterable[Record], kept: _Kept, judged: float) -> None:
         self.missing: dict[str, _Missing] = {}
@@ -178,7 +178,7 @@ class _Log:
         self.sessions: set[str] = set()
         self.restarts: list[int] = []
         self.checkpoints: list[tuple[int, int]] = []
-        """Place of ``checkpoint-signed``, and how many records it covers."""
+        """For each ``checkpoint-signed`` its place and the number of records that it covers."""
         self.ended = False
         self.size = 0
         self._party, self._kept, self._judged = party, kept, judged
@@ -190,7 +190,7 @@ class _Log:
             self._see(record)
 
     def places(self, digest: str) -> array[int]:
-        """Of the records with this digest, of which a copy is kept; rising."""
+        """Return the places of the records with this digest whose copy is kept, in ascending order."""
         return self._places[self._numbers[digest]]
 
     def _see(self, record: Record) -> None:
@@ -226,7 +226,7 @@ class _Log:
                 self.ended = True
             case "checkpoint-signed" if record.seq < self._judged:
                 self.checkpoints.append((record.seq, int(str(entry.facts["size"]))))
-            case "message-not-kept":  # true of a received message that its sender did not sign, or above the bound
+            case "message-not-kept":  # true of a message that its sender did not sign, or beyond the bound
                 missing = self.missing.get(entry.digest)
                 if missing is None or (missing.entry.direction, missing.entry.peer) != ("received", entry.peer):
                     return
@@ -244,18 +244,18 @@ def check_kept(
     is_whole: bool = True,
     live_size: int | None = None,
 ) -> KeptVerdict:
-    """Compare what is kept beside a log with its records, which are read behind it.
+    """Compare the messages kept beside a log with its records. The messages are read first.
 
     Memory grows with the number of kept messages, by some hundred bytes each.
 
     Args:
-        folder: the log's.
-        party, run: whose log of which run it is.
-        records: those that the log's verification vouches for, in order.
-        read: makes a statement of a message, or raises ProtocolError where it is none.
-        is_whole: whether these are all records; else what is kept of later ones cannot be judged.
-        live_size: of a log that a process is writing, how many records it had before this; those behind may not have
-            had their copies yet. None of another log.
+        folder: the folder of the log.
+        party, run: the party that wrote the log, and its run.
+        records: the records that the log's verification vouches for, in order.
+        read: turns a message into a statement, or raises ProtocolError if the bytes are no message.
+        is_whole: whether these are all records; if not, copies of later records cannot be judged.
+        live_size: if a process is writing the log, the number of records that it had before this call, since later
+            ones may not have their copies yet; else None.
     """
     kept = _Kept(folder, read)
     log = _Log(party, records, kept, math.inf if live_size is None else live_size)
@@ -263,19 +263,19 @@ def check_kept(
 
 
 class _Comparison:
-    """Puts copies to records, and judges what is left of either."""
+    """Matches copies with records, and judges the copies and records that remain."""
 
     def __init__(self, kept: _Kept, log: _Log, run: str, *, is_whole: bool, is_live: bool) -> None:
         self._kept, self._log, self._is_whole = kept, log, is_whole
         open_end = [log.size] if is_live or (is_whole and not log.ended) else []
         self._breaks = [*log.restarts, *open_end]
-        """Places in the log behind which a process that died wrote nothing."""
+        """Places in the log where the records of a process that died end."""
         self._sessions = log.sessions | {copy.statement.session for copy in kept.copies if copy.run == run}
         self._run = run
         self._missing = [one for one in log.missing.values() if one.entry.digest not in log.not_kept]
-        """Records without a copy, rising."""
+        """Records without a copy, in ascending order."""
         self._blamed: set[int] = set()
-        """Those whose copy was there and is damaged; `_next` is the first of `_missing` behind them."""
+        """The records whose copy is there but damaged; `_next` is the first of `_missing` after them."""
         self._next = 0
         self._crash: Counter[str] = Counter()
 
@@ -286,7 +286,7 @@ class _Comparison:
         return KeptVerdict(len(self._kept.copies), tuple(found), tuple(self._notes()))
 
     def _put_in_order(self) -> Iterator[KeptFinding]:
-        """Each copy belongs to the first record of its digest behind the record of the copy before it."""
+        """Match each copy with the first record of its digest after the record of the previous copy."""
         last, misplaced = -1, []
         for copy in self._kept.copies:
             if not copy.recorded:
@@ -308,7 +308,7 @@ class _Comparison:
             yield KeptFinding("evidence-moved", what + more, index)
 
     def _pieces(self) -> Iterator[KeptFinding]:
-        """What is kept and is no copy of a record."""
+        """Yield a finding for each kept piece that is no copy of a record."""
         # Records of the copies before and behind each piece
         seqs = [one.seq if isinstance(one, _Copy) else -1 for one in self._kept.pieces]
         before_each = list(accumulate([-1, *seqs], max))[:-1]
@@ -325,7 +325,7 @@ class _Comparison:
             yield KeptFinding("evidence-damaged", f"{what}; what was kept in it is lost as evidence")
 
     def _damaged(self, piece: _Damaged, before: int, after: float) -> KeptFinding | None:
-        """Of the records without a copy the first between its neighbours is the one whose copy this was."""
+        """Blame the first record without a copy between the neighbours of a damaged piece: it was its copy."""
         first = max(bisect_right(self._missing, before, key=attrgetter("seq")), self._next)
         held = "the end of the file is no message" if piece.is_end else "what is kept there is not what was signed"
         if first < len(self._missing) and self._missing[first].seq < after:
@@ -339,7 +339,7 @@ class _Comparison:
         return KeptFinding("evidence-unrecorded", what)
 
     def _unrecorded(self, copy: _Copy, before: int, after: float) -> Iterator[KeptFinding]:
-        """A power cut can take the record of a message whose copy it leaves; else no honest site keeps the copy."""
+        """Yield a finding for a copy without a record, unless a power cut may have taken only the record."""
         said = copy.statement
         of_run = copy.run in ("", self._run) and said.session in ("", *self._sessions)
         if of_run and self._has_break(before, after):
@@ -349,7 +349,7 @@ class _Comparison:
         yield KeptFinding("evidence-unrecorded", what)
 
     def _lost(self) -> Iterator[KeptFinding]:
-        """Records whose copy is gone."""
+        """Yield a finding for each record whose copy is gone."""
         matched = sorted(copy.seq for copy in self._kept.copies if copy.seq >= 0)
         gone = [one for one in self._missing if one.seq not in self._blamed]
         lost = [one for one in gone if not self._may_lack(one.seq, matched)]
@@ -364,7 +364,7 @@ class _Comparison:
             yield KeptFinding("evidence-missing", what, one.seq, one.entry)
 
     def _unread(self) -> Iterator[KeptFinding]:
-        """Messages of other forms: one finding, by the newest form that is known of them."""
+        """Yield one finding for all messages of other forms, which names the newest form that is known of them."""
         unread = [one for one in self._kept.copies if one.statement.form != FORM and one.recorded]
         if not unread:
             return
@@ -378,13 +378,13 @@ class _Comparison:
         yield KeptFinding(UNREAD, what, max(first.seq, 0))
 
     def _may_lack(self, seq: int, matched: list[int]) -> bool:
-        """Whether a process died before the copy of this record was on the disk."""
+        """Return whether a process may have died before the copy of this record was on the disk."""
         end = next((place for place in self._breaks if place > seq), None)
         if end is None or max((size for at, size in self._log.checkpoints if at < end), default=0) > seq:
             return False
         behind = bisect_left(matched, seq)
         if behind < len(matched) and matched[behind] < end:
-            return False  # a later one is there, and they are written in their order
+            return False  # a later copy is there, and copies are written in order
         self._crash["missing"] += 1
         return True
 
@@ -404,11 +404,11 @@ class _Comparison:
 
 
 def _difference(party: str, entry: Entry, said: Statement) -> str:
-    """What a record says otherwise than its message, in words; empty where they agree."""
+    """Return in words how a record differs from its message; empty if they agree."""
     sender = party if entry.direction == "sent" else entry.peer
     if (entry.type, sender) != (said.type, said.sender):
         return f"that it is a {entry.type} of {sender}"
-    if said.session and entry.session != said.session and entry.type != "Refusal":  # that goes by its context
+    if said.session and entry.session != said.session and entry.type != "Refusal":  # matched by its context
         return f"that it is of session {entry.session[:12] or 'none'}"
     if entry.bytes < said.size or (entry.bytes > said.size and not said.has_vectors):
         return f"that it has {entry.bytes} bytes"
@@ -422,25 +422,25 @@ def _record(index: int, entry: Entry) -> str:
 
 
 class EvidenceUnread(SecureFdaError):
-    """A log is what it should be, but this version cannot read all messages beside it, so it cannot be judged."""
+    """A log is sound, but this version cannot read all messages beside it, so the evidence cannot be judged."""
 
     exit_code = ExitCode.AUDIT
 
 
 class EvidenceLost(SecureFdaError):
-    """A log is what it should be, and the messages that are kept beside it as evidence are not."""
+    """A log is sound, but the messages that are kept beside it as evidence are not."""
 
     exit_code = ExitCode.AUDIT
 
 
 def kept_verdict(log: LogFolder, verification: Verification, reader: StatementReader, *, live: bool) -> KeptVerdict:
-    """Compare the messages beside a log with those of its records that the verification vouches for.
+    """Compare the messages beside a log with the records that its verification vouches for.
 
     Args:
         log: the log.
-        verification: what it is worth by itself.
-        reader: under the roster of its run.
-        live: whether it was being written before it was verified.
+        verification: the verification of the log by itself.
+        reader: reads messages under the roster of the run.
+        live: whether a process was writing the log before it was verified.
     """
     found = verification.finding
     is_whole = found is None or found.kind in ("missing-cosignature", "torn")
@@ -457,5 +457,5 @@ def kept_verdict(log: LogFolder, verification: Verification, reader: StatementRe
             is_whole=is_whole,
             live_size=verification.size if live else None,
         )
-    except DamagedLog:  # the verification says so, or the log was changed since
+    except DamagedLog:  # the verification reports the damage, or the log was changed since
         return NOT_JUDGED

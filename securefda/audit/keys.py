@@ -1,8 +1,8 @@
-"""Which roster an audit log is checked with: the one that the user names, that of the kit around it, or its own.
+"""Finds the roster to check an audit log with: the one that the user names, that of the surrounding kit, or its own.
 
-keys = keys_of(log_folder, roster_option)     Keys; ConfigError where there is no roster, or none that can be used
+keys = keys_of(log_folder, roster_option)     Keys; ConfigError if there is no usable roster
 keys.public                                   for `securefda.audit.verify.verify_log`
-keys.disagreement(named)                      None, or why the log is not of this roster
+keys.disagreement(named)                      None, or why the log does not belong to this roster
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from securefda.site.kit import KIT_FILE, LOCAL, STARTUP, Manifest, naming_roster
 from securefda.site.kit import ROSTER_FILE as KIT_ROSTER_FILE
 
 ROSTER_FILE: Final = "roster.json"
-"""In the folder of a log: canonical bytes of the roster under which the run began."""
+"""File in the folder of a log with the canonical bytes of the roster under which the run began."""
 _AUDIT: Final = "audit"
 _OPTION: Final = "--roster"
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The keys that a log is checked with, and why these.
+    """The keys that a log is checked with, and where they come from.
 
     Attributes:
-        roster: all sites.
-        where_from: ``"option"``: the user named the file; ``"kit"``: the CA of the kit in which the log lies, and the
-            members, signed it; ``"log"``: the log's own, which the maker of the log could have made as well.
-        file: where it stands.
-        site: whose kit it is; empty elsewhere.
-        newest: epoch of the kit's roster, where the run began under an earlier one; else 0.
+        roster: the roster with all sites.
+        where_from: ``"option"`` if the user named the file; ``"kit"`` if the members and the CA of the kit around the
+            log signed it; ``"log"`` if it is the log's own, which the maker of the log could have forged.
+        file: the file of the roster.
+        site: the site whose kit it is; empty outside a kit.
+        newest: the epoch of the kit's roster if the run began under an earlier one; else 0.
     """
 
     roster: Roster
@@ -51,12 +51,12 @@ class Keys:
 
     @property
     def federation(self) -> str:
-        """Federation id."""
+        """The federation id."""
         return self.roster.federation_id
 
     @property
     def public(self) -> Mapping[str, bytes]:
-        """Raw Ed25519 public key of every site, 32 bytes, by site id in roster order."""
+        """The raw Ed25519 public key of every site, 32 bytes, by site id in roster order."""
         return {entry.site_id: entry.signing_key for entry in self.roster.entries}
 
     @property
@@ -66,12 +66,12 @@ class Keys:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the canonical bytes in hex: what ``run-began`` names and people compare."""
+        """The SHA-256 of the canonical bytes in hex, which ``run-began`` names and people compare."""
         return self.roster.digest().hex()
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What the user has to do before anything rests on these keys, one line each."""
+        """The steps that the user must take before relying on these keys, one line each."""
         if self.where_from == "log":
             what = (
                 "the keys are from the log's own roster, which the maker of the log could have made: compare the digest"
@@ -81,17 +81,17 @@ class Keys:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the user should know of them, one line each."""
+        """The facts about these keys that the user should know, one line each."""
         if self.newest:
             what = f"the run began under the roster of epoch {self.roster.epoch}, and is checked with it"
             return (f"{what}; the kit has epoch {self.newest} by now",)
         return ()
 
     def disagreement(self, named: str | None) -> str | None:
-        """Why a log is not of this roster, one line; None where it is.
+        """Return in one line why a log does not belong to this roster; None if it does.
 
         Args:
-            named: digest in hex that its ``run-began`` has, see `roster_named`; None where it is not known.
+            named: the roster digest in hex that the log's ``run-began`` has, see `roster_named`; None if unknown.
         """
         if named in (None, self.digest):
             return None
@@ -101,14 +101,14 @@ class Keys:
 def keys_of(log_folder: Path, roster_option: Path | None = None) -> Keys:
     """Find the roster of a log.
 
-    ``roster_option`` comes first: a signed roster or canonical bytes, trusted because the user named it. Else that of
-    the kit, where the folder is ``KIT/local/audit/RUN``; its signatures are checked up to the kit's CA. Where the run
-    began under an earlier roster, that one is beside the log, and is checked likewise. Else the log's own
-    ``roster.json``.
+    ``roster_option`` comes first: a signed roster or canonical bytes, trusted because the user named it. Next comes the
+    roster of the kit if the folder is ``KIT/local/audit/RUN``; its signatures are checked up to the kit's CA. If the
+    run began under an earlier roster, that one is beside the log and is checked in the same way. Last comes the log's
+    own ``roster.json``.
 
     Raises:
-        ConfigError: there is none, or the first of these that exists is no valid roster.
-        CertificateError: the kit's files are of two federations.
+        ConfigError: there is no roster, or the first one that exists is invalid.
+        CertificateError: the kit's files belong to two federations.
     """
     if roster_option is not None:
         return Keys(_read_roster(roster_option), "option", roster_option)
@@ -127,11 +127,11 @@ def keys_of(log_folder: Path, roster_option: Path | None = None) -> Keys:
 
 
 def roster_named(log: LogFolder) -> str | None:
-    """Digest of the roster under which the run began, in hex, as the log's first record says; None where none does."""
+    """Return the hex digest of the roster under which the run began, from the log's first record; None if unknown."""
     try:
         entry = log.entry(0)
         record = None if entry is None else Record.parse(entry)
-    except (AuditError, RecordError):  # what is wrong with it is for the verification to say
+    except (AuditError, RecordError):  # the verification reports what is wrong with the record
         return None
     if record is None or record.entry.type != "run-began":
         return None
@@ -139,7 +139,7 @@ def roster_named(log: LogFolder) -> str | None:
 
 
 def _kit_of(log_folder: Path) -> Path | None:
-    """The kit whose ``local/audit/RUN`` the folder is."""
+    """Return the kit if the folder is its ``local/audit/RUN``, else None."""
     parents = log_folder.resolve().parents
     if [folder.name for folder in parents[:2]] != [_AUDIT, LOCAL]:
         return None
@@ -147,17 +147,17 @@ def _kit_of(log_folder: Path) -> Path | None:
 
 
 def keys_of_kit(kit: Path, own: Path | None = None) -> Keys:
-    """The roster of a kit, as its CA and all members signed it.
+    """Return the roster of a kit, as its CA and all members signed it.
 
-    Neither private keys nor dates matter here: the log may be old. No private key is read.
+    Dates are not checked, since the log may be old. No private key is read.
 
     Args:
         kit: the folder with ``startup/`` in it.
-        own: a log's own roster, in the folder of the log, which need not exist; None where no log is looked at.
+        own: the path of a log's own roster, which need not exist; None if there is no log.
 
     Raises:
         ConfigError: a file of the kit is missing, or is not what was signed.
-        CertificateError: they are of two federations.
+        CertificateError: the kit's files belong to two federations.
     """
     startup = kit / STARTUP
     ca = parse_ca(str(startup / CA_FILE), read_file(startup / CA_FILE).data)
@@ -175,7 +175,7 @@ def keys_of_kit(kit: Path, own: Path | None = None) -> Keys:
     except ConfigError:
         return keys
     later = (earlier.federation_id, named) != (keys.federation, earlier.digest().hex()) or earlier.epoch >= roster.epoch
-    if later:  # it is not the roster of the run, or none that a renewal has replaced
+    if later:  # it is not the roster of the run, or not an earlier one
         return keys
     try:
         SignedRoster.from_bytes(read_file(own).data).verify(ca.roster_key)
@@ -186,7 +186,7 @@ def keys_of_kit(kit: Path, own: Path | None = None) -> Keys:
 
 def _read_roster(file: Path) -> Roster:
     data = read_file(file).data
-    with suppress(ConfigError):  # then it is canonical bytes, or nothing of ours
+    with suppress(ConfigError):  # if this fails, it is canonical bytes or no roster
         data = SignedRoster.from_bytes(data).roster_bytes
     try:
         with naming_roster(file):

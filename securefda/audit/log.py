@@ -1,8 +1,8 @@
-"""One party's log of one run: records are appended before what they tell of leaves, and checkpoints sign them.
+"""One party's log of one run. A record is appended before its message leaves, and checkpoints sign the records.
 
-A record is in its file when `AuditLog.append` returns, and on the disk if that was asked for, or when the next
-checkpoint is. A process that dies leaves at most one record that is not whole. `recover` cuts that off when the log is
-opened again, unless a checkpoint covers it: then its writer did not cut it.
+A record is in its file when `AuditLog.append` returns. It is on the disk then if the caller asked for that, otherwise
+with the next checkpoint. A process that dies leaves at most one incomplete record. `recover` cuts it off when the log
+is opened again, unless a checkpoint covers it: no crash can have cut that record.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ from securefda.disk import sync_folder
 
 
 class AuditLog:
-    """The only writer of a log; `open` it.
+    """The only writer of a log. Make one with `open`.
 
-    Several threads may append. After an error of the disk, or a fork, the object is dead; opening the log again goes on
-    behind the last whole record.
+    Several threads may append. After a disk error or a fork of the process the object is dead; a log that is opened
+    again continues after the last whole record.
     """
 
     def __init__(self, folder: Path, name: LogName, key: Ed25519PrivateKey, clock: Callable[[], datetime]) -> None:
@@ -106,46 +106,46 @@ class AuditLog:
 
     @classmethod
     def open(cls, parent: Path, name: LogName, key: Ed25519PrivateKey, clock: Callable[[], datetime]) -> AuditLog:
-        """Begin the log of a run, or go on with it.
+        """Begin or continue the log of a run.
 
         Args:
-            parent: folder with the party's logs; that of this run is named like the run, with mode 0700.
-            name: whose log of which run.
+            parent: the folder with the party's logs; the log of this run has a subfolder named like it, of mode 0700.
+            name: the federation, party and run of the log.
             key: the party's signing key.
-            clock: says what time it is, with its zone.
+            clock: returns the current time with its time zone.
 
         Raises:
-            AuditError: another process writes it; others could read it; it is another log's, is shorter than its
-                checkpoint, or is not what the checkpoint signed; a file cannot be read or written.
+            AuditError: another process writes the log; others could read it; the folder holds another log; the log is
+                shorter than its checkpoint, or is not what the checkpoint signed; a file cannot be read or written.
         """
         return cls(parent / name.run, name, key, clock)
 
     @property
     def size(self) -> int:
-        """Number of records."""
+        """The number of records."""
         return self._state.levels.size
 
     @property
     def lost_bytes(self) -> int:
-        """How much of a record that was not whole was cut off when the log was opened."""
+        """The number of bytes of an incomplete record that were cut off when the log was opened."""
         return self._state.lost_bytes
 
     def append(self, entry: Entry, *, durable: bool = False) -> int:
-        """Write a record of what happened, or is about to.
+        """Write a record of something that happened or is about to happen.
 
         Args:
-            entry: what is recorded.
-            durable: whether the record must be on the disk when this returns, as at releases.
+            entry: the entry to record.
+            durable: whether the record must be on the disk when this returns, as for releases.
 
         Returns:
-            Its place in the log, 0-based.
+            The 0-based place of the record in the log.
 
         Raises:
-            AuditError: it could not be written, or not all that follows from it; what it tells of must not happen.
-            RecordError: it is too long for a record.
+            AuditError: the record, or a file that depends on it, could not be written; its event must not happen.
+            RecordError: the entry is too long for a record.
         """
         self._require_no_fork()
-        with self._mutex:  # neither `_alone` nor `_dead_on_error`: a context of ours costs as much as the write
+        with self._mutex:  # without `_alone` and `_dead_on_error`: our own context managers cost as much as the write
             self._require_usable()
             seq = self._state.levels.size
             record = encode_record(seq, format_time(self._clock()), self._name.party, self._name.run, entry)
@@ -159,16 +159,16 @@ class AuditLog:
             return seq
 
     def checkpoint(self, *, save: bool = True) -> bytes:
-        """Sign the log as it is, and return the note; all records are on the disk then.
+        """Sign the log as it is, and return the note. All records are on the disk then.
 
-        Where nothing was added since the last one, that one is returned, with the cosignatures that it has.
+        If no record was added since the last checkpoint, that one is returned, with the cosignatures that it has.
 
         Args:
-            save: whether the note goes to the disk now. Else it does with `save`, the next one, or `close`: others may
-                hold it before, since the records that it signs cannot be lost any more.
+            save: whether to write the note to the disk now. Otherwise `save`, the next checkpoint or `close` writes it.
+                Others may have it before that, since the records that it signs can no longer be lost.
 
         Raises:
-            AuditError: it could not be written.
+            AuditError: the records or the note could not be written.
         """
         with self._alone():
             last = self._state.note
@@ -182,11 +182,11 @@ class AuditLog:
             return self._last_note.to_bytes()
 
     def proof(self, old: int) -> tuple[bytes, ...]:
-        """That the tree of the last checkpoint begins with its first ``old`` leaves (RFC 9162, 2.1.4.1).
+        """Prove that the tree of the last checkpoint begins with its first ``old`` leaves (RFC 9162, 2.1.4.1).
 
         Raises:
             AuditError: a tile cannot be read, or there is no checkpoint.
-            ValueError: the checkpoint has fewer.
+            ValueError: the checkpoint has fewer leaves.
         """
         with self._alone():
             if old not in self._proofs:  # most witnesses have seen the same checkpoint last
@@ -195,15 +195,15 @@ class AuditLog:
             return self._proofs[old]
 
     def save(self) -> None:
-        """Bring the last checkpoint with its cosignatures, and its tiles, to the disk. Raises AuditError."""
+        """Save the last checkpoint, with its cosignatures and its tiles, to the disk. Raises AuditError."""
         with self._alone(), self._dead_on_error():
             self._save()
 
     def add_cosignature(self, size: int, signature: Signature, witness: NoteKey, *, save: bool = True) -> Note:
-        """Put the signature of a witness under the checkpoint of ``size`` records, and return the note with it.
+        """Add the signature of a witness to the checkpoint of ``size`` records, and return the note with it.
 
-        Where this witness has signed it before, that signature stays and this one is dropped. ``save`` is as for
-        `checkpoint`, and holds for the last one; an older one is written at once.
+        If this witness has signed that checkpoint before, the earlier signature stays and this one is dropped. ``save``
+        is as for `checkpoint` and applies to the last checkpoint; an older one is written at once.
 
         Raises:
             SignatureError: the signature is not of this key over that checkpoint.
@@ -231,9 +231,9 @@ class AuditLog:
             return note
 
     def close(self) -> None:
-        """Let others write. What was appended stays; no checkpoint is made.
+        """Close the log, so that another process can write it. Records stay, and no checkpoint is made.
 
-        A checkpoint that was not saved is, if the disk lets it; without it, the next one covers its records.
+        An unsaved checkpoint is saved if the disk allows it; otherwise the next checkpoint covers its records.
         """
         with self._mutex:
             if self._usable and os.getpid() == self._process:
@@ -265,13 +265,13 @@ class AuditLog:
             if durable:
                 os.fsync(self._tail)
         except OSError as error:
-            with suppress(OSError):  # what stays is a record that is not whole, which the next opening cuts off
+            with suppress(OSError):  # an incomplete record may stay; `open` cuts it off
                 os.ftruncate(self._tail, before)
             raise disk_error(self._folder / TAIL, "written", error) from error
         self._state.tail_bytes = before + len(data)
 
     def _finish_bundle(self, full: list[Tile]) -> None:
-        """Give the tail its name among the bundles. The tiles come first: a bundle says that its tiles exist."""
+        """Rename the tail to a bundle. The tiles are written first, since a bundle implies that its tiles exist."""
         target = self._folder / bundle_path(full[0].index)
         with self._dead_on_error(), disk_errors(target, "written"):
             os.fsync(self._tail)
@@ -301,7 +301,7 @@ class AuditLog:
         self._saved = False
 
     def _save(self) -> None:
-        """Hashes first: a checkpoint says that they exist."""
+        """Save the last checkpoint. The hashes are written first, since a checkpoint implies that they exist."""
         if self._saved:
             return
         note = self._last_note
@@ -313,15 +313,15 @@ class AuditLog:
         self._saved = True
 
     def _write_partial(self, path: str, data: bytes) -> None:
-        """Write a tile or bundle that is not full, unless it exists, or is full by now."""
+        """Write a partial tile or bundle, unless it exists or is full by now."""
         file = self._folder / path
         if not (file.exists() or file.parent.with_suffix("").exists()):
             write(file, data)
 
     def _tidy(self) -> None:
-        """Leave the files that C2SP wants for the last checkpoint, and none that a full one has replaced.
+        """Keep the files that C2SP requires for the last checkpoint, and delete those that a full one has replaced.
 
-        Not while the run goes on: to delete a file that is on the disk costs as much as ten forced writes.
+        This is not done during the run: deleting a file that is on the disk costs as much as ten forced writes.
         """
         if self._state.note is not None:
             self._write_partial_bundle(Checkpoint.parse(self._state.note.text).size)
@@ -331,7 +331,7 @@ class AuditLog:
                     remove_folder(folder)
 
     def _write_partial_bundle(self, size: int) -> None:
-        """The entries of the last tile up to a checkpoint; the tail has them too, and more."""
+        """Write the entries of the last tile up to a checkpoint. The tail has these entries too, and more."""
         width = size % WIDTH
         if not width or size // WIDTH != self.size // WIDTH:
             return
@@ -347,18 +347,18 @@ class AuditLog:
             yield
 
     def _require_no_fork(self) -> None:
-        if os.getpid() != self._process:  # the lock is shared with the parent, and what is in memory is not
+        if os.getpid() != self._process:  # the lock is shared with the parent, but the memory is not
             raise AuditError(self._folder, "was opened before this process was forked", hint="open it after the fork")
 
     def _require_usable(self) -> None:
-        if (cause := self._died_of) is not None:  # the next caller says it as well
+        if (cause := self._died_of) is not None:  # each later caller gets the cause too
             raise AuditError(cause.file, cause.what, hint=cause.hint) from cause
         if not self._usable:
             raise AuditError(self._folder, "was closed", hint="open it again")
 
     @contextmanager
     def _dead_on_error(self) -> Iterator[None]:
-        """End the object, since the disk may say something else than what is in memory."""
+        """Mark the object as dead on an error, since disk and memory may differ then."""
         try:
             yield
         except BaseException as error:
@@ -378,7 +378,7 @@ class AuditLog:
 
 
 def _locked(descriptor: int) -> bool:
-    """Take the lock; False where another process keeps it. A reader holds it for a moment, to see whether it is."""
+    """Take the lock; return False if another process keeps it. A reader takes it for a moment to test whether it is."""
     for patience_s in (0.01, 0.05, 0.2, None):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -396,14 +396,14 @@ HINT: Final = "keep it as evidence, put the newest copy back, or take part in a 
 
 @dataclass(slots=True)
 class State:
-    """Where a log stands.
+    """The state of a log.
 
     Attributes:
-        levels: the tree, without what was cut off.
-        tail_bytes: length of the whole records in the tail.
-        lost_bytes: how much of a record that is not whole stands behind them.
+        levels: the tree, without the incomplete record.
+        tail_bytes: the length of the whole records in the tail.
+        lost_bytes: the length of the incomplete record after them.
         note: the newest checkpoint, None before the first.
-        full: the tiles that the last record filled, where the tail has not become a bundle yet.
+        full: the tiles that the last record filled, if the tail has not become a bundle yet.
     """
 
     levels: Levels
@@ -414,10 +414,10 @@ class State:
 
 
 def recover(folder: Path, name: LogName, key: Ed25519PublicKey) -> State:
-    """Read what is needed in order to go on with a log; O(log n) of its files, not all of it.
+    """Read the state of a log from O(log n) of its files, so that it can be continued.
 
     Raises:
-        AuditError: others could read or change it, or it is not what its newest checkpoint signed.
+        AuditError: others could read or change the log, or it is not what its newest checkpoint signed.
     """
     _check_mode(folder, folder)
     # The newest checkpoint. The copy under its public name may be older: a crash can come between the two
@@ -426,7 +426,7 @@ def recover(folder: Path, name: LogName, key: Ed25519PublicKey) -> State:
         names = [file.name for file in kept.iterdir() if file.name.isdecimal()] if kept.is_dir() else []
     public = read_checkpoint(folder / CHECKPOINT)
     newest = read_checkpoint(kept / max(names)) if names else None
-    if _size_of(public) > _size_of(newest):  # the kept one is written first
+    if _size_of(public) > _size_of(newest):  # the kept copy is written first
         raise AuditError(kept, "lacks the newest checkpoint", hint=HINT)
     note = newest
     head = None if note is None else _checked_head(folder, note, name, key)
@@ -456,7 +456,7 @@ def recover(folder: Path, name: LogName, key: Ed25519PublicKey) -> State:
 
 
 def read_checkpoint(path: Path) -> Note | None:
-    """Read a note, None where there is none. Raises AuditError."""
+    """Read a note; None if there is none. Raises AuditError."""
     data = read(path, MAX_NOTE_BYTES)
     try:
         return None if data is None else Note.parse(data)
@@ -465,7 +465,7 @@ def read_checkpoint(path: Path) -> Note | None:
 
 
 def _size_of(note: Note | None) -> int:
-    """Size that a checkpoint says, -1 where there is none or it says none."""
+    """Return the size that a checkpoint states; -1 without a checkpoint or a size."""
     try:
         return -1 if note is None else Checkpoint.parse(note.text).size
     except NoteError:
@@ -494,7 +494,7 @@ def _replay_tail(folder: Path, name: LogName, levels: Levels, note: Note | None,
     whole = 0
     _check_head(folder, levels, head)
     for entry in entries:
-        if not any(data[whole:]):  # what a file system leaves of a record that had a length, but no contents yet
+        if not any(data[whole:]):  # a file system leaves zeros of a record that had a length but no contents yet
             break
         seq = levels.size
         try:

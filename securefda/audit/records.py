@@ -30,24 +30,24 @@ from securefda.audit.notes import is_name
 from securefda.parse import json_value
 
 VERSION: Final = 1
-"""Of the format; every record has it as its last key, ``v``."""
+"""Version of the format. Every record has it as its last key, ``v``."""
 MAX_RECORD_BYTES: Final = 65_535
-"""What the length in an entry bundle can say."""
+"""The largest length that an entry bundle can encode."""
 MAX_INTEGER: Final = 2**53 - 1
-"""The largest that every reader of JSON takes."""
+"""The largest integer that every JSON parser reads exactly."""
 MAX_ITEMS: Final = 1024
-"""Of a list: as many as a roster has sites."""
+"""Longest list: as many items as a roster can have sites."""
 
 Direction = Literal["sent", "received", "event"]
 Facts = Mapping[str, int | str | list[int] | list[str]]
 
 
 class RecordError(ValueError):
-    """A record is not of the one form that it must have; the text names the field and holds no value of it."""
+    """A record does not have the required form. The message names the field and contains no value of it."""
 
 
 class NewerVersion(RecordError):
-    """The record was written by a later release, which has other fields; this release cannot say what it means."""
+    """The record was written by a later release, which has other fields. This release cannot interpret it."""
 
 
 def _require(condition: bool, what: str) -> None:
@@ -67,11 +67,11 @@ class Form:
 
     Attributes:
         name: one word.
-        means: which values they are, in words.
-        holds: says of a Python value whether it is one: something true, or not.
-        found: regular expression that finds such a value in a record.
-        read: makes the value of what was found; None where it is that.
-        write: makes what stands in the record of the value, without the quotes of a text.
+        means: a description of the values.
+        holds: returns something true if a Python value is one of them.
+        found: regular expression that matches such a value in a record.
+        read: converts the matched text to the value; None if the text is the value.
+        write: converts the value to its text in the record, without the quotes of a string.
     """
 
     name: str
@@ -91,7 +91,7 @@ def _one_of(name: str, *words: str) -> Form:
     return Form(name, f"one of {', '.join(words)}", lambda value: value in words)
 
 
-@lru_cache(maxsize=4096)  # most are settings, which repeat
+@lru_cache(maxsize=4096)  # most decimals are settings, which repeat
 def _is_decimal(value: str) -> bool:
     if not re.fullmatch(r"[0-9][0-9.e+-]{0,31}", value):
         return False
@@ -150,8 +150,8 @@ class Field:
 
     Attributes:
         name: its key.
-        form: which values it can have.
-        means: what it says, for users.
+        form: the values that it can have.
+        means: its meaning, for users.
         optional: whether the empty text, or the empty object, stands for "does not apply".
     """
 
@@ -162,7 +162,7 @@ class Field:
 
     @property
     def holds(self) -> Callable[[Any], object]:
-        """Says of a value whether the field can have it; of an object that does not apply, the value is None."""
+        """A function that tells whether the field can have a value. An object that does not apply is None."""
         holds, nothing = self.form.holds, "" if self.form.found == _TEXT else None
         return (lambda value: value == nothing or holds(value)) if self.optional else holds
 
@@ -182,7 +182,7 @@ def fields_of(part: Hashable) -> tuple[Field, ...]:
 def _check_fields(part: Any) -> None:
     """Check each field of a part by its declaration. Raises RecordError."""
     checks, values_of = _checks_of(part.__class__)
-    with suppress(TypeError):  # a list, where a text is looked up
+    with suppress(TypeError):  # a list cannot be looked up where a text is expected
         if all(map(call, checks, values_of(part))):
             return
     for one in fields_of(part.__class__):
@@ -197,7 +197,7 @@ def _checks_of(part: Hashable) -> tuple[list[Callable[[Any], object]], Callable[
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What the policy said. Raises RecordError where a field has another form."""
+    """The policy's decision. Raises RecordError if a field does not have its form."""
 
     verdict: str = field(metadata=_of(VERDICT, "what the policy said"))
     key: str = field(
@@ -211,7 +211,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Disclosure:
-    """What the peer learns by this message. Raises RecordError where a field has another form."""
+    """The information that a message gives to its peer. Raises RecordError if a field does not have its form."""
 
     level: str = field(metadata=_of(LEVEL, "the visibility level at which the peer sees it"))
     what: str = field(metadata=_of(WORD, 'what it is, for example "update" or "samples"'))
@@ -223,7 +223,7 @@ class Disclosure:
 
 @dataclass(frozen=True, slots=True)
 class DpSpent:
-    """What a round costs, and the ledger with it. Raises RecordError where a field has another form."""
+    """The privacy cost of a round, and the ledger after it. Raises RecordError if a field does not have its form."""
 
     mechanism: str = field(metadata=_of(WORD, 'the mechanism, for example "dp-sgd"'))
     accountant: str = field(metadata=_of(WORD, 'the accountant, for example "rdp"'))
@@ -246,7 +246,7 @@ class Event:
 
     Attributes:
         means: what happened.
-        facts: the keys of ``facts``: exactly these.
+        facts: the fields that ``facts`` has, no more and no fewer.
         charges: whether the record has ``dp``.
     """
 
@@ -348,7 +348,7 @@ TYPE: Final = Form("type", "a message type: a capital and at most 63 letters and
 
 
 def _object_from(text: str) -> dict[str, Any]:
-    """An object in its one form."""
+    """Parse an object of a record. Raises RecordError if it is not in its canonical form."""
     if text == "{}":
         return {}
     try:
@@ -360,7 +360,7 @@ def _object_from(text: str) -> dict[str, Any]:
 
 
 def _object_form(part: Any) -> Form:
-    """The form of an object with the fields of a part; of most parts a log has a few, in many records."""
+    """Return the form of an object with the fields of a part. Values are cached, since most repeat in many records."""
     name, keys = part.__name__.lower(), [one.name for one in fields_of(part)]
 
     @lru_cache(maxsize=1024)
@@ -392,10 +392,10 @@ FACTS: Final = Form(
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What a site says of one message or event; the log adds when, where and who.
+    """A site's statement about one message or event. The log adds its place, its time, the party and the run.
 
     A message has a peer and a digest, and no facts. An event has the facts of its kind, see `EVENTS`. An
-    attempt needs a round. Raises RecordError where this is not so, or a field has another form.
+    attempt needs a round. Raises RecordError if any of this does not hold, or a field does not have its form.
     """
 
     direction: Direction = field(metadata=_of(DIRECTION, "sent or received of a message, event of anything else"))
@@ -438,7 +438,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """An entry with its place in the log. Raises RecordError where a field has another form."""
+    """An entry with its place in the log. Raises RecordError if a field does not have its form."""
 
     seq: int = field(metadata=_of(COUNT, "place in the log, 0-based"))
     time: str = field(metadata=_of(TIME, "when, by the site's clock"))
@@ -451,11 +451,11 @@ class Record:
 
     @property
     def moment(self) -> datetime:
-        """The time as a moment in UTC."""
+        """The time of the record as a datetime in UTC."""
         return datetime.fromisoformat(self.time)
 
     def to_bytes(self) -> bytes:
-        """The one encoding. Raises RecordError where it would be longer than ``MAX_RECORD_BYTES``."""
+        """Encode the record canonically. Raises RecordError if that takes more than ``MAX_RECORD_BYTES``."""
         return encode_record(self.seq, self.time, self.party, self.run, self.entry)
 
     @classmethod
@@ -464,7 +464,7 @@ class Record:
 
         Raises:
             NewerVersion: its version is above ``VERSION``.
-            RecordError: anything that ``to_bytes`` does not write.
+            RecordError: the bytes are not what ``to_bytes`` writes.
         """
         _require(len(data) <= MAX_RECORD_BYTES, "length")
         line = _LINE.fullmatch(data.decode("latin-1"))
@@ -477,10 +477,10 @@ class Record:
 
 
 def encode_record(seq: int, time: str, party: str, run: str, entry: Entry) -> bytes:
-    """`Record.to_bytes` for a writer whose number, time and names are in form, as `Record` has them.
+    """Encode a record as `Record.to_bytes` does, without checking its number, time and names again.
 
     Raises:
-        RecordError: it would be longer than ``MAX_RECORD_BYTES``.
+        RecordError: the record would be longer than ``MAX_RECORD_BYTES``.
     """
     values = _SORTED((seq, time, party, run, *_OF_ENTRY(entry)))
     data = (_TEMPLATE % tuple(write(value) for write, value in zip(_WRITERS, values, strict=True))).encode("ascii")
@@ -489,7 +489,7 @@ def encode_record(seq: int, time: str, party: str, run: str, entry: Entry) -> by
 
 
 def format_time(moment: datetime) -> str:
-    """The time as a record holds it. Raises ValueError for a moment without a time zone."""
+    """Format a time as records hold it. Raises ValueError for a time without a time zone."""
     if moment.tzinfo is None:
         raise ValueError("a moment without a time zone is no time")
     in_utc = moment if moment.tzinfo is UTC else moment.astimezone(UTC)
@@ -507,8 +507,8 @@ _OF_ENTRY: Final = attrgetter(*(one.name for one in _ENTRY))
 _SORTED: Final = itemgetter(*map((*_RECORD, *_ENTRY).index, _KEYS))
 _FOUND: Final = ",".join(f'"{one.name}":{one.form.found}' for one in _KEYS)
 _LINE: Final = re.compile(rf'\{{{_FOUND},"v":{VERSION}\}}')
-"""What `Record.to_bytes` writes; the values in it are checked by their forms. One pattern, since parsing is most of
-what a verification takes."""
+"""Matches what `Record.to_bytes` writes; the forms check the values in it. It is one pattern because parsing takes most
+of the time of a verification."""
 _TEMPLATE: Final = (
     "{"
     + "".join(f'"{one.name}":' + ('"%s",' if one.form.found == _TEXT else "%s,") for one in _KEYS)
@@ -517,7 +517,7 @@ _TEMPLATE: Final = (
 
 
 def _not_in_form(data: bytes) -> RecordError:
-    """Say what is wrong with bytes that are no record of this version."""
+    """Return the error that says why bytes are no record of this version."""
     try:
         fields = json_value(data.decode("ascii"))
     except ValueError:
