@@ -27,11 +27,11 @@ from securefda.transport.wire import BODY_FIELDS
 from securefda.v1 import messages_pb2 as pb
 
 BROADCAST: Final = ("Header", "KeyList", "Roll", "Survivors", "Consistency", "Result")
-"""What the target says in a session once, to all participants alike."""
+"""Message types that the target sends once in a session, the same to all participants."""
 ONCE: Final = ("Advertise", "Nonce", "ShareBundle", "MaskedInput", "Update", "SurvivorSignature", "Unmask")
-"""What a source says in a session once, to the target."""
+"""Message types that a source sends once in a session, to the target."""
 ONCE_IN_A_VIEW: Final = ("Nonce", "ShareBundle", "MaskedInput", "SurvivorSignature", "Unmask")
-"""Of these, what it says under a context that holds its own fresh keys: two under one context are never honest."""
+"""The types of `ONCE` whose context includes the source's own fresh keys: two under one context are never honest."""
 RELEASES: Final = frozenset({"MaskedInput", "Update"})
 
 
@@ -76,7 +76,7 @@ class HeaderSaid:
 
     @property
     def masked(self) -> int:
-        """How many sources the masking session has."""
+        """The number of sources in the masking session."""
         return sum(level != "individual" for level in self.levels.values())
 
     @property
@@ -95,7 +95,7 @@ class SurvivorsSaid:
 
 @dataclass(frozen=True, slots=True)
 class ResultSaid:
-    """A result: digest of the model that came out, over how many sources, and whether a masked sum is in it."""
+    """A result: the digest of the new model, the number of sources, and whether a masked sum is in it."""
 
     model: str
     count: int
@@ -162,7 +162,7 @@ class Statements(Protocol):
         """Every Header, Survivors, Result, Goodbye and Checkpoint with a valid signature, each once."""
 
     def find(self, digests: Collection[str]) -> Mapping[str, Statement]:
-        """Those of the messages with these digests that a site kept with a valid signature, by digest."""
+        """Return the kept messages with these digests and a valid signature, by digest."""
 
 
 _TRANSCRIPT: Final = frozenset(BODY_FIELDS[kind] for kind in (m.Header, m.Survivors, m.Result, m.Goodbye, m.Checkpoint))
@@ -175,13 +175,13 @@ class StatementReader:
         self._roster = roster
 
     def read(self, data: bytes) -> Statement:
-        """What a message says, and whether its signature is right.
+        """Return the statement of a message, and whether its signature is valid.
 
         Args:
-            data: as ``encode_signed`` writes it.
+            data: the message as ``encode_signed`` writes it.
 
         Raises:
-            WireError: it is not exactly one valid signed message.
+            WireError: the bytes are not exactly one valid signed message.
         """
         message = wire.decode_signed(data)
         envelope, index = message.envelope, message.sender
@@ -200,10 +200,10 @@ class StatementReader:
         )
 
     def read_any_form(self, data: bytes) -> Statement:
-        """The same of a message of another form too, if its sender signed it; nothing is said of its body.
+        """Read a message as `read` does, or one of another form if its sender signed it. Such a body is not read.
 
         Raises:
-            WireError: it is no message of this form, and not signed by a site of the roster.
+            WireError: the bytes are no message of this form, and no site of the roster signed them.
         """
         try:
             return self.read(data)
@@ -272,12 +272,12 @@ class StatementReader:
 class KeptStatements:
     """The messages beside the logs of one run.
 
-    ``unreadable`` counts those that were met in the last pass and are no messages, or not signed by whom they name: no
-    honest site keeps one. ``faults`` says of a folder why it could not be read to its end.
+    ``unreadable`` counts the pieces of the last pass that are no messages, or are not signed by the sender that they
+    name; no honest site keeps one. ``faults`` has, by folder, why it could not be read to its end.
 
     Args:
-        reader: under the roster of the run.
-        folders: of the logs.
+        reader: reads messages under the roster of the run.
+        folders: the folders of the logs.
     """
 
     def __init__(self, reader: StatementReader, folders: Sequence[Path]) -> None:
@@ -300,7 +300,7 @@ class KeptStatements:
                     yield from self._valid(data)
 
     def find(self, digests: Collection[str]) -> Mapping[str, Statement]:
-        """Those with these digests of their signed bytes that have a valid signature."""
+        """Return the messages with these digests of their signed bytes and a valid signature, by digest."""
         wanted = {bytes.fromhex(digest) for digest in digests}
         found: dict[str, Statement] = {}
         for data in self._all():
@@ -335,7 +335,7 @@ class KeptStatements:
 
 
 def _field(data: bytes) -> str | None:
-    """Which body a message seems to have; None where it is no message. Reading it strictly is another matter."""
+    """Return the body type that a message seems to have, without strict parsing; None if it is no message."""
     try:
         field = pb.Envelope.FromString(pb.SignedMessage.FromString(data).signed_bytes).WhichOneof("body")
     except DecodeError:

@@ -1,6 +1,6 @@
-"""The work of ``securefda audit verify``: logs against a roster, and what is wrong with them.
+"""The work of ``securefda audit verify``: checks logs against a roster and reports their faults.
 
-Here is also what all audit commands share: what they come to (`Outcome`), and a bar while they verify a long log.
+It also has what all audit commands share: their result (`Outcome`), and a progress bar for long logs.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from securefda.text import aligned, counted, printable
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a command says.
+    """The result of a command.
 
     Attributes:
-        data: for programs.
-        text: for people; empty where the error says all.
-        error: what is wrong; None where nothing is.
+        data: the result for programs.
+        text: the result for people; empty if the error says everything.
+        error: the error to end with, or None.
     """
 
     data: Mapping[str, Any]
@@ -53,12 +53,12 @@ class Outcome:
 
 
 _LONG: Final = 5000
-"""Records below which a verification takes no time that one would watch."""
+"""Number of records up to which a verification is too short for a progress bar."""
 
 
 @contextmanager
 def verification_progress(what: str, stream: TextIO | None = None) -> Iterator[Callable[[int, int], None]]:
-    """Where `securefda.audit.verify.verify_log` reports its progress; drawn on ``stream``, by default stderr."""
+    """Show the progress of `securefda.audit.verify.verify_log` on ``stream``, by default stderr."""
     stream = sys.stderr if stream is None else stream
     if not stream.isatty():
         yield lambda _read, _covered: None
@@ -84,7 +84,7 @@ _NEVER_SIGNED: Final = (
     "without a part in any session"
 )
 _MOST_UNSIGNED: Final = 1000
-"""Records of a site that joins again and again and takes part in nothing."""
+"""A never-signed log has fewer records: its site only joins again and again, and takes part in nothing."""
 _OPEN: Final = "the folder is open to others (mode {:04o}); unless it is a copy for them: chmod -R go= {}"
 
 
@@ -96,9 +96,9 @@ class AuditFinding(SecureFdaError):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What the options ask: see ``securefda audit verify``; ``witnesses`` is None for the default.
+    """The options of ``securefda audit verify``; ``witnesses`` is None for the default.
 
-    ``logs`` are logs, kits, or folders with logs in them; of these, only those of the run that begins like ``run``.
+    ``logs`` are logs, kits, or folders with logs; only logs of the run whose id begins with ``run`` are verified.
     """
 
     logs: tuple[Path, ...]
@@ -115,10 +115,10 @@ class Fault:
 
     Attributes:
         kind: one of `securefda.audit.verify.Kind`, or ``"wrong-roster"``.
-        index: as that of a `Finding`.
-        exact: likewise.
+        index: as in `Finding`.
+        exact: as in `Finding`.
         what: one line.
-        claim: what the record there says that it is; empty where none can be read.
+        claim: the record's own description of itself; empty if it cannot be read.
     """
 
     kind: str
@@ -135,7 +135,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What was found out of one log.
+    """The result for one log.
 
     Attributes:
         log: the folder, and whose it says that it is.
@@ -201,7 +201,7 @@ def _opened(folder: Path, question: Question) -> tuple[LogFolder, Keys, LogName]
 
 
 def _assigned(names: Sequence[LogName], files: Sequence[Path]) -> list[list[bytes]]:
-    """The checkpoints from outside, each with the log that it names. Raises ConfigError."""
+    """Return for each log the outside checkpoints that name it. Raises ConfigError."""
     found: list[list[bytes]] = [[] for _ in names]
     for file in files:
         data = read_file(file).data
@@ -272,7 +272,7 @@ def _fault(log: LogFolder, keys: Keys, found: Verification) -> Fault | None:
 
 
 def _claim(log: LogFolder, index: int) -> str:
-    """What the record at a place says of itself."""
+    """Describe the record at a place in its own words."""
     try:
         entry = log.entry(index)
         record = None if entry is None else Record.parse(entry)
@@ -291,7 +291,7 @@ def _claim(log: LogFolder, index: int) -> str:
 def _proved(
     log: LogFolder, found: Verification, fault: Fault | None, index: int | None
 ) -> tuple[Inclusion | None, Fault | None]:
-    """The proof that a record is in the newest checkpoint, if one was asked for and the checkpoint is good."""
+    """Return the proof that a record is in the newest checkpoint, if it was asked for and the checkpoint is good."""
     if index is None or not found.root:
         return None, fault
     if index >= found.covered:
@@ -327,7 +327,7 @@ def _about(log: LogFolder, live: bool, found: Verification) -> list[str]:
 
 
 def error_of(checked: Sequence[Checked]) -> AuditFinding | EvidenceLost | EvidenceUnread | None:
-    """The error with which the command ends: of a log, then of lost evidence, then what cannot be judged; or None."""
+    """Return the error to end with: first of a log, then of lost evidence, then of evidence not judged; or None."""
     faulty = [one for one in checked if one.fault is not None]
     if faulty:
         more = f"; {len(faulty) - 1} more of {len(checked)} logs are not what they should be" if len(faulty) > 1 else ""
@@ -360,7 +360,7 @@ def _hint(fault: Fault | None) -> str:
 
 
 def said_of(checked: Sequence[Checked]) -> Outcome:
-    """What ``securefda audit verify`` says of the logs."""
+    """Return the outcome of ``securefda audit verify`` on the logs."""
     text = "\n\n".join([*(_text(one) for one in checked), _PROVES])
     return Outcome({"logs": [_json(one) for one in checked]}, text, error_of(checked))
 

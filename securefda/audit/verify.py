@@ -1,11 +1,11 @@
-"""Verification of one log without its party: every record, tile, root, signature and cosignature, and what is wrong.
+"""Verifies one log without its party: every record, tile, root, signature and cosignature.
 
-What it shows, where nothing is found: the records that the newest checkpoint covers are those that the party's key
-signed, in their order, none missing. That the party did not show others something else is for the cosignatures, and for
-the checkpoints that others hold.
+Without a finding it shows that the records that the newest checkpoint covers are those that the party's key signed, in
+order and complete. Cosignatures, and checkpoints that others hold, show that the party did not present another log to
+others.
 
-All checkpoints are read, and their signatures checked, before any record is. Then one pass over the records on disk,
-side by side with their tiles. Memory does not grow with the log.
+All checkpoints are read and their signatures checked before any record is read. One pass then compares the records on
+disk with their tiles. Memory does not grow with the log.
 """
 
 from __future__ import annotations
@@ -235,9 +235,9 @@ def _unfit(kind: Kind, before: int, what: str) -> Unfit:
 
 
 CLOCK_SLACK: Final = timedelta(minutes=5)
-"""How far a clock may go back unremarked: NTP corrects, and threads take the time before they wait."""
+"""How far a clock may go back without a note: NTP corrects it, and threads take the time before they wait."""
 _MOST_ENTRIES: Final = 2 * WIDTH
-"""Of one file: it must have 256, and what was put in must be seen; empty ones without end need not be."""
+"""Most entries read from one file. It must have 256; more are read to see insertions, but not without end."""
 
 
 @dataclass(slots=True)
@@ -264,7 +264,7 @@ class Divergence:
     next_seq: int | None = None
 
     def follow(self, index: int, entry: bytes, leaf: bytes) -> None:
-        """Take note of a record behind the divergence."""
+        """Take a record after the divergence into account."""
         self.expected_later |= leaf == self.expected
         self.got_again |= leaf == self.got
         if index == self.index + 1:
@@ -273,7 +273,7 @@ class Divergence:
 
 @dataclass(slots=True)
 class Walk:
-    """What a pass over a log found.
+    """The findings of one pass over a log.
 
     Attributes:
         folder, name: the log, and whose it should be.
@@ -294,15 +294,15 @@ class Walk:
     good: int = 0
     """Size of the last checkpoint that held before the first that did not, or before the divergence."""
     anchored: int = 0
-    """Likewise, of a checkpoint for which not only the party vouches."""
+    """Size of the last such checkpoint that not only the party vouches for."""
     mismatch: int | None = None
-    """Size of the first checkpoint that the records do not have the root of."""
+    """Size of the first checkpoint whose root differs from that of the records."""
     matched_later: bool = False
     """Whether a checkpoint held at the mismatch, where others did not, or behind it or the divergence."""
     wrong: Finding | None = None
-    """The first record that is not what its place, or its log, wants."""
+    """The first record that does not fit its place or its log."""
     damaged: Finding | None = None
-    """The first tile or bundle that is not made of the records."""
+    """The first tile or bundle that disagrees with the records."""
     torn: int = 0
     """Bytes behind the last whole record."""
     backwards: int = 0
@@ -459,7 +459,7 @@ def _claimed_seq(entry: bytes) -> int:
 
 
 def _common(one: list[bytes], other: list[bytes]) -> int:
-    """How many records both begin with."""
+    """Return the number of records that both lists begin with in common."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((place for place, pair in pairs if pair[0] != pair[1]), min(len(one), len(other)))
 
@@ -523,7 +523,7 @@ def verify_log(
 
 
 def _judge(walk: Walk, heads: Sequence[Head], outside: Sequence[Head], needed: int) -> Finding | None:
-    """The first that applies; what the tree proves comes before what records say of themselves."""
+    """Return the first finding that applies. Proofs of the tree come before the records' own statements."""
     if walk.divergence is not None:
         return _judge_divergence(walk, walk.divergence, needed)
     if walk.mismatch is not None:
@@ -537,7 +537,7 @@ def _judge(walk: Walk, heads: Sequence[Head], outside: Sequence[Head], needed: i
 
 
 def _judge_whole(walk: Walk, heads: Sequence[Head], outside: Sequence[Head], needed: int) -> Finding | None:
-    """What can be wrong with a log that is what its newest checkpoint signs."""
+    """Return the finding for a log that agrees with its newest checkpoint, or None."""
     if outside and outside[-1].size > walk.levels.size:
         what = f"another site holds a checkpoint of {outside[-1].size} records, this log signs {walk.covered}"
         return Finding("replayed", walk.covered, exact=True, what=what)
@@ -552,7 +552,7 @@ def _judge_whole(walk: Walk, heads: Sequence[Head], outside: Sequence[Head], nee
 
 
 def _judge_divergence(walk: Walk, found: Divergence, needed: int) -> Finding:
-    """What was done to the first record that is not what its tile says, where the tiles are as they were signed."""
+    """Return what was done to the first record that disagrees with its tile, if the tiles are as they were signed."""
     if not _tiles_are_signed(walk, found):
         if not walk.matched_later:
             return _unlocated(walk, needed)
@@ -612,9 +612,9 @@ def _judge_mismatch(walk: Walk, heads: Sequence[Head], needed: int) -> Finding:
 
 
 def _unlocated(walk: Walk, needed: int) -> Finding:
-    """Neither records nor tiles lead to the signed root: what the records say of their places is all there is.
+    """Return the finding if neither records nor tiles lead to the signed root. It rests on the records' own places.
 
-    Where witnesses are needed, what the party alone signed before that place counts for nothing: its key may be stolen.
+    If witnesses are needed, records that only the party signed count for nothing, since its key may be stolen.
     """
     last = walk.anchored if needed else walk.good
     if walk.wrong is not None and walk.wrong.index >= last:

@@ -1,4 +1,4 @@
-"""What a check of a run is, and what all checks share: the logs, read side by side, and the kept messages. Pure."""
+"""The base class of the checks of a run, and what they share: the logs, read side by side, and the messages. Pure."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class PartyLog:
 
     Attributes:
         party: site id.
-        verification: what it is worth by itself, see ``verify_log``; with the checkpoints that others hold.
-        records: begins to read its records, in order.
-        size: how many it had when the first of all logs was looked at.
-        folder: where it lies, for the words of findings.
-        kept: what comparing its records with the messages beside it said.
-        limits: SHA-256 of a policy file beside the log -> the epsilon that it allows.
-        is_unsigned: whether no site, the log's own included, has a checkpoint of it, as where a site fails at once; the
-            log is not used then.
+        verification: the result of ``verify_log``, with the checkpoints that other sites hold.
+        records: starts reading the records, in order.
+        size: the number of records when the reading of all logs began.
+        folder: the folder of the log, for the text of findings.
+        kept: the result of comparing the records with the messages beside the log.
+        limits: SHA-256 of a policy file beside the log -> the epsilon that the policy allows.
+        is_unsigned: whether no site, including the log's own, has a checkpoint of it, as when a site fails at once;
+            such a log is not used.
     """
 
     party: str
@@ -47,7 +47,7 @@ class PartyLog:
 
     @property
     def bound(self) -> int | None:
-        """How many of its records can be used; None for all."""
+        """The number of records that can be used; None for all."""
         finding = self.verification.finding
         if self.is_unsigned:
             return 0
@@ -55,26 +55,26 @@ class PartyLog:
 
 
 class RunLogs:
-    """The logs of one run, in one pass, and what every check may ask about them.
+    """The logs of one run, read in one pass, with the facts that the checks need.
 
-    The target chooses session ids and can sign several headers with the same one, and others can keep any of them. So a
-    party is judged by a header only where its log has that one for the session, and no other.
+    The target chooses session ids and can sign several headers with the same id, and other sites can keep any of them.
+    So a header counts against a party only if the party's log has this header for the session and no other.
 
     Args:
-        logs: of different parties.
-        members: of the federation.
+        logs: the logs, each of a different party.
+        members: the members of the federation.
         transcript: the messages that were kept.
-        required: whose logs have to be here: those of ``"all"`` sites, of the ``"participants"`` of its rounds as
-            the other logs tell, or of ``"none"``.
+        required: the sites whose logs are required: ``"all"`` sites, the ``"participants"`` of the run's rounds
+            according to the other logs, or ``"none"``.
 
     Attributes:
-        parties: whose logs there are.
-        sizes: how many records each log had when the reading began, by party.
-        other_forms: parties that kept messages of another form than this version reads; their records may lack what
-            records have today.
+        parties: the parties whose logs are here.
+        sizes: the number of records of each log when the reading began, by party.
+        other_forms: the parties that kept messages of a form that this version does not read; their records may lack
+            facts that records have today.
         broken: party -> why its log could not be read to the end.
-        restarted: parties whose logs were taken up again by a new process.
-        count: number of records that were read.
+        restarted: the parties whose logs a new process continued.
+        count: the number of records that were read.
         marks: session, type and sender -> the record of a message that is sent once in a session; the
             equivocation check fills it.
     """
@@ -94,7 +94,7 @@ class RunLogs:
         self._headers: dict[tuple[str, str], str] = {}
 
     def records(self) -> Iterator[Record]:
-        """The records of all logs, side by side, so that little waits for its other half; those of a log in order."""
+        """Yield the records of all logs, each in order, interleaved by time so that few wait for a counterpart."""
         for record in heapq.merge(*map(self._records_of, self.logs), key=lambda record: record.time):
             self.count += 1
             entry = record.entry
@@ -102,7 +102,7 @@ class RunLogs:
                 case "Header" if entry.direction == ("sent" if record.party == self.members.target else "received"):
                     key = record.party, entry.session
                     if self._headers.setdefault(key, entry.digest) != entry.digest:
-                        self._headers[key] = ""  # more than one: which it went by, its log does not say
+                        self._headers[key] = ""  # several: the log does not say which one the party followed
                 case "restarted":
                     self.restarted.add(record.party)
             self._ends[record.party].see(entry)
@@ -116,36 +116,36 @@ class RunLogs:
 
     @property
     def whole(self) -> frozenset[str]:
-        """The parties whose logs lack nothing: a record that is not in them was not written."""
+        """The parties whose logs are complete: a record that is missing there was never written."""
         return frozenset(log.party for log in self.logs if log.bound is None and log.party not in self.broken)
 
     def has_completed(self, party: str) -> bool:
-        """Whether a log says that the run was completed, so that others were there to the end."""
+        """Return whether a party's log says that the run was completed, with the other sites there to the end."""
         return self.outcome_of(party) == "completed"
 
     def outcome_of(self, party: str) -> str:
-        """How a log says that the run ended, by now; empty while it has not."""
+        """Return the outcome of the run according to a party's log; empty while the run goes on."""
         return self._ends[party].outcome
 
     def header_of(self, party: str, session: str) -> SignedHeader | None:
-        """The header that a party took in a session.
+        """Return the header that a party accepted or sent in a session.
 
-        None where its log has none or several, where no site kept it, or where it is of another run or roster.
+        None if the party's log has no header or several, if no site kept it, or if it names another run or roster.
         """
         header = self.transcript.all_headers.get(self._headers.get((party, session), ""))
         return header if header is not None and is_of_run(header.said, self.members) else None
 
 
 class Check:
-    """One comparison: it sees every record of every log once, and then says what it suspects.
+    """A comparison that sees every record of every log once and then returns its suspicions.
 
     Args:
-        run: the logs that the check is about.
+        run: the logs to check.
 
     Attributes:
-        name: what findings of it have in common, in a word or two.
-        compares: what it compares with what, for users.
-        found: suspicions that the records have shown so far.
+        name: a word or two that describe its findings.
+        compares: the things that it compares, for users.
+        found: the suspicions from the records seen so far.
     """
 
     name: ClassVar[str]
@@ -156,18 +156,18 @@ class Check:
         self.found: list[Suspicion] = []
 
     def see(self, record: Record) -> None:
-        """Take a record. The records of one log come in their order, and those of all logs by their times."""
+        """Take a record. The records of one log come in order, and those of different logs by time."""
 
     def suspicions(self) -> Iterable[Suspicion]:
-        """What it suspects, once it has seen all records."""
+        """Return the suspicions, once all records have been seen."""
         return self.found
 
     def counts(self) -> Mapping[str, int]:
-        """What was compared, in words -> how often; once the suspicions were asked for."""
+        """Return what was compared, in words -> how often. Call it after `suspicions`."""
         return {}
 
     def notices(self) -> Iterable[Notice]:
-        """What is odd, or could not be judged, but proves nothing; once the suspicions were asked for."""
+        """Return what is odd or could not be judged, but proves nothing. Call it after `suspicions`."""
         return ()
 
     def suspect(
@@ -182,16 +182,16 @@ class Check:
         digests: tuple[str, ...] = (),
         before: tuple[Mark, ...] = (),
     ) -> None:
-        """Add a suspicion that a record shows; by default of the party that wrote it.
+        """Add a suspicion that a record shows. By default it accuses the party that wrote the record.
 
         Args:
-            record: shows it.
-            kind, what: of the finding.
-            accused: other than the record's party.
-            sides: other than the record's party and its peer.
-            step: the message or event that it is about, if it is not the record's.
-            digests: of the signed messages that show it.
-            before: records that show it as well.
+            record: the record that shows it.
+            kind, what: the kind and the text of the finding.
+            accused: the accused, if not the record's party.
+            sides: the two sides, if not the record's party and its peer.
+            step: the type of the message or event in question, if not the record's.
+            digests: the digests of the signed messages that show it.
+            before: other records that show it too.
         """
         entry = record.entry
         finding = RunFinding(

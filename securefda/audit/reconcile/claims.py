@@ -1,33 +1,33 @@
-"""What signed messages prove against their signer, to a reader who has only them and the roster. Pure.
+"""Claims: faults that signed messages prove to a reader who has only the messages and the roster. Pure.
 
-A claim names messages that no honest site can have signed, whatever everybody else does. All of them carry the
-accused's own signature, and that signature binds them to one another. What another site chose binds nothing. The
+A claim names messages that no honest site can have signed, whatever all other sites do. All of them carry the
+accused's own signature, and that signature binds them to one another. Values that another site chose bind nothing: the
 target chooses session ids, run ids, rounds, headers and key lists, and a source remembers them for each run folder
-only: in two folders an honest source does sign two messages with one session id.
+only. In two folders an honest source does sign two messages with one session id.
 
-What binds messages of a *target*: it draws each session id itself, at random, and writes an attempt down before its
-header leaves. So two headers of one attempt, or two lists in one session, are two stories. A header counts only under
-the roster that the reader trusts and in the run that the claim is about, since its checkpoint is checked against those.
+Messages of a *target* are bound because it draws each session id itself, at random, and records an attempt before the
+header leaves. So two headers of one attempt, or two lists in one session, contradict each other. A header counts only
+under the roster that the reader trusts and in the run of the claim, since its checkpoint is checked against those.
 
-What binds messages of a *source*: their context. From R1 on it is a digest over the header (and with it roster, run,
-round and attempt), the key list and the members. The list holds the source's own fresh keys, or it goes on with none
-(``KEY_OWN``), so each context belongs to one process and one session of it, and there every type is signed once. Two
-messages with one context are therefore of one roster, run, round and header; of which, says their session id.
+Messages of a *source* are bound by their context. From R1 on it is a digest over the header (and with it roster, run,
+round and attempt), the key list and the members. The list holds the source's own fresh keys; otherwise the source does
+not continue (``KEY_OWN``). So each context belongs to one session of one process, which signs every type once. Two
+messages with one context therefore have one roster, run, round and header; their session id says which.
 
-A site is taken to be honest only if it keeps its audit log, and if a target does not put its state back. A site that
-begins its log of a run anew has signed two logs, and one that was put back two stories of a run; the signatures do not
-show whether on purpose.
+A site counts as honest only if it keeps its audit log and, for a target, never restores an old state. A site that
+starts its log of a run again has signed two logs, and a target that was restored has signed two histories of a run. The
+signatures do not show whether that was on purpose.
 
-What evidence cannot show, and is no claim:
+Evidence cannot show the following, so they are no claims:
 
 - Two ``Advertise`` or two ``Update`` under one header. Their context is the header's digest alone, which the target can
   show a source again in another folder: it makes new keys there, and trains again.
 - Two releases of one round in different sessions, or in different views of one. The target can name an old run, or show
-  another list, to a source in another folder. A source that signs two views in one process passes for one of those.
-- That a message was never sent. Every message that a site has signed would show it.
+  another list, to a source in another folder. A source that signs two views in one process looks the same.
+- That a message was never sent. Showing it would take every message that the site has signed.
 
-What shows only beside a log, a record that is missing or an epsilon that is wrong, is no claim either: there the log
-itself is the evidence.
+A fault that shows only in a log, such as a missing record or a wrong epsilon, is no claim either: there the log itself
+is the evidence.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ ClaimKind = Literal["equivocation", "double-release", "threshold", "broken-chain
 KINDS: Final[frozenset[str]] = frozenset(get_args(ClaimKind))
 """Kinds of claims.
 
-- equivocation: of a target, two headers of one attempt or in one session, or two lists or results in one session; of a
-  source, two different messages of one type in one view of a session.
+- equivocation: a target signed two headers of one attempt or in one session, or two lists or results in one session; or
+  a source signed two different messages of one type in one view of a session.
 - double-release: two masked inputs of one source in one view of a session.
 - threshold: a header with an unsound threshold, or survivors that are fewer than the header allows.
 - broken-chain: a header that does not continue the last result.
@@ -65,18 +65,18 @@ _Item = TypeVar("_Item")
 
 
 class NotProved(Exception):
-    """The messages do not prove the claim; the text says why not."""
+    """The messages do not prove the claim. The text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Who did what, and the evidence.
+    """An accusation with its evidence.
 
     Attributes:
         kind: one of `KINDS`.
         accused: site id.
-        messages: signed messages, in the order that the kind asks for, see `prove`.
-        notes: checkpoints, of a forked log.
+        messages: signed messages, in the order that the kind requires, see `prove`.
+        notes: the checkpoints of a forked log.
     """
 
     kind: str
@@ -86,15 +86,15 @@ class Claim:
 
 
 def prove(claim: Claim, members: Members) -> str:
-    """Check a claim from its evidence alone, and say in one line what is proved.
+    """Check a claim from its evidence alone, and return in one line what it proves.
 
-    The messages, in this order: of an equivocation and of a double release the two; of a threshold the header and, if
-    the survivors are too few, their list; of a broken chain the result, the header of its session, the header that
-    should continue it, and, if that continues an older result, this one and the header of its session; of a bad
-    checkpoint the header. A forked log has two notes instead.
+    Each kind has its messages in a fixed order. An equivocation and a double release have the two messages. A threshold
+    has the header and, if the survivors are too few, their list. A broken chain has the result, the header of its
+    session, the header that should continue it, and, if that header continues an older result, this result and the
+    header of its session. A bad checkpoint has the header. A forked log has two notes instead.
 
     Raises:
-        NotProved: the evidence does not show it.
+        NotProved: the evidence does not prove the claim.
     """
     proof = _PROOFS.get(claim.kind)
     if claim.kind == "never-sent":  # files of earlier releases have it
@@ -109,7 +109,7 @@ def prove(claim: Claim, members: Members) -> str:
 
 
 def same_view(one: Statement, other: Statement) -> bool:
-    """Whether two messages of a source are of one session and one view of it: header, key list and members alike."""
+    """Return whether two messages of a source belong to one view of a session: same header, key list and members."""
     return one.session == other.session != "" and one.context == other.context != ""
 
 
@@ -223,9 +223,9 @@ _PROOFS: Final[Mapping[str, Callable[[Claim, Members], str]]] = {
 
 
 def header_fault(header: HeaderSaid) -> str:
-    """What is unsound in a header's numbers whatever the sites' policies say, in words; empty for nothing.
+    """Return in words why a header's numbers are unsound under any policy; empty if they are sound.
 
-    As in ``securefda.protocol.checks.threshold_is_sound`` with no colluders: policies may ask for more.
+    The rule is ``securefda.protocol.checks.threshold_is_sound`` without colluders. Policies may require more.
     """
     n, t = header.masked, header.threshold
     if n and not (2 * t > n and 0 < t <= n):
@@ -239,7 +239,7 @@ def header_fault(header: HeaderSaid) -> str:
 
 
 def survivors_fault(header: HeaderSaid, lists: SurvivorsSaid) -> str:
-    """What is wrong with a list of survivors under its header, in words; empty for nothing."""
+    """Return in words what is wrong with a list of survivors under its header; empty if nothing is."""
     alive, everyone = set(lists.survivors), {*lists.survivors, *lists.dropped}
     if len(everyone) != len(lists.survivors) + len(lists.dropped):
         return "a source that is listed twice among survivors and dropped"
@@ -255,10 +255,10 @@ def survivors_fault(header: HeaderSaid, lists: SurvivorsSaid) -> str:
 
 
 def checkpoint_fault(header: HeaderSaid, members: Members) -> str:
-    """What is wrong with the checkpoint in a header, in words; empty for nothing.
+    """Return in words what is wrong with the checkpoint in a header; empty if nothing is.
 
-    It must be of the target's log of this run, signed by the target, and cosigned by as many others as the header's
-    threshold says.
+    It must belong to the target's log of this run, signed by the target and cosigned by as many others as the header's
+    threshold requires.
     """
     if not header.previous_checkpoint:
         return "no checkpoint of the target's log in it"
@@ -276,7 +276,7 @@ def checkpoint_fault(header: HeaderSaid, members: Members) -> str:
 def _signed_head(
     data: bytes, party: str, members: Members, witnesses: tuple[NoteKey, ...] = ()
 ) -> tuple[Checkpoint, tuple[Witnessed, ...]]:
-    """A checkpoint of a party's log that it has signed, and the signatures under it of these keys. Raises NotProved."""
+    """Return a checkpoint that a party signed of its log, and the signatures of these keys on it. Raises NotProved."""
     own = members.log_key(party)
     try:
         note = Note.parse(data)
@@ -299,12 +299,12 @@ def _header(statement: Statement, claim: Claim, members: Members) -> HeaderSaid:
 
 
 def _require_of_run(header: HeaderSaid, members: Members) -> None:
-    """A header is judged by the run and the roster that it names itself, not by those that its accuser names."""
+    """Raise NotProved unless a header itself names this run and roster; those that its accuser names do not count."""
     _require(is_of_run(header, members), "a header is of another run, or of another roster")
 
 
 def is_of_run(header: HeaderSaid, members: Members) -> bool:
-    """Whether a header is of this run, and of the very roster under which it is read."""
+    """Return whether a header names this run and the very roster under which it is read."""
     return header.run == members.run and header.roster == members.roster
 
 

@@ -1,6 +1,6 @@
-"""What holds a run together: one header an attempt, sound numbers, an unbroken chain, one history of each log. Pure.
+"""Checks that a run is continuous: one header per attempt, sound numbers, unbroken chain, one history per log. Pure.
 
-`Continuity` judges the target's signed messages by themselves, and `CosignatureCheck` who cosigned which checkpoint.
+`Continuity` judges the target's signed messages by themselves, and `CosignatureCheck` the cosigned checkpoints.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ class Continuity(Check):
         self._lost: list[Notice] = []
 
     def counts(self) -> Mapping[str, int]:
-        """What there is of it."""
+        """Return the numbers of messages that were judged."""
         lists = sum(kind == "Survivors" for kind, _ in self._transcript.of_type)
         return {"headers": len(self._headers), "results": len(self._transcript.results), "lists of survivors": lists}
 
     def notices(self) -> list[Notice]:
-        """Headers that continue a result that no site has."""
+        """Return notices of headers that continue a result that no site has."""
         return self._lost
 
     def suspicions(self) -> Iterator[Suspicion]:
-        """All that the messages show."""
+        """Yield a suspicion for each fault that the messages show."""
         yield from self._equivocations()
         for header in self._headers:
             yield from self._header(header)
@@ -48,7 +48,7 @@ class Continuity(Check):
         yield from self._chain()
 
     def _equivocations(self) -> Iterator[Suspicion]:
-        """Two messages in one place of a session, and two headers of one attempt."""
+        """Yield suspicions of two messages in one place of a session, and of two headers of one attempt."""
         for (kind, session), statements in self._transcript.of_type.items():
             one, *others = statements.values()
             for other in others:
@@ -67,7 +67,7 @@ class Continuity(Check):
     def _header(self, header: SignedHeader) -> Iterator[Suspicion]:
         digest, session = header.statement.digest, header.statement.session
         where = f"round {header.said.round}, attempt {header.said.attempt}"
-        if not is_of_run(header.said, self._members):  # whose numbers and cosignatures are for that roster to judge
+        if not is_of_run(header.said, self._members):  # its numbers and cosignatures depend on its own roster
             what = f"the header of {where} is of another roster than the one that it is read under"
             finding = self._finding("roster-differs", what, "Header", session, digest)
             yield Suspicion(replace(finding, accused=()))
@@ -96,12 +96,12 @@ class Continuity(Check):
                     yield Suspicion(finding, self._members.target, "threshold", evidence)
 
     def _chain(self) -> Iterator[Suspicion]:
-        """Every header continues the last result before its round, with its model."""
+        """Check that every header continues the last result before its round, with the model of that result."""
         past: list[SignedHeader] = []
         for header in self._headers:
             said = header.said
             earlier = [one for one in past[-1:] if one.said.round < said.round]
-            if not earlier and past:  # the result is of the same round: it was over, and begins again
+            if not earlier and past:  # the result belongs to the same round, which was over and begins again
                 earlier = past[-1:]
             if earlier:
                 yield from self._link(earlier[0], header, past)
@@ -118,7 +118,7 @@ class Continuity(Check):
         result, said = self._transcript.results[before.statement.session]
         digest = header.statement.digest
         if before.said.place == header.said.place:
-            return  # two headers of one attempt, which is said of them already
+            return  # two headers of one attempt, already reported as an equivocation
         if before.said.round == header.said.round:
             what = f"round {header.said.round} has another attempt after its result"
             finding = self._finding("broken-chain", what, "Header", header.statement.session, digest, result.digest)
@@ -142,9 +142,10 @@ class Continuity(Check):
         yield Suspicion(replace(finding, accused=()), self._members.target, "broken-chain", tuple(evidence))
 
     def _is_of_a_crash(self, header: SignedHeader, before: int) -> bool:
-        """A target that was killed between a round's result and sending it goes on with a result that no site has.
+        """Return whether a crash explains that a header continues a result that no site has.
 
-        Sources let that pass, as they cannot tell it from a round in which they were away.
+        A target that is killed between computing a round's result and sending it continues with that result. Sources
+        accept it, as they cannot tell it from a round in which they were away.
         """
         lost = header.said.round > before + 1 and self._members.target in self.run.restarted
         if lost:
@@ -186,7 +187,7 @@ class CosignatureCheck(Check):
                 self.found.append(self._fork(head, LogName.parse(head[0]).party, None))
 
     def counts(self) -> Mapping[str, int]:
-        """How many cosignatures the logs speak of."""
+        """Return the number of cosignatures that the logs record."""
         return {"cosigned checkpoints": self._cosigned}
 
     def see(self, record: Record) -> None:
@@ -207,7 +208,7 @@ class CosignatureCheck(Check):
                 self.suspect(record, "bad-checkpoint", what)
 
     def suspicions(self) -> Iterator[Suspicion]:
-        """Forks, and heads that are in no log; only a log that is whole lacks one for certain."""
+        """Yield suspicions of forks and of heads that are in no log. Only a complete log certainly lacks a head."""
         yield from self.found
         for (head, root), mark in self._unsigned.items():
             party = LogName.parse(head[0]).party
@@ -235,7 +236,7 @@ class CosignatureCheck(Check):
             self._unsigned.setdefault(((origin, size), root), Mark.of(record))
 
     def _head_in(self, header: SignedHeader) -> tuple[int, str] | None:
-        """Size and root of the checkpoint in a header; None where there is none, which another check says."""
+        """Return the size and root of the checkpoint in a header; None without one, which another check reports."""
         digest = header.statement.digest
         if digest not in self._heads:
             try:

@@ -1,7 +1,7 @@
-"""Evidence for readers who have neither logs nor kits: claims, with the signed messages that prove them, as one file.
+"""Evidence for readers who have neither logs nor kits: one file with claims and the signed messages that prove them.
 
-The file is JSON of ASCII with sorted keys and without blanks, and a newline behind it. It describes itself and holds
-the roster's bytes; that this is the federation's roster is what the reader has to know from elsewhere.
+The file is ASCII JSON with sorted keys, without blanks and with a newline at the end. It describes itself and holds the
+roster's bytes. The reader must know from elsewhere that this is the federation's roster.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _CLAIM_KEYS: Final = frozenset({"kind", "accused", "what", "round", "attempt", "
 
 
 class EvidenceError(ValueError):
-    """The bytes are no evidence of this format; the text says what is wrong."""
+    """The bytes are not evidence in this format. The text says what is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exhibit:
-    """One claim with its evidence, of which nothing is checked yet.
+    """One claim with its evidence, not yet checked.
 
     Attributes:
-        kind, accused: of the claim, see `securefda.audit.reconcile.claims`.
-        what: in words, as the maker of the file saw it.
-        round, attempt, session: where.
+        kind, accused: as in the claim, see `securefda.audit.reconcile.claims`.
+        what: the fault in the words of the maker of the file.
+        round, attempt, session: the place of the fault.
         messages: signed messages as they were kept, in the claim's order.
         checkpoints: signed notes.
     """
@@ -64,7 +64,7 @@ class Evidence:
     """A file of evidence.
 
     Attributes:
-        federation: its id.
+        federation: federation id.
         run: run id.
         roster: canonical bytes of the roster under which the messages were signed.
         exhibits: the claims.
@@ -76,7 +76,7 @@ class Evidence:
     exhibits: tuple[Exhibit, ...]
 
     def to_bytes(self) -> bytes:
-        """The one encoding."""
+        """Encode the evidence canonically."""
         fields = {
             "format": FORMAT,
             "federation": self.federation,
@@ -92,7 +92,7 @@ class Evidence:
         """Read what ``to_bytes`` writes.
 
         Raises:
-            EvidenceError: it is anything else.
+            EvidenceError: the bytes are anything else.
         """
         if len(data) > MAX_EVIDENCE_BYTES:
             raise EvidenceError(f"it is longer than {MAX_EVIDENCE_BYTES} bytes")
@@ -116,7 +116,7 @@ class Evidence:
 
 
 def exhibits_of(findings: Sequence[RunFinding]) -> tuple[Exhibit, ...]:
-    """Those of the findings that signed messages prove."""
+    """Return an exhibit for each finding that signed messages prove."""
     return tuple(
         Exhibit(
             kind=one.claim.kind,
@@ -198,7 +198,7 @@ class NoProof(SecureFdaError):
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A claim, what it proves in words, and why it does not; one of the two is empty."""
+    """A claim, and in words either what it proves or why it proves nothing; the other text is empty."""
 
     exhibit: Exhibit
     proved: str
@@ -207,17 +207,17 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Evidenced:
-    """The files of evidence that were written, one of each run; or why there is none."""
+    """The files of evidence that were written, one for each run; or the reason why there is none."""
 
     files: tuple[Path, ...]
     why_not: str = ""
 
 
 def write_evidence(file: Path, runs: Sequence[ReconciledRun]) -> Evidenced:
-    """Write the claims that signed messages prove. Where several runs have some, each gets a file with its id behind.
+    """Write the claims that signed messages prove. If several runs have some, each run has a file that ends in its id.
 
     Raises:
-        ConfigError: ``--evidence``: there is such a file, or it cannot be written.
+        ConfigError: ``--evidence``: the file exists, or cannot be written.
     """
     proved = [(one, exhibits) for one in runs if (exhibits := exhibits_of(one.outcome.findings))]
     if not proved:
@@ -239,7 +239,7 @@ def write_evidence(file: Path, runs: Sequence[ReconciledRun]) -> Evidenced:
 
 
 def require_new(file: Path | None) -> None:
-    """Raise ConfigError where a file of evidence cannot be made: it exists, or its folder does not."""
+    """Raise ConfigError if a file of evidence cannot be created: it exists, or its folder does not."""
     if file is not None and file.exists():
         raise ConfigError("--evidence", f"{file} exists, and evidence is not written over", hint=_NEW_FILE)
     if file is not None and not file.parent.is_dir():
@@ -250,11 +250,11 @@ _NEW_FILE: Final = "name a new file in a folder that you can write to"
 
 
 def judge_evidence(file: Path, trusted: Path) -> tuple[Evidence, list[Judged]]:
-    """Check every claim of a file, from the messages in it and a roster that is trusted.
+    """Check every claim of a file from the messages in it and a trusted roster.
 
     Raises:
-        ConfigError: a file cannot be read, or is none of its kind.
-        NoProof: it is of another roster.
+        ConfigError: a file cannot be read, or is not of its kind.
+        NoProof: the evidence belongs to another roster.
     """
     try:
         evidence = Evidence.parse(read_file(file, limit=MAX_EVIDENCE_BYTES).data)
@@ -282,7 +282,7 @@ def _judge(exhibit: Exhibit, members: Members, reader: StatementReader) -> Judge
 
 
 def said_of_evidence(evidence: Evidence, judged: Sequence[Judged]) -> Outcome:
-    """What ``securefda audit verify-evidence`` says; no error where there are claims and each is proved."""
+    """Return the outcome of ``securefda audit verify-evidence``, without an error if there are claims, all proved."""
     data = {"federation": evidence.federation, "run": evidence.run, "claims": [_json(one) for one in judged]}
     text = "\n\n".join(_judged_text(one) for one in judged)
     lost = [one for one in judged if not one.proved]

@@ -1,4 +1,4 @@
-"""The end of a run: what model each source kept, and what the target left it. Pure."""
+"""The end of a run: compares the model that each source kept with the one that the target left it. Pure."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ class FinalModels(Check):
         self._unknown: list[Notice] = []
 
     def counts(self) -> Mapping[str, int]:
-        """How many sources kept the model of the last result."""
+        """Return the number of sources that kept the model of the last result."""
         return {"final models compared with the last result": self._compared}
 
     def notices(self) -> Iterator[Notice]:
-        """Models of results that no site has kept."""
+        """Yield notices of kept models whose results no site has kept."""
         yield from self._unknown
 
     def see(self, record: Record) -> None:
-        """Take a record; all but headers, goodbyes, and models that were kept are passed over."""
+        """Take a record. Only headers, goodbyes and kept models matter here."""
         entry, party = record.entry, record.party
         match entry.type, entry.direction:
             case "Header", "received":
@@ -59,7 +59,7 @@ class FinalModels(Check):
                 self._kept.append(record)
 
     def suspicions(self) -> Iterator[Suspicion]:
-        """Models that the headers leave to no source, and models that are not the last."""
+        """Yield suspicions of models that the headers leave to no source, and of models that are not the last."""
         results = self._results()
         for record in self._kept:
             header = self.run.header_of(record.party, self._last_session.get(record.party, ""))
@@ -71,7 +71,7 @@ class FinalModels(Check):
         return iter(self.found)
 
     def _results(self) -> list[tuple[int, str, str]]:
-        """Round, digest and model of the results of the run, in order."""
+        """Return the round, digest and model of each result of the run, in order."""
         transcript, found = self.run.transcript, []
         for session, (statement, said) in transcript.results.items():
             header = transcript.headers.get(session)

@@ -1,8 +1,8 @@
-"""What several logs say of the same messages, and what the headers say of them. Pure.
+"""Compares the records of the same messages in several logs, and compares records with headers. Pure.
 
-- `Pairing`: what one log says was sent is what another says was received.
-- `EquivocationCheck`: a header, a list, a result is one for all who get it, and a source releases once in a round.
-- `Disclosures`: what a record says that its message discloses is what its header makes it disclose.
+- `Pairing`: each message that one log records as sent is recorded as received in another.
+- `EquivocationCheck`: all receivers get the same header, list and result, and a source releases once in a round.
+- `Disclosures`: a record states the disclosure that follows from the header.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class _Half(NamedTuple):
 class Pairing(Check):
     """Pairs the two records of every message.
 
-    A log that is being written may have more records by now than when the reading began. Those may lack their other
-    half, and only serve as the other half of what was in the logs before.
+    A log that is being written may have more records now than when the reading began. The new ones may lack their
+    counterpart, and serve only as counterparts of records that were in the logs before.
     """
 
     name = "pairing"
@@ -43,15 +43,15 @@ class Pairing(Check):
         self._open: dict[tuple[str, str, str, str], list[_Half]] = {}
         self._paired = 0
         self._alone: Counter[str] = Counter()
-        """Records of messages with a site whose log is not there, by that site."""
+        """Numbers of records of messages with a site whose log is not here, by that site."""
         self._alone_in_rounds: set[str] = set()
 
     def counts(self) -> Mapping[str, int]:
-        """How many messages both logs have."""
+        """Return the number of messages that both logs have."""
         return {"messages in both logs": self._paired}
 
     def see(self, record: Record) -> None:
-        """Take a record; those of events are passed over."""
+        """Take a record. Events are ignored."""
         entry = record.entry
         if entry.direction == "event":
             return
@@ -80,7 +80,7 @@ class Pairing(Check):
             self.found.append(_differ(key, half, other))
 
     def suspicions(self) -> Iterator[Suspicion]:
-        """What did not pair, only a log that is whole lacks a record for certain; and logs that have to be here."""
+        """Yield suspicions of records without a counterpart in a complete log, and of missing required logs."""
         yield from self.found
         for party, required in self._missing():
             if required:
@@ -101,7 +101,7 @@ class Pairing(Check):
                 )
 
     def _missing(self) -> Iterator[tuple[str, bool]]:
-        """Sites whose log is not here, and whether it has to be."""
+        """Yield the sites whose log is not here, and whether it is required."""
         took_part = self._alone_in_rounds | {
             site for header in self.run.transcript.all_headers.values() for site in header.said.levels
         }
@@ -110,7 +110,7 @@ class Pairing(Check):
             yield party, required
 
     def notices(self) -> Iterator[Notice]:
-        """Sites whose logs are missing, and messages that were sent and not received: a connection broke, or a site."""
+        """Yield notices of missing logs, and of sent messages that a broken connection or a crash lost."""
         for party, required in self._missing():
             if not required:
                 count = self._alone[party]
@@ -134,7 +134,7 @@ class Pairing(Check):
 
 
 def _agree(one: tuple[int, int, int, str], other: tuple[int, int, int, str]) -> bool:
-    """Whether both ends wrote the same; a site that has forgotten an old attempt has no round for it."""
+    """Return whether both ends recorded the same. A site that has forgotten an old attempt has no round for it."""
     if 0 in (one[1], other[1]):
         return (one[0], one[3]) == (other[0], other[3])
     return one == other
@@ -160,8 +160,8 @@ def _differ(key: tuple[str, str, str, str], one: _Half, other: _Half) -> Suspici
 class _Slot:
     """A place for one message.
 
-    ``first`` and ``mark`` are its digest and where it stands, in the signer's own log if that has it; ``others`` are
-    the records of other messages in the same place.
+    ``first`` and ``mark`` are the digest and the record of the message, in the signer's own log if it has the message.
+    ``others`` are the records of other messages in the same place.
     """
 
     first: str
@@ -190,11 +190,11 @@ class EquivocationCheck(Check):
         self._once: Mapping[str, frozenset[str]] = once | {run.members.target: frozenset(BROADCAST)}
 
     def counts(self) -> Mapping[str, int]:
-        """How many slots there were."""
+        """Return the number of slots."""
         return {"messages that must be one for all": len(self._slots), "releases": len(self._releases)}
 
     def see(self, record: Record) -> None:
-        """Take a record; those of events, and of messages that there may be several of, are passed over."""
+        """Take a record. Events, and messages of types that may come several times, are ignored."""
         entry = record.entry
         if entry.direction == "event" or not entry.session:
             return
@@ -218,7 +218,7 @@ class EquivocationCheck(Check):
             self.run.marks[key] = slot.mark
 
     def suspicions(self) -> Iterator[Suspicion]:
-        """Equivocations, and second releases."""
+        """Yield suspicions of equivocations and of second releases."""
         for (session, kind, sender), slot in self._slots.items():
             for digest, marks in slot.others.items():
                 header = self.run.transcript.headers.get(session)
@@ -238,7 +238,7 @@ class EquivocationCheck(Check):
     def _suspicion(
         self, kind: RunKind, what: str, sides: tuple[str, str], slot: _Slot, digest: str, *place: str | int
     ) -> Suspicion:
-        """Of a slot and another message in it; ``place`` is the step, round, attempt and session."""
+        """Return the suspicion for a slot with another message; ``place`` is the step, round, attempt and session."""
         sender, marks, digests = sides[0], slot.others[digest], (slot.first, digest)
         step, number, attempt, session = place
         finding = RunFinding(
@@ -256,9 +256,9 @@ class EquivocationCheck(Check):
         return Suspicion(finding, sender, kind, digests)
 
     def _blamed(self, sender: str, slot: _Slot, marks: list[Mark]) -> tuple[str, ...]:
-        """The target, if its own log has both messages; else the sender and those whose logs say so, who disagree.
+        """Return the target if its own log has both messages; else the sender and the sites whose logs contradict it.
 
-        A source's own log can have two where the target has shown it one session, or one round, in two run folders.
+        An honest source's log can have both if the target showed it one session, or one round, in two run folders.
         """
         target, others = self.run.members.target, {mark.party for mark in marks}
         if sender == slot.mark.party == target and target in others:
@@ -278,18 +278,18 @@ class Disclosures(Check):
         self._checked = self._unknown = 0
 
     def counts(self) -> Mapping[str, int]:
-        """How many records said something that could be checked."""
+        """Return the number of records whose disclosure could be checked."""
         return {"disclosures compared with headers": self._checked}
 
     def notices(self) -> Iterator[Notice]:
-        """How many could not be checked."""
+        """Yield a notice of the records that could not be checked."""
         if self._unknown:
             yield Notice(
                 f"{self._unknown} records of releases are of sessions without one header that was kept", care=True
             )
 
     def see(self, record: Record) -> None:
-        """Take a record; what was received, events, and what is of no session is passed over."""
+        """Take a record. Received messages, events and records outside sessions are ignored."""
         entry, party = record.entry, record.party
         if not entry.session or entry.direction == "event":
             return
@@ -316,7 +316,7 @@ class Disclosures(Check):
 
 
 def _expected(record: Record, header: HeaderSaid, members: Members) -> Disclosure | None:
-    """What this message makes its receiver see; None for nothing."""
+    """Return what this message discloses to its receiver; None for nothing."""
     kind, party = record.entry.type, record.party
     if party == members.target:
         if kind != "Header":
@@ -326,7 +326,7 @@ def _expected(record: Record, header: HeaderSaid, members: Members) -> Disclosur
     level = header.levels.get(party, "individual")
     if kind == "MaskedInput" and level != "individual":
         return Disclosure(level, "update", header.cohort_quorum if level == "cohort" else header.fewest_at_sum)
-    if kind in RELEASES:  # a vector that no other site masks is in clear, whatever its type
+    if kind in RELEASES:  # a vector that no other site masks is in the clear, whatever its type
         return Disclosure("individual", "update", 1)
     return None
 

@@ -1,4 +1,4 @@
-"""What a reconciliation says: of each run, and of the history of all runs, for people and for programs."""
+"""The report of a reconciliation on each run and on the history of all runs, for people and for programs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class MissingLog(SecureFdaError):
 
 
 def said_of(found: ReconciledRuns, evidence: Evidenced | None, *, everything: bool) -> Outcome:
-    """What ``securefda audit reconcile`` says of the runs; ``evidence`` is None where none was asked for."""
+    """Return the outcome of ``securefda audit reconcile``; ``evidence`` is None if none was asked for."""
     runs = [(run, run.outcome.findings if everything else run.outcome.findings[:1]) for run in found.runs]
     parts = [_json(run, shown) for run, shown in runs]
     data = parts[0]
@@ -162,7 +162,7 @@ def _finding_text(one: RunFinding, title: str) -> str:
 
 
 def accused_text(one: RunFinding, names: str) -> str:
-    """Whom a finding accuses, which is at least one site, and by what; ``names`` are these sites."""
+    """Return whom a finding accuses, at least one site, and on what grounds; ``names`` are these sites."""
     if len(one.accused) > 1:
         return f"no site alone: {names} disagree, and no signed message settles who is right"
     return f"{names}, by its own {'log' if one.claim is None else 'signature'}"

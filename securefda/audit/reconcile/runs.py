@@ -1,12 +1,12 @@
-"""Reconciliation: the logs of runs below a folder, verified each by itself, then those of each run read together.
+"""Reconciliation: verifies each log below a folder by itself, then compares the logs of each run.
 
-What it shows, where nothing is found: what one site says it sent, the other says it received; all were shown the same;
-no source released twice in a round; no sum was opened over fewer than the headers allow; models, epsilons and
-checkpoints continue each other. A log says what its party wrote. Two logs with the same false records are not found out
-by comparing them, but by the signed messages, and by the other sites that got these.
+Without a finding it shows that messages recorded as sent are recorded as received; that all sites were shown the same;
+that no source released twice in a round; that no sum was opened over fewer sources than the headers allow; and that
+models, epsilons and checkpoints continue each other. A log is its party's own account. If two logs have the same false
+records, comparing them finds nothing, but the signed messages and the other sites that received them do.
 
-One site is accused where its own signatures settle it (`securefda.audit.reconcile.claims`), or its own log. What one
-site says of another is a disagreement of the two.
+One site alone is accused only if its own signatures (`securefda.audit.reconcile.claims`) or its own log settle the
+matter. A statement of one site about another is a disagreement of the two.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ def reconcile(
     Memory grows with the number of sessions, not of records, as long as the logs' clocks are not far apart.
 
     Args:
-        logs: of different parties of one run; what of these is missing is listed as not checked.
-        members: the federation that they are of.
-        transcript: what `read_transcript` made of the messages that the parties kept.
+        logs: logs of different parties of one run; missing ones are listed as not checked.
+        members: the members of their federation.
+        transcript: the result of `read_transcript` on the messages that the parties kept.
         statements: these messages, to look up evidence.
-        required: whose logs have to be here.
+        required: the sites whose logs are required.
 
     Raises:
-        ValueError: two logs are of one party, or one is of no member.
+        ValueError: two logs belong to one party, or one belongs to no member.
     """
     run = RunLogs(logs, members, transcript, required)
     if len(run.parties) != len(logs) or not run.parties <= set(members.keys):
@@ -98,7 +98,7 @@ def reconcile(
 
 
 _WITNESSES = 1
-"""How many others must have cosigned the newest checkpoint; that of each header has as many as its threshold."""
+"""Cosignatures of others that the newest checkpoint needs; the one in each header needs as many as its threshold."""
 _POLICY_FILE: Final = "policy.toml"
 
 
@@ -107,11 +107,11 @@ class ReconciledRun:
     """The logs of a run, read together.
 
     Attributes:
-        members: whose logs these are, or should be.
-        keys: the roster of the run, and where it is from.
-        logs: those that were found, one of each site, by site id in order.
-        outcome: what came out.
-        copies: further copies of these logs. Each was verified by itself, and a finding of it is in the outcome.
+        members: the sites whose logs belong to the run.
+        keys: the roster of the run, and its origin.
+        logs: the logs that were found, one for each site, by site id in order.
+        outcome: the findings, notices and counts.
+        copies: further copies of these logs. Each was verified by itself, and its finding is in the outcome.
     """
 
     members: Members
@@ -142,7 +142,7 @@ class ReconciledRuns:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What looks like a log below a folder: those that can be opened, and of the others where they lie and why not."""
+    """Folders that look like logs: the logs that can be opened, and the path and the error of each that cannot."""
 
     folder: Path
     logs: tuple[LogFolder, ...]
@@ -164,7 +164,7 @@ class _Found:
         return cls(folder, tuple(logs), tuple(unread))
 
     def of_run(self, run: str) -> list[LogFolder]:
-        """The logs of the one run whose id begins like this. Raises ConfigError where there is none, or are several."""
+        """Return the logs of the one run whose id begins like this. Raises ConfigError unless there is exactly one."""
         runs = sorted({log.run for log in self.logs if log.run.startswith(run)})
         if len(runs) == 1:
             return [log for log in self.logs if log.run == runs[0]]
@@ -281,7 +281,7 @@ def _reconciled(
 def _of_folders(
     found: _Found, logs: Sequence[LogFolder], unread: Sequence[tuple[Path, AuditError]], keys: Keys
 ) -> Iterator[RunFinding]:
-    """Folders that are no log of this run and should be: damaged ones, and those of strangers."""
+    """Yield suspicions of folders that should be logs of this run but are not: damaged logs and logs of strangers."""
     for place, error in unread:
         if not _is_none(error):
             what = f"{_below(found.folder, place)} has the files of a log, and cannot be read: {printable(error.what)}"
@@ -294,7 +294,7 @@ def _of_folders(
 
 
 def _is_none(error: AuditError) -> bool:
-    """Whether there is no log at all, or one that another program wrote: no site's log is damaged by that."""
+    """Return whether there is no log at all, or only one of another program, so that no site's log is damaged."""
     return isinstance(error, NoLog)
 
 
@@ -316,7 +316,7 @@ def _below(root: Path, folder: Path) -> str:
 
 
 def _keys_of_run(logs: Sequence[LogFolder], option: Path | None) -> Keys:
-    """Of the rosters around the logs the one that most vouches for, and that their run began under."""
+    """Return the best vouched roster around the logs under which their run began."""
     found: list[Keys] = []
     missing: SecureFdaError | None = None
     for log in logs:
@@ -344,7 +344,7 @@ def _newest_of(copies: Sequence[LogFolder], members: Members) -> list[bytes]:
 
 
 def _verified(log: LogFolder, members: Members, held: Sequence[bytes], reader: StatementReader) -> PartyLog:
-    """A log by itself, also with the checkpoints of it that others hold, and with what is kept beside it."""
+    """Verify a log by itself, with the checkpoints of it that others hold and the messages kept beside it."""
     live = being_written(log.folder)
     with verification_progress(log.party) as progress:
         verification = verify_log(

@@ -1,4 +1,4 @@
-"""What a reconciliation says: findings, and how a suspicion becomes one by the kept messages. Pure."""
+"""The findings of a reconciliation, and how kept messages turn a suspicion into a finding. Pure."""
 
 from __future__ import annotations
 
@@ -114,14 +114,14 @@ _OF_DOUBT: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A record: whose log, and which place in it, 0-based."""
+    """The position of a record: the party of its log, and its 0-based place there."""
 
     party: str
     index: int
 
     @classmethod
     def of(cls, record: Record) -> Mark:
-        """Where a record stands."""
+        """Return the position of a record."""
         return cls(record.party, record.seq)
 
 
@@ -130,17 +130,17 @@ Severity = Literal["fine", "attention", "unjudged", "tampering"]
 unseen; a log or message was tampered with, or a promise broken."""
 _IN_DOUBT: Final = ("missing-log", "strange-log")
 _NOT_SETTLED: Final = ("unverified-log", "roster-differs", "broken-chain")
-"""Where nothing says who did it, these can be honest: a crash, a wrong roster, a log that is not here."""
+"""Kinds that can be honest if nobody is accused: a crash, a wrong roster, or a log that is not here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something that is odd, or could not be judged, but proves nothing.
+    """An oddity, or something that could not be judged. It proves nothing.
 
     Attributes:
         what: one line of words.
-        site: whose log it is about; empty where it is about none.
-        care: whether somebody has to look at it. What every run leaves needs none.
+        site: the site whose log it is about; empty if it is about none.
+        care: whether somebody must look at it; False for what every run leaves.
     """
 
     what: str
@@ -153,7 +153,7 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class RunFinding:
-    """Something that the logs and messages of one run contradict each other in, or the rules.
+    """A contradiction between the logs and messages of one run, or between them and the rules.
 
     Attributes:
         kind: one of `RunKind`.
@@ -182,12 +182,12 @@ class RunFinding:
 
     @property
     def is_of_evidence(self) -> bool:
-        """Whether it is about what is kept beside a log, and not about what logs say."""
+        """Whether the finding is about messages kept beside a log, not about the logs themselves."""
         return self.kind.startswith("evidence-")
 
     @property
     def severity(self) -> Severity:
-        """How grave it is."""
+        """The severity of the finding."""
         if self.kind == UNREAD:
             return "unjudged"
         if self.kind in _IN_DOUBT or (self.kind in _NOT_SETTLED and not self.accused):
@@ -209,11 +209,11 @@ class RunFinding:
 
 @dataclass(frozen=True, slots=True)
 class Reconciliation:
-    """What came out.
+    """The result of reconciling one run.
 
     Attributes:
-        findings: the first divergence first.
-        notices: what is odd, or cannot be judged, but proves nothing.
+        findings: the findings, with the first divergence first.
+        notices: oddities, and things that cannot be judged.
         counts: what was checked, in words -> how often.
     """
 
@@ -224,14 +224,14 @@ class Reconciliation:
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
-    """A finding, and what would resolve it.
+    """A finding, and the claim that would resolve it.
 
     Attributes:
-        finding: as the logs alone show it.
-        culprit: whom the messages would accuse; empty where no message can.
-        claim: kind of the claim.
-        evidence: digests of the messages of the claim, in its order.
-        notes: checkpoints of the claim.
+        finding: the finding as the logs alone show it.
+        culprit: the site that the messages would accuse; empty if no message can.
+        claim: the kind of the claim.
+        evidence: the digests of the claim's messages, in its order.
+        notes: the checkpoints of the claim.
     """
 
     finding: RunFinding
@@ -242,7 +242,7 @@ class Suspicion:
 
 
 def resolve(suspicions: Iterable[Suspicion], found: Mapping[str, Statement], members: Members) -> list[RunFinding]:
-    """Accuse whom the messages accuse; the first divergence first, and one finding for each fault."""
+    """Return one finding for each fault, the first divergence first, with the accusations that the messages prove."""
     findings = sorted((_resolved(suspicion, found, members) for suspicion in suspicions), key=lambda one: one.order)
     return _without_echoes(findings)
 
@@ -262,7 +262,7 @@ def _resolved(suspicion: Suspicion, found: Mapping[str, Statement], members: Mem
 
 
 def _without_echoes(findings: list[RunFinding]) -> list[RunFinding]:
-    """Leave out that a message was never sent where the message itself is another finding's."""
+    """Drop never-sent findings whose message is the subject of another finding."""
     speaking = (one for one in findings if one.kind != "never-sent" and not one.is_of_evidence)
     said = {digest for one in speaking for digest in one.digests}
     kept: dict[tuple[object, ...], RunFinding] = {}

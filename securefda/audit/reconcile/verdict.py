@@ -21,11 +21,11 @@ _GRAVITY: Final[tuple[Severity, ...]] = ("fine", "attention", "unjudged", "tampe
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Something that the verdict rests on.
+    """One reason for the verdict.
 
     Attributes:
-        severity: how grave it is.
-        what: one line of words, with the site and the record where there is one.
+        severity: its severity.
+        what: one line of words, with the site and the record if there is one.
         is_finding: whether it ends the command with exit code 13; else it is a notice.
     """
 
@@ -36,7 +36,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the logs come to.
+    """The overall judgement on the logs.
 
     Attributes:
         points: the gravest first; empty where nothing is to be looked at.
@@ -48,7 +48,7 @@ class Verdict:
 
     @property
     def severity(self) -> Severity:
-        """That of the gravest point."""
+        """The severity of the gravest point."""
         return self.points[0].severity if self.points else "fine"
 
     @property
@@ -103,7 +103,7 @@ def gathered(notices: Sequence[Notice]) -> list[tuple[list[str], str]]:
 
 
 def _scope(runs: Sequence[ReconciledRun]) -> Iterator[str]:
-    """Which logs were read, where nothing is wrong with them."""
+    """Yield the sentences that say which logs were read, if nothing is wrong with them."""
     if len(runs) > 1:
         yield f"In {len(runs)} runs, the logs that are here verify and agree with each other."
         short = [run.members.run[:12] for run in runs if run.missing]
