@@ -267,7 +267,7 @@ class Tile:
 
     @property
     def path(self) -> str:
-        """Where it lies in the folder of the log."""
+        """The path in the folder of the log."""
         return tile_path(self.level, self.index, len(self.hashes) // HASH_BYTES)
 
 

@@ -347,7 +347,7 @@ def witness_name(federation: str, party: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LogName:
-    """Whose log of which run: each of them has a tree of its own.
+    """The name of a log: its federation, party and run. Each log has its own tree.
 
     Attributes:
         federation: federation id, 1 to 63 characters of ``a-z 0-9 -``, not beginning with a hyphen.

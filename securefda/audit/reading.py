@@ -1,8 +1,8 @@
-"""One reader for a log on disk: whose it is, its records one after the other, and the proof that one is in it.
+"""Reads a log on disk: its owner, its records in sequence, and proofs that a record is in it.
 
-It reads, and verifies no signature: `verify.verify_log` does that. What it yields are records of the one form, each at
-the place that it claims, all of one party and one run. Memory does not grow with the log, and the log may be written
-meanwhile: what a pass finds is then the beginning of what the log will be.
+It verifies no signature: `verify.verify_log` does that. It yields canonical records, each at the place that it claims,
+all of one party and one run. Memory does not grow with the log. The log may be written meanwhile: a pass then yields
+the beginning of the later log.
 
     log = open_log(folder)                  LogFolder; AuditError where there is no log
     log.party, log.run, log.federation      the last is "" before the first checkpoint
@@ -13,7 +13,7 @@ meanwhile: what a pass finds is then the beginning of what the log will be.
     being_written(folder), find_logs(root), looks_like_log(folder)
     logs_at(place, run), log_at(place, run)  of a log, a kit, or any folder with logs in it
 
-Nothing of it writes, or needs more than the right to read.
+Nothing here writes, or needs more than read permission.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class NoLog(AuditError):
 
 
 class DamagedLog(AuditError):
-    """A record cannot be read, or is not the one that belongs there; ``index`` is its place, 0-based."""
+    """A record cannot be read, or does not belong at its place; ``index`` is that place, 0-based."""
 
     exit_code = ExitCode.AUDIT
 
@@ -86,7 +86,7 @@ class HeadNote:
 
 @dataclass(frozen=True, slots=True)
 class Inclusion:
-    """That a record is in the tree of a checkpoint.
+    """A proof that a record is in the tree of a checkpoint.
 
     Attributes:
         index: place of the record, 0-based.
@@ -114,13 +114,13 @@ class Inclusion:
 
 @dataclass(slots=True)
 class RunEnd:
-    """How a log says that its run ended, while its records go by.
+    """The end of a run according to the records seen so far.
 
-    A process that starts again after the end changes nothing by that; only when a round goes on does the run.
+    A process that restarts after the end does not continue the run; only a round that continues does.
 
     Attributes:
-        outcome: as ``run-ended`` says; empty while the run goes on.
-        rounds: number of rounds with a result, as it says.
+        outcome: the outcome in ``run-ended``; empty while the run goes on.
+        rounds: the number of rounds with a result in ``run-ended``.
     """
 
     outcome: str = ""

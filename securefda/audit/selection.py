@@ -26,7 +26,7 @@ _TIME_HINT: Final = "write it like 2026-11-21, 2026-11-21T12:00 or 2026-11-21T13
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """What a record must be; an empty collection or text asks for nothing.
+    """The conditions on a record; an empty collection or text sets none.
 
     Attributes:
         peers, rounds, types, directions, levels: the record's must be one of these.
@@ -171,7 +171,7 @@ def row_of(record: Record) -> tuple[str, ...]:
 
 
 def what_of(entry: Entry) -> str:
-    """What a record says beside its fields of a message, in a few words."""
+    """Return in a few words what a record says besides the fields of its message."""
     parts = []
     if (shown := entry.disclosure) is not None:
         of = "" if shown.level == "individual" else f" of {shown.count}"

@@ -57,7 +57,7 @@ def disk_errors(path: Path, doing: str) -> Iterator[None]:
 
 
 def disk_error(path: Path, doing: str, error: OSError) -> AuditError:
-    """What to say of an error of the disk."""
+    """Return the AuditError for a disk error."""
     hint = "check the folder's owner and permissions, and the free disk space; then start again"
     if doing == "read":
         hint = "check the owner and permissions; a file that is damaged comes back only from a copy of the log"
@@ -65,7 +65,7 @@ def disk_error(path: Path, doing: str, error: OSError) -> AuditError:
 
 
 def checkpoint_path(size: int) -> str:
-    """Where the checkpoint of a tree of ``size`` leaves stays, when later ones have replaced it."""
+    """Return the path where the checkpoint of ``size`` records stays after later ones have replaced it."""
     return f"{CHECKPOINTS}/{size:016d}"
 
 

@@ -246,7 +246,7 @@ def _check(log: LogFolder, keys: Keys, name: LogName, known: list[bytes], questi
 
 
 def _is_never_signed(log: LogFolder) -> bool:
-    """Whether a log has no checkpoint and says of none: its site took part in no session, as where it refused the run.
+    """Return whether a log has and mentions no checkpoint: its site took part in no session, as after a refusal.
 
     Who deletes the checkpoints of another log has to delete all records from the first one on as well; a log that is
     gone is found in those of the other sites.

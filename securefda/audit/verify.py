@@ -369,7 +369,7 @@ class Walk:
         return tail, read_bundle(self.folder, index, width) if width else None
 
     def _signed_width(self, index: int) -> int:
-        """How many records of bundle ``index``, the last one, the checkpoint covers."""
+        """Return how many records of bundle ``index``, the last one, the checkpoint covers."""
         return self.covered % WIDTH if self.covered // WIDTH == index else 0
 
     def _last_bundle(self, index: int, data: bytes | None, signed: bytes | None) -> list[bytes]:

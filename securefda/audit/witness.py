@@ -23,14 +23,14 @@ from securefda.protocol.messages import NO_CONTEXT, NO_SESSION, Checkpoint, Cosi
 from securefda.protocol.roster import Roster
 
 MOST_SHOWN = 4
-"""How often a site may show its log to no avail: an honest one may have to be asked again."""
+"""How often a site may show its log without success. An honest site may have to be asked again."""
 
 Head = tuple[int, bytes]
 """Number of records and their root."""
 
 
 def witnesses_needed(header: Header, max_colluders: int) -> int:
-    """How many participants must have cosigned: t, and so many that no two histories have them.
+    """Return how many participants must have cosigned: at least t, and so many that only one history can have them.
 
     More than ``max_colluders`` sources are in both of two such sets. One of them is honest and cosigned one history
     alone.
@@ -48,13 +48,13 @@ class CheckpointError(Exception):
 
 
 class WitnessMemory(Protocol):
-    """What a site remembers of others' logs, across restarts and power cuts."""
+    """A site's memory of other sites' logs, which survives restarts and power cuts."""
 
     def cosigned(self, origin: str) -> Head | None:
         """The last checkpoint of this log that was cosigned; None before the first."""
 
     def remember_cosigned(self, origin: str, head: Head) -> None:
-        """Write it down; it is on the disk when this returns."""
+        """Store the checkpoint; it is on the disk when this returns."""
 
 
 class Witness:
@@ -188,7 +188,7 @@ class Witness:
             raise CheckpointError("WITNESSES", f"{found} of the {needed} participants needed have cosigned it")
 
     def _is_continued(self, origin: str, shown: Checkpoint, head: notes.Checkpoint) -> bool:
-        """Whether it is shown to go on from what was cosigned; raises CheckpointError where it does not."""
+        """Return whether the proof continues the cosigned head. Raises CheckpointError if it contradicts it."""
         old_size, old_root = self._memory.cosigned(origin) or (0, b"")
         if head.size < max(old_size, 1):
             raise CheckpointError("CHECKPOINT_SHRINKS", f"{head.size} records, after {old_size}")

@@ -30,14 +30,14 @@ from securefda.audit.verify import Verification, verify_log
 from securefda.text import names
 
 MOST_UNFINISHED_IN_A_ROW: Final = 2
-"""Rounds of one source. A target gives up after three lost rounds in a row, and a source leaves then."""
+"""Most unfinished rounds of one source in a row. After three lost rounds a target gives up, and a source leaves."""
 MOST_UNFINISHED_RUNS_A_DAY: Final = 1
-"""Of one source, in any 24 hours: a target that crashed goes on with its run, and begins no other one."""
+"""Most unfinished runs of one source in any 24 hours. A target that crashed continues its run and begins no new one."""
 _DAY: Final = timedelta(hours=24)
 
 CHARGES: Final = "charges to the ledger"
 _NO_ANSWER: Final = frozenset({"Refusal", "Abort", "Join", "Checkpoint", "Cosigned", "Goodbye", "Receipt"})
-"""What a source sends without having accepted a header, or after it has left the session."""
+"""Message types that a source sends without having accepted a header, or after it has left the session."""
 _WORDS: Final[Mapping[str, str]] = {
     "model": "models",
     "model-and-target-update": "models with g_T",
@@ -82,7 +82,7 @@ class RoundTaken:
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether something was taken and nothing came of it, by no fault of the site's own process."""
+        """Whether the round took something without a result, and the site's own process is not the cause."""
         return self.took and not self.finished and not self.broken_off
 
 
@@ -123,7 +123,7 @@ class SiteRun:
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether something was taken in this run, and no round of it was finished."""
+        """Whether this run took something and finished no round."""
         return self.ended != "goes on" and not self.finished and any(one.is_unfinished for one in self.rounds)
 
 
@@ -231,7 +231,7 @@ def _of_rounds(row: Sequence[tuple[SiteRun, RoundTaken]], source: str, target: s
 
 
 def words(left: Sequence[Left]) -> str:
-    """What left a site, in words."""
+    """Return in words what left a site."""
     return ", ".join(left_lines(left)) or "nothing"
 
 
@@ -305,7 +305,7 @@ class _Reader:
             self._message(entry, record.time)
 
     def site_run(self, run: str, *, is_live: bool) -> SiteRun:
-        """What was gathered."""
+        """Return the run as the records so far describe it."""
         ended: Ending = "goes on" if is_live else "no end"
         if self._end.outcome:
             ended = "completed" if self._end.outcome == "completed" else "failed"
@@ -414,7 +414,7 @@ def _verified(log: LogFolder, keys: Keys) -> Verification:
 
 
 def _vouched_for(log: LogFolder, verification: Verification) -> tuple[int | None, str]:
-    """How many records count, None for all, and why not all."""
+    """Return the number of records that count, None for all, and the reason why not all count."""
     found = verification.finding
     if found is None or found.kind in ("torn", "missing-cosignature"):
         return None, ""

@@ -40,7 +40,7 @@ def epsilon_chart(sources: Sources) -> Chart | None:
 
 
 def epsilon_table(sources: Sources) -> Table | None:
-    """What each site's rows had cost at the end, against the limit; None where no log has a charge."""
+    """Return the final epsilon of each site, with its limit; None if no log has a charge."""
     if not any(party.epsilons for party in sources.tables):
         return None
     rows = [_epsilon_row(sources, log) for log in sources.logs if not log.is_copy]
@@ -57,7 +57,7 @@ def epsilon_table(sources: Sources) -> Table | None:
 
 
 def epsilon_limit(sources: Sources, party: str) -> float:
-    """What the policy, or the target's settings, permit to spend; 0 where nothing here says."""
+    """Return the epsilon that the policy, or the target's settings, allow; 0 if it is unknown here."""
     for log in sources.logs:
         if log.party == party and log.policy.policy is not None:
             return log.policy.policy.dp.target_epsilon
@@ -83,7 +83,7 @@ def run_charts(sources: Sources) -> tuple[tuple[Chart, ...], str]:
 
 
 def norm_cap_table(sources: Sources) -> Table | None:
-    """What the norm cap did to each source's part, as its own log says; None where no log has caps."""
+    """Return the effect of the norm cap on each source, by the source's own log; None if no log has caps."""
     rows = [
         _texts(
             party.party,

@@ -59,7 +59,7 @@ def write_audit_page(
 
 
 def said_of(written: Written) -> Outcome:
-    """What ``securefda audit report`` says of the page that it wrote; its error is that of ``reconcile``."""
+    """Return the outcome of ``securefda audit report`` on a written page. Its error is that of ``reconcile``."""
     sources = written.sources
     reconciled, verdict = sources.reconciled, sources.verdict
     data = {

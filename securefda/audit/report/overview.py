@@ -70,7 +70,7 @@ class Moment:
 
 
 def all_flows(parties: Sequence[PartyTables]) -> tuple[Flow, ...]:
-    """What every party disclosed in total, sorted."""
+    """Return the total disclosures of all parties, sorted."""
     return tuple(sorted(flow for party in parties for flow in party.flows))
 
 
@@ -155,7 +155,7 @@ def _alike(group: Sequence[Flow]) -> Alike:
 
 
 def _exposure(flows: Alike) -> tuple[object, ...]:
-    """What shows most comes first."""
+    """Return a sort key for flows: visibility level, kind, sites, number of messages."""
     return _OPENNESS.get(flows.level, 0), flows.what, flows.disclosers, flows.receivers, flows.messages
 
 

@@ -78,7 +78,7 @@ GLOSSARY: Final = (
 
 @cache
 def _environment() -> Environment:
-    """Where the template is found, which is compiled once."""
+    """Return the template environment, which compiles the template once."""
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
     return Environment(
@@ -160,7 +160,7 @@ _PUBLISHED: Final[Mapping[str, str]] = {
 
 
 def facts_of(sources: Sources) -> Iterator[str]:
-    """What the run disclosed and what the sites recorded, one or two sentences each, without a judgement."""
+    """Yield what the run disclosed and what the sites recorded, in one or two sentences each, without a judgement."""
     flows = all_flows(sources.tables)
     bare = [flow for flow in flows if shows_update(flow) and not shows_target(flow)]
     summed = [flow for flow in flows if flow.level != "individual" and flow.what == "update"]
@@ -205,7 +205,7 @@ def _about_incidents(sources: Sources) -> str:
 
 
 def _incident_counts(sources: Sources) -> dict[str, int]:
-    """How many of each there were. A refusal is an event, a message that left, and one that came: it counts once."""
+    """Count incidents by kind. A refusal is an event, a sent message and a received one, but counts once."""
     found: dict[tuple[str, str], int] = {}
     for party in sources.tables:
         for item in party.incidents:

@@ -1,7 +1,7 @@
-"""What one party's log says, as tables: what it disclosed to whom, what noise cost, bytes, refusals and alarms. Pure.
+"""One party's log as tables: its disclosures, privacy costs, bytes, refusals and alarms. Pure.
 
-A log says what its party wrote. Whether that is what was signed is for `securefda.audit.verify`, and whether the others
-say the same is for `securefda.audit.reconcile`; a caller passes only the records that the verification vouches for.
+A log is its party's own account. `securefda.audit.verify` checks whether it is what was signed, and
+`securefda.audit.reconcile` whether the others agree. Callers pass only the records that the verification vouches for.
 
 `read_party` reads a log once. Memory is bounded: what has a row of its own (a round's disclosures, an incident, a point
 of epsilon) is kept up to the limits below, and ``left_out`` counts the records that were not. Totals of disclosures and
@@ -78,7 +78,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class EpsilonPoint:
-    """What the rows of the party had cost after a charge: a round, when, and the charge itself."""
+    """A charge with its round and time, for the privacy cost of the party's rows up to then."""
 
     round: int
     time: str
@@ -92,8 +92,8 @@ class EpsilonPoint:
 
 @dataclass(frozen=True, slots=True)
 class CapsPoint:
-    """What the norm cap did in a round to the party's part: ``capped`` of its ``layers`` were scaled down, and
-    ``zeroed`` of them to nothing.
+    """The effect of the norm cap on the party's update in a round: ``capped`` of its ``layers`` were scaled down, and
+    ``zeroed`` of these to zero.
     """
 
     round: int
@@ -182,7 +182,7 @@ MOST_ROUND_FLOWS: Final = 250_000
 MOST_FLOWS: Final = 4096
 """Kinds of disclosures, each to one peer; likewise peers with bytes."""
 MOST_ROWS: Final = 20_000
-"""Of incidents, milestones, points of epsilon and caps each."""
+"""Most rows each of incidents, milestones, epsilons and caps."""
 
 RELEASES: Final = ("Header", "Update", "MaskedInput")
 """Messages with a model, an update or a term of a sum in them; the receiver's log has them too, without a level."""
@@ -288,7 +288,7 @@ class PartyReader:
                 self._trouble((f"{trouble}-{entry.direction}", key, (), entry.peer), entry.round, time)
 
     def tables(self) -> PartyTables:
-        """What was gathered."""
+        """Return the tables of the records so far."""
         return PartyTables(
             party=self._party,
             records=self._records,

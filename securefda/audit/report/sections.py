@@ -48,7 +48,7 @@ _GRAVITY: Final = ("alarm", "aborted", "refused", "refusal-sent", "refusal-recei
 
 
 Tone = Literal["", "strong", "care", "bad"]
-"""How a line stands out: not, by weight alone, as something to look at, or as something that is wrong."""
+"""Emphasis of a line: none, bold, something to look at, or something wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What stands in one cell of a table."""
+    """The contents of one cell of a table."""
 
     lines: tuple[Line, ...]
 
@@ -124,7 +124,7 @@ def runs_table(sources: Sources) -> Table:
 
 
 def sites_table(sources: Sources) -> Table:
-    """Who belongs to the federation, whose log is here, and which policy it says it loaded."""
+    """Return the sites of the federation, whether their logs are here, and the policies that the logs name."""
     logs = {log.party: log for log in sources.logs if not log.is_copy}
     rows = [
         _row(entry.site_id, entry.role, entry.legal_entity, *_log_and_policy(logs.get(entry.site_id), entry.role))
@@ -154,7 +154,7 @@ def policies(sources: Sources) -> tuple[tuple[PolicyWords, ...], int]:
 
 
 def matrix_table(sources: Sources) -> Table | None:
-    """Who disclosed what to whom in all; None where too many sites are in it, or none."""
+    """Return the total disclosures from site to site; None for no sites, or too many."""
     flows, arrivals = all_flows(sources.tables), unreported(sources.tables)
     disclosers = {flow.discloser for flow in flows} | {item.sender for item in arrivals}
     receivers = {flow.receiver for flow in flows} | {item.receiver for item in arrivals}
@@ -223,7 +223,7 @@ def rounds_table(sources: Sources) -> Table:
 
 
 def timeline_table(sources: Sources) -> Table:
-    """What happened when, as the parties' clocks say."""
+    """Return the events of the run in order, by the parties' clocks."""
     moments, left = shortened(timeline(sources.tables), MOST_MOMENTS)
     by_round: dict[int, list[Flow]] = {}
     for party in sources.tables:
@@ -277,7 +277,7 @@ def bytes_table(tables: Sequence[PartyTables]) -> Table:
 
 
 def logs_table(sources: Sources) -> Table:
-    """What the verification said of each log, with the checkpoint that it rests on."""
+    """Return the verification of each log, with the checkpoint that it rests on."""
     rows = [_log_row(log) for log in sources.logs[:MOST_LOGS]]
     columns = (
         *_columns("site", "result"),
@@ -291,12 +291,12 @@ def logs_table(sources: Sources) -> Table:
 
 
 def shows_update(flow: Flow) -> bool:
-    """Whether the receiver could read a single site's update; what this release has no word for counts as one."""
+    """Return whether the receiver could read a single site's update. Unknown kinds of disclosure count as one."""
     return flow.level == "individual" and _is_update(flow.what)
 
 
 def shows_target(flow: Flow) -> bool:
-    """Whether it says more of the target's rows than the model: its own update, the gradient of the gap, features."""
+    """Return whether a flow reveals more of the target's rows than the model: its update, gap gradient or features."""
     return flow.what.startswith("model-and-")
 
 
@@ -375,7 +375,7 @@ def _incident_row(incident: Incident) -> tuple[Cell, ...]:
 
 
 def _who(parties: tuple[str, ...], sources: Sources) -> str:
-    """Who says so: all that are here, or their names."""
+    """Return in words which parties say something: all that are here, or their names."""
     everybody = len(sources.tables)
     return f"all {everybody} logs" if len(parties) == everybody > 2 else names(parties, 4)
 

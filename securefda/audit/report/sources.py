@@ -1,4 +1,4 @@
-"""What an audit page is made from: the reconciled logs of a run, as tables, with what lies beside them."""
+"""The input of an audit page: the reconciled logs of a run, as tables, with the files beside them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _POLICY_FILE: Final = "policy.toml"
 
 @dataclass(frozen=True, slots=True)
 class PolicyFound:
-    """What is known of the policies that a party's log says it loaded.
+    """The policies that a party loaded according to its log.
 
     Attributes:
         loaded: their SHA-256 in hex, in order, none twice in a row.
@@ -69,7 +69,7 @@ class LogState:
 
     @property
     def is_sound(self) -> bool:
-        """Whether nothing was found."""
+        """Whether the log has no finding and no problem."""
         return self.verification.finding is None and not self.problem
 
 
@@ -115,7 +115,7 @@ class Sources:
 
     @property
     def tables(self) -> tuple[PartyTables, ...]:
-        """Of each party once."""
+        """The tables of the logs, one for each party."""
         return tuple(log.tables for log in self.logs if not log.is_copy)
 
     @property

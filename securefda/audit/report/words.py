@@ -28,7 +28,7 @@ _SHORT: Final[Mapping[str, str]] = {
     "model-and-target-features-and-gap-gradient": "model, features and gap gradient",
 }
 OF_HEADERS: Final = "the-headers"
-"""What a source's log has in place of a strategy: it does what the headers say."""
+"""The strategy in a source's log, since a source follows the headers."""
 _KINDS: Final[Mapping[str, str]] = {
     "alarm": "alarm",
     "aborted": "abort",
@@ -91,7 +91,7 @@ def rounds_text(numbers: Iterable[int]) -> str:
 
 
 def what_text(what: str) -> str:
-    """What was disclosed; a word that this release does not know stays as it is."""
+    """Return in words what was disclosed. A word that this release does not know stays as it is."""
     return _WHAT.get(what, what)
 
 
@@ -112,7 +112,7 @@ def cell_text(flow: Flow) -> str:
 
 
 def updates_text(flows: Iterable[Flow]) -> str:
-    """How many updates left in a round, by level; empty without one."""
+    """Return in words how many updates left in a round, by level; empty if none did."""
     counts: dict[str, int] = {}
     for flow in flows:
         if flow.what == "update":
@@ -127,7 +127,7 @@ def updates_text(flows: Iterable[Flow]) -> str:
 
 
 def ending_text(run: SiteRun) -> str:
-    """How a run ended, in words."""
+    """Return in words how a run ended."""
     unfinished = "; took something and brought no result" if run.is_unfinished else ""
     return {"no end": "without an end: broken off", "goes on": "goes on"}.get(run.ended, run.ended) + unfinished
 
@@ -147,7 +147,7 @@ def incident_rounds(incident: Incident) -> str:
 
 
 def event_text(moment: Moment, updates: str = "") -> str:
-    """What happened, one sentence; ``updates`` is what left in a round."""
+    """Describe a moment in one sentence; ``updates`` says what left in a round."""
     said = dict(moment.detail)
     match moment.kind:
         case "round":
@@ -188,7 +188,7 @@ def verification_text(verification: Verification) -> str:
 
 
 def witnesses_text(verification: Verification) -> str:
-    """Who cosigned the newest checkpoint."""
+    """Return in words who cosigned the newest checkpoint."""
     if not verification.root:
         return "no checkpoint that could be read"
     return names(verification.witnesses) if verification.witnesses else "no site"
