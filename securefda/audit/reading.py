@@ -108,7 +108,7 @@ class Inclusion:
         return leaf_hash(self.entry)
 
     def check(self) -> None:
-        """Verify the proof; O(log size). Raises ProofError where it does not lead to the root."""
+        """Verify the proof in O(log size). Raises ProofError if it does not lead to the root."""
         check_inclusion(self.leaf, self.index, self.size, self.proof, self.root)
 
 
@@ -194,7 +194,7 @@ class LogFolder:
                 return
 
     def entry(self, index: int) -> bytes | None:
-        """Bytes of one record, None behind the end. Raises DamagedLog."""
+        """Return the bytes of one record; None after the end. Raises DamagedLog."""
         return next((entry for _, entry in self.entries(index)), None)
 
     def size(self) -> int:
@@ -209,7 +209,7 @@ class LogFolder:
         return bundles * WIDTH + sum(1 for _ in self.entries(bundles * WIDTH))
 
     def head(self, size: int | None = None) -> HeadNote | None:
-        """The newest checkpoint as it is now, or that of ``size`` records; None where there is none.
+        """Return the newest checkpoint as it is now, or the one of ``size`` records; None if there is none.
 
         Raises:
             AuditError: it is none, or cannot be read.
@@ -329,7 +329,7 @@ def logs_at(place: Path, run: str = "") -> list[Path]:
 
 
 def _with_whole_name(place: Path) -> Path:
-    """The log whose folder's name begins like the last part of a path; the path where no log lies beside it."""
+    """Return the log whose folder name begins with the last part of a path; the path if no log is beside it."""
     beside = {file.name: file for file in sorted(place.parent.iterdir()) if looks_like_log(file)}
     found = [file for name, file in beside.items() if name.startswith(place.name)]
     if len(found) == 1 or not beside:
@@ -339,7 +339,7 @@ def _with_whole_name(place: Path) -> Path:
 
 
 def log_at(place: Path, run: str = "") -> Path:
-    """The one log that a user means; arguments and errors as of `logs_at`, and NoLog where there are several."""
+    """Return the one log that a user means. Arguments and errors as of `logs_at`; several logs raise NoLog too."""
     logs = logs_at(place, run)
     if len(logs) > 1:
         runs = sorted({_run_of(log) for log in logs})
@@ -350,7 +350,7 @@ def log_at(place: Path, run: str = "") -> Path:
 
 
 def _run_of(folder: Path) -> str:
-    """Run id of a log; of one that does not say, the name of its folder."""
+    """Return the run id of a log, or the name of its folder if the log does not state one."""
     try:
         return open_log(folder).run
     except AuditError:

@@ -87,7 +87,7 @@ def parse_filter(
 
 
 def require_peers(wanted: Filter, folder: Path) -> None:
-    """Refuse a peer that the log's roster does not have, or where it has none, no record.
+    """Refuse a peer that is neither in the log's roster nor in a record of the log.
 
     Raises:
         ConfigError: ``--peer``: the hint lists what there is.

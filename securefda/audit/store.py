@@ -31,7 +31,7 @@ FILE_MODE: Final = 0o600
 CHECKPOINT: Final = "checkpoint"
 CHECKPOINTS: Final = "checkpoints"
 TAIL: Final = "tail"
-"""The entries behind the last full bundle, in its encoding; it becomes the next bundle when it has 256."""
+"""File with the entries after the last full bundle, in its encoding. At 256 entries it becomes the next bundle."""
 LOCK: Final = "lock"
 
 
@@ -70,7 +70,7 @@ def checkpoint_path(size: int) -> str:
 
 
 def read(path: Path, limit: int) -> bytes | None:
-    """Contents of a regular file, None where there is none.
+    """Return the contents of a regular file; None if there is none.
 
     Raises:
         AuditError: it is no regular file, has more than ``limit`` bytes, or cannot be read.
@@ -132,12 +132,12 @@ def remove_folder(path: Path) -> None:
 
 
 def read_bundle(folder: Path, index: int, width: int = WIDTH) -> bytes | None:
-    """Contents of an entry bundle, None where there is none. Raises AuditError."""
+    """Return the contents of an entry bundle; None if there is none. Raises AuditError."""
     return read(folder / bundle_path(index, width), MAX_BUNDLE_BYTES)
 
 
 def read_tile(folder: Path, level: int, index: int, width: int = WIDTH) -> list[bytes]:
-    """The first ``width`` hashes of a tile, from the partial one or, where that is gone, from the full one.
+    """Return the first ``width`` hashes of a tile, from the partial tile or, if that is gone, from the full one.
 
     Raises:
         AuditError: there is neither, or it has another length.

@@ -67,16 +67,16 @@ Kind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The first thing that is wrong with a log.
+    """The first fault of a log.
 
     Attributes:
         kind: one of `Kind`.
-        index: the first record that is not to be trusted, 0-based; all before it are what was signed. Where a
+        index: the first record that cannot be trusted, 0-based; all records before it are what was signed. If a
             checkpoint itself is at fault, no record was read, and this is the size of the last good checkpoint
             before it.
-        exact: whether that very record is wrong; else it is the first behind the last checkpoint that still holds,
-            and for which not only the party vouches where witnesses are needed or the finding is ``"forked"``.
-        what: one line of words; no value of a record is in it.
+        exact: whether that very record is wrong. If not, it is the first record after the last checkpoint that still
+            holds; if witnesses are needed or the finding is ``"forked"``, only checkpoints with a cosignature count.
+        what: one line of words, without any value of a record.
     """
 
     kind: Kind
@@ -90,12 +90,12 @@ class Verification:
     """The state of one log.
 
     Attributes:
-        size: number of records that were read.
-        covered: how many of them the newest checkpoint signs; nothing proves those behind.
-        root: root that it signs, 32 bytes; empty where there is no such checkpoint.
-        witnesses: who cosigned it, sorted.
-        finding: what is wrong; None where nothing is.
-        notes: what is odd but proves nothing, one line each: a clock that went back, records behind the checkpoint.
+        size: the number of records that were read.
+        covered: how many of them the newest checkpoint signs; nothing proves the later ones.
+        root: the root that this checkpoint signs, 32 bytes; empty without a checkpoint.
+        witnesses: the sites that cosigned it, sorted.
+        finding: the first fault, or None.
+        notes: oddities that prove nothing, one line each: a clock that went back, records after the checkpoint.
     """
 
     size: int
@@ -111,13 +111,13 @@ _NONE: Final = "has no checkpoint, so nothing is proved of it"
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A checkpoint whose signatures are right.
+    """A checkpoint with valid signatures.
 
     Attributes:
-        size: number of records that it signs.
+        size: the number of records that it signs.
         root: their root.
-        witnesses: who cosigned it, sorted.
-        kept: whether it lies in the log; else another site holds it.
+        witnesses: the sites that cosigned it, sorted.
+        kept: whether it is in the log; if not, another site holds it.
     """
 
     size: int
@@ -127,7 +127,7 @@ class Head:
 
 
 class Unfit(Exception):
-    """A checkpoint ends the verification: ``finding`` says why."""
+    """A checkpoint ends the verification for the reason in ``finding``."""
 
     def __init__(self, finding: Finding) -> None:
         super().__init__(finding.what)
@@ -138,8 +138,8 @@ class HeadReader:
     """Reads the checkpoints of one log.
 
     Args:
-        name: whose log of which run it should be.
-        keys: public key of every party, 32 bytes each, by site id; of ``name.party`` too.
+        name: the expected federation, party and run of the log.
+        keys: the public key of every party, including ``name.party``, 32 bytes each, by site id.
     """
 
     def __init__(self, name: LogName, keys: Mapping[str, bytes]) -> None:
@@ -152,10 +152,10 @@ class HeadReader:
         }
 
     def read(self, folder: Path) -> list[Head]:
-        """All checkpoints of a log, the smallest first; of the public one and its copy, that with more witnesses.
+        """Return all checkpoints of a log, the smallest first. Of two copies of one, the better witnessed counts.
 
         Raises:
-            Unfit: one cannot be read, is of another log, or is not signed as it says.
+            Unfit: a checkpoint cannot be read, belongs to another log, or is not signed as it claims.
         """
         heads: list[Head] = []
         kept = folder / CHECKPOINTS
@@ -178,10 +178,10 @@ class HeadReader:
         return heads
 
     def known(self, notes: Sequence[bytes]) -> list[Head]:
-        """Checkpoints of this log that others hold, the smallest first.
+        """Return the checkpoints of this log that others hold, the smallest first.
 
         Raises:
-            ValueError: one is no checkpoint of this log that the party signed, so it proves nothing.
+            ValueError: a note is no checkpoint of this log signed by the party, so it proves nothing.
         """
         try:
             heads = [self._check(note, 0) for note in notes]
@@ -247,11 +247,11 @@ class Divergence:
     Attributes:
         index: the place.
         levels: the tree before it.
-        expected: hash that the tile has there.
-        got: hash of the record that is there.
-        seq: place that this record claims; -1 where it is no record.
-        expected_later, got_again: whether either hash was seen at a later place.
-        next_seq: place that the record behind it claims; -1 where it is no record, None where there is none.
+        expected: the hash that the tile has there.
+        got: the hash of the record there.
+        seq: the place that this record claims; -1 if it is no record.
+        expected_later, got_again: whether the hash was seen at a later place.
+        next_seq: the place that the next record claims; -1 if it is no record, None if there is none.
     """
 
     index: int
@@ -304,13 +304,13 @@ class Walk:
     damaged: Finding | None = None
     """The first tile or bundle that disagrees with the records."""
     torn: int = 0
-    """Bytes behind the last whole record."""
+    """Number of bytes after the last whole record."""
     backwards: int = 0
     """How often the clock went back by more than the slack."""
     _latest: str = ""
 
     def run(self) -> Walk:
-        """Go over the log once, and return this. Raises AuditError where a bundle cannot be read."""
+        """Read the log once, and return this walk. Raises AuditError if a bundle cannot be read."""
         self._check_heads()
         for entries in self._bundles():
             hashes = [leaf_hash(entry) for entry in entries]
@@ -335,9 +335,9 @@ class Walk:
         return self
 
     def _bundles(self) -> Iterator[list[bytes]]:
-        """The entries of one file after the other. A bundle that is missing below the checkpoint is passed over.
+        """Yield the entries of each file in order. A bundle that is missing below the checkpoint is skipped.
 
-        The log may be written meanwhile: a tail that has become a bundle before it was read is the bundle.
+        The log may be written meanwhile. If the tail becomes a bundle before it is read, the bundle is read instead.
         """
         index = 0
         while True:
@@ -357,7 +357,7 @@ class Walk:
             index += 1
 
     def _read_last(self, index: int) -> tuple[bytes | None, bytes | None]:
-        """The tail, and the partial bundle that the checkpoint covers."""
+        """Return the tail and the partial bundle that the checkpoint covers."""
         tail = read(self.folder / TAIL, 2 * MAX_BUNDLE_BYTES)
         if tail:
             entries, taken = unpack(tail, _MOST_ENTRIES)
@@ -387,7 +387,7 @@ class Walk:
         return entries
 
     def _tile(self, index: int) -> list[bytes]:
-        """Hashes of the leaves from ``index`` to the end of its tile, as far as the checkpoint goes."""
+        """Return the leaf hashes from ``index`` to the end of its tile, as far as the checkpoint covers them."""
         number = index // WIDTH
         try:
             return read_tile(self.folder, 0, number, min(WIDTH, self.covered - number * WIDTH))
@@ -569,10 +569,10 @@ def _judge_divergence(walk: Walk, found: Divergence, needed: int) -> Finding:
 
 
 def _is_from_later(walk: Walk, found: Divergence) -> bool:
-    """Tell whether the record at the divergence is the one that belongs where it says that it does.
+    """Return whether the record at the divergence belongs at the place that it claims.
 
-    No tile says what belongs behind the checkpoint: there, the record was edited if the next one is in its place. Where
-    none is left, it was edited if the count is right, unless it is the very first that is not signed.
+    No tile says what belongs after the checkpoint. There, the record counts as edited if the next record is in its
+    place. If no record follows, it counts as edited if the count is right, unless it is the first unsigned record.
     """
     if found.seq >= walk.covered and found.next_seq is None:
         return walk.levels.size < walk.covered or found.seq == walk.covered
@@ -589,7 +589,7 @@ def _tile(walk: Walk, number: int) -> list[bytes]:
 
 
 def _tiles_are_signed(walk: Walk, found: Divergence) -> bool:
-    """Tell whether the tiles have the root of the first checkpoint in the log behind the divergence."""
+    """Return whether the tiles have the root of the first checkpoint in the log after the divergence."""
     size = min(size for size in walk.heads if size > found.index)
     levels = found.levels
     try:

@@ -1,13 +1,13 @@
-"""All runs that have a log below a folder: what each took from a site, whether a result came of it, and the sum of it.
+"""The history of all runs with a log below a folder: what each run took from a site, and whether a result followed.
 
-One log tells of one run. A target that begins run after run, takes what a source hands over before the sum, and hangs
-up leaves every single log in order. So the runs are counted here, each by what its source's own log says: which headers
-it accepted, what left it for whom, and in which rounds it got a result that it accepted.
+One log covers one run. A target could begin run after run, take what a source sends before the sum and hang up: every
+single log would be in order. So this module counts the runs by each source's own log: the headers that the source
+accepted, what left it for whom, and the rounds in which it accepted a result.
 
-A round is *unfinished with disclosure* where something left the source and no accepted result followed; a run is, where
-none of its rounds was finished. What a source's own restart broke off does not count. One crash, or a lost round now
-and then, is honest; more of them than the two limits below are a finding of the target's conduct. It says what
-happened, not why: a source that is too slow in every round sees the same.
+A round is *unfinished with disclosure* if something left the source and no accepted result followed. A run is so if it
+finished no round. Rounds that the source's own restart interrupted do not count. One crash, or a lost round now and
+then, is honest; exceeding either limit below is a finding about the target's conduct. The finding says what happened,
+not why: a source that is too slow in every round sees the same.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def verdict_json(verdict: Verdict) -> dict[str, Any]:
 
 
 def error_of(found: ReconciledRuns, evidence: Evidenced | None, *, everything: bool) -> SecureFdaError | None:
-    """The error with which the command ends; None where there is no finding.
+    """Return the error to end the command with; None if there is no finding.
 
     What the logs contradict each other in comes first, then lost evidence, what cannot be judged, the conduct over all
     runs, a missing log.
@@ -236,7 +236,7 @@ def history_text(history: History) -> Iterator[str]:
 
 
 def conduct_error(history: History) -> TargetConduct | None:
-    """The error with which a command ends for the runs together; None where nothing is wrong."""
+    """Return the error to end a command with for all runs together; None if nothing is wrong."""
     if not history.findings:
         return None
     more = f"; {len(history.findings) - 1} more findings" if len(history.findings) > 1 else ""

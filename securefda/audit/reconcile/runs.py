@@ -201,9 +201,9 @@ def reconcile_folder(
 def reconcile_runs(
     folder: Path, run: str = "", roster: Path | None = None, *, require_all: bool | None = None, only_one: bool = False
 ) -> ReconciledRuns:
-    """The same for every run, where none is named; and all runs together in any case.
+    """Reconcile the named run, or every run if none is named, and judge all runs together in either case.
 
-    ``only_one`` refuses several where none is named. Else arguments and errors are as of `reconcile_folder`.
+    ``only_one`` refuses several runs if none is named. Other arguments and errors are those of `reconcile_folder`.
     """
     found = _Found.below(folder)
     named = [run] if run or only_one else sorted({log.run for log in found.logs})

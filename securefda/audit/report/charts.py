@@ -68,7 +68,7 @@ def epsilon_limit(sources: Sources, party: str) -> float:
 
 
 def run_charts(sources: Sources) -> tuple[tuple[Chart, ...], str]:
-    """Beta, which only the target's run folder has; and why there is no figure, where its figures are wrong.
+    """Return the chart of beta, which only the target's run folder has, or why its numbers give no chart.
 
     These figures are not signed, and the file may hold anything.
     """

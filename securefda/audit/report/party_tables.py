@@ -86,7 +86,7 @@ class EpsilonPoint:
 
     @property
     def epsilon(self) -> float:
-        """Spent so far, this round included."""
+        """The epsilon spent so far, including this round."""
         return float(self.spent.epsilon)
 
 
@@ -381,7 +381,7 @@ class PartyReader:
             seen.first, seen.last = min(seen.first, time), max(seen.last, time)
 
     def _row(self, kept: dict[_Key, _Row], key: _Key, most: int, table: str, make: Callable[[], _Row]) -> _Row | None:
-        """The row of a key, made where there is room for it; else the record is counted as left out."""
+        """Return the row of a key, made if there is room for it; otherwise count the record as left out."""
         if key not in kept:
             if len(kept) >= most:
                 self._left_out[table] += 1

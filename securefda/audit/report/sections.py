@@ -177,7 +177,7 @@ def matrix_table(sources: Sources) -> Table | None:
 
 
 def flows_table(sources: Sources) -> Table:
-    """The same as a list: what, at which level, how often."""
+    """Return the disclosures as a list: what, at which level and how often."""
     found = alike(all_flows(sources.tables))
     rows = [
         _row(

@@ -95,17 +95,17 @@ class Sources:
 
     @property
     def reconciled(self) -> ReconciledRun:
-        """The run."""
+        """The reconciled run."""
         return self.found.runs[0]
 
     @property
     def run(self) -> str:
-        """Its id."""
+        """The run id."""
         return self.reconciled.members.run
 
     @property
     def keys(self) -> Keys:
-        """Its roster, and where that is from."""
+        """The roster of the run, and its origin."""
         return self.reconciled.keys
 
     @property

@@ -61,7 +61,7 @@ def time_text(time: str) -> str:
 
 
 def span_lines(first: str, last: str) -> tuple[str, ...]:
-    """From when, and until when if that is another second; the day once where it is one."""
+    """Return the first time, and the last if it is another second; a common day is given once."""
     begin, end = time_text(first), time_text(last)
     if begin == end:
         return (begin,)
@@ -69,7 +69,7 @@ def span_lines(first: str, last: str) -> tuple[str, ...]:
 
 
 def span_text(first: str, last: str) -> str:
-    """The same on one line."""
+    """Return `span_lines` on one line."""
     return " ".join(span_lines(first, last))
 
 
@@ -96,7 +96,7 @@ def what_text(what: str) -> str:
 
 
 def level_text(flow: Flow | Alike) -> str:
-    """At which level, in words."""
+    """Return the visibility level in words."""
     over = f"{flow.fewest}" if flow.fewest == flow.most else f"{flow.fewest} to {flow.most}"
     return {
         "individual": "individual: in clear, readable by the receiver",
@@ -138,7 +138,7 @@ def incident_kind(kind: str) -> str:
 
 
 def incident_rounds(incident: Incident) -> str:
-    """In which rounds."""
+    """Return the rounds of an incident in words."""
     if incident.last_round == 0:
         return "outside rounds"
     if incident.first_round == incident.last_round:
