@@ -138,17 +138,17 @@ class Checked:
     """The result for one log.
 
     Attributes:
-        log: the folder, and whose it says that it is.
-        keys: what it was checked with.
-        name: whose log of which run it should be.
-        live: whether a process was writing it.
-        needed: how many sites must have cosigned the newest checkpoint.
-        verification: the outcome; empty where it could not begin.
-        fault: what is wrong; None where nothing is.
-        note: the newest checkpoint; None where there is none.
-        inclusion: the proof that was asked for, checked; None where none was, or it failed.
-        kept: what comparing its records with the messages beside it said.
-        notes: what the reader should know, one line each.
+        log: the folder, with the party that the log names.
+        keys: the keys that it was checked with.
+        name: the expected federation, party and run of the log.
+        live: whether a process was writing the log.
+        needed: the number of sites that must have cosigned the newest checkpoint.
+        verification: the verification; empty if it could not begin.
+        fault: the first fault, or None.
+        note: the newest checkpoint, or None.
+        inclusion: the requested proof, checked; None if none was requested, or it failed.
+        kept: the result of comparing the records with the messages beside the log.
+        notes: facts that the reader should know, one line each.
     """
 
     log: LogFolder

@@ -1,9 +1,9 @@
 """Witnessing: each site has the others cosign the checkpoints of its log, and cosigns theirs.
 
-A cosignature says that its signer has seen no other history of that log (C2SP tlog-cosignature). So a site remembers,
-on the disk and before it signs, the last checkpoint of each log; it signs the next one where that begins with what it
-remembers, and never one that is shorter or tells another history. The target's are cosigned by the sources, a source's
-by the target, which has it in its own log.
+A cosignature says that its signer has seen no other history of that log (C2SP tlog-cosignature). So before it signs, a
+site stores the last checkpoint of each log on the disk. It signs the next checkpoint only if that continues the stored
+one, never a shorter one or another history. The sources cosign the target's checkpoints. The target cosigns those of
+the sources, and records that in its own log.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ class WitnessMemory(Protocol):
 
 
 class Witness:
-    """This site's own log before others, and others' logs before it.
+    """Shows this site's log to the other sites, and cosigns theirs.
 
     Args:
         journal: the site's log.
-        roster: of the federation.
+        roster: the federation's roster.
         signer: signs messages; its key also signs notes.
-        memory: of what was cosigned.
-        unix_time: seconds, for cosignatures.
+        memory: the store of cosigned checkpoints.
+        unix_time: returns the Unix time in seconds, for cosignatures.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Witness:
         return (self._memory.cosigned(self.journal.origin_of(index)) or (0, b""))[0]
 
     def hear(self, index: int, known: int) -> None:
-        """A site said how many records of this site's log it has cosigned."""
+        """Remember how many records of this site's log another site says it has cosigned."""
         self._said[index] = known
 
     def heard_of(self, index: int) -> int:
@@ -94,7 +94,7 @@ class Witness:
         return self._said.get(index, 0)
 
     def enter(self, run: str) -> None:
-        """Go to a run, 32 hex digits: open its log, and forget what was said in another. Raises AuditError."""
+        """Enter a run, 32 hex digits: open its log, and forget statements from other runs. Raises AuditError."""
         if run != self.journal.run:
             self._note = None
             self._said.clear()
@@ -131,13 +131,13 @@ class Witness:
     def cosign(self, index: int, shown: Checkpoint) -> Parcel | None:
         """Check a site's checkpoint, remember it and cosign it.
 
-        None where its proof begins before what this site has cosigned: the other had not heard of that yet, and shows
-        its log again once it does.
+        Returns None if its proof begins before what this site has cosigned: the other site did not know of that yet,
+        and shows its log again once it does.
 
         Raises:
-            CheckpointError: it is malformed, of another log, not signed by the site, or does not go on from what was
-                cosigned before.
-            AuditError, SecureFdaError: it cannot be remembered.
+            CheckpointError: the checkpoint is malformed, belongs to another log, is not signed by the site, or does not
+                continue what was cosigned before.
+            AuditError, SecureFdaError: the checkpoint cannot be remembered.
         """
         origin = self.journal.origin_of(index)
         note, head = self._signed_by(index, shown.note)
@@ -151,10 +151,10 @@ class Witness:
         return self._parcel(Cosigned(head.size, line.to_line()))
 
     def take(self, index: int, body: Cosigned) -> bool:
-        """Keep a site's cosignature; returns whether it is over the checkpoint that is shown now.
+        """Keep a site's cosignature, and return whether it is over the checkpoint that is shown now.
 
         Raises:
-            CheckpointError: it is none of this site's over that checkpoint.
+            CheckpointError: it is not that site's cosignature over that checkpoint.
             AuditError: it cannot be written.
         """
         if self._note is None or body.size != self.size:
@@ -167,12 +167,12 @@ class Witness:
         return True
 
     def check_previous_checkpoint(self, header: Header, max_colluders: int) -> None:
-        """A source's check of the checkpoint in a header: the one that it cosigned last, cosigned by enough others.
+        """Check that the header has the checkpoint that this source cosigned last, cosigned by enough other sources.
 
-        ``max_colluders`` is how many of the sources may collude, as this site's policy says.
+        ``max_colluders`` is the number of sources that may collude according to this site's policy.
 
         Raises:
-            CheckpointError: it is not.
+            CheckpointError: the header has another checkpoint, or too few have cosigned it.
         """
         target = self._roster.target.index
         note, head = self._signed_by(target, header.previous_checkpoint)
@@ -207,7 +207,7 @@ class Witness:
         return True
 
     def _signed_by(self, index: int, data: bytes) -> tuple[Note, notes.Checkpoint]:
-        """A checkpoint of a site's log of this run, whose own signature is right."""
+        """Return a checkpoint of a site's log of this run with that site's valid signature. Raises CheckpointError."""
         origin = self.journal.origin_of(index)
         try:
             note = Note.parse(data)

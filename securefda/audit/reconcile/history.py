@@ -52,7 +52,7 @@ Ending = Literal["completed", "failed", "no end", "goes on"]
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """Something that left a site: what, for whom, and how often. Charges stay in the site: their ``to`` is empty."""
+    """Something that left a site: what, to whom and how often. Charges stay at the site, so their ``to`` is empty."""
 
     what: str
     to: str
@@ -70,8 +70,8 @@ class RoundTaken:
         number: 1-based.
         began: time of its first record.
         took: whether anything left the site, or was charged.
-        finished: whether a result came that the site accepted; at the target, whether it sent one.
-        broken_off: whether the site's own restart ended it.
+        finished: whether the site accepted a result; at the target, whether it sent one.
+        broken_off: whether the site's own restart ended the round.
     """
 
     number: int
@@ -88,17 +88,17 @@ class RoundTaken:
 
 @dataclass(frozen=True, slots=True)
 class SiteRun:
-    """A run as one site's log tells it.
+    """A run according to one site's log.
 
     Attributes:
-        party, run: whose log of which run.
-        began, last: times of its first and last record; empty without one.
-        ended: ``"completed"`` or ``"failed"`` as its last record of an end says; ``"no end"`` where there is none,
-            ``"goes on"`` where a process is writing it.
-        headers: how many the site accepted; at the target, how many sessions it opened.
-        rounds: in order.
+        party, run: the party that wrote the log, and its run.
+        began, last: the times of its first and last record; empty without records.
+        ended: ``"completed"`` or ``"failed"`` according to its last record of an end; ``"no end"`` without one,
+            ``"goes on"`` if a process is writing the log.
+        headers: the number of headers that the site accepted; at the target, of sessions that it opened.
+        rounds: the rounds in order.
         left: what left the site, sorted.
-        problem: why not all of the log was read, one line; empty where it was.
+        problem: one line that says why not all of the log was read; empty if all was.
     """
 
     party: str
@@ -129,7 +129,7 @@ class SiteRun:
 
 @dataclass(frozen=True, slots=True)
 class Conduct:
-    """A finding of the target's conduct towards one source.
+    """A finding about the target's conduct towards one source.
 
     Attributes:
         kind: ``"unfinished-rounds"`` or ``"unfinished-runs"``.
@@ -151,7 +151,7 @@ class Conduct:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """All runs that were found, by site and time, and what is wrong with them together."""
+    """All runs that were found, by site and time, and the findings about them together."""
 
     runs: tuple[SiteRun, ...] = ()
     findings: tuple[Conduct, ...] = ()
@@ -161,8 +161,8 @@ def read_run(party: str, run: str, records: Iterable[Record], target: str, *, is
     """Read a log once, as far as it can be trusted. Memory grows with its rounds.
 
     Args:
-        party, run: whose log of which run.
-        records: in order.
+        party, run: the party that wrote the log, and its run.
+        records: the records in order.
         target: site id of the target.
         is_live: whether a process is writing the log.
     """
@@ -173,7 +173,7 @@ def read_run(party: str, run: str, records: Iterable[Record], target: str, *, is
 
 
 def judge(runs: Sequence[SiteRun], target: str) -> History:
-    """Put the runs of each site in order, and find what is above the limits."""
+    """Sort the runs of each site, and find what exceeds the limits."""
     ordered = sorted(runs, key=lambda one: (one.party != target, one.party, one.began, one.run))
     findings: list[Conduct] = []
     for source in sorted({one.party for one in ordered} - {target}):
@@ -186,7 +186,7 @@ def judge(runs: Sequence[SiteRun], target: str) -> History:
 
 
 def _runs(own: Sequence[SiteRun], source: str, target: str) -> Iterator[Conduct]:
-    """Unfinished runs that are too close to each other; those that follow each other are one finding."""
+    """Yield findings of unfinished runs that are too close together; consecutive ones are one finding."""
     unfinished = [one for one in own if one.is_unfinished]
     close: set[int] = set()
     for first, one in enumerate(unfinished[MOST_UNFINISHED_RUNS_A_DAY:]):
@@ -208,7 +208,7 @@ def _of_runs(series: Sequence[SiteRun], source: str, target: str) -> Conduct:
 
 
 def _rounds(own: Sequence[SiteRun], source: str, target: str) -> Iterator[Conduct]:
-    """Unfinished rounds in a row, over all runs, but for the last round of a run that goes on."""
+    """Yield findings of consecutive unfinished rounds over all runs, without the last round of a run that goes on."""
     settled = [(one, part) for one in own for part in one.rounds[: -1 if one.ended == "goes on" else None]]
     settled = [pair for pair in settled if pair[1].finished or pair[1].is_unfinished]
     settled.sort(key=lambda pair: pair[1].began)
@@ -236,7 +236,7 @@ def words(left: Sequence[Left]) -> str:
 
 
 def left_lines(left: Sequence[Left]) -> list[str]:
-    """The same, a line for all receivers that got as many of a thing."""
+    """Return in words what left a site, with one line for all receivers that got the same number of a thing."""
     receivers: defaultdict[tuple[int, str], list[str]] = defaultdict(list)
     for one in left:
         receivers[one.count, one.what].append(one.to)
@@ -247,7 +247,7 @@ def left_lines(left: Sequence[Left]) -> list[str]:
 
 
 def ranges(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
-    """Runs of whole numbers: ``(1, 4), (7, 7)`` for 1, 2, 3, 4, 7."""
+    """Return the ranges of consecutive integers: ``(1, 4), (7, 7)`` for 1, 2, 3, 4, 7."""
     ordered = sorted(set(numbers))
     if not ordered:
         return ()
@@ -278,7 +278,7 @@ class _Round:
     took: bool = False
     broken_off: bool = False
     results: set[str] = field(default_factory=set)
-    """Sessions with a result; one that an alarm follows is taken out again."""
+    """Sessions with a result; a session is removed if an alarm follows its result."""
 
 
 class _Reader:
@@ -372,10 +372,10 @@ def read_history(
     A log without any checkpoint is read too, since a run that ends in its first round may leave none; its row says so.
 
     Args:
-        found: the logs, of any runs; of two copies of one log that with more records counts.
-        main: the roster of the federation; logs of others are passed over.
-        keys_for: the roster of the run of a log.
-        verified: folder -> what its log is worth, of those that were verified already.
+        found: the logs, of any runs; of two copies of one log, the one with more records counts.
+        main: the roster of the federation; logs of other federations are ignored.
+        keys_for: returns the roster of the run of a log.
+        verified: folder -> the verification of its log, for logs that were verified already.
     """
     runs: dict[tuple[str, str], tuple[int, SiteRun]] = {}
     target = main.roster.target.site_id

@@ -158,14 +158,14 @@ class RunFinding:
     Attributes:
         kind: one of `RunKind`.
         what: one line of words.
-        accused: who did it, sorted: one site where its own signatures or its own log settle that, else one of these,
-            who disagree; empty where nothing says who.
-        sides: the two that it is between; the second is empty where it is about one alone.
-        step: type of the message or event that it is about.
-        round, attempt, session: where; 0, 0 and empty outside rounds.
-        records: the records that show it, of both logs where both have one.
-        digests: of the signed messages that show it.
-        claim: what these messages prove to a third party; None where it takes the logs to see it.
+        accused: the sites at fault, sorted: one if its own signatures or its own log settle that; several that disagree
+            if one of them is at fault; none if it is unknown.
+        sides: the two sites that it is between; the second is empty if it is about one alone.
+        step: the type of the message or event that it is about.
+        round, attempt, session: its place; 0, 0 and empty outside rounds.
+        records: the records that show it, from both logs if both have one.
+        digests: the digests of the signed messages that show it.
+        claim: the claim that these messages prove to a third party; None if only the logs show it.
     """
 
     kind: RunKind
@@ -196,9 +196,9 @@ class RunFinding:
 
     @property
     def order(self) -> tuple[int, ...]:
-        """The first divergence has the least: logs that fail by themselves, then round, attempt, step and record.
+        """The sort key: logs that fail by themselves first, then by round, attempt, step and record.
 
-        Evidence that is lost comes behind them, since it changes nothing of what the logs say. What is missing is last.
+        Lost evidence comes after these, since it changes nothing in the logs. Missing and strange logs come last.
         """
         alone = _OF_LOGS if self.kind in ("unverified-log", "unreadable-log", "forked-log") else _OF_RUN
         if self.is_of_evidence or self.kind in _IN_DOUBT:

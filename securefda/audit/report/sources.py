@@ -32,9 +32,9 @@ class PolicyFound:
     """The policies that a party loaded according to its log.
 
     Attributes:
-        loaded: their SHA-256 in hex, in order, none twice in a row.
-        policy: the last of them; None where its file is not beside the log.
-        why_not: why not, one line.
+        loaded: the SHA-256 of each in hex, in order, none twice in a row.
+        policy: the last of them; None if its file is not beside the log.
+        why_not: one line that says why there is no policy.
     """
 
     loaded: tuple[str, ...] = ()
@@ -47,15 +47,14 @@ class LogState:
     """One log of the run, as it was found.
 
     Attributes:
-        folder: where it lies, below the folder that was named.
+        folder: the folder of the log, below the folder that was named.
         party: site id.
-        verification: what it is worth by itself.
-        problem: one line; of a log of another roster, or one that was changed while it was read. Empty where there is
-            none.
-        tables: of the records that the verification vouches for; empty of a second copy of a log.
-        policy: what is known of the party's policy.
-        kept: what comparing its records with the messages beside it said.
-        is_copy: whether the tables are of another copy of this log.
+        verification: the verification of the log by itself.
+        problem: one line if the log belongs to another roster, or was changed while it was read; else empty.
+        tables: the tables of the records that the verification vouches for; empty for a second copy of a log.
+        policy: the party's policy, as far as it is known.
+        kept: the result of comparing the records with the messages beside the log.
+        is_copy: whether the tables come from another copy of this log.
     """
 
     folder: str
@@ -75,15 +74,15 @@ class LogState:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Everything that a page says comes from here.
+    """All data of a page.
 
     Attributes:
         root: the folder that was named.
         found: the reconciled run, which is the only one, and all runs together.
         verdict: on both.
         logs: of the run, in roster order.
-        record: the target's run folder; None where ``root`` is none, or one of another run.
-        record_problem: why not, where it looks like one; one line.
+        record: the target's run folder; None if ``root`` is not one, or belongs to another run.
+        record_problem: one line that says why there is none, if ``root`` looks like one.
     """
 
     root: Path
