@@ -51,21 +51,37 @@ class Study:
         return (*self.factors, *self.more_factors) if rule in LOCAL else self.factors
 
 
+RULES = ("target_only", "finetune_offline", "fedda_auto", "fedgp_auto")
+LOCAL = ("target_only", "finetune_offline")
+"""Rules whose target trains at one rate, the study's times the factor, and hardly ever asks the sources."""
+
 _FASHION = (
     *("training.source.epochs=1", "training.source.learning-rate=0.01", "training.source.batch-size=64"),
     "session.max-samples=6000",
     "strategy.align=false",  # as the authors ran FedDA; FedGP's projection has no scale
 )
+_NOISY = (*_FASHION, "task.options.images=all", "task.options.noise=0.4", "training.target.batch-size=4")
 STUDIES = {
     "noisy Fashion-MNIST": Study(
         "noisy_fashion_mnist",
         "fashion_mnist",
-        (*_FASHION, "task.options.images=all", "task.options.noise=0.4", "training.target.batch-size=4"),
+        _NOISY,
         rounds=14,
         local_rounds=30,
         rate=0.005,
         factors=(0.1, 0.25),
         more_factors=(0.05, 0.5),
+    ),
+    # 25 steps of 4, as many as with one copy of the 100 rows; in 52 rounds a copy is used about once
+    "new noise at every use": Study(
+        "noisy_fashion_mnist",
+        "fashion_mnist",
+        (*_NOISY, "task.options.noise-copies=50", "training.target.max-steps=25"),
+        rounds=52,
+        local_rounds=52,
+        rate=0.005,
+        factors=(0.1,),
+        more_factors=(0.05, 0.25),
     ),
     # 15 % of the target's images at this shift, as in the authors' published code
     "label shift": Study(
@@ -96,9 +112,6 @@ STUDIES = {
         targets=("plus-90", "plus-80", "minus-90"),
     ),
 }
-RULES = ("target_only", "finetune_offline", "fedda_auto", "fedgp_auto")
-LOCAL = ("target_only", "finetune_offline")
-"""Rules whose target trains at one rate, the study's times the factor, and hardly ever asks the sources."""
 
 
 @dataclass(frozen=True, slots=True)
