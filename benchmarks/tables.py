@@ -42,6 +42,7 @@ import noisy_projection
 import pooled_alignment
 import profile_rounds
 import pseudo_labels
+import ray_engine
 import round_cost
 import rule_evaluation
 import scale
@@ -96,6 +97,7 @@ def all_tables(folder: Path) -> dict[str, str]:
         "full_data": full_data.tables(figures("full_data")["rows"]),
         "varied_rows": varied_rows.tables(figures("varied_rows")["rows"]),
         "scale": scale.tables(figures("scale")["cells"]),
+        "ray_engine": ray_engine.tables(figures("ray_engine")),
         "team": team.tables(figures("team")["rows"]),
         "networks": networks.tables(figures("networks")["rows"]),
         "kills": kills.tables(figures("kills")["rows"]),
