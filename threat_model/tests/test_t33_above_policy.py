@@ -130,11 +130,11 @@ CASES = [
     Case("release.max-attempts", asks(attempt=3), {"release.max-attempts": 2}),
     Case("release.max-rounds", asks(round=51), {"release.max-rounds": 50}),
 ]
-NOT_IN_A_HEADER = {"allowed-tasks", "metadata.may-leave", "release.max-runs", "release.max-unfinished"} | {
-    f"dp.{key}" for key in ("required", "unit", "target-epsilon", "target-delta", "accountant", "max-grad-norm")
-}
-"""What a site trains for, with which noise, and what it adds to its own messages: no aggregator has a say in any. And
-what counts over rounds and runs: no single header is above it."""
+NOT_IN_A_HEADER = {
+    *("allowed-tasks", "metadata.may-leave", "release.max-runs", "release.max-unfinished", "release.min-rows"),
+} | {f"dp.{key}" for key in ("required", "unit", "target-epsilon", "target-delta", "accountant", "max-grad-norm")}
+"""No aggregator has a say in these: the site's tasks, its noise, the rows behind a change, and what it adds to its own
+messages. Nor is a single header above what counts over rounds and runs."""
 OF_THE_MODEL = {"model.initial", "limits.model-step"}
 """What the vectors beside a header are compared with: T40."""
 
