@@ -292,9 +292,9 @@ def metrics() -> str:
         "Metrics, logs and records of a run",
         "## Metrics for Prometheus",
         """\
-Off unless `port` in `[metrics]` is set; then served on 127.0.0.1, or on the address that `host` names, where whoever
-reaches it reads them. Counters begin at zero with each process. No metric carries a β or a row count; accuracy and loss
-of the target's test rows are there with `results = true` alone.
+Off unless `port` in `[metrics]` is set. Then they are served on 127.0.0.1, or on the address in `host`; anyone who can
+reach that address can read them. Counters begin at zero with each process. No metric carries a β or a row count;
+accuracy and loss of the target's test rows are there with `results = true` alone.
 
 The same port answers probes. `/healthz` is 200 while the process lives. `/readyz` is 200 while the aggregator listens,
 or while the source is connected to an aggregator that it has joined; otherwise 503. Neither says more.""",

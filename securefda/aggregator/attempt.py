@@ -123,6 +123,11 @@ class _BaseAttempt:
         self.outcome: RoundSum | SecureFdaError | None = None
         self.hint = ""
 
+    @property
+    def silent(self) -> frozenset[int]:
+        """The sources whose missing nonces ended the attempt, if that was the cause; retry without them."""
+        return frozenset()
+
     def _forget(self, index: int, why: str) -> None:
         """Expect nothing more from a source."""
         self.gone.add(index)
@@ -559,6 +564,11 @@ class MixedAttempt:
         if not isinstance(clear, RoundSum):
             return masked
         return RoundSum((*masked.parts, *clear.parts), masked.digest)
+
+    @property
+    def silent(self) -> frozenset[int]:
+        """As of the masked half."""
+        return self._masked.silent
 
     @property
     def phase(self) -> str:

@@ -38,6 +38,7 @@ from securefda.protocol.messages import (
 )
 from securefda.rules import (
     STEP_SHARES,
+    Projection,
     Rule,
     ServerState,
     best_share,
@@ -203,7 +204,8 @@ class RunModel:
         settings, sizes = self._settings, summed_sizes(self._site.trainer, current.target)
         bits = narrowest(settings.bits, room_of(len(self._site.sources)))
         peaks = self._store.peaks(question_of(terms_of(current.plan), session.levels.values()))
-        target = current.target if current.plan.rule.projects else None
+        projects = current.plan.rule.projects and current.plan.projection is Projection.ORTHOGONAL
+        target = current.target if projects else None
         update = target.result.update if isinstance(target, TargetRound) else None
         return format_for(bits, peaks, clip=settings.clip, sizes=sizes, projected=update)
 

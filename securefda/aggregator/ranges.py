@@ -2,12 +2,13 @@
 
 Narrow words need tight ranges. These are computed from opened sums, which the target knows anyway: for each layer, the
 largest coordinate of a sum over n sources, divided by √n, with room above. This is about one source's contribution if
-contributions are unrelated, and √n times as much if they are alike. Before the first sum, words have 32 bits and each
+contributions are unrelated, and √n times as much if they are equal. Before the first sum, words have 32 bits and each
 range is the clip.
 
-Under FedGP, a contribution depends on a cosine, which is nearly zero in some rounds, so that the sums of one round say
-nothing about the next. But no layer of a projection is longer than that of the target's update. So a layer's range is
-at least ``ROOM`` times the root mean square of the target's update; at most one coordinate in ``ROOM²`` exceeds it.
+Under FedGP, a contribution depends on a cosine that is nearly zero in some rounds, so one round's sums say little about
+the next round. But in each layer, an orthogonal projection is at most as long as the target's update. So a layer's
+range is at least ``ROOM`` times the root mean square of the target's update in it. At most one coordinate in ``ROOM²``
+of a projection exceeds that.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ from securefda.protocol.transcript import labelled_digest
 from securefda.training import Vector
 
 RESOLUTION_BITS = 14
-"""Bits of a word, sign included, that ``auto`` leaves for one source's coordinate; the rest is room for the sum."""
+"""Bits that ``auto`` gives to one source's coordinate, with its sign; the other bits of a word are for the sum."""
 
 ROOM = 16.0
 """Ratio of a range to the largest coordinate that is expected from a source."""
 
 SMALL_LAYER = 256
-"""In layers with fewer coordinates, the largest varies much from round to round, so they get more room."""
+"""A layer with fewer coordinates gets more room, since its largest coordinate varies more from round to round."""
 
 ROOM_IN_SMALL_LAYERS = 128.0
-"""As ``ROOM``, for small layers."""
+"""``ROOM`` for small layers."""
 
 FADE = 0.8
 """Weight of a layer's earlier largest coordinate in the next round."""
@@ -61,7 +62,7 @@ class WordFormat:
 def narrowest(bits: int, n_max: int) -> int:
     """Fewest bits of a word in a run: ``bits``, or if that is 0, the fewest that leave ``RESOLUTION_BITS``.
 
-    In a word of k bits, log2(n_max) bits are room for the sum.
+    A word of k bits needs log2(n_max) of them for the sum.
     """
     if bits:
         return bits
@@ -84,7 +85,7 @@ def format_for(
         peaks: from :func:`peaks_after` after the last round with the same question; None if there is none.
         clip: of every layer.
         sizes: of the layers.
-        projected: the target's update, float32 (m,), if the rule projects it, else None.
+        projected: the target's update, float32 (m,), under an orthogonal projection of it; else None.
     """
     if bits == WORD_BITS[-1] or peaks is None or not peaks.any():
         return WordFormat.wide(clip, len(sizes))

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import cast
 
 from securefda import __version__
-from securefda.aggregator.attempt import NOTHING, Attempt, MaskedAttempt, RoundSum, open_attempt
+from securefda.aggregator.attempt import NOTHING, Attempt, RoundSum, open_attempt
 from securefda.aggregator.attendance import (
     OF_CONSENT,
     OWN_TROUBLE,
@@ -493,8 +493,7 @@ class AggregatorRun:
         if isinstance(attempt, SecureFdaError):
             return self._lose_round(current, current.levels, attempt), []
         current.refused |= attempt.refused
-        if isinstance(attempt, MaskedAttempt):
-            current.silent |= attempt.silent
+        current.silent |= attempt.silent
         current.out_of_range |= "CLIPPED" in attempt.refused.values()
         for index, key in attempt.refused.items():
             name = self._site.name(index)

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from securefda.errors import Terminated
 
 _LAST_CALLS_S = 5.0
-"""How long what ``serve`` left running may take to end by itself."""
+"""Seconds to wait for tasks that ``serve`` leaves running."""
 
 
 def run_interruptibly(serve: Coroutine[Any, Any, None]) -> None:
@@ -56,7 +56,7 @@ async def _cancelled_by_sigterm(serve: Coroutine[Any, Any, None]) -> None:
             raise Terminated from None
         raise
     finally:
-        # gRPC ends its calls a little after its server has stopped; of one that is cut off it prints a traceback
+        # gRPC's calls end shortly after its server has stopped. If the loop cancels one first, gRPC prints a traceback.
         if rest := asyncio.all_tasks() - {asyncio.current_task()}:
             await asyncio.wait(rest, timeout=_LAST_CALLS_S)
 

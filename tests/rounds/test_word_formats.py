@@ -13,7 +13,7 @@ from securefda.aggregator.attempt import PartialSum
 from securefda.aggregator.ranges import WordFormat, format_for, narrowest, peaks_after
 from securefda.audit.reconcile.runs import reconcile_folder
 from securefda.protocol.checks import quantisation
-from securefda.protocol.encoding import AggregateStatistics
+from securefda.protocol.encoding import AggregateStatistics, vector_from_wire
 from securefda.protocol.messages import Header, MaskedInput, Parcel, Refusal, ShareDelivery, Visibility
 from securefda.rules import project
 from securefda.training import LocalResult, Vector
@@ -100,6 +100,21 @@ def test_first_round_of_a_rule_is_wide_and_inputs_of_the_next_are_shorter(tmp_pa
     m = headers[0].n_params
     assert lengths == [-(-m * header.modulus_bits // 8) + 28 for header in headers]
     assert [quantisation(header).nbytes for header in headers] == lengths
+    federation.close()
+
+
+@pytest.mark.parametrize(("projection", "follows"), [("orthogonal", True), ("cosine", False)])
+def test_ranges_follow_the_target_s_update_where_no_projection_is_longer(
+    tmp_path: Path, projection: str, *, follows: bool
+) -> None:
+    strategy = {"rule": "fedgp", "beta": 0.01, "rounds": 3, "warm_up_rounds": 1, "projection": projection}
+    federation = Federation(tmp_path, 4, settings={"bits": 24}, **strategy).open()
+    parcel = until(federation, ME, Header, round_number=3)
+    header, update = parcel.message.body, vector_from_wire(parcel.vectors[1])
+    layers = np.split(update, np.cumsum([layer.size for layer in header.layers])[:-1])
+    least = [min(CLIP, 16 * float(np.sqrt(np.mean(np.square(layer))))) for layer in layers]
+    ranges = [layer.range for layer in header.layers]
+    assert all(one >= 0.999 * bound for one, bound in zip(ranges, least, strict=True)) is follows
     federation.close()
 
 

@@ -616,8 +616,8 @@ class MetricsSection(Settings):
     """Port of `host` on which the process serves metrics for Prometheus, `/healthz` and `/readyz`; 0 for none."""
 
     host: IpAddress = "127.0.0.1"
-    """IP address of this machine on which that port is opened; `"0.0.0.0"` for all. Whoever reaches another one than
-    127.0.0.1 reads the metrics: there is no TLS and no password. A federation's file says it for the target alone."""
+    """IP address of this machine on which that port is opened; `"0.0.0.0"` for all. Anyone who can reach it can read
+    the metrics: there is no TLS and no password. A federation's file says it for the target alone."""
 
     results: bool = False
     """Whether accuracy and loss on the target's test rows are among these metrics, for every user of the machine."""
