@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +34,7 @@ from securefda.local.simulator import simulate
 from securefda.operations.progress import SilentReporter
 from securefda.rules import round_plan
 from securefda.site.config import load_federation
-from securefda.source import acceptance, model_bound
 from securefda.source.model_bound import Course, Units, layer_groups, units_of
-from securefda.training import Vector
 from threat_model.adversaries.made_model import imprinting_model, one_step_towards
 
 LIMITS = (3.0, 10.0, 30.0)
@@ -189,9 +187,12 @@ def _run(case: Case, data: tuple[str, ...], seed: int) -> dict[str, Any]:
             simulate(config, Path(folder), seed, SilentReporter())
         except Exception as error:  # noqa: BLE001 - an honest run that ends early is a result too
             ended = f"{type(error).__name__}: {error}"
-        for course in courses:
-            model += [moved / (max(1, course.steps) * unit) for moved, unit in zip(course.moved, course.units)]  # noqa: B905
-            target += [length / unit for length, unit in zip(course.target, course.units)]  # noqa: B905
+        for course, units in courses:
+            if course.moved is not None:
+                steps = max(1, course.results)
+                model += [moved / (steps * unit) for moved, unit in zip(course.moved, units, strict=True)]
+            if course.target is not None:
+                target += [length / unit for length, unit in zip(course.target, units, strict=True)]
     return {
         "model": round(max(model, default=0.0), 2),
         "target": round(max(target, default=0.0), 2),
@@ -202,24 +203,19 @@ def _run(case: Case, data: tuple[str, ...], seed: int) -> dict[str, Any]:
 
 
 @contextmanager
-def _unbounded() -> Iterator[list[Course]]:
-    """No step is too long; what was measured, with the units that it is compared with."""
-    courses: list[Course] = []
-    course_of, after = acceptance.course_of, Course.after
+def _unbounded() -> Iterator[list[tuple[Course, Units]]]:
+    """No step is too long; every course of the run, with the units that it is compared with."""
+    courses: list[tuple[Course, Units]] = []
+    require_within = Course.require_within
 
-    def measured(*arguments: Any, **named: Any) -> Course:
-        return replace(course_of(*arguments, **named | {"limit": float("inf")}))
+    def record(course: Course, units: Units) -> None:
+        courses.append((course, units))
 
-    def seen(course: Course, update: Vector) -> Units:
-        units = after(course, update)
-        courses.append(course if course.units else replace(course, units=units))
-        return units
-
-    acceptance.course_of, Course.after = measured, seen  # type: ignore[method-assign, assignment]
+    Course.require_within = record  # type: ignore[method-assign]
     try:
         yield courses
     finally:
-        acceptance.course_of, Course.after = model_bound.course_of, after  # type: ignore[method-assign]
+        Course.require_within = require_within  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

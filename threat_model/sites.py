@@ -252,8 +252,8 @@ def source_site(
     index: int, roster: Roster, policy: SourcePolicy, updates: UpdateRule, store: SourceStore, *, logs: Path
 ) -> SourceSite:
     """A source's own things."""
-    return SourceSite.under_policy(
-        policy,
+    return SourceSite(
+        policy=policy,
         signer=signer_of(index),
         roster=roster,
         trainer=KnownUpdates(index, updates),

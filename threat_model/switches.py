@@ -383,7 +383,7 @@ ONLY_THE_SMALLEST_COUNT = replaced("counting the smallest norms alone", norm_cap
 INITIAL_MODEL = replaced("the task's own first model", model_bound, "require_initial", lambda _: lambda *_: None)
 """A run begins with whatever model the target sends."""
 
-MODEL_STEP = method_replaced("the bound on a model's steps", model_bound.Course, "require_short", lambda _: None)
+MODEL_STEP = method_replaced("the bound on a model's steps", model_bound.Course, "require_within", lambda *_: None)
 """A finished round moves the model to wherever the target likes."""
 
 

@@ -19,7 +19,15 @@ from securefda.protocol.encoding import Vector
 from securefda.protocol.messages import Header, Parcel, Signed, Visibility
 from securefda.rules import alignment_factor
 from securefda.site.policy.verdict import check_metrics
-from securefda.source.model_bound import Course, Missed, Origin, course_of, origin_of, require_initial
+from securefda.source.model_bound import (
+    CheckedCourse,
+    Missed,
+    Origin,
+    UncheckedCourse,
+    course_of,
+    origin_of,
+    require_initial,
+)
 from securefda.source.site import SourceSite
 from securefda.training.trainer import Planned
 
@@ -46,7 +54,7 @@ class AcceptedRound:
     published: Vector | None
     features: Vector | None
     origin: Origin
-    course: Course
+    course: CheckedCourse | UncheckedCourse
 
 
 def accept_header(
@@ -70,7 +78,7 @@ def accept_header(
     body, own_index = header.body, site.signer.index
     if own_index not in body.participants:
         raise FaultyAggregatorError("HEADER_PARTICIPANTS", "it does not name this site")
-    site.check_policy(body)
+    site.require_permitted(body)
     check_metrics(body, handed_in=not site.with_noise)
     encoding = check_signed_header(
         header,
@@ -98,9 +106,10 @@ def accept_header(
 
     before = site.store.trained_from(body.run_id, site.trainer.initial_model)
     if origin.number == 0:
-        own_first = before.model if not before.units else site.trainer.initial_model()
-        require_initial(body, model, own_first, site.initial_models)
-    course = course_of(origin, model, target_update, before, layers=site.trainer.layers, limit=site.model_step)
+        own_first = before.model if before.units is None else site.trainer.initial_model()
+        require_initial(body, model, own_first, site.policy.model.digests)
+    limit = site.policy.limits.model_step
+    course = course_of(origin, model, target_update, before, layers=site.trainer.layers, limit=limit)
 
     require_worth_charging(site.trainer, body, level, target_update)
     return AcceptedRound(header, terms, level, model, vectors.published, vectors.features, origin, course)

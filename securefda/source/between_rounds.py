@@ -16,6 +16,7 @@ from securefda.protocol.messages import (
     Signed,
 )
 from securefda.protocol.transcript import joining_digest
+from securefda.site.policy.verdict import check_schedule
 from securefda.source.model_bound import Missed, TakenResult, check_missed
 from securefda.source.site import SourceSite
 
@@ -57,7 +58,7 @@ class BetweenRounds:
         body = Join(
             joining_digest(site.trainer.layers, site.trainer.frozen_digest),
             site.software_version,
-            site.permits.visibility,
+            site.policy.visibility,
             metrics=not site.with_noise,
             known=site.witness.known_of(site.roster.target.index),
         )
@@ -102,7 +103,7 @@ class BetweenRounds:
         if message.body.run_id.hex() != self._site.witness.journal.run:
             raise FaultyAggregatorError("SCHEDULE_RUN", "not the run that the connection was opened for")
         self._schedule_due = False
-        self._site.check_schedule(message.body)
+        check_schedule(self._site.policy, message.body, with_noise=self._site.with_noise)
 
     def take_log(self, message: Signed[Body]) -> list[Parcel]:
         """Take the aggregator's checkpoint, cosign it and show this site's own; or take its cosignature of ours."""

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from securefda.errors import FaultyAggregatorError
+from securefda.errors import FaultyAggregatorError, TrainingError
 from securefda.protocol.checks import SessionLimits, envelope_fault, require
 from securefda.protocol.down_link import HALF_STEP
 from securefda.protocol.messages import Header, MissedResult, Receipt, Result, Signed, SourcesKeep
@@ -56,8 +56,11 @@ INITIAL_TOLERANCE = 1e-6
 LEAST_UNIT = 1e-9
 """Smallest unit per parameter, so that a group that training does not move has one, too."""
 
+Norms = tuple[float, ...]
+"""L2 norm of a vector in each group of layers."""
+
 Units = tuple[float, ...]
-"""The L2 norm of this site's own update in each group of layers."""
+"""How far this site's own training moves each group of layers, see :func:`units_of`: the measure of models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +100,17 @@ class AcceptedHeader:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class TrainedFrom:
-    """The model that this source last trained from, float32 ``(n_params,)``, its number, and the largest units."""
+    """The model that this source last trained from, and the measure that its own updates give.
+
+    Attributes:
+        number: of the model.
+        model: float32 ``(n_params,)``; before this source's first round of the run, the run's first model.
+        units: the largest so far in this run; None before this source's first round of it.
+    """
 
     number: int
     model: Vector
-    units: Units
+    units: Units | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,12 +277,12 @@ def require_initial(header: Header, model: Vector, own: Vector, listed: Sequence
         require(header.model_digest in listed, "HEADER_INITIAL_MODEL", detail)
         return
     rounding = HALF_STEP[header.down_link]
-    furthest = max(
-        float(np.max(np.abs(model[block] - own[block]) - rounding * np.abs(own[block]), initial=0.0))
+    near = all(  # a comparison with NaN is false, so NaN is not near
+        float(np.max(np.abs(model[block] - own[block]) - rounding * np.abs(own[block]))) <= INITIAL_TOLERANCE
         for block in blocks(model.size)
     )
     require(
-        furthest <= INITIAL_TOLERANCE,
+        near,
         "HEADER_INITIAL_MODEL",
         "it is not the task's own first model for this run's seed; use the same seed, task options and versions at "
         f"both sites, or list {header.model_digest.hex()} under model.initial in policy.toml",
@@ -282,62 +291,84 @@ def require_initial(header: Header, model: Vector, own: Vector, listed: Sequence
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """Distance of a header's model from the one that this source last trained from in the run.
+    """Distance of a header's model from the one that this source last trained from in the run. It checks nothing yet.
 
     Attributes:
-        number: of the header's model.
         results: number of results between the two models.
-        moved: L2 norm of their difference in each group of layers.
-        target: L2 norm of g_T in each group; empty if g_T was not published.
-        units: largest so far in this run; empty in this source's first round of it.
+        moved: L2 norm of their difference in each group of layers; None for the run's first model, which
+            :func:`require_initial` checks.
+        target: L2 norm of g_T in each group; None if g_T was not published.
         groups: sizes of the groups.
         names: of each group's layers, for messages.
         limit: ``limits.model-step`` of the policy.
     """
 
-    number: int
     results: int
-    moved: Units
-    target: Units
-    units: Units
+    moved: Norms | None
+    target: Norms | None
     groups: tuple[int, ...]
     names: tuple[str, ...]
     limit: float
 
-    def after(self, update: Vector) -> Units:
-        """The units including this round's own update, float32 ``(n_params,)``.
-
-        In a first round, no earlier units exist, so the model is checked here, against this round's own.
-
-        Raises:
-            FaultyAggregatorError: HEADER_STEP or HEADER_TARGET_STEP.
-        """
-        own = units_of(update, self.groups)
-        if not self.units:
-            replace(self, units=own).require_short()
-        return tuple(max(pair) for pair in zip(own, self.units or own, strict=True))
-
-    def require_short(self) -> None:
-        """Check that the model, and g_T, are within the limit. Without units, nothing is checked.
+    def require_within(self, units: Units) -> None:
+        """Check that no group of layers of the model, or of g_T, is further than the limit in these units.
 
         Raises:
             FaultyAggregatorError: HEADER_STEP or HEADER_TARGET_STEP; the detail has the distance.
+            TrainingError: the units are those of a model with other groups.
         """
-        since = f"the model moved {{}} units in {self.results} finished rounds"
-        self._require(self.moved, self.results, "HEADER_STEP", since)
-        self._require(self.target, 1, "HEADER_TARGET_STEP", "the target's update is {} units long")
+        if len(units) != len(self.groups):
+            raise TrainingError(
+                f"what was kept of this site's updates has {len(units)} groups of layers, and {len(self.groups)} are "
+                "needed",
+                hint="give the settings of that run, or another --out folder",
+            )
+        if self.moved is not None:
+            since = f"the model moved {{}} units in {self.results} finished rounds"
+            self._require(self.moved, units, self.results, "HEADER_STEP", since)
+        if self.target is not None:
+            self._require(self.target, units, 1, "HEADER_TARGET_STEP", "the target's update is {} units long")
 
-    def _require(self, lengths: Units, results: int, check: str, what: str) -> None:
-        for name, length, unit in zip(self.names, lengths, self.units, strict=False):
+    def _require(self, norms: Norms, units: Units, results: int, check: str, what: str) -> None:
+        for name, norm, unit in zip(self.names, norms, units, strict=True):
             # A refusal reveals on which side of the limit a model is. Rounding the unit bounds what that reveals.
             yardstick = 2.0 ** math.floor(math.log2(unit))
-            if not length <= self.limit * results * yardstick:
+            if not norm <= self.limit * results * yardstick:
                 detail = (
-                    f"in {name}, {what.format(f'{length / yardstick:.3g}')}; at most {self.limit * results:g} is "
+                    f"in {name}, {what.format(f'{norm / yardstick:.3g}')}; at most {self.limit * results:g} is "
                     f"allowed (limits.model-step = {self.limit:g} in policy.toml; a unit is what this site's own "
                     "training moves, rounded down to a power of two)"
                 )
                 raise FaultyAggregatorError(check, detail, blames=False)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedCourse:
+    """The course of a model that is within the limit, in the units of this source's earlier rounds."""
+
+    course: Course
+    units: Units
+
+    def units_after(self, update: Vector) -> Units:
+        """The largest units so far, with this round's own update, float32 ``(n_params,)``, among them."""
+        return tuple(max(pair) for pair in zip(self.units, units_of(update, self.course.groups), strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class UncheckedCourse:
+    """The course of a model in this source's first round of a run: only its training gives units to check it in."""
+
+    course: Course
+
+    def units_after(self, update: Vector) -> Units:
+        """Check the course in the units of this round's own update, float32 ``(n_params,)``, and return these.
+
+        Raises:
+            FaultyAggregatorError: HEADER_STEP or HEADER_TARGET_STEP.
+        """
+        units = units_of(update, self.course.groups)
+        self.course.require_within(units)
+        return units
 
 
 def course_of(
@@ -348,34 +379,36 @@ def course_of(
     *,
     layers: LayerTable,
     limit: float,
-) -> Course:
-    """Measure a header's model against the one that this source last trained from, and check the distance.
+) -> CheckedCourse | UncheckedCourse:
+    """Measure a header's model against the one that this source last trained from; check it if there are units.
+
+    The run's first model, number 0, is not measured: :func:`require_initial` checks it.
 
     Args:
         origin: of the model.
         model: float32 ``(n_params,)``.
         target_update: g_T, float32 ``(n_params,)``; None if it was not published.
-        before: the model that this source last trained from; before its first round, the run's first model, without
-            units.
+        before: the model that this source last trained from.
         layers: of the model.
         limit: ``limits.model-step`` of the policy.
 
     Raises:
-        FaultyAggregatorError: HEADER_STEP, HEADER_TARGET_STEP; never without units.
+        FaultyAggregatorError: HEADER_STEP or HEADER_TARGET_STEP.
+        TrainingError: the units are those of a model with other groups of layers.
     """
     groups = layer_groups([math.prod(shape) for _, shape in layers])
     course = Course(
-        number=origin.number,
         results=origin.number - before.number,
-        moved=_norms(groups, model, before.model) if origin.number else (),
-        target=_norms(groups, target_update) if target_update is not None else (),
-        units=before.units,
+        moved=_norms(groups, model, before.model) if origin.number else None,
+        target=None if target_update is None else _norms(groups, target_update),
         groups=groups,
         names=_names(groups, layers),
         limit=limit,
     )
-    course.require_short()
-    return course
+    if before.units is None:
+        return UncheckedCourse(course)
+    course.require_within(before.units)
+    return CheckedCourse(course, before.units)
 
 
 def units_of(update: Vector, groups: Sequence[int]) -> Units:
@@ -390,7 +423,7 @@ def units_of(update: Vector, groups: Sequence[int]) -> Units:
     return tuple(max(norm, least * math.sqrt(size)) for norm, size in zip(norms, groups, strict=True))
 
 
-def _norms(groups: Sequence[int], vector: Vector, origin: Vector | None = None) -> Units:
+def _norms(groups: Sequence[int], vector: Vector, origin: Vector | None = None) -> Norms:
     """L2 norm of ``vector``, or of its difference from ``origin``, in each group; summed in float64."""
     norms, start = [], 0
     for size in groups:

@@ -52,7 +52,7 @@ from securefda.protocol.messages import (
 from securefda.protocol.secret import Secret
 from securefda.protocol.transcript import cohort_with
 from securefda.rules import Contribution
-from securefda.site.policy.verdict import check_metrics
+from securefda.site.policy.verdict import check_metadata, check_metrics
 from securefda.source.acceptance import AcceptedRound
 from securefda.source.between_rounds import receipt_for
 from securefda.source.model_bound import TakenResult
@@ -179,9 +179,9 @@ def begin_round(site: SourceSite, accepted: AcceptedRound) -> tuple[SourceRound,
         record["epsilon"] = result.epsilon
     update = aligned_update(header, result.update, steps=result.steps, learning_rate=result.learning_rate)
     part = with_pull(header, update, result.pull)
-    units = accepted.course.after(result.update)
-    site.store.remember_trained(header.run_id, accepted.course.number, accepted.model, header.model_digest, units)
-    rounding = site.rounding_key(header.run_id.hex(), header.round)
+    units = accepted.course.units_after(result.update)
+    site.store.remember_trained(header.run_id, accepted.origin.number, accepted.model, header.model_digest, units)
+    rounding = site.new_rounding_key(header)
     if accepted.level is Visibility.INDIVIDUAL:
         return _release_in_clear(site, accepted.header, part, record, metrics=metrics, rounding=rounding)
 
@@ -290,16 +290,16 @@ def _release_in_clear(
     metrics: Metrics | None,
     rounding: Secret,
 ) -> tuple[SourceRound, Parcel]:
-    permits, vector = site.permits, vector_to_wire(update)
+    may_leave, vector = site.policy.metadata.may_leave, vector_to_wire(update)
     body = Update(
         sha256(vector).digest(),
         len(vector),
         record["samples"],
         rounding.reveal(),
-        loss=metrics.loss if metrics and "loss" in permits.may_leave else None,
-        accuracy=metrics.accuracy if metrics and "accuracy" in permits.may_leave else None,
+        loss=metrics.loss if metrics and "loss" in may_leave else None,
+        accuracy=metrics.accuracy if metrics and "accuracy" in may_leave else None,
     )
-    site.check_update(body)
+    check_metadata(site.policy, body)
     check_metrics(header.body, handed_in=not site.with_noise, update=body)
     _burn_fuse(site, header)
     site.store.answered(header.body.run_id)

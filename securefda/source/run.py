@@ -40,17 +40,18 @@ from securefda.protocol.messages import (
     Signed,
     SourcesKeep,
 )
+from securefda.site.policy import rules_that_send_features
 from securefda.source.acceptance import accept_header
 from securefda.source.between_rounds import BetweenRounds, receipt_for
 from securefda.source.final_model import HINT as ASK_FOR_THE_MODEL
 from securefda.source.final_model import final_model
 from securefda.source.rounds import SourceRound, begin_round, check_result, continue_round, remember_result
 from securefda.source.run_book import RUNS, UNFINISHED
-from securefda.source.site import Permits, SourceSite
+from securefda.source.site import SourceSite
 from securefda.source.standing import Standing
 from securefda.state_file import ProcessGuard
 
-__all__ = ["Permits", "SourceReporter", "SourceRun", "SourceSite"]
+__all__ = ["SourceReporter", "SourceRun", "SourceSite"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +139,9 @@ class SourceRun:
 
     def vector_bytes(self) -> int:
         """The longest vector that an honest aggregator sends to this site, in bytes: a model, or features."""
-        return max(4 * self._site.trainer.n_params, self._site.features_bytes)
+        policy = self._site.policy
+        features = policy.limits.model_bytes_max if rules_that_send_features(policy) else 0
+        return max(4 * self._site.trainer.n_params, features)
 
     @property
     def current(self) -> SourceRound | None:
@@ -261,8 +264,8 @@ class SourceRun:
             if message.envelope.session_id == self._ended_session:
                 return Skipped()
             raise FaultyAggregatorError("ORDER", f"{message.type_name} outside a session")
-        # Check POLICY of the specification. The process reads its policy once, but `check_policy` can be any callable.
-        self._site.check_policy(self._round.header.body)
+        # Check POLICY of the specification: what the owner permits may have changed since the header.
+        self._site.require_permitted(self._round.header.body)
         if isinstance(message.body, Result):
             check_result(self._site, self._round, message)
             finished, self._round = self._round, None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
@@ -18,20 +18,17 @@ from securefda.operations.recording import ModelOrigin, model_file
 from securefda.operations.run_folder import MODEL_FILE, RunFolder
 from securefda.protocol.checks import SessionLimits, envelope_fault
 from securefda.protocol.encoding import vector_to_wire
-from securefda.protocol.messages import Header, Schedule, Signed, Signer, Update, Visibility
+from securefda.protocol.messages import Header, Signed, Signer
 from securefda.protocol.roster import Roster
 from securefda.protocol.secret import RandomBytes, Secret
 from securefda.site.config import SourceConfig
 from securefda.site.policy import (
     SourcePolicy,
     check_header_by_policy,
-    check_metadata,
-    check_schedule,
     check_task,
     check_training,
     default_policy_text,
     require_satisfiable,
-    rules_that_send_features,
 )
 from securefda.source.store import SourceStore
 from securefda.training import SecretSeed, Vector
@@ -39,26 +36,12 @@ from securefda.training.seeds import encode_parts
 from securefda.training.team import Assignment, Team
 from securefda.training.trainer import Trainer
 
-
-@dataclass(frozen=True, slots=True)
-class Permits:
-    """The parts of this site's policy that shape its own messages.
-
-    Attributes:
-        visibility: the most that the aggregator may see; the join message announces it.
-        may_leave: which of ``loss`` and ``accuracy`` are sent in clear with an update at ``individual``.
-    """
-
-    visibility: Visibility
-    may_leave: frozenset[str] = frozenset()
-
-
 KeepsModel = Callable[[Vector, str, int], None]
 """Writes a model, float32 ``(n_params,)``, with its run (hex) and round; raises SecureFdaError if it cannot."""
 
 
-def _nowhere(model: Vector, run: str, round_number: int) -> None:
-    """Discard the model of a source without a run folder."""
+def _discard_model(model: Vector, run: str, round_number: int) -> None:
+    """Keep no model: the source has no run folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,88 +49,52 @@ class SourceSite:
     """Everything about a source that stays the same during a run.
 
     Attributes:
-        check_schedule, check_policy, check_update: raise PolicyRefusal if the policy forbids a schedule, a header or an
-            update in clear.
-        model_step: ``limits.model-step`` of the policy, see :mod:`securefda.source.model_bound`.
-        initial_models: SHA-256 digests of permitted initial models; empty for the task's own.
-        features_bytes: most bytes of target features that can come with a header: ``limits.model-bytes-max`` of the
-            policy, or 0 if no allowed rule sends features.
+        policy: of the site; it bounds what this source accepts and sends.
+        limits: the policy's requirements for every session over ``roster``.
+        rounding_key: gives the rounding key for a run (hex) and a round number; None: keys are random.
         with_noise: whether the site trains by DP-SGD. Then its loss and accuracy never leave, not even in a sum, since
             the noise protects only the gradients.
         notes: for its operator, before the run begins.
         trains_on: the device, for display: "cpu (1 thread)".
-        rounding_key: gives the rounding key for a run (hex) and a round number.
         keep_model: writes the final model of a run that leaves it to its sources.
+
+    Raises:
+        ConfigError: ``trusted-peers`` of the policy names a site that is no source of the roster.
     """
 
+    policy: SourcePolicy
     signer: Signer
     roster: Roster
-    limits: SessionLimits
-    check_schedule: Callable[[Schedule], None]
-    check_policy: Callable[[Header], None]
-    check_update: Callable[[Update], None]
-    permits: Permits
-    model_step: float
-    initial_models: tuple[bytes, ...]
-    features_bytes: int
     trainer: Trainer
     store: SourceStore
     witness: Witness
     random_bytes: RandomBytes
     software_version: str
-    rounding_key: Callable[[str, int], Secret]
+    rounding_key: Callable[[str, int], Secret] | None = None
     with_noise: bool = False
     unix_time: Callable[[], float] = time.time
     notes: tuple[str, ...] = ()
     trains_on: str = ""
-    keep_model: KeepsModel = _nowhere
+    keep_model: KeepsModel = _discard_model
+    limits: SessionLimits = field(init=False)
 
-    @classmethod
-    def under_policy(
-        cls,
-        policy: SourcePolicy,
-        *,
-        signer: Signer,
-        roster: Roster,
-        trainer: Trainer,
-        store: SourceStore,
-        witness: Witness,
-        random_bytes: RandomBytes,
-        software_version: str,
-        rounding_key: Callable[[str, int], Secret] | None = None,
-        with_noise: bool = False,
-        unix_time: Callable[[], float] = time.time,
-        trains_on: str = "",
-        notes: tuple[str, ...] = (),
-        keep_model: KeepsModel = _nowhere,
-    ) -> SourceSite:
-        """A source bound by ``policy``. Its rounding keys are random unless ``rounding_key`` gives them."""
-        limits = policy.session_limits(roster)
-        return cls(
-            signer=signer,
-            roster=roster,
-            limits=limits,
-            check_schedule=lambda schedule: check_schedule(policy, schedule, with_noise=with_noise),
-            check_policy=lambda header: check_header_by_policy(
-                policy, header, signer.index, limits, with_noise=with_noise
-            ),
-            check_update=lambda update: check_metadata(policy, update),
-            permits=Permits(policy.visibility, frozenset(policy.metadata.may_leave)),
-            model_step=policy.limits.model_step,
-            initial_models=policy.model.digests,
-            features_bytes=policy.limits.model_bytes_max if rules_that_send_features(policy) else 0,
-            trainer=trainer,
-            store=store,
-            witness=witness,
-            random_bytes=random_bytes,
-            software_version=software_version,
-            rounding_key=rounding_key or (lambda _run, _round: Secret.random(random_bytes)),
-            with_noise=with_noise,
-            unix_time=unix_time,
-            trains_on=trains_on,
-            notes=notes,
-            keep_model=keep_model,
-        )
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "limits", self.policy.session_limits(self.roster))
+
+    def require_permitted(self, header: Header) -> None:
+        """Refuse a header that asks for more than this site's policy permits.
+
+        Raises:
+            PolicyRefusal: names the first key, what the header asks for, and what is allowed.
+            FaultyAggregatorError: HEADER_PARTICIPANTS, the header does not name this site.
+        """
+        check_header_by_policy(self.policy, header, self.signer.index, self.limits, with_noise=self.with_noise)
+
+    def new_rounding_key(self, header: Header) -> Secret:
+        """The rounding key of the header's round."""
+        if self.rounding_key is None:
+            return Secret.random(self.random_bytes)
+        return self.rounding_key(header.run_id.hex(), header.round)
 
     def require_from_target(
         self,
@@ -245,8 +192,8 @@ def source_site(
     def repeatable_key(_run: str, round_number: int) -> Secret:
         return Secret(sha256(encode_parts("securefda/1/rounding", seed, site_id, round_number)).digest())
 
-    return SourceSite.under_policy(
-        policy,
+    return SourceSite(
+        policy=policy,
         signer=member.signer,
         roster=member.roster,
         rounding_key=repeatable_key if secret is None and not config.training.with_noise else None,

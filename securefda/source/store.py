@@ -9,6 +9,7 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Callable
+from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 
@@ -75,7 +76,7 @@ class SourceStore(RunStore):
 
     def _before_first_use(self) -> str:
         self._marker.begin()
-        return f"INSERT INTO origin VALUES (0, '{self._file_number}');"  # noqa: S608 - digits and a dot
+        return f"INSERT INTO origin (id, file_number) VALUES (0, '{self._file_number}');"  # noqa: S608 - digits and a dot
 
     def _before_next_use(self) -> None:
         (number,) = self._database.execute("SELECT file_number FROM origin").fetchone()
@@ -183,10 +184,10 @@ class SourceStore(RunStore):
             query = "SELECT number, units, model_digest FROM trained WHERE run_id = ?"
             row = self._database.execute(query, (run_id,)).fetchone()
         if row is None:
-            return TrainedFrom(0, first(), ())
-        number, units, digest = row
-        model, measured = self._kept_model(digest), tuple(np.frombuffer(units, "<f8").tolist())
-        return TrainedFrom(0, first(), measured) if model is None else TrainedFrom(number, model, measured)
+            return TrainedFrom(0, first(), None)
+        number, data, digest = row
+        model, units = self._kept_model(digest), tuple(np.frombuffer(data, "<f8").tolist())
+        return TrainedFrom(0, first(), units) if model is None else TrainedFrom(number, model, units)
 
     def _kept_model(self, digest: bytes) -> Vector | None:
         """The kept model, or None if its file is missing or incomplete, as after a power cut."""
@@ -226,7 +227,9 @@ class SourceStore(RunStore):
                 self._intact.add(file)
         with self._transaction(durable=False) as database:
             row = (run_id, number, np.array(units, dtype="<f8").tobytes(), digest)
-            database.execute("INSERT OR REPLACE INTO trained VALUES (?, ?, ?, ?)", row)
+            database.execute(
+                "INSERT OR REPLACE INTO trained (run_id, number, units, model_digest) VALUES (?, ?, ?, ?)", row
+            )
         self._delete_models_no_longer_named()
 
     def _delete_models_no_longer_named(self) -> None:
@@ -252,15 +255,33 @@ class SourceStore(RunStore):
         body = header.body
         self._runs.begin_attempt(header, self._file_number)
         with self._transaction(durable=False) as database:
-            position = (body.run_id, body.round, body.attempt, round_terms(body))
-            model = (number, body.previous_result_digest, body.model_digest)
-            end = (False, model_round, body.sources_keep, False)
-            row = (*position, *model, header.envelope.session_id, header.digest(), *end)
-            database.execute("INSERT OR REPLACE INTO positions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+            database.execute(
+                "INSERT OR REPLACE INTO positions "
+                "(run_id, round, attempt, terms, number, previous, model_digest, session_id, digest, answered, "
+                "model_round, sources_keep, ended) "
+                "VALUES (:run_id, :round, :attempt, :terms, :number, :previous, :model_digest, :session_id, :digest, "
+                ":answered, :model_round, :sources_keep, :ended)",
+                {
+                    "run_id": body.run_id,
+                    "round": body.round,
+                    "attempt": body.attempt,
+                    "terms": round_terms(body),
+                    "number": number,
+                    "previous": body.previous_result_digest,
+                    "model_digest": body.model_digest,
+                    "session_id": header.envelope.session_id,
+                    "digest": header.digest(),
+                    "answered": False,
+                    "model_round": model_round,
+                    "sources_keep": body.sources_keep,
+                    "ended": False,
+                },
+            )
             sources, terms = sum_terms(body)
             database.execute(
-                "INSERT OR REPLACE INTO sum_terms SELECT ?1, ?2, ?3, ?4 WHERE NOT EXISTS "
-                "(SELECT 1 FROM sum_terms JOIN fuses USING (run_id, round) WHERE run_id = ?1 AND sources = ?2)",
+                "INSERT OR REPLACE INTO sum_terms (run_id, sources, round, terms) SELECT ?1, ?2, ?3, ?4 "
+                "WHERE NOT EXISTS (SELECT 1 FROM sum_terms JOIN fuses USING (run_id, round) "
+                "WHERE run_id = ?1 AND sources = ?2)",
                 (body.run_id, sources, body.round, terms),
             )
 
@@ -297,16 +318,16 @@ class SourceStore(RunStore):
             SecureFdaError: it was burnt before, or cannot be written; nothing may leave then.
         """
         with self._transaction() as database:
-            database.execute("INSERT INTO fuses VALUES (?, ?)", (run_id, round_number))
+            database.execute("INSERT INTO fuses (run_id, round) VALUES (?, ?)", (run_id, round_number))
         with self._clear_errors():
             self._marker.advance(self._releases())
 
     def record_result(self, run_id: bytes, result: TakenResult) -> None:
         """Remember a result that was accepted; the next header must continue it."""
         with self._transaction() as database:
-            row = (run_id, result.round, result.digest, result.model_digest)
             database.execute(
-                "INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (*row, result.number, result.session_id, result.context),
+                "INSERT OR REPLACE INTO results (run_id, round, digest, model_digest, number, session_id, context) "
+                "VALUES (:run_id, :round, :digest, :model_digest, :number, :session_id, :context)",
+                {"run_id": run_id} | asdict(result),
             )
         self._runs.result_accepted(run_id, result.round)

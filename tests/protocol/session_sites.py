@@ -159,8 +159,8 @@ class Source:
         policy = default_policy(level.label, terms.min_others, terms.max_colluders, norm_reports="colluders-may-see")  # type: ignore[arg-type]
         self.store = store_at(self.folder / f"source-{self.index}.sqlite")
         self.witness = witness_at(self.folder, self.index, terms, self.store)
-        site = SourceSite.under_policy(
-            policy,
+        site = SourceSite(
+            policy=policy,
             signer=signer(self.index),
             roster=roster,
             trainer=UnitTrainer(self.index),

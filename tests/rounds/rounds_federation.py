@@ -318,8 +318,8 @@ class Federation(MemoryNetwork[AggregatorRun, SourceRun]):
         policy = policy or self.policy(index)
         file = self.folder / f"source-{index}.sqlite"
         store = self.stores[index] = store_at(file, policy.release, unix_time=lambda: self.unix_s)
-        site = SourceSite.under_policy(
-            policy,
+        site = SourceSite(
+            policy=policy,
             signer=signer(index),
             roster=self.roster,
             trainer=trainer_of(self.n, index, hidden=hidden, norm=self.norm, memory=store, **(self.heads | training)),

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from rounds_federation import TARGET, AnySigned, Federation, changed, signer, trainer_of, until
 
-from securefda.errors import FaultyAggregatorError
+from securefda.errors import FaultyAggregatorError, TrainingError
 from securefda.protocol.checks import SessionLimits
 from securefda.protocol.messages import (
     NO_CONTEXT,
@@ -27,18 +27,22 @@ from securefda.protocol.messages import (
     Result,
     Signed,
 )
+from securefda.rules.blocks import BLOCK
 from securefda.site.policy.model import ModelPolicy
 from securefda.source.model_bound import (
     INITIAL_TOLERANCE,
     AcceptedHeader,
+    CheckedCourse,
     Known,
     Missed,
     Origin,
     TakenResult,
     TrainedFrom,
+    UncheckedCourse,
     check_missed,
     course_of,
     origin_of,
+    require_initial,
     units_of,
 )
 
@@ -90,7 +94,7 @@ def test_first_model_other_than_the_tasks_is_refused_and_nothing_changes(federat
     assert "\n" not in str(alarm)
     assert known_of(federation) == Known()
     run = bytes.fromhex(federation.run.run_id)
-    assert federation.stores[ME].trained_from(run, trainer_of(N, ME).initial_model).units == ()
+    assert federation.stores[ME].trained_from(run, trainer_of(N, ME).initial_model).units is None
     (answer,) = federation.sources[ME].handle(header)  # the position is free still
     assert isinstance(answer.message.body, Advertise)
 
@@ -316,17 +320,47 @@ def test_target_update_is_as_long_as_the_limit_and_no_longer(place: int, group: 
 
 @pytest.mark.parametrize(("check", "model", "target"), [("HEADER_STEP", 25.0, 0.0), ("HEADER_TARGET_STEP", 0.0, 25.0)])
 def test_first_round_of_a_source_is_measured_by_its_own_update(check: str, model: float, target: float) -> None:
-    before = TrainedFrom(0, MODEL, ())
+    before = TrainedFrom(0, MODEL, None)
     course = course_of(Origin(1), moved((0, model)), moved((0, target)), before, layers=LAYERS, limit=10)
+    assert isinstance(course, UncheckedCourse)
     with pytest.raises(FaultyAggregatorError) as caught:
-        course.after(UPDATE)
+        course.units_after(UPDATE)
     assert caught.value.check == check
-    assert course.after(2 * UPDATE) == pytest.approx(tuple(2 * unit for unit in UNITS))
+    assert course.units_after(2 * UPDATE) == pytest.approx(tuple(2 * unit for unit in UNITS))
+
+
+@pytest.mark.parametrize("units", [(), UNITS[:1], (*UNITS, 1.0)], ids=["none", "too few", "too many"])
+def test_units_of_other_groups_check_nothing_and_are_refused(units: tuple[float, ...]) -> None:
+    """Were they compared as far as they go, a group without a unit could move anywhere."""
+    with pytest.raises(TrainingError, match=f"has {len(units)} groups of layers, and 2 are needed") as caught:
+        course_of(Origin(3), moved((400, 1e6)), None, TrainedFrom(2, MODEL, units), layers=LAYERS, limit=10)
+    assert "another --out folder" in caught.value.hint
+
+
+@pytest.mark.parametrize("place", [0, 400])
+def test_norm_that_is_nan_is_not_within_the_limit(place: int) -> None:
+    with pytest.raises(FaultyAggregatorError) as caught:
+        course_of(Origin(3), moved((place, math.nan)), None, TrainedFrom(2, MODEL, UNITS), layers=LAYERS, limit=10)
+    assert caught.value.check == "HEADER_STEP"
+
+
+@pytest.mark.parametrize("place", [0, BLOCK, 3 * BLOCK - 1])
+@pytest.mark.parametrize("value", [math.nan, math.inf, 2 * INITIAL_TOLERANCE])
+def test_first_model_is_compared_in_every_place(federation: Federation, place: int, value: float) -> None:
+    header, own = first_header(federation).message.body, np.zeros(3 * BLOCK, np.float32)
+    require_initial(header, own, own, ())
+    model = own.copy()
+    model[place] = value
+    with pytest.raises(FaultyAggregatorError) as caught:
+        require_initial(header, model, own, ())
+    assert caught.value.check == "HEADER_INITIAL_MODEL"
 
 
 def test_units_are_the_largest_so_far_and_a_round_is_not_its_own_measure() -> None:
     before = TrainedFrom(1, MODEL, UNITS)
-    assert course_of(Origin(2), MODEL, None, before, layers=LAYERS, limit=10).after(UPDATE / 2) == pytest.approx(UNITS)
+    course = course_of(Origin(2), MODEL, None, before, layers=LAYERS, limit=10)
+    assert isinstance(course, CheckedCourse)
+    assert course.units_after(UPDATE / 2) == pytest.approx(UNITS)
     with pytest.raises(FaultyAggregatorError):  # whatever the update over it will be
         course_of(Origin(2), moved((0, 21.0)), None, before, layers=LAYERS, limit=10)
 

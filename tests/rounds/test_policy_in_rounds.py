@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,8 @@ from securefda.protocol.messages import (
     Survivors,
     Visibility,
 )
-from securefda.site.policy import WorkLimits, check_header_by_policy
+from securefda.site.policy import WorkLimits
+from securefda.site.policy.model import MetadataPolicy
 from securefda.source.run import SourceRun
 from securefda.transport.wire import decode_signed, encode_signed
 
@@ -65,7 +65,7 @@ def tighten(federation: Federation, index: int, **changes: Any) -> None:
     """The owner of a site changes its policy while the process runs."""
     policy = federation.policy(index, **changes)
     site = federation.sources[index]._site
-    object.__setattr__(site, "check_policy", partial(check_header_by_policy, policy, own_index=index))
+    object.__setattr__(site, "policy", policy)
 
 
 def has_burnt(federation: Federation, header: Signed[Header]) -> bool:
@@ -144,12 +144,7 @@ def test_the_others_finish_the_round_that_a_policy_ended_at_one_source(tmp_path:
 def test_an_update_in_clear_is_checked_before_its_fuse_burns(tmp_path: Path) -> None:
     """Should the policy list less than the message holds, nothing leaves."""
     federation = Federation(tmp_path, visibility=Visibility.INDIVIDUAL, rounds=1)
-    site = federation.sources[ME]._site
-
-    def lists_nothing(update: Any) -> None:
-        raise PolicyRefusal("metadata.may-leave", "samples", "none")
-
-    object.__setattr__(site, "check_update", lists_nothing)
+    tighten(federation, ME, metadata=MetadataPolicy(may_leave=()))
     header = until(federation.open(), ME, Header)
     answers = federation.sources[ME].handle(header)
     assert [answer.message.body for answer in answers] == [Refusal("metadata.may-leave")]

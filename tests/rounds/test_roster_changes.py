@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from rounds_federation import TARGET, UNIX_S, Federation, is_header, roster_of, 
 
 from securefda.protocol.messages import Abort, Header, KeyList, Parcel, Refusal, Signer, Survivors
 from securefda.protocol.roster import Roster
-from securefda.site.policy import check_header_by_policy
 from securefda.source.run import SourceRun
 from securefda.transport import wire
 
@@ -51,13 +49,14 @@ def federation(tmp_path: Path) -> Iterator[Federation]:
 def newer(federation: Federation, roster: Roster) -> SourceRun:
     """The source's new process, whose kit has this roster; the aggregator goes on with the old one.
 
-    Its policy does not look at peers: it would refuse under ``trusted-peers`` before the session's checks are asked.
+    It counts its peers by the older roster: by the newer one its policy would refuse under ``trusted-peers`` before the
+    session's checks are asked.
     """
+    limits = federation.sources[ME]._site.limits
     old, federation.roster = federation.roster, roster
-    made = federation.source(ME)
+    federation.sources[ME] = federation.source(ME)
     federation.roster = old
-    site = replace(made._site, check_policy=partial(check_header_by_policy, federation.policy(ME), own_index=ME))
-    federation.sources[ME] = SourceRun(site, made._reporter)
+    object.__setattr__(federation.sources[ME]._site, "limits", limits)
     return federation.sources[ME]
 
 

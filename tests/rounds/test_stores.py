@@ -148,7 +148,7 @@ def remember(store: SourceStore, run: bytes, number: int, model: Vector, units: 
     store.remember_trained(run, number, model, sha256(model.tobytes()).digest(), units)
 
 
-def trained_from(store: SourceStore, run: bytes) -> tuple[int, list[float], tuple[float, ...]]:
+def trained_from(store: SourceStore, run: bytes) -> tuple[int, list[float], tuple[float, ...] | None]:
     found = store.trained_from(run, lambda: FIRST)
     return found.number, found.model.tolist(), found.units
 
@@ -159,7 +159,7 @@ def model_files(folder: Path) -> list[Path]:
 
 def test_what_was_trained_from_survives_a_restart_and_is_replaced(tmp_path: Path) -> None:
     store = store_at(tmp_path / "s.sqlite")
-    assert trained_from(store, RUN) == (0, FIRST.tolist(), ())
+    assert trained_from(store, RUN) == (0, FIRST.tolist(), None)
     remember(store, RUN, 0, MODEL, (1.5,))
     remember(store, RUN, 0, MODEL, (2.5,))  # a second attempt of a round
     remember(store, OTHER_RUN, 3, MODEL + 9, (0.5,))

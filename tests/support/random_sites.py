@@ -47,8 +47,8 @@ def random_source(
 ) -> SourceRun:
     """A source of such a run."""
     store = files.enter_context(closing(store_at(folder / f"{member.site_id}.sqlite")))
-    site = SourceSite.under_policy(
-        policy,
+    site = SourceSite(
+        policy=policy,
         signer=member.signer,
         roster=member.roster,
         trainer=RandomTrainer(member.site_id, params),

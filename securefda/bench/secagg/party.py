@@ -285,8 +285,8 @@ class _Source:
         kit = self._kit
         policy = load_signed_policy(kit)
         member = Member(kit.roster, kit.site_id, kit.signing_key)
-        return SourceSite.under_policy(
-            policy,
+        return SourceSite(
+            policy=policy,
             signer=member.signer,
             roster=kit.roster,
             trainer=self._trainer,
