@@ -16,8 +16,8 @@ from securefda.bench.secagg.job import K_MIN, Job
 from securefda.bench.secagg.session import identities, signed_header
 from securefda.protocol import source as src
 from securefda.protocol.aggregator import AggregatorSession
-from securefda.protocol.checks import SessionLimits
 from securefda.protocol.graph import Ring
+from securefda.protocol.header_checks import SessionLimits
 from securefda.protocol.messages import (
     DeliveredBox,
     MaskedInput,

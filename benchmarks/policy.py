@@ -10,7 +10,7 @@ import json
 import statistics
 import time
 
-from securefda.protocol.checks import SessionLimits
+from securefda.protocol.header_checks import SessionLimits
 from securefda.protocol.messages import Granularity, Header, Layer, NormCapTerms, RuleTerms, TargetTerms, Visibility
 from securefda.site.policy import SourcePolicy, check_header_by_policy
 from securefda.site.policy.model import NormCapBounds

@@ -22,7 +22,7 @@ from securefda.aggregator.store import AggregatorStore
 from securefda.audit.journal import MessageRecorder
 from securefda.bootstrap import Member, credentials_of, source_of_pin, transport_settings
 from securefda.operations.progress import SilentReporter
-from securefda.protocol.checks import quantisation
+from securefda.protocol.header_checks import quantisation
 from securefda.protocol.messages import NO_CONTEXT, NO_SESSION, Body, Goodbye, Parcel, Send, Signed, SourcesKeep
 from securefda.site.config import load_aggregator
 from securefda.site.kit import load_kit

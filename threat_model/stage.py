@@ -18,8 +18,8 @@ from securefda.aggregator.store import AggregatorStore
 from securefda.audit.journal import MessageRecorder
 from securefda.errors import ConfigError, FaultyAggregatorError, SecureFdaError
 from securefda.operations.progress import SilentReporter
-from securefda.protocol.checks import quantisation
 from securefda.protocol.encoding import vector_to_wire
+from securefda.protocol.header_checks import quantisation
 from securefda.protocol.messages import Abort, Header, Parcel, Refusal, Send, SourcesKeep, Visibility
 from securefda.protocol.roster import Roster
 from securefda.rules import Strategy

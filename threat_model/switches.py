@@ -31,7 +31,7 @@ from typing import Any
 import securefda.protocol
 from securefda.audit.log import AuditLog
 from securefda.errors import FaultyAggregatorError
-from securefda.protocol import agreement, checks, contribution, encoding, masking
+from securefda.protocol import agreement, contribution, encoding, envelope_checks, header_checks, masking
 from securefda.protocol import roster as roster_module
 from securefda.protocol import source as source_steps
 from securefda.protocol.masking import Mask, RingVector, add_masks
@@ -50,7 +50,7 @@ from securefda.transport import limits
 from threat_model.sites import published_public_keys
 
 OUTSIDE = ("TYPE", "SENDER", "SESSION", "CONTEXT", "SIGNATURE")
-"""What :func:`securefda.protocol.checks.envelope_fault` can be made to overlook."""
+"""What :func:`securefda.protocol.envelope_checks.envelope_fault` can be made to overlook."""
 
 _CODE = ("securefda.", "services.", "threat_model.adversaries.")
 
@@ -185,7 +185,7 @@ def checks_off(*names: str, mitigation: str = "") -> Switch:
     def wrap(original: Callable[[bool, str, str], None]) -> Callable[..., None]:
         return lambda condition, check, detail="": original(condition or check in names, check, detail)
 
-    return replaced(title, checks, "require", wrap)
+    return replaced(title, envelope_checks, "require", wrap)
 
 
 def _one_mitigation(mitigation: str, kind: str, names: Sequence[str]) -> str:
@@ -205,10 +205,8 @@ def names_of_checks() -> frozenset[str]:
 
 
 def _names_required(node: ast.AST) -> list[str]:
-    """Names of checks that a call hands to ``require``, itself or by way of the rule for smallest sums."""
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
-        return []
-    if node.func.id not in ("require", "_check_smallest_sum"):
+    """Names of checks that a call hands to ``require``."""
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "require"):
         return []
     values = [item.value for item in node.args if isinstance(item, ast.Constant)]
     return [value for value in values if isinstance(value, str) and value.replace("_", "").isupper()]
@@ -242,7 +240,7 @@ def outside_off(*names: str, mitigation: str = "") -> Switch:
 
         return envelope_fault
 
-    return replaced(title, checks, "envelope_fault", wrap)
+    return replaced(title, envelope_checks, "envelope_fault", wrap)
 
 
 def _mask_without_self_mask(_: object) -> Callable[..., None]:
@@ -265,7 +263,7 @@ It is one mitigation, in the question and in the answer: lists that overlap ask 
 Either is enough.
 """
 
-THRESHOLD_BOUND = replaced("2t > n + max_colluders", checks, "threshold_is_sound", lambda _: lambda *_: True)
+THRESHOLD_BOUND = replaced("2t > n + max_colluders", header_checks, "threshold_is_sound", lambda _: lambda *_: True)
 """Neither header check nor policy asks of the threshold that two views cannot both gather it."""
 
 MEMBER_SIGNATURES = method_replaced("signatures of the members", SignedRoster, "missing_signatures", lambda _, __: ())

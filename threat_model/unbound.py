@@ -10,8 +10,8 @@ from typing import Any
 from securefda.protocol import agreement, transcript
 from securefda.protocol.aggregator import AggregatorSession
 from securefda.protocol.agreement import BoxAddress
-from securefda.protocol.checks import History
 from securefda.protocol.envelope import sign_bytes, signature_is_valid
+from securefda.protocol.header_checks import History
 from securefda.protocol.messages import NO_CONTEXT, NO_SESSION, Envelope, Header, Signed, Signer
 from securefda.source.store import SourceStore
 from securefda.transport import wire

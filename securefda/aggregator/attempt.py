@@ -18,7 +18,6 @@ from securefda.aggregator.target import TargetPart, error_units, evaluate_at_tar
 from securefda.errors import FaultySourceError, QuorumLost, SecureFdaError, SourceAborted
 from securefda.protocol import aggregator as session_phases
 from securefda.protocol.aggregator import AggregatorSession
-from securefda.protocol.checks import envelope_fault
 from securefda.protocol.contribution import RoundTerms, clip_contribution, encode_contribution, statistics_of, weight_of
 from securefda.protocol.encoding import (
     AggregateStatistics,
@@ -28,6 +27,7 @@ from securefda.protocol.encoding import (
     decode_statistics,
     vector_from_wire,
 )
+from securefda.protocol.envelope_checks import envelope_fault
 from securefda.protocol.masking import accumulate
 from securefda.protocol.messages import (
     Abort,

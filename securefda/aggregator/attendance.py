@@ -21,7 +21,7 @@ from securefda.errors import (
 )
 from securefda.operations.notes import Note
 from securefda.operations.progress import Reporter
-from securefda.protocol.checks import envelope_fault
+from securefda.protocol.envelope_checks import envelope_fault
 from securefda.protocol.messages import (
     NO_CONTEXT,
     NO_SESSION,

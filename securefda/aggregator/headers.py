@@ -11,10 +11,10 @@ from securefda.aggregator.ranges import WordFormat, narrowest
 from securefda.aggregator.site import RunSettings, TargetSite, settings_of
 from securefda.aggregator.target import TargetPart, feature_terms, gap_gradient_digest, published_terms
 from securefda.errors import ConfigError, QuorumLost
-from securefda.protocol.checks import default_threshold, threshold_is_sound
 from securefda.protocol.contribution import terms_of
 from securefda.protocol.encoding import vector_to_wire
 from securefda.protocol.graph import smallest_graph
+from securefda.protocol.header_checks import default_threshold, threshold_is_sound
 from securefda.protocol.messages import (
     DIGEST_BYTES,
     NO_CONTEXT,

@@ -17,10 +17,10 @@ from securefda.aggregator.store import AggregatorStore, Asked, KeptPeaks, KeptRe
 from securefda.aggregator.target import TargetFeatures, TargetRound, summed_sizes, train_target, vectors_for
 from securefda.errors import FaultySourceError
 from securefda.operations.progress import Reporter
-from securefda.protocol.checks import envelope_fault
 from securefda.protocol.contribution import RoundTerms, terms_of
 from securefda.protocol.down_link import rounded
 from securefda.protocol.encoding import Vector64, vector_to_wire
+from securefda.protocol.envelope_checks import envelope_fault
 from securefda.protocol.messages import (
     NO_CONTEXT,
     NO_SESSION,

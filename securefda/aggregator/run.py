@@ -64,8 +64,8 @@ from securefda.operations.notes import Note
 from securefda.operations.progress import Reporter
 from securefda.operations.records import RoundLine, best_round
 from securefda.protocol.aggregator import AggregatorSession
-from securefda.protocol.checks import envelope_fault
 from securefda.protocol.contribution import FaultySum
+from securefda.protocol.envelope_checks import envelope_fault
 from securefda.protocol.masking import available_threads
 from securefda.protocol.messages import (
     NO_CONTEXT,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from securefda.disk import read_file
 from securefda.errors import ConfigError, SecureFdaError
-from securefda.protocol.checks import SessionLimits
+from securefda.protocol.header_checks import SessionLimits
 from securefda.protocol.messages import Header, Signed
 from securefda.site.config import FederationConfig, load_federation, strategy_of
 from securefda.site.kit import Kit, PolicyFile

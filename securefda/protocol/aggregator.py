@@ -16,9 +16,10 @@ import numpy as np
 from securefda.errors import FaultySourceError, QuorumLost
 from securefda.protocol import agreement
 from securefda.protocol.agreement import KeyAgreementError
-from securefda.protocol.checks import envelope_fault, quantisation, report_bytes, report_fault, report_readers
 from securefda.protocol.encoding import Decoded, Quantisation, RangeAlarm
+from securefda.protocol.envelope_checks import envelope_fault
 from securefda.protocol.graph import Ring, complete
+from securefda.protocol.header_checks import quantisation
 from securefda.protocol.masking import RingVector, accumulate, unmask
 from securefda.protocol.messages import (
     Advertise,
@@ -45,6 +46,7 @@ from securefda.protocol.messages import (
     Unmask,
 )
 from securefda.protocol.roster import Roster
+from securefda.protocol.session_checks import report_bytes, report_fault, report_readers
 from securefda.protocol.transcript import (
     able_to_open,
     advertise_digest,

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securefda.errors import ConfigError, FaultyAggregatorError, TrainingError
-from securefda.protocol.checks import check_vectors
 from securefda.protocol.encoding import (
     AggregateStatistics,
     ErrorUnits,
@@ -25,6 +24,7 @@ from securefda.protocol.encoding import (
     encode_statistics,
     vector_from_wire,
 )
+from securefda.protocol.header_checks import check_vectors
 from securefda.protocol.masking import RingVector
 from securefda.protocol.messages import AttentionTerms, Granularity, Header, Parcel, RuleTerms, TargetTerms, Visibility
 from securefda.protocol.secret import Secret
@@ -125,7 +125,7 @@ class RoundTerms:
 
     @classmethod
     def of(cls, header: Header, encoding: Quantisation) -> RoundTerms:
-        """Parse a header; ``encoding`` is its :func:`securefda.protocol.checks.quantisation`.
+        """Parse a header; ``encoding`` is its :func:`securefda.protocol.header_checks.quantisation`.
 
         Raises:
             FaultyAggregatorError: HEADER_RULE, a rule or a setting that does not exist.

@@ -353,6 +353,14 @@ class Roll:
         """
         return nth_digest(self.digests, self.members.index(member))
 
+    def commitment_of(self, member: int) -> bytes:
+        """A member's commitment to its nonce.
+
+        Raises:
+            ValueError: it is no member.
+        """
+        return nth_digest(self.commitments, self.members.index(member))
+
 
 @dataclass(frozen=True, slots=True)
 class Nonce:

@@ -20,25 +20,10 @@ from hashlib import sha256
 from securefda.errors import FaultyAggregatorError
 from securefda.protocol import agreement
 from securefda.protocol.agreement import BoxAddress, BoxError, KeyAgreementError, KeyPair, LoadedKey, SharePair
-from securefda.protocol.checks import (
-    SessionLimits,
-    check_consistency,
-    check_inputs,
-    check_key_list,
-    check_neighbours,
-    check_nonces,
-    check_own_cohort,
-    check_own_neighbours,
-    check_roll,
-    check_share_senders,
-    check_survivors,
-    envelope_fault,
-    report_bytes,
-    report_readers,
-    require,
-)
 from securefda.protocol.encoding import Quantisation
+from securefda.protocol.envelope_checks import envelope_fault, require
 from securefda.protocol.graph import Ring, complete
+from securefda.protocol.header_checks import SessionLimits
 from securefda.protocol.masking import RingVector, mask
 from securefda.protocol.messages import (
     Advertise,
@@ -67,6 +52,20 @@ from securefda.protocol.messages import (
 )
 from securefda.protocol.roster import Roster
 from securefda.protocol.secret import RandomBytes, Secret, draw
+from securefda.protocol.session_checks import (
+    check_consistency,
+    check_inputs,
+    check_key_list,
+    check_neighbours,
+    check_nonces,
+    check_own_cohort,
+    check_own_neighbours,
+    check_roll,
+    check_share_senders,
+    check_survivors,
+    report_bytes,
+    report_readers,
+)
 from securefda.protocol.shamir import split, x_of
 from securefda.protocol.transcript import (
     Cohorts,

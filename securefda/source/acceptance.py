@@ -13,9 +13,9 @@ import numpy as np
 
 from securefda.audit.witness import CheckpointError
 from securefda.errors import FaultyAggregatorError
-from securefda.protocol.checks import check_signed_header, quantisation
 from securefda.protocol.contribution import RoundTerms, checked_vectors, published_statistics, weight_of
 from securefda.protocol.encoding import Vector
+from securefda.protocol.header_checks import check_signed_header, quantisation
 from securefda.protocol.messages import Header, Parcel, Signed, Visibility
 from securefda.rules import alignment_factor
 from securefda.site.policy.verdict import check_metrics

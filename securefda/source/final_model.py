@@ -6,8 +6,9 @@ from hashlib import sha256
 
 import numpy as np
 
-from securefda.protocol.checks import SessionLimits, require
 from securefda.protocol.encoding import Vector, vector_from_wire
+from securefda.protocol.envelope_checks import require
+from securefda.protocol.header_checks import SessionLimits
 from securefda.protocol.messages import Goodbye, Parcel, SourcesKeep
 from securefda.source.model_bound import FinalClaim, Known, Missed, Origin, origin_of
 

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from securefda.errors import FaultyAggregatorError, TrainingError
-from securefda.protocol.checks import SessionLimits, envelope_fault, require
 from securefda.protocol.down_link import HALF_STEP
+from securefda.protocol.envelope_checks import envelope_fault, require
+from securefda.protocol.header_checks import SessionLimits
 from securefda.protocol.messages import Header, MissedResult, Receipt, Result, Signed, SourcesKeep
 from securefda.protocol.roster import Roster
 from securefda.rules.blocks import blocks

@@ -16,8 +16,9 @@ from securefda.bootstrap import Member, run_info, task_of, trainer_at, training_
 from securefda.errors import ConfigError, FaultyAggregatorError
 from securefda.operations.recording import ModelOrigin, model_file
 from securefda.operations.run_folder import MODEL_FILE, RunFolder
-from securefda.protocol.checks import SessionLimits, envelope_fault
 from securefda.protocol.encoding import vector_to_wire
+from securefda.protocol.envelope_checks import envelope_fault
+from securefda.protocol.header_checks import SessionLimits
 from securefda.protocol.messages import Header, Signed, Signer
 from securefda.protocol.roster import Roster
 from securefda.protocol.secret import RandomBytes, Secret

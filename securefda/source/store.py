@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from securefda.errors import ConfigError
-from securefda.protocol.checks import History, PastResult
+from securefda.protocol.header_checks import History, PastResult
 from securefda.protocol.messages import Header, Signed
 from securefda.protocol.transcript import round_terms, sum_terms
 from securefda.source.model_bound import AcceptedHeader, Known, TakenResult, TrainedFrom, Units

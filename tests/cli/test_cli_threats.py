@@ -32,7 +32,7 @@ asset = "an update"
 levels = ["sum"]
 status = "{status}"
 mitigation = "a check"
-modules = ["securefda/protocol/checks.py"]
+modules = ["securefda/protocol/session_checks.py"]
 residual = "none"
 control = {control}
 """

@@ -19,8 +19,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from securefda.protocol import aggregator as agg
 from securefda.protocol import source as src
 from securefda.protocol.aggregator import AggregatorSession
-from securefda.protocol.checks import History, SessionLimits, check_signed_header, default_threshold, quantisation
 from securefda.protocol.envelope import sign_bytes
+from securefda.protocol.header_checks import (
+    History,
+    SessionLimits,
+    check_signed_header,
+    default_threshold,
+    quantisation,
+)
 from securefda.protocol.masking import RingVector
 from securefda.protocol.messages import (
     NO_CONTEXT,

@@ -14,7 +14,6 @@ from cohort import TARGET, AnySigned, Bytes, Cohort, forged, resigned, signer
 
 from securefda.protocol import agreement
 from securefda.protocol.agreement import BoxAddress, SharePair
-from securefda.protocol.checks import report_bytes
 from securefda.protocol.messages import (
     Abort,
     Advertise,
@@ -29,6 +28,7 @@ from securefda.protocol.messages import (
     Visibility,
 )
 from securefda.protocol.secret import Secret
+from securefda.protocol.session_checks import report_bytes
 
 VICTIM, COLLUDER = 2, 3
 STRANGER = sha256(b"something else").digest()

@@ -24,7 +24,6 @@ from securefda.audit.notes import witness_name
 from securefda.protocol import agreement
 from securefda.protocol import source as src
 from securefda.protocol.agreement import BoxAddress, SharePair, report_commitment
-from securefda.protocol.checks import report_bytes, report_readers
 from securefda.protocol.messages import (
     NO_CONTEXT,
     Advertise,
@@ -49,6 +48,7 @@ from securefda.protocol.messages import (
     Unmask,
 )
 from securefda.protocol.secret import Secret
+from securefda.protocol.session_checks import report_bytes, report_readers
 from securefda.protocol.transcript import nonce_commitment
 from securefda.transport.in_memory import UnderWay
 

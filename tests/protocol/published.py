@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from securefda.protocol import aggregator as agg
 from securefda.protocol import source as src
 from securefda.protocol.aggregator import AggregatorSession
-from securefda.protocol.checks import History, PastResult, SessionLimits, check_signed_header, quantisation
+from securefda.protocol.header_checks import History, PastResult, SessionLimits, check_signed_header, quantisation
 from securefda.protocol.masking import RingVector
 from securefda.protocol.messages import Result, Signed, Signer
 from securefda.protocol.roster import Roster

@@ -14,7 +14,7 @@ from session_lies import LIES, Draw, Scene, balanced, off_by, outside
 from session_network import SessionNetwork, received
 from session_sites import MOST_SOURCES, Terms
 
-from securefda.protocol.checks import default_threshold, threshold_is_sound
+from securefda.protocol.header_checks import default_threshold, threshold_is_sound
 from securefda.protocol.messages import (
     Advertise,
     Checkpoint,

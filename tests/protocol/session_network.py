@@ -36,8 +36,8 @@ from securefda.aggregator.store import AggregatorStore
 from securefda.errors import FaultyAggregatorError
 from securefda.operations.notes import Note
 from securefda.protocol.agreement import REPORT_OPENING_BYTES
-from securefda.protocol.checks import quantisation
 from securefda.protocol.encoding import TAIL
+from securefda.protocol.header_checks import quantisation
 from securefda.protocol.messages import Abort, Header, Parcel, Send, Survivors, Visibility
 from securefda.rules import Strategy, caps_for, norm_codes, norms_of
 from securefda.transport.in_memory import MemoryNetwork, Passed, UnderWay

@@ -17,7 +17,7 @@ from test_session import assert_sum_is_exact
 
 from securefda.errors import FaultyAggregatorError, QuorumLost
 from securefda.protocol import source as src
-from securefda.protocol.checks import default_threshold, quantisation
+from securefda.protocol.header_checks import default_threshold, quantisation
 from securefda.protocol.messages import Visibility
 from securefda.protocol.transcript import cohort_with, cohorts_of, nonce_commitment, nonce_fits
 

@@ -6,7 +6,7 @@ import pytest
 from cohort import PHASES, Cohort, leaving, secrets_in
 
 from securefda.protocol import source as src
-from securefda.protocol.checks import quantisation
+from securefda.protocol.header_checks import quantisation
 
 VICTIM = 2
 DROPS = {5: 2}

@@ -27,20 +27,20 @@ from cohort import (
 )
 
 from securefda.errors import FaultyAggregatorError
-from securefda.protocol.checks import (
-    History,
-    PastResult,
-    SessionLimits,
-    check_signed_header,
-    check_vectors,
-    quantisation,
-)
 from securefda.protocol.contribution import (
     RoundTerms,
     aligned_update,
     aligned_variance,
     checked_vectors,
     contribution_at_source,
+)
+from securefda.protocol.header_checks import (
+    History,
+    PastResult,
+    SessionLimits,
+    check_signed_header,
+    check_vectors,
+    quantisation,
 )
 from securefda.protocol.messages import (
     NO_CONTEXT,

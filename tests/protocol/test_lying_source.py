@@ -13,7 +13,7 @@ from lies_of_source import DROPPED, LIAR, LIES, OUTSIDE, UNMASK, SourceLie, from
 from test_session import assert_sum_is_exact
 
 from securefda.errors import FaultySourceError
-from securefda.protocol.checks import quantisation
+from securefda.protocol.header_checks import quantisation
 from securefda.protocol.messages import MasterShare, SelfMaskShare, Unmask
 from securefda.protocol.shamir import PRIME, LagrangeAtZero, x_of
 

@@ -13,9 +13,9 @@ from securefda.errors import FaultyAggregatorError, FaultySourceError
 from securefda.protocol import agreement
 from securefda.protocol import source as src
 from securefda.protocol.agreement import BOX_BYTES, REPORT_OPENING_BYTES, BoxAddress, SharePair
-from securefda.protocol.checks import report_bytes, report_fault, report_readers
 from securefda.protocol.messages import Advertise, Granularity, Header, NormCapTerms, ShareBundle, Signed, Visibility
 from securefda.protocol.secret import Secret
+from securefda.protocol.session_checks import report_bytes, report_fault, report_readers
 
 AT_SUM, COLLUDER, IN_COHORT = 2, 0, 4
 

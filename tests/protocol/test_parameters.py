@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from securefda.protocol.checks import SessionLimits, default_threshold, sum_cannot_wrap, threshold_is_sound
+from securefda.protocol.header_checks import SessionLimits, default_threshold, threshold_is_sound
 
 SIZES = st.integers(2, 400)
 COLLUDERS = st.integers(0, 40)
@@ -37,8 +37,8 @@ def test_threshold_many_survivors_satisfy_min_others_where_all_do(n: int, min_ot
         return
     limits = SessionLimits(min_others, max_colluders, frozenset(range(n)))
     threshold = default_threshold(n, min_others, max_colluders)
-    everybody = limits.anonymity_of_smallest(n, range(n), 0) >= min_others
-    assert (limits.anonymity_of_smallest(threshold, range(n), 0) >= min_others) == everybody
+    everybody = limits.fewest_trusted(n, range(n), 0) >= min_others
+    assert (limits.fewest_trusted(threshold, range(n), 0) >= min_others) == everybody
 
 
 @given(n=st.integers(1, 60), max_colluders=st.integers(0, 60), threshold=st.integers(-1, 61))
@@ -63,7 +63,7 @@ def test_smallest_anonymity_is_that_of_the_worst_sum_of_the_quorum(
         return
     limits = SessionLimits(1, max_colluders, frozenset(trusted))
     worst = min(len(trusted & set(chosen)) for chosen in itertools.combinations(others, quorum - 1))
-    smallest = limits.anonymity_of_smallest(quorum, others | {me}, me)
+    smallest = limits.fewest_trusted(quorum, others | {me}, me)
     assert max(smallest, -max_colluders) == worst - max_colluders
 
 
@@ -71,12 +71,3 @@ def test_smallest_anonymity_is_that_of_the_worst_sum_of_the_quorum(
 def test_limits_that_protect_nothing_are_refused(min_others: int, max_colluders: int) -> None:
     with pytest.raises(ValueError, match="min_others"):
         SessionLimits(min_others, max_colluders, frozenset())
-
-
-@pytest.mark.parametrize("bits", [32, 64])
-def test_no_wrap_inequality_is_exact_at_its_limit(bits: int) -> None:
-    limit = 2 ** (bits - 1)
-    assert sum_cannot_wrap(7, (limit - 1) // 7, bits)
-    assert not sum_cannot_wrap(2, limit // 2, bits)
-    assert not sum_cannot_wrap(0, 1, bits)
-    assert not sum_cannot_wrap(1, 0, bits)

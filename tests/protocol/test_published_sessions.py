@@ -23,7 +23,7 @@ from published import (
 )
 
 from securefda.errors import ConfigError, FaultyAggregatorError, FaultySourceError, ProtocolError, QuorumLost
-from securefda.protocol.checks import check_signed_header, check_vectors
+from securefda.protocol.header_checks import check_signed_header, check_vectors
 from securefda.protocol.roster import Roster, SignedRoster
 from securefda.transport.wire import WireError
 

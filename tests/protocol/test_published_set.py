@@ -8,7 +8,7 @@ import pytest
 from published import VECTORS, load
 from test_check_names import names_in
 
-from securefda.protocol import aggregator, checks, source, unmasking
+from securefda.protocol import aggregator, envelope_checks, header_checks, session_checks, source, unmasking
 
 FILES = sorted(path.stem for path in VECTORS.glob("*.json"))
 COUNTED: dict[str, tuple[list[str], list[str]]] = {
@@ -61,7 +61,10 @@ def test_there_are_at_least_five_invalid_cases_for_each_valid_one() -> None:
 @pytest.mark.parametrize(
     ("files", "modules"),
     [
-        (("headers", "lies_to_source", "ring_headers", "ring_lies_to_source"), (checks, source)),
+        (
+            ("headers", "lies_to_source", "ring_headers", "ring_lies_to_source"),
+            (envelope_checks, header_checks, session_checks, source),
+        ),
         (("lies_to_aggregator", "ring_lies_to_aggregator"), (aggregator, aggregator, unmasking)),
     ],
     ids=["source", "aggregator"],

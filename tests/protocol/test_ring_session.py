@@ -19,7 +19,7 @@ from lies_on_a_ring import FEWEST, LIES, PHASES, SETUP, SOURCE_LIES, N, far, nea
 from securefda.errors import FaultyAggregatorError, FaultySourceError, QuorumLost
 from securefda.protocol import agreement
 from securefda.protocol import source as src
-from securefda.protocol.checks import quantisation
+from securefda.protocol.header_checks import quantisation
 from securefda.protocol.masking import mask
 from securefda.protocol.messages import GraphTerms, SelfMaskShare, Visibility
 from securefda.protocol.secret import Secret

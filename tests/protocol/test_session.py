@@ -13,7 +13,7 @@ from cohort import OVER, PHASES, TARGET, AnySigned, Cohort, Link, leaving, round
 from depth import at_depth
 
 from securefda.errors import FaultySourceError, QuorumLost
-from securefda.protocol.checks import default_threshold, quantisation
+from securefda.protocol.header_checks import default_threshold, quantisation
 from securefda.protocol.messages import Layer
 
 SIZES = range(3, 8)

@@ -23,7 +23,7 @@ from session_network import SessionNetwork, received
 from session_sites import Terms, Violation
 
 from securefda.audit.witness import CheckpointError, Witness
-from securefda.protocol import aggregator, checks, masking
+from securefda.protocol import aggregator, header_checks, masking
 from securefda.protocol import source as src
 from securefda.protocol.aggregator import AggregatorSession
 from securefda.protocol.agreement import REPORT_OPENING_BYTES, report_commitment
@@ -122,7 +122,7 @@ def one_colluder_more(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def unsound_thresholds(monkeypatch: pytest.MonkeyPatch) -> None:
     """A source takes any threshold."""
-    for module in (checks, verdict):
+    for module in (header_checks, verdict):
         monkeypatch.setattr(module, "threshold_is_sound", lambda *_: True)
 
 

@@ -16,7 +16,7 @@ from securefda.aggregator.run import CLOSING_S
 from securefda.audit.notes import LogName, witness_name
 from securefda.audit.records import MAX_INTEGER
 from securefda.audit.witness import MOST_SHOWN
-from securefda.protocol import agreement, checks, encoding, messages, roster, shamir
+from securefda.protocol import agreement, encoding, messages, roster, shamir
 from securefda.protocol.graph import CORRECTNESS_BITS, DEFAULT_SILENT, SECURITY_BITS, smallest_graph
 from securefda.protocol.messages import (
     Advertise,
@@ -181,9 +181,9 @@ def test_enums_have_the_numbers_of_the_code() -> None:
         f"the layer table 1 to {wire.MAX_LAYERS}",
         f"a box has 1 to {messages.MAX_BOX_BYTES} bytes",
         f"in a layer of fewer than {SMALL_LAYER} parameters",
-        f"a vector has m + {checks.TAIL} elements",
-        f"is not ⌈m·k / 8⌉ + {4 * checks.TAIL}",
-        f"The masked input itself has ⌈m·k / 8⌉ + {4 * checks.TAIL} bytes",
+        f"a vector has m + {encoding.TAIL} elements",
+        f"is not ⌈m·k / 8⌉ + {4 * encoding.TAIL}",
+        f"The masked input itself has ⌈m·k / 8⌉ + {4 * encoding.TAIL} bytes",
         f"mean loss over the training rows / {encoding.LOSS_BOUND:g}",
         f"`source_only` / ({encoding.DISTANCE_BOUND:g} · mean_square)",
         f"at most {wire.MAX_SIDES} sides",

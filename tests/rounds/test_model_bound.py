@@ -14,7 +14,7 @@ import pytest
 from rounds_federation import TARGET, AnySigned, Federation, changed, signer, trainer_of, until
 
 from securefda.errors import FaultyAggregatorError, TrainingError
-from securefda.protocol.checks import SessionLimits
+from securefda.protocol.header_checks import SessionLimits
 from securefda.protocol.messages import (
     NO_CONTEXT,
     NO_SESSION,

@@ -13,7 +13,7 @@ from rounds_fixed import fix
 from rounds_liars import Liar
 
 from securefda.protocol.agreement import BOX_BYTES
-from securefda.protocol.checks import quantisation
+from securefda.protocol.header_checks import quantisation
 from securefda.protocol.messages import Advertise, Granularity, Header, MaskedInput, ShareBundle, Visibility
 from securefda.rules import caps_for, contribution_norms, fedgp, norm_codes, norms_of
 from securefda.site.policy import NormCapBounds

@@ -15,7 +15,7 @@ from rounds_liars import SAMPLES, Liar
 
 from securefda.audit.reading import find_logs, open_log
 from securefda.errors import ConfigError
-from securefda.protocol.checks import quantisation
+from securefda.protocol.header_checks import quantisation
 from securefda.protocol.messages import NO_CONTEXT, Header, Parcel, Refusal, ShareBundle, Visibility
 from securefda.site.policy import WorkLimits
 from securefda.training import LocalResult, Vector

@@ -11,7 +11,7 @@ from rounds_federation import AnySigned, Federation, is_header
 from rounds_fixed import fix
 from rounds_liars import Liar
 
-from securefda.protocol.checks import quantisation
+from securefda.protocol.header_checks import quantisation
 from securefda.protocol.masking import RingVector
 from securefda.protocol.messages import Granularity, Header
 

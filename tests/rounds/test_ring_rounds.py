@@ -14,7 +14,7 @@ from securefda.audit.journal import disclosure_of
 from securefda.audit.reading import find_logs, open_log
 from securefda.audit.records import Disclosure
 from securefda.errors import ConfigError
-from securefda.protocol.checks import default_threshold
+from securefda.protocol.header_checks import default_threshold
 from securefda.protocol.messages import (
     Abort,
     Advertise,

@@ -11,7 +11,7 @@ import pytest
 from rounds_federation import TARGET, Federation, is_header, trainer_of
 
 from securefda.errors import ConfigError, TrainingError
-from securefda.protocol.checks import default_threshold
+from securefda.protocol.header_checks import default_threshold
 from securefda.protocol.messages import Visibility
 
 LEVELS = [Visibility.SUM, Visibility.INDIVIDUAL]

@@ -18,7 +18,7 @@ from source_stores import NO_LIMITS, book_beside, store_at
 
 from securefda.aggregator.store import AggregatorStore, Asked, KeptResult
 from securefda.errors import ConfigError, SecureFdaError
-from securefda.protocol.checks import History, PastResult
+from securefda.protocol.header_checks import History, PastResult
 from securefda.protocol.messages import (
     NO_CONTEXT,
     Envelope,

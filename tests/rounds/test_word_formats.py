@@ -12,8 +12,8 @@ from rounds_federation import Federation, changed, until
 from securefda.aggregator.attempt import PartialSum
 from securefda.aggregator.ranges import WordFormat, format_for, narrowest, peaks_after
 from securefda.audit.reconcile.runs import reconcile_folder
-from securefda.protocol.checks import quantisation
 from securefda.protocol.encoding import AggregateStatistics, vector_from_wire
+from securefda.protocol.header_checks import quantisation
 from securefda.protocol.messages import Header, MaskedInput, Parcel, Refusal, ShareDelivery, Visibility
 from securefda.rules import project
 from securefda.training import LocalResult, Vector

@@ -21,8 +21,8 @@ from session_vectors import signed
 
 from securefda.errors import FaultyAggregatorError
 from securefda.parse import canonical_json
-from securefda.protocol.checks import History, SessionLimits, check_vectors
 from securefda.protocol.envelope import sign_bytes
+from securefda.protocol.header_checks import History, SessionLimits, check_vectors
 from securefda.protocol.messages import Header
 from securefda.protocol.roster import Roster, SignedRoster, sign_roster
 

@@ -26,8 +26,8 @@ from message_vectors import signer as message_signer
 from session_vectors import RINGS, begun, session, signed
 
 from securefda.protocol import messages as m
-from securefda.protocol.checks import History
 from securefda.protocol.graph import least_threshold, smallest_graph
+from securefda.protocol.header_checks import History
 from securefda.protocol.messages import NO_CONTEXT, GraphTerms, Visibility
 from securefda.protocol.transcript import drawn_ring
 

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from securefda.protocol import agreement, shamir
 from securefda.protocol.agreement import BoxAddress, KeyPair
-from securefda.protocol.checks import quantisation
 from securefda.protocol.graph import Ring, complete
+from securefda.protocol.header_checks import quantisation
 from securefda.protocol.masking import RingVector
 from securefda.protocol.messages import Granularity, Layer, NormCapTerms, Visibility
 from securefda.protocol.secret import Secret

@@ -17,8 +17,8 @@ from securefda.aggregator.headers import AttemptPosition
 from securefda.aggregator.target import TargetRound
 from securefda.protocol import source as steps
 from securefda.protocol.agreement import REPORT_OPENING_BYTES, report_commitment
-from securefda.protocol.checks import quantisation
 from securefda.protocol.contribution import NormReport, RoundTerms, contribution_at_source
+from securefda.protocol.header_checks import quantisation
 from securefda.protocol.messages import Advertise, Granularity, Parcel, Visibility
 from securefda.protocol.secret import Secret
 from securefda.protocol.transcript import quorum_of

@@ -9,8 +9,8 @@ from hashlib import sha256
 import numpy as np
 
 from securefda.protocol import source as steps
-from securefda.protocol.checks import quantisation
 from securefda.protocol.encoding import vector_from_wire, vector_to_wire
+from securefda.protocol.header_checks import quantisation
 from securefda.protocol.masking import RingVector
 from securefda.protocol.messages import Header, Parcel, Update
 from securefda.source.rounds import capped_input, release_masked

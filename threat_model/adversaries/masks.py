@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from securefda.protocol.checks import quantisation
+from securefda.protocol.header_checks import quantisation
 from securefda.protocol.masking import Mask, RingVector, add_masks
 from securefda.protocol.messages import Header
 from securefda.protocol.secret import Secret

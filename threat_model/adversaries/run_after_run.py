@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from securefda.aggregator.headers import AttemptPosition
 from securefda.protocol import agreement
 from securefda.protocol.agreement import BoxAddress, KeyPair
-from securefda.protocol.checks import report_bytes
 from securefda.protocol.messages import RUN_ID_BYTES, Join, Parcel, Send, ShareDelivery
 from securefda.protocol.secret import draw
+from securefda.protocol.session_checks import report_bytes
 from threat_model.adversaries.asks_by_coordinate import AsksByCoordinate
 from threat_model.adversaries.heard import Heard
 from threat_model.sites import AggregatorSeat

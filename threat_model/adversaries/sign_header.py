@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securefda.aggregator.headers import AttemptPosition
-from securefda.protocol.checks import quantisation
+from securefda.protocol.header_checks import quantisation
 from securefda.protocol.messages import Header, Layer
 from threat_model.adversaries.base import MaliciousAggregator
 from threat_model.adversaries.masks import Decoded

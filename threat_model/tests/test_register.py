@@ -33,7 +33,7 @@ asset = "an update"
 levels = ["sum"]
 status = "mitigated"
 mitigation = "a check"
-modules = ["securefda/protocol/checks.py"]
+modules = ["securefda/protocol/session_checks.py"]
 residual = "none"
 control = true
 """
@@ -69,7 +69,7 @@ def test_every_mitigated_threat_has_a_positive_control() -> None:
         (ROW.replace('["sum"]', "[]"), "threat.0.levels"),
         (ROW.replace('"mitigated"', '"fixed"'), "threat.0.status"),
         (ROW.replace("control = true", 'control = "yes"'), "threat.0.control"),
-        (ROW.replace('["securefda/protocol/checks.py"]', "[]"), "T01"),
+        (ROW.replace('["securefda/protocol/session_checks.py"]', "[]"), "T01"),
         (ROW.replace('"mitigated"', '"planned"'), "T01"),
         (ROW + ROW, "threat"),
         (ROW.replace("T01", "T02") + ROW, "threat"),

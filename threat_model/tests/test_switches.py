@@ -12,7 +12,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from securefda.errors import FaultyAggregatorError
-from securefda.protocol import checks, masking, source
+from securefda.protocol import envelope_checks, masking, source
 from securefda.protocol.messages import SelfMaskShare, Unmask
 from securefda.protocol.roster import Roster
 from securefda.source import model_bound
@@ -53,9 +53,9 @@ except SwitchRefused as refusal:
 def in_place() -> list[object]:
     """What stands in every place that the switches below replace."""
     return [
-        checks.require,
+        envelope_checks.require,
         source.require,
-        checks.envelope_fault,
+        envelope_checks.envelope_fault,
         source.envelope_fault,
         source_site.envelope_fault,
         model_bound.envelope_fault,

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from securefda.errors import FaultyAggregatorError
-from securefda.protocol.checks import check_consistency, threshold_is_sound
+from securefda.protocol.header_checks import threshold_is_sound
 from securefda.protocol.messages import Advertise, Consistency, MaskedInput, SurvivorSignature, Unmask
+from securefda.protocol.session_checks import check_consistency
 from securefda.site.policy import default_policy
 from threat_model.adversaries.sources import ColludingSource
 from threat_model.adversaries.split_view import SplitView

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from securefda.errors import ConfigError
-from securefda.protocol.checks import quantisation
+from securefda.protocol.header_checks import quantisation
 from securefda.protocol.messages import (
     Advertise,
     Join,

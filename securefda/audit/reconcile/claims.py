@@ -225,7 +225,7 @@ _PROOFS: Final[Mapping[str, Callable[[Claim, Members], str]]] = {
 def header_fault(header: HeaderSaid) -> str:
     """Return in words why a header's numbers are unsound under any policy; empty if they are sound.
 
-    The rule is ``securefda.protocol.checks.threshold_is_sound`` without colluders. Policies may require more.
+    The rule is ``securefda.protocol.header_checks.threshold_is_sound`` without colluders. Policies may require more.
     """
     n, t = header.masked, header.threshold
     if n and not (2 * t > n and 0 < t <= n):

@@ -22,8 +22,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from securefda.bench.secagg.job import K_MIN, Job, update_of
 from securefda.errors import SecureFdaError
 from securefda.protocol import source as src
-from securefda.protocol.checks import History, SessionLimits, check_signed_header, quantisation
 from securefda.protocol.encoding import TAIL
+from securefda.protocol.header_checks import History, SessionLimits, check_signed_header, quantisation
 from securefda.protocol.messages import Signed, Signer
 from securefda.protocol.roster import Roster
 from securefda.protocol.secret import RandomBytes, Secret

@@ -14,9 +14,9 @@ from securefda.aggregator.headers import room_of
 from securefda.aggregator.ranges import narrowest
 from securefda.errors import ConfigError
 from securefda.parse import json_value
-from securefda.protocol.checks import default_threshold
 from securefda.protocol.encoding import TAIL, EncodedLayer, Quantisation
 from securefda.protocol.graph import smallest_graph
+from securefda.protocol.header_checks import default_threshold
 from securefda.protocol.messages import GraphTerms
 
 K_MIN = 2

@@ -15,7 +15,7 @@ from typing import Any, Generic, Literal, Self, Union, get_args, get_origin
 
 from securefda.errors import ConfigError
 from securefda.parse import MAX_NESTING, BeyondBounds, toml_table
-from securefda.protocol.checks import threshold_is_sound
+from securefda.protocol.header_checks import threshold_is_sound
 from securefda.protocol.messages import Visibility
 from securefda.rules import Estimator, Gain, Strategy
 from securefda.settings import Settings, SettingsT, check, kebab_case, known_keys, parse_settings, read_toml

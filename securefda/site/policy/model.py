@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from securefda.errors import ConfigError
 from securefda.privacy.events import Budget
-from securefda.protocol.checks import SessionLimits
+from securefda.protocol.header_checks import SessionLimits
 from securefda.protocol.messages import Granularity, Visibility
 from securefda.protocol.roster import Roster
 from securefda.rules.strategy import Rule

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from securefda.errors import ConfigError, FaultyAggregatorError, PolicyRefusal
-from securefda.protocol.checks import SessionLimits, threshold_is_sound
+from securefda.protocol.header_checks import SessionLimits, threshold_is_sound
 from securefda.protocol.messages import Granularity, Header, RuleTerms, Schedule, SourcesKeep, Update, Visibility
 from securefda.rules.strategy import Rule
 from securefda.site.policy.model import SELECTION, SourcePolicy, require_known_peers
@@ -325,7 +325,7 @@ def _check_visibility(policy: SourcePolicy, header: Header, own_index: int, limi
 def _check_trusted(policy: SourcePolicy, header: Header, own_index: int, limits: SessionLimits | None) -> None:
     if limits is None:
         return
-    others = limits.trusted_at_sum(header, own_index)
+    others = limits.fewest_trusted_at_sum(header, own_index)
     if others < limits.min_others:
         raise _refusal("trusted-peers", f"a sum with {max(0, others)} trusted others", f"at least {policy.min_others}")
 
@@ -342,7 +342,7 @@ def _check_norm_cap(policy: SourcePolicy, header: Header, own_index: int, limits
                 f"at most {left} with max-colluders = {policy.max_colluders}",
             )
         if limits is not None:  # the session checks this too; there it would accuse the aggregator
-            left = limits.trusted_at_sum(header, own_index)
+            left = limits.fewest_trusted_at_sum(header, own_index)
             if asked.others > left:
                 raise _refusal("trusted-peers", f"norms of {asked.others} others", f"at most {left} trusted ones")
     kappa, granularity = (0.0, Granularity.LAYER) if asked is None else (asked.kappa, asked.granularity)
