@@ -311,6 +311,10 @@ class Candidates:
             return False
         return True
 
+    def enough_left(self, current: CurrentRound) -> bool:
+        """Whether the expected sources can make an attempt."""
+        return self.suffice(current, self.expected(current))
+
 
 _MOST_CHARACTERS = 500
 _SECTIONS = frozenset({"model", "privacy", "session", "strategy", "task", "training", "transport"})
@@ -326,6 +330,18 @@ def run_refused(refusals: Mapping[str, str]) -> RunRefused:
     """The end of a run that cannot do without sources whose policies refuse it; ``refusals`` has their keys by id."""
     hints = dict.fromkeys(hint_for(key) for key in refusals.values())
     return RunRefused(refusals, hint="; ".join([*hints, "with other settings name a new folder: --out FOLDER"]))
+
+
+def with_hint(error: SecureFdaError, refused: Mapping[str, str]) -> SecureFdaError:
+    """Why a round was lost, with a hint for the operator; ``refused`` has the keys of refusals by site id."""
+    error.hint = error.hint or "ask the sites that are named what happened there"
+    if not isinstance(error, QuorumLost) or not refused:
+        return error
+    refusals = (
+        f"{name} {OWN_TROUBLE[key]} ({key}): its own log says why" if key in OWN_TROUBLE else f"{name} refused {key}"
+        for name, key in refused.items()
+    )
+    return error.because({}, hint=", ".join(refusals))
 
 
 def reason_for_sources(error: SecureFdaError, *, of_policies: bool = False) -> str:

@@ -164,7 +164,7 @@ class Planner:
             raise ConfigError("session.threshold", why, hint="leave it at 0 for the default")
         return threshold
 
-    def error(self, present: Collection[int], why: ConfigError) -> QuorumLost:
+    def too_few(self, present: Collection[int], why: ConfigError) -> QuorumLost:
         """The error that ends a run because too few sources joined; it names the missing ones."""
         settings = self.settings
         needed = 1 if settings.visibility is Visibility.INDIVIDUAL else max(settings.smallest_sum, settings.threshold)

@@ -13,7 +13,7 @@ from securefda.aggregator.headers import AttemptPosition, SessionPlan, make_head
 from securefda.aggregator.ranges import WordFormat, format_for, narrowest, peaks_after, question_of
 from securefda.aggregator.rounds import CurrentRound, RoundTotal, total_of, update_of
 from securefda.aggregator.site import RunSettings, TargetSite
-from securefda.aggregator.store import AggregatorStore, Asked, KeptPeaks, KeptResult, Position, TargetRelease
+from securefda.aggregator.store import AggregatorStore, KeptPeaks, KeptResult, Position, RoundRequest, TargetRelease
 from securefda.aggregator.target import TargetFeatures, TargetRound, summed_sizes, train_target, vectors_for
 from securefda.errors import FaultySourceError
 from securefda.operations.progress import Reporter
@@ -218,19 +218,31 @@ class RunModel:
             current.question, peaks_after(before, outcome.parts, summed_sizes(self._site.trainer, current.target))
         )
 
-    def publish(self, current: CurrentRound, header: Header, asked: Asked) -> None:
-        """Store that an attempt begins, and what its header releases of the target."""
-        current.begin(header, asked)
-        self._store.begin_attempt(current.number, current.attempt, asked)
-        if header.features is not None and isinstance(current.target, TargetFeatures):
+    def publish(self, current: CurrentRound, header: Signed[Header]) -> None:
+        """Write into store and log that an attempt begins, and what its header releases of the target."""
+        body, journal = header.body, self._site.witness.journal
+        current.begin(body)
+        self._store.begin_attempt(current.number, current.attempt, RoundRequest.of(body))
+        journal.enter(header)
+        if body.features is not None and isinstance(current.target, TargetFeatures):
             # Everyone gets the features. A gradient of the gap goes only to sources at sum; it has no entry of its own.
-            noise = "gaussian noise" if current.target.how.noise else "none"
-            self._released(current, header.features.digest, header.participants, noise)
-        elif header.published_digest:
-            at_sum = header.at(Visibility.SUM)
-            self._released(current, header.published_digest, at_sum, self._settings.target_noise)
+            sent, how = body.features, current.target.how
+            noise = "gaussian noise" if how.noise else "none"
+            self._store_release(current, sent.digest, body.participants, noise)
+            journal.event(
+                "features-released",
+                header,
+                rows=sent.rows,
+                width=sent.width,
+                features=sent.digest.hex(),
+                clip=repr(float(how.clip)),
+                noise=repr(float(how.noise)),
+            )
+        elif body.published_digest:
+            at_sum = body.at(Visibility.SUM)
+            self._store_release(current, body.published_digest, at_sum, self._settings.target_noise)
 
-    def _released(self, current: CurrentRound, digest: bytes, to: Iterable[int], noise: str) -> None:
+    def _store_release(self, current: CurrentRound, digest: bytes, to: Iterable[int], noise: str) -> None:
         recipients = [self._site.name(index) for index in to]
         release = TargetRelease(current.number, current.attempt, digest.hex(), recipients, noise)
         self._store.release_target(release)

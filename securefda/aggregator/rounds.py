@@ -16,7 +16,7 @@ import numpy as np
 from securefda.aggregator.attempt import PartialSum, RoundSum
 from securefda.aggregator.ranges import question_of
 from securefda.aggregator.site import ByteCounts, TargetSite
-from securefda.aggregator.store import Asked
+from securefda.aggregator.store import RoundRequest
 from securefda.aggregator.target import TargetPart, TargetRound, attention_of, evaluate_at_target
 from securefda.operations.records import RoundLine, SeenLine
 from securefda.protocol.contribution import FaultySum, RoundTerms, check_kept, check_sum, clip_contribution
@@ -95,7 +95,7 @@ class CurrentRound:
         number: counts from 1.
         plan: the round's rule and its parameters.
         attempt: number of the last attempt that began; 0 before the first.
-        asked: what the first attempt asked of its sources; later ones must ask for the same. None before it.
+        request: what the first attempt asked of its sources; later ones must ask for the same. None before it.
         traffic_before: byte counts of the process when the round began.
         trained: whether the target has trained, which it does once for all attempts.
         target: the result of that training; None if the rule uses nothing of the target.
@@ -119,7 +119,7 @@ class CurrentRound:
     plan: RoundPlan
     attempt: int
     traffic_before: ByteCounts
-    asked: Asked | None = None
+    request: RoundRequest | None = None
     trained: bool = False
     target: TargetPart | None = None
     seconds: dict[str, float] = field(default_factory=dict)
@@ -143,11 +143,11 @@ class CurrentRound:
     @property
     def asked_at_sum(self) -> bool:
         """Whether sources were at ``sum`` in the first attempt."""
-        return self.asked is not None and self.asked.at_sum
+        return self.request is not None and self.request.at_sum
 
-    def begin(self, header: Header, asked: Asked) -> None:
+    def begin(self, header: Header) -> None:
         """Note that an attempt begins with this header."""
-        self.attempt, self.with_metrics, self.asked = header.attempt, header.metrics, asked
+        self.attempt, self.with_metrics, self.request = header.attempt, header.metrics, RoundRequest.of(header)
         self.question = question_of(header.rule, header.levels)
         self.levels = dict(zip(header.participants, header.levels, strict=True))
 

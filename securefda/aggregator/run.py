@@ -25,6 +25,7 @@ from securefda.aggregator.attendance import (
     goodbye,
     reason_for_sources,
     run_refused,
+    with_hint,
 )
 from securefda.aggregator.headers import Planner, schedule_of
 from securefda.aggregator.model import RunModel
@@ -49,8 +50,7 @@ from securefda.aggregator.phases import (
 )
 from securefda.aggregator.rounds import CurrentRound, last_errors
 from securefda.aggregator.site import RunSettings, TargetSite
-from securefda.aggregator.store import AggregatorStore, Asked
-from securefda.aggregator.target import FeatureSettings, TargetFeatures
+from securefda.aggregator.store import AggregatorStore, Position, RoundRequest
 from securefda.errors import (
     ConfigError,
     FaultySourceError,
@@ -75,7 +75,6 @@ from securefda.protocol.messages import (
     Body,
     Checkpoint,
     Cosigned,
-    FeatureTerms,
     Goodbye,
     Header,
     Join,
@@ -86,10 +85,9 @@ from securefda.protocol.messages import (
     Signed,
     SourcesKeep,
     Step,
-    Visibility,
 )
 from securefda.protocol.secret import draw
-from securefda.protocol.transcript import joining_digest, round_terms
+from securefda.protocol.transcript import joining_digest
 from securefda.rules import RoundPlan, round_plan
 from securefda.training import LayerTable, Vector
 
@@ -362,27 +360,30 @@ class AggregatorRun:
         self._reporter.note(f"resuming after round {max(recorded)}" if recorded else "resuming before any round ended")
         if position.round == 0 or position.round in recorded:
             return self._begin_round(position.round + 1)
+        if self._may_take_up(position):
+            return self._begin_round(position.round, position.attempt, position.request)
+        return self._lose_interrupted(position), []
+
+    def _may_take_up(self, interrupted: Position) -> bool:
+        """Whether an interrupted round can be tried again: no update can have left, and it would ask for the same."""
         # If the target computed a different g_T, sources would refuse the second header of the round. With DP-SGD, g_T
         # would have fresh noise, and be one more release than was charged.
-        trains_again = position.attempt > 0 and not self._site.trainer.repeatable
-        would_differ = trains_again and self._plan_of(position.round).uses_target_statistics
-        if not position.released and position.attempt < self._settings.attempts and not would_differ:
-            return self._begin_round(position.round, position.attempt, position.asked)
+        trains_again = interrupted.attempt > 0 and not self._site.trainer.repeatable
+        would_differ = trains_again and self._plan_of(interrupted.round).uses_target_statistics
+        return not interrupted.released and interrupted.attempt < self._settings.attempts and not would_differ
+
+    def _lose_interrupted(self, position: Position) -> BetweenRounds:
         current = self._start_round(position.round, position.attempt)
         lost = f"round {current.number} was interrupted and cannot be taken up again; it is lost"
         self._reporter.note(Note(lost, "warning"))
         self._model.lose(current, ())
-        return BetweenRounds(self._site.clock()), []
+        return BetweenRounds(self._site.clock())
 
-    def _begin_round(self, number: int, attempts: int = 0, asked: Asked | None = None) -> Change:
-        """Begin a round; ``attempts`` counts attempts before a restart. Rounds of the target alone need no source."""
-        if number > self._settings.strategy.rounds or self._has_stopped_early():
-            if any(record["status"] == "finished" for record in self._store.records()):
-                self._store.complete()
-                return Ending(Goodbye(True, self._progress.last_round, ""), None), []
-            over = RunEnded("every round was lost", hint=ANOTHER_RUN)
-            return self._failed(self._progress.losses[-1] if self._progress.losses else over), []
-        current = self._start_round(number, attempts, asked)
+    def _begin_round(self, number: int, attempts: int = 0, request: RoundRequest | None = None) -> Change:
+        """Begin a round, or end the run after its last one; ``attempts`` counts attempts before a restart."""
+        if number > self._settings.strategy.rounds or self._has_stopped_improving():
+            return self._end_of_rounds(), []
+        current = self._start_round(number, attempts, request)
         if not current.plan.needs_sources:
             self._train_target(current)
             self._model.take_target_update(current)
@@ -394,8 +395,16 @@ class AggregatorRun:
         now = self._site.clock()
         return AskingCosigners(current, began=now, deadline=now), sends
 
-    def _has_stopped_early(self) -> bool:
-        """Whether the last ``patience`` rounds after warm-up brought no better model."""
+    def _end_of_rounds(self) -> Ending:
+        """The end of a run whose rounds are over: it is complete unless all of them were lost."""
+        if any(record["status"] == "finished" for record in self._store.records()):
+            self._store.complete()
+            return Ending(Goodbye(True, self._progress.last_round, ""), None)
+        all_lost = RunEnded("every round was lost", hint=ANOTHER_RUN)
+        return self._failed(self._progress.losses[-1] if self._progress.losses else all_lost)
+
+    def _has_stopped_improving(self) -> bool:
+        """Whether the last ``patience`` rounds after warm-up brought no better model; if so, the operator reads it."""
         patience, warm_up = self._settings.patience, self._settings.strategy.warm_up_rounds
         records = cast(list[RoundLine], self._store.records())
         finished = [one for one in records if one["round"] > warm_up and one.get("status") == "finished"]
@@ -406,9 +415,9 @@ class AggregatorRun:
         self._reporter.note(f"the run ends early: {which}")
         return True
 
-    def _start_round(self, number: int, attempts: int, asked: Asked | None = None) -> CurrentRound:
+    def _start_round(self, number: int, attempts: int, request: RoundRequest | None = None) -> CurrentRound:
         self._reporter.round_started(number, self._settings.strategy.rounds)
-        current = CurrentRound(number, self._plan_of(number), attempts, self._site.traffic(), asked)
+        current = CurrentRound(number, self._plan_of(number), attempts, self._site.traffic(), request)
         self._progress = replace(self._progress, last_round=number)
         return current
 
@@ -441,33 +450,44 @@ class AggregatorRun:
             return True
         return self._progress.attempted and self._candidates.suffice(current, able)
 
+    # --- From attempt to attempt --------------------------------------------------------------------------------------
+
     def _start_attempt(self, current: CurrentRound) -> Change:
-        candidates = self._candidates
-        able = candidates.able(current)
+        """Plan an attempt of the sources that are ready, and open it with a header that asks for the same as before."""
+        able = self._candidates.able(current)
         try:
-            plan = candidates.plan(current, able)
+            plan = self._candidates.plan(current, able)
         except ConfigError as error:
-            if self._attendance.forbidden and not candidates.suffice(current, candidates.expected(current)):
-                return self._failed(run_refused(self._attendance.forbidden)), []
-            for index in self._attendance.present - self._cosigners.cosigned:
-                self._attendance.heard(index, "has not cosigned the aggregator's log")
-            if able == self._site.sources:
-                return self._failed(error, of_policies=True), []
-            return self._failed(self._attendance.explained(candidates.planner.error(able, error))), []
+            return self._end_without_plan(current, able, error), []
         self._progress = replace(self._progress, attempted=True)
         self._train_target(current)
-        header = self._model.header(current, plan, with_metrics=self._attendance.all_hand_in_metrics(plan.participants))
-        asked = Asked(round_terms(header.body), Visibility.SUM in plan.levels.values())
-        if current.asked is not None and asked.terms != current.asked.terms:
-            # Sources that accepted the first header would refuse this one, and accuse the target.
-            why = f"round {current.number} cannot be tried again: it would ask the sources for something else"
-            changed = RunEnded(why, hint="with every source connected it need not be tried again")
-            self._reporter.note(Note(f"{changed}; it is lost", "warning"))
-            return AttemptOver(current, changed), []
-        self._model.publish(current, header.body, asked)
-        self._site.witness.journal.enter(header)
-        if isinstance(current.target, TargetFeatures) and header.body.features is not None:
-            self._record_features(header, header.body.features, current.target.how)
+        with_metrics = self._attendance.all_hand_in_metrics(plan.participants)
+        header = self._model.header(current, plan, with_metrics=with_metrics)
+        if current.request is not None and current.request.terms != RoundRequest.of(header.body).terms:
+            return self._give_up_retry(current), []
+        self._model.publish(current, header)
+        return self._open_attempt(current, header)
+
+    def _end_without_plan(self, current: CurrentRound, able: frozenset[int], error: ConfigError) -> Ending:
+        """The end of a run in which the sources that are ready cannot make an attempt; ``error`` says why not."""
+        attendance, candidates = self._attendance, self._candidates
+        if attendance.forbidden and not candidates.enough_left(current):
+            return self._failed(run_refused(attendance.forbidden))
+        if able == self._site.sources:
+            return self._failed(error, of_policies=True)
+        for index in attendance.present - self._cosigners.cosigned:
+            attendance.heard(index, "has not cosigned the aggregator's log")
+        return self._failed(attendance.explained(candidates.planner.too_few(able, error)))
+
+    def _give_up_retry(self, current: CurrentRound) -> AttemptOver:
+        """Sources that accepted the round's first header would refuse the next one, and accuse the target."""
+        why = f"round {current.number} cannot be tried again: it would ask the sources for something else"
+        error = RunEnded(why, hint="with every source connected it need not be tried again")
+        self._reporter.note(Note(f"{error}; it is lost", "warning"))
+        return AttemptOver(current, error)
+
+    def _open_attempt(self, current: CurrentRound, header: Signed[Header]) -> Change:
+        """Open the session of a published header, and send that to its participants, with a result that they missed."""
         session = AggregatorSession(self._site.signer, self._site.roster, header, available_threads())
         attempt = open_attempt(session, current.target, self._store.mark_released)
         participants = header.body.participants
@@ -476,22 +496,22 @@ class AggregatorRun:
         now = self._site.clock()
         return InAttempt(current, attempt, attempt.phase, now, now + self._settings.training_deadline_s), sends
 
-    def _record_features(self, header: Signed[Header], sent: FeatureTerms, how: FeatureSettings) -> None:
-        self._site.witness.journal.event(
-            "features-released",
-            header,
-            rows=sent.rows,
-            width=sent.width,
-            features=sent.digest.hex(),
-            clip=repr(float(how.clip)),
-            noise=repr(float(how.noise)),
-        )
-
-    def _conclude(self, current: CurrentRound, attempt: Attempt | SecureFdaError) -> Change:
-        """Record an ended attempt's refusals and alarms; then take its sums, try again, or lose the round."""
+    def _conclude(self, current: CurrentRound, ended: Attempt | SecureFdaError) -> Change:
+        """Take the sums of an attempt, try again, or lose the round; without an attempt, the round is lost."""
         current.forbidden = self._attendance.forbidden_by_index
-        if isinstance(attempt, SecureFdaError):
-            return self._lose_round(current, current.levels, attempt), []
+        if isinstance(ended, SecureFdaError):
+            return self._lose_round(current, current.levels, ended), []
+        self._note_lost_sources(current, ended)
+        match ended.outcome:
+            case None:
+                raise RuntimeError("an attempt that goes on is not over")
+            case RoundSum() as sums:
+                return self._finish_round(current, ended, sums)
+            case error:
+                return self._lose_attempt(current, ended, error), []
+
+    def _note_lost_sources(self, current: CurrentRound, attempt: Attempt) -> None:
+        """Keep and report why an attempt lost sources: refusals, silence, failed checks, and what else was heard."""
         current.refused |= attempt.refused
         current.silent |= attempt.silent
         current.out_of_range |= "CLIPPED" in attempt.refused.values()
@@ -501,36 +521,34 @@ class AggregatorRun:
             if key in OWN_TROUBLE or key in OF_CONSENT:  # its process ends, so do not wait for it
                 self._attendance.refused[index] = key
         for alarm in attempt.alarms:
-            self._reporter.note(Note.alarm_of(alarm))
-            self._log("alarm", attempt, alarm)
+            self._raise_alarm(attempt, alarm)
         for index, why in attempt.why.items():
             self._attendance.heard(index, why)
-        if isinstance(attempt.outcome, RoundSum):
-            return self._finish_round(current, attempt, attempt.outcome)
-        if attempt.outcome is None:
-            raise RuntimeError("an attempt that goes on is not over")
-        return self._lose_attempt(current, attempt, attempt.outcome), []
 
     def _finish_round(self, current: CurrentRound, attempt: Attempt, sums: RoundSum) -> Change:
-        """Apply the sums and send the result, or an abort if honest contributions cannot give such sums."""
-        header, signer = attempt.header, self._site.signer
+        """Update the model by the sums, and send the result to the sources in them."""
         waiting = sorted(sums.survivors - attempt.gone)
         try:
             self._report_work("measuring the model")
             change = self._model.change_by(current, attempt.terms, sums)
         except FaultySum as error:
-            alarm = ProtocolError("SUM", f"a source lied about its part: {error}")
-            self._reporter.note(Note.alarm_of(alarm))
-            self._log("alarm", attempt, alarm)
-            self._log("aborted", attempt, alarm)
-            no_result = Abort(Step.RESULT, alarm.check, None)  # masks hide the faulty source, so no site is accused
-            context = header.envelope.session_id, header.digest()
-            sends = [Send(index, Parcel(signer.sign(*context, no_result))) for index in waiting]
-            return self._lose_round(current, header.body.participants, alarm), sends
+            return self._reject_sums(current, attempt, waiting, error)
         self._attendance.contributed(sums.survivors)
-        result = self._model.take(current, header, sums, change)
+        result = self._model.take(current, attempt.header, sums, change)
         self._progress = replace(self._progress, losses=())
         return BetweenRounds(self._site.clock()), [Send(index, Parcel(result)) for index in waiting]
+
+    def _reject_sums(self, current: CurrentRound, attempt: Attempt, waiting: Sequence[int], error: FaultySum) -> Change:
+        """Lose a round whose sums honest contributions cannot give. Masks hide the liar, so nobody is accused."""
+        header = attempt.header
+        alarm = ProtocolError("SUM", f"a source lied about its contribution: {error}")
+        self._raise_alarm(attempt, alarm)
+        self._log("aborted", attempt, alarm)
+        abort = self._site.signer.sign(
+            header.envelope.session_id, header.digest(), Abort(Step.RESULT, alarm.check, None)
+        )
+        sends = [Send(index, Parcel(abort)) for index in waiting]
+        return self._lose_round(current, header.body.participants, alarm), sends
 
     def _lose_attempt(self, current: CurrentRound, attempt: Attempt, error: SecureFdaError) -> Phase:
         """Try again without the sources that refused or were silent, if no update can have left and enough remain."""
@@ -538,34 +556,36 @@ class AggregatorRun:
         self._reporter.note(Note(lost, "warning"))
         self._log("aborted", attempt, error)
         may_retry = not attempt.may_have_released and current.attempt < self._settings.attempts
-        if may_retry and self._candidates.suffice(current, self._candidates.expected(current)):
+        if may_retry and self._candidates.enough_left(current):
             return self._gathering(current)
         return self._lose_round(current, attempt.header.body.participants, error)
 
     def _lose_round(self, current: CurrentRound, participants: Iterable[int], error: SecureFdaError) -> Phase:
         """Record that a round has no result. After three in a row, or with too few sources left, the run ends."""
         # A round without a result has no survivors; its line lists as dropped only the sources that it waited for.
-        missing = error.missing if isinstance(error, QuorumLost) else ()
-        self._model.lose(current, [index for index in participants if self._site.name(index) in missing])
-        error.hint = error.hint or "ask the sites that are named what happened there"
-        if isinstance(error, QuorumLost) and current.refused:
-            refusals = sorted(current.refused.items())
-            refused = [
-                f"{self._site.name(index)} {OWN_TROUBLE[key]} ({key}): its own log says why"
-                if key in OWN_TROUBLE
-                else f"{self._site.name(index)} refused {key}"
-                for index, key in refusals
-            ]
-            error = error.because({}, hint=", ".join(refused))
-        losses = (*self._progress.losses, without_frames(error))
+        awaited = error.missing if isinstance(error, QuorumLost) else ()
+        self._model.lose(current, [index for index in participants if self._site.name(index) in awaited])
+        refused = {self._site.name(index): key for index, key in sorted(current.refused.items())}
+        losses = (*self._progress.losses, without_frames(with_hint(error, refused)))
         self._progress = replace(self._progress, losses=losses)
-        out, candidates = self._attendance.refused, self._candidates
-        too_few_are_left = bool(out) and not candidates.suffice(current, candidates.expected(current))
+        too_few_are_left = bool(self._attendance.refused) and not self._candidates.enough_left(current)
         if too_few_are_left and self._attendance.forbidden:
             return self._failed(run_refused(self._attendance.forbidden))
         if len(losses) >= MOST_LOST_IN_A_ROW or too_few_are_left:
             return self._failed(losses[-1])
         return BetweenRounds(self._site.clock())
+
+    def _raise_alarm(self, attempt: Attempt, alarm: SecureFdaError) -> None:
+        """Report an alarm of an attempt to the operator, and log it."""
+        self._reporter.note(Note.alarm_of(alarm))
+        self._log("alarm", attempt, alarm)
+
+    def _log(self, kind: str, attempt: Attempt, error: SecureFdaError) -> None:
+        """Log an attempt's error, with the source to blame, if there is one."""
+        names = {self._site.name(index) for index in self._site.sources}  # it may blame several, as "one of"
+        accused = [error.source_id] if isinstance(error, FaultySourceError) and error.source_id in names else []
+        check = getattr(error, "check", "QUORUM")
+        self._site.witness.journal.event(kind, attempt.header, check=check, accused=accused)
 
     # --- The end ------------------------------------------------------------------------------------------------------
 
@@ -601,13 +621,6 @@ class AggregatorRun:
         with_model, vectors = self._model.left_to_sources(farewell)
         shown = self._model.receipts.shown_to(kept)
         return [*sends, *shown, *(goodbye(signer, index, with_model, vectors) for index in kept)]
-
-    def _log(self, kind: str, attempt: Attempt, error: SecureFdaError) -> None:
-        """Log an attempt's error, with the source to blame, if there is one."""
-        names = {self._site.name(index) for index in self._site.sources}  # it may blame several, as "one of"
-        accused = [error.source_id] if isinstance(error, FaultySourceError) and error.source_id in names else []
-        check = getattr(error, "check", "QUORUM")
-        self._site.witness.journal.event(kind, attempt.header, check=check, accused=accused)
 
     # --- Messages outside of an attempt -------------------------------------------------------------------------------
 
@@ -647,7 +660,7 @@ class AggregatorRun:
             case InAttempt(attempt=attempt):
                 return attempt.lose(index, "it takes no part any more") + self._advance()
             case AskingCosigners(current=current) | AwaitingCosignatures(current=current) | Gathering(current=current):
-                if not self._candidates.suffice(current, self._candidates.expected(current)):
+                if not self._candidates.enough_left(current):
                     return self._advance((self._failed(run_refused(self._attendance.forbidden)), []))
         return self._advance()
 

@@ -18,7 +18,8 @@ import numpy as np
 from securefda.errors import ConfigError
 from securefda.parse import json_value
 from securefda.protocol.encoding import Vector64
-from securefda.protocol.messages import Envelope, Receipt, Result, Signed
+from securefda.protocol.messages import Envelope, Header, Receipt, Result, Signed, Visibility
+from securefda.protocol.transcript import round_terms
 from securefda.rules import ServerState
 from securefda.state_file import RunStore
 from securefda.training import Vector
@@ -47,24 +48,29 @@ CREATE TABLE target_releases (
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """The common request of all attempts at a round: ``round_terms`` of the header, and whether any is at ``sum``."""
+class RoundRequest:
+    """What all attempts at a round ask of the sources: ``round_terms`` of the header, and whether any is at ``sum``."""
 
     terms: bytes
     at_sum: bool
+
+    @classmethod
+    def of(cls, header: Header) -> RoundRequest:
+        """What a header asks for."""
+        return cls(round_terms(header), bool(header.at(Visibility.SUM)))
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
     """The position of a run: the last attempt that began, and whether updates in it may have left sources.
 
-    ``asked`` is None before the first attempt of all.
+    ``request`` is None before the first attempt of all.
     """
 
     run_id: bytes
     round: int
     attempt: int
-    asked: Asked | None
+    request: RoundRequest | None
     released: bool
     result_digest: bytes
     completed: bool
@@ -140,8 +146,8 @@ class AggregatorStore(RunStore):
                 "this folder holds a run with other settings, task, sites or seed",
                 hint="give the settings of that run to resume it, or another --out folder for a new one",
             )
-        asked = Asked(row[4], bool(row[5])) if row[4] else None
-        return Position(row[1], row[2], row[3], asked, bool(row[6]), row[7], bool(row[8]))
+        request = RoundRequest(row[4], bool(row[5])) if row[4] else None
+        return Position(row[1], row[2], row[3], request, bool(row[6]), row[7], bool(row[8]))
 
     def begin_run(self, run_id: bytes, config_digest: bytes, model: Vector) -> None:
         """Write a new run with its first model, before round 1."""
@@ -168,10 +174,10 @@ class AggregatorStore(RunStore):
             (data,) = self._database.execute("SELECT server FROM run").fetchone()
         return ServerState.from_bytes(data) if data else None
 
-    def begin_attempt(self, round_number: int, attempt: int, asked: Asked) -> None:
+    def begin_attempt(self, round_number: int, attempt: int, request: RoundRequest) -> None:
         """Write that an attempt begins and what it asks for, before its header is published."""
         with self._transaction() as database:
-            row = (round_number, attempt, asked.terms, asked.at_sum)
+            row = (round_number, attempt, request.terms, request.at_sum)
             database.execute("UPDATE run SET round = ?, attempt = ?, terms = ?, at_sum = ?, released = 0", row)
 
     def release_target(self, release: TargetRelease) -> None:

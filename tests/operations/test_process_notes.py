@@ -20,7 +20,7 @@ from securefda.protocol.messages import ShareBundle, Survivors
     [
         (FaultySourceError("hospital-a", "RANGE"), "hospital-a", "RANGE", ""),
         (SourceAborted("hospital-a", "KEY_ORDER", "source hospital-a aborted"), "hospital-a", "", "KEY_ORDER"),
-        (ProtocolError("SUM", "a source lied about its part"), "", "SUM", ""),
+        (ProtocolError("SUM", "a source lied about its contribution"), "", "SUM", ""),
         (QuorumLost("R1 shares", 3, ["a"], ["b"]), "", "other", ""),
     ],
 )

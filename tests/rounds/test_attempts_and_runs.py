@@ -265,9 +265,9 @@ def test_a_late_message_changes_nothing(build: Callable[..., Federation]) -> Non
 @pytest.mark.parametrize(
     ("tail", "alarm"),
     [
-        ((0, 0), "a source lied about its part: a sum has no samples"),
-        ((0, 1), "a source lied about its part: the sum of layer"),
-        ((2**28, 1), "a source lied about its part: the sum of layer"),
+        ((0, 0), "a source lied about its contribution: a sum has no samples"),
+        ((0, 1), "a source lied about its contribution: the sum of layer"),
+        ((2**28, 1), "a source lied about its contribution: the sum of layer"),
         ((0, 2**32 - 2**29), "fails check RANGE"),
     ],
 )
@@ -363,8 +363,8 @@ def test_a_round_whose_second_attempt_would_ask_for_something_else_is_lost_and_n
     until(federation.open(), TARGET, Advertise)
     current = federation.round_in_progress
     assert current is not None
-    assert current.asked is not None
-    current.asked = replace(current.asked, terms=b"x" * 32)  # as if the target's training had not given the same again
+    assert current.request is not None
+    current.request = replace(current.request, terms=b"x" * 32)  # as if the target had trained to something else
     federation.sources[VICTIM].forget()
     federation.restart(VICTIM)
     federation.go()
@@ -622,4 +622,4 @@ def test_more_of_the_targets_update_than_there_are_samples_loses_the_round(build
     federation.sources = {index: Liar(source, lie) for index, source in federation.sources.items()}
     federation.open().go()
     assert federation.statuses == ["lost"]
-    assert "a source lied about its part: the target's update is kept for" in federation.watch.text
+    assert "a source lied about its contribution: the target's update is kept for" in federation.watch.text

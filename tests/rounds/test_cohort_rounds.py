@@ -191,7 +191,7 @@ def test_a_lying_cohort_is_found_before_its_mean_is_used(tmp_path: Path) -> None
     before = federation.run.model.copy()
     federation.go()
     assert federation.statuses == ["lost"]
-    assert "alarm: a source lied about its part" in federation.watch.text
+    assert "alarm: a source lied about its contribution" in federation.watch.text
     assert np.array_equal(federation.run.model, before)
     federation.close()
 

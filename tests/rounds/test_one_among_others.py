@@ -147,7 +147,7 @@ def test_one_source_cannot_move_the_model_beyond_the_clip_with_a_false_weight(
     federation.go()
     assert federation.statuses == [status]
     assert np.abs(federation.run.model - before).max() <= federation.settings.clip
-    assert ("alarm: a source lied about its part" in federation.watch.text) == (status == "lost")
+    assert ("alarm: a source lied about its contribution" in federation.watch.text) == (status == "lost")
     assert ("Result" in federation.names(to=ME)) == (status == "finished")
     federation.close()
 

@@ -249,8 +249,8 @@ def another_question(folder: Path) -> Federation:
     until(federation.open(), TARGET, Advertise)
     current = federation.round_in_progress
     assert current is not None
-    assert current.asked is not None
-    current.asked = replace(current.asked, terms=bytes(32))
+    assert current.request is not None
+    current.request = replace(current.request, terms=bytes(32))
     federation.kill(VICTIM)
     federation.restart(VICTIM)
     return federation.go()

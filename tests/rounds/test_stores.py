@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from source_stores import NO_LIMITS, book_beside, store_at
 
-from securefda.aggregator.store import AggregatorStore, Asked, KeptResult
+from securefda.aggregator.store import AggregatorStore, KeptResult, RoundRequest
 from securefda.errors import ConfigError, SecureFdaError
 from securefda.protocol.header_checks import History, PastResult
 from securefda.protocol.messages import (
@@ -285,16 +285,16 @@ def test_a_session_id_is_remembered_in_every_run(tmp_path: Path) -> None:
 def test_model_and_position_of_a_finished_round_survive_together(tmp_path: Path) -> None:
     store = AggregatorStore(tmp_path / "a.sqlite")
     store.begin_run(RUN, CONFIG, MODEL)
-    store.begin_attempt(1, 2, Asked(b"t" * 32, at_sum=True))
+    store.begin_attempt(1, 2, RoundRequest(b"t" * 32, at_sum=True))
     store.mark_released()
     store.finish_round({"round": 1, "status": "finished"}, MODEL + 1, b"r" * 32)
-    store.begin_attempt(2, 1, Asked(b"u" * 32, at_sum=False))
+    store.begin_attempt(2, 1, RoundRequest(b"u" * 32, at_sum=False))
     store.close()
     again = AggregatorStore(tmp_path / "a.sqlite")
     position = again.position(CONFIG)
     assert position is not None
     assert (position.run_id, position.round, position.attempt, position.released) == (RUN, 2, 1, False)
-    assert position.asked == Asked(b"u" * 32, at_sum=False)
+    assert position.request == RoundRequest(b"u" * 32, at_sum=False)
     assert (position.result_digest, position.completed) == (b"r" * 32, False)
     assert np.array_equal(again.model(), MODEL + 1)
     assert again.records() == [{"round": 1, "status": "finished"}]
