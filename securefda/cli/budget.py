@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from securefda.privacy.ledger_storage import Row
     from securefda.privacy.planning import Plan, PlanRequest
     from securefda.protocol.roster import Roster
-    from securefda.site.budget import BudgetSite, Charge, Standing
+    from securefda.site.budget import BudgetSite, BudgetStatus, Charge
     from securefda.site.config import AggregatorConfig, SourceConfig
     from securefda.tasks import Rows
 
@@ -77,13 +77,13 @@ def init(config: ConfigFile, overrides: Overrides = [], output: OutputFormat = F
 
     Right only for rows on which nothing was trained before: the ledger counts from now on.
     """
-    from securefda.site.budget import standing_of
+    from securefda.site.budget import budget_status
     from securefda.site.privacy_account import make_ledger
 
     site = _site(config, overrides)
     budget, time = site.budget(), int(now().timestamp())
     make_ledger(site.file, site.data, now=time)
-    found = standing_of(site, budget, time)
+    found = budget_status(site, budget, time)
     made = f"made the privacy ledger of data set {site.data.name} of {site.data.site_id}; it counts from now on"
     print_result(output, _show_json(found, None, None), f"{made}\n\n{_show_text(found, None, None)}")
 
@@ -101,12 +101,12 @@ def show(
     All is recomputed from the ledger's rows, by the accountant and for the delta of the budget as it is now.
     """
     from securefda.disk import require_new
-    from securefda.site.budget import charges_of, standing_of
+    from securefda.site.budget import budget_status, charges_of
 
     if plot is not None:
         require_new("--plot", plot)
     site = _site(config, overrides)
-    if site.counts_nothing():
+    if site.is_unledgered():
         text = (
             f"data set {site.data.name} of {site.data.site_id} has no privacy ledger, and this site trains without "
             "noise (training.dp.noise-multiplier is 0): no epsilon bounds what training tells of a row"
@@ -114,7 +114,7 @@ def show(
         data = {"site": site.data.site_id, "data_set": site.data.name, "samples": site.data.samples, "ledger": None}
         print_result(output, data, _filled([text]))
         return
-    found = standing_of(site, site.budget(), int(now().timestamp()))
+    found = budget_status(site, site.budget(), int(now().timestamp()))
     charges = charges_of(found.rows, found.budget) if rounds or plot is not None else None
     if plot is not None and charges is not None:
         # Epsilon after every charge, from zero again after a reset, and the limit, over the charges in order.
@@ -532,9 +532,9 @@ def _print_statement(output: Format, site: BudgetSite, rows: tuple[Row, ...], te
     print_result(output, data, _filled(lines))
 
 
-def _show_json(found: Standing, charges: Sequence[Charge] | None, plot: Path | None) -> dict[str, Any]:
+def _show_json(found: BudgetStatus, charges: Sequence[Charge] | None, plot: Path | None) -> dict[str, Any]:
     """``charges`` is None where they were not asked for."""
-    from securefda.site.budget import MOST_ROUNDS, counts_of, statements_of
+    from securefda.site.budget import MOST_ROUNDS, count_rounds, statements_of
 
     data, budget, ahead = found.site.data, found.budget, found.ahead
     next_round = (
@@ -583,7 +583,7 @@ def _show_json(found: Standing, charges: Sequence[Charge] | None, plot: Path | N
         "limit": budget.epsilon,
         "spent": _finite(found.spent),
         "left": _finite(found.left),
-        "rounds": counts_of(found.rows),
+        "rounds": count_rounds(found.rows),
         "next_round": next_round,
         "statements": statements_of(found.rows),
         "spent_as_if_never_reset": _finite(found.spent_as_if_never_reset),
@@ -595,11 +595,11 @@ def _show_json(found: Standing, charges: Sequence[Charge] | None, plot: Path | N
     }
 
 
-def _show_text(found: Standing, charges: Sequence[Charge] | None, plot: Path | None) -> str:
+def _show_text(found: BudgetStatus, charges: Sequence[Charge] | None, plot: Path | None) -> str:
     from securefda.privacy.ledger_storage import last_reset
-    from securefda.site.budget import MOST_ROUNDS, counts_of, statements_of, utc
+    from securefda.site.budget import MOST_ROUNDS, count_rounds, statements_of, utc
 
-    data, budget, counts, ahead = found.site.data, found.budget, counts_of(found.rows), found.ahead
+    data, budget, counts, ahead = found.site.data, found.budget, count_rounds(found.rows), found.ahead
     how = f": {counts['finished']} finished, {counts['unfinished']} interrupted or under way"
     rows = [
         ("data set", f"{data.name} of {data.site_id}, {data.samples} rows, fingerprint {data.fingerprint[:12]}"),

@@ -1,4 +1,4 @@
-"""What a site's process tells those who look after it: operational logs and metrics, beside the audit log.
+"""Operational logs and metrics for those who look after a site's process, beside the audit log.
 
 Neither is evidence of anything, and nothing of a run depends on them: a log that cannot be written ends no run. Both
 are off unless a site turns them on, and what they need is imported only then.

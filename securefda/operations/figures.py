@@ -58,7 +58,7 @@ _STYLE: dict[Any, Any] = {
 def accuracy_figure(
     points: Sequence[tuple[int, float]], reported_rounds: int, target_alone: float | None = None
 ) -> str:
-    """The target's accuracy in percent over the rounds; the rounds whose mean is reported are marked.
+    """Draw the target's accuracy in percent over the rounds, marking the rounds whose mean is reported.
 
     ``target_alone``, from 0 to 1, is a dashed line: what the target comes to without any source.
     """
@@ -77,7 +77,7 @@ def accuracy_figure(
 
 
 def beta_figure(lines: Series) -> str:
-    """Beta over the rounds, a line per name; beyond ten lines they are thin and unnamed."""
+    """Draw beta over the rounds, one line per name; more than ten lines are thin and unnamed."""
     with mpl.rc_context(_STYLE):
         figure, axes = _axes("round", "β")
         few = len(lines) <= _MANY_LINES
@@ -96,7 +96,7 @@ def beta_figure(lines: Series) -> str:
 def lines_figure(
     lines: Series, y_label: str, name: str, *, logarithmic: bool = False, limits: tuple[float, float] | None = None
 ) -> str:
-    """A line per name over the rounds. ``name`` is the figure's own among those of a page, ``limits`` are of y.
+    """Draw one line per name over the rounds.
 
     On a logarithmic axis, values that are not above 0 are left out.
     """
@@ -116,7 +116,7 @@ def lines_figure(
 
 
 def seconds_figure(rounds: Sequence[int], phases: Mapping[str, Sequence[float]]) -> str:
-    """Seconds per round, stacked by phase."""
+    """Draw the seconds per round, stacked by phase."""
     with mpl.rc_context(_STYLE):
         figure, axes = _axes("round", "seconds")
         floor = [0.0] * len(rounds)
@@ -128,7 +128,7 @@ def seconds_figure(rounds: Sequence[int], phases: Mapping[str, Sequence[float]])
 
 
 def bytes_figure(sites: Sequence[str], up: Sequence[float], down: Sequence[float], unit: str) -> str:
-    """Bytes between each source and the aggregator over the whole run, in ``unit``; many sources go unnamed."""
+    """Draw the bytes between each source and the aggregator over the run, in ``unit``; many sources stay unnamed."""
     with mpl.rc_context(_STYLE):
         few = len(sites) <= _MANY_LINES
         figure, axes = _axes("" if few else "source", unit)
@@ -156,7 +156,7 @@ def _axes(x_label: str, y_label: str) -> tuple[Figure, Axes]:
 
 
 def _legend(figure: Figure, axes: Axes) -> None:
-    """Name what is drawn below the axes, in as many columns as fit; the figure grows by the rows after the first."""
+    """Add a legend below the axes with as many columns as fit; each row after the first makes the figure taller."""
     handles, labels = axes.get_legend_handles_labels()
     if len(labels) < 2:
         return
@@ -167,7 +167,7 @@ def _legend(figure: Figure, axes: Axes) -> None:
 
 
 def _svg(figure: Figure, name: str) -> str:
-    """Render for inlining: no XML prolog, no metadata, no namespaces, ids of its own, the page's text colour."""
+    """Render for inlining: no XML prolog, metadata or namespaces, unique ids, and the page's text colour."""
     canvas: Any = FigureCanvasSVG(figure)
     buffer = io.StringIO()
     nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))

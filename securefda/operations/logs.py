@@ -1,7 +1,7 @@
 """Operational logs: plain text and JSON lines in rotating files that only their owner can read.
 
-A line is written and flushed before the call returns. The audit log is another matter: what it cannot hold does not
-happen, while a line that finds no room here is lost, with one warning on the console.
+A line is written and flushed before the call returns. If a line cannot be written here, it is lost with one warning on
+the console. The audit log is different: nothing happens that it could not record.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARN
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a run stands when a line is written."""
+    """The run, round, phase and peer that a line belongs to."""
 
     run: str = ""
     """Id of the run; empty until it is known."""
@@ -69,7 +69,7 @@ class OperationalLog:
                 self._logger.addHandler(file)
 
     def write(self, level: Level, message: str, place: Place) -> None:
-        """Add a line; what would steer a terminal or a reader of the file is written as its escape."""
+        """Add a line; characters that would control a terminal or break the format are escaped."""
         extra = {"site": self._site, **asdict(place)}
         self._logger.log(_LEVELS[level], "%s", escaped(message), extra=extra)
 
@@ -82,7 +82,7 @@ class OperationalLog:
 
 
 def escaped(text: str) -> str:
-    r"""Text on one line of printable characters, others as ``\x1b`` and the like; at most 2000 characters."""
+    r"""Return text on one line of printable characters, others as ``\x1b`` and the like; at most 2000 characters."""
     parts = (
         letter if letter.isprintable() and letter != "\\" else letter.encode("unicode_escape").decode("ascii")
         for letter in text[:MOST_CHARACTERS]
@@ -101,7 +101,7 @@ def _open(key: str, path: Path, settings: LoggingSection, warn: Callable[[str], 
 
 
 class _OwnFile(RotatingFileHandler):
-    """A rotating file of mode 0600 that begins a new line after a torn one and survives a disk that fills."""
+    """A rotating file of mode 0600 that starts a new line after a torn one and survives a full disk."""
 
     def __init__(self, path: Path, settings: LoggingSection, warn: Callable[[str], None]) -> None:
         self._tell: Callable[[str], None] | None = warn
@@ -114,7 +114,7 @@ class _OwnFile(RotatingFileHandler):
         return stream
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the name is the library's
-        """Drop the line, and say so once; the next line opens the file again, so that it is written once it can be."""
+        """Drop the line and warn once; the next line tries to open the file again."""
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
             super().handleError(record)
@@ -129,7 +129,7 @@ class _OwnFile(RotatingFileHandler):
 
 
 def _owners_alone(path: str, flags: int) -> int:
-    """An opener. A FIFO without a reader must not hold the process up, hence O_NONBLOCK."""
+    """Open a file for its owner alone; O_NONBLOCK keeps a FIFO without a reader from blocking the process."""
     descriptor = os.open(path, flags | os.O_NONBLOCK, OWNER_ONLY)
     try:
         if stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -141,7 +141,7 @@ def _owners_alone(path: str, flags: int) -> int:
 
 
 def _ends_torn(path: str) -> bool:
-    """Whether the last line lacks its end: the process was killed, or the disk was full in the middle of it."""
+    """Return whether the last line is torn, because the process was killed or the disk was full."""
     file = Path(path)
     if not file.is_file() or not file.stat().st_size:
         return False
@@ -151,12 +151,12 @@ def _ends_torn(path: str) -> bool:
 
 
 def _time(record: logging.LogRecord) -> str:
-    """RFC 3339, UTC, milliseconds."""
+    """Return the record's time as RFC 3339, UTC, milliseconds."""
     return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 class _JsonLines(logging.Formatter):
-    """One JSON object a line, always with the same fields."""
+    """Formats a record as one JSON object per line, always with the same fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields = {"time": _time(record), "level": record.levelname.lower()}
@@ -165,7 +165,7 @@ class _JsonLines(logging.Formatter):
 
 
 class _Text(logging.Formatter):
-    """Time, level and site, then what is known of run, round, phase and peer, then the message."""
+    """Formats a record as time, level, site, any run, round, phase and peer, and the message."""
 
     def format(self, record: logging.LogRecord) -> str:
         names = ("run", "round", "phase", "peer")

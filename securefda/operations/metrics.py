@@ -1,8 +1,8 @@
-"""Metrics for Prometheus and answers for probes, on a port that a site turns on, of 127.0.0.1 unless it says otherwise.
+"""Prometheus metrics and answers to health probes, on a port that a site turns on, by default of 127.0.0.1.
 
-They count what the site's own ``metrics.jsonl`` and console say and disclose no more: no beta, row count or figure of a
-single message, and accuracy and loss of the target's test rows only where the target asks for it. Anyone who reaches
-the port can read them; they are sent nowhere. Counters begin at zero with each process.
+The metrics count what the site's own ``metrics.jsonl`` and console show and disclose no more: no beta, row count or
+value of a single message, and accuracy and loss on the target's test rows only if the target asks for them. Anyone who
+reaches the port can read them; they are sent nowhere. Counters start at zero with each process.
 """
 
 from __future__ import annotations
@@ -43,30 +43,30 @@ class RunMetrics:
         self._epsilon: Gauge | None = None
 
     def alarm(self, check: str) -> None:
-        """A peer failed a check."""
+        """Count a failed check of a peer."""
         self._alarms(check)
 
     def abort(self, check: str) -> None:
-        """A peer ended a session because a check failed there."""
+        """Count a session that a peer ended because a check failed there."""
         self._aborts(check)
 
     def refusal(self, key: str) -> None:
-        """A source refused a round."""
+        """Count a round that a source refused."""
         self._refusals(key)
 
     def noted(self, note: Note) -> None:
-        """Count what a note is about."""
+        """Count the alarm or abort that a note reports, if any."""
         if note.alarm:
             self.alarm(note.alarm)
         if note.abort:
             self.abort(note.abort)
 
     def round_started(self, number: int) -> None:
-        """A round began."""
+        """Record that a round began."""
         self._current.set(number)
 
     def round_ended(self, status: str, epsilon: float | None) -> None:
-        """A round ended; ``epsilon`` is what the site's rows have cost with it, None where it trains without noise."""
+        """Record that a round ended; ``epsilon`` is what the site's rows have spent with it, None without noise."""
         self._rounds.labels(status).inc()
         if epsilon is None:
             return
@@ -76,7 +76,9 @@ class RunMetrics:
         self._epsilon.set(epsilon)
 
     def _by_check(self, name: str, text: str) -> Callable[[str], None]:
-        """A counter by check. A peer chooses some names of checks, so that the number of series is bounded."""
+        """Return a function that counts by check. Peers choose some names of checks, so the number of series is
+        bounded.
+        """
         counter, seen = Counter(f"securefda_{name}", text, ["check"], registry=self.registry), set[str]()
 
         def count(check: str) -> None:
@@ -90,10 +92,10 @@ class RunMetrics:
 
 
 class TargetMetrics(RunMetrics):
-    """Those of the target: its rounds also have phases, attempts and bytes by source."""
+    """The metrics of the target, whose rounds also have phases, attempts and bytes by source."""
 
     def __init__(self, *, results: bool = False) -> None:
-        """With ``results``, accuracy and loss are among them."""
+        """Register the metrics; ``results`` adds accuracy and loss."""
         super().__init__()
         own = self.registry
         texts = {
@@ -115,15 +117,15 @@ class TargetMetrics(RunMetrics):
         self._connected = Gauge("securefda_connected_sources", "Sources that are connected now.", registry=own)
 
     def watch_connections(self, connected: Callable[[], Collection[int]]) -> None:
-        """Ask ``connected`` at every reading; it is called on a thread of the metrics' server."""
+        """Call ``connected`` whenever the metrics are read, on a thread of the metrics' server."""
         self._connected.set_function(lambda: len(connected()))
 
     def planned(self, rounds: int) -> None:
-        """How many rounds the run is to have."""
+        """Record how many rounds the run is to have."""
         self._planned.set(rounds)
 
     def round_finished(self, line: RoundLine) -> None:
-        """A round ended, finished or lost."""
+        """Record that a round ended, finished or lost."""
         self.round_ended(line.get("status", "lost"), line.get("target_epsilon"))
         figures = {"accuracy": line.get("accuracy"), "loss": line.get("loss")}
         figures["confident_rows"] = line.get("confident_rows")
@@ -142,10 +144,10 @@ class TargetMetrics(RunMetrics):
 
 
 class SourceMetrics(RunMetrics):
-    """Those of a source."""
+    """The metrics of a source."""
 
     def round_finished(self, record: SiteLine) -> None:
-        """A result was accepted."""
+        """Record that the source accepted a result."""
         self.round_ended("finished", record.get("epsilon"))
 
 
@@ -161,7 +163,7 @@ class _OnIpv6(ThreadingWSGIServer):
 
 
 class _Silent(WSGIRequestHandler):
-    """Logs no request: a probe comes every few seconds."""
+    """A handler that logs no request, since a probe comes every few seconds."""
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
         """Write nothing."""
@@ -183,7 +185,7 @@ def _answering(registry: CollectorRegistry, is_ready: Callable[[], bool]) -> WSG
 
 @contextmanager
 def served(registry: CollectorRegistry, host: str, port: int, is_ready: Callable[[], bool]) -> Iterator[None]:
-    """Answer every GET on ``port`` of the IP address ``host``, on threads of its own, until the block ends.
+    """Answer every GET on ``port`` of the IP address ``host``, on separate threads, until the block ends.
 
     ``/healthz`` says that the process lives. ``/readyz`` asks ``is_ready`` on such a thread: 200 where it is so, else
     503. Every other path gets the metrics.

@@ -1,6 +1,7 @@
-"""What an operator should read: one line, and for the log and the counters how grave it is, of whom, and which check.
+"""Notes for the operator: a line, its log level, the peer that it concerns, and the check.
 
-A note is made where the thing happens. A plain text is a note about no site that is no cause for concern.
+A note is made at the place where the event happens. A plain text is a note about no particular site and no cause for
+concern.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ class Note:
 
     @classmethod
     def of(cls, note: Self | str) -> Self:
-        """A note, also of a plain text."""
+        """Return a note; a plain text becomes one."""
         return note if isinstance(note, cls) else cls(str(note))
 
     @classmethod
     def alarm_of(cls, error: SecureFdaError) -> Self:
-        """An error that a peer caused, with the check and, where it is known, the peer."""
+        """Make an alarm from an error that a peer caused, with the check and, if known, the peer."""
         text = f"alarm: {error}"
         match error:
             case SourceAborted(check=check, source_id=peer):

@@ -1,4 +1,4 @@
-"""Limits how often something is done that only its last time matters for, such as writing down where a run stands."""
+"""A limit on how often an action runs of which only the last time matters, such as writing a run's state."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _LINGER_S = 5.0
 
 
 class Pace:
-    """Calls ``act`` whenever it is due, but not twice within ``interval_s`` seconds; safe for threads.
+    """Calls ``act`` when it is due, but at most once per ``interval_s`` seconds; thread-safe.
 
-    What is due within that time is done once, when it is over, on a thread that does not keep the process alive.
+    Calls that become due within the interval are combined into one at its end, on a daemon thread.
     """
 
     def __init__(self, act: Callable[[], None], interval_s: float = INTERVAL_S) -> None:
@@ -25,7 +25,7 @@ class Pace:
         self._is_late = self._has_thread = False
 
     def due(self) -> None:
-        """Do it now, or once the interval is over."""
+        """Act now, or at the end of the interval."""
         with self._changed:
             if time.monotonic() >= self._next:
                 self._do()
@@ -38,13 +38,13 @@ class Pace:
                     threading.Thread(target=self._do_what_is_late, daemon=True).start()
 
     def catch_up(self) -> None:
-        """Do it now if it is still due."""
+        """Act now if it is still due."""
         with self._changed:
             if self._is_late:
                 self._do()
 
     def now(self) -> None:
-        """Do it now; nothing is due afterwards."""
+        """Act now; nothing is due afterwards."""
         with self._changed:
             self._do()
 
@@ -54,7 +54,7 @@ class Pace:
         self._next = time.monotonic() + self._interval_s
 
     def _do_what_is_late(self) -> None:
-        """Do it when its time has come, then stay a while: to start a thread again costs about as much as to act."""
+        """Act at the due time, then wait for more work: starting a thread again costs about as much as to act."""
         with self._changed:
             try:
                 while self._is_late or self._changed.wait(_LINGER_S):

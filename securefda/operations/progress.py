@@ -1,4 +1,4 @@
-"""How a run reports where it stands."""
+"""Protocols through which a run reports its progress."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from securefda.protocol.messages import Header, Signed
 
 
 class Reporter(Protocol):
-    """Hears about a run as it goes on. Implementations show it; none may raise or block for long."""
+    """Receives reports of a run's progress. Implementations must neither raise nor block for long."""
 
     def round_started(self, round_number: int, rounds: int) -> None:
         """Round ``round_number`` of ``rounds`` begins; rounds count from 1."""
 
     def phase(self, name: str, waiting_for: Sequence[str] = (), asked: int = 0) -> None:
-        """The run enters phase ``name``, or goes on waiting in it for these site ids, of so many that it asked."""
+        """The run enters phase ``name``, or still waits in it for these site ids, of the number that it asked."""
 
     def round_finished(self, line: RoundLine) -> None:
         """A round is over, finished or lost; ``line`` is its line of metrics.jsonl."""
 
     def note(self, note: Note | str) -> None:
-        """Something an operator should read: a site joined, left, refused."""
+        """Show a line to the operator: a site joined, left or refused, for example."""
 
 
 class SilentReporter:
-    """Shows nothing."""
+    """A reporter that shows nothing."""
 
     def round_started(self, round_number: int, rounds: int) -> None:
         """Ignore it."""
@@ -44,7 +44,7 @@ class SilentReporter:
 
 
 class SourceReporter(Protocol):
-    """Hears what happens at a source, for its operator."""
+    """Receives reports of what happens at a source, for its operator."""
 
     def round_started(self, round_number: int, visibility: str, rule: str) -> None:
         """A header was accepted."""

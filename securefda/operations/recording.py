@@ -1,4 +1,4 @@
-"""Writing a run down while it goes on."""
+"""Recording of a run in its folder while it goes on."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from securefda.training.trainer import Statistic
 
 @dataclass(frozen=True, slots=True)
 class ModelOrigin:
-    """What a model file says of the run that its model is of."""
+    """The run that a model file belongs to, for the file's metadata."""
 
     task: str
     run_id: str
     architecture_digest: bytes
 
     def after(self, line: RoundLine | None) -> str:
-        """As JSON, for the model after a round of the run; None before the first."""
+        """Return the JSON for the model after a round of the run; None means before the first."""
         return self.of(line["round"], line["model_digest"], line.get("rule", "")) if line else self.of(0)
 
     def of(self, round_number: int, digest: str = "", rule: str = "") -> str:
-        """As JSON, with the round whose model it is, its digest and the rule of the round, where these are known."""
+        """Return the JSON for the model of a round, with its digest and the round's rule if these are known."""
         said = {
             "task": self.task,
             "run": self.run_id,
@@ -50,7 +50,7 @@ class ModelOrigin:
 def model_file(
     layers: LayerTable, model: Vector, origin: str = "", *, statistics: Mapping[str, Statistic] = MappingProxyType({})
 ) -> bytes:
-    """A model, float32 (m,), in the safetensors format: one tensor per layer and per running statistic, by name.
+    """Return a model, float32 (m,), in the safetensors format: one tensor per layer and per running statistic, by name.
 
     ``origin`` is kept among the file's metadata, under ``securefda``: in one value, since the order of several would
     differ from file to file. ``statistics`` are those that the target measures the model with.
@@ -62,13 +62,13 @@ def model_file(
 
 
 def rows_file(rows: Samples, run_id: str) -> bytes:
-    """Labelled rows in the safetensors format, which names the run that they are of."""
+    """Return labelled rows in the safetensors format, with the id of their run."""
     tensors = {"features": rows.features.contiguous(), "labels": rows.labels.contiguous()}
     return save_tensors(tensors, metadata={"run": run_id})
 
 
 class RecordingReporter:
-    """Writes each round to the run folder, then tells the reporter that shows it.
+    """Writes each round to the run folder, then passes the report on.
 
     ``model_bytes`` gives the model file after a round, the last that was finished; the run's process sets it.
     """
@@ -80,7 +80,7 @@ class RecordingReporter:
         self._lines: list[RoundLine] = []
 
     def catch_up(self, lines: Sequence[RoundLine]) -> None:
-        """Write what a killed process had no time for: lines of rounds that ended, and the model after them."""
+        """Write what a killed process did not: the lines of rounds that ended, and the model after them."""
         written = {line["round"] for line in read_run(self._folder.path).rounds} if self._folder.has_rounds() else set()
         for line in lines:
             if line["round"] not in written:
@@ -89,7 +89,7 @@ class RecordingReporter:
         self._write_model()
 
     def _write_model(self) -> None:
-        """The model of the last finished round, and once more where it is the best so far."""
+        """Write the model of the last finished round, and a copy if it is the best so far."""
         finished = [line for line in self._lines if line.get("status") != "lost"]
         last = finished[-1] if finished else None
         data = self.model_bytes(last)
@@ -106,7 +106,7 @@ class RecordingReporter:
         self._shown.phase(name, waiting_for, asked)
 
     def round_finished(self, line: RoundLine) -> None:
-        """Write the round's line and the model after it, then pass it on."""
+        """Write the round's line and the model after it, then pass the report on."""
         self._folder.append_round(line)
         self._lines.append(line)
         self._write_model()

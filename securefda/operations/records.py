@@ -1,4 +1,4 @@
-"""What a run writes down: the line of a round, the line of a site's own round, and the summary of the run."""
+"""The records of a run: the line of a round, the line of a source's own round, and the summary of the run."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ RunStatus = Literal["finished", "failed", "interrupted"]
 
 
 class SeenLine(TypedDict):
-    """What the aggregator learnt in a round of one set of sources: of their updates the sum, or the one update."""
+    """What the aggregator saw of one set of sources in a round: the sum of their updates, or the one update."""
 
     level: str
     """Level of visibility at which these sources were served."""
@@ -210,12 +210,12 @@ class SiteLine(TypedDict, total=False):
 
 
 def round_seconds(line: RoundLine) -> float:
-    """Wall-clock seconds of a round, from its first phase on: waiting for sites to join is no part of it."""
+    """Return the wall-clock seconds of a round from its first phase on, without waiting for sites to join."""
     return sum(seconds for phase, seconds in line.get("seconds", {}).items() if phase != JOIN_PHASE)
 
 
 def refused_line(refusal: PolicyRefusal, header: Signed[Header]) -> SiteLine:
-    """A source's own line of a header that its policy refused."""
+    """Return a source's own line about a header that its policy refused."""
     body = header.body
     asked = {"key": refusal.key, "asked": str(refusal.asked), "allowed": str(refusal.allowed)}
     return SiteLine(round=body.round, attempt=body.attempt, rule=body.rule.rule, refused=asked)
@@ -226,19 +226,19 @@ class Release(Protocol):
 
     @property
     def update_digest(self) -> str:
-        """SHA-256 of the update, hex."""
+        """The SHA-256 of the update, hex."""
 
     @property
     def recipients(self) -> Sequence[str]:
-        """Sources that it was sent to."""
+        """The sources that it was sent to."""
 
     @property
     def noise(self) -> str:
-        """What it carried."""
+        """The noise that it carried."""
 
 
 class NormCap(TypedDict):
-    """The norm cap of a run's settings. What it did to a part, only that part's source knows."""
+    """The norm cap in a run's settings. Only the source of a part knows how the cap changed it."""
 
     kappa: float
     """How much squared norm the other parts have at least, over that of each."""
@@ -264,7 +264,7 @@ class TargetReleases(TypedDict):
 
 
 class PrivacySpent(TypedDict):
-    """What the target's rows have cost, over all rounds and runs that its ledger knows, and what they may cost."""
+    """The privacy spent of the target's rows over all rounds and runs that its ledger knows, and the budget."""
 
     epsilon: float
     """Epsilon spent so far."""
@@ -280,7 +280,7 @@ class PrivacySpent(TypedDict):
 
 
 class BestModel(TypedDict):
-    """The model that did best on the target's validation rows: that of `best.safetensors`."""
+    """The model that did best on the target's validation rows, in `best.safetensors`."""
 
     round: int
     """Its round."""
@@ -293,7 +293,7 @@ class BestModel(TypedDict):
 
 
 class TargetOnly(TypedDict):
-    """What the target comes to when it trains alone, from the same first model with its own settings."""
+    """The result of the target training alone, from the same first model with its own settings."""
 
     accuracy: float
     """Mean accuracy over the last five rounds, from 0 to 1."""
@@ -306,7 +306,7 @@ class TargetOnly(TypedDict):
 
 
 class Setting(TypedDict):
-    """Where a run took place, and what a model file alone does not say of it. It stays in the target's folder."""
+    """The sites and settings of a run, as far as its model file lacks them. It stays in the target's folder."""
 
     federation: str
     """Name of the federation."""
@@ -334,7 +334,7 @@ class Setting(TypedDict):
 
 
 class Spread(TypedDict):
-    """A figure over several rounds."""
+    """Statistics of a figure over several rounds."""
 
     smallest: float
     """The smallest."""
@@ -348,7 +348,7 @@ class Spread(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What a run came to: the contents of ``summary.json``."""
+    """The results of a run: the contents of ``summary.json``."""
 
     run_id: str
     """Id of the run, 32 hex digits."""
@@ -443,7 +443,7 @@ class Summary:
     """Version of this form."""
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values, ready for a JSON encoder."""
+        """Return plain values for a JSON encoder."""
         return asdict(self)
 
 
@@ -463,7 +463,7 @@ def summarise(
     target_budget: Budget | None = None,
     setting: Setting | None = None,
 ) -> Summary:
-    """Make the summary of a run from its rounds. Of a round that was written twice, the later line counts.
+    """Make the summary of a run from its rounds. If a round was written twice, the later line counts.
 
     Args:
         lines: of the run's rounds.
@@ -529,7 +529,7 @@ def summarise(
 
 
 def best_round(lines: Iterable[RoundLine]) -> RoundLine | None:
-    """The finished round whose model did best on the validation rows; None where there are no such rows.
+    """Return the finished round with the best model on the validation rows; None if there are no such rows.
 
     By accuracy, then by loss; of equal ones the earliest.
     """
@@ -538,13 +538,13 @@ def best_round(lines: Iterable[RoundLine]) -> RoundLine | None:
 
 
 def software_versions() -> dict[str, str]:
-    """Versions of what a run's numbers depend on, read without importing any of it."""
+    """Return the versions of the software that a run's numbers depend on, without importing any of it."""
     installed = {name: metadata.version(name) for name in ("numpy", "torch")}
     return {"securefda": __version__, "python": platform.python_version(), **installed}
 
 
 def _most_seen(rounds: Iterable[RoundLine]) -> dict[str, str]:
-    """Source id -> the level that hides least among those it was served at, also in rounds that were lost."""
+    """Return source id -> the least hiding level that the source was served at, lost rounds included."""
     least: dict[str, Visibility] = {}
     for line in rounds:
         for site, label in line.get("levels", {}).items():

@@ -69,7 +69,7 @@ _IN_WORDS = {
 
 @contextmanager
 def report_after(folder: Path) -> Iterator[None]:
-    """Write the report of ``folder`` when the block ends, however it ends, if there is anything to report.
+    """Write the report of ``folder`` when the block ends, with or without an error, if there is a run to report.
 
     Raises:
         SecureFdaError: the report cannot be written. An error of the block is never hidden by that.
@@ -84,7 +84,7 @@ def report_after(folder: Path) -> Iterator[None]:
 
 
 def load_charts() -> None:
-    """Import what draws the charts, which takes a second; for a moment in which the process only waits."""
+    """Import the chart library, which takes a second; call it while the process only waits."""
     with suppress(ImportError):
         import jinja2  # noqa: F401
 
@@ -107,7 +107,7 @@ def write_report(folder: Path) -> Path | None:
 
 @cache
 def _environment() -> Environment:
-    """Where the template is found, which is compiled once."""
+    """Return the template environment; it compiles the template once."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     return Environment(
@@ -146,7 +146,7 @@ def render_report(record: RunRecord) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A figure of the page: heading, what it shows in words, and the SVG."""
+    """A chart of the page: heading, description in words, and SVG."""
 
     heading: str
     caption: str
@@ -154,7 +154,9 @@ class Chart:
 
 
 def level_charts(rounds: Sequence[RoundLine]) -> list[Chart]:
-    """Training at the sources, g_T, estimated errors and the target's privacy, as far as these rounds have them."""
+    """Return charts of training at the sources, g_T, estimated errors and the target's privacy, if the rounds have
+    them.
+    """
     from securefda.operations.figures import lines_figure
 
     charts = []
@@ -210,7 +212,8 @@ def level_charts(rounds: Sequence[RoundLine]) -> list[Chart]:
 
 
 def seen_rows(rounds: Sequence[RoundLine]) -> list[dict[str, str]]:
-    """A row for each set of sources of which the aggregator saw something: what, in which rounds, over how many rows.
+    """Return a row for each set of sources of which the aggregator saw something: what, in which rounds, of how many
+    rows.
 
     Cohorts of other members are other sets; beyond two dozen sets, the last row counts the rest.
     """
@@ -235,12 +238,12 @@ def seen_rows(rounds: Sequence[RoundLine]) -> list[dict[str, str]]:
 
 
 def listed(names: Sequence[str], most: int) -> str:
-    """Names with commas; of many, the first ones and how many there are in all."""
+    """Join names with commas; of many, show the first ones and the total."""
     return ", ".join(names) if len(names) <= most else f"{', '.join(names[:3])} and others, {len(names)} in all"
 
 
 def cosine_sentence(rounds: Sequence[RoundLine]) -> str:
-    """What the cosine of g_T and the published change of the model says; empty where no round has one."""
+    """Explain the cosine of g_T and the published change of the model; empty if no round has one."""
     values = [cosine for line in rounds if (cosine := line.get("target_cosine")) is not None]
     if not values:
         return ""
@@ -259,7 +262,7 @@ def cosine_sentence(rounds: Sequence[RoundLine]) -> str:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """``1-4, 7`` for 1, 2, 3, 4, 7; many separate ones are only counted."""
+    """Return ``1-4, 7`` for 1, 2, 3, 4, 7; many separate ranges are only counted."""
     ordered = sorted(set(numbers))
     starts = [ordered[0], *(after for before, after in pairwise(ordered) if after != before + 1)]
     ends = [*(before for before, after in pairwise(ordered) if after != before + 1), ordered[-1]]
@@ -269,7 +272,7 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 
 def human_bytes(count: float) -> str:
-    """A number of bytes with a binary unit, for example ``1.5 MiB``."""
+    """Return a number of bytes with a binary unit, for example ``1.5 MiB``."""
     scale, unit = _unit(count)
     return f"{count / scale:.1f} {unit}" if scale > 1 else f"{count:.0f} B"
 
@@ -290,7 +293,7 @@ def _ended(summary: Mapping[str, Any] | None) -> str:
 
 
 def _facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Everything else that identifies the run."""
+    """Return all other facts that identify the run."""
     asked = summary.get("strategy") or {}
     strategy = [f"{key} = {setting_text(value)}" for key, value in asked.items() if is_used(key, asked)]
     releases, rules = summary.get("target_releases"), summary.get("rounds_by_rule") or {}
@@ -326,7 +329,7 @@ def _about_the_target(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def is_used(key: str, strategy: Mapping[str, Any]) -> bool:
-    """Whether a strategy's key has any effect under its own rule and server optimiser."""
+    """Return whether a strategy's key has any effect under its own rule and server optimiser."""
     rule = str(strategy.get("rule", ""))
     if key.startswith("server-") and key != "server-optimizer":
         return bool(strategy.get("server-optimizer", "none") != "none")
@@ -337,7 +340,7 @@ def is_used(key: str, strategy: Mapping[str, Any]) -> bool:
 
 
 def setting_text(value: object) -> str:
-    """A setting's value for people."""
+    """Return a setting's value as text for people."""
     return ("no", "yes")[value] if isinstance(value, bool) else str(value)
 
 
@@ -360,7 +363,7 @@ def _tiles(summary: Mapping[str, Any], rounds: Sequence[RoundLine]) -> list[tupl
 
 
 def _accuracies(rounds: Sequence[RoundLine]) -> list[tuple[int, float]]:
-    """Accuracy of the finished rounds; a figure that was not finite was written as null and is left out."""
+    """Return the accuracy of the finished rounds, without values that were not finite and written as null."""
     return [
         (line["round"], line["accuracy"])
         for line in rounds
@@ -369,7 +372,7 @@ def _accuracies(rounds: Sequence[RoundLine]) -> list[tuple[int, float]]:
 
 
 def run_charts(record: RunRecord, rounds: Sequence[RoundLine]) -> list[Chart]:
-    """Accuracy, β, seconds and bytes over the rounds, as far as these rounds have them."""
+    """Return charts of accuracy, β, seconds and bytes over the rounds, if the rounds have them."""
     from securefda.operations.figures import accuracy_figure, bytes_figure, seconds_figure
 
     charts = []
@@ -401,7 +404,7 @@ def run_charts(record: RunRecord, rounds: Sequence[RoundLine]) -> list[Chart]:
 
 
 def beta_chart(record: RunRecord, rounds: Sequence[RoundLine]) -> Chart | None:
-    """The weights β: of each source where its own records are in the run folder, else their mean; None without any."""
+    """Draw the weights β: of each source if its records are in the run folder, else their mean; None without any."""
     from securefda.operations.figures import beta_figure
 
     own = {
@@ -429,12 +432,12 @@ def _total(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
 
 
 def _natural(site: str) -> list[tuple[int, str]]:
-    """Sort key that puts source-2 before source-10."""
+    """Return a sort key that puts source-2 before source-10."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", site)]
 
 
 def _row(line: RoundLine) -> dict[str, str]:
-    """A line of the table of rounds, as text."""
+    """Return a line of the table of rounds, as text."""
     lost = line.get("status") == "lost"
     remarks = ["lost"] if lost else []
     if line.get("attempts", 1) > 1:

@@ -1,4 +1,4 @@
-"""The run folder: what a run leaves behind, whole at every moment, also after a crash or on a full disk.
+"""The run folder: the files of a run, complete at every moment, even after a crash or on a full disk.
 
 ``summary.json``, ``metrics.jsonl`` (a line per round), ``model.safetensors``, ``report.html``, and ``sites/SITE/``
 with what belongs to one site. A file is replaced as a whole, a line is appended as a whole; a reader never sees
@@ -43,7 +43,7 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
 class RunFolder:
-    """Writes one run folder. Opening an existing one goes on with it.
+    """Writes one run folder. An existing one is continued.
 
     Raises:
         SecureFdaError: from every method, where the disk is full or the folder cannot be written; what was written
@@ -56,7 +56,7 @@ class RunFolder:
             path.mkdir(parents=True, exist_ok=True)
 
     def site(self, site_id: str) -> Path:
-        """The folder of one site, made on demand."""
+        """Return the folder of one site, made on demand."""
         folder = self.path / SITES_FOLDER / site_id
         with _explaining(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -88,7 +88,7 @@ class RunFolder:
         replace_file(self.path / name, data)
 
     def write_head(self, rows: bytes | None) -> None:
-        """Replace the file of the target's rows that predictions ask; nothing where there are none."""
+        """Write the target's rows that predictions compare with; nothing if there are none."""
         if rows is not None:
             replace_file(self.path / HEAD_FILE, rows, mode=_OWN_FILE_MODE)
 
@@ -129,7 +129,7 @@ def clear_run(path: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """What a run folder holds: ``summary`` is None while the run goes on; ``sites`` are the sources' own lines."""
+    """The contents of a run folder: ``summary`` is None until the run ends; ``sites`` are the sources' own lines."""
 
     path: Path
     summary: Mapping[str, Any] | None
@@ -223,7 +223,7 @@ def _explaining(path: Path) -> Iterator[None]:
 
 
 def finite(value: Any) -> Any:
-    """A value for a JSON encoder. JSON knows no NaN: a figure that is not finite becomes null."""
+    """Prepare a value for a JSON encoder: JSON has no NaN, so a number that is not finite becomes null."""
     if isinstance(value, Mapping):
         return {str(key): finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -246,7 +246,7 @@ _DAMAGED = "put the file back as the run wrote it, or name another run folder"
 
 
 def read_object(path: Path, number: int, text: bytes, form: TypeAdapter[Any]) -> dict[str, Any]:
-    """Parse a line of a file of JSON lines, or a file that is one object, of this form.
+    """Parse a line of a JSON lines file, or a file with one object, as ``form``.
 
     Raises:
         ConfigError: it is no object of the form, or holds what nothing here writes: nesting without end, say.

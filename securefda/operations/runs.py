@@ -1,4 +1,4 @@
-"""A folder of runs: which there are, what each came to, and how their settings differ."""
+"""A folder of runs: which runs it has, their results, and how their settings differ."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _DEEPEST = 3
 
 @dataclass(frozen=True, slots=True)
 class FoundRun:
-    """A run at one site, as a list shows it. Task, accuracy and settings are in the target's folder alone.
+    """A run at one site, as shown in a list. Only the target's folder has task, accuracy and settings.
 
     Attributes:
         path: its folder.
@@ -63,7 +63,7 @@ class FoundRun:
 
 
 def found_run(path: Path) -> FoundRun:
-    """Read what a list shows of one run.
+    """Read one run for the list.
 
     Raises:
         ConfigError: there is no run in ``path``, or a file of it is damaged.
@@ -100,7 +100,7 @@ def found_run(path: Path) -> FoundRun:
 
 
 def _at_source(record: RunRecord, state: ProcessState) -> FoundRun:
-    """What a source's own record of a run says, and its process as it ended."""
+    """Describe a run at a source from the source's own record and the state in which its process ended."""
     rounds = [line for line in record.rounds if "refused" not in line]
     has_ended, status, ended = state.doing == ENDED, "open", ""
     if has_ended:
@@ -111,7 +111,7 @@ def _at_source(record: RunRecord, state: ProcessState) -> FoundRun:
 
 
 def runs_below(folder: Path) -> list[FoundRun]:
-    """All runs in ``folder``, itself included, the latest last. What one site of a run keeps is no run of its own.
+    """Return all runs in ``folder``, itself included, the latest last. A site's folder in a run is not a separate run.
 
     Raises:
         ConfigError: the folder does not exist.
@@ -130,7 +130,7 @@ def runs_below(folder: Path) -> list[FoundRun]:
 
 
 def runs_table(runs: Sequence[FoundRun]) -> str:
-    """A line for each run."""
+    """Return a table with a line for each run."""
     rows = [("run", "ended", "task", "rule", "rounds", "accuracy", "target alone", "status")]
     rows += [
         (
@@ -149,14 +149,14 @@ def runs_table(runs: Sequence[FoundRun]) -> str:
 
 
 def differences(runs: Sequence[FoundRun]) -> dict[str, list[Any]]:
-    """The settings in which these runs differ -> each run's value; None where a run does not say."""
+    """Return the settings in which these runs differ -> each run's value; None if a run does not say."""
     keys = dict.fromkeys(key for run in runs for key in run.settings)
     values = {key: [run.settings.get(key) for run in runs] for key in keys}
     return {key: found for key, found in values.items() if any(value != found[0] for value in found)}
 
 
 def comparison(runs: Sequence[FoundRun]) -> str:
-    """What runs came to, a column each, and below it the settings in which they differ."""
+    """Return a table of the results of runs, one column each, and below it the settings in which they differ."""
     rows: list[tuple[str, ...]] = [
         ("", *(str(run.path) for run in runs)),
         ("ended", *(run.ended or "-" for run in runs)),

@@ -105,12 +105,12 @@ class ProcessState:
 
     @property
     def answered(self) -> str:
-        """How many of the sites that it asked have answered, in brackets; empty where that is not known."""
+        """How many of the sites that it asked have answered, in brackets; empty if not known."""
         return f" ({self.waiting_of - len(self.waiting_for)} of {self.waiting_of})" if self.waiting_of else ""
 
     @property
     def is_running(self) -> bool | None:
-        """Whether the process that wrote this is still there; None where it cannot be seen from this machine."""
+        """Whether the process that wrote this still runs; None if this machine cannot tell."""
         if self.doing == ENDED:
             return False
         if self.host != socket.gethostname():
@@ -124,7 +124,7 @@ class ProcessState:
         return self.started in ("", _start_of(self.process))
 
     def lines(self, now: float) -> list[str]:
-        """The state in words, for an operator who looks at it at ``now``; the first line is a sentence of its own."""
+        """Describe the state for an operator who looks at it at ``now``; the first line is a sentence of its own."""
         who = f"{self.role} {self.site}"
         place = f", round {round_of(self.round, self.rounds)}" if self.round else ""
         running = self.is_running
@@ -178,7 +178,7 @@ class StateWriter:
         self._pace.now()
 
     def set(self, doing: str, *, waiting_for: Sequence[str] = (), waiting_of: int = 0, **facts: Any) -> None:
-        """Say what the process does from now on.
+        """Set what the process is doing.
 
         Args:
             doing: in a few words, for example ``training``.
@@ -189,8 +189,8 @@ class StateWriter:
         self.know(doing=doing, waiting_for=tuple(waiting_for), waiting_of=waiting_of, **facts)
 
     def know(self, **facts: Any) -> None:
-        """Say what else is so: ``round``, ``rounds``, ``run``, ``retrying`` and ``retrying_until``, ``error``,
-        ``epsilon``, ``epsilon_limit``, as :class:`ProcessState` has them. What is not given stays.
+        """Update other facts: ``round``, ``rounds``, ``run``, ``retrying`` and ``retrying_until``, ``error``,
+        ``epsilon``, ``epsilon_limit``, as in :class:`ProcessState`.
 
         Nothing is written where the file says all of it already.
         """
@@ -215,7 +215,7 @@ _OVER: dict[str, Any] = {"retrying": "", "retrying_until": None}
 
 @contextlib.contextmanager
 def state_file(folder: Path, *, site: str, role: Role, interval_s: float = INTERVAL_S) -> Iterator[StateWriter]:
-    """Keep the state file in ``folder``, which exists, until the block ends; the state then says how it ended."""
+    """Keep the state file in the existing ``folder`` until the block ends; the state then says how it ended."""
     state = StateWriter(folder, site, role, interval_s=interval_s)
     try:
         yield state
@@ -231,7 +231,7 @@ def state_file(folder: Path, *, site: str, role: Role, interval_s: float = INTER
 
 
 def rename_cause(folder: Path, error: str, hint: str) -> None:
-    """Have the state of a process that has ended say what ended it, where its starter knows better.
+    """Replace the reported cause in the state of a process that has ended, for a starter that knows it better.
 
     A state that cannot be read, or of a process that has not ended, stays as it is.
     """
@@ -253,7 +253,7 @@ _STATE = TypeAdapter(ProcessState)
 
 
 def read_state(folder: Path) -> ProcessState | None:
-    """The state that a process keeps in its run folder; None where none ever did.
+    """Read the state that a process keeps in its run folder; None if there is none.
 
     Raises:
         ConfigError: the file cannot be read, or is not as a process writes it.
@@ -275,12 +275,12 @@ def read_state(folder: Path) -> ProcessState | None:
 
 
 def round_of(number: int, rounds: int) -> str:
-    """``5 of 30``, or ``5`` where it is not known how many there are."""
+    """Return ``5 of 30``, or ``5`` if the total is not known."""
     return f"{number} of {rounds}" if rounds else str(number)
 
 
 def clock(unix_s: float, now: float) -> str:
-    """A time of day here: with seconds within ten minutes of ``now``, with the date where it is of another day."""
+    """Return a local time of day: with seconds within ten minutes of ``now``, with the date if it is another day."""
     then, today = datetime.fromtimestamp(unix_s).astimezone(), datetime.fromtimestamp(now).astimezone()
     if abs(unix_s - now) < _SECONDS_MATTER_S:
         return f"{then:%H:%M:%S}"
@@ -288,7 +288,7 @@ def clock(unix_s: float, now: float) -> str:
 
 
 def retrying_text(what: str, until: float | None, now: float) -> str:
-    """For example ``cannot reach clinic.example.org:8443: connection refused; retrying until 04:31``."""
+    """Return for example ``cannot reach clinic.example.org:8443: connection refused; retrying until 04:31``."""
     return what if until is None else f"{what}; retrying until {clock(until, now)}"
 
 
@@ -296,7 +296,7 @@ _DEAD = "dead"
 
 
 def _start_of(process: int) -> str:
-    """When a process started, as its system counts: it tells the process from a later one with the same id."""
+    """Return the start time of a process as its system counts it, to tell it from a later one with the same id."""
     if sys.platform == "linux":
         try:
             # The name of the program comes second, in brackets, and may hold blanks and brackets itself.
@@ -313,7 +313,7 @@ def _start_of(process: int) -> str:
 
 
 def find_states(place: Path, env: Mapping[str, str]) -> list[tuple[Path, ProcessState]]:
-    """The states that lie in a run folder and its sites' folders, or of the process that has a kit or settings file.
+    """Find the states in a run folder and its sites' folders, or of the process with a kit or settings file.
 
     Args:
         place: a run folder, a startup kit, or the settings file of a site's process.
@@ -341,7 +341,7 @@ def find_states(place: Path, env: Mapping[str, str]) -> list[tuple[Path, Process
 
 
 def require_ended(run: Path) -> None:
-    """Check that no process of this machine works in a run folder.
+    """Check that no process of this machine is using a run folder.
 
     Raises:
         ConfigError: one does.

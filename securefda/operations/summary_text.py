@@ -1,4 +1,4 @@
-"""The summary of a run in words: its figures, and what it protected, from whom, and what it did not."""
+"""The summary of a run in words: its figures, what was protected and from whom, and what was not."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _CANCELLING = (
 
 
 def run_text(summary: Summary, folder: Path) -> str:
-    """A few aligned lines on one run."""
+    """Return a few aligned lines about one run."""
     lost, cosine, rules = summary.rounds_lost, summary.target_cosine, summary.rounds_by_rule
     absent = absent_sources(summary.visibility, summary.setting or {})
     rows = [
@@ -71,19 +71,19 @@ def run_text(summary: Summary, folder: Path) -> str:
 
 
 def best_text(best: BestModel) -> str:
-    """Which round's model did best on the rows that are kept to choose it by, and where it is."""
+    """Describe which round had the best model on the validation rows, and name its file."""
     share = percent(best["validation_accuracy"])
     return f"of round {best['round']}, {share} on the validation rows: {BEST_FILE}"
 
 
 def alone_text(alone: TargetOnly) -> str:
-    """What the target comes to without any source."""
+    """Describe the result of the target training alone."""
     rounds = counted(alone["rounds"], "round")
     return f"{percent(alone['accuracy'])} (the same mean, trained alone on its own rows for {rounds})"
 
 
 def setting_rows(setting: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Federation, sites, seed and rates, each with its name; nothing of a run that did not write them down."""
+    """Return federation, sites, seed and rates, each with its name; empty for a run that did not record them."""
     if not setting:
         return []
     training = setting["training"]
@@ -109,7 +109,7 @@ _LABELS = {
 
 
 def labels_rows(setting: Mapping[str, Any], *, measured: bool) -> list[tuple[str, str]]:
-    """What the target knows of its labels, where that is not all; ``measured`` says whether there is an accuracy."""
+    """Describe how many labels the target knows, unless all; ``measured`` says whether there is an accuracy."""
     training = setting.get("training", {})
     labels = training.get("labels", "given")
     if labels == "given":
@@ -119,7 +119,7 @@ def labels_rows(setting: Mapping[str, Any], *, measured: bool) -> list[tuple[str
 
 
 def absent_sources(visibility: Mapping[str, str], setting: Mapping[str, Any]) -> list[str]:
-    """The sources that no round had, where some round had one."""
+    """Return the sources that no round included, if some round included any."""
     return [site for site in setting.get("sources", []) if visibility and site not in visibility]
 
 
@@ -127,7 +127,7 @@ NO_ACCURACY = "no accuracy, for no test row has a label"
 
 
 def levels_text(visibility: Mapping[str, str]) -> str:
-    """Sites by level, for example ``sum: hospital-a, hospital-b; individual: hospital-c``."""
+    """Return the sites by level, for example ``sum: hospital-a, hospital-b; individual: hospital-c``."""
     by_level: dict[str, list[str]] = {}
     for site, level in visibility.items():
         by_level.setdefault(level, []).append(site)
@@ -139,17 +139,17 @@ def levels_text(visibility: Mapping[str, str]) -> str:
 
 
 def norm_cap_text(norm_cap: NormCap) -> str:
-    """What the norm cap asked for; what it did to a part, only that part's source knows."""
+    """Describe the norm cap that was set; how it changed a part, only the part's source knows."""
     return f"kappa {norm_cap['kappa']:g} {'for the whole model' if norm_cap['granularity'] == 'model' else 'per layer'}"
 
 
 def published_name(rules: Iterable[str]) -> str:
-    """What rounds of these rules publish of the target beside the model."""
+    """Return the name of what the target publishes beside the model under these rules."""
     return next((PUBLISHED_OF_THE_TARGET[rule] for rule in rules if rule in PUBLISHED_OF_THE_TARGET), "g_T")
 
 
 def releases_text(releases: TargetReleases) -> str:
-    """How often what the target publishes beside the model left it; empty where it never did."""
+    """Describe how often the target's published vector left it; empty if never."""
     if not releases["headers"]:
         return ""
     noise = "without noise" if releases["noise"] == "none" else f"with {releases['noise']}"
@@ -158,7 +158,7 @@ def releases_text(releases: TargetReleases) -> str:
 
 
 def spent_text(privacy: PrivacySpent) -> str:
-    """What the target's rows have cost of what they may."""
+    """Describe how much of the target's budget is spent."""
     return (
         f"epsilon {privacy['epsilon']:.4f} of {privacy['limit']:g} spent at delta {privacy['delta']:g} "
         f"by {privacy['accountant']}, per row, over all rounds of its ledger"
@@ -166,7 +166,7 @@ def spent_text(privacy: PrivacySpent) -> str:
 
 
 def comparison_text(summaries: Mapping[str, Summary]) -> str:
-    """A table of several runs on the same data and seed, one line each."""
+    """Return a table of several runs on the same data and seed, one line each."""
     rows = [("rule", "target accuracy", "final accuracy", "rounds", "bytes per source")]
     for rule, summary in summaries.items():
         sent = sum(summary.bytes_up.values()) + sum(summary.bytes_down.values())
@@ -178,12 +178,12 @@ def comparison_text(summaries: Mapping[str, Summary]) -> str:
 
 
 def percent(value: float | None) -> str:
-    """A fraction in percent, or a dash where there is none."""
+    """Return a fraction in percent, or a dash for None."""
     return "-" if value is None else f"{100 * value:.1f} %"
 
 
 def verdict(summary: Mapping[str, Any]) -> tuple[str, str]:
-    """What was protected and what was not, a paragraph each, from the contents of a ``summary.json``.
+    """Explain what was protected and what was not, a paragraph each, from the contents of a ``summary.json``.
 
     Raises:
         KeyError: the summary has no levels; of a run that has not ended nothing is claimed.
@@ -201,7 +201,7 @@ def verdict(summary: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def protected(levels: Mapping[str, str], rule: str, *, norm_cap: Mapping[str, Any] | None = None) -> str:
-    """What the aggregator could not see.
+    """Describe what the aggregator could not see.
 
     Args:
         levels: source id -> level at which most was seen of it.
@@ -238,7 +238,7 @@ def unprotected(
     norm_cap: Mapping[str, Any] | None = None,
     privacy: Mapping[str, Any] | None = None,
 ) -> str:
-    """What stays visible, and to whom.
+    """Describe what stayed visible, and to whom.
 
     Args:
         levels: as for `protected`, and so are ``rule`` and ``norm_cap``.
@@ -294,7 +294,7 @@ _WITH_GAP_GRADIENT = ("fada_adversarial", "fada")
 
 
 def _bounded(levels: Mapping[str, str], norm_cap: Mapping[str, Any] | None) -> str:
-    """The claim of the norm cap, for those at ``sum``."""
+    """State the claim of the norm cap, for the sources at ``sum``."""
     if not norm_cap or not _at(levels, "sum"):
         return ""
     where = (
@@ -310,7 +310,7 @@ def _bounded(levels: Mapping[str, str], norm_cap: Mapping[str, Any] | None) -> s
 
 
 def _of_the_target(privacy: Mapping[str, Any]) -> str:
-    """What noise at the target leaves open."""
+    """Describe what noise at the target does not hide."""
     return (
         "the target trained with noise: what left it tells of any one of its rows as much as epsilon "
         f"{privacy['epsilon']:.2f} at delta {privacy['delta']:g} allows, over all rounds that its ledger knows"
@@ -318,7 +318,7 @@ def _of_the_target(privacy: Mapping[str, Any]) -> str:
 
 
 def _of_the_sum(rule: str, filtered: bool, norm_cap: Mapping[str, Any] | None) -> str:
-    """What the one sum shows of a single source."""
+    """Describe what the one sum shows of a single source."""
     by_layer = norm_cap is not None and norm_cap["granularity"] == "layer"
     if norm_cap is None:
         shown = "nothing bounded how much of a sum is one source's part"

@@ -1,7 +1,7 @@
-"""Writing a target's figures to TensorBoard and to MLflow while a run goes on.
+"""Tracking of a target's metrics with TensorBoard and MLflow while a run goes on.
 
-Both are packages that a site may install; nothing of a run depends on them. What they do happens on a thread of its
-own, so that no server keeps a round waiting, and what fails there costs one note and no more.
+Both are optional packages; no run depends on them. They work on a separate thread, so that no server delays a round,
+and a failure there costs one note and nothing else.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Figures = Mapping[str, float]
 
 
 class Tracker(Protocol):
-    """Where figures of rounds go. Every method may raise whatever its package raises."""
+    """A destination for metrics of rounds. Every method may raise whatever its package raises."""
 
     name: str
 
@@ -38,7 +38,7 @@ class Tracker(Protocol):
 
 
 def figures_of(line: RoundLine) -> dict[str, float]:
-    """The figures of a round by name, those that it has: what the console and ``metrics.jsonl`` say of it, no more."""
+    """Return the metrics of a round by name, as far as it has those of the console and ``metrics.jsonl``."""
     named: dict[str, float | None] = {
         "target/accuracy": line.get("accuracy"),
         "target/loss": line.get("loss"),
@@ -135,7 +135,7 @@ class Mlflow:
 
 
 class Tracked:
-    """Hands the figures of rounds to trackers, on a thread of its own."""
+    """Passes the metrics of rounds to trackers on a separate thread."""
 
     def __init__(self, trackers: list[Tracker], run_id: Callable[[], str], note: Callable[[str], None]) -> None:
         self._trackers, self._run_id, self._note = trackers, run_id, note
@@ -145,12 +145,12 @@ class Tracked:
             self._thread.start()
 
     def round_finished(self, line: RoundLine) -> None:
-        """A round is over, finished or lost."""
+        """Queue the metrics of a round that is over, finished or lost."""
         if self._trackers:
             self._rounds.put((self._run_id(), line["round"], figures_of(line)))
 
     def close(self) -> None:
-        """Wait a while for what is under way, and give up the rest."""
+        """Wait a while for what is under way, then drop the rest."""
         if self._trackers:
             self._rounds.put(None)
             self._thread.join(_CLOSING_S)
@@ -184,7 +184,7 @@ def tracked(
     run_id: Callable[[], str],
     note: Callable[[str], None],
 ) -> Iterator[Tracked]:
-    """Hand figures to what the settings name, until the block ends.
+    """Send metrics to the trackers that the settings name, until the block ends.
 
     Args:
         settings: which trackers, if any.

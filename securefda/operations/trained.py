@@ -1,4 +1,4 @@
-"""The model at the end of a run: loading it, predicting with it, and handing it to other software.
+"""The model at the end of a run: loading it, predicting with it, and exporting it to other software.
 
 task, model = trained_model("runs/study")
 probabilities = task.predictions(model(task.inputs_from(Path("patients.csv"))))
@@ -129,7 +129,7 @@ def trained_model(
 
 
 def _rows_of(file: Path, run_id: str) -> Samples:
-    """The target's labelled rows that a run kept to be asked beside its model."""
+    """Read the target's labelled rows that a run kept for predictions beside its model."""
     if not file.is_file():
         why = "there are no rows of the target, which have a say in what this run predicts"
         raise ConfigError(
@@ -153,7 +153,7 @@ def _has(options: Mapping[str, Any], dotted: str) -> bool:
 
 
 def _with(known: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """``known`` with what is given over it, tables one by one."""
+    """Merge ``given`` over ``known``, tables recursively."""
     both = dict(known)
     for name, value in given.items():
         before = known.get(name)
@@ -163,7 +163,7 @@ def _with(known: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def predict(task: Task, model: nn.Module, data: Path) -> list[dict[str, str | float]]:
-    """Return what the model says of every row of ``data``, a file or folder in the task's own form, in its order.
+    """Predict every row of ``data``, a file or folder in the task's own form, in its order.
 
     Where the task names rows, as files of images, each is a ``name`` first.
 
@@ -185,7 +185,7 @@ def predict(task: Task, model: nn.Module, data: Path) -> list[dict[str, str | fl
 
 
 def as_csv(rows: Sequence[dict[str, str | float]]) -> str:
-    """Rows as CSV with a header; the first column counts them from 1."""
+    """Return rows as CSV with a header; the first column counts them from 1."""
     text = io.StringIO()
     writer = csv.DictWriter(text, ["row", *(rows[0] if rows else ())], lineterminator="\n")
     writer.writeheader()
@@ -194,7 +194,7 @@ def as_csv(rows: Sequence[dict[str, str | float]]) -> str:
 
 
 def export(task: Task, model: nn.Module, form: str, out: Path, data: Path | None = None) -> str:
-    """Write the model for other software, check that the file gives the model's own outputs, and say what it takes.
+    """Export the model, check that the file gives the model's own outputs, and return what inputs it takes.
 
     Args:
         task: of the run.
@@ -284,7 +284,7 @@ def _cannot(form: str, error: Exception) -> ConfigError:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Exporters print progress and warn of their own future; what went wrong comes as an error."""
+    """Silence exporters, which print progress and deprecation warnings; failures still raise."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

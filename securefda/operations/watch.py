@@ -1,4 +1,4 @@
-"""Reporters that log and count what a site's process says, on its way to the console."""
+"""Reporters that log and count the reports of a site's process before they reach the console."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ _PHASES: Mapping[type, str] = {
 
 @dataclass(slots=True)
 class _Book:
-    """The log, if one is kept, and where the run stands. ``peers`` are the site ids that a line may name."""
+    """The log, if one is kept, and the state of the run. ``peers`` are the site ids that a line may name."""
 
     log: OperationalLog | None
     peers: Collection[str]
@@ -88,7 +88,7 @@ class _Book:
     phase: str = ""
 
     def run(self) -> str:
-        """Id of the run; empty until it is known."""
+        """The id of the run; empty until it is known."""
         return self.run_id()
 
     def write(self, level: Level, text: str, peer: str = "") -> None:
@@ -105,7 +105,7 @@ class _Book:
 
     @contextmanager
     def process(self, site: str, role: str) -> Iterator[None]:
-        """Log how the process begins and how it ends; every error goes on its way."""
+        """Log the start and the end of the process; errors propagate."""
         self.write("info", f"securefda {__version__}: the {role}{f' {site}' if site != role else ''} starts")
         try:
             yield
@@ -139,7 +139,7 @@ class TargetWatch:
         self._shown, self._book, self._metrics, self.state, self.ready = shown, book, metrics, state, ready
 
     def follow(self, run_id: Callable[[], str], connected: Callable[[], Collection[int]]) -> None:
-        """Learn from these what reports do not say: the run's id (empty before there is one), and who is connected."""
+        """Set the sources of what reports lack: the run's id (empty before there is one), and who is connected."""
         self._book.run_id = run_id
         if self._metrics is not None:
             self._metrics.watch_connections(connected)
@@ -204,7 +204,7 @@ class SourceWatch:
         book.run_id = lambda: self._run
 
     def hear(self, direction: object, peer: int, message: Signed[Body], wire_bytes: int, *, more: bool = False) -> None:
-        """An observer of messages: headers say which run this is, and types which phase. Nothing else is used."""
+        """Observe a message: a header tells the run, and the message type the phase. Nothing else is used."""
         del direction, peer, wire_bytes, more
         if isinstance(message.body, Header):
             self._run = message.body.run_id.hex()
@@ -219,16 +219,16 @@ class SourceWatch:
             self.does(doing.format(target=self._target), waits="waiting" in doing)
 
     def does(self, doing: str, *, waits: bool = False, **facts: Any) -> None:
-        """This source does something from now on; with ``waits`` it goes on when the aggregator answers."""
+        """Record what this source does from now on; ``waits`` says that it waits for the aggregator."""
         self.state.set(doing, waiting_for=[self._target] if waits else [], run=self._run, **facts)
         self._show_state()
 
     def connecting(self, address: str) -> None:
-        """The process begins to dial."""
+        """Record that the process starts to connect."""
         self.does(f"connecting to {address}", waits=True)
 
     def connected(self, address: str) -> None:
-        """There is a connection, for the first time or again."""
+        """Record a connection, the first or a later one."""
         again = " again" if self._was_connected else ""
         self._was_connected = True
         if self._has_joined:
@@ -238,7 +238,7 @@ class SourceWatch:
         self._show_state()
 
     def unreachable(self, what: str, until: float) -> None:
-        """There is no connection, and the process tries for one until then, in Unix time; said once for each reason."""
+        """Record that the process has no connection and tries until then, in Unix time; logged once per reason."""
         self._ready.clear()
         if what == self.state.now.retrying:
             return
@@ -253,7 +253,7 @@ class SourceWatch:
         self._shown.phase(place + (trying or now.doing))
 
     def rounds(self, shown: SourceReporter) -> SourceReporter:
-        """A reporter that passes everything on to ``shown``, and logs and counts it."""
+        """Return a reporter that logs and counts everything and passes it on to ``shown``."""
         return _SourceRounds(shown, self._book, self._metrics, self._target, self)
 
     def note(self, note: Note | str) -> None:
@@ -333,7 +333,7 @@ class _SourceRounds:
 def watch_target(
     shown: Reporter, logging: LoggingSection, metrics: MetricsSection, *, out: Path, roster: Roster
 ) -> Iterator[TargetWatch]:
-    """Log and count for the aggregator until the block ends, and how it ends.
+    """Log and count the aggregator's reports until the block ends, and how the process ends.
 
     Args:
         shown: the console's reporter; everything goes on to it, and warnings about a log's file.
@@ -369,7 +369,7 @@ def watch_target(
 def watch_source(
     shown: Reporter, logging: LoggingSection, metrics: MetricsSection, *, out: Path, roster: Roster, site: str
 ) -> Iterator[SourceWatch]:
-    """The same for source ``site``.
+    """Log and count the reports of source ``site``, as :func:`watch_target` does.
 
     Raises:
         ConfigError: likewise; also a key of ``[metrics]`` that means something at a target alone.
@@ -401,7 +401,7 @@ def _log(stack: ExitStack, settings: LoggingSection, out: Path, site: str, shown
 
 
 def _text_of(line: RoundLine) -> str:
-    """One line about a round that is over."""
+    """Return one line about a round that is over."""
     parts = [
         f"round {line['round']} is {line.get('status', 'lost')}",
         counted(len(line.get("survivors", [])), "source"),

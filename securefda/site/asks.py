@@ -1,4 +1,4 @@
-"""What a target's settings ask of the sources, and what leaves the target, in words.
+"""Describe in words what a target's settings ask of the sources, and what leaves the target.
 
 A target has no policy of its own: it asks, and each source's policy says whether it may.
 """
@@ -25,20 +25,20 @@ _KEPT = {
 
 @dataclass(frozen=True, slots=True)
 class TargetInWords:
-    """What a target asks for and what leaves it; lines for people."""
+    """The texts that describe a target: what it asks for and what leaves it."""
 
     summary: str
     asks: tuple[str, ...]
     sends: tuple[str, ...]
 
     def text(self) -> str:
-        """Everything, as paragraphs."""
+        """Return all of it, as paragraphs."""
         parts = [self.summary, "It asks the sources for:", *(f"  - {line}" for line in self.asks), ""]
         return "\n".join([*parts, "What leaves it:", *(f"  - {line}" for line in self.sends)])
 
 
 def asked_in_short(config: AggregatorConfig) -> str:
-    """One line: what the settings ask for."""
+    """Return one line that says what the settings ask for."""
     privacy = config.privacy
     sums = f"min-others {privacy.min_others}, max-colluders {privacy.max_colluders}"
     labels = "" if config.training.labels == "given" else f", target labels {config.training.labels}"
@@ -46,7 +46,7 @@ def asked_in_short(config: AggregatorConfig) -> str:
 
 
 def target_in_words(config: AggregatorConfig, site: str, sources: tuple[str, ...]) -> TargetInWords:
-    """Say what a target asks for and sends.
+    """Describe what a target asks for and sends.
 
     Args:
         config: the target's settings.

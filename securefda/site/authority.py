@@ -61,7 +61,7 @@ class Identity:
     keys: SiteKeys | None = field(repr=False)
 
     def entry(self, index: int) -> RosterEntry:
-        """The site's roster entry at this index; its validity is that of the certificate."""
+        """Return the site's roster entry at this index; it is valid as long as the certificate."""
         return RosterEntry(
             index=index,
             site_id=self.site.site_id,
@@ -133,14 +133,14 @@ class Authority:
 
 
 def private_pem(key: Ed25519PrivateKey | ec.EllipticCurvePrivateKey) -> bytes:
-    """A private key as unencrypted PKCS #8 PEM; the file's mode is what protects it."""
+    """Return a private key as unencrypted PKCS #8 PEM; only the file's mode protects it."""
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
 
 
 def private_key_files(folder: Path) -> list[Path]:
-    """The files with private keys in a kit or in the authority's folder, at least one; a crash may have left some.
+    """Find the files with private keys in a kit or in the authority's folder, with any that a crash left behind.
 
     Raises:
         ConfigError: there are none.
@@ -155,7 +155,7 @@ def private_key_files(folder: Path) -> list[Path]:
 
 
 def protect_keys(folder: Path, passphrase: Secret | None) -> tuple[Path, ...]:
-    """Seal the private keys of a kit or of the authority's folder by a passphrase, or with None make them plain again.
+    """Seal the private keys of a kit or of the authority's folder with a passphrase, or unseal them if it is None.
 
     A crash in between leaves each key sealed or plain, and all of them usable with this passphrase. Keys that an
     earlier crash left beside the kit's files are removed.
@@ -191,7 +191,9 @@ def load_signing_key(name: str, content: FileContent) -> Ed25519PrivateKey:
 
 
 def load_tls_key(name: str, content: FileContent) -> ec.EllipticCurvePrivateKey:
-    """Read an elliptic-curve private key from a PEM file of mode 0600, sealed or not; errors likewise."""
+    """Read an elliptic-curve private key from a PEM file of mode 0600, sealed or not. Raises ConfigError naming the
+    file.
+    """
     key = _load_private_key(name, content)
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise ConfigError(name, "is not an elliptic-curve key")

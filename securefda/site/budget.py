@@ -1,4 +1,4 @@
-"""What a site's rows have cost so far, what a round as set would add, and how much of their budget is left."""
+"""The privacy budget of a site's rows: what is spent, what the next round would cost, and what is left."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _TAKEN_OVER = "row {} is not signed with the site's present key; the site went o
 
 @dataclass(frozen=True, slots=True)
 class BudgetSite:
-    """A site, as its settings and its kit say.
+    """A site's process settings, its kit, its rows and their ledger.
 
     Attributes:
         config: of its process.
@@ -58,11 +58,11 @@ class BudgetSite:
 
     @property
     def ledger(self) -> Ledger:
-        """Of the rows; it need not exist."""
+        """The ledger of the rows; its file need not exist."""
         return Ledger(self.file, self.data)
 
     def budget(self) -> Budget:
-        """What the rows may cost: a source's signed policy says, and the target's settings.
+        """Return the budget of the rows: from a source's signed policy, or from the target's settings.
 
         Raises:
             ConfigError: the policy is wrong, or not signed.
@@ -72,22 +72,22 @@ class BudgetSite:
         return load_signed_policy(self.kit).dp.budget
 
     def past(self) -> tuple[DpEvent, ...]:
-        """What the ledger has charged and still counts; nothing where there is no ledger. Raises LedgerError."""
+        """Return the charges that still count; none if there is no ledger. Raises LedgerError."""
         if not self.file.exists():
             return ()
         self.check_statements()
         return tuple(self.ledger.events())
 
     def delta_key(self) -> str:
-        """Where the owner of the rows sets the budget's delta."""
+        """The key with which the owner of the rows sets the budget's delta."""
         return "privacy.budget.target-delta" if isinstance(self.config, AggregatorConfig) else "dp.target-delta"
 
     def schedule(self, rounds: int = 1) -> Schedule:
-        """How often rounds as configured use the rows. Raises ConfigError: ``training.batch-size``."""
+        """Return the sampling schedule of these settings on the rows. Raises ConfigError: ``training.batch-size``."""
         return schedule_of(training_settings(self.config.training), self.data.samples, rounds)
 
-    def counts_nothing(self) -> bool:
-        """Whether the rows have no ledger, never had one, and are trained on without noise."""
+    def is_unledgered(self) -> bool:
+        """Return whether the rows have no ledger, never had one, and are trained on without noise."""
         if self.config.training.with_noise:
             return False
         try:
@@ -97,7 +97,7 @@ class BudgetSite:
         return True
 
     def is_in_doubt(self, now: int) -> bool:
-        """Whether a process would refuse the ledger as it is; one that is missing is in doubt, too."""
+        """Return whether a process would refuse the ledger as it is; a missing one counts as in doubt."""
         try:
             self.check_statements()
             return now < self.ledger.rows()[-1].time - CLOCK_SLACK_S
@@ -105,7 +105,7 @@ class BudgetSite:
             return True
 
     def check_statements(self) -> tuple[int, ...]:
-        """As :func:`securefda.site.privacy_account.check_statements`, of this ledger and this site."""
+        """Check this ledger as :func:`securefda.site.privacy_account.check_statements` does, with this site's key."""
         return check_statements(self.ledger, self.kit.signing_key.public_key().public_bytes_raw())
 
 
@@ -149,8 +149,8 @@ def load_site(
 
 
 @dataclass(frozen=True, slots=True)
-class Ahead:
-    """The next round, as the site's settings have it.
+class NextRound:
+    """The next round, as the site's settings define it.
 
     Attributes:
         noise_multiplier, sampling_rate, steps, max_grad_norm: as it would be charged.
@@ -167,8 +167,8 @@ class Ahead:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """A ledger against a budget.
+class BudgetStatus:
+    """A ledger compared with a budget.
 
     Attributes:
         site: whose.
@@ -183,24 +183,24 @@ class Standing:
     budget: Budget
     rows: tuple[Row, ...]
     spent: float
-    ahead: Ahead | None
+    ahead: NextRound | None
     warnings: tuple[str, ...]
 
     @property
     def left(self) -> float:
-        """Epsilon that is not spent, at least 0."""
+        """The epsilon that is not spent, at least 0."""
         return max(0.0, self.budget.epsilon - self.spent)
 
     @property
     def spent_as_if_never_reset(self) -> float:
-        """Epsilon of all that the ledger ever charged."""
+        """Return the epsilon of all that the ledger ever charged, before resets too."""
         events = [event for row in self.rows if (event := row.event) is not None]
         return epsilon(events, self.budget.delta, self.budget.accountant)
 
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """A row that charges, and epsilon from the reset before it up to it, by the budget's accountant."""
+    """A row that charges a round, and the epsilon spent since the last reset, this row included."""
 
     row: Row
     event: DpEvent
@@ -209,8 +209,8 @@ class Charge:
     spent: float
 
 
-def standing_of(site: BudgetSite, budget: Budget, now: int) -> Standing:
-    """Read a ledger, check all that can be checked of it, and compare it with a budget. Nothing is written.
+def budget_status(site: BudgetSite, budget: Budget, now: int) -> BudgetStatus:
+    """Read a ledger, run every check on it, and compare it with a budget. Nothing is written.
 
     Raises:
         LedgerError: it is missing, cannot be read, or is in doubt.
@@ -225,7 +225,7 @@ def standing_of(site: BudgetSite, budget: Budget, now: int) -> Standing:
         one = plan_epsilon(site.schedule(), dp.noise_multiplier, budget.delta, accountant=budget.accountant, past=past)
         left = rounds_within(site.schedule(MOST_ROUNDS), dp.noise_multiplier, budget, past=past)
         steps, rate = one.steps_per_round, one.sampling_rate
-        ahead = Ahead(dp.noise_multiplier, rate, steps, dp.max_grad_norm, one.epsilon, left)
+        ahead = NextRound(dp.noise_multiplier, rate, steps, dp.max_grad_norm, one.epsilon, left)
     warnings = [_TAKEN_OVER.format(row) for row in taken_over]
     of_delta = delta_warning(budget.delta, site.data.samples)
     if of_delta is not None:
@@ -244,11 +244,11 @@ def standing_of(site: BudgetSite, budget: Budget, now: int) -> Standing:
         warnings.append(line)
     if last_reset(rows):
         warnings.append("rows that trained before the last reset have lost the protection that this epsilon states")
-    return Standing(site, budget, rows, spent, ahead, tuple(warnings))
+    return BudgetStatus(site, budget, rows, spent, ahead, tuple(warnings))
 
 
 def charges_of(rows: Sequence[Row], budget: Budget) -> list[Charge]:
-    """Every row that charges, in order, with epsilon recomputed under ``budget``."""
+    """Return every row that charges, in order, with epsilon recomputed under ``budget``."""
     committed = {row.fields["of"] for row in rows if row.kind == "committed"}
     reset = last_reset(rows)
     past: list[DpEvent] = []
@@ -266,8 +266,8 @@ def charges_of(rows: Sequence[Row], budget: Budget) -> list[Charge]:
     return found
 
 
-def counts_of(rows: Sequence[Row]) -> dict[str, int]:
-    """Rounds since the last reset: charged, finished, and those that were interrupted or are under way."""
+def count_rounds(rows: Sequence[Row]) -> dict[str, int]:
+    """Count the rounds since the last reset: charged, finished, and unfinished (interrupted or under way)."""
     since = rows[last_reset(rows) :]
     committed = {row.fields["of"] for row in rows if row.kind == "committed"}
     late = sum(row.kind == "charged" and row.fields["why"] == _LATE for row in since)
@@ -276,7 +276,7 @@ def counts_of(rows: Sequence[Row]) -> dict[str, int]:
 
 
 def statements_of(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Every reset and acceptance, with what it overruled."""
+    """Return every reset and acceptance, with what it overruled."""
     found = []
     bound = rows[0]
     for before, row in pairwise(rows):
@@ -300,5 +300,5 @@ def _overruled(bound: Row, before: Row, row: Row) -> Iterator[str]:
 
 
 def utc(time: int) -> str:
-    """A Unix time as people read it."""
+    """Return a Unix time as text for people."""
     return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -64,12 +64,12 @@ class CaCertificate:
 
     @property
     def pem(self) -> bytes:
-        """The contents of ``ca.pem``."""
+        """Return the contents of ``ca.pem``."""
         return to_pem(self.certificate)
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the certificate (DER), 64 hex digits: what sites verify by phone."""
+        """The SHA-256 of the certificate (DER), 64 hex digits; sites compare it by phone."""
         return self.certificate.fingerprint(hashes.SHA256()).hex()
 
 
@@ -136,7 +136,7 @@ def make_site_certificate(
 
 
 def make_csr(key: ec.EllipticCurvePrivateKey, federation_id: str, site: SiteSpec) -> bytes:
-    """A certificate signing request (PKCS #10, DER): CN = site id, alternative names as in the certificate to be."""
+    """Make a certificate signing request (PKCS #10, DER) with the names of the certificate to be."""
     builder = (
         x509.CertificateSigningRequestBuilder()
         .subject_name(_subject(site))
@@ -146,7 +146,7 @@ def make_csr(key: ec.EllipticCurvePrivateKey, federation_id: str, site: SiteSpec
 
 
 def csr_key(data: bytes, federation_id: str, site: SiteSpec) -> ec.EllipticCurvePublicKey:
-    """The public key of a certificate signing request, which must be what :func:`make_csr` makes for this site.
+    """Return the public key of a certificate signing request that :func:`make_csr` could have made for this site.
 
     Raises:
         ConfigError: ``request``; it is no CSR, of a key of another kind, not signed by this key, or of another site,
@@ -318,13 +318,13 @@ def public_key_pin(public_key: CertificatePublicKeyTypes) -> bytes:
 
 
 def common_name(certificate: x509.Certificate) -> str:
-    """The subject's common name, or ``""`` where there is not exactly one."""
+    """Return the subject's common name, or ``""`` unless there is exactly one."""
     names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     return str(names[0].value) if len(names) == 1 else ""
 
 
 def uri_names(certificate: x509.Certificate) -> tuple[str, str]:
-    """(federation id, site id) of the URI in the certificate; ``""`` for what it does not name.
+    """Return (federation id, site id) of the URI in the certificate; ``""`` for what it does not name.
 
     A CA's names no site. A certificate without exactly one well-formed URI of this kind names nothing, so that
     what is returned can stand in an error message even before the certificate is verified.
@@ -341,7 +341,7 @@ def uri_names(certificate: x509.Certificate) -> tuple[str, str]:
 
 
 def host_names(certificate: x509.Certificate) -> tuple[str, ...]:
-    """The host names, then the IP addresses, of a site's certificate."""
+    """Return the host names, then the IP addresses, of a site's certificate."""
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     addresses = (str(address) for address in names.get_values_for_type(x509.IPAddress))
     return (*names.get_values_for_type(x509.DNSName), *addresses)
@@ -354,7 +354,7 @@ def has_names(certificate: x509.Certificate, federation_id: str, site: SiteSpec)
 
 
 def to_pem(certificate: x509.Certificate) -> bytes:
-    """The certificate as PEM."""
+    """Return the certificate as PEM."""
     return certificate.public_bytes(serialization.Encoding.PEM)
 
 

@@ -1,4 +1,4 @@
-"""Where the aggregator can be reached, and the name that its certificate must carry.
+"""The aggregator's address, the name in its certificate, and the description of a site to enrol.
 
 What is said about a site when it is enrolled.
 """
@@ -22,7 +22,7 @@ _FILE = "endpoints.toml"
 
 
 def is_ip_address(host: str) -> bool:
-    """Tell whether ``host`` is an IPv4 or IPv6 address in its usual text form, without a scope.
+    """Return whether ``host`` is an IPv4 or IPv6 address in its usual text form, without a scope.
 
     A scope (``%eth0``) names an interface of one machine. Python's parser takes every text for one, line ends included.
     """
@@ -34,7 +34,7 @@ def is_ip_address(host: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether ``host`` means the machine, or the container, that reads it."""
+    """Return whether ``host`` means the machine, or the container, that reads it."""
     return ipaddress.ip_address(host).is_loopback if is_ip_address(host) else host.lower() == "localhost"
 
 
@@ -102,7 +102,7 @@ class Endpoints:
         check_host("server-name", self.server_name)
 
     def to_toml(self) -> bytes:
-        """The file's contents. JSON strings are TOML strings for the characters that hosts consist of."""
+        """Return the file's contents. JSON strings are TOML strings for the characters that hosts consist of."""
         return (
             "# Where the aggregator listens, and the name that its certificate carries.\n"
             "# Signed by the federation's CA: to change it, ask for a new startup kit.\n"

@@ -65,7 +65,7 @@ SiteText = str | Callable[[str], str]
 
 @dataclass(frozen=True, slots=True)
 class Enrolment:
-    """What a change of the federation left behind.
+    """The result of a change of the federation.
 
     Attributes:
         root: the federation's folder.
@@ -86,7 +86,7 @@ class Enrolment:
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """Site id -> fingerprint of its keys, in roster order: what each site compares by telephone."""
+        """Site id -> fingerprint of its keys, in roster order; each site compares its own by telephone."""
         return {entry.site_id: entry_fingerprint(entry) for entry in self.roster.entries}
 
 
@@ -209,7 +209,7 @@ def read_requests(folder: Path, roles: Mapping[str, Role], fingerprints: Mapping
 
 
 def is_below_authority(kit: Path) -> bool:
-    """Whether a kit is one of an authority's own folder, where the authority can read its keys."""
+    """Return whether a kit is in an authority's own folder, where the authority can read its keys."""
     return (kit.resolve().parent / CA_FOLDER / CA_KEY_FILE).exists()
 
 
@@ -329,7 +329,7 @@ def renew_site(
 
 
 def _issued_names(store: _Store, site_id: str) -> tuple[str, ...]:
-    """The host names and IP addresses in the certificate that a site has."""
+    """Return the host names and IP addresses in a site's certificate."""
     file = store.certificate_path(site_id)
     return host_names(parse_certificate(str(file), read_file(file).data))
 
@@ -411,7 +411,7 @@ def _change(
 
 
 def _check_issued(store: _Store, roster: Roster, site_id: str | None = None) -> None:
-    """Refuse to publish beside a certificate of another key than the roster's: its renewal was cut off.
+    """Refuse to publish a roster beside a certificate with another key: a renewal was interrupted.
 
     Args:
         store: the authority's folder.
@@ -525,7 +525,7 @@ def _read_roster(store: _Store) -> SignedRoster:
 
 @contextmanager
 def _open_store(root: Path) -> Iterator[tuple[_Store, Roster]]:
-    """The CA's folder, for one change at a time: two at once would sign two rosters of one epoch."""
+    """Open the CA's folder for one change at a time; two at once would sign two rosters of one epoch."""
     ca_folder = root / CA_FOLDER
     if not ca_folder.is_dir():
         raise ConfigError(

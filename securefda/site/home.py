@@ -1,4 +1,4 @@
-"""A site that makes its own keys: it asks to be enrolled, and joins with what the authority signed.
+"""Enrolment of a site that makes its own keys: it sends a request, and joins with what the authority signed.
 
 New keys and the request lie in ``requested/`` of the kit. A package of the authority with these keys moves them to
 ``startup/``, and the request to ``local/``; a package with the keys that are in ``startup/`` already is a new epoch of
@@ -67,7 +67,7 @@ _JOINING = "joining"
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """What came of a package.
+    """The result of joining with a package.
 
     Attributes:
         public: what the authority signed for this site.
@@ -85,7 +85,7 @@ class Joined:
 
     @property
     def changes(self) -> dict[str, tuple[str, ...]]:
-        """What differs from the roster before -> the members of which it does; none at the first join."""
+        """Kind of difference from the roster before -> the members concerned; none at the first join."""
         before = {} if self.previous is None else {entry.site_id: entry for entry in self.previous.entries}
         found: dict[str, list[str]] = {"new": [], "new keys": [], "another role or legal entity": [], "gone": []}
         for entry in self.public.roster.entries if self.previous else ():
@@ -147,7 +147,7 @@ def request_renewal(
         raise ConfigError(str(kit / REQUESTED), "exists already: a request is under way", hint=hint)
     file = kit / STARTUP / TLS_CERTIFICATE_FILE
     certificate = parse_certificate(str(file), read_file(file, hint="name the site's startup kit").data)
-    # What an expired kit says about its site was right while it was valid
+    # An expired kit still describes its site: it was valid once
     old = load_public(kit, min(now, certificate.not_valid_after_utc))
     site = SiteSpec(
         old.site_id, old.role, old.entry.legal_entity, host_names(certificate) if names is None else tuple(names)
@@ -162,7 +162,7 @@ def request_renewal(
 
 
 def join(kit: Path, package: Path, now: datetime, *, expected_ca: str | None = None) -> Joined:
-    """Take what the authority signed for this site into its kit, if it fits the keys that the site made.
+    """Install what the authority signed for this site into its kit, if it fits the keys that the site made.
 
     Args:
         kit: folder that :func:`request_enrolment` made, or any later state of it.
@@ -205,7 +205,7 @@ def join(kit: Path, package: Path, now: datetime, *, expected_ca: str | None = N
             make_folder(kit / LOCAL)
             proposal = public.signed_roster.countersigned(public.site_id, own.keys.signing_key)
             write_file(signed, proposal.to_bytes(), PUBLIC_MODE)
-        # A kit that works goes on working while the others sign the next epoch
+        # A working kit stays in use while the others sign the next epoch
         if not missing or old is None:
             _install(kit, own, files, local)
     others = tuple(site for site in missing if site != public.site_id)
@@ -214,18 +214,18 @@ def join(kit: Path, package: Path, now: datetime, *, expected_ca: str | None = N
 
 @dataclass(frozen=True, slots=True)
 class _Own:
-    """Keys of this site, and the request for them if they are in ``requested/``."""
+    """This site's keys, with the request for them if they are in ``requested/``."""
 
     keys: SiteKeys
     request: SiteRequest | None
 
     def fits(self, entry: RosterEntry) -> bool:
-        """Whether the roster has exactly these keys for the site."""
+        """Return whether the roster has exactly these keys for the site."""
         return (self.keys.signing_public, self.keys.tls_pin) == (entry.signing_key, entry.tls_pin)
 
 
 def _present_key(kit: Path, old: PublicKit, *, lost_key: bool) -> tuple[Ed25519PrivateKey | None, Secret | None]:
-    """The key that signs for the site until it has new ones, unless lost, and the passphrase to seal the new ones by.
+    """Return the key that signs for the site until it has new ones, unless lost, and the passphrase for the new ones.
 
     Raises:
         ConfigError: the folder is not the site's own kit, or a key cannot be read or opened, or is another one.
@@ -260,7 +260,7 @@ def _write_requested(folder: Path, keys: SiteKeys, request: SiteRequest, passphr
 
 
 def _read(package: Path) -> tuple[dict[str, FileContent], dict[str, FileContent]]:
-    """The public files of ``startup/`` and those of ``local/``, from a package or the folder that it is made from."""
+    """Read the public files of ``startup/`` and the files of ``local/`` from a package or its folder."""
     if not package.is_dir():
         _, files, local = read_package(package)
         return {name: files[name] for name in PUBLIC_FILES}, local
@@ -271,7 +271,7 @@ def _read(package: Path) -> tuple[dict[str, FileContent], dict[str, FileContent]
 
 
 def _installed(kit: Path) -> PublicKit | None:
-    """What the kit has of an earlier package. It may have expired since then."""
+    """Read what an earlier package installed, expired or not; None before the first join."""
     file = kit / STARTUP / TLS_CERTIFICATE_FILE
     if not (kit / STARTUP / KIT_FILE).exists():
         return None
@@ -286,7 +286,7 @@ def _keys_in(folder: Path) -> SiteKeys | None:
 
 
 def _fitting_keys(kit: Path, public: PublicKit, old: PublicKit | None) -> _Own:
-    """The keys of this site that the package is for; it says of the site what the site asked for, or was before.
+    """Find the keys of this site that the package is for, and check that it grants what the site asked for or had.
 
     Raises:
         ConfigError: there are none, or it does not.
@@ -302,7 +302,7 @@ def _fitting_keys(kit: Path, public: PublicKit, old: PublicKit | None) -> _Own:
         raise ConfigError(str(public.root), f"is of {entry.site_id}, and {kit} is of {site_id}", hint=hint)
     own = _Own(requested, request) if requested else None
     if old and not (own and own.fits(entry)):
-        # Not before: new keys replace present ones that cannot be opened any more
+        # Only now, since new keys may replace present ones that can no longer be opened
         current = _keys_in(kit / STARTUP)
         if current and (own is None or _Own(current, None).fits(entry)):
             own = _Own(current, None)
@@ -335,7 +335,7 @@ def _fitting_keys(kit: Path, public: PublicKit, old: PublicKit | None) -> _Own:
 
 
 def _install(kit: Path, own: _Own, files: Mapping[str, FileContent], local: Mapping[str, FileContent]) -> None:
-    """Write the kit: all that is new into ``joining/`` first, so that a crash leaves nothing half of two epochs."""
+    """Return the folders that a run writes to: the kit's, and a run folder elsewhere or its nearest existing parent."""
     with whole_folder(kit / _JOINING) as partial:
         for name, content in files.items():
             write_file(partial / name, content.data, PUBLIC_MODE)
@@ -351,7 +351,7 @@ def _install(kit: Path, own: _Own, files: Mapping[str, FileContent], local: Mapp
 
 
 def _finish(kit: Path) -> None:
-    """Move what is in ``joining/`` to its place, also after a crash in the middle of that, and remove what one left."""
+    """Move the contents of ``joining/`` to their place, also after a crash half way, and remove what is left over."""
     joining = kit / _JOINING
     for written in (joining, kit / REQUESTED, *(kit / STARTUP / name for name in SECRET_FILES)):
         remove_leftovers(written)
@@ -366,7 +366,7 @@ def _finish(kit: Path) -> None:
             write_file(folder / name, read_file(joining / name).data, mode)
     if (joining / REQUEST_FILE).exists():
         shutil.rmtree(kit / REQUESTED, ignore_errors=True)
-    # The request goes last: as long as it is there, what is left of requested/ is known to be done with
+    # Remove the request last: while it is there, a rest of requested/ can safely be removed
     for name in (*STARTUP_FILES, REQUEST_FILE):
         (joining / name).unlink(missing_ok=True)
     joining.rmdir()

@@ -63,7 +63,7 @@ _FETCH = "fetch the site's startup kit again; startup/ is not for editing"
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What the CA says in ``kit.json``: whose kit it is, of which roster, with which public files.
+    """The contents of ``kit.json``: whose kit it is, for which roster, with which public files.
 
     Attributes:
         roster_digest: SHA-256 of the roster's canonical bytes, 32 bytes.
@@ -78,7 +78,7 @@ class Manifest:
     files: tuple[tuple[str, str], ...]
 
     def to_signed_bytes(self, roster_key: Ed25519PrivateKey) -> bytes:
-        """The contents of ``kit.json``."""
+        """Return the contents of ``kit.json``."""
         fields = canonical_json(
             {
                 "version": _FORMAT,
@@ -136,7 +136,7 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PublicKit:
-    """What the authority signed for one site, checked by :func:`open_public`. It is whole without the site's keys.
+    """The part of a kit that the authority signed, checked by :func:`open_public`. It needs none of the site's keys.
 
     Attributes:
         root: the folder that holds ``startup/`` and ``local/``.
@@ -207,14 +207,14 @@ class Kit(PublicKit):
 
 
 def make_manifest(roster: Roster, site_id: str, files: Mapping[str, bytes]) -> Manifest:
-    """The manifest of a site's kit; ``files`` holds the contents of all :data:`LISTED_FILES`."""
+    """Return the manifest of a site's kit; ``files`` holds the contents of all :data:`LISTED_FILES`."""
     entry = roster.by_id(site_id)
     hashes = tuple((name, hashlib.sha256(files[name]).hexdigest()) for name in sorted(LISTED_FILES))
     return Manifest(roster.federation_id, site_id, entry.role, roster.epoch, roster.digest(), hashes)
 
 
 def make_proposal(key: Ed25519PrivateKey, roster: Roster, site_id: str, files: Mapping[str, bytes]) -> bytes:
-    """The contents of ``proposal.json``: the CA vouches for the policy and settings that a package brings to a site.
+    """Return the contents of ``proposal.json``: the CA's signature for the policy and settings in a site's package.
 
     It is for this roster, and lists all of the files: none can be left out, or taken from a package of another epoch.
 
@@ -267,7 +267,7 @@ def check_proposal(public: PublicKit, files: Mapping[str, FileContent]) -> None:
 
 
 def require_startup(path: Path) -> None:
-    """Check that a folder has what makes it a startup kit.
+    """Check that a folder is a startup kit.
 
     Raises:
         ConfigError: it has not; the hint names the kits in it, or how the site joins.
@@ -364,7 +364,7 @@ def open_kit(root: Path, files: Mapping[str, FileContent], now: datetime, *, exp
 
 
 def load_keys(folder: Path, files: Mapping[str, FileContent]) -> tuple[Ed25519PrivateKey, ec.EllipticCurvePrivateKey]:
-    """The signing key and the TLS key out of a folder's files. Raises ConfigError naming the file."""
+    """Load the signing key and the TLS key from a folder's files. Raises ConfigError naming the file."""
     tls_key = load_tls_key(str(folder / TLS_KEY_FILE), files[TLS_KEY_FILE])
     return load_signing_key(str(folder / SIGNING_KEY_FILE), files[SIGNING_KEY_FILE]), tls_key
 
@@ -421,7 +421,7 @@ class PolicyFile:
 
     @classmethod
     def at(cls, path: Path, now: datetime) -> PolicyFile:
-        """The policy at ``path``: a kit's folder, the policy inside one, or a file by itself.
+        """Find the policy at ``path``: a kit's folder, the policy inside one, or a file by itself.
 
         Raises:
             ConfigError, CertificateError: the kit is unsound, or there is nothing at ``path``.
@@ -445,7 +445,7 @@ class PolicyFile:
 
 @contextmanager
 def naming(site: str) -> Iterator[None]:
-    """Let an error of the block say whose policy it is about."""
+    """Make an error raised in the block name the site whose policy it concerns."""
     try:
         yield
     except ConfigError as error:
@@ -458,7 +458,7 @@ def naming(site: str) -> Iterator[None]:
 
 @contextmanager
 def naming_roster(file: Path | str, hint: str = "") -> Iterator[None]:
-    """Let an error of the block about a roster name the file that holds it; ``hint`` replaces the error's own."""
+    """Make an error about a roster raised in the block name the roster's file; ``hint`` replaces the error's own."""
     try:
         yield
     except ConfigError as error:
@@ -491,7 +491,7 @@ def check_not_older(local: Path, ca_fingerprint: str, roster: Roster) -> None:
 
 
 def check_follows(local: Path, ca: CaCertificate, new: Roster, current: Roster | None) -> None:
-    """Refuse a roster that goes back behind one that this site has or has signed, or is a second one of its epoch.
+    """Refuse a roster older than one that the site has or has signed, and a second roster of the same epoch.
 
     Args:
         local: the kit's folder ``local/``, with the roster that the site signed last.
@@ -517,7 +517,7 @@ def check_follows(local: Path, ca: CaCertificate, new: Roster, current: Roster |
 
 
 def remember(local: Path, ca_fingerprint: str, roster: Roster) -> None:
-    """Write that this site uses this roster from now on; it is on the disk when this returns.
+    """Record that this site uses this roster from now on; it is on the disk when this returns.
 
     Raises:
         ConfigError: as :func:`check_not_older`, or the memory cannot be written.
@@ -537,7 +537,7 @@ def remember(local: Path, ca_fingerprint: str, roster: Roster) -> None:
 
 
 def _read(local: Path) -> dict[str, tuple[int, str]]:
-    """CA fingerprint -> (epoch, digest in hex) of the latest roster used."""
+    """Return CA fingerprint -> (epoch, digest in hex) of the latest roster used."""
     path = local / ROSTERS_FILE
     if not path.exists():
         return {}

@@ -1,4 +1,4 @@
-"""A startup kit as one file for the way to its site, and what a kit says about itself."""
+"""Packing of a startup kit into one file for its site, and the summary of a kit."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ _AGAIN = "ask the authority for the package again"
 _MAX_PACKAGE_BYTES = 4 * MAX_FILE_BYTES
 _LOCAL_FILES = (POLICY_FILE, POLICY_SIGNATURE_FILE, SETTINGS_FILE, PROPOSAL_FILE)
 _PACKED = {STARTUP: STARTUP_FILES, LOCAL: _LOCAL_FILES}
-"""What a package holds, by the folder in the kit."""
+"""Folder in the kit -> the files that go into a package."""
 
 
 @dataclass(frozen=True, slots=True)
 class KitSummary:
-    """What a kit that passed every check says; nothing in it is secret.
+    """The summary of a kit that passed every check; nothing in it is secret.
 
     Attributes:
         keys: where the site's private keys are, and who knew them.
@@ -122,7 +122,7 @@ def package_kit(path: Path, package: Path, now: datetime, passphrase: Secret | N
 
 
 def holds_keys(path: Path) -> bool:
-    """Whether a private key is in a kit's folder."""
+    """Return whether a private key is in a kit's folder."""
     return any((path / STARTUP / name).exists() for name in SECRET_FILES)
 
 
@@ -171,7 +171,7 @@ def unpack_kit(package: Path, out: Path, now: datetime, *, expected_ca: str | No
 
 
 def inspect_kit(path: Path, now: datetime, *, expected_ca: str | None = None) -> KitSummary:
-    """Check a kit, in a folder or packaged, and say what it is.
+    """Check a kit, in a folder or packaged, and summarise it.
 
     Raises:
         ConfigError, CertificateError: as ``load_kit`` does; also for a file that is no package, or a kit whose own
@@ -202,7 +202,7 @@ def _members(kit: PublicKit) -> Mapping[str, FileContent]:
 
 
 def read_package(path: Path) -> tuple[str, dict[str, FileContent], dict[str, FileContent]]:
-    """SHA-256 of a package, and the files of ``startup/`` and ``local/`` in it, the private keys both or neither.
+    """Read a package: its SHA-256, and its files of ``startup/`` and ``local/``. It has both private keys or neither.
 
     All is read in memory: no name in a package is followed, and a file that no kit has is left out.
     """
@@ -225,7 +225,7 @@ def read_package(path: Path) -> tuple[str, dict[str, FileContent], dict[str, Fil
 
 
 def _plain_files(tar: bytes) -> Iterator[tuple[str, FileContent]]:
-    """Names and contents of the files in a tar whose members are files and folders.
+    """Yield names and contents of the files in a tar whose members are files and folders.
 
     Nothing has been verified yet. So this walks plain USTAR headers: a member with an extension (sparse, a long name)
     could announce contents that the tar does not hold, or headers without end.
@@ -247,7 +247,7 @@ def _plain_files(tar: bytes) -> Iterator[tuple[str, FileContent]]:
 
 
 def _made_keys(kit: Kit) -> bool:
-    """Whether the kit has the site's own request for the keys that it holds now."""
+    """Return whether the site itself made the keys that the kit holds now."""
     file = kit.local / REQUEST_FILE
     if not file.exists():
         return False

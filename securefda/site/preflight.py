@@ -1,6 +1,6 @@
-"""Everything that can be found wrong with a site before a run, found before the run.
+"""Checks of a site before a run: its kit, files, machine and network.
 
-Is there an aggregator at that address, is it ours, and does it let us in? One TLS handshake answers all three.
+One TLS handshake tells whether an aggregator is at the address, whether it is ours, and whether it admits this site.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from securefda.site.policy.verdict import plan_levels
 from securefda.text import counted
 
 Config = AggregatorConfig | SourceConfig
-"""Of a site's process."""
+"""Settings of a site's process."""
 
 
 # OpenSSL's X509_V_ERR_* codes, as ssl.SSLCertVerificationError.verify_code carries them.
@@ -113,7 +113,7 @@ def shake_hands(kit: Kit, now: datetime, *, address: Address | None = None, time
 
 @contextmanager
 def _chain_file(kit: Kit) -> Iterator[str]:
-    """A file with certificate and key, which OpenSSL takes from files alone; in memory where the system can."""
+    """Yield a file with certificate and key, since OpenSSL reads them from files alone; kept in memory if possible."""
     chain = kit.certificate_pem + kit.tls_key_pem.reveal()
     if hasattr(os, "memfd_create"):
         with os.fdopen(os.memfd_create("tls"), "wb") as file:
@@ -154,7 +154,7 @@ def check_port_free(address: Address) -> str:
 
 
 def _wait_for_welcome(channel: ssl.SSLSocket, address: Address) -> None:
-    """In TLS 1.3 a server judges the client's certificate after the client's handshake is done: listen for it."""
+    """Wait for the server's verdict: in TLS 1.3 it judges the client's certificate after the client's handshake."""
     refusal = AuthenticationError(
         f"{address}: the aggregator refuses this site's certificate",
         hint="the site may have been revoked or re-enrolled: fetch the startup kit again",
@@ -199,7 +199,7 @@ MIN_FREE_BYTES = 1 << 30
 
 
 class Level(StrEnum):
-    """How a check ended."""
+    """The result of a check."""
 
     OK = "ok"
     WARN = "warn"
@@ -226,7 +226,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Probes:
-    """Checks that need more than this package knows; one that is None is left out.
+    """Checks that need more than this package knows; None leaves one out.
 
     Attributes:
         settings: can ``local/settings.toml`` be used.
@@ -335,7 +335,7 @@ def _port(kit: Kit, address: Address | None, probes: Probes) -> list[Finding]:
 
 
 def _folders(kit: Path, probes: Probes) -> list[Path]:
-    """The folders in which a run writes: the kit's, and what there is of the way to a run folder elsewhere."""
+    """Return the folders that a run writes to: the kit's, and a run folder elsewhere or its nearest existing parent."""
     local = kit / LOCAL
     with suppress(SecureFdaError):  # the settings' own check says why
         out = probes.out()
@@ -388,7 +388,7 @@ def probes_of(
     overrides: Sequence[str] = (),
     out: Path | None = None,
 ) -> Probes:
-    """The checks of a site's own files and machine.
+    """Return the checks of a site's own files and machine.
 
     Args:
         path: the kit's folder.
@@ -467,7 +467,7 @@ def probes_of(
 
 
 def check_levels(paths: Sequence[Path], now: datetime, env: Mapping[str, str]) -> Finding:
-    """Whether there is a level for each source that the policies of all agree with.
+    """Check whether there is a level for each source that all policies agree with.
 
     Levels are planned only where the kits of all sources are among ``paths``, with the target's own settings if its
     kit is among them, else for an aggregator that asks for all that is permitted.

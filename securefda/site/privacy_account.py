@@ -36,12 +36,12 @@ _FINGERPRINT = b"securefda/1/rows\0"
 
 
 def ledger_file(kit: Path, data_set: str) -> Path:
-    """Where the ledger of a data set is in a site's kit."""
+    """Return the path of a data set's ledger in a site's kit."""
     return kit / LOCAL / LEDGERS / f"{data_set}.sqlite"
 
 
 def data_set_of(site_id: str, name: str, rows: Rows) -> DataSet:
-    """Return what a ledger knows of the rows: whose, under which name, how many, and a digest of all of them.
+    """Describe the rows to a ledger: the owner, the name, the number of rows and a digest of all of them.
 
     Rows without labels have another digest than the same rows with labels.
     """
@@ -53,7 +53,7 @@ def data_set_of(site_id: str, name: str, rows: Rows) -> DataSet:
 
 
 def make_ledger(file: Path, data: DataSet, *, now: int) -> Ledger:
-    """Make the ledger of rows that were never trained on, and its folder.
+    """Make the ledger, and its folder, for rows that were never trained on.
 
     Args:
         file: as :func:`ledger_file` names it.
@@ -87,7 +87,7 @@ def require_one_ledger(file: Path, data: DataSet) -> None:
 
 
 def _other_ledger(file: Path, data: DataSet) -> Path | None:
-    """The ledger beside ``file`` that is, or was, of the same rows to the bit.
+    """Find another ledger beside ``file`` that is, or was, of exactly the same rows.
 
     Raises:
         LedgerError: one beside it cannot be read, or was deleted: it may be of the same rows.
@@ -118,12 +118,12 @@ def _readable(file: Path) -> Iterator[None]:
 
 
 def signer_of(key: Ed25519PrivateKey) -> Sign:
-    """What signs a ledger's statements with a site's key."""
+    """Return a function that signs a ledger's statements with a site's key."""
     return lambda said: sign_bytes(key, STATEMENT, said)
 
 
 def check_statements(ledger: Ledger, public_key: bytes) -> tuple[int, ...]:
-    """Check that the site, whose raw key of 32 bytes this is, signed the last reset or acceptance.
+    """Check that the site with this raw public key, 32 bytes, signed the last reset or acceptance.
 
     Returns:
         Numbers of earlier ones that it did not sign with this key, and went on with: an older key's, as a rule.
@@ -136,12 +136,12 @@ def check_statements(ledger: Ledger, public_key: bytes) -> tuple[int, ...]:
 
 
 def _no_log(event: DpEvent, reservation: Reservation) -> None:
-    """Charges that go into no log."""
+    """Ignore a charge: the default for sites without a log."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrivacyAccount:
-    """What a site's rows may cost, and the ledger that says what they have cost.
+    """The budget of a site's rows, and the ledger of what they have cost.
 
     Attributes:
         ledger: of the rows.
@@ -160,7 +160,7 @@ class PrivacyAccount:
     on_charge: Callable[[DpEvent, Reservation], None] = field(default=_no_log, repr=False)
 
     def require(self, event: DpEvent) -> None:
-        """Check, before anything is promised to anybody, that one round like ``event`` is paid for.
+        """Check before anything is promised that the budget pays for one round like ``event``.
 
         Raises:
             LedgerError: the ledger is missing, cannot be read, or is in doubt.
@@ -171,7 +171,7 @@ class PrivacyAccount:
         self.ledger.require(event, self.budget)
 
     def reserve(self, event: DpEvent) -> Reservation:
-        """Charge a round before it trains; errors as :meth:`securefda.privacy.ledger.Ledger.reserve`.
+        """Charge a round before it trains. Raises what :meth:`securefda.privacy.ledger.Ledger.reserve` does.
 
         A reset that the site did not sign gives nothing back, also where it was written while the process runs.
         """
@@ -181,15 +181,15 @@ class PrivacyAccount:
         return reservation
 
     def commit(self, reservation: Reservation, steps: int) -> Head:
-        """Write that a round is over; errors as :meth:`securefda.privacy.ledger.Ledger.commit`."""
+        """Record that a round is over. Raises what :meth:`securefda.privacy.ledger.Ledger.commit` does."""
         return self.ledger.commit(reservation, steps=steps, now=int(self.unix_time()))
 
     def still_counts(self, reservation: Reservation) -> bool:
-        """Whether a charge counts against the budget: there was no reset since. Raises LedgerError, ConfigError."""
+        """Return whether a charge still counts, that is, no reset followed it. Raises LedgerError, ConfigError."""
         return reservation.number > last_reset(self.ledger.rows())
 
     def lines(self, event: DpEvent) -> list[str]:
-        """What an operator should know before the first round like ``event``."""
+        """Return lines for the operator before the first round like ``event``."""
         budget, spent = self.budget, self.ledger.spent(self.budget.delta, self.budget.accountant)
         said = [
             f"privacy of data set {self.data.name}: epsilon {spent:.4f} of {budget.epsilon:g} is spent at delta "
@@ -201,7 +201,7 @@ class PrivacyAccount:
 
 
 def require_unledgered(file: Path, name: str, data: Callable[[], DataSet]) -> None:
-    """Refuse to train without noise on rows that have a ledger: no number in it would be true any more.
+    """Refuse to train without noise on rows that have a ledger, since its total would become false.
 
     Args:
         file: where the ledger of the rows would be.
@@ -220,7 +220,7 @@ def require_unledgered(file: Path, name: str, data: Callable[[], DataSet]) -> No
 
 
 def require_no_ledger_at(file: Path, name: str) -> None:
-    """As :func:`require_unledgered`, of one file alone, whatever it holds: cheap enough for every round.
+    """Refuse as :func:`require_unledgered` does, but look at one file only; cheap enough for every round.
 
     Raises:
         ConfigError: it exists, or did.

@@ -1,4 +1,4 @@
-"""A site's side of training by DP-SGD: every round is charged to the site's ledger before its first step."""
+"""Training at a site by DP-SGD: every round is charged to the site's ledger before its first step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from securefda.training.trainer import Planned, SiteTrainer
 
 @dataclass(frozen=True, slots=True, repr=False)
 class _Kept:
-    """The last result, what it is the result of, and what paid for it."""
+    """The last result, the inputs that it belongs to, and the charge that paid for it."""
 
     of: tuple[str, int, bytes, float]
     reservation: Reservation
@@ -34,7 +34,7 @@ class _Kept:
 
 
 class PrivateTrainer(SiteTrainer):
-    """As :class:`SiteTrainer`, by DP-SGD and within a budget.
+    """A :class:`SiteTrainer` that trains by DP-SGD and within a budget.
 
     Where the first session of a round came to nothing, a second one gets the result of the first training: sending it
     again costs nothing, training again would. After a reset of the ledger the first charge counts no more, so the round
@@ -73,7 +73,7 @@ class PrivateTrainer(SiteTrainer):
         self._kept: _Kept | None = None
 
     def event(self, run_id: str, round_number: int, attempt: int) -> DpEvent:
-        """What a round is charged as."""
+        """Return the ledger event with which a round is charged."""
         settings, dp = self.settings, self.settings.dp
         if dp is None:
             raise ValueError("a private trainer's settings have dp")
@@ -89,7 +89,7 @@ class PrivateTrainer(SiteTrainer):
         )
 
     def planned(self, factor: float) -> Planned:
-        """What a round with this factor of the learning rate will take."""
+        """Return the work of a round with this factor of the learning rate."""
         steps = schedule_of(self.settings, len(self._data)).steps_per_round
         return Planned(len(self._data), steps, self.learning_rate(factor))
 

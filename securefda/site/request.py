@@ -47,7 +47,7 @@ class SiteKeys:
 
     @classmethod
     def generate(cls) -> SiteKeys:
-        """New keys: Ed25519, and ECDSA P-256."""
+        """Make new keys: Ed25519, and ECDSA P-256."""
         return cls(Ed25519PrivateKey.generate(), ec.generate_private_key(ec.SECP256R1()))
 
     @property
@@ -62,12 +62,12 @@ class SiteKeys:
 
 
 def key_fingerprint(site_id: str, signing_key: bytes, tls_pin: bytes) -> str:
-    """SHA-256 over a site's id and both public keys, 64 hex digits."""
+    """Return the SHA-256 over a site's id and both public keys, 64 hex digits."""
     return hashlib.sha256(_FINGERPRINT + site_id.encode("ascii") + b"\0" + signing_key + tls_pin).hexdigest()
 
 
 def entry_fingerprint(entry: RosterEntry) -> str:
-    """The fingerprint of a member's keys as the roster has them."""
+    """Return the fingerprint of a member's keys as the roster has them."""
     return key_fingerprint(entry.site_id, entry.signing_key, entry.tls_pin)
 
 
@@ -131,7 +131,7 @@ class SiteRequest:
         keys: SiteKeys,
         present_key: Ed25519PrivateKey | None = None,
     ) -> SiteRequest:
-        """The request of a site with these new keys; ``present_key`` signs for it until then.
+        """Make the request of a site for these new keys; ``present_key`` is the key that it signs with until then.
 
         Raises:
             ConfigError: a name is malformed.
@@ -204,7 +204,7 @@ class SiteRequest:
         return request
 
     def to_bytes(self) -> bytes:
-        """The contents of the request's file: ASCII JSON that carries the signed bytes verbatim as a string."""
+        """Return the contents of the request's file: ASCII JSON that carries the signed bytes verbatim as a string."""
         fields = {
             "request": self.body().decode("ascii"),
             "signing_proof": self.signing_proof.hex(),
@@ -214,7 +214,7 @@ class SiteRequest:
         return json.dumps(fields, sort_keys=True, indent=1).encode("ascii") + b"\n"
 
     def body(self) -> bytes:
-        """What both keys sign: canonical JSON."""
+        """Return the canonical JSON that both keys sign."""
         return _body(
             self.federation_id,
             self.site,
@@ -226,20 +226,20 @@ class SiteRequest:
 
     @property
     def tls_key(self) -> ec.EllipticCurvePublicKey:
-        """The public TLS key, out of the CSR. Raises ConfigError for a CSR that is not this site's."""
+        """Return the public TLS key from the CSR. Raises ConfigError for a CSR that is not this site's."""
         return csr_key(self.csr, self.federation_id, self.site)
 
     def is_signed_by(self, present_key: bytes) -> bool:
-        """Whether the site that has this raw Ed25519 key signed this request for new ones."""
+        """Return whether the site with this raw Ed25519 key signed this request for new ones."""
         return signature_is_valid(present_key, RENEWAL_MESSAGE, self.body(), self.renewal_proof)
 
     @property
     def fingerprint(self) -> str:
-        """What site and authority compare by telephone, 64 hex digits."""
+        """The fingerprint that site and authority compare by telephone, 64 hex digits."""
         return key_fingerprint(self.site.site_id, self.signing_key, self.tls_pin)
 
     def entry(self, index: int, not_before: int, not_after: int) -> RosterEntry:
-        """The roster entry that this request asks for, valid between these seconds of Unix time."""
+        """Return the roster entry that this request asks for, valid between these seconds of Unix time."""
         return RosterEntry(
             index=index,
             site_id=self.site.site_id,

@@ -36,21 +36,21 @@ _COST = 17
 """Log2 of scrypt's N: 128 MiB of memory and some tenths of a second for each guess."""
 
 _COSTS = range(15, 19)
-"""What is opened: less protects too little, and more would take memory that a machine may not have."""
+"""Costs that are accepted: less protects too little, and more could exceed the memory of a machine."""
 
 _MOST_BYTES = 1024
 
 _keys: dict[tuple[bytes, int], Secret] = {}
-"""Salt and cost -> key, of what this process has opened: a kit is read more than once."""
+"""Salt and cost -> key of each file that this process has opened, since a kit is read more than once."""
 
 
 def is_sealed(data: bytes) -> bool:
-    """Whether this is a sealed file, to judge by its first bytes."""
+    """Return whether this is a sealed file, judged by its first bytes."""
     return data.startswith(_MAGIC)
 
 
 def seal(contents: bytes, passphrase: Secret, *, cost: int = _COST) -> bytes:
-    """Return ``contents`` sealed by a passphrase.
+    """Return ``contents`` sealed with a passphrase.
 
     Raises:
         ConfigError: ``passphrase``, it is too short.
@@ -131,11 +131,11 @@ def _from_descriptor(number: str) -> Secret:
 
 
 _given: list[tuple[str, Secret]] = []
-"""What a descriptor held."""
+"""The descriptor that was read, and the passphrase that it held."""
 
 
 def _checked(name: str, data: bytes) -> Secret:
-    """The passphrase in ``data``: one line of UTF-8."""
+    """Return the passphrase in ``data``: one line of UTF-8."""
     line = data.removesuffix(b"\n").removesuffix(b"\r")
     try:
         text = line.decode("utf-8")

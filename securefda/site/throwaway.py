@@ -1,4 +1,4 @@
-"""Rosters of sites that exist for one run in one process: in simulations, benchmarks, staged attacks and tests."""
+"""Rosters of sites that exist in one process for one run: simulations, benchmarks, staged attacks and tests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def throwaway_roster(
     epoch: int = 1,
     entities: Mapping[str, str] | None = None,
 ) -> Roster:
-    """A roster without a signature, of sites without a certificate: no TLS key has the pins in it.
+    """Make an unsigned roster of sites without certificates: no TLS key has the pins in it.
 
     Args:
         federation_id: of the federation.

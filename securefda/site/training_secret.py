@@ -1,4 +1,4 @@
-"""What a site's training without noise draws from: a secret of the site's own, or in a study the run's seed.
+"""The secret from which a site's training without noise draws; in a study, the run's seed takes its place.
 
 The secret has 32 bytes and lies in the half of the kit that is the site's own. The site makes it when it starts for the
 first time. The maker of the kits does not, for that is often the target, and the target is whom it is kept from. It
@@ -73,11 +73,11 @@ class TrainingSecret:
         self._key = key
 
     def of(self, *parts: str | int) -> TrainingSecret:
-        """The seed for the purpose that ``parts`` names."""
+        """Return the seed for the purpose that ``parts`` names."""
         return TrainingSecret(self._derived(_SEED, *parts))
 
     def stream(self) -> Callable[[int], bytes]:
-        """A function that returns the next n bytes of the stream."""
+        """Return a function that returns the next n bytes of the stream."""
         encryptor = Cipher(AES(self._derived(_STREAM).reveal()), CTR(bytes(16))).encryptor()
         return lambda length: encryptor.update(bytes(length))
 
@@ -94,7 +94,7 @@ REPEATABLE = "repeatable-training is on: batches follow from the run's seed, and
 def secret_of_site(
     process: ProcessSection, training: TrainingSection, local: Path
 ) -> tuple[TrainingSecret | None, tuple[str, ...]]:
-    """What training at a site draws from, made where there is none yet, and what its operator should know of it.
+    """Return the secret that a site's training draws from, made if there is none yet, and notes for its operator.
 
     None where the run's seed is to do instead, and where training is with noise, which draws from nothing that stays.
 

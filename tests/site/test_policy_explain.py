@@ -19,7 +19,7 @@ from securefda.site.policy.model import ModelPolicy, ReleaseLimits
 
 def test_the_numbers_are_filled_in() -> None:
     text = explain(SourcePolicy(min_others=3, max_colluders=1, trusted_peers=("a", "b", "c", "d")), "lyon", 7).text()
-    assert "A sum opens over 5 of N = 7 sources at least: up to 2 of them may be lost in a round." in text
+    assert "A sum opens over at least 5 of N = 7 sources: up to 2 of them may be lost in a round." in text
     assert "one weighted sum per round over at least 5 of the federation's N = 7 sources" in text
     assert "at least 3 other sources of its 4 trusted peers, not counting 1 that may collude" in text
     assert "with at most max_colluders = 1 of the other sources on its side" in text
@@ -45,7 +45,7 @@ def test_each_level_that_a_header_may_ask_for_is_explained(level: str, count: in
 def test_at_individual_nothing_is_said_to_be_hidden_and_the_numbers_that_leave_are_named() -> None:
     found = explain(NAMED_POLICIES["research-open"].policy, "lyon", 5)
     assert (
-        found.does_not_learn[0] == "Where it asks for level individual, nothing of lyon's update stays hidden from it."
+        found.does_not_learn[0] == "If it asks for level individual, nothing of lyon's update stays hidden from it."
     )
     assert "its number of training rows, its mean loss, its accuracy" in found.learns[0]
     only_rows = explain(default_policy("individual"), "lyon", 5).learns[0]
@@ -55,7 +55,7 @@ def test_at_individual_nothing_is_said_to_be_hidden_and_the_numbers_that_leave_a
 
 def test_without_the_norm_cap_no_claim_is_made_about_a_source_that_dwarfs_the_others() -> None:
     text = explain(SourcePolicy(norm_cap=NormCapBounds(kappa=0.0)), "lyon", 5).text()
-    assert "with kappa = 0 a sum may then show it nearly alone" in text
+    assert "with kappa = 0, such a sum may show it nearly alone" in text
     assert "times the squared norm" not in text
 
 
@@ -65,7 +65,7 @@ def test_the_norm_cap_is_claimed_for_what_it_holds_for(granularity: str, claim: 
     text = " ".join(explain(policy, "lyon", 5).does_not_learn)
     assert claim in text
     assert "at least 1.5 times the squared norm" in text
-    assert "others that are opposed cancel." in text
+    assert "opposed parts cancel." in text
 
 
 def test_unfiltered_projections_are_explained_as_parts_that_cancel() -> None:
@@ -73,7 +73,7 @@ def test_unfiltered_projections_are_explained_as_parts_that_cancel() -> None:
         bounds = default_policy(unfiltered_projection=True).norm_cap.model_copy(update=changes)
         return explain(default_policy().model_copy(update={"norm_cap": bounds}), "lyon", 5).text()
 
-    cancel = "cancel each other, so that the sum is nearly lyon's part alone"
+    cancel = "cancel each other, and the sum is nearly lyon's part alone"
     assert cancel in said()
     assert cancel not in said(unfiltered_projection=False)
     assert cancel not in said(kappa=0.0)  # that sums may show it alone is said there of every rule
@@ -87,11 +87,11 @@ def test_unfiltered_projections_are_explained_only_where_a_rule_that_projects_is
 
 
 @pytest.mark.parametrize(
-    ("required", "said"), [(True, "is bounded, as said below"), (False, "has a bound only where it trains with noise")]
+    ("required", "said"), [(True, "is bounded (see below)"), (False, "is bounded only if it trains with noise")]
 )
 def test_what_updates_tell_of_a_row_is_bounded_only_by_required_noise(required: bool, said: str) -> None:
     policy = SourcePolicy(dp=DpPolicy(required=required))
-    hidden = [line for line in explain(policy, "lyon", 5).does_not_learn if "there is no message for it" in line]
+    hidden = [line for line in explain(policy, "lyon", 5).does_not_learn if "no message can carry it" in line]
     assert len(hidden) == 1
     assert said in hidden[0]
 
@@ -109,7 +109,7 @@ def test_models_that_are_trained_are_said_with_the_pace_at_which_they_may_change
 
 
 def test_what_too_few_rows_moved_is_said_to_stay_only_where_the_policy_has_it_so() -> None:
-    said = "no change of a parameter that fewer than"
+    said = "the change of a parameter only if at least"
     assert said not in explain(default_policy(), "lyon", 5).text()
     counting = SourcePolicy(allowed_rules=("fedgp",), release=ReleaseLimits(min_rows=3))
     assert f"{said} 3 of its rows moved" in explain(counting, "lyon", 5).text()
@@ -122,7 +122,7 @@ def test_no_norm_cap_is_claimed_for_cohorts() -> None:
 
 
 REQUIRING = SourcePolicy(dp=DpPolicy(required=True, target_epsilon=1.0, target_delta=1e-6))
-WITHOUT = "The ledger does not count such rounds, and after one of them no epsilon holds for all that left"
+WITHOUT = "The ledger does not count such rounds, and after one of them no epsilon bounds what has left"
 
 
 def test_a_required_budget_is_said_with_its_unit_what_it_covers_and_what_counts_it() -> None:
@@ -130,10 +130,10 @@ def test_a_required_budget_is_said_with_its_unit_what_it_covers_and_what_counts_
     assert found.summary.startswith("lyon permits at most level sum")
     assert "noise required, epsilon at most 1 at delta 1e-06" in found.summary
     text = " ".join(found.budget)
-    assert "over all rounds and runs of a data set together, at most epsilon = 1 at delta = 1e-06 of each row, " in text
+    assert "over all rounds and runs of a data set together, at most epsilon = 1 at delta = 1e-06 for each row, " in text
     assert "added or removed" in text
     assert "at most e^epsilon = 2.72 times as often as wrong" in text
-    assert "The ledger at lyon counts it" in text
+    assert "The ledger at lyon counts the cost of each round" in text
     assert "what was spent before it comes on top" in text
     assert "dp.required = false" not in text
     assert WITHOUT not in text
@@ -142,20 +142,20 @@ def test_a_required_budget_is_said_with_its_unit_what_it_covers_and_what_counts_
 def test_what_a_budget_does_not_cover_is_said_with_noise_required_or_not() -> None:
     for policy in (REQUIRING, SourcePolicy()):
         text = " ".join(explain(policy, "lyon").budget)
-        assert "Not covered: lyon's number of rows, which is taken as public" in text
+        assert "Not covered: lyon's number of rows, which counts as public" in text
         assert "Several rows of one patient are not one unit" in text
-        assert f"of two rows together epsilon is {2 * policy.dp.target_epsilon:g}," in text
+        assert f"for two rows together, epsilon is {2 * policy.dp.target_epsilon:g} at a" in text
 
 
 def test_training_without_noise_is_explained_with_what_protects() -> None:
     found = explain(SourcePolicy(), "lyon", 5)
     assert "training without noise permitted" in found.summary
     assert WITHOUT in found.budget[0]
-    assert "sums hide which of their sources a part is of" in found.budget[0]
+    assert "Sums still hide which source a part comes from" in found.budget[0]
     assert "nothing bounds it" in found.budget[0]
-    assert "of such rounds: over all rounds and runs of a data set together, at most epsilon = 8" in found.budget[1]
+    assert "Such rounds are bounded: over all rounds and runs of a data set together, at most epsilon = 8" in found.budget[1]
     in_clear = explain(default_policy("individual"), "lyon", 5).budget[0]
-    assert "What protects then: towards the aggregator nothing." in in_clear
+    assert "Nothing then protects them from the aggregator: " in in_clear
     assert "sums hide" not in in_clear
 
 
@@ -165,19 +165,19 @@ def test_the_odds_of_an_epsilon_are_rounded_up_and_an_endless_one_is_not_dressed
 
 
 def test_loss_and_accuracy_are_said_to_travel_only_where_nobody_adds_noise() -> None:
-    assert "With it come the sums of rows." in explain(REQUIRING, "lyon").text()
+    assert "; with it the sums of rows." in explain(REQUIRING, "lyon").text()
     without = explain(SourcePolicy(), "lyon").text()
-    assert "sums of rows, of losses and accuracies where no source of the round trains with noise." in without
+    assert "sums of rows, of losses and accuracies if no source in the round trains with noise." in without
     in_clear = explain(NAMED_POLICIES["research-open"].policy, "lyon").learns[0]
     assert "leave only in rounds in which no source trains with noise" in in_clear
 
 
 def test_an_update_in_clear_with_noise_is_not_said_to_tell_much_and_one_without_is() -> None:
-    much = "From an update without noise it can tell much about the rows behind it"
+    much = "An update without noise can reveal much about the rows behind it"
     assert much in explain(default_policy("individual"), "lyon").learns[0]
     noisy = explain(default_policy("individual", required=True), "lyon").learns[0]
     assert much not in noisy
-    assert "What it tells of one row is bounded by noise alone" in noisy
+    assert "Only noise bounds what it reveals about one row" in noisy
 
 
 def test_nothing_says_that_there_is_no_noise_in_this_version() -> None:

@@ -1,4 +1,4 @@
-"""The settings that a process really has: each with its value, where it came from, and how it differs from a run's.
+"""The settings that a process really has: each value, where it came from, and how it differs from a run's.
 
 What an option's name marks as a secret is never shown.
 """
@@ -26,7 +26,7 @@ _FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Effective:
-    """A key, its value as it would stand in a file, and where that came from."""
+    """A key, its value as a file would spell it, and where the value came from."""
 
     key: str
     value: str
@@ -34,7 +34,7 @@ class Effective:
 
 
 def load_effective(path: Path, overrides: Iterable[str], env: Mapping[str, str]) -> tuple[Effective, ...]:
-    """Every key of a settings file as a process that is started with it would have it.
+    """Return every key of a settings file as a process started with these arguments would have it.
 
     Args:
         path: one of the three files.
@@ -49,7 +49,7 @@ def load_effective(path: Path, overrides: Iterable[str], env: Mapping[str, str])
 
 
 def effective_policy(path: Path) -> tuple[Effective, ...]:
-    """Every key of a policy.toml, whether it is signed or not.
+    """Return every key of a policy.toml, signed or not.
 
     Raises:
         ConfigError: the file is wrong.
@@ -59,18 +59,18 @@ def effective_policy(path: Path) -> tuple[Effective, ...]:
 
 
 def effective(settings: Settings, given: Mapping[str, str]) -> Iterator[Effective]:
-    """Every key of ``settings``; those that are not ``given`` have their default."""
+    """Yield every key of ``settings``; those that are not ``given`` have their default."""
     for key, value in values_of(settings).items():
         yield Effective(key, value, next((given[name] for name in (key, _table(key)) if name in given), DEFAULT))
 
 
 def _table(key: str) -> str:
-    """The key that holds a table of options or sites in which ``key`` stands."""
+    """Return the table of options or sites that ``key`` belongs to, or else ``key`` itself."""
     return next((name for name in ("task.options", "privacy.site-visibility") if key.startswith(f"{name}.")), key)
 
 
 def values_of(settings: Settings) -> dict[str, str]:
-    """Dotted key -> value as it would stand in a file; options and the like one by one, and no secret."""
+    """Return dotted key -> value as a file would spell it; options and the like one by one, with secrets hidden."""
     found: dict[str, str] = {}
     for key in known_keys(type(settings)):
         value: Any = settings
@@ -86,14 +86,14 @@ def values_of(settings: Settings) -> dict[str, str]:
 
 
 def _shown(value: Any) -> Any:
-    """A value in which no table holds a secret."""
+    """Hide the secrets in the tables of a value."""
     if isinstance(value, Mapping):
         return {name: HIDDEN if _SECRET.search(name) else _shown(one) for name, one in value.items()}
     return [_shown(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def without_secrets(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a task, without those whose name marks a secret; tables and lists in them have theirs hidden."""
+    """Return a task's options without those whose name marks a secret; those in nested tables and lists are hidden."""
     return {name: _shown(value) for name, value in options.items() if not _SECRET.search(name)}
 
 
@@ -111,12 +111,13 @@ def secret_options(options: Mapping[str, Any], prefix: str = "") -> list[str]:
 
 
 def kept_settings(settings: Settings) -> bytes:
-    """The values as a run's folder keeps them, for people to compare later."""
+    """Return the values as a run's folder keeps them, for a later comparison."""
     return canonical_json({"version": _FORMAT, "settings": values_of(settings)}) + b"\n"
 
 
 def changes_since(kept: bytes, settings: Settings) -> list[str]:
-    """Lines such as ``strategy.rounds: 500 \N{RIGHTWARDS ARROW} 12``, of each key that differs from what was kept.
+    """Return a line such as ``strategy.rounds: 500 \N{RIGHTWARDS ARROW} 12`` for each key that differs from what was
+    kept.
 
     Raises:
         ValueError: ``kept`` is not what :func:`kept_settings` gave.
@@ -127,7 +128,7 @@ def changes_since(kept: bytes, settings: Settings) -> list[str]:
 
 
 def changes_between(before: Mapping[str, Any], now: Mapping[str, Any], table: str = "") -> dict[str, str]:
-    """Dotted key -> what :func:`change_text` says of it, for each key that differs between two parsed files.
+    """Return dotted key -> :func:`change_text` for each key that differs between two parsed files.
 
     That a secret differs is said, and neither of its values.
     """
@@ -144,5 +145,5 @@ def changes_between(before: Mapping[str, Any], now: Mapping[str, Any], table: st
 
 
 def change_text(key: str, before: str, now: str) -> str:
-    """For example ``strategy.rounds: 500 \N{RIGHTWARDS ARROW} 12``."""
+    """Describe a change, for example ``strategy.rounds: 500 \N{RIGHTWARDS ARROW} 12``."""
     return f"{key}: {before} \N{RIGHTWARDS ARROW} {now}"

@@ -1,4 +1,4 @@
-"""What every key of a settings file takes and means: for the manual, for ``config explain`` and for comments in files.
+"""The values and the meaning of every settings key: for the manual, ``config explain`` and comments in files.
 
 The text of a key is the docstring that stands in the code: the string below the field, or the field's entry under
 "Attributes:". Names in backquotes are code.
@@ -53,7 +53,7 @@ _FORMS = {
     "_beside_the_file": "path",
     "_first_models": '`"task"`, or a list of SHA-256, hex',
 }
-"""What the validators of single values let through."""
+"""Validator of a single value -> the values that it accepts."""
 
 _UNITS = {"s": "seconds", "bytes": "bytes", "bits": "bits"}
 
@@ -76,7 +76,7 @@ class Key:
 
 
 def keys_of(owner: type[Settings]) -> Iterator[Key]:
-    """Every key of a table that holds a value, without the tables in it.
+    """Yield every key of a table that holds a value, but not the tables in it.
 
     Raises:
         LookupError: the code says nothing of one.
@@ -94,7 +94,7 @@ def keys_of(owner: type[Settings]) -> Iterator[Key]:
 
 
 def tables_of(model: type[Settings], prefix: str = "") -> Iterator[tuple[str, type[Settings]]]:
-    """Dotted name and class of every table of a file that holds values of its own."""
+    """Yield dotted name and class of every table of a file that holds values of its own."""
     for name, field in model.model_fields.items():
         owner = field.annotation
         if isinstance(owner, type) and issubclass(owner, Settings):
@@ -105,7 +105,7 @@ def tables_of(model: type[Settings], prefix: str = "") -> Iterator[tuple[str, ty
 
 
 def toml(value: object) -> str:
-    """A value as it stands in a file, in one line."""
+    """Return a value as it is written in a file, on one line."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(toml, value))}]"
     if isinstance(value, Mapping):
@@ -116,7 +116,7 @@ def toml(value: object) -> str:
 
 
 def described(owner: type, field: str, spelled: Callable[[str], str] = str) -> str:
-    """The text of one field as a sentence in Markdown; ``spelled`` turns names in code font into those of the file.
+    """Return a field's description as a Markdown sentence; ``spelled`` turns names in code font into those of the file.
 
     Raises:
         LookupError: the code says nothing of it.
@@ -130,19 +130,19 @@ def described(owner: type, field: str, spelled: Callable[[str], str] = str) -> s
 
 
 def summary_of(owner: type) -> str:
-    """The first paragraph of a class's docstring."""
+    """Return the first paragraph of a class's docstring."""
     return markdown(" ".join((inspect.getdoc(owner) or "").partition("\n\n")[0].split()))
 
 
 def markdown(text: str, spelled: Callable[[str], str] = str) -> str:
-    """A docstring's text in reStructuredText as Markdown: roles and double backquotes become code."""
+    """Turn a docstring's reStructuredText into Markdown: roles and double backquotes become code."""
     text = re.sub(r":\w+:`~?\.?([^`]+)`", lambda role: f"`{role[1].rpartition('.')[2]}`", text).replace("``", "`")
     return re.sub(r"`([a-z_]+)`", lambda code: f"`{spelled(code[1])}`", text)
 
 
 @cache
 def _descriptions(owner: type) -> Mapping[str, str]:
-    """Field name -> its text, of a class and its bases: below the field, or under "Attributes:" of the class."""
+    """Return field name -> description of a class and its bases, from below each field or from "Attributes:"."""
     found: dict[str, str] = {}
     for cls in reversed(owner.__mro__):
         if cls.__module__.partition(".")[0] in ("builtins", "abc", "enum", "pydantic", "typing"):
@@ -163,7 +163,7 @@ def _descriptions(owner: type) -> Mapping[str, str]:
 
 
 def _taken(annotation: Any, metadata: Sequence[Any] = ()) -> str:  # noqa: PLR0911 - a table of types
-    """What a key takes, in words."""
+    """Describe the values that a key takes."""
     for item in metadata:
         if isinstance(item, AfterValidator | BeforeValidator):
             return _FORMS[getattr(item.func, "__name__", "")]
@@ -219,7 +219,7 @@ class ExplainedKey:
 
 
 def explained(name: str) -> tuple[ExplainedKey, ...]:
-    """What a name stands for: a dotted key, the last part of one, or a table with all keys in it.
+    """Find the keys that a name means: a dotted key, the last part of one, or a table with all its keys.
 
     Raises:
         ConfigError: the name is empty, or there is no such key or table; the nearest is named. An old name's error says
@@ -247,7 +247,7 @@ def explained(name: str) -> tuple[ExplainedKey, ...]:
 
 
 def _all_keys() -> Iterator[ExplainedKey]:
-    """Every key once: the same one in several files is one, and a policy's is another than a configuration's."""
+    """Yield every key once. A key of several configuration files is one key; a policy's key is another."""
     places: dict[tuple[str, type[Settings], bool], list[str]] = {}
     for file, model in FILES.items():
         for table, owner in (("", model), *tables_of(model)):

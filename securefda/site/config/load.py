@@ -1,7 +1,7 @@
-"""The three configuration files, read with their overrides: flag before environment before file.
+"""Loading of the three configuration files with their overrides: flag before environment before file.
 
-They are that of a federation on one machine, that of the aggregator's process and that of a source's process. The first
-has what the other two are made of.
+One file configures a federation on one machine, one the aggregator's process, and one a source's process. The first
+provides what the other two are made of.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class FederationConfig(Settings):
 
     @property
     def levels(self) -> dict[str, Visibility]:
-        """What the aggregator would see of each source: what it asks for, or less where the source permits less."""
+        """Return what the aggregator would see of each source: what it asks for, or less if the source permits less."""
         asked = Visibility[self.privacy.visibility.upper()]
         permitted = {site: self.privacy.permitted(site) for site in self.federation.sources}
         return {site: max(asked, Visibility[level.upper()]) for site, level in permitted.items()}
@@ -169,7 +169,7 @@ class SourceConfig(Settings):
 
 
 def _require_large_sums(privacy: PrivacySection, session: SessionSection) -> None:
-    """As many sources as the threshold says may make up a sum, whichever others are lost."""
+    """Check that a sum can still contain the required number of sources when the session falls to its threshold."""
     if 0 < session.threshold < privacy.smallest_sum:
         smallest = f"min-others + max-colluders + 1 = {privacy.smallest_sum}"
         why = f"{session.threshold} is below {smallest}, the smallest sum that may open"
@@ -177,7 +177,7 @@ def _require_large_sums(privacy: PrivacySection, session: SessionSection) -> Non
 
 
 def _require_one_sum_of_neighbours(privacy: PrivacySection, session: SessionSection) -> None:
-    """Where sources have neighbours, all of them make up one sum, and no norm cap holds."""
+    """Check that a session with neighbours has one sum over all sources and no norm cap."""
     if session.graph == "complete":
         return
     if {privacy.visibility, *privacy.site_visibility.values()} != {"sum"}:
@@ -191,7 +191,7 @@ def _require_one_sum_of_neighbours(privacy: PrivacySection, session: SessionSect
 
 
 def require_rule_at_sum(strategy: Strategy) -> None:
-    """Refuse a strategy under which no source can be at ``sum``: someone does not see there what it needs.
+    """Refuse a strategy that needs something no party sees at visibility ``sum``.
 
     Raises:
         ConfigError: ``strategy``.
@@ -226,7 +226,7 @@ _FILES: tuple[type[Settings], ...] = (FederationConfig, AggregatorConfig, Source
 
 @dataclass(frozen=True, slots=True)
 class Loaded(Generic[SettingsT]):
-    """Settings, and where they came from.
+    """Settings and their origins.
 
     Attributes:
         settings: all of them, valid.
@@ -301,7 +301,7 @@ _OTHER_FILES = {
 
 
 def _require_kind(model: type[Settings], data: Mapping[str, Any], path: Path) -> None:
-    """Refuse a file of another kind in one line, in place of one for each of its keys."""
+    """Refuse a file of another kind with one error, instead of one for each of its keys."""
     own = next(table for table, kind in _KINDS.items() if kind is model)
     others = [table for table in _OTHER_FILES if table in data and table != own]
     if own not in data and len(others) == 1:
@@ -311,7 +311,7 @@ def _require_kind(model: type[Settings], data: Mapping[str, Any], path: Path) ->
 
 
 def model_of(path: Path) -> type[FederationConfig | AggregatorConfig | SourceConfig]:
-    """Which of the three files this is, by its tables.
+    """Tell from its tables which of the three files this is.
 
     Raises:
         ConfigError: none of them, or the file cannot be read.
@@ -359,7 +359,7 @@ def load_settings(
 
 
 def task_options(file: Path | None, overrides: Iterable[str] = ()) -> dict[str, Any]:
-    """The options of a task alone: those of a settings file, if one is named, with what ``--set`` says over them.
+    """Return a task's own options: those of a settings file, if any, overridden by ``--set``.
 
     Raises:
         ConfigError: the file cannot be read or sets no options, or an override is of another setting.
@@ -389,7 +389,7 @@ def task_options(file: Path | None, overrides: Iterable[str] = ()) -> dict[str, 
 
 
 def keys_in(table: Mapping[str, Any], known: Iterable[str], prefix: str = "") -> Iterator[str]:
-    """The known keys that a table sets."""
+    """Yield the known keys that a table sets."""
     for key, value in table.items():
         dotted = f"{prefix}{key}"
         if dotted in known:
@@ -399,7 +399,7 @@ def keys_in(table: Mapping[str, Any], known: Iterable[str], prefix: str = "") ->
 
 
 def _fit_to_rounds(strategy: object, origins: Mapping[str, str]) -> dict[str, str]:
-    """Shorten the parts of a run whose length an override alone sets; returns key -> what to say of it."""
+    """Shorten the parts of a run that no longer fit an overridden length; returns key -> note for the user."""
     if not isinstance(strategy, dict) or "strategy.rounds" not in origins:
         return {}
     rounds, said = strategy.get("rounds"), {}
@@ -441,12 +441,12 @@ def _from_environment(model: type[Settings], env: Mapping[str, str]) -> list[tup
 
 
 def _environment_names(model: type[Settings]) -> dict[str, str]:
-    """Environment name -> dotted key, for every key but the task's own options, whose names are the task's."""
+    """Return environment name -> dotted key for every key except the task's own options."""
     return {name: key for key in known_keys(model) if (name := environment_name(key))}
 
 
 def environment_name(key: str) -> str:
-    """The environment variable that sets a key; empty for ``task.options``, whose keys are the task's."""
+    """Return the environment variable that sets a key; empty for ``task.options``, which the task defines."""
     return "" if key == "task.options" else ENVIRONMENT_PREFIX + key.replace(".", "_").replace("-", "_").upper()
 
 
@@ -472,7 +472,7 @@ def _parse_value(text: str, annotation: object) -> object:
 
 
 def _takes(annotation: object, kind: type) -> bool:
-    """Whether a field of this annotation takes ``kind``, through unions and literals."""
+    """Return whether a field of this annotation takes ``kind``, through unions and literals."""
     origin = get_origin(annotation)
     if origin is Literal:
         return any(isinstance(choice, kind) for choice in get_args(annotation))

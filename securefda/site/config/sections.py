@@ -49,7 +49,7 @@ def _factory(value: str) -> str:
 
 
 def _log_file(value: str, suffix: str, taken: tuple[str, ...] = ()) -> str:
-    """Logs have endings of their own, so that none is written into another file of the run folder."""
+    """Check the file name suffix of a log, so that no log is written into another file of the run folder."""
     if value and (not value.endswith(suffix) or not value.isprintable()):
         raise ValueError(f"must end in {suffix} and hold no control characters")
     if PurePath(value).name in taken:
@@ -754,7 +754,7 @@ def require_fit(
 
 
 def _require_labels(strategy: StrategySection, rule: Rule, table: str, target: TargetTrainingSection) -> None:
-    """Check that nothing needs more of the labels at the target than ``table`` says that it has, and nothing less."""
+    """Check that ``table`` declares the labels at the target that the strategy needs, and no more."""
     from securefda.rules.strategy import Rule, TargetLabels
 
     labels = TargetLabels(target.labels)
@@ -788,7 +788,7 @@ def budget_of(section: BudgetSection) -> Budget:
 
 
 def _config_error(table: str, section: Settings, error: ValueError) -> ConfigError:
-    """The messages of these packages read ``argument: why``."""
+    """Turn an error of these packages, which reads ``argument: why``, into one that names the settings key."""
     name, colon, why = str(error).partition(": ")
     if colon and name in type(section).model_fields:
         given = getattr(section, name)

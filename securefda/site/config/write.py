@@ -1,4 +1,4 @@
-"""The files of each site's process, derived from the configuration of a federation: settings and policy.
+"""The settings and policy of each site's process, derived from a federation's configuration.
 
 ``run`` gives its processes every setting. A startup kit gets only what matters, with a comment on each key, for a
 person to read and to change; every other key has its default.
@@ -57,7 +57,7 @@ def source_toml(config: FederationConfig, kit: Path, out: Path, seed: int, *, si
 
 
 def _here(kit: Path, out: Path, seed: int) -> ProcessSection:
-    """Of a process in a federation whose sites are all on this machine, under one hand: its seed says all."""
+    """Return the process settings of a site on this machine, where one person runs the whole federation."""
     return ProcessSection(kit=kit.absolute(), out=out.absolute(), seed=seed, repeatable_training=True)
 
 
@@ -115,7 +115,7 @@ _ESSENTIAL: Mapping[str, frozenset[str]] = {
 
 
 def _commented(settings: Settings, essential: frozenset[str], prefix: str) -> Iterator[str]:
-    """The tables of ``settings`` with what is essential or differs from its default, each key with what it means."""
+    """Yield lines for the keys of ``settings`` that are essential or not default, each commented with its meaning."""
     fields, lines, inner = type(settings).model_fields, list[str](), list[str]()
     meanings = {key.name: key.meaning for key in keys_of(type(settings))}
     for name, field in fields.items():
@@ -149,7 +149,7 @@ def _aggregator(config: FederationConfig, process: ProcessSection) -> Aggregator
 
 
 def metrics_port_of(config: FederationConfig, site: str) -> int:
-    """The port for metrics and probes of a site; 0 for none.
+    """Return a site's port for metrics and probes; 0 for none.
 
     Sites may share a machine: the target has the port of the file and each source the next one, in order. A source that
     the file does not name yet gets the port behind theirs.
@@ -178,7 +178,7 @@ def _as_toml(settings: AggregatorConfig | SourceConfig) -> str:
 
 
 def _plain(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Make a dumped table fit for TOML: paths as text, an absent one as the empty text."""
+    """Make a dumped table fit for TOML: paths become text, absent ones the empty text."""
     plain: dict[str, Any] = {}
     for key, value in table.items():
         if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""What runs a site's process where sites run things, written beside its kit.
+"""Deployment files for a site's process, written beside its kit.
 
 A folder ``SITE.deploy`` holds a systemd unit, a compose file, or a base and an overlay for Kustomize. Nothing in it is
 secret, and nothing in it says more than the kit's public files do.
@@ -50,7 +50,7 @@ class DeployedSite:
 
     @property
     def values(self) -> dict[str, object]:
-        """What the templates name."""
+        """Return the values for the templates."""
         return {
             "federation": self.federation,
             "site": self.site,
@@ -104,7 +104,7 @@ def _kubernetes(site: DeployedSite) -> Iterator[tuple[str, str]]:
 
 
 def _require_reachable(site: DeployedSite) -> None:
-    """What a process in a network of its own needs: an address that leads out of it, or into it."""
+    """Refuse loopback addresses for a process in a network of its own."""
     for option, address in (("--address", site.aggregator), ("--listen", site.listen)):
         if is_loopback(address.host):
             hint = "name an address that leads to the aggregator" if option == "--address" else "use 0.0.0.0:PORT"
@@ -122,7 +122,7 @@ _KINDS: dict[str, Callable[[DeployedSite], Iterator[tuple[str, str]]]] = {
 
 
 def deployment_files(kind: str, site: DeployedSite) -> dict[str, str]:
-    """The files of one site: name, relative to its folder, to text.
+    """Return the files of one site: name relative to its folder -> text.
 
     Args:
         kind: ``compose``, ``kubernetes`` or ``systemd``.

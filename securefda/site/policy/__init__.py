@@ -1,4 +1,4 @@
-"""A source's own policy: what it lets a header ask for. What is not permitted is denied."""
+"""A source's policy: what a header may ask for. Anything not permitted is denied."""
 
 from securefda.site.policy.explain import Explanation, explain
 from securefda.site.policy.model import (

@@ -1,6 +1,6 @@
-"""A policy in words: what the aggregator can and cannot learn of a site under it, and what that rests on.
+"""The meaning of a policy in words.
 
-The privacy budget of a policy in words: what it bounds, what it does not, and what training without noise means.
+It says what the aggregator can learn of a site, what the privacy budget bounds, and what these claims assume.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _OF_USE = 20.0
 
 
 def budget_in_short(policy: SourcePolicy) -> str:
-    """For a line that has other numbers in it."""
+    """Return the budget as a clause for a line with other numbers."""
     dp = policy.dp
     if not dp.required:
         return "training without noise permitted"
@@ -29,13 +29,13 @@ def budget_in_short(policy: SourcePolicy) -> str:
 
 
 def budget_in_words(policy: SourcePolicy, site: str) -> tuple[str, ...]:
-    """What noise bounds of all that leaves ``site``, what counts it, and what stays outside, a few sentences each."""
+    """Explain in sentences what noise bounds, what counts it, and what it does not cover."""
     if policy.dp.required:
         bounded = f"{site} trains with noise (DP-SGD) or not at all, so all that leaves it is bounded: {_bound(policy)}"
         return (bounded, _ledger(site), *_not_covered(policy, site), _measured(policy))
     bounded = (
-        f"Where its settings set training.dp.noise-multiplier, {site} trains with noise (DP-SGD), and of such rounds: "
-        f"{_bound(policy)}"
+        f"If its settings set training.dp.noise-multiplier, {site} trains with noise (DP-SGD). Such rounds are "
+        f"bounded: {_bound(policy)}"
     )
     return (_without_noise(policy, site), bounded, _ledger(site), *_not_covered(policy, site), _measured(policy))
 
@@ -44,8 +44,8 @@ def _bound(policy: SourcePolicy) -> str:
     dp = policy.dp
     return (
         f"over all rounds and runs of a data set together, at most epsilon = {dp.target_epsilon:g} at delta = "
-        f"{dp.target_delta:g} of each row, added or removed. {_odds(dp.target_epsilon)} This holds against the "
-        "aggregator, every other site and any holder of the model, also if all of them work together, at every level."
+        f"{dp.target_delta:g} for each row, added or removed. {_odds(dp.target_epsilon)} This holds at every level, "
+        "against the aggregator, every other site and any holder of the model, even if they all work together."
     )
 
 
@@ -63,45 +63,46 @@ def _odds(epsilon: float) -> str:
 
 def _ledger(site: str) -> str:
     return (
-        f"The ledger at {site} counts it, before each round trains, since it was opened or last reset; a reset takes a "
-        f"reason and {site}'s signature, and what was spent before it comes on top. A round that would cost more than "
-        "is left is not trained (exit code 11)."
+        f"The ledger at {site} counts the cost of each round before the round trains. It counts from its opening or "
+        f"last reset. A reset needs a reason and {site}'s signature; what was spent before it comes on top. A round "
+        "that would cost more than is left is not trained (exit code 11)."
     )
 
 
 def _without_noise(policy: SourcePolicy, site: str) -> str:
     line = (
-        f"{site} may train without noise (dp.required = false), as its own settings say. The ledger does not count "
-        "such rounds, and after one of them no epsilon holds for all that left of these rows. What protects then: "
+        f"{site} may train without noise (dp.required = false) if its own settings say so. The ledger does not count "
+        "such rounds, and after one of them no epsilon bounds what has left about these rows. "
     )
     if policy.visibility is Visibility.INDIVIDUAL:
         return (
-            line + "towards the aggregator nothing. What an update, and every later model, tells of a row is unbounded."
+            line + "Nothing then protects them from the aggregator: an update and every later model can reveal any "
+            "amount about a row."
         )
     return line + (
-        "sums hide which of their sources a part is of. They do not hide what the parts together tell: whether a row "
-        "was trained on, or its values, may show in a sum and in every later model, and nothing bounds it."
+        "Sums still hide which source a part comes from. They do not hide what the parts reveal together: whether a "
+        "row was trained on, or its values, may show in a sum and in every later model, and nothing bounds it."
     )
 
 
 def _not_covered(policy: SourcePolicy, site: str) -> tuple[str, ...]:
     return (
-        f"Not covered: {site}'s number of rows, which is taken as public, as are its steps and sampling rate, which "
-        f"follow from it; and when and for how long {site} trains.",
-        "Not covered: more than one row at a time. Several rows of one patient are not one unit: of two rows together "
-        f"epsilon is {2 * policy.dp.target_epsilon:g}, at a larger delta, and so on. A row that is also in another "
-        "data set, or at another site, is counted there by itself.",
+        f"Not covered: {site}'s number of rows, which counts as public, and with it the steps and the sampling rate "
+        f"that follow from it; also when and for how long {site} trains.",
+        "Not covered: more than one row at a time. Several rows of one patient are not one unit: for two rows "
+        f"together, epsilon is {2 * policy.dp.target_epsilon:g} at a larger delta, and so on. A row that is also in "
+        "another data set, or at another site, is counted there separately.",
     )
 
 
 def _measured(policy: SourcePolicy) -> str:
-    """What attacks found in the smallest sum that the policy permits, colluders not counted."""
+    """Return what attacks found in the smallest sum that the policy permits, colluders not counted."""
     return members_found(1 if policy.visibility is Visibility.INDIVIDUAL else policy.min_others + 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What a policy means, one sentence or a few in each entry.
+    """The meaning of a policy; each entry holds a sentence or a few.
 
     Attributes:
         summary: the numbers in one line.
@@ -122,7 +123,7 @@ class Explanation:
     assumes: tuple[str, ...]
 
     def text(self) -> str:
-        """All of it, for people."""
+        """Return all of it as text for people."""
         parts = [self.summary]
         for heading, lines in (
             ("The aggregator can learn", self.learns),
@@ -137,7 +138,7 @@ class Explanation:
 
 
 def explain(policy: SourcePolicy, site: str, sources: int | None = None) -> Explanation:
-    """Say what ``policy`` lets the aggregator learn of ``site``.
+    """Explain what ``policy`` lets the aggregator learn of ``site``.
 
     Args:
         policy: of the site, accepted by :func:`securefda.site.policy.require_satisfiable` if ``sources`` are known.
@@ -164,7 +165,7 @@ class _Facts:
 
     @property
     def others(self) -> str:
-        """The others that hide this site, in words."""
+        """Return a phrase for the other sources that hide this site."""
         trusted = f" of its {len(self.policy.trusted_peers)} trusted peers" if self.policy.trusted_peers else ""
         colluding = f", not counting {self.policy.max_colluders} that may collude with the aggregator"
         return (
@@ -183,40 +184,40 @@ def _summary(facts: _Facts, sources: int | None) -> str:
         return f"{line}."
     spare = sources - policy.smallest_sum
     lost = f"up to {spare} of them may be lost in a round" if spare else "all of them must answer in every round"
-    return f"{line}. A sum opens over {policy.smallest_sum} of N = {sources} sources at least: {lost}."
+    return f"{line}. A sum opens over at least {policy.smallest_sum} of N = {sources} sources: {lost}."
 
 
 def _seen(facts: _Facts) -> tuple[str, ...]:
-    """What the level itself shows, the most open one first: a header may always ask for less."""
+    """Describe what each permitted level shows, the most open one first; a header may always ask for less."""
     policy, site = facts.policy, facts.site
     lines = []
-    # Loss and accuracy are figures of the rows without noise: one source with noise keeps those of all at home.
+    # Loss and accuracy are computed from rows without noise, so one source with noise keeps everybody's at home.
     sums = "rows"
     if not policy.dp.required:
-        sums += ", of losses and accuracies where no source of the round trains with noise"
+        sums += ", of losses and accuracies if no source in the round trains with noise"
     if SELECTION in policy.allowed_rules:
         sums += ", and of estimated errors of the rules"
     sum_line = (
         f"At level sum: one weighted sum per round over at least {policy.smallest_sum} of {facts.of_all} sources, in "
-        f"which {site}'s part is one term beside those of {facts.others}. With it come the sums of {sums}."
+        f"which {site}'s part is one term beside those of {facts.others}; with it the sums of {sums}."
     )
     if policy.visibility is Visibility.INDIVIDUAL:
         names = {"samples": "its number of training rows", "loss": "its mean loss", "accuracy": "its accuracy"}
         beside = ", ".join(names[name] for name in names if name in policy.metadata.may_leave)
         clear = f"At level individual: {site}'s own update of every round, in clear, with {beside}. "
         if policy.dp.required:
-            clear += "What it tells of one row is bounded by noise alone (below). "
+            clear += "Only noise bounds what it reveals about one row (see below). "
         else:
-            clear += "From an update without noise it can tell much about the rows behind it. "
+            clear += "An update without noise can reveal much about the rows behind it. "
         if set(policy.metadata.may_leave) - {"samples"}:
             clear += "Mean loss and accuracy leave only in rounds in which no source trains with noise. "
         lines.append(clear + "min-others, max-colluders and norm-cap.kappa protect nothing at this level.")
     if policy.visibility <= Visibility.COHORT:
         lines.append(
             f"At level cohort: one such sum per round over a cohort of at least {policy.smallest_sum} sources, drawn "
-            f"by lot again for every round, beside {facts.others}. Many rounds give many different sums with {site} in "
-            "them, which together tell more of it than one sum does. No norm cap holds for cohorts: where its part "
-            "is much larger than the others', such a sum shows it nearly alone."
+            f"at random again for every round, beside {facts.others}. Many rounds give many different sums that "
+            f"contain {site}, and together they reveal more of it than one sum does. No norm cap holds for cohorts: "
+            "if its part is much larger than the others', such a sum shows it nearly alone."
         )
     return (*lines, sum_line, _norm_report(facts))
 
@@ -225,14 +226,14 @@ _LENGTHS_WITHOUT_DIRECTION = ("source_only", "fedavg", "fedda")
 
 
 def _norm_report(facts: _Facts) -> str:
-    """What the other sources of a sum see for the caps, and what a colluding one of them could pass on."""
+    """Describe what the other sources of a sum see for the caps, and what a colluding one could pass on."""
     site, policy = facts.site, facts.policy
-    condition = "Where the header carries a norm cap" if policy.norm_cap.kappa == 0 else "At level sum"
+    condition = "If the header sets a norm cap" if policy.norm_cap.kappa == 0 else "At level sum"
     count = "one number per layer" if policy.norm_cap.granularity == "layer" else "one number, or one per layer"
     line = (
-        f"{condition}: nothing more by itself. But the other sources of the sum see how large {site}'s part is, "
-        f"{count} and round (the norm, weighted by rows, rounded down to a step of 2^(1/4), or of 2^(1/2) in a "
-        "layer of fewer than 256 parameters), and one that colludes can tell the aggregator."
+        f"{condition}: nothing more by itself. But the other sources in the sum see how large {site}'s part is: "
+        f"{count} in each round (the norm, weighted by rows, rounded down to a step of 2^(1/4), or of 2^(1/2) in a "
+        "layer of fewer than 256 parameters). A source that colludes can pass it on to the aggregator."
     )
     if not policy.max_colluders:
         return line
@@ -243,9 +244,9 @@ def _norm_report(facts: _Facts) -> str:
     choosing = [name for name in policy.allowed_rules if name not in _LENGTHS_WITHOUT_DIRECTION]
     if choosing:
         line += (
-            f" With the rules {', '.join(choosing)} these numbers depend on what the target publishes beside the "
-            f"model: a vector that is made up turns them into how far {site}'s update points in a direction of the "
-            "target's choice."
+            f" With the rules {', '.join(choosing)}, these numbers depend on what the target publishes beside the "
+            f"model: with a made-up vector, they show how far {site}'s update points in a direction of the target's "
+            "choice."
         )
     return line
 
@@ -256,19 +257,19 @@ def _always_seen(facts: _Facts) -> tuple[str, ...]:
         runs = f"No run begins without the consent of {site}'s operator."
     else:
         begin = "one run begins" if release.max_runs == 1 else f"{release.max_runs} runs begin"
-        runs = f"In 24 hours at most {begin}; any further one takes the consent of {site}'s operator."
+        runs = f"In 24 hours, at most {begin}; any more need the consent of {site}'s operator."
     return (
-        f"Over a run: up to {counted(release.max_rounds, 'round')} of this, in each round one release at most "
-        f"whatever the number of attempts ({release.max_attempts}). {runs} After {release.max_unfinished} rounds that "
-        f"came to no result, of which each result pays for one, {site} leaves. Sums over different sets of sources "
-        "can be subtracted from each other: "
-        f"what differs then is of few sources, or of {site} alone where it was the one that stayed away.",
+        f"Over a run: up to {counted(release.max_rounds, 'round')} of this. Each round has at most "
+        f"{counted(release.max_attempts, 'attempt')} and one release. {runs} {site} leaves after "
+        f"{release.max_unfinished} rounds without a result; each round with a result lowers that count by one. Sums "
+        "over different sets of sources can be subtracted from each other: the difference is due to few sources, or "
+        f"to {site} alone if only it was absent from one of them.",
         *_held_back(facts),
         _models(facts),
         *_attention(facts),
         *_pull(facts),
-        f"That {site} takes part and when, how long it takes, the digest of its model's architecture, its software "
-        "version, its max-visibility, and of a refusal the key.",
+        f"That {site} takes part, when, and how long it takes; the digest of its model's architecture, its software "
+        "version and its max-visibility; and if it refuses, the key that forbids the request.",
     )
 
 
@@ -277,8 +278,8 @@ def _held_back(facts: _Facts) -> tuple[str, ...]:
     if least == 1:
         return ()
     return (
-        f"Where {site} trains without noise: no change of a parameter that fewer than {least} of its rows moved in the "
-        "round. Rows that moved it next to nothing count as well.",
+        f"If {site} trains without noise: the change of a parameter only if at least {least} of its rows moved it in "
+        "the round. Rows that hardly moved it count as well.",
     )
 
 
@@ -287,64 +288,63 @@ def _attending(policy: SourcePolicy) -> tuple[str, ...]:
 
 
 def _attention(facts: _Facts) -> tuple[str, ...]:
-    """What a target without labels can do with what it publishes, where the policy lets it."""
+    """Describe the influence that a target without labels has through what it publishes, if the policy allows it."""
     site, policy = facts.site, facts.policy
     attending = _attending(policy)
     if not attending or policy.visibility is not Visibility.SUM:
         return ()
     bound = policy.limits.attention_bound_max
     return (
-        f"With {', '.join(attending)}, how much {site}'s update weighs follows from a gradient that the target "
-        f"publishes: up to {math.exp(2 * bound):.3g} times what another weighs with as many rows "
-        f"(attention-bound-max = {bound:g}). The sum also holds the sum of all sources' shares, one number.",
+        f"With {', '.join(attending)}, the weight of {site}'s update depends on a gradient that the target publishes: "
+        f"it is at most {math.exp(2 * bound):.3g} times that of another source with as many rows (attention-bound-max "
+        f"= {bound:g}). The sum also contains the sum of all sources' shares, one number.",
     )
 
 
 def _pull(facts: _Facts) -> tuple[str, ...]:
-    """What a target learns by the features that it sends, where the policy lets it."""
+    """Describe what a target learns by the features that it sends, if the policy allows it."""
     site, releasing = facts.site, rules_that_send_features(facts.policy)
     if not releasing:
         return ()
     return (
-        f"With {', '.join(releasing)}, {site} compares features of its rows with features that the target sends, and "
-        f"answers with its update and a pull: for each row that the target sent, in which direction {site}'s own "
-        "features lie. The target chooses what it sends. No feature of a row leaves.",
+        f"With {', '.join(releasing)}, {site} compares features of its rows with features that the target sends. It "
+        f"answers with its update and a pull: for each row that the target sent, the direction in which {site}'s own "
+        f"features lie. The target chooses what it sends. The features of {site}'s rows do not leave.",
     )
 
 
 def _models(facts: _Facts) -> str:
-    """A model is a question: what it may be, and how fast it may change."""
+    """Describe which models a header may bring, and how fast they may change."""
     site, policy = facts.site, facts.policy
     listed = len(policy.model.digests)
     first = f"one of the {listed} first models that the policy lists" if listed else "the task's own first model"
     return (
-        f"What a model asks of the rows: an update answers the model that it is trained from. That is {first}, then "
-        "the model of the last finished round and no other, and a finished round moves no group of layers further than "
-        f"{policy.limits.model_step:g} times as far as {site}'s own training has moved it (model-step). So a target "
-        "leads a model to where it reads more of the rows only over several finished rounds: this is a rate, no wall."
+        f"What an update reveals depends on the model that it is trained from. That is {first}, then the model of the "
+        "last finished round and no other. A finished round moves no group of layers further than "
+        f"{policy.limits.model_step:g} times as far as {site}'s own training has moved it (model-step). A target can "
+        "therefore still lead the model to one that reveals more of the rows, but only over several finished rounds."
     )
 
 
 def _hidden(facts: _Facts) -> tuple[str, ...]:
     policy, site = facts.policy, facts.site
-    without = "that has a bound only where it trains with noise, as said below."
-    bounds = "what they tell of one row is bounded, as said below." if policy.dp.required else without
+    without = "that is bounded only if it trains with noise (see below)."
+    bounds = "what they reveal about one row is bounded (see below)." if policy.dp.required else without
     always = (
-        f"Rows, files or anything else of {site} that is not named above: there is no message for it. This does "
-        f"not say that an update or a sum tells nothing about rows: {bounds}",
-        "A rule, a task, a model or a number beyond this policy is refused before training, and only the key leaves.",
+        f"Rows, files or anything else of {site} that is not named above: no message can carry it. This does not mean "
+        f"that an update or a sum reveals nothing about rows: {bounds}",
+        "Anything under a rule, a task, a model or a number that this policy does not permit: the request is refused "
+        "before training, and only the key that forbids it leaves.",
     )
     if policy.visibility is Visibility.INDIVIDUAL:
-        return (f"Where it asks for level individual, nothing of {site}'s update stays hidden from it.", *always)
+        return (f"If it asks for level individual, nothing of {site}'s update stays hidden from it.", *always)
     helped = (
-        f", and whichever {policy.max_colluders} of the other sources tell it all they know"
-        if policy.max_colluders
-        else ""
+        f", and whichever {policy.max_colluders} of the other sources collude with it" if policy.max_colluders else ""
     )
     return (
-        f"{site}'s update, or its row count, loss or accuracy of a round on their own: what leaves is only a term of a "
-        f"sum beside {facts.others}. This holds whatever the aggregator does{helped}; what the sums and lengths listed "
-        "above tell by themselves is excepted.",
+        f"{site}'s own update, row count, loss or accuracy of a round: each leaves only as one term of a sum beside "
+        f"{facts.others}. This holds whatever the aggregator does{helped}, except for what the sums and lengths listed "
+        "above reveal by themselves.",
         _norm_cap_claim(facts),
         *always,
     )
@@ -354,24 +354,24 @@ def _norm_cap_claim(facts: _Facts) -> str:
     bounds, site = facts.policy.norm_cap, facts.site
     if bounds.kappa == 0:
         return (
-            f"Nothing is said here of sums in which {site}'s part is much larger than all others: with kappa = 0 a "
-            "sum may then show it nearly alone."
+            f"This policy does not prevent sums in which {site}'s part is much larger than all others: with kappa = 0, "
+            "such a sum may show it nearly alone."
         )
     place = (
         "in every layer" if bounds.granularity == "layer" else "over the model as a whole, though not in every layer,"
     )
     claim = (
-        f"At level sum, a sum of which {site} makes up most: {place} the others that count hold together at least "
-        f"{bounds.kappa:g} times the squared norm of its part. This bounds lengths, not directions: parts "
-        "that point the same way show that way, and others that are opposed cancel."
+        f"At level sum, a sum of which {site} makes up most: {place} the others that count together have at least "
+        f"{bounds.kappa:g} times the squared norm of its part. This bounds lengths, not directions: a sum shows the "
+        "direction that its parts share, and opposed parts cancel."
     )
     projected = any(rule.projects and rule.value in facts.policy.allowed_rules for rule in Rule)
     if not (bounds.unfiltered_projection and projected):
         return claim
     return claim + (
-        " This site permits FedGP without its filter (unfiltered-projection): the target's update then decides the "
-        "sign of each part as well, and one that is made for it can let the others' parts, where they are alike, "
-        f"cancel each other, so that the sum is nearly {facts.site}'s part alone although all norms are as asked."
+        " This site permits FedGP without its filter (unfiltered-projection). The target's update then decides the "
+        "sign of each part as well. A target can craft it so that similar parts of the others cancel each other, and "
+        f"the sum is nearly {facts.site}'s part alone although all norms are as required."
     )
 
 
@@ -383,22 +383,22 @@ def _target_pays(facts: _Facts) -> tuple[str, ...]:
     unlabelled = []
     if attending:
         unlabelled.append(
-            f"With {', '.join(attending)} at level sum every source sees the gradient of the gap, which depends on the "
-            "features of the target's rows. Nothing bounds what it tells of one of them."
+            f"With {', '.join(attending)} at level sum, every source sees the gradient of the gap, which depends on "
+            "the features of the target's rows. Nothing bounds what it reveals about one of them."
         )
     if releasing:
         unlabelled.append(
-            f"With {', '.join(releasing)} every source sees features of some of the target's rows in each round, at "
-            "every level, and can try to reconstruct the rows from them. The target's own settings have to allow it."
+            f"With {', '.join(releasing)}, every source sees features of some of the target's rows in each round, at "
+            "every level, and can try to reconstruct the rows from them. The target's own settings must allow it."
         )
     if not published:
         return tuple(unlabelled)
     return (
-        f"With the rules {', '.join(published)} at level sum every source sees the target's own update g_T of the "
-        "round, since the rule runs inside the sources. The published change of the model partly shows it anyway (in "
-        "this project's studies the median cosine of the two was between 0.3 and 1.0, by task and rule; each round's "
-        "is in the target's report). No source's policy protects the target's rows; noise in the target's own training "
-        "(its training.dp) bounds what g_T tells of one of them.",
+        f"With the rules {', '.join(published)} at level sum, every source sees the target's own update g_T of the "
+        "round, since the rule runs at the sources. The published change of the model partly shows it anyway (in this "
+        "project's studies, the median cosine of the two was between 0.3 and 1.0, by task and rule; the target's "
+        "report has that of each round). No source's policy protects the target's rows; noise in the target's own "
+        "training (its training.dp) bounds what g_T reveals about one of them.",
         "At levels cohort and individual g_T stays at the target.",
         *unlabelled,
     )
@@ -408,29 +408,29 @@ def _model_left(facts: _Facts) -> tuple[str, ...]:
     site, keep = facts.site, facts.policy.model.keep
     known = f"{site} knows every model that it trains from, whatever it keeps afterwards."
     if keep == "final":
-        return (f'Runs leave {site} the final model, or it takes no part (model.keep = "final").', known)
+        return (f'{site} takes part only in runs that let it keep the final model (model.keep = "final").', known)
     if keep == "none":
-        return (f'{site} keeps nothing of the model after a run, or it takes no part (model.keep = "none").', known)
-    return (f'Each run says whether it leaves {site} the final model, or nothing of it (model.keep = "any").', known)
+        return (f'{site} takes part only in runs after which it keeps no model (model.keep = "none").', known)
+    return (f'Each run says whether {site} keeps the final model or no model (model.keep = "any").', known)
 
 
 def _assumptions(facts: _Facts) -> tuple[str, ...]:
     policy, site = facts.policy, facts.site
     common = (
-        f"{site}'s own machine and signing key are in no other hands; its process runs with the policy that "
-        "the site signed.",
+        f"Nobody else controls {site}'s machine or has its signing key, and its process runs with the policy that the "
+        "site signed.",
         f"For the privacy budget: {ASSUMPTIONS}; the random numbers of {site}'s machine cannot be guessed.",
     )
     if policy.visibility is Visibility.INDIVIDUAL:
-        return (*common, "TLS 1.3 keeps the network out; towards the aggregator nothing is assumed.")
+        return (*common, "TLS 1.3 protects the data on the network; nothing protects it from the aggregator.")
     helpers = (
         f"with at most max_colluders = {policy.max_colluders} of the other sources"
         if policy.max_colluders
         else "but with no other source"
     )
     return (
-        f"Against an aggregator that deviates from the protocol in any way, {helpers} on its side; every further one "
-        f"takes one off min-others = {policy.min_others}.",
+        f"The aggregator may deviate from the protocol in any way, {helpers} on its side. Each additional source that "
+        f"colludes takes one off min-others = {policy.min_others}.",
         "The roster lists real, separate sites whose keys are their own.",
         "X25519, AES-256, HKDF-SHA256 and Ed25519 are sound.",
         *common,

@@ -1,4 +1,4 @@
-"""What attacks found in sums and in the final model, as measured on the digits example, for people who read a policy.
+"""Results of attacks on sums and on the final model of the digits example, for readers of a policy.
 
 The figures are those of ``benchmarks/attacks.json``; a test compares them.
 """
@@ -29,7 +29,7 @@ one in a hundred for members. A sum over one is an update in clear."""
 
 
 def members_found(sources: int) -> str:
-    """What was found with the largest measured number of sources up to ``sources``, at least 1, in one sentence."""
+    """Return one sentence on the attack with the largest measured number of sources up to ``sources``, at least 1."""
     measured = max(count for count, _ in MEMBERS_FOUND if count <= sources)
     of_noise = {epsilon: found for (count, epsilon), found in MEMBERS_FOUND.items() if count == measured}
     parts = [

@@ -1,10 +1,8 @@
-"""The policy that a site's process goes by: the very bytes that the site signed.
+"""A site's signature over its ``policy.toml``, in ``policy.sig`` beside it. A process uses the signed bytes only.
 
-The site's signature over its ``policy.toml``: a file ``policy.sig`` beside it.
-
-A writer of the policy alone, without the site's signing key, changes nothing: no process starts with it. The
-signature names federation and site, so that no policy of another site, or of this site in another federation, passes.
-``policy.sig`` holds the signed statement verbatim and the signature over it in hex.
+Changing the policy without the site's signing key has no effect except that no process starts. The signature names
+federation and site, so that it is valid for no other site and no other federation. ``policy.sig`` holds the signed
+statement verbatim and the signature over it in hex.
 """
 
 from __future__ import annotations
@@ -68,7 +66,8 @@ def policy_signature(federation_id: str, site_id: str, key: Ed25519PrivateKey, p
 
 
 def write_policy_signature(file: Path, policy: bytes, federation_id: str, site_id: str, key: Ed25519PrivateKey) -> None:
-    """Write ``policy.sig`` beside the policy ``file``, which holds ``policy``; the rest as :func:`policy_signature`.
+    """Write ``policy.sig`` beside the policy ``file``, which holds ``policy``; other arguments as for
+    :func:`policy_signature`.
 
     Raises:
         OSError: it cannot be written.
@@ -101,7 +100,7 @@ def _signature_file(policy: Path) -> Path:
 
 
 def _parse(site_id: str, file: Path, data: bytes) -> tuple[_Statement, bytes, bytes]:
-    """A statement, its bytes, and the signature over them, which is not checked yet."""
+    """Return a statement, its bytes, and the signature over them, not yet checked."""
     try:
         envelope = load_object(data, "policy", "site_signature")
         statement = text(envelope["policy"]).encode("ascii")
@@ -133,7 +132,7 @@ class HoldsPolicy(Protocol):
 
 
 def load_signed_policy(kit: HoldsPolicy) -> SourcePolicy:
-    """Read a site's ``policy.toml`` as the site signed it; no other contents are ever looked at.
+    """Read a site's ``policy.toml`` as the site signed it; unsigned contents are never parsed.
 
     Raises:
         ConfigError: ``policy``, where a file is missing or the signature wrong; else as ``load_policy`` does.

@@ -132,7 +132,7 @@ _PROJECTING_RULES = frozenset(rule.value for rule in Rule if rule.projects)
 
 
 def hint_for(key: str) -> str:
-    """A hint for the operator about a refusal of this key."""
+    """Return a hint for the operator about a refusal of this key."""
     return _HINTS.get(key, _OWNER)
 
 
@@ -249,7 +249,7 @@ def check_training(policy: SourcePolicy, noise_multiplier: float, max_grad_norm:
 
 
 def _check_norm_reports(policy: SourcePolicy, *, with_noise: bool) -> None:
-    """A colluding source can pass norm reports on to the aggregator, and only noise bounds what they reveal."""
+    """Refuse norm reports that the policy hides: only noise bounds what a colluder could pass on."""
     if policy.max_colluders and not with_noise and policy.norm_cap.reports == "hidden":
         asked = f"a norm report that max-colluders = {policy.max_colluders} colluders would see"
         raise _refusal("norm-cap.reports", asked, "such a report only of training with noise")
@@ -288,13 +288,13 @@ def check_metrics(header: Header, *, handed_in: bool, update: Update | None = No
 
 
 def rules_that_publish_the_target(policy: SourcePolicy) -> tuple[str, ...]:
-    """Allowed rules under which the target publishes its update to sources at ``sum``."""
+    """Return the allowed rules under which the target publishes its update to sources at ``sum``."""
     free = (Rule.SOURCE_ONLY, Rule.FEDAVG, *(rule for rule in Rule if rule.attends or rule.releases_features))
     return tuple(name for name in policy.allowed_rules if name not in free)
 
 
 def rules_that_send_features(policy: SourcePolicy) -> tuple[str, ...]:
-    """Allowed rules under which the target sends features to each source."""
+    """Return the allowed rules under which the target sends features to each source."""
     return tuple(name for name in policy.allowed_rules if name in _RELEASING_RULES)
 
 
@@ -380,7 +380,7 @@ def _check_rule(policy: SourcePolicy, terms: RuleTerms) -> None:
 
 
 def _check_pull(terms: RuleTerms, *, with_noise: bool) -> None:
-    """The pull on the target's features is computed from rows without noise, and no ledger counts it."""
+    """Refuse a pull on the target's features if training has noise: no ledger counts the pull."""
     if with_noise and terms.rule in _RELEASING_RULES:
         raise _refusal("dp.pull", f"{terms.rule}, with a pull on the target's features", "what noise protects")
 
