@@ -76,17 +76,17 @@ class Member:
 
     @property
     def index(self) -> int:
-        """Roster index."""
+        """The roster index."""
         return self.roster.by_id(self.site_id).index
 
     @property
     def signer(self) -> Signer:
-        """Signs this site's messages."""
+        """The signer of this site's messages."""
         return Signer(self.index, self.signing_key, encode)
 
 
 def transport_settings(section: TransportSection) -> TransportSettings:
-    """Sizes and times of the transport.
+    """Return the sizes and times of the transport.
 
     Raises:
         ConfigError: a value is out of its range.
@@ -100,18 +100,18 @@ def transport_settings(section: TransportSection) -> TransportSettings:
 
 
 def credentials_of(kit: Kit) -> Credentials:
-    """The kit's certificates and TLS key."""
+    """Return the kit's certificates and TLS key."""
     return Credentials(kit.ca.pem, kit.certificate_pem, kit.tls_key_pem.reveal())
 
 
 def endpoint_of(kit: Kit) -> Endpoint:
-    """The aggregator's address from the kit, and its identity from the roster."""
+    """Return the aggregator's address from the kit, and its identity from the roster."""
     target = kit.roster.target
     return Endpoint(str(kit.endpoints.aggregator), kit.endpoints.server_name, target.tls_pin, target.index)
 
 
 def source_of_pin(kit: Kit, pin: bytes) -> int | None:
-    """Roster index of the source with this TLS pin; None for an unknown one, and for the target itself."""
+    """Return the roster index of the source with this TLS pin; None for an unknown one, and for the target itself."""
     try:
         entry = kit.roster.by_tls_pin(pin)
     except KeyError:
@@ -126,7 +126,7 @@ def witness_of(
     info: RunInfo,
     unix_time: Callable[[], float] = time.time,
 ) -> Witness:
-    """A site's own audit logs in the folder ``logs``, with its memory of the other sites' logs."""
+    """Return a site's own audit logs in the folder ``logs``, with its memory of the other sites' logs."""
     journal = Journal(
         logs,
         member.roster,
@@ -140,18 +140,18 @@ def witness_of(
 
 
 def run_info(task: str, strategy: str, policy: bytes | None = None) -> RunInfo:
-    """The facts about a run with which a site's log opens."""
+    """Return the facts about a run with which a site's log opens."""
     digest = "" if policy is None else sha256(policy).hexdigest()
     return RunInfo(__version__, _word(task), _word(strategy), digest)
 
 
 def _word(text: str) -> str:
-    """A name in the characters that a record of the log can hold."""
+    """Return a name in the characters that a record of the log can hold."""
     return re.sub(r"[^A-Za-z0-9._-]", ".", text)[:64].lstrip("._-") or "unnamed"
 
 
 def task_of(section: TaskSection, roster: Roster, seed: int, labels: TargetLabels = TargetLabels.GIVEN) -> Task:
-    """The site's own instance of the task; ``seed`` is the run's and must be equal at every site.
+    """Build the site's own instance of the task; ``seed`` is the run's and must be equal at every site.
 
     ``labels`` matter at the target alone: no other site knows them, or needs to.
     """
@@ -159,7 +159,7 @@ def task_of(section: TaskSection, roster: Roster, seed: int, labels: TargetLabel
 
 
 def task_among(section: TaskSection, target: str, sources: tuple[str, ...], seed: int, labels: TargetLabels) -> Task:
-    """The instance of the task in a federation of these sites; Raises: as :func:`task_of`."""
+    """Build the task in a federation of these sites. Raises what :func:`task_of` does."""
     settings = TaskSettings(
         target=target,
         sources=sources,
@@ -172,7 +172,7 @@ def task_among(section: TaskSection, target: str, sources: tuple[str, ...], seed
 
 
 def training_rows(task: Task, site_id: str) -> Samples:
-    """The rows that a site trains on.
+    """Return the rows that a site trains on.
 
     Raises:
         DataError: they are missing or unfit, or the task's own code fails.
@@ -181,7 +181,7 @@ def training_rows(task: Task, site_id: str) -> Samples:
 
 
 def target_rows(task: Task, rule: Rule, labels: TargetLabels) -> tuple[Rows, Rows, Samples | None]:
-    """The target's training rows as the task gives them, those rows as training sees them, and its test rows.
+    """Return the target's training rows as the task gives them, those rows as training sees them, and its test rows.
 
     A privacy ledger is of the first. The second lack the labels that settings say the target does not have. Test rows
     are None where the target does not know the labels of any.
@@ -198,7 +198,7 @@ def target_rows(task: Task, rule: Rule, labels: TargetLabels) -> tuple[Rows, Row
 
 
 def rows_here(config: FederationConfig, site_id: str, seed: int) -> Rows:
-    """The rows that a site of a federation on this machine trains on; of the target, its test rows are loaded too.
+    """Return the rows that a site of a federation on this machine trains on; at the target, load its test rows too.
 
     Raises:
         ConfigError, DataError: the task or its data are unfit.
@@ -211,14 +211,14 @@ def rows_here(config: FederationConfig, site_id: str, seed: int) -> Rows:
 
 
 def task_at(config: AggregatorConfig | SourceConfig, roster: Roster) -> Task:
-    """The instance of the task of a site with these settings."""
+    """Build the task of a site with these settings."""
     if isinstance(config, SourceConfig):
         return task_of(config.task, roster, config.source.seed)
     return task_of(config.task, roster, config.aggregator.seed, TargetLabels(config.training.labels))
 
 
 def rows_of_site(config: AggregatorConfig | SourceConfig, roster: Roster, site_id: str) -> Rows:
-    """The rows that a site's process trains on, of which its privacy ledger is.
+    """Return the rows that a site's process trains on, to which its privacy ledger belongs.
 
     Raises:
         ConfigError, DataError: the task or its data are unfit.

@@ -1,4 +1,4 @@
-"""Files that are whole or not at all, private keys that only their owner can read, and an own number of a file.
+"""Atomic file writes, private keys that only their owner can read, and an identity of a file that copies lack.
 
 Functions that write raise OSError; the caller says in words of its own what could not be written, or lets
 :func:`writing_errors` say it.
@@ -24,7 +24,7 @@ SECRET_MODE = 0o600
 PUBLIC_MODE = 0o444
 MAX_FILE_BYTES = 4 * 1024 * 1024
 MAX_DATA_BYTES = 1 << 30
-"""Of a table of rows, which takes some ten times as much memory once it is parsed."""
+"""Largest table of rows; once parsed, it takes about ten times as much memory."""
 _GET_GENERATION = 0x80087601  # FS_IOC_GETVERSION of Linux on 64-bit x86 and ARM
 
 
@@ -61,7 +61,7 @@ def read_file(path: Path, *, limit: int = MAX_FILE_BYTES, hint: str = "check the
 
 
 def read_whole(path: Path, limit: int | None = MAX_DATA_BYTES) -> bytes:
-    """All of a regular file of at most ``limit`` bytes, such as a table of rows.
+    """Read a whole regular file of at most ``limit`` bytes, such as a table of rows.
 
     Raises:
         OSError: it is missing, unreadable, no regular file (a device may have no end), or larger.
@@ -80,7 +80,7 @@ def _require_regular(path: Path, status: os.stat_result) -> None:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """An opener. A FIFO without a writer must not hold the process up; a regular file does not mind the flag."""
+    """Open without waiting: a FIFO without a writer must not block the process; regular files ignore the flag."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
@@ -111,7 +111,7 @@ def writing_errors(path: Path) -> Iterator[None]:
 
 
 def require_new(option: str, path: Path, *, replaces: Callable[[bytes], bool] = lambda _: False) -> None:
-    """Refuse, before any work, a file that ``option`` names and that cannot be made without a loss.
+    """Refuse, before any work, a file named by ``option`` that cannot be made without losing data.
 
     Args:
         option: as the user typed it, such as ``--out``.
@@ -175,7 +175,7 @@ def make_folder(path: Path, mode: int = 0o700) -> None:
 
 @contextmanager
 def whole_folder(root: Path) -> Iterator[Path]:
-    """A folder beside ``root`` that takes its place when the block ends well, and disappears otherwise.
+    """Yield a folder beside ``root`` that takes its place when the block succeeds, and disappears otherwise.
 
     After a kill in the block it stays; the next maker of ``root`` removes it.
     """
@@ -216,7 +216,7 @@ def remove_leftovers(path: Path) -> None:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder; the kernel lets it go when the process ends. Raises OSError."""
+    """Hold the lock of a folder, which the kernel releases when the process ends. Raises OSError."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -235,7 +235,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def file_number(descriptor: int) -> str:
-    """What the file system calls this file: stays when it is renamed or written, differs for every copy.
+    """Return the file system's identity of a file: stays when it is renamed or written, differs for every copy.
 
     The number alone would be given to another file once this one is deleted, so the time of birth or the generation
     goes with it where the file system tells one. The device is left out: it changes when a machine restarts.

@@ -1,4 +1,4 @@
-"""Every error that securefda raises on purpose: who is to blame, which key or check, and how to fix it.
+"""Every error that securefda raises on purpose: who is to blame, which key or check failed, and how to fix it.
 
 An error carries one line (``str(error)``), a hint and the exit code of the process that it ends. No message
 of this module ever holds a secret, a vector or a value of a data row.
@@ -13,7 +13,7 @@ from typing import TypeVar
 from securefda.text import phase_words
 
 OWNERS_ALONE = "run as the user that owns it, or give this user the permission"
-"""What to do about a file or folder that this user may not read."""
+"""Hint about a file or folder that this user may not read."""
 
 _Error = TypeVar("_Error", bound=BaseException)
 
@@ -56,7 +56,7 @@ class ExitCode(IntEnum):
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM came: the process is to end as after Ctrl-C, with an exit code of its own."""
+    """The process received SIGTERM and ends as after Ctrl-C, but with a different exit code."""
 
 
 class SecureFdaError(Exception):
@@ -101,7 +101,7 @@ class ConfigErrors(ConfigError):
 
     @staticmethod
     def of(errors: Iterable[ConfigError]) -> ConfigError:
-        """The error itself where there is one alone; errors of several are taken apart, and no two say the same."""
+        """Return a single error itself, or several as one; nested ones are flattened, and duplicates dropped."""
         flat = [one for error in errors for one in (error.errors if isinstance(error, ConfigErrors) else (error,))]
         apart = list({str(error): error for error in flat}.values())
         return apart[0] if len(apart) == 1 else ConfigErrors(apart)
@@ -171,7 +171,7 @@ class QuorumLost(SecureFdaError):
         super().__init__(text, hint=hint)
 
     def because(self, why: Mapping[str, str], *, hint: str = "") -> QuorumLost:
-        """The same error with reasons for those that are missing; what it knows already is kept."""
+        """Return the same error with reasons for the missing sources; known reasons are kept."""
         known = {**why, **self.why}
         return QuorumLost(self.phase, self.needed, self.have, self.missing, why=known, hint=hint or self.hint)
 
@@ -189,7 +189,7 @@ class PolicyRefusal(SecureFdaError):
 
 
 class RunRefused(SecureFdaError):
-    """Policies of sources forbid what a run comes to, and without these sources there are too few.
+    """Policies of sources forbid part of the run, and without these sources there are too few.
 
     ``refusals`` has the key of the policy by site id.
     """
@@ -203,7 +203,7 @@ class RunRefused(SecureFdaError):
 
 
 class BudgetExhausted(SecureFdaError):
-    """What is left of a data set's privacy budget does not pay for a round, so nothing trains.
+    """The rest of a data set's privacy budget does not pay for a round, so nothing trains.
 
     ``spent``, ``limit`` and ``cost`` are epsilons at one delta: spent so far, allowed, and what the round would add.
     ``what`` says whose budget, which round and at which delta, for the line.
@@ -240,7 +240,7 @@ class ProtocolError(SecureFdaError):
 
 
 class FaultyAggregatorError(ProtocolError):
-    """What the aggregator sent does not pass a check: an honest one never sends it. The session is dead.
+    """A message of the aggregator fails a check that an honest aggregator always passes. The session is dead.
 
     ``suspect`` is the roster index of a source that may have done it in its place; an honest aggregator knows. Without
     ``blames`` no site is accused: this site does not go along, and others may have brought it about.
@@ -286,5 +286,7 @@ def without_frames(error: _Error) -> _Error:
 
 
 def reading_hint(error: OSError, otherwise: str) -> str:
-    """What to do about a file that cannot be read: where only its owner may, that, else ``otherwise``."""
+    """Return a hint about a file that cannot be read: about its permissions if these are the cause, else
+    ``otherwise``.
+    """
     return OWNERS_ALONE if isinstance(error, PermissionError) else otherwise

@@ -1,4 +1,4 @@
-"""What this process gets of the machine: processor cores, and memory, for which it looks and which it gives back."""
+"""The machine's resources: usable processor cores, and memory settings of this process."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ OWN_MAPPING_BYTES = 8 << 20
 """Blocks from this size on are mapped one by one, and go back to the system when they are freed."""
 
 KEPT_BYTES = 64 << 20
-"""So much free memory may stay at the end of the heap, for what is wanted again at once."""
+"""Free memory that may stay at the end of the heap, for allocations that follow at once."""
 
 _ARENAS = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # of <malloc.h>
@@ -51,7 +51,7 @@ _OPTIONS = ((_M_MMAP_THRESHOLD, OWN_MAPPING_BYTES), (_M_TRIM_THRESHOLD, KEPT_BYT
 
 
 def map_large_blocks() -> bool:
-    """Map large blocks of memory one by one from now on, where the C library has a setting for it (glibc).
+    """Map large blocks of memory one by one from now on, if the C library has a setting for it (glibc).
 
     By itself it raises that threshold up to 32 MiB as blocks are freed. The vectors of a round then share a heap with
     small objects that outlive them, and a source of a model of 20 MB keeps holes of some more such vectors.
@@ -66,7 +66,7 @@ def map_large_blocks() -> bool:
 
 
 def give_free_memory_back() -> None:
-    """Give pages back that hold nothing, also those between others; nothing happens where the C library cannot.
+    """Return free pages to the system, also those between used ones; does nothing if the C library cannot.
 
     For the moment after a vector has come over the network, in chunks that were each a block on the heap.
     """
@@ -77,7 +77,7 @@ def give_free_memory_back() -> None:
 
 @contextmanager
 def without_collections() -> Iterator[None]:
-    """Search for no cycles of garbage in this block, and never among what it leaves: for imports, which leave modules.
+    """Disable garbage collection in this block, and exempt what it leaves: for imports, whose modules stay.
 
     PyTorch's import makes half a million objects that all stay. Python would search them a few hundred times, for a
     fifth of a second, and again whenever it searches everything.

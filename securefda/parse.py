@@ -1,4 +1,4 @@
-"""TOML and JSON that somebody else wrote: parsed within bounds, or refused with one line.
+"""Parsing of TOML and JSON from others within bounds; everything else is refused with one line.
 
 Python's parsers recurse for every level of nesting, and so does most of what walks over their result. Long before that,
 ``tomllib`` takes minutes over a dotted key of 100,000 parts. So brackets and dots are counted first, by one pass over
@@ -36,7 +36,7 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class BeyondBounds(ValueError):
-    """The text is well formed as far as it was read, and holds what this project never writes; the text says what."""
+    """The text is well-formed as far as it was read, but exceeds a bound of this project; the message says which."""
 
 
 def json_value(data: str | bytes) -> Any:
@@ -95,7 +95,7 @@ def _count(marks: Iterator[re.Match[str]]) -> None:
 
 
 def _require_bounded(table: Mapping[str, Any]) -> None:
-    """Check the values of a table. Brackets and dots add up: each was within bounds, their sum need not be."""
+    """Check the values of a table. Nesting by brackets and by dots adds up, so the sum can exceed the bound."""
     left: list[tuple[object, int]] = [(table, 1)]
     while left:
         value, level = left.pop()
@@ -133,7 +133,7 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_int=_integer)
 
 
 def canonical_json(fields: Mapping[str, object]) -> bytes:
-    """ASCII JSON with sorted keys and no blanks. The caller keeps floats out."""
+    """Return ASCII JSON with sorted keys and no blanks. The caller keeps floats out."""
     return json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode("ascii")
 
 

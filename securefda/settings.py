@@ -78,7 +78,7 @@ SettingsT = TypeVar("SettingsT", bound=Settings)
 
 
 class _Contradiction(ValueError):
-    """A :class:`ConfigError` on its way through pydantic, which collects no other errors than these."""
+    """A :class:`ConfigError` on its way through pydantic, which collects only errors of this type."""
 
     def __init__(self, error: ConfigError) -> None:
         super().__init__(str(error))
@@ -86,7 +86,7 @@ class _Contradiction(ValueError):
 
 
 def check(function: Callable[[SettingsT], SettingsT]) -> Any:
-    """A check of a table whose keys are right each by itself; it raises ConfigError.
+    """Mark a method as a check of a table whose keys are each valid; it raises ConfigError.
 
     Where a file is read, pydantic goes on with the other tables, so that all errors are found. A model that Python
     builds raises the ConfigError itself.
@@ -113,7 +113,7 @@ def _beside_the_file(value: object, info: ValidationInfo) -> object:
 
 
 def _without_dots(path: Path) -> Path:
-    """The path without ``..``, as a user would type it, unless a link in it leads elsewhere."""
+    """Return the path without ``..``, as a user would type it, unless that would pass through a link."""
     plain = Path(os.path.normpath(path))
     return plain if os.path.realpath(plain) == os.path.realpath(path) else path
 
@@ -209,7 +209,7 @@ def parse_settings(
 
 
 def _split(model: type[Settings], data: Mapping[str, Any], prefix: str) -> tuple[dict[str, Any], list[str]]:
-    """``data`` without the keys that ``model`` does not know, and the dotted names of these."""
+    """Return ``data`` without the keys that ``model`` does not know, and the dotted names of these."""
     fields = {kebab_case(name): field.annotation for name, field in model.model_fields.items()}
     known, unknown = dict[str, Any](), list[str]()
     for key, value in data.items():
@@ -274,7 +274,7 @@ def _as_config_error(
 
 
 def _where_it_lies(error: ConfigError, table: Sequence[str], known: Collection[str]) -> ConfigError:
-    """A table's own error, under the key's name in this file: ``training.target.vary`` in a federation's."""
+    """Return a table's error with the key's name in this file: ``training.target.vary`` in a federation's."""
     inside = error.key.split(".")[1:]
     for depth in range(1, len(table) + 1):
         key = ".".join([*table[:depth], *inside])
@@ -299,7 +299,7 @@ def _unknown_key_error(model: type[Settings], key: str, source: str) -> ConfigEr
 
 
 def _origin(key: str, file: Path, origins: Mapping[str, str]) -> str:
-    """Where the value of a key came from, for an error."""
+    """Return where the value of a key came from, for an error."""
     inside = f"{key}."
     for name, where in origins.items():
         if inside.startswith(f"{name}.") or f"{name}.".startswith(inside):  # one is the other, or a table around it
@@ -308,7 +308,7 @@ def _origin(key: str, file: Path, origins: Mapping[str, str]) -> str:
 
 
 def nearest_choice(given: str, why: str) -> str:
-    """A hint at what ``given`` was probably meant to be, where ``why`` lists what can be given; else empty."""
+    """Return a hint at the choice that ``given`` was probably meant to be, if ``why`` lists the choices; else empty."""
     listed = why.partition("must be one of ")[2].partition(";")[0]
     choices = listed.split(", ") if listed else re.findall(r"'([^']*)'", why)
     near = get_close_matches(given.lower(), choices, n=1)

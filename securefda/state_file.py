@@ -1,4 +1,4 @@
-"""A file of state that survives kills and forks of its process, and that refuses to be an old copy.
+"""A state file that survives kills and forks of its process, and refuses to be an old copy.
 
 A change is in the file when the call returns, and on the disk (``synchronous=FULL``, write-ahead log) unless the call
 says otherwise.
@@ -29,7 +29,7 @@ from securefda.errors import OWNERS_ALONE, ConfigError, SecureFdaError
 
 
 class CopiedProcess(SecureFdaError):
-    """This process is a copy of the one that began the work; only the original may go on with it."""
+    """This process is a copy of the one that began the work; only the original may continue it."""
 
 
 class ProcessGuard:
@@ -52,12 +52,12 @@ class ProcessGuard:
 
     @property
     def is_copy(self) -> bool:
-        """Whether this is another process than the one that made the guard, however it was made."""
+        """Return whether this process is not the one that made the guard, however it was made."""
         # The mark too: a copy of a copy can be given the number of an original that has ended.
         return self._is_marked or os.getpid() != self._pid
 
     def require_original(self) -> None:
-        """Refuse to go on in a copy.
+        """Refuse to continue in a copy.
 
         Raises:
             CopiedProcess: this is one.
@@ -91,7 +91,7 @@ _HINT = "name a new --out folder and take part in a new run with it, never again
 
 
 class ReleaseMarker:
-    """An empty file beside the state, in whose name stands how many releases the state knows of."""
+    """An empty file beside the state; its name holds the number of releases that the state knows of."""
 
     def __init__(self, state: Path) -> None:
         self._state = state
@@ -109,7 +109,7 @@ class ReleaseMarker:
         sync_folder(self._state.parent)
 
     def check(self, count: int, number_then: str, number_now: str) -> None:
-        """Compare a state file that knows of ``count`` releases with what lies around it.
+        """Compare a state file that knows of ``count`` releases with its marker and file number.
 
         Raises:
             ConfigError: it is a copy, or older than its marker, or its marker is gone.
@@ -126,7 +126,7 @@ class ReleaseMarker:
             self.advance(count)
 
     def advance(self, count: int) -> None:
-        """Say that the state knows of ``count`` releases; on the disk when this returns. Raises OSError."""
+        """Record that the state knows of ``count`` releases; on the disk when this returns. Raises OSError."""
         self._path(max(self._counts(), default=0)).rename(self._path(count))
         sync_folder(self._state.parent)
 
@@ -182,7 +182,7 @@ class StateFile:
 
     @property
     def path(self) -> Path:
-        """Of the file."""
+        """The path of the file."""
         return self._path
 
     def _prepare(self, tables: str, exclusive: bool) -> None:
@@ -248,7 +248,7 @@ class StateFile:
 
     @contextmanager
     def _transaction(self, *, durable: bool = True) -> Iterator[sqlite3.Connection]:
-        """A transaction; one that is not ``durable`` reaches the disk with the next that is, or with a later one."""
+        """Open a transaction; one that is not ``durable`` reaches the disk with the next durable one, or later."""
         self._process.require_original()
         with self._clear_errors():
             self._database.execute("PRAGMA synchronous = FULL" if durable else "PRAGMA synchronous = NORMAL")
@@ -262,13 +262,13 @@ class StateFile:
                 raise
 
     def close(self) -> None:
-        """Close the file when no thread is in it; what was committed stays. A copy of the process leaves it alone."""
+        """Close the file when no thread uses it; committed changes stay. Does nothing in a copy of the process."""
         if not self._process.is_copy:
             with self._one_at_a_time:
                 self._database.close()
 
     def _abandon(self) -> None:
-        """In a copy of the process, see to it that the connection is never closed, whatever happens to this object.
+        """In a copy of the process, make sure that the connection is never closed, whatever happens to this object.
 
         SQLite takes the copy for the only user of the file: closing, also at exit, would delete the write-ahead log
         that the original goes on writing to, and with it every fuse that is burnt from then on.
@@ -286,7 +286,7 @@ CREATE TABLE personal (run_id TEXT NOT NULL, round INTEGER NOT NULL, state BLOB 
 
 
 class RunStore(StateFile):
-    """What a process must remember of its run when it is killed: a file in each site's run folder.
+    """A process's memory of its run, for a restart after a kill: a file in each site's run folder.
 
     Besides what the tables of a subclass hold, that is what was cosigned, and models of the site's own where the
     strategy has one: they never leave, and only the owner can read the file. No key, share, mask or update is in it.
@@ -298,19 +298,19 @@ class RunStore(StateFile):
         super().__init__(path, tables + _COMMON_TABLES, _RUN_SCHEMA_VERSION, exclusive=True)
 
     def cosigned(self, origin: str) -> tuple[int, bytes] | None:
-        """Number of records and root of the last checkpoint of a log that this site cosigned; None before the first."""
+        """Return size and root of the last checkpoint of a log that this site cosigned; None before the first."""
         self._process.require_original()
         with self._clear_errors():
             row = self._database.execute("SELECT size, root FROM cosigned WHERE origin = ?", (origin,)).fetchone()
         return row and (row[0], row[1])
 
     def remember_cosigned(self, origin: str, head: tuple[int, bytes]) -> None:
-        """Write that this checkpoint is cosigned from now on; no other history of the log will be."""
+        """Record that this checkpoint is cosigned, so that no other history of the log will be."""
         with self._transaction() as database:
             database.execute("INSERT OR REPLACE INTO cosigned VALUES (?, ?, ?)", (origin, *head))
 
     def personal(self, run_id: str, before: int) -> bytes | None:
-        """What was kept of the site's own model in the last round below ``before``; None where nothing was."""
+        """Return the stored state of the site's own model in the last round below ``before``; None if there is none."""
         self._process.require_original()
         query = "SELECT state FROM personal WHERE run_id = ? AND round < ? ORDER BY round DESC LIMIT 1"
         with self._clear_errors():
@@ -318,7 +318,9 @@ class RunStore(StateFile):
         return None if row is None else bytes(row[0])
 
     def keep_personal(self, run_id: str, round_number: int, state: bytes) -> None:
-        """Keep the site's own of a round, and that of the round before it, from which this one can be trained again."""
+        """Keep the site's own model of a round, and of the round before it, from which this one can be trained
+        again.
+        """
         with self._transaction() as database:
             database.execute("INSERT OR REPLACE INTO personal VALUES (?, ?, ?)", (run_id, round_number, state))
             last = "(SELECT max(round) FROM personal WHERE run_id = ?1 AND round < ?2)"
@@ -326,7 +328,7 @@ class RunStore(StateFile):
 
 
 def _make_file(path: Path) -> str:
-    """Make the file where there is none, on the disk under its name; returns its number.
+    """Make the file if there is none, on the disk under its name; returns its number.
 
     The mode is set before SQLite writes a byte, so that at no time others can read the file.
     """

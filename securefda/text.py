@@ -1,4 +1,4 @@
-"""Text for people: columns, and words of others that must not steer a terminal."""
+"""Text for people: columns, line breaks, and foreign text made safe for a terminal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 MOST_NAMES: Final = 8
-"""That a list in a sentence has."""
+"""The most names that a list in a sentence has."""
 
 _PHASES: Final = {
     "join": "gathering sources",
@@ -39,7 +39,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
 
 
 def wrapped(text: str, width: int, indent: str = "", later: str | None = None) -> str:
-    """A paragraph in lines of at most ``width`` characters, or of one word that is longer: no word is broken.
+    """Wrap a paragraph into lines of at most ``width`` characters; a longer word gets a line of its own, unbroken.
 
     Args:
         text: one paragraph; runs of blanks inside it stay.
@@ -59,7 +59,7 @@ def wrapped(text: str, width: int, indent: str = "", later: str | None = None) -
 
 
 def fitted(text: str, width: int) -> str:
-    """Lines for a terminal of ``width`` characters: what is too long goes on below its last column.
+    """Fit lines into a terminal of ``width`` characters: long ones continue below their last column.
 
     A command to be copied stays one line, and the second line of a comment is a comment.
     """
@@ -78,17 +78,17 @@ def fitted(text: str, width: int) -> str:
 
 
 def printable(text: str) -> str:
-    """Text for a terminal or a log, without what would steer either: a peer's words may stand in it."""
+    """Return text without characters that would control a terminal or break a log; a peer's words may stand in it."""
     return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
-    """A number with its noun, for example ``1 source`` or ``3,000 sources``."""
+    """Return a number with its noun, for example ``1 source`` or ``3,000 sources``."""
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
 
 
 def phase_words(phase: str) -> str:
-    """What goes on in a phase, for example ``collecting masked updates``; of one without such words its name.
+    """Describe a phase, for example ``collecting masked updates``; a phase without a description keeps its name.
 
     What stands behind a comma says of whom, and stays.
     """
@@ -97,7 +97,7 @@ def phase_words(phase: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time for people, two digits or so: ``0.25 s``, ``4.2 s``, ``56 s``, ``5 min``, ``2.5 h``."""
+    """Return a duration for people, with about two digits: ``0.25 s``, ``4.2 s``, ``56 s``, ``5 min``, ``2.5 h``."""
     if seconds < 1:
         return f"{seconds:.2f} s"
     if seconds < 90:
@@ -106,5 +106,5 @@ def duration(seconds: float) -> str:
 
 
 def names(sites: Sequence[str], most: int = MOST_NAMES) -> str:
-    """Names with commas; of many, the first ones and how many there are in all."""
+    """Join names with commas; of many, show the first ones and the total."""
     return ", ".join(sites) if len(sites) <= most else f"{', '.join(sites[: most - 2])} and others, {len(sites)} in all"

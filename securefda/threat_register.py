@@ -1,4 +1,4 @@
-"""The threat register and what the last test run found: two files of the source tree, strictly read.
+"""The threat register and the results of the last test run: two files of the source tree, strictly parsed.
 
 ``threats.toml`` says what is claimed. ``.last-run.json`` beside it says which tests of these claims ran last and how
 they ended; ``threat_model/recorder.py`` writes it. Nothing here imports the tree, which is not part of the package.
@@ -81,7 +81,7 @@ class Register(Settings):
 
 
 class RecordedTest(Settings):
-    """How one test of a threat ended when it ran last; ``seconds`` with its set-up."""
+    """The result of one test of a threat when it last ran; ``seconds`` includes its set-up."""
 
     threats: _Texts
     kind: Kind
@@ -91,36 +91,36 @@ class RecordedTest(Settings):
 
 
 class LastRun(Settings):
-    """What is known of the tests, by their pytest id; ``full_run`` is when all of them ran last."""
+    """The results of the tests by their pytest id; ``full_run`` is when all of them last ran."""
 
     full_run: AwareDatetime | None = None
     tests: dict[str, RecordedTest] = Field(default_factory=dict)
 
     @property
     def latest(self) -> AwareDatetime | None:
-        """When a test ran last; None where none did."""
+        """When a test last ran; None if none did."""
         return max((record.time for record in self.tests.values()), default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The tests of one kind of one threat taken together; ``time`` is that of the one that ran longest ago."""
+    """The result of all tests of one kind for one threat; ``time`` is that of the one that ran longest ago."""
 
     outcome: Outcome
     records: tuple[RecordedTest, ...]
 
     def count(self, outcome: Outcome) -> int:
-        """How many of the tests ended so."""
+        """Return how many of the tests had this outcome."""
         return sum(record.outcome == outcome for record in self.records)
 
     @property
     def time(self) -> AwareDatetime | None:
-        """None where no test ran."""
+        """The time of the test that ran longest ago; None if none ran."""
         return min((record.time for record in self.records), default=None)
 
 
 def verdict(last: LastRun, threat_id: str, kind: Kind) -> Verdict:
-    """Judge the tests of one kind: one that failed spoils it, and at least one must have passed."""
+    """Judge the tests of one kind: all must have passed, and at least one must have run."""
     records = tuple(record for record in last.tests.values() if threat_id in record.threats and record.kind == kind)
     outcomes = {record.outcome for record in records}
     ranked: Iterable[Outcome] = ("failed", "passed", "skipped")
@@ -158,7 +158,7 @@ def load_register(folder: Path) -> Register:
 
 
 def load_last_run(folder: Path) -> LastRun | None:
-    """Read what the tests left; None where they never ran.
+    """Read the results of the tests; None if they never ran.
 
     Raises:
         ConfigError: the file cannot be read, or is not what this release writes.
@@ -176,7 +176,7 @@ def load_last_run(folder: Path) -> LastRun | None:
 
 
 def unproven(register: Register, last: LastRun, kind: Kind) -> list[Threat]:
-    """The threats whose tests of this kind have to pass, and of which one did not, or none ran."""
+    """Return the threats whose tests of this kind have to pass, but failed or did not run."""
     due = (
         threat for threat in register.threat if threat.status == "mitigated" and (kind == "adversary" or threat.control)
     )
@@ -184,6 +184,6 @@ def unproven(register: Register, last: LastRun, kind: Kind) -> list[Threat]:
 
 
 def by_status(register: Register) -> dict[Status, int]:
-    """How many threats have each status that occurs."""
+    """Count the threats by status."""
     counts = {status: sum(threat.status == status for threat in register.threat) for status in get_args(Status)}
     return {status: count for status, count in counts.items() if count}

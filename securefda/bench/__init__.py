@@ -1,1 +1,1 @@
-"""What ``securefda bench`` measures, with the processes, the transport and the session of a real run."""
+"""``securefda bench``: measurements with the processes, the transport and the session of a real run."""

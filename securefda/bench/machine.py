@@ -1,4 +1,4 @@
-"""The machine that figures were measured on, and what a process takes of it, as Linux counts it."""
+"""The machine of a measurement, and the resources that a process uses, as Linux counts them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CPUS = Path("/proc/cpuinfo")
 
 
 def this_machine() -> dict[str, Any]:
-    """What figures are to be read with; nothing in it names the machine."""
+    """Describe the machine for readers of figures; nothing in it identifies the machine."""
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),
@@ -35,7 +35,7 @@ _RESET_PEAK = "5"
 
 
 def resident_bytes(field: str) -> int | None:
-    """``VmRSS``, what is resident now, or ``VmHWM``, the most that was; None where there is no /proc."""
+    """Return ``VmRSS``, the memory resident now, or ``VmHWM``, its peak; None if there is no /proc."""
     try:
         lines = _STATUS.read_text().splitlines()
     except OSError:
@@ -44,7 +44,7 @@ def resident_bytes(field: str) -> int | None:
 
 
 def cpu_seconds(process_id: int) -> float | None:
-    """Processor time of a process of this user since its start, to 10 ms or so; None where there is no /proc."""
+    """Return the processor time of this user's process since its start, to about 10 ms; None if there is no /proc."""
     try:
         stat = Path(f"/proc/{process_id}/stat").read_text()
     except OSError:
@@ -54,7 +54,7 @@ def cpu_seconds(process_id: int) -> float | None:
 
 
 class PeakGrowth:
-    """How far the resident memory rose above what it was when this was made."""
+    """The rise of the resident memory above its value when this was made."""
 
     def __init__(self) -> None:
         self._can_measure = True
@@ -66,7 +66,7 @@ class PeakGrowth:
         self._before = resident_bytes("VmRSS")
 
     def bytes(self) -> int | None:
-        """The rise in bytes; None where the system does not tell."""
+        """The rise in bytes; None if the system does not report it."""
         peak = resident_bytes("VmHWM")
         if not self._can_measure or peak is None or self._before is None:
             return None

@@ -86,7 +86,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _disk_error(error: OSError | RuntimeError) -> SecureFdaError | None:
-    """One line from what the operating system says of a file; None where it is about no file of the user's."""
+    """Turn an operating system's error about a user's file into one line; None if it is about no such file."""
     if isinstance(error, RuntimeError):  # what Path.resolve says up to Python 3.12, without an errno
         _, found, place = str(error).partition("Symlink loop from ")
         why = f"cannot be used: {os.strerror(errno.ELOOP)}"
@@ -105,7 +105,7 @@ def _disk_error(error: OSError | RuntimeError) -> SecureFdaError | None:
 
 
 def _near_options(found: re.Match[str]) -> str:
-    """Those of the parser's options that are as near as a slip of the fingers; it lists ``--quiet`` for ``--out``."""
+    """Return the parser's suggested options that are close enough to be a typing error."""
     from difflib import get_close_matches
 
     asked = re.search(r"(--?[^\s:]+)", found.string)
@@ -114,7 +114,7 @@ def _near_options(found: re.Match[str]) -> str:
 
 
 def _usage_error(error: TyperException) -> UsageError:
-    """One line from the parser's message, which may end with a suggestion of its own."""
+    """Turn the parser's message, which may end with its own suggestion, into one line."""
     message = " ".join(error.format_message().split()).replace("Value error, ", "").rstrip(".")
     for theirs, ours in _PLAIN:
         message = re.sub(theirs, ours, message)

@@ -1,4 +1,4 @@
-"""What ``securefda budget advise`` prints: the table of epsilons, what it rests on, and what to paste."""
+"""The output of ``securefda budget advise``: the table of epsilons, what it rests on, and settings to paste."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OF_THE_STAND_IN = (
 
 
 def advice_json(found: Advice, site: BudgetSite) -> dict[str, Any]:
-    """The whole of an advice, for programs."""
+    """Return the whole advice for programs."""
     return {
         "site": site.data.site_id,
         "data_set": site.data.name,
@@ -64,7 +64,7 @@ def _cell_json(cell: Cell) -> dict[str, Any]:
 
 
 def advice_text(found: Advice, site: BudgetSite, paste: Sequence[str]) -> str:
-    """The same for people."""
+    """Return the whole advice as text for people."""
     target, *sources = found.counts
     rows = sorted({found.counts[one] for one in sources})
     each = f"{rows[0]}" if len(rows) == 1 else f"{rows[0]} to {rows[-1]}"

@@ -56,7 +56,7 @@ def _options(
         bool, typer.Option("-v", "--verbose", callback=_louder, help="Print every phase, and what caused an error.")
     ] = False,
 ) -> None:
-    """What every command takes."""
+    """The options of every command."""
 
 
 @cache
@@ -68,7 +68,7 @@ def _of_every_command() -> list[Any]:
 
 
 def _with_verbosity(params: list[Any]) -> list[Any]:
-    """The parameters of a command or group with ``-q`` and ``-v`` before its ``--help``."""
+    """Return the parameters of a command or group with ``-q`` and ``-v`` before its ``--help``."""
     return [*params[:-1], *_of_every_command(), *params[-1:]]
 
 
@@ -76,7 +76,7 @@ class _Command(TyperCommand):
     context_class = HelpContext
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Those of the command, and how much it says."""
+        """Return the command's parameters with ``-q`` and ``-v``."""
         return _with_verbosity(super().get_params(ctx))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -95,7 +95,7 @@ class _Group(TyperGroup):
     context_class = HelpContext
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Those of the group, and how much its commands say."""
+        """Return the group's parameters with ``-q`` and ``-v``."""
         return _with_verbosity(super().get_params(ctx))
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - typer's signature

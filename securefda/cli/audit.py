@@ -242,7 +242,7 @@ def verify_evidence(
 
 
 def _print(output: Format, said: Outcome) -> None:
-    """Print what a command came to, and leave with its exit code."""
+    """Print the result of a command, and leave with its exit code."""
     if said.error is None:
         print_result(output, said.data, said.text)
         return

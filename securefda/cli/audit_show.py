@@ -33,20 +33,20 @@ class Printer(Protocol):
         """Print a record, soon."""
 
     def flush(self) -> None:
-        """Print at once what was taken so far."""
+        """Print at once everything taken so far."""
 
     def note(self, text: str) -> None:
         """Say something between records; for people only."""
 
     def end(self, said: str) -> int:
-        """All was printed; ``said`` sums up for people. Returns the exit code."""
+        """Finish the output; ``said`` sums up for people. Returns the exit code."""
 
     def fail(self, error: SecureFdaError) -> int:
-        """An error ends it. Returns the exit code."""
+        """Report an error that ends the output. Returns the exit code."""
 
 
 def printer_of(output: Format, log: LogFolder, stream: TextIO | None = None) -> Printer:
-    """The printer for a format; it writes to ``stream``, by default stdout."""
+    """Return the printer for a format; it writes to ``stream``, by default stdout."""
     stream = sys.stdout if stream is None else stream
     return TablePrinter(stream) if output is Format.TXT else EnvelopePrinter(stream, log)
 
@@ -66,7 +66,7 @@ class TablePrinter:
             self._write()
 
     def flush(self) -> None:
-        """Print at once what was taken so far."""
+        """Print at once everything taken so far."""
         self._write()
         self._stream.flush()
 
@@ -100,7 +100,7 @@ class TablePrinter:
 
 
 class EnvelopePrinter:
-    """One envelope with the log's name and, in ``records``, each record as it stands in the log."""
+    """Prints one envelope with the log's name and, in ``records``, each record as it stands in the log."""
 
     def __init__(self, stream: TextIO, log: LogFolder) -> None:
         self._stream, self._count = stream, 0
@@ -114,7 +114,7 @@ class EnvelopePrinter:
         self._count += 1
 
     def flush(self) -> None:
-        """Print at once what was taken so far."""
+        """Print at once everything taken so far."""
         self._stream.flush()
 
     def note(self, text: str) -> None:
@@ -226,7 +226,7 @@ def _follow(
 
 
 def _ended(record: Record, before: str) -> str:
-    """How the run ended, in words; empty while it goes on. ``before`` is the answer before this record."""
+    """Return how the run ended, in words; empty while it goes on. ``before`` is the answer before this record."""
     entry = record.entry
     if entry.type == "run-ended":
         return f"the run ended: {entry.facts['outcome']}, rounds: {entry.facts['rounds']}"

@@ -35,11 +35,11 @@ _COLUMNS = {
 
 
 class RunsFailed(SecureFdaError):
-    """Some runs of a suite gave nothing."""
+    """Some runs of a suite gave no result."""
 
 
 class BarsMissed(SecureFdaError):
-    """A suite's figures are not what they have to be."""
+    """A suite does not meet its requirements."""
 
 
 @app.callback()

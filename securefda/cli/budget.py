@@ -364,7 +364,7 @@ def _check_plan(given: Mapping[str, Any], overrides: Sequence[str], *, of_a_site
 
 
 def _request(given: Mapping[str, Any]) -> PlanRequest:
-    """What the options ask. Raises ConfigError: one is out of bounds."""
+    """Return the plan that the options ask for. Raises ConfigError: one is out of bounds."""
     from securefda.privacy.planning import PlanRequest, Schedule
 
     epochs, epsilon, noise = given["epochs"], given["dp.target-epsilon"], given["dp.noise-multiplier"]
@@ -373,7 +373,7 @@ def _request(given: Mapping[str, Any]) -> PlanRequest:
 
 
 def _request_of_site(given: Mapping[str, Any], site: BudgetSite, budget: Budget) -> PlanRequest:
-    """What the options ask of a site: its rows, its past, and for what was not given its settings and its ``budget``.
+    """Return the plan that the options ask for at a site; its settings and its ``budget`` supply what was not given.
 
     Raises:
         ConfigError: an option is out of bounds, or contradicts the site; the ledger is of other rows.
@@ -397,7 +397,7 @@ def _request_of_site(given: Mapping[str, Any], site: BudgetSite, budget: Budget)
 
 @contextmanager
 def _options_named(given: Mapping[str, Any]) -> Iterator[None]:
-    """Name the option, where the planner names a value that was given by one by the key it has in a policy."""
+    """Make an error about a value name the option that set it, in place of the policy key that the planner names."""
     try:
         yield
     except ConfigError as error:
@@ -435,7 +435,7 @@ def _plan_json(found: Plan, request: PlanRequest, data_set: str) -> dict[str, An
 
 
 def _plan_text(found: Plan, request: PlanRequest, data_set: str) -> str:
-    """What a plan costs, and its curve, or some of its rounds, the first and the last among them."""
+    """Describe the cost of a plan and its curve; of many rounds, only some, with the first and the last."""
     rounds, past = request.schedule.rounds, found.curve[0]
     asked = "" if request.epsilon is None else f" (asked for: at most {request.epsilon:g})"
     before = f"{bound_text(past)} at delta {found.delta:g}, by {len(request.past)} charged rounds"
@@ -459,7 +459,7 @@ def _plan_text(found: Plan, request: PlanRequest, data_set: str) -> str:
 def _plan_toml(
     found: Plan, request: PlanRequest, site: BudgetSite | None, strategy: Mapping[str, int] = MappingProxyType({})
 ) -> dict[str, str]:
-    """The tables that make a site train as planned and its budget pay for it, by the file that they belong in.
+    """Return the tables that make a site train as planned and its budget pay for it, by the file that they belong in.
 
     ``strategy`` are keys of the run's strategy, which a target sets.
     """
@@ -483,7 +483,7 @@ def _plan_toml(
 
 
 def _site(config: Path, overrides: list[str], look: Callable[[Rows], None] = lambda _: None) -> BudgetSite:
-    """The site that settings in ``config``, or in the kit of that name, describe; ``look`` gets its rows."""
+    """Load the site described by the settings ``config``, or by the kit of that name; ``look`` gets its rows."""
     from securefda.site.budget import load_site
     from securefda.site.kit import LOCAL, SETTINGS_FILE
 
@@ -515,7 +515,7 @@ def _signed(site: BudgetSite, kind: str, reason: str) -> tuple[Row, ...]:
 
 @contextmanager
 def _reason_named() -> Iterator[None]:
-    """Name the option by which a reason was given."""
+    """Make an error about a reason name the option that gave it."""
     try:
         yield
     except ConfigError as error:
@@ -533,7 +533,7 @@ def _print_statement(output: Format, site: BudgetSite, rows: tuple[Row, ...], te
 
 
 def _show_json(found: BudgetStatus, charges: Sequence[Charge] | None, plot: Path | None) -> dict[str, Any]:
-    """``charges`` is None where they were not asked for."""
+    """Return the result for programs; ``charges`` is None if they were not asked for."""
     from securefda.site.budget import MOST_ROUNDS, count_rounds, statements_of
 
     data, budget, ahead = found.site.data, found.budget, found.ahead
@@ -645,7 +645,7 @@ def _show_text(found: BudgetStatus, charges: Sequence[Charge] | None, plot: Path
 
 
 def _draw(path: Path, lines: Series, delta: float, about: str) -> None:
-    """Write the curves of epsilon over the rounds as an SVG by itself, with ``about`` in it.
+    """Write the curves of epsilon over the rounds as an SVG file, with ``about`` in it.
 
     Raises:
         ConfigError: the file cannot be written.
@@ -662,12 +662,12 @@ def _draw(path: Path, lines: Series, delta: float, about: str) -> None:
 
 
 def _down(epsilon: float) -> str:
-    """Four decimals, rounded down: for what is left."""
+    """Format with four decimals, rounded down, for what is left."""
     return f"{math.floor(epsilon * 10_000) / 10_000:.4f}"
 
 
 def _finite(epsilon: float) -> float | None:
-    """What JSON can say of an epsilon; None where none is known."""
+    """Return an epsilon for JSON; None if it is not finite."""
     return epsilon if math.isfinite(epsilon) else None
 
 

@@ -42,7 +42,7 @@ def explain(
 
 
 def _whole(one: ExplainedKey) -> str:
-    """Everything about one key."""
+    """Return everything about one key."""
     table, _, name = one.dotted.rpartition(".")
     place = f"in [{table}]" if table else "above all tables"
     if one.environment:
@@ -62,7 +62,7 @@ def _whole(one: ExplainedKey) -> str:
 
 
 def _listed(found: tuple[ExplainedKey, ...]) -> str:
-    """Several keys, a line each, with the first sentence of what they mean."""
+    """Return a line for each key, with the first sentence of its meaning."""
     rows = [("key", "default", "what it means")]
     for one in found:
         rows.append((one.dotted, one.key.default or "required", _plain(one.key.meaning).partition(". ")[0].rstrip(".")))
@@ -70,7 +70,7 @@ def _listed(found: tuple[ExplainedKey, ...]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text for a terminal: code needs no backquotes there."""
+    """Return text for a terminal, without backquotes around code."""
     return text.replace("`", "")
 
 

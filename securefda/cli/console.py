@@ -46,16 +46,16 @@ def console_reporter(stream: TextIO | None = None, *, knows_rounds: bool = True)
 
 
 class _Rounds(Progress):
-    """A bar, and below it the phase: a line of words, which a narrow terminal shows in two."""
+    """A bar, and below it the phase as text, which takes two lines on a narrow terminal."""
 
     def get_renderables(self) -> Iterator[RenderableType]:
-        """The bar, and the phase."""
+        """Yield the bar, then the phase."""
         yield self.make_tasks_table(self.tasks)
         yield from (Text(task.description) for task in self.tasks if task.description)
 
 
 class Progressed:
-    """What the rounds heard of so far say of those to come: how long they take, and the best accuracy."""
+    """Estimates from the rounds so far: the time left, and the best accuracy."""
 
     def __init__(self) -> None:
         self.rounds = 0
@@ -65,7 +65,7 @@ class Progressed:
         self._seconds: list[float] = []
 
     def text(self, line: RoundLine) -> str:
-        """One line about a round that is over, which counts from now on.
+        """Return one line about a round that is over, and include it in the estimates.
 
         For example ``round 3 of 50: accuracy 0.713, best 0.731 in round 2, beta 0.41, 5 sources, 1.2 s, about 56 s
         left``. What came before the first round heard of is not known here: ``best since round 7`` says so. Where rows
@@ -116,7 +116,7 @@ class Progressed:
 
 
 class QuietReporter:
-    """Prints nothing: what matters of a run is in its folder, and an error is printed when it ends."""
+    """Prints nothing: the important results of a run are in its folder, and an error is printed at the end."""
 
     def round_started(self, round_number: int, rounds: int) -> None:
         """Print nothing."""
@@ -144,7 +144,7 @@ class LineReporter:
         self._progressed.rounds = rounds
 
     def phase(self, name: str, waiting_for: Sequence[str] = (), asked: int = 0) -> None:
-        """Say for whom the run waits."""
+        """Print which sites the run waits for."""
         if waiting_for and (not self._progressed.rounds or verbosity() is Verbosity.VERBOSE):
             self.note(phase_text(name, waiting_for, asked))
 
@@ -192,7 +192,7 @@ class BarReporter:
 
 
 def phase_text(name: str, waiting_for: Sequence[str], asked: int = 0) -> str:
-    """Where a run stands, for example ``collecting keys (2 of 3; waiting for source-1)``."""
+    """Describe the phase of a run, for example ``collecting keys (2 of 3; waiting for source-1)``."""
     doing = phase_words(name)
     if not waiting_for:
         return doing
@@ -201,6 +201,6 @@ def phase_text(name: str, waiting_for: Sequence[str], asked: int = 0) -> str:
 
 
 def some_of(sites: Sequence[str]) -> str:
-    """Name the sites, or the first few and how many more there are."""
+    """Name the sites, or the first few and the number of others."""
     named = ", ".join(sites[:_NAMED_SITES])
     return named if len(sites) <= _NAMED_SITES else f"{named} and {len(sites) - _NAMED_SITES} more"

@@ -57,7 +57,7 @@ Fingerprint = Annotated[
 
 
 class Deploy(StrEnum):
-    """What runs a site's process."""
+    """A system that can run a site's process."""
 
     COMPOSE = "compose"
     KUBERNETES = "kubernetes"
@@ -307,7 +307,7 @@ def _known(option: str, values: list[str], sites: tuple[str, ...]) -> dict[str, 
 
 
 def _deployed(kind: Deploy, config: FederationConfig, aggregator: Address, listen: str) -> dict[str, dict[str, str]]:
-    """Site -> its files for a deployment."""
+    """Return site -> its files for a deployment."""
     from securefda.site.config import metrics_port_of
     from securefda.site.deployment import METRICS_PORT, DeployedSite, deployment_files
     from securefda.site.endpoints import Address

@@ -27,14 +27,14 @@ _IN_WORDS = (
 
 
 def _one(paragraph: str) -> str:
-    """A paragraph without its line breaks, its bounds in words."""
+    """Return a paragraph without its line breaks, with its bounds in words."""
     for bounds, words in _IN_WORDS:
         paragraph = bounds.sub(words, paragraph)
     return " ".join(paragraph.split())
 
 
 def _term(term: str) -> str:
-    """An option with what it takes, or an argument, without names of Python's types."""
+    """Return an option with the values it takes, or an argument, without names of Python's types."""
     if not term.startswith("-"):
         return re.sub(r" <.*>$", "", term)
     number = re.sub(r"<(int|float)( range)?>", "N", term)
@@ -42,14 +42,14 @@ def _term(term: str) -> str:
 
 
 def _usage(arguments: str) -> str:
-    """Arguments as they are typed: braces are for a choice alone, and ``...`` stands once."""
+    """Return arguments as they are typed: braces only around choices, and ``...`` only once."""
     return re.sub(
         r"\{([^{}|]+?)\}(\.\.\.)?", lambda found: found[1] + ("" if "..." in found[1] else found[2] or ""), arguments
     )
 
 
 class HelpFormatter(TyperContext.formatter_class):  # type: ignore[misc, valid-type]  # a class, to which typer gives no name
-    """Typer's, which breaks words at hyphens and at its narrowest column."""
+    """Typer's formatter with two fixes: it does not break words at hyphens or at its narrowest column."""
 
     def __init__(self, **_: Any) -> None:
         super().__init__(width=min(shutil.get_terminal_size((_WIDEST, 24)).columns, _WIDEST))
@@ -64,7 +64,7 @@ class HelpFormatter(TyperContext.formatter_class):  # type: ignore[misc, valid-t
         self.write("\n\n".join(wrapped(_one(part), self.width, indent) for part in text.split("\n\n")) + "\n")
 
     def write_dl(self, rows: Sequence[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
-        """Write terms and what each means: in two columns, or one below the other where there is no room."""
+        """Write terms and their meanings in two columns, or one below the other if there is no room."""
         rows = [(_term(term), meaning) for term, meaning in rows]
         indent = " " * self.current_indent
         column = min(max(len(term) for term, _ in rows), col_max) + col_spacing
@@ -82,6 +82,6 @@ class HelpFormatter(TyperContext.formatter_class):  # type: ignore[misc, valid-t
 
 
 class HelpContext(TyperContext):
-    """What a command runs in, with help of ours."""
+    """The context of a command, with our help formatter."""
 
     formatter_class = HelpFormatter

@@ -1,4 +1,4 @@
-"""What several commands share: options, the run folder, and what Ctrl-C or SIGTERM does to a run."""
+"""Options, the run folder and the handling of Ctrl-C and SIGTERM, shared by several commands."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OutputFormat = Annotated[Format, typer.Option("--format", help="Text for people,
 
 
 def file_or_sample(value: str) -> Path:
-    """A bare name that is no file here names a sample.
+    """Return a file; a bare name that is no file here names a sample.
 
     Raises:
         ConfigError: there is neither, and the name has no suffix, as a file's has, or is nearly a sample's.
@@ -58,12 +58,12 @@ FederationFile = Annotated[
 
 
 def now() -> datetime:
-    """This machine's clock, in UTC."""
+    """Return this machine's clock, in UTC."""
     return datetime.now(UTC)
 
 
 def default_out(name: str) -> Path:
-    """The run folder where none was named: ``runs/NAME-TIME`` below the current folder."""
+    """Return the default run folder: ``runs/NAME-TIME`` below the current folder."""
     return Path("runs") / f"{name}-{now():%Y%m%dT%H%M%SZ}"
 
 
@@ -81,7 +81,7 @@ def require_fresh(out: Path) -> Path:
 
 
 def is_finished(out: Path) -> bool:
-    """Whether a run in ``out`` came to its end, so that there is nothing to go on with."""
+    """Return whether a run in ``out`` is complete, so that there is nothing to go on with."""
     from securefda.operations.run_folder import METRICS_FILE, SUMMARY_FILE, read_run
 
     if not any((out / name).exists() for name in (METRICS_FILE, SUMMARY_FILE)):
@@ -135,7 +135,7 @@ class RunTerminatedError(RunInterruptedError):
 
 @contextmanager
 def interruptible(out: Path, goes_on: str = "") -> Iterator[None]:
-    """Make Ctrl-C or SIGTERM during a run an error that says what is left of it, and how it goes on."""
+    """Turn Ctrl-C or SIGTERM during a run into an error that says what is left of it, and how to go on."""
 
     def terminate(_number: int, _frame: object) -> None:
         raise Terminated

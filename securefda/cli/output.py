@@ -1,4 +1,4 @@
-"""What a command prints: text for people, or one JSON envelope for programs, on stdout; errors on stderr."""
+"""The output of a command on stdout: text for people, or one JSON envelope for programs. Errors go to stderr."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ENVELOPE_VERSION = 1
 
 
 class Verbosity(IntEnum):
-    """How much a command says beside its result."""
+    """How much a command prints beside its result."""
 
     QUIET = 0
     """Errors alone."""
@@ -40,24 +40,24 @@ _MARKED = re.compile(rf"(?m)^({'|'.join(map(re.escape, _COLOURS))})(?=\s)")
 
 
 def set_verbosity(level: Verbosity) -> None:
-    """Say as much as ``level`` from now on."""
+    """Set how much is printed from now on."""
     global _verbosity  # noqa: PLW0603 - of this process, as its streams are
     _verbosity = level
 
 
 def verbosity() -> Verbosity:
-    """How much this command says beside its result."""
+    """Return how much this command prints beside its result."""
     return _verbosity
 
 
 def painted(text: str, stream: TextIO) -> str:
-    """``text`` with colours on the words that judge, where ``stream`` is a terminal and NO_COLOR is not set."""
+    """Return ``text`` with coloured verdicts if ``stream`` is a terminal and NO_COLOR is not set."""
     plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not stream.isatty()
     return text if plain else _MARKED.sub(lambda word: f"\x1b[{_COLOURS[word[1]]}m{word[1]}\x1b[0m", text)
 
 
 def width_of(stream: TextIO) -> int | None:
-    """How many characters a line has where ``stream`` is a terminal; None elsewhere, where lines have no end."""
+    """Return the characters per line if ``stream`` is a terminal; else None, for lines of any length."""
     if not stream.isatty():
         return None
     given = os.environ.get("COLUMNS", "")
@@ -69,7 +69,7 @@ def width_of(stream: TextIO) -> int | None:
 
 
 def shown(text: str, stream: TextIO) -> str:
-    """``text`` as ``stream`` shows it: on a terminal in colours, and in lines that end between words."""
+    """Return ``text`` as ``stream`` shows it: on a terminal with colours, and wrapped between words."""
     width = width_of(stream)
     return painted(text if width is None else fitted(text, width), stream)
 
@@ -81,14 +81,14 @@ def print_text(text: str) -> None:
 
 
 class Format(StrEnum):
-    """How a command prints its result."""
+    """The output formats of a command."""
 
     TXT = "txt"
     JSON = "json"
 
 
 def wants_json(arguments: Sequence[str]) -> bool:
-    """Whether the arguments ask for JSON; also right where they are too wrong to be parsed."""
+    """Return whether the arguments ask for JSON, even if they cannot be parsed."""
     given = list(arguments[: arguments.index("--")] if "--" in arguments else arguments)
     if "--format=json" in given:
         return True
@@ -104,7 +104,7 @@ def print_result(output: Format, data: Mapping[str, Any], text: str) -> None:
 
 
 def print_error(error: SecureFdaError, *, as_json: bool, data: Mapping[str, Any] | None = None) -> int:
-    """Print an error and return its exit code. ``data`` is what was found out nevertheless (JSON only)."""
+    """Print an error and return its exit code. ``data`` is what was found all the same (JSON only)."""
     code, errors = int(error.exit_code), error.errors if isinstance(error, ConfigErrors) else (error,)
     if as_json:
         envelope = {"status": "error", "exit_code": code, "error_code": error.code, "message": str(error)}
@@ -124,7 +124,7 @@ def print_error(error: SecureFdaError, *, as_json: bool, data: Mapping[str, Any]
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """What an error followed from, as far as no other library's text could quote what it read."""
+    """Yield the causes of an error, except other libraries' errors, whose text could quote what they read."""
     cause = error.__cause__
     while cause is not None:
         if isinstance(cause, SecureFdaError | OSError):
@@ -141,7 +141,7 @@ def say(text: str) -> None:
 
 
 def bound_text(epsilon: float) -> str:
-    """An epsilon in four decimals, rounded up: what is printed of an upper bound is one."""
+    """Format an upper bound of epsilon with four decimals, rounded up."""
     return f"{math.ceil(epsilon * 10_000) / 10_000:.4f}" if math.isfinite(epsilon) else "not finite"
 
 

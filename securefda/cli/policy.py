@@ -71,7 +71,7 @@ def _verdict_json(verdict: Verdict) -> dict[str, Any]:
 
 
 def _verdict_rows(verdict: Verdict) -> list[tuple[str, str, str]]:
-    """Site, verdict and why."""
+    """Return site, verdict and reason."""
     error = verdict.error
     if error is None:
         unsigned = "" if verdict.signed else "; its signature was not checked, name the kit for that"
@@ -139,7 +139,7 @@ def explain(
 
 
 def _explain_target(kit: StartupKit, output: Format) -> None:
-    """A target has no policy: what its settings ask for."""
+    """Explain what a target's settings ask for, since a target has no policy."""
     from securefda.site.asks import target_in_words
     from securefda.site.config import load_aggregator
     from securefda.site.kit import SETTINGS_FILE

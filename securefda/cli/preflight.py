@@ -1,4 +1,4 @@
-"""``securefda preflight``: what would go wrong in a run, before the run."""
+"""``securefda preflight``: find what would go wrong in a run, before the run."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def start_source(
 
 
 def _follow(settings: SourceConfig) -> None:
-    """What a process does that torchrun started beside the one that leads."""
+    """Do the work of a process that torchrun started beside the leading one."""
     from securefda.source.follower import follow
     from securefda.training.team import joined_team
 

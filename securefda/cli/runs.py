@@ -1,4 +1,4 @@
-"""``securefda runs``, ``predict`` and ``export``: what runs left behind, and the model at the end of one."""
+"""``securefda runs``, ``predict`` and ``export``: finished runs, and the model at the end of one."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Which = Annotated[
 
 
 class ModelFormat(StrEnum):
-    """What a model can be written as."""
+    """The formats in which a model can be exported."""
 
     ONNX = "onnx"
     TORCHSCRIPT = "torchscript"

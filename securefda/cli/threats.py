@@ -1,4 +1,4 @@
-"""``securefda threats``: what is claimed, and whether the tests of it held when they ran last."""
+"""``securefda threats``: the claims, and the results of their tests in the last run."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _threats_json(register: Register, last: LastRun) -> list[dict[str, Any]]:
 
 
 def _table(register: Register, last: LastRun, width: int | None) -> list[tuple[str, ...]]:
-    """A row for each threat; titles are broken so that rows fit into ``width``, the other columns keep theirs."""
+    """Return a row for each threat; titles wrap so that rows fit into ``width``, other columns keep their width."""
     from securefda.threat_register import verdict
 
     rows: list[tuple[str, ...]] = [("", "threat", "status", "adversary", "control", "attackers")]

@@ -40,7 +40,7 @@ Fresh = Annotated[bool, typer.Option("--fresh", help="Delete the run in the run 
 
 
 class SimulationEngine(StrEnum):
-    """What ``simulate --engine`` takes."""
+    """The values of ``simulate --engine``."""
 
     LOCAL = "local"
     RAY = "ray"
@@ -48,7 +48,7 @@ class SimulationEngine(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class _Simulated:
-    """That a run is simulated; with its sources in so many processes of Ray, where there are any."""
+    """Marks a run as simulated, with the number of Ray processes for its sources, if any."""
 
     workers: int = 0
     ray_address: str = ""

@@ -1,4 +1,7 @@
-"""A page in the browser of this machine that shows one site's run while it goes on: ``securefda dashboard DIR``.
+"""A page in this machine's browser that shows one site's run while it goes on: ``securefda dashboard DIR``.
+
+It reads what the site's process writes, but none of its secrets: no private key, state file, ledger, model or row. It
+writes nothing.
 
 It reads what the site's process writes, and nothing of its secrets: no private key, no state file, no ledger, no
 model, no row. It writes nothing.

@@ -1,4 +1,4 @@
-"""Lines over rounds as SVG without styles of their own: the page's policy permits no style but its sheet."""
+"""Line charts over rounds as SVG without inline styles, since the page's policy permits only its style sheet."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST_POINTS: Final = 500
 
 
 def drawn(chart: Chart) -> Markup:
-    """The chart, which has at least one point, as one ``svg`` element; its label says in words what it shows."""
+    """Draw the chart, which has at least one point, as one ``svg`` element; its label describes it in words."""
     series = [line for line in chart.series if line.points]
     rounds = [number for line in series for number, _ in line.points]
     values = [value for line in series for _, value in line.points]
@@ -62,7 +62,7 @@ def drawn(chart: Chart) -> Markup:
 
 
 def sample(place: int) -> Markup:
-    """A piece of a named line, for the legend."""
+    """Draw a piece of a named line, for the legend."""
     line = _element(
         "line", class_=f"line s{place}", x1=0, x2=28, y1=5, y2=5, stroke_width=2, stroke_dasharray=DASHES[place]
     )
@@ -70,7 +70,7 @@ def sample(place: int) -> Markup:
 
 
 def in_words(chart: Chart) -> str:
-    """Where each line began and stands; of many, how many there are and how far they reach."""
+    """Describe where each line began and where it is now; of many lines, only their number and range."""
     series = [line for line in chart.series if line.points]
     limit = f"; {chart.limit[0]} {_shown(chart, chart.limit[1])}" if chart.limit is not None else ""
     if len(series) > NAMED_LINES:
@@ -91,7 +91,7 @@ def _shown(chart: Chart, value: float) -> str:
 
 
 def _element(name: str, content: str = "", **attributes: str | float) -> Markup:
-    """An element; ``class_`` is ``class``, and ``text_anchor`` is ``text-anchor``. Texts are escaped."""
+    """Return an element; ``class_`` is ``class``, and ``text_anchor`` is ``text-anchor``. Texts are escaped."""
     given = Markup("").join(
         Markup(' {}="{}"').format(
             key.rstrip("_").replace("_", "-"), value if isinstance(value, str) else f"{value:.1f}".removesuffix(".0")
@@ -102,13 +102,13 @@ def _element(name: str, content: str = "", **attributes: str | float) -> Markup:
 
 
 def _thinned(points: Sequence[tuple[int, float]]) -> Sequence[tuple[int, float]]:
-    """At most about 500 of them, the last among them."""
+    """Return about 500 points at most, including the last."""
     step = math.ceil(len(points) / _MOST_POINTS)
     return points if step <= 1 else [*points[:-1:step], points[-1]]
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Round numbers, evenly spaced, from at or below ``low`` to at or above ``high``; at least two."""
+    """Return round numbers, evenly spaced, from at or below ``low`` to at or above ``high``; at least two."""
     if high - low < 1e-9 * max(1.0, abs(high)):
         low, high = low - 0.1 * (abs(low) or 1.0), high + 0.1 * (abs(high) or 1.0)
     rough = (high - low) / 4
@@ -119,7 +119,7 @@ def _ticks(low: float, high: float) -> list[float]:
 
 
 def _round_ticks(first: int, last: int) -> list[int]:
-    """The first and the last round, and a few round numbers between them that have room."""
+    """Return the first and the last round, and a few round numbers between them that have room."""
     rough = max(1.0, (last - first) / 6)
     power = 10 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)

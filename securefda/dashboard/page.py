@@ -24,7 +24,7 @@ SIGNS: Final = {"going": "▶", "waiting": "…", "done": "✓", "failed": "✕"
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A page as it is sent.
+    """A page ready to send.
 
     Attributes:
         title: of the browser's window.
@@ -38,7 +38,7 @@ class Rendered:
 
 
 def page_of(seen: Seen) -> Page:
-    """The page of what was seen."""
+    """Return the page of what was seen."""
     match seen.place.role:
         case "target":
             return target_page(seen)
@@ -52,7 +52,7 @@ def page_of(seen: Seen) -> Page:
 
 
 def rendered(page: Page) -> Rendered:
-    """The parts of a page as HTML. Every text in it is escaped."""
+    """Render the parts of a page as HTML. Every text in it is escaped."""
     templates = _environment()
     head = templates.get_template("head.html.j2").render(page=page, sign=SIGNS[page.state.tone])
     section = templates.get_template("section.html.j2")
@@ -65,13 +65,13 @@ def rendered(page: Page) -> Rendered:
 
 
 def document(page: Rendered) -> str:
-    """The whole document. It loads nothing but the events of this server."""
+    """Return the whole document. It loads nothing but the events of this server."""
     templates = _environment()
     return templates.get_template("document.html.j2").render(page=page, style=style(), script=script())
 
 
 def policy_of_content() -> str:
-    """The Content-Security-Policy of a document: this style, this script, events of this server, its icon."""
+    """Return the Content-Security-Policy of a document: this style, this script, events of this server, its icon."""
     return "; ".join(
         [
             "default-src 'none'",
@@ -88,19 +88,19 @@ def policy_of_content() -> str:
 
 @cache
 def style() -> Markup:
-    """The style sheet."""
+    """Return the style sheet."""
     return _own_file("style.css")
 
 
 @cache
 def script() -> Markup:
-    """The script."""
+    """Return the script."""
     return _own_file("script.js")
 
 
 @cache
 def icon() -> str:
-    """An icon for the window, as SVG."""
+    """Return an icon for the window, as SVG."""
     return str(_own_file("icon.svg"))
 
 

@@ -1,4 +1,4 @@
-"""What a page is made of: a state, and sections of figures, tables, charts and sentences. Plain data, no markup."""
+"""The parts of a page: a state, and sections of figures, tables, charts and sentences. Plain data, no markup."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Tone = Literal["going", "waiting", "done", "failed", "none"]
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Where the site's run stands.
+    """The state of the site's run.
 
     Attributes:
         tone: of the state.
@@ -134,7 +134,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What one look at a site's files comes to.
+    """The page of one look at a site's files.
 
     Attributes:
         title: whose page it is.

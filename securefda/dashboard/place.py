@@ -1,4 +1,4 @@
-"""Which site's files a folder holds: a run folder, a site's folder in a run, or a startup kit."""
+"""The site that a folder belongs to: a run folder, a site's folder in a run, or a startup kit."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _HINT: Final = "name a run folder, a folder sites/SITE of one, or a site's start
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one site's files are.
+    """The location of one site's files.
 
     Attributes:
         asked: the folder that the user named.
@@ -49,7 +49,7 @@ class Place:
 
 
 def find_place(asked: Path) -> Place:
-    """Say whose files a folder holds. A folder that does not exist yet, or is empty, may become a run folder.
+    """Find out which site a folder belongs to. A folder that is missing or empty may become a run folder.
 
     Raises:
         ConfigError: it holds something else, or a kit or a settings file in it is wrong.
@@ -74,7 +74,9 @@ def find_place(asked: Path) -> Place:
 
 
 def _of_kit(asked: Path, kit: Path) -> Place:
-    """A kit, and the run folder that its settings name; beside the kits of ``securefda run`` are the sites' folders."""
+    """Return the place of a kit and its run folder; in ``securefda run``, the site's folder is found beside the
+    kits.
+    """
     if not (kit / STARTUP / KIT_FILE).is_file():
         raise ConfigError(str(asked), f"is no startup kit: {STARTUP}/ has no {KIT_FILE}", hint=_HINT)
     keys = keys_of_kit(kit)
@@ -91,7 +93,7 @@ def _of_kit(asked: Path, kit: Path) -> Place:
 
 
 def _of_settings(asked: Path, settings: Path) -> Place:
-    """The folder of one site in a run of ``securefda run``."""
+    """Return the place of one site's folder in a run of ``securefda run``."""
     paths, role = _paths_in(settings), dict(_SETTINGS)[settings.name]
     return Place(asked, paths.get("out", settings.parent), role, settings.parent.name, paths.get("kit"), settings)
 
@@ -117,7 +119,7 @@ def _of_run(asked: Path, folder: Path) -> Place:
 
 
 def _role_in(metrics: Path) -> Role:
-    """Whose rounds these are: only the aggregator's lines say which sources are in the sum."""
+    """Tell the role from the rounds: only the aggregator's lines say which sources are in the sum."""
     with metrics.open("rb") as file:
         line = file.readline(_LONGEST_LINE)
     try:
@@ -130,7 +132,7 @@ def _role_in(metrics: Path) -> Role:
 
 
 def _paths_in(settings: Path) -> dict[str, Path]:
-    """``kit`` and ``out`` of a settings file, as far as they are there. Raises ConfigError: the file is no TOML."""
+    """Return ``kit`` and ``out`` of a settings file, if they are set. Raises ConfigError: the file is no TOML."""
     tables = read_toml(settings)
     process: dict[str, Any] = next((tables[name] for name in _TABLES if isinstance(tables.get(name), dict)), {})
     given = {key: process[key] for key in ("kit", "out") if isinstance(process.get(key), str) and process[key]}

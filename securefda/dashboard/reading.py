@@ -1,4 +1,4 @@
-"""What a site's files say now: its rounds, summary, audit log and policy. Each look reads only what is new.
+"""Reading of a site's files: its rounds, summary, audit log and policy. Each look reads only what is new.
 
 The files may be half written, damaged, of another release, or gone: what can be read is shown, and the rest is a line
 among the problems. Nothing here is verified: ``securefda audit verify`` does that.
@@ -55,7 +55,7 @@ class PolicySeen:
 
 @dataclass(frozen=True, slots=True)
 class LogSeen:
-    """What a site's audit log says so far.
+    """The contents of a site's audit log so far.
 
     Attributes:
         folder: where it is.
@@ -76,7 +76,7 @@ class LogSeen:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What was read in one look.
+    """The result of one look at a site's files.
 
     Attributes:
         place: where.
@@ -108,7 +108,7 @@ class Seen:
 
 
 class SiteReader:
-    """Looks at one folder again and again.
+    """Looks at one folder repeatedly.
 
     Args:
         asked: the folder that the user named.
@@ -124,7 +124,7 @@ class SiteReader:
         self._last: Seen | None = None
 
     def look(self) -> Seen:
-        """Read what is new. Whatever is wrong with a file is one of the problems: nothing is raised for it.
+        """Read what is new. A damaged file becomes one of the problems and raises nothing.
 
         Where nothing has changed, the same object as before is returned.
         """
@@ -167,7 +167,7 @@ class SiteReader:
 
     @contextmanager
     def _noting(self) -> Iterator[None]:
-        """Make an error of the block a problem."""
+        """Turn an error in the block into a problem."""
         try:
             yield
         except SecureFdaError as error:
@@ -197,7 +197,7 @@ class SiteReader:
         return None
 
     def _planned(self, place: Place, summary: Mapping[str, Any] | None) -> int:
-        """As the summary says, or before it the target's settings."""
+        """Return the planned rounds: from the summary, or before it from the target's settings."""
         if summary is not None:
             return int(summary.get("rounds_planned", 0))
         if place.role != "target" or place.settings is None or not place.settings.is_file():
@@ -237,7 +237,7 @@ class SiteReader:
         return None
 
     def _log_of(self, place: Place, process: ProcessState | None, ended: str) -> LogSeen | None:
-        """The log of the run that the process or the summary names, else the one of the kit that was written last."""
+        """Return the log of the run that the process or the summary names, else the log in the kit written last."""
         run = process.run if process is not None and process.run else ended
         root = None if place.kit is None else place.kit / LOCAL / _AUDIT
         if root is None or not root.is_dir():
@@ -256,13 +256,13 @@ class SiteReader:
 
 
 class _Whole:
-    """What small files said when they were last read, so that only those that have changed are parsed again."""
+    """A cache of small files, so that only changed ones are parsed again."""
 
     def __init__(self) -> None:
         self._kept: dict[str, tuple[object, object]] = {}
 
     def once(self, what: str, files: list[Path], read: Callable[[], _Read]) -> _Read:
-        """What ``read`` makes of the files. Raises as it does, then again at every look."""
+        """Return the result of ``read``, cached until the files change. A failing ``read`` raises at every look."""
         state = [(str(file), _state_of(file)) for file in files]
         if what not in self._kept or self._kept[what][0] != state:
             self._kept.pop(what, None)
@@ -279,13 +279,13 @@ def _state_of(file: Path) -> tuple[int, ...]:
 
 
 def _written(folder: Path) -> tuple[int, str]:
-    """When a log was last written, as its files say; the name decides between two that were at once."""
+    """Return when a log was last written, by its files; the name decides between two of the same time."""
     times = [_state_of(folder / name)[-1:] for name in (TAIL, CHECKPOINT)]
     return max((time for one in times for time in one), default=0), folder.name
 
 
 class _Lines:
-    """A file of JSON lines that grows: ``found`` are the whole lines so far."""
+    """A growing file of JSON lines; ``found`` are the whole lines so far."""
 
     def __init__(self, file: Path, form: TypeAdapter[Any]) -> None:
         self._file, self._form = file, form
@@ -316,7 +316,7 @@ class _Lines:
 
 
 class _Log:
-    """A log that grows."""
+    """A growing log."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -351,9 +351,7 @@ class _Log:
         return entry is not None and hashlib.sha256(entry).digest() == self._digest
 
     def seen(self, others: int) -> LogSeen | None:
-        """What was read so far, beside so many other logs; None before the first record. Where nothing is new, the
-        same object.
-        """
+        """Return what was read so far; ``others`` is the number of other logs. None before the first record."""
         if self._log is None or self._last is None:
             return None
         state = (self._log, self._count, self._digest, others)

@@ -1,4 +1,4 @@
-"""The server of the page: on 127.0.0.1 alone, for those who know the token in the URL, and for reading only.
+"""The server of the page: on 127.0.0.1, for readers with the token in the URL, and read-only.
 
 Every request must name this machine in its Host header, so that no page of another site can reach the server under a
 name of its own (DNS rebinding); must be a GET; and must have the token as the first part of its path. The token is in
@@ -54,7 +54,7 @@ _HEADERS: Final = {
 
 
 class Guard:
-    """Refuses every request that does not come from this machine's own browser with the token; ASGI middleware.
+    """ASGI middleware that refuses every request not from this machine's own browser with the token.
 
     Args:
         app: what answers the others.
@@ -113,7 +113,7 @@ class Watcher:
         self._next = 0.0
 
     async def page(self) -> Rendered:
-        """The page as of the last look."""
+        """Return the page as of the last look."""
         async with self._looking:
             began = self._clock()
             if self._page is None or began >= self._next:
@@ -131,7 +131,7 @@ class Watcher:
 
 
 def make_app(folder: Path, token: str, port: int, ended: Callable[[], bool] = lambda: False) -> ASGIApp:
-    """The application.
+    """Make the application.
 
     Args:
         folder: what is shown.
@@ -171,7 +171,7 @@ def make_app(folder: Path, token: str, port: int, ended: Callable[[], bool] = la
 
 
 async def _events(watcher: Watcher, ended: Callable[[], bool]) -> AsyncIterator[bytes]:
-    """The page now, again at every change, and a comment now and then, as server-sent events."""
+    """Yield the page now and at every change, and a comment now and then, as server-sent events."""
     sent: Rendered | None = None
     said_at = time.monotonic()
     while not ended():
@@ -187,10 +187,10 @@ async def _events(watcher: Watcher, ended: Callable[[], bool]) -> AsyncIterator[
 
 
 class _Bounded(H11Protocol):
-    """Takes so many connections and no more, and drops one that says nothing."""
+    """Accepts a limited number of connections, and drops one that sends nothing."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
-        """Take a connection, or end it."""
+        """Accept a connection, or close it."""
         super().connection_made(transport)
         if len(self.connections) > MOST_CONNECTIONS:
             transport.abort()
@@ -199,7 +199,7 @@ class _Bounded(H11Protocol):
 
 
 def listen(port: int) -> socket.socket:
-    """A socket of this machine alone; port 0 takes one that is free.
+    """Return a listening socket on 127.0.0.1; port 0 takes a free one.
 
     Raises:
         ConfigError: ``--port``: it is taken, or not permitted.
@@ -251,7 +251,7 @@ def serve(folder: Path, port: int, tell: Callable[[str], None]) -> None:
 
 @contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """Ctrl-C and SIGTERM are how the block ends; the server ends in order first and then raises them again."""
+    """Let Ctrl-C and SIGTERM end the block; the server ends in order first and then raises them again."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield

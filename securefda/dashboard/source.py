@@ -33,7 +33,7 @@ MOST_ROWS: Final = 50
 
 
 def source_page(seen: Seen) -> Page:
-    """The page of a source, as far as its files say."""
+    """Return the page of a source, as far as its files allow."""
     place = seen.place
     sections = [
         Section("figures", "Figures", [Tiles(tiles)] if (tiles := _tiles(seen)) else []),
@@ -51,7 +51,7 @@ def source_page(seen: Seen) -> Page:
 
 
 def source_state(seen: Seen) -> State:
-    """Where the site stands, and whom it waits for."""
+    """Return the site's state and the site that it waits for."""
     if seen.process is not None:
         return standing(seen.process, seen.running, _done(seen))
     if seen.log is not None and (entry := seen.log.last.entry).type == "run-ended":
@@ -72,7 +72,7 @@ def _target(seen: Seen) -> str:
 
 
 def _finished(own: Sequence[SiteLine]) -> dict[int, SiteLine]:
-    """Round -> the last line of a result; refused headers have lines of their own."""
+    """Return round -> the last line with a result; refused headers have separate lines."""
     return {line["round"]: line for line in own if "refused" not in line}
 
 
@@ -122,7 +122,7 @@ def _left(seen: Seen) -> Section:
 
 
 def _spent(seen: Seen) -> list[tuple[int, float]]:
-    """Round and ε with it: from the audit log, which has all charges; else from the rounds."""
+    """Return (round, ε) pairs: from the audit log, which has all charges, or else from the rounds."""
     if seen.log is not None and seen.log.tables.epsilons:
         return list({one.round: (one.round, one.epsilon) for one in seen.log.tables.epsilons}.values())
     lines = _finished(seen.own).values()
@@ -253,7 +253,7 @@ def _policy(seen: Seen) -> Section:
 
 
 def _loaded(log: LogSeen | None) -> str:
-    """Digest of the policy with which the process started last; empty where no log says it."""
+    """Return the digest of the policy with which the process last started; empty if no log has it."""
     if log is None:
         return ""
     loaded = [dict(mark.detail)["policy"] for mark in log.tables.milestones if mark.kind == "policy-loaded"]

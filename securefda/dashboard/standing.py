@@ -1,4 +1,6 @@
-"""Where a site stands, as its process itself says: what it does, in which round, whom it waits for, or how it ended."""
+"""The state of a site as its own process reports it: what it does, in which round, whom it waits for, or how it
+ended.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ _START_AGAIN: Final = {
 
 
 def standing(process: ProcessState, running: bool | None, rounds: str) -> State:
-    """The state of a process.
+    """Return the state of a process.
 
     Args:
         process: what it said last.

@@ -38,7 +38,7 @@ _MOST_SOURCES: Final = 64
 
 
 def target_page(seen: Seen) -> Page:
-    """The page of a target's run, as far as its files say."""
+    """Return the page of a target's run, as far as its files allow."""
     place = seen.place
     sections = [
         Section("figures", "Figures", [Tiles(tiles)] if (tiles := _tiles(seen)) else []),
@@ -57,7 +57,7 @@ def target_page(seen: Seen) -> Page:
 
 
 def target_state(seen: Seen) -> State:
-    """Where the run stands."""
+    """Return the state of the run."""
     done, planned = _finished(seen.rounds), seen.planned
     count = f"{len(done)} of {planned} rounds" if planned else f"{len(done)} {'round' if len(done) == 1 else 'rounds'}"
     lost = len(seen.rounds) - len(done)
@@ -76,7 +76,7 @@ def target_state(seen: Seen) -> State:
 
 
 def _state_without_process(seen: Seen, text: str) -> State:
-    """Where a run stands whose process has said nothing of itself here: a simulated one, or a copy."""
+    """Return the state of a run whose process left no state file here: a simulated run, or a copy."""
     if seen.summary is not None:
         return _ended(seen.summary, text)
     if seen.rounds or seen.log is not None:
@@ -101,7 +101,7 @@ def _finished(rounds: Sequence[RoundLine]) -> list[RoundLine]:
 
 
 def _points(rounds: Sequence[RoundLine], key: str) -> list[tuple[int, float]]:
-    """A figure over the finished rounds; one that was not finite was written as null and is left out."""
+    """Return a value over the finished rounds, without those that were not finite and written as null."""
     found = ((line["round"], line.get(key)) for line in _finished(rounds))
     return [(number, float(value)) for number, value in found if isinstance(value, int | float)]
 
@@ -159,7 +159,7 @@ def _charts(seen: Seen) -> list[Chart]:
 
 
 def _limit(seen: Seen) -> float | None:
-    """What the target's rows may cost, where it trains with noise."""
+    """Return the budget of the target's rows, if it trains with noise."""
     if seen.process is not None and seen.process.epsilon_limit is not None:
         return seen.process.epsilon_limit
     limit = ((seen.summary or {}).get("target_privacy") or {}).get("limit")
@@ -176,7 +176,7 @@ def _betas(seen: Seen) -> list[Series]:
 
 
 def _source_ids(seen: Seen) -> list[str]:
-    """Every source of the roster; without one, every source that a round or a record names."""
+    """Return every source of the roster; without one, every source that a round or a record names."""
     if seen.keys is not None:
         return [site for site, role in seen.keys.roles.items() if role == "source"]
     named: dict[str, None] = dict.fromkeys(seen.sites)
@@ -218,7 +218,7 @@ def _sources(seen: Seen) -> Section:
 
 
 def _part_in(line: RoundLine, site: str) -> str:
-    """What a source did in a round."""
+    """Describe the part of a source in a round."""
     if site in line.get("refused", {}):
         return f"refused {line['refused'][site]}"
     if site in line.get("dropped", []):
@@ -282,7 +282,7 @@ def _number(value: float | None, places: int) -> str:
 
 
 def _seen(rounds: Sequence[RoundLine]) -> Section:
-    """What the aggregator saw, as the run's report has it."""
+    """Return the section on what the aggregator saw, as in the run's report."""
     rows = [
         (row["members"], row["level"], row["what"], row["rounds"], row["rows"]) for row in seen_rows(_finished(rounds))
     ]

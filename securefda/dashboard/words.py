@@ -1,4 +1,4 @@
-"""What both kinds of page say in the same words: alarms and refusals, the log, what could not be read, epsilon."""
+"""Texts that both kinds of page share: alarms and refusals, the log, what could not be read, epsilon."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FAILURES: Final = ("alarm", "aborted", "abort-sent", "abort-received")
 
 
 def incident_lines(incidents: Sequence[Incident]) -> list[tuple[Tone, str]]:
-    """The last of them first, each with its check, whom it accuses, the rounds and the time."""
+    """Return a line for each of the last incidents, with check, accused site, rounds and time."""
     lines: list[tuple[Tone, str]] = [
         ("failed" if one.kind in _FAILURES else "waiting", _text(one))
         for one in sorted(incidents, key=lambda one: one.last, reverse=True)
@@ -28,24 +28,24 @@ def incident_lines(incidents: Sequence[Incident]) -> list[tuple[Tone, str]]:
 
 
 def spent_text(epsilon: float) -> str:
-    """Four decimals, rounded up: what is shown of an upper bound is one."""
+    """Format an upper bound with four decimals, rounded up."""
     return f"{math.ceil(epsilon * 10_000) / 10_000:.4f}" if math.isfinite(epsilon) else "not finite"
 
 
 def left_text(epsilon: float) -> str:
-    """Four decimals, rounded down: for what is left."""
+    """Format with four decimals, rounded down, for what is left."""
     return f"{math.floor(max(0.0, epsilon) * 10_000) / 10_000:.4f}"
 
 
 def problem_section(problems: Sequence[str]) -> Section:
-    """What could not be read; empty where all could."""
+    """Return the section on what could not be read; empty if there is nothing."""
     lines: list[tuple[Tone, str]] = [("failed", problem) for problem in problems]
     note = "This page shows what could be read all the same."
     return Section("problems", "Files that cannot be read", [Lines(lines)] if lines else [], note)
 
 
 def log_facts(seen: Seen) -> list[tuple[str, str]]:
-    """Federation, roster and audit log."""
+    """Return federation, roster and audit log."""
     facts = []
     if seen.keys is not None:
         facts += [("Federation", seen.keys.federation), ("Roster (SHA-256)", seen.keys.digest)]

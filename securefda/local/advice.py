@@ -1,4 +1,4 @@
-"""What is asked about a budget, and what training on a stand-in answers; no torch is needed to ask."""
+"""The question behind ``securefda budget advise`` and its answer; needs no torch."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ WITHIN = 0.02
 
 
 class EpsilonSpentError(SecureFdaError):
-    """The rows have cost as much already as every epsilon that was asked about."""
+    """The rows have already cost as much as every epsilon in the question."""
 
     exit_code = ExitCode.BUDGET
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked about a site.
+    """The settings to compare for a site.
 
     Attributes:
         epsilons: each > 0; empty for `EPSILONS` and that of the site's budget.
@@ -77,7 +77,7 @@ def _require_each(option: str, values: Sequence[Any], what: str, holds: Callable
 
 @dataclass(slots=True)
 class Cell:
-    """One setting, and what its runs gave.
+    """One setting, and the results of its runs.
 
     Attributes:
         epsilon: with all that was spent before; None without noise.
@@ -98,13 +98,13 @@ class Cell:
 
     @property
     def accuracy(self) -> float | None:
-        """Mean over the runs; None where one failed or none has ended."""
+        """The mean over the runs; None if one failed or none has ended."""
         return fmean(self.accuracies) if self.accuracies and not self.failed else None
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What the runs say.
+    """The result of the runs.
 
     Attributes:
         cells: every setting, those without noise among them.

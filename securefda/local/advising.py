@@ -1,4 +1,4 @@
-"""Which accuracy an epsilon leaves, over rounds and batches: federations on a stand-in for the site's rows.
+"""Estimates of the accuracy that an epsilon leaves, from training federations on a stand-in for the site's rows.
 
 The noise of each is what the planner gives for the site's own rows and ledger, and so is what training would be charged
 at the site. Accuracy is of the stand-in. It says how much noise costs a model of this size on so many rows, and which
@@ -76,7 +76,7 @@ def advise(
     say: Callable[[str], None] = lambda _: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Advice:
-    """Train a federation on a stand-in with each setting, and return what that says.
+    """Train a federation on a stand-in with each setting, and return the advice that follows.
 
     Args:
         question: what is asked.
@@ -173,7 +173,7 @@ def _named(cell: Cell) -> str:
 def _cells(
     question: Question, bench: _Bench, budget: Budget, past: Sequence[DpEvent], spent: float
 ) -> tuple[list[Cell], list[str]]:
-    """Every setting, the site's own with each epsilon first; and what to say of epsilons that are left out."""
+    """Return every setting, the site's own with each epsilon first, and notes on the epsilons that are left out."""
     asked = sorted(set(question.epsilons or (*EPSILONS, budget.epsilon)))
     left = [one for one in asked if one > spent]
     if not left:
@@ -202,7 +202,7 @@ def _cells(
 
 
 def _best(cells: Sequence[Cell]) -> dict[float | None, Cell]:
-    """Of each epsilon the most accurate setting."""
+    """Return the most accurate setting of each epsilon."""
     found: dict[float | None, Cell] = {}
     for cell in cells:
         before = found.get(cell.epsilon)
@@ -212,7 +212,9 @@ def _best(cells: Sequence[Cell]) -> dict[float | None, Cell]:
 
 
 def _advised(best: Mapping[float | None, Cell]) -> Cell | None:
-    """The smallest epsilon within `WITHIN` of the best accuracy with noise; None where no run with noise has ended."""
+    """Choose the smallest epsilon within `WITHIN` of the best accuracy with noise; None if no run with noise
+    has ended.
+    """
     noisy = {key: cell.accuracy or 0.0 for key, cell in best.items() if key is not None}
     if not noisy:
         return None
@@ -241,13 +243,13 @@ def _warnings(best: Mapping[float | None, Cell], advised: Cell, guess: float | N
 
 
 def _with(section: SettingsT, **changes: Any) -> SettingsT:
-    """The section with other values, checked as a file's would be."""
+    """Return the section with other values, validated as a file's would be."""
     kept = {name: getattr(section, name) for name in type(section).model_fields}
     return type(section)(**(kept | changes))
 
 
 class _Bench:
-    """The federation on the stand-in, and what trains in it."""
+    """The federation on the stand-in, ready to train."""
 
     def __init__(
         self, site: BudgetSite, config: FederationConfig, task: Task, budget: Budget, *, everywhere: bool
@@ -282,7 +284,7 @@ class _Bench:
             why = f'is "{config.training.labels}", and training with noise needs labels'
             raise ConfigError("training.labels", why, hint="only the sources can train with noise here")
         site.schedule()  # refuses a batch that is larger than the data
-        sides, strategy, privacy, session = _of_others(site, federation)
+        sides, strategy, privacy, session = _settings_of_all_sites(site, federation)
         target, sources = roster.target.site_id, tuple(entry.site_id for entry in roster.sources)
         others = question.others or site.data.samples
         rows = {target: question.target_rows or others} | dict.fromkeys(sources, others)
@@ -306,12 +308,14 @@ class _Bench:
         return cls(site, found, task, budget, everywhere=question.everywhere)
 
     def rounds(self, question: Question) -> tuple[int, ...]:
-        """Those to try, the run's own first."""
+        """Return the numbers of rounds to try, the run's own first."""
         own = self.config.strategy.rounds
         return question.rounds or tuple(dict.fromkeys((own, max(1, own // 2))))
 
     def batches(self, question: Question) -> tuple[int, ...]:
-        """Those to try, the site's own first; none is larger than the data of a site that trains with it."""
+        """Return the batch sizes to try, the site's own first; none is larger than the data of a site that trains with
+        it.
+        """
         own, rows = self.own.batch_size, self.site.data.samples
         for batch in question.batches:
             if batch > rows:
@@ -326,17 +330,17 @@ class _Bench:
         return found
 
     def schedule(self, cell: Cell) -> Schedule:
-        """How often the setting uses the site's rows."""
+        """Return the sampling schedule of a setting on the site's rows."""
         return Schedule(self.site.data.samples, cell.batch, self.own.epochs, cell.rounds)
 
     def strategy_keys(self, rounds: int) -> dict[str, int]:
-        """Keys of the strategy with so many rounds, and those that then differ from what is set."""
+        """Return the keys of the strategy with this number of rounds, and those that then differ from what is set."""
         before, now = self.config.strategy, _with_rounds(self.config.strategy, rounds)
         changed = (name for name in PARTS_OF_A_RUN if getattr(now, name) != getattr(before, name))
         return {"rounds": rounds} | {kebab_case(name): getattr(now, name) for name in changed}
 
     def work(self, cell: Cell) -> float:
-        """Roughly how long a setting takes, in no unit: its steps, and what a round costs whatever its steps."""
+        """Estimate how long a setting takes, in no unit: its steps, and a fixed cost per round."""
         steps = self.schedule(cell).steps_per_round
         return cell.rounds * (10.0 + steps * (3.0 if cell.plan else 1.0))
 
@@ -364,7 +368,7 @@ class _Bench:
         return _with(self.config, strategy=strategy, training=TrainingSides(**sides))
 
     def _noise_elsewhere(self, cell: Cell, theirs: TrainingSection) -> float:
-        """Noise of the sites of the other role, whose rows have cost nothing yet."""
+        """Return the noise of the sites of the other role, whose rows have cost nothing yet."""
         if not self._everywhere or cell.epsilon is None:
             return 0.0
         sources = self.config.federation.sources
@@ -383,15 +387,17 @@ def _seed(site: BudgetSite, number: int) -> int:
 
 
 def _with_rounds(strategy: StrategySection, rounds: int) -> StrategySection:
-    """The strategy with so many rounds; parts that would not fit are half of the run."""
+    """Return the strategy with this number of rounds; parts that would not fit take half of the run."""
     fitted = {name: rounds // 2 for name in PARTS_OF_A_RUN if getattr(strategy, name) >= rounds}
     return _with(strategy, rounds=rounds, **fitted)
 
 
-def _of_others(
+def _settings_of_all_sites(
     site: BudgetSite, federation: FederationConfig | None
 ) -> tuple[TrainingSides, StrategySection, PrivacySection, SessionSection]:
-    """How all sites train, by which strategy and at which level: from the site, the federation's file, the defaults."""
+    """Return training of all sites, strategy, privacy and session, from the site, the federation's file or the
+    defaults.
+    """
     config = site.config
     common = {name: getattr(config.training, name) for name in TrainingSection.model_fields if name != "dp"}
     if isinstance(config, AggregatorConfig):
@@ -410,7 +416,7 @@ def _of_others(
 def _stand_in(
     question: Question, site: BudgetSite, shape: Sequence[int], rows: Mapping[str, int], settings: TaskSettings
 ) -> tuple[TaskSection, Task]:
-    """The task of the stand-in, and its instance with the first seed."""
+    """Return the task of the stand-in, and its instance with the first seed."""
     own, place = site.config.task, question.stand_in
     real = load_task(
         own.factory,
@@ -436,6 +442,6 @@ def _stand_in(
 
 
 def _most_frequent(rows: Samples) -> float | None:
-    """Share of the most frequent label; None where there are too many labels for classes."""
+    """Return the share of the most frequent label; None if there are too many labels for classes."""
     labels, counts = torch.unique(rows.labels, dim=0, return_counts=True)
     return None if len(labels) > _MOST_LABELS else float(counts.max()) / len(rows)

@@ -1,4 +1,4 @@
-"""Processes that one command starts, watches and ends: the sites of a run, or runs that go on side by side.
+"""Processes that one command starts, watches and ends: the sites of a run, or runs side by side.
 
 Each runs ``securefda`` in a session of its own, says over a socket what happens, and ends when that socket does
 (:mod:`securefda.local.launched`). They are copies of one process that has imported torch and nothing that a site has of
@@ -38,7 +38,7 @@ _READ_BYTES = 1 << 16
 
 
 class ProcessFailed(SecureFdaError):
-    """One of the processes ended with an error; message, hint and exit code are that process's own."""
+    """A child process ended with an error; message, hint and exit code are its own."""
 
     def __init__(self, name: str, result: Mapping[str, Any]) -> None:
         super().__init__(f"{name}: {result['message'].removeprefix(f'{name}: ')}", hint=result["hint"])
@@ -53,12 +53,12 @@ class ProcessFailed(SecureFdaError):
 
     @property
     def blames_another(self) -> bool:
-        """Whether the cause may be at another site: a peer that cannot be heard, or says what it should not."""
+        """Whether the cause may be at another site: a peer that does not answer, or sends something wrong."""
         return self.follows or self.exit_code in (ExitCode.CONNECTION, ExitCode.QUORUM)
 
     @property
     def is_a_refusal(self) -> bool:
-        """Whether the site may not go on, and the others may without it."""
+        """Whether this site may not go on although the others may go on without it."""
         return self.exit_code in (ExitCode.POLICY, ExitCode.BUDGET)
 
 
@@ -112,7 +112,7 @@ class Starter:
         )
 
     def close(self) -> None:
-        """End what starts them; processes that still run have to end with it."""
+        """End the process that starts them; processes that still run end with it."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -120,7 +120,7 @@ class Starter:
 
 @dataclass(slots=True)
 class Child:
-    """A process that runs: a site's, or one of a whole run in memory."""
+    """A running process: a site's, or one of a whole run in memory."""
 
     name: str
     process: _Process
@@ -136,7 +136,7 @@ class Child:
     def start(
         cls, name: str, command: Sequence[str], folder: Path, starter: Starter, *, with_settings: bool = False
     ) -> Child:
-        """Run ``securefda`` with ``command``; what it prints and logs goes to files in ``folder``."""
+        """Run ``securefda`` with ``command``; its output and logs go to files in ``folder``."""
         link, theirs = socket.socketpair()
         with (folder / _RESULT).open("wb") as result, (folder / _LOG).open("ab") as log, theirs:
             ends = {"out": result.fileno(), "log": log.fileno(), "link": theirs.fileno()}
@@ -144,7 +144,7 @@ class Child:
         return cls(name, process, folder, link)
 
     def events(self) -> list[dict[str, Any]]:
-        """What the process has said since; called when there is something to read.
+        """Return the events that the process has sent since; call it when there is something to read.
 
         Raises:
             SecureFdaError: it said what no process of this package says.
@@ -168,7 +168,7 @@ class Child:
         return found
 
     def result(self) -> dict[str, Any]:
-        """The envelope that the process printed; of one that was killed, an envelope that says so."""
+        """Return the envelope that the process printed, or one that says that it was killed."""
         try:
             envelope = json_value((self.folder / _RESULT).read_bytes())
         except ValueError:
@@ -181,14 +181,14 @@ class Child:
         return {"exit_code": int(ExitCode.FAILED), "message": message, "hint": hint}
 
     def failure(self) -> ProcessFailed | None:
-        """Why the process ends, as soon as it says so or has ended with an error."""
+        """Return why the process ends, as soon as it reports it or has ended with an error."""
         if self.failed is None and self.process.poll() not in (None, 0):
             self.failed = ProcessFailed(self.name, self.result())
         return self.failed
 
 
 def stop(children: Sequence[Child], *, at_once: bool) -> None:
-    """Wait until all have ended; ``at_once`` asks them to. Those that have not after ten seconds are killed."""
+    """Wait until all have ended; ``at_once`` asks them to end. Kill those still running after ten seconds."""
     deadline = time.monotonic() + STOP_S
     if at_once:
         for child in children:

@@ -1,4 +1,4 @@
-"""Starts processes as ``python -m MODULE`` does, without the second and more that importing torch takes each of them.
+"""Starts processes as ``python -m MODULE`` does, but without the second or more that each takes to import torch.
 
 A server imports torch once and runs a copy of itself for each process (:mod:`securefda.local.fork_server_program`).
 A copy is a process of its own. It shares with the others only pages of memory that none of them has written to, which
@@ -40,7 +40,7 @@ _RECORD = struct.Struct("!q")
 
 
 class ForkServerError(SecureFdaError):
-    """The server has ended, or refuses: it has threads, or a variable of the environment comes too late for a copy."""
+    """The server has ended, or refuses: it has threads, or needs an environment variable that a copy gets too late."""
 
 
 class ForkServer:
@@ -138,11 +138,11 @@ class ForkedProcess:
             raise ForkServerError(channel.makefile().read())
 
     def poll(self) -> int | None:
-        """The exit code, negative for a signal; None while it runs."""
+        """Return the exit code, negative for a signal; None while it runs."""
         return self._ended_within(0)
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit code, once it has ended; the timeout is in seconds.
+        """Return the exit code, once it has ended; the timeout is in seconds.
 
         Raises:
             TimeoutExpired: of :mod:`subprocess`.
@@ -154,16 +154,16 @@ class ForkedProcess:
         return code
 
     def send_signal(self, number: int) -> None:
-        """Through the server, which knows whether the process is still there to get it."""
+        """Send a signal through the server, which knows whether the process still exists."""
         if self.poll() is None:
             self._channel.sendall(bytes([number]))
 
     def terminate(self) -> None:
-        """Ask it to end."""
+        """Ask the process to end."""
         self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it."""
+        """Kill the process."""
         self.send_signal(signal.SIGKILL)
 
     def _ended_within(self, timeout: float | None) -> int | None:

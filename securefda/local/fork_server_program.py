@@ -39,7 +39,7 @@ _ACT_AT_START = ("GRPC_", "KMP_", "LANG", "LC_", "LD_", "MALLOC_", "MKL_", "MPL"
 
 
 class Request(NamedTuple):
-    """What a child runs, once the gate opens; ``descriptors`` become 0, 1, 2 and so on."""
+    """What a child is to run, once the gate opens; ``descriptors`` become 0, 1, 2 and so on."""
 
     descriptors: list[int]
     gate: int
@@ -51,7 +51,7 @@ class Request(NamedTuple):
 
 
 class Server:
-    """Forks, until its control socket closes. ``imported`` is what the imports have set in the environment."""
+    """A server that forks until its control socket closes. ``imported`` is what the imports set in the environment."""
 
     def __init__(self, control: socket.socket, grace_s: float, imported: dict[str, str]) -> None:
         self._control, self._grace_s, self._imported = control, grace_s, imported
@@ -59,7 +59,7 @@ class Server:
         self._selector = selectors.DefaultSelector()
 
     def serve(self) -> Request | None:
-        """Returns in every child, with what it runs, and once in the server.
+        """Serve requests. Returns the request in every child, and None once in the server.
 
         All that the server has open is closed then, in the child too, and signals are as a process finds them.
         """
@@ -99,7 +99,7 @@ class Server:
             os.kill(pid, signal.SIGKILL)
 
     def _next(self) -> Request | None:
-        """The request that has come; None at the end."""
+        """Return the next request; None at the end."""
         header, descriptors, _, _ = socket.recv_fds(
             self._control, _RECORD.size, _MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
         )
@@ -116,7 +116,7 @@ class Server:
         )
 
     def _fork(self, request: Request) -> bool:
-        """Whether this is the child."""
+        """Fork for a request; returns whether this is the child."""
         channel = request.channel
         refusal = refused(request.environment)
         if refusal:
@@ -159,7 +159,7 @@ class Server:
 
 
 def refused(environment: dict[str, str]) -> str:
-    """Why this process cannot be copied now, for this environment; empty if it can."""
+    """Return why this process cannot be copied now, for this environment; empty if it can."""
     threads = len(list(Path("/proc/self/task").iterdir()))
     if threads > 1:
         return f"the fork server has {threads} threads: one of its modules starts them when it is imported"
@@ -200,7 +200,7 @@ def become(request: Request, installed: list[str]) -> None:
 
 
 def main() -> None:
-    """Returns in the server. A child ends as the process that it became."""
+    """Run the server until it ends. In a child, run the requested module instead."""
     control, grace_s, *modules = sys.argv[1:]
     own = [] if sys.flags.safe_path else [sys.path.pop(0)]
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)

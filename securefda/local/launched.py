@@ -1,4 +1,4 @@
-"""A site's process under ``securefda run``: it says to the launcher what happens, and it ends when the launcher does.
+"""The link between a site's process and ``securefda run``: it sends events, and ends when the launcher does.
 
 Both go over one socket, whose other end the launcher alone holds. The process writes JSON lines to it and reads nothing
 but its end, which comes however the launcher ends, killed or not, at once or while this process still starts.
@@ -27,7 +27,7 @@ _ORDERLY_S = 10.0
 
 
 class Launcher:
-    """The launcher, as a process that it started sees it; without ``descriptor`` the process was started by hand."""
+    """The launcher, as seen by a process that it started; ``descriptor`` is None if the process was started by hand."""
 
     def __init__(self, descriptor: int | None) -> None:
         self._socket: socket.socket | None = None
@@ -38,11 +38,11 @@ class Launcher:
             threading.Thread(target=self._end_with, args=(self._socket,), daemon=True).start()
 
     def hears(self, shown: Reporter) -> Reporter:
-        """A reporter that tells the launcher what it tells ``shown``."""
+        """Return a reporter that passes everything on to ``shown`` and to the launcher."""
         return shown if self._socket is None else _Relay(self, shown)
 
     def say(self, **what: Any) -> None:
-        """Send one line; a launcher that is gone hears nothing."""
+        """Send one line; without a launcher it is dropped."""
         if self._socket is not None:
             with self._one_at_a_time, suppress(OSError):
                 self._socket.sendall(json.dumps(finite(what), allow_nan=False).encode() + b"\n")
@@ -58,7 +58,7 @@ class Launcher:
 
 @contextmanager
 def launched(descriptor: int | None) -> Iterator[Launcher]:
-    """Tell the launcher, if there is one, of the error that ends the block."""
+    """Report an error that ends the block to the launcher, if there is one."""
     launcher = Launcher(descriptor)
     try:
         yield launcher
@@ -69,7 +69,7 @@ def launched(descriptor: int | None) -> Iterator[Launcher]:
 
 
 class _Relay:
-    """Passes on to both; to the launcher only the last of the phases that follow each other quickly."""
+    """A reporter that passes on to both; of phases that follow each other quickly, the launcher gets only the last."""
 
     def __init__(self, launcher: Launcher, shown: Reporter) -> None:
         self._launcher, self._shown = launcher, shown

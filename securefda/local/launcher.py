@@ -1,4 +1,4 @@
-"""``securefda run``: enrol a throw-away federation, start one process per site, watch them, collect what they left.
+"""``securefda run``: enrol a temporary federation, start and watch one process per site, and collect the results.
 
 The processes are the ones that people start by hand from startup kits, with the same command; nothing is shared
 between them but this machine's loopback interface and the folder of each site. Each says over a socket what happens.
@@ -113,12 +113,12 @@ def _start(site: str, file: Path, folder: RunFolder, is_target: bool, starter: S
 
 
 def _stop(sites: list[Child]) -> None:
-    """Let sources that heard the goodbye end by themselves; end the others."""
+    """Let sources that received the goodbye end by themselves; end the others."""
     stop(sites, at_once=sites[0].process.poll() != 0)
 
 
 def _name_cause(folder: RunFolder, error: ProcessFailed) -> None:
-    """The aggregator, which was told to end, has written that it was interrupted; what ended the run is known here."""
+    """Correct the aggregator's state: it was told to end and wrote that it was interrupted; the cause is known here."""
     if (folder.path / SUMMARY_FILE).exists():
         named = {"code": error.name or error.code, "message": str(error), "hint": error.hint}
         folder.write_summary(replace(finished_summary(folder.path), status="failed", error=named))
@@ -126,14 +126,14 @@ def _name_cause(folder: RunFolder, error: ProcessFailed) -> None:
 
 
 def free_address() -> Address:
-    """A port that is free now; should another process take it before the aggregator does, that is a clear error."""
+    """Find a port that is free now; if another process takes it before the aggregator does, that is a clear error."""
     with socket.socket() as probe:
         probe.bind((_HOST, 0))
         return Address(_HOST, probe.getsockname()[1])
 
 
 def _enrolled(config: FederationConfig, root: Path) -> Address:
-    """Where the aggregator of a run that was interrupted listened, which its sites' kits name.
+    """Return the aggregator's address in an interrupted run, from its sites' kits.
 
     Raises:
         ConfigError: the kits are those of other sites.
@@ -176,7 +176,7 @@ def _enrol(config: FederationConfig, root: Path, address: Address) -> None:
 
 
 def _write_settings(config: FederationConfig, folder: RunFolder, address: Address, seed: int) -> dict[str, Path]:
-    """Each site's settings file, the target's first.
+    """Write each site's settings file, the target's first.
 
     Raises:
         ConfigError: a file is there with other settings; none has changed.
@@ -202,7 +202,7 @@ def _write_settings(config: FederationConfig, folder: RunFolder, address: Addres
 
 
 def _as_given(table: dict[str, Any], is_target: bool) -> dict[str, Any]:
-    """A site's settings under the names that they have in a federation's file; paths of the folder itself are none."""
+    """Return a site's settings under the names that a federation's file uses, without paths of the folder itself."""
     role, process = ("target", "aggregator") if is_target else ("source", "source")
     common = {name: section for name, section in table.items() if name not in (process, "training")}
     own, training = table.get(process), table.get("training")  # of a file that was changed by hand, perhaps nothing
@@ -228,22 +228,24 @@ class Failures:
 
     @property
     def complaints(self) -> list[ProcessFailed]:
-        """Those that blame another site, which may yet say something of its own."""
+        """The errors that blame another site, which may yet report one of its own."""
         return [one for one in self._known if one.blames_another and not one.follows]
 
     def have_waited(self, now: float) -> bool:
-        """Whether the sites that others blame have had their time to say what happened to them."""
+        """Return whether the blamed sites have had enough time to report an error of their own."""
         return self._first_complaint_at is not None and now - self._first_complaint_at > _CAUSE_S
 
     @property
     def first_cause(self) -> ProcessFailed:
-        """What a site says of itself comes before what it says of another, and what only follows comes last."""
+        """Return the likeliest cause: a site's error about itself comes first, one about another next, a consequence
+        last.
+        """
         own = [one for one in self._known if not one.blames_another]
         return [*own, *self.complaints, *self._known][0]
 
 
 def _watch(sites: list[Child], reporter: Reporter) -> None:
-    """Show what the aggregator says until it ends; the first site that fails by itself ends the run.
+    """Show the aggregator's reports until it ends; the first site that fails by itself ends the run.
 
     Raises:
         ProcessFailed: the cause. A site that blames another one is not it if the other says something of its own.

@@ -1,4 +1,4 @@
-"""A folder to start from: a federation on one's own rows, with a policy, and a test that passes.
+"""A starting point for users: a federation on their own rows, with a policy, and a test that passes.
 
 The federation's file goes to every site. What it holds of an example's rows is said in its heading.
 """
@@ -25,7 +25,7 @@ from securefda.site.config import load_federation, site_policy
 from securefda.site.config.sections import SITE_ID_PATTERN
 from securefda.site.policy import default_policy_text
 from securefda.tasks import image_folder, tabular
-from securefda.tasks.guess import FEWEST_OF_A_CATEGORY, Guess, Writing, guess, writing_of
+from securefda.tasks.guess import FEWEST_OF_A_CATEGORY, CsvFormat, Guess, guess, guess_format
 from securefda.tasks.held_out import HeldOut
 from securefda.tasks.tabular import Column, Table, TabularOptions, category, plain, read_table
 
@@ -47,7 +47,7 @@ _GIT_IGNORE = "# Rows of patients do not belong into a repository, nor do privat
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What a new folder holds, and what its maker should know of it."""
+    """The new folder, and notes for the user."""
 
     folder: Path
     files: tuple[str, ...]
@@ -58,7 +58,7 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class _Sites:
-    """Who takes part, where the rows lie, and what of that is made up.
+    """The sites, where their rows lie, and what of that is made up.
 
     ``target_rows`` are what decides the side of each row of the target, and its label.
     ``write`` puts rows into a folder of their own, where they do not lie in one already.
@@ -77,7 +77,7 @@ class _Sites:
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What the maker of a tabular folder says; empty where the example is to tell."""
+    """The user's choices for a tabular folder; empty ones follow from the example."""
 
     label: str = ""
     group: str = ""
@@ -115,13 +115,13 @@ def new_tabular(folder: Path, file: Path, choices: Choices) -> Made:
         DataError: the example cannot be read, or is too small.
     """
     name = _name_of(folder)
-    writing = writing_of(file, separator=choices.separator, decimal=choices.decimal, encoding=choices.encoding)
+    writing = guess_format(file, separator=choices.separator, decimal=choices.decimal, encoding=choices.encoding)
     table = read_table(file, separator=writing.separator, encoding=writing.encoding)
     found = guess(_without(table, choices.site_column), writing, choices.label, choices.group)
     read = TabularOptions(label=found.label, columns=found.columns, group=choices.group)
     sites = _sites_of_table(file, table, read, writing, choices)
     if sites.write is not None:
-        writing = Writing(writing.separator, writing.decimal, "utf-8")  # as the new files are written
+        writing = CsvFormat(writing.separator, writing.decimal, "utf-8")  # as the new files are written
     notes = [
         f"predicts {found.label.column}" + ("" if choices.label else ", the last column; --label names another"),
         f"reads it with separator {writing.separator!r} and decimal mark {writing.decimal!r}",
@@ -175,7 +175,7 @@ def new_images(folder: Path, images: Path, target: str = "") -> Made:
     else:
         sites = _made_up_images(images, classes)
     sample = _images(images / sites.target if by_site else images, [*classes, image_folder.UNLABELLED])
-    size, colour = _look_of(sample[:20])
+    size, colour = _size_and_colour(sample[:20])
     options = "\n".join(
         [
             "[task.options]",
@@ -190,7 +190,7 @@ def new_images(folder: Path, images: Path, target: str = "") -> Made:
 
 
 def _name_of(folder: Path) -> str:
-    """The federation's name: that of the folder, which must not be there yet."""
+    """Return the federation's name: that of the folder, which must not exist yet."""
     name = _site_id(folder.name)
     if not name:
         hint = "choose a name with letters or digits"
@@ -201,14 +201,14 @@ def _name_of(folder: Path) -> str:
 
 
 def _site_id(text: str) -> str:
-    """Text as a site id: lowercase letters, digits and hyphens; empty where nothing is left."""
+    """Return text as a site id: lowercase letters, digits and hyphens; empty if nothing is left."""
     small = text.lower().translate(_UMLAUTS)
     ascii_only = unicodedata.normalize("NFKD", small).encode("ascii", "ignore").decode("ascii")
     return re.sub(r"[^a-z0-9]+", "-", ascii_only).strip("-")[:63].rstrip("-")
 
 
 def _without(table: Table, name: str) -> Table:
-    """The table without the column that names the site, which no model may read."""
+    """Return the table without the column that names the site, which no model may read."""
     name = plain(name)
     if name and name not in table.cells:
         hint = f"columns: {', '.join(table.cells)}"
@@ -216,7 +216,7 @@ def _without(table: Table, name: str) -> Table:
     return Table(table.path, {each: cells for each, cells in table.cells.items() if each != name}, table.lines)
 
 
-def _sites_of_table(file: Path, table: Table, read: TabularOptions, writing: Writing, choices: Choices) -> _Sites:
+def _sites_of_table(file: Path, table: Table, read: TabularOptions, writing: CsvFormat, choices: Choices) -> _Sites:
     if choices.site_column:
         return _sites_of_column(table, read, writing, plain(choices.site_column), choices.target)
     wanted = {read.label.column, *read.read, *([read.group] if read.group else [])}
@@ -254,7 +254,7 @@ def _sites_of_table(file: Path, table: Table, read: TabularOptions, writing: Wri
     return _dealt(table, read, writing, rows_of, target=_MADE_UP_SITES[0], note=note)
 
 
-def _sites_of_column(table: Table, read: TabularOptions, writing: Writing, name: str, target: str) -> _Sites:
+def _sites_of_column(table: Table, read: TabularOptions, writing: CsvFormat, name: str, target: str) -> _Sites:
     rows_of: dict[str, list[int]] = {}
     for row, cell in enumerate(table.cells[name]):
         rows_of.setdefault(_site_id(cell), []).append(row)
@@ -280,8 +280,8 @@ def _require_sites(sites: Sequence[str], target: str, where: str, how: str) -> N
         raise DataError(where, why, hint=how)
 
 
-def _tables_beside(file: Path, wanted: set[str], writing: Writing) -> tuple[dict[str, Table], list[str]]:
-    """Site id -> each CSV file in the same folder that has these columns; and of the others, why each is left out."""
+def _tables_beside(file: Path, wanted: set[str], writing: CsvFormat) -> tuple[dict[str, Table], list[str]]:
+    """Return site id -> each CSV file in the same folder with these columns, and why each other file is left out."""
     found: dict[str, Table] = {}
     left_out: list[str] = []
     for path in sorted(file.parent.glob("*.csv")):
@@ -302,8 +302,8 @@ def _tables_beside(file: Path, wanted: set[str], writing: Writing) -> tuple[dict
     return found, left_out
 
 
-def _unlabelled_target(folder: Path, target: str, wanted: set[str], writing: Writing) -> Table | None:
-    """The target's table, where it has all columns that a model reads: of one that lacks only the label."""
+def _unlabelled_target(folder: Path, target: str, wanted: set[str], writing: CsvFormat) -> Table | None:
+    """Return the target's table if only the label is missing from the columns that a model needs."""
     path = folder / f"{target}.csv"
     if not target or not path.is_file():
         return None
@@ -318,13 +318,13 @@ def _contents(table: Table, read: TabularOptions) -> list[tuple[bytes, str]]:
 def _dealt(
     table: Table,
     read: TabularOptions,
-    writing: Writing,
+    writing: CsvFormat,
     rows_of: Mapping[str, Sequence[int]],
     *,
     target: str,
     note: str,
 ) -> _Sites:
-    """Sites whose files are written into the new folder, for this user's eyes alone."""
+    """Deal out the rows to sites, whose files only this user can read."""
 
     def write(folder: Path) -> None:
         data = folder / DATA_FOLDER
@@ -379,8 +379,8 @@ def _images_as_rows(paths: Sequence[Path]) -> list[tuple[bytes, str]]:
         raise DataError(str(error.filename), f"cannot be read: {error.strerror}") from error
 
 
-def _look_of(paths: Sequence[Path]) -> tuple[int, str]:
-    """The size that some images can be given without enlarging them, at most 64, and grey unless one has colours."""
+def _size_and_colour(paths: Sequence[Path]) -> tuple[int, str]:
+    """Return a size to which no image must be enlarged, at most 64, and grey unless an image has colours."""
     sides, colours = [], False
     for path in paths:
         try:
@@ -405,7 +405,7 @@ def _make(
     files: Mapping[str, str] | None = None,
     name: str = "",
 ) -> Made:
-    """Write everything beside the folder's place, try what can be tried without torch, then move it there."""
+    """Write everything beside the folder's place, check it as far as possible without torch, then move it there."""
     name = name or _name_of(folder)
     federation = _render(
         "federation.toml.j2",
@@ -450,7 +450,9 @@ def _make(
 
 
 def _seen_from(folder: Path, data_dir: str) -> str:
-    """The rows' folder as the new one names it: by a relative path if both lie in one folder, which may be moved."""
+    """Return the rows' folder as seen from the new one: a relative path if both lie in one folder, which may be
+    moved.
+    """
     together, rows = folder.parent.resolve(), Path(data_dir).resolve()
     if not Path(data_dir).is_absolute() or not rows.is_relative_to(together):
         return data_dir
@@ -468,8 +470,8 @@ _POLICY_HEADING = """\
 """
 
 
-def _options_text(found: Guess, writing: Writing, group: str, sites: _Sites) -> str:
-    """The options of a tabular task, a line for each column, with the reason where one is not read."""
+def _options_text(found: Guess, writing: CsvFormat, group: str, sites: _Sites) -> str:
+    """Return the options of a tabular task, a line for each column, with the reason if it is not read."""
     label = found.label.model_dump(by_alias=True, exclude_defaults=True)
     lines = ["[task.options]"]
     lines.append(f"separator = {_toml(writing.separator)}         # this and the next two: how files are written")
@@ -488,7 +490,7 @@ def _options_text(found: Guess, writing: Writing, group: str, sites: _Sites) -> 
 
 
 def _split_lines(rows: Sequence[tuple[bytes, str]]) -> list[str]:
-    """Which rows each site holds out: of a few rows at the target more, and, where it can be, some of each class."""
+    """Return the lines that set the held-out share and, if needed, a seed that holds out some rows of each class."""
     share = _LARGE_TEST_SHARE if len(rows) < _FEW_TARGET_ROWS else _TEST_SHARE
     labels = {label for _, label in rows}
     wanted = len(labels) if len(labels) <= _MOST_CLASSES else 2
@@ -502,7 +504,7 @@ def _split_lines(rows: Sequence[tuple[bytes, str]]) -> list[str]:
 
 
 def _fewest_labels(rows: Sequence[tuple[bytes, str]], split: HeldOut) -> int:
-    """How many different labels the side has that has fewer."""
+    """Return how many different labels the side with fewer of them has."""
     sides: dict[bool, set[str]] = {True: set(), False: set()}
     for content, label in rows:
         sides[split.holds_out(content)].add(label)
@@ -516,7 +518,7 @@ def _column_text(column: Column) -> str:
 
 
 def _toml(value: object) -> str:
-    """A text, a number or a list of texts as TOML."""
+    """Format a text, a number or a list of texts as TOML."""
     if isinstance(value, float):
         return f"{value:g}"
     return json.dumps(value, ensure_ascii=False)

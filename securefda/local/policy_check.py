@@ -1,4 +1,4 @@
-"""What the policies of a federation's sites say to a header, where they lie on one machine."""
+"""Comparison of a header with the policies of a federation's sites, if they lie on one machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from securefda.transport.wire import WireError, decode_signed
 
 
 class PolicyCheckError(SecureFdaError):
-    """A policy refuses, or cannot be used; message, hint and exit code are those of the first that does."""
+    """A policy refuses, or cannot be used; message, hint and exit code are those of the first such policy."""
 
     def __init__(self, site: str, error: SecureFdaError) -> None:
         message = str(error)
@@ -28,7 +28,7 @@ class PolicyCheckError(SecureFdaError):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What one policy says: ``level`` where it permits, else the ``error``."""
+    """The answer of one policy: its ``level`` if it permits the headers, else the ``error``."""
 
     site: str
     path: Path
@@ -38,8 +38,8 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """What policies are compared with: headers that differ in their rules, over these sources.
+class AskedHeaders:
+    """The headers to compare policies with; they differ in their rules only.
 
     Attributes:
         headers: of the rounds of one run; of one round where a header was given.
@@ -55,8 +55,8 @@ class Question:
     noise: tuple[float, float] | None = None
     has_names: bool = True
 
-    def put_to(self, policy: SourcePolicy, site: str) -> str:
-        """Compare a site's policy; returns the level at which it takes part.
+    def compare_with(self, policy: SourcePolicy, site: str) -> str:
+        """Compare the headers with a site's policy; returns the level at which the site takes part.
 
         Raises:
             PolicyRefusal: the policy refuses.
@@ -78,8 +78,8 @@ class Question:
         return self.headers[0].level_of(own).label
 
 
-def question_of_federation(config: FederationConfig, permitted: Mapping[str, str]) -> Question:
-    """The headers of the run that ``config`` describes, if each site permits what its policy does.
+def headers_of_federation(config: FederationConfig, permitted: Mapping[str, str]) -> AskedHeaders:
+    """Return the headers of the run that ``config`` describes, if each site permits what its policy does.
 
     Args:
         config: the federation.
@@ -98,11 +98,11 @@ def question_of_federation(config: FederationConfig, permitted: Mapping[str, str
     indices = {site: index for index, site in enumerate(config.federation.sources, start=1)}
     headers = tuple(replace(header, rule=terms) for terms in rules_of_run(strategy_of(config.strategy)))
     dp = config.training.source.dp
-    return Question(headers, indices, config.task.factory, (dp.noise_multiplier, dp.max_grad_norm))
+    return AskedHeaders(headers, indices, config.task.factory, (dp.noise_multiplier, dp.max_grad_norm))
 
 
-def question_of_header(path: Path, kits: Sequence[Kit]) -> Question:
-    """A header that a source kept; the kits' roster says which site is which of its participants.
+def kept_header(path: Path, kits: Sequence[Kit]) -> AskedHeaders:
+    """Return a header that a source kept; the kits' roster identifies its participants.
 
     Raises:
         ConfigError: as :func:`read_header` does.
@@ -111,8 +111,8 @@ def question_of_header(path: Path, kits: Sequence[Kit]) -> Question:
     for kit in kits:
         read_header(path, kit)
     if not kits:
-        return Question((header,), {f"source {index}": index for index in header.participants}, has_names=False)
-    return Question((header,), {entry.site_id: entry.index for entry in kits[0].roster.sources})
+        return AskedHeaders((header,), {f"source {index}": index for index in header.participants}, has_names=False)
+    return AskedHeaders((header,), {entry.site_id: entry.index for entry in kits[0].roster.sources})
 
 
 def read_header(path: Path, kit: Kit | None) -> Signed[Header]:
@@ -139,7 +139,7 @@ def read_header(path: Path, kit: Kit | None) -> Signed[Header]:
 def verdicts_on(
     policies: Sequence[Path], asked: Path, sites: Sequence[str], env: Mapping[str, str], now: datetime
 ) -> tuple[list[Verdict], dict[str, str]]:
-    """What each policy says to ``asked``, and the level at which each source would be served.
+    """Judge ``asked`` by each policy, and return the level at which each source would be served.
 
     A policy that cannot be used does not keep the others from being judged.
 
@@ -166,25 +166,25 @@ def verdicts_on(
         names = _names(files, sites, config.federation.sources, where)
         found = zip(names, loaded, strict=True)
         permitted = {name: policy.max_visibility for name, policy in found if isinstance(policy, SourcePolicy)}
-        question = question_of_federation(config, permitted)
+        compared = headers_of_federation(config, permitted)
     else:
-        question = question_of_header(asked, [file.kit for file in files if file.kit is not None])
-        names = _names(files, sites, tuple(question.indices), f"the federation of {asked}")
+        compared = kept_header(asked, [file.kit for file in files if file.kit is not None])
+        names = _names(files, sites, tuple(compared.indices), f"the federation of {asked}")
     verdicts = []
     for name, file, policy in zip(names, files, loaded, strict=True):
         try:
             if isinstance(policy, SecureFdaError):
                 raise policy
-            verdicts.append(Verdict(name, file.path, file.kit is not None, level=question.put_to(policy, name)))
+            verdicts.append(Verdict(name, file.path, file.kit is not None, level=compared.compare_with(policy, name)))
         except SecureFdaError as error:
             verdicts.append(Verdict(name, file.path, file.kit is not None, error=error))
-    first = question.headers[0]
-    here = {name: index for name, index in question.indices.items() if index in first.participants}
+    first = compared.headers[0]
+    here = {name: index for name, index in compared.indices.items() if index in first.participants}
     return verdicts, {name: first.level_of(index).label for name, index in here.items()}
 
 
 def _names(files: Sequence[PolicyFile], sites: Sequence[str], sources: Sequence[str], where: str) -> list[str]:
-    """Whose policies these are; ``where`` names the federation for messages.
+    """Return which site each policy belongs to; ``where`` names the federation for messages.
 
     Raises:
         ConfigError: a site is no source, or has two policies or none, or there are more policies than sources.

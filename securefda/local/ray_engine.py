@@ -20,7 +20,7 @@ _PATIENCE_S = 10.0
 
 @contextmanager
 def ray_engine(workers: int, address: str = "") -> Iterator[Any]:
-    """The module ``ray``, connected; what it started is ended with the block.
+    """Yield the module ``ray``, connected; what it started ends with the block.
 
     Args:
         workers: processes beside each other, where Ray is started for this block.
@@ -61,7 +61,7 @@ def ray_engine(workers: int, address: str = "") -> Iterator[Any]:
 
 
 def _require_listening(address: str) -> None:
-    """Ray itself tries for minutes, and then ends the process."""
+    """Fail early if nothing listens: Ray itself tries for minutes, and then ends the process."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdecimal():
         raise ConfigError("--ray-address", f"{address!r} is not HOST:PORT")

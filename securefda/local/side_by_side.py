@@ -1,4 +1,4 @@
-"""Runs that are compared: each simulated by a process of its own, all at once."""
+"""Runs to be compared, each simulated by a separate process, all at once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class SideBySide:
         self._out, self._children = out, children
 
     def summaries(self, reporter: Reporter) -> dict[str, Summary]:
-        """Say which runs go on until all are over, then return what each came to.
+        """Report which runs are still going until all are over, then return their summaries.
 
         Raises:
             ProcessFailed: the first that failed.
@@ -48,7 +48,7 @@ class SideBySide:
 
 @contextmanager
 def side_by_side(commands: Mapping[str, Sequence[str]], out: Path, starter: Starter) -> Iterator[SideBySide]:
-    """Start ``securefda simulate`` once per command, all at once; each leaves what it leaves alone, to the last bit.
+    """Start ``securefda simulate`` once per command, all at once; each gives the same result as alone, to the last bit.
 
     Where the block ends before they do, they are ended, and their folders hold the rounds until then.
 

@@ -1,4 +1,4 @@
-"""A whole federation in one process: the round code of the services over a network in memory."""
+"""A whole federation in one process: the services' round code over a network in memory."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ class SiteFailed(SecureFdaError):
 
     @classmethod
     def of(cls, site: str, error: SecureFdaError) -> Self:
-        """That of a site, by its own error."""
+        """Wrap a site's own error."""
         return cls(f"{site}: {str(error).removeprefix(f'{site}: ')}", error.hint, error.exit_code, error.code)
 
     @property
     def code(self) -> str:
-        """That of the source's error."""
+        """The code of the source's error."""
         return self._code
 
     def __reduce__(self) -> tuple[Any, ...]:  # it travels from the process in which the source is
@@ -85,11 +85,11 @@ class Simulation(MemoryNetwork[AggregatorRun, SourceRun]):
             raise self.aggregator.error
 
     def on_the_way(self, passed: Passed) -> Iterable[Passed]:
-        """Nothing, where the message is lost."""
+        """Return what arrives: nothing if the message is lost."""
         return (passed,) if self._delivers(passed.sender, passed.to, passed.message) else ()
 
     def at_source(self, index: int, act: Callable[[], list[Parcel]]) -> None:
-        """A source does something, and the run ends if it cannot go on."""
+        """Let a source act, and end the run if it cannot go on."""
         super().at_source(index, act)
         if (failure := self.sources[index].standing.failure) is not None:
             raise SiteFailed.of(self.aggregator.site.name(index), failure) from failure
@@ -151,7 +151,9 @@ def simulate_over(
     *,
     where: str,
 ) -> Summary:
-    """As :func:`simulate`, with the sources behind a ``network`` made for this run; ``where`` says that in words."""
+    """Simulate as :func:`simulate` does, with the sources behind ``network``; ``where`` says in words where
+    they run.
+    """
     folder = RunFolder(out)
     recording = RecordingReporter(folder, reporter)
     meter = TrafficMeter()
@@ -226,7 +228,7 @@ class SimulatedSources:
         return SourceRun(site, _SiteRecorder(self.folder, site_id, self.reporter))
 
     def record(self, site: TargetSite | SourceSite, run: str | None = None, then: MessageObserver = ignore) -> None:
-        """Have a site's messages written down; ``run`` and ``then`` as :class:`MessageRecorder` has them."""
+        """Have a site's messages recorded; ``run`` and ``then`` as :class:`MessageRecorder` has them."""
         journal, own = site.witness.journal, site.signer.index
         self.stores.callback(journal.close)
         self.observers[own] = MessageRecorder(journal, self.roster, own, run=run, then=then)
@@ -237,7 +239,7 @@ class SimulatedSources:
             self.reporter.note(f"{site_id}: {note}")
 
     def member(self, site_id: str) -> Member:
-        """A site, as one of this federation."""
+        """Return a site as a member of this federation."""
         return Member(self.roster, site_id, self.keys[site_id])
 
 
@@ -281,5 +283,5 @@ class SimulatedSites(SimulatedSources):
         return run
 
     def summary(self, run: AggregatorRun, error: BaseException | None) -> Summary:
-        """What the run came to."""
+        """Return the summary of the run."""
         return summary_of(self.settings, run.run_id, self.store, self.roster, error)

@@ -1,4 +1,4 @@
-"""A simulated federation with its sources in other processes, by Ray: each process has a slice of them.
+"""A simulated federation with its sources in other processes, by Ray: each process has a slice of the sources.
 
 The target stays here. Messages are passed on in the order in which one process would pass them: those to sources that
 wait in a row are handed to all slices at once, and answers are put in line as if the sources had answered one by one.
@@ -34,7 +34,7 @@ from securefda.transport.vectors import Vector
 
 @dataclass(frozen=True, slots=True)
 class RaySettings:
-    """Where the sources of a simulation run: in so many processes of a Ray cluster.
+    """The Ray processes that run the sources of a simulation.
 
     Attributes:
         workers: processes.
@@ -48,7 +48,7 @@ class RaySettings:
 def simulate_in_slices(
     config: FederationConfig, out: Path, seed: int, reporter: Reporter, settings: RaySettings
 ) -> Summary:
-    """As :func:`securefda.local.simulator.simulate`, with the sources in processes of Ray.
+    """Simulate as :func:`securefda.local.simulator.simulate` does, with the sources in Ray processes.
 
     Raises:
         ConfigError: Ray is not installed, or cannot be reached.
@@ -71,7 +71,7 @@ def simulate_in_slices(
 
 @dataclass(frozen=True, slots=True, repr=False)
 class _Setting:
-    """What a slice builds its sources of; ``keys`` are raw signing keys that exist for this run alone."""
+    """The parts from which a slice builds its sources; ``keys`` are raw signing keys that exist for this run alone."""
 
     config: FederationConfig
     out: Path
@@ -83,7 +83,7 @@ class _Setting:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class _Answer:
-    """What came of one thing that a source was handed: what it sends, what its operator would read, its failure."""
+    """The result of one call to a source: what it sends, what its operator would read, and its failure, if any."""
 
     sent: tuple[UnderWay, ...] = ()
     notes: tuple[Note | str, ...] = ()
@@ -161,7 +161,7 @@ class _Slice:
 
 
 class _Slices:
-    """All slices, and which has which source."""
+    """All slices, and the slice of each source."""
 
     def __init__(self, ray: Any, sites: SimulatedSites, count: int) -> None:
         self._ray, self._sites = ray, sites
@@ -265,7 +265,7 @@ class _SlicedSimulation(Simulation):
 
 
 def _portable(messages: Iterable[UnderWay]) -> tuple[UnderWay, ...]:
-    """Messages that can be sent to another process; what several share is one object still, and travels once."""
+    """Return messages that can be sent to another process; an object that several share is still sent once."""
     copies: dict[int, bytes] = {}
 
     def copied(vector: Vector) -> bytes:

@@ -1,4 +1,4 @@
-"""Trying a task on one batch of each site, before a run: rows, labels, forward, loss, backward, metrics.
+"""A trial of a task on one batch of each site, before a run: rows, labels, forward, loss, backward, metrics.
 
 What is found out stays on this machine: class counts and distances are of a site's rows.
 """
@@ -54,7 +54,7 @@ _MOST_CLASSES = 12
 
 
 class TaskCheckError(SecureFdaError):
-    """A site's rows or the task's code are unfit; the line names the site, unless it is of the task alone."""
+    """A site's rows or the task's code are unfit; the message names the site, unless only the task is at fault."""
 
     exit_code = ExitCode.CONFIG
 
@@ -65,7 +65,7 @@ class TaskCheckError(SecureFdaError):
 
 @dataclass(frozen=True, slots=True)
 class SplitFound:
-    """Rows of one split of a site: how many, the shape of one, and how often each label occurs."""
+    """The rows of one split of a site: how many, the shape of one, and how often each label occurs."""
 
     split: str
     rows: int
@@ -75,7 +75,7 @@ class SplitFound:
 
 @dataclass(slots=True)
 class SiteFound:
-    """What was found at one site; ``error`` is the first thing that is wrong there."""
+    """The findings at one site; ``error`` is the first problem there."""
 
     site: str
     splits: list[SplitFound] = field(default_factory=list)
@@ -86,7 +86,7 @@ class SiteFound:
 
 @dataclass(frozen=True, slots=True)
 class TaskFound:
-    """What was found of a task: its model, whether noise was tried, and each site."""
+    """The findings about a task: its model, whether noise was tried, and each site."""
 
     factory: str
     parameters: int
@@ -100,7 +100,7 @@ class TaskFound:
         return next((site.error for site in self.sites if site.error is not None), None)
 
     def as_json(self) -> dict[str, Any]:
-        """For the JSON envelope."""
+        """Return the findings for the JSON envelope."""
         return {
             "factory": self.factory,
             "parameters": self.parameters,
@@ -151,7 +151,7 @@ def check_federation(config: FederationConfig, sites: Sequence[str], seed: int) 
 
 
 def check_kit(kit: Kit, config: AggregatorConfig | SourceConfig) -> TaskFound:
-    """Try the task on the rows of the site whose kit this is; errors as :func:`check_federation`."""
+    """Try the task on the rows of the site whose kit this is. Raises what :func:`check_federation` does."""
     process = config.aggregator if isinstance(config, AggregatorConfig) else config.source
     task = task_at(config, kit.roster)
     policies, labels = dict[str, SourcePolicy](), TargetLabels.GIVEN
@@ -188,7 +188,7 @@ def _check(
 
 
 def _check_site(task: Task, site: str, settings: TrainingSettings, seed: int, policy: SourcePolicy | None) -> SiteFound:
-    """Try the task on a site's rows; ``policy`` is that of a source, where it is known."""
+    """Try the task on a site's rows; ``policy`` is the source's, if known."""
     found = SiteFound(site)
     is_target = site == task.settings.target
     try:
@@ -223,7 +223,7 @@ def _check_site(task: Task, site: str, settings: TrainingSettings, seed: int, po
 def _check_unlabelled(
     task: Task, found: SiteFound, settings: TrainingSettings, seed: int, labels: TargetLabels
 ) -> SiteFound:
-    """As :func:`_check_site`, of a target whose labels are not used.
+    """Try the task as :func:`_check_site` does, for a target whose labels are not used.
 
     Only with pseudo-labels is there a backward pass: the target does not train without.
     """
@@ -266,7 +266,7 @@ def _evaluated(task: Task, model: nn.Module, features: Tensor) -> Tensor:
 
 
 def _try_guesses(task: Task, model: nn.Module, site: str, features: Tensor, settings: TrainingSettings) -> float:
-    """A step's backward pass on the labels that the model guesses; returns the length of the gradient.
+    """Try a backward pass on labels that the model guesses; returns the norm of the gradient.
 
     Raises:
         ConfigError: the task says of no label how sure the model is of it.
@@ -297,7 +297,7 @@ def _add_split(task: Task, found: SiteFound, split: str, rows: Rows) -> None:
 
 
 def _labels_in_words(task: Task, rows: Samples) -> str:
-    """How often each label occurs; of many different ones, from where to where they reach."""
+    """Describe how often each label occurs; for many different labels, their range."""
     labels = rows.labels.reshape(len(rows), -1)
     if labels.shape[1] != 1:
         return f"{labels.shape[1]} numbers each"
@@ -326,7 +326,7 @@ def _has_one_label(rows: Samples) -> bool:
 
 
 def _try_batch(task: Task, model: nn.Module, site: str, rows: Samples, settings: TrainingSettings) -> dict[str, float]:
-    """One step's forward and backward pass, on the CPU; returns loss, accuracy and the length of the gradient.
+    """Try a forward and a backward pass on the CPU; returns loss, accuracy and the norm of the gradient.
 
     Raises:
         DataError: the task's own code fails.
@@ -358,7 +358,7 @@ def _try_batch(task: Task, model: nn.Module, site: str, rows: Samples, settings:
 
 
 def _outputs_of(task: Task, model: nn.Module, features: Tensor) -> Tensor:
-    """The outputs of a model, as it stands, for some rows.
+    """Return the outputs of a model, as it stands, for some rows.
 
     Raises:
         DataError: the model's own code fails.
@@ -373,19 +373,19 @@ def _outputs_of(task: Task, model: nn.Module, features: Tensor) -> Tensor:
 
 
 def _some_of(rows: Samples, count: int) -> Samples:
-    """As many rows, evenly from all: files are often sorted by label."""
+    """Return this many rows, evenly spread over all, since files are often sorted by label."""
     places = _places(len(rows), count)
     return Samples(rows.features[places], rows.labels[places])
 
 
 def _places(rows: int, count: int) -> Tensor:
-    """Numbers of ``count`` rows, evenly from all."""
+    """Return the numbers of ``count`` rows, evenly spread over all."""
     count = min(count, rows)
     return torch.arange(count) * rows // count
 
 
 def _require_known_labels(where: str, rows: Samples, outputs: Tensor) -> None:
-    """Of class numbers: each is that of an output."""
+    """Check that each class number is that of an output."""
     labels = rows.labels
     if labels.is_floating_point() or labels.ndim != 1 or outputs.ndim != 2:
         return
@@ -396,7 +396,7 @@ def _require_known_labels(where: str, rows: Samples, outputs: Tensor) -> None:
 
 
 def _try_noise(task: Task, model: nn.Module, rows: Samples, settings: TrainingSettings) -> None:
-    """The gradient of each row of a batch, as DP-SGD takes them; no step, and nothing is charged.
+    """Try the gradient of each row of a batch, as DP-SGD takes them; no step, and nothing is charged.
 
     Raises:
         TrainingError: DP-SGD cannot train this task.
@@ -414,7 +414,7 @@ def _try_noise(task: Task, model: nn.Module, rows: Samples, settings: TrainingSe
 
 
 def _far_features(task: Task, rows: Rows) -> list[str]:
-    """Of features in columns: those in which rows lie far from all that a scaled number should be."""
+    """Report feature columns with rows far from the range of a scaled number."""
     if rows.features.ndim != 2:
         return []
     names = task.feature_names() or tuple(f"feature {place}" for place in range(1, rows.features.shape[1] + 1))

@@ -1,4 +1,4 @@
-"""What a task is: the model, the loss and the data of one learning problem, and how a user's own is loaded.
+"""The interface of a task: the model, the loss and the data of one learning problem, and how to load a user's own.
 
 A task is a class that a federation names as ``task.factory = "package.module:Class"``. Every site makes its own
 instance and asks it for its own rows only; nothing in a task talks to another site.
@@ -114,7 +114,7 @@ def _require_finite(tensor: Tensor, what: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TaskSettings:
-    """What a task is built from. Only ``data_dir`` differs between the sites of a federation.
+    """The settings that a task is built from. Only ``data_dir`` differs between the sites of a federation.
 
     Attributes:
         target: site id of the target.

@@ -1,4 +1,4 @@
-"""What tasks have in common that tell classes apart by logits."""
+"""The common part of tasks that distinguish classes by logits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from securefda.tasks.base import Task
 
 
 class Classification(Task):
-    """A task whose model gives logits, of rows whose labels are class numbers; subclasses have data and model."""
+    """A task whose model outputs logits and whose labels are class numbers; subclasses add data and model."""
 
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """Return the mean cross-entropy of the logits."""

@@ -171,7 +171,7 @@ class DigitDomains(Classification):
         return over_photographs(digits, self._generator("mnist-m", split)), labels
 
     def _digits_of_mnist(self, split: Split, *, part: int) -> tuple[NDArray[np.uint8], Labels]:
-        """Digits (n, 32, 32) with their labels; the two parts have none in common."""
+        """Return digits (n, 32, 32) and their labels; the two parts share none."""
         found = self._mnist[split]
         order = self._order("mnist", split, len(found), parts=2)
         rows = order[part * self._rows[split] :][: self._rows[split]]
@@ -215,7 +215,7 @@ class DigitDomains(Classification):
         return np.random.default_rng([self.settings.seed, DOMAINS.index(domain), _SPLITS.index(split)])
 
     def _order(self, domain: str, split: Split, count: int, *, parts: int = 1) -> NDArray[np.int64]:
-        """Which of ``count`` images are taken, drawn by the seed: ``parts`` times as many as the domain has rows."""
+        """Draw which of ``count`` images to use, by the seed: ``parts`` times the number of rows per domain."""
         needed = parts * self._rows[split]
         if count < needed:
             domains = "mnist and mnist-m" if parts > 1 else domain
@@ -232,7 +232,7 @@ class DigitDomains(Classification):
         return path
 
     def _folder(self, name: str, files: str) -> Path:
-        """``task.data-dir``, or the folder ``name`` in it."""
+        """Return the folder ``name`` in ``task.data-dir``, or else ``task.data-dir`` itself."""
         folder = self.settings.data_dir
         if folder is None:
             hint = f"set task.data-dir to the folder that holds {files} or has them in a folder {name}"
@@ -249,7 +249,7 @@ def _are_digits(labels: NDArray[Any]) -> bool:
 
 
 def _read_usps(path: Path, split: Split) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Pixels (n, 256) and labels (n,) in 0..9; shapes are compared before anything is read."""
+    """Read pixels (n, 256) and labels (n,) in 0..9; shapes are compared before anything is read."""
     try:
         import h5py  # noqa: PLC0415 - an extra
     except ImportError as error:
@@ -271,7 +271,7 @@ def _read_usps(path: Path, split: Split) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def _read_svhn(path: Path) -> tuple[NDArray[np.uint8], Labels]:
-    """Images (32, 32, 3, n) and labels (n,) in 1..10, where 10 is the digit 0."""
+    """Read images (32, 32, 3, n) and labels (n,) in 1..10, where 10 is the digit 0."""
     try:
         from scipy.io import loadmat  # noqa: PLC0415 - it takes as long as the rest of the task
     except ImportError as error:

@@ -100,13 +100,13 @@ class Digits(Classification):
 
     @cached_property
     def _order(self) -> NDArray[np.int64]:
-        """All row numbers, the target's first."""
+        """The numbers of all rows, the target's first."""
         order: NDArray[np.int64] = np.random.default_rng(self.settings.seed).permutation(len(_pixels_and_labels()[1]))
         return order
 
     @cached_property
     def _target(self) -> Samples:
-        """The target's test rows, then its training rows."""
+        """Return the target's test rows, then its training rows."""
         images, labels = _images(self._order[: _TARGET_TEST_ROWS + _TARGET_TRAIN_ROWS])
         images = turned(images[:, None], _ANGLE_DEGREES)[:, 0] if self._shift == "rotate" else images.flip(-1)
         generator = torch.Generator().manual_seed(self.settings.seed)
@@ -114,7 +114,7 @@ class Digits(Classification):
         return Samples(images.reshape(-1, _PIXELS), labels)
 
     def _source(self, site: str) -> Samples:
-        """All rows of a source."""
+        """Return all rows of a source."""
         self.require_site(site)
         position = self.settings.sources.index(site)
         shares = np.array_split(self._order[_TARGET_TEST_ROWS + _TARGET_TRAIN_ROWS :], len(self.settings.sources))
@@ -140,7 +140,7 @@ def featured_model() -> nn.Sequential:
 
 
 def _pretrained() -> nn.Sequential:
-    """The network as it was trained on MNIST; all but its last layer frozen."""
+    """Return the network as trained on MNIST, frozen except for its last layer."""
     model = featured_model()
     model.load_state_dict(load(FEATURES_FILE.read_bytes()))
     model[:-1].requires_grad_(requires_grad=False)
@@ -179,7 +179,7 @@ def turned(images: Tensor, degrees: float) -> Tensor:
 
 
 def _shift(images: Tensor, down: int, right: int) -> Tensor:
-    """Shift (n, 8, 8) images by at most a pixel each way; what comes in is empty."""
+    """Shift (n, 8, 8) images by at most a pixel each way; pixels that come in are empty."""
     padded = nn.functional.pad(images, (1, 1, 1, 1))
     return padded[:, 1 - down : 1 - down + _SIDE, 1 - right : 1 - right + _SIDE]
 

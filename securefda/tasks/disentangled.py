@@ -23,6 +23,6 @@ class Disentangled(nn.Module):
         self.classifier = classifier  # last: the features of a model are what its last linear layer takes
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Outputs of rows; the second part of the features has no say in them."""
+        """Return the outputs of rows; they do not depend on the second part of the features."""
         outputs: Tensor = self.classifier(self.invariant(self.extractor(rows)))
         return outputs

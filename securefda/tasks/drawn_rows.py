@@ -1,4 +1,4 @@
-"""Rows that are drawn to the shape of a task's: from Gaussians, or handwritten digits made as large as its images."""
+"""Synthetic rows with the shape of a task's rows: Gaussian numbers, or handwritten digits scaled to the image size."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Reals = NDArray[np.float64]
 
 
 def drawn_rows(task: Task, shape: Sequence[int], seed: int, best_accuracy: float) -> DrawnRows | DrawnDigits:
-    """Rows with features of ``shape``, and with labels as the task has them.
+    """Return a generator of rows with features of ``shape`` and labels in the task's form.
 
     Args:
         task: its model says how many classes there are, and `Task.guesses` how labels are written.
@@ -65,7 +65,7 @@ def drawn_rows(task: Task, shape: Sequence[int], seed: int, best_accuracy: float
 
 
 class ClassLabels:
-    """How many classes a task's model tells apart, and how the task writes them.
+    """The number of classes that a task's model distinguishes, and how the task writes their labels.
 
     Raises:
         ConfigError: the model gives no logits.
@@ -81,7 +81,7 @@ class ClassLabels:
         self.count = max(2, self._width)
 
     def of(self, classes: NDArray[np.int64]) -> Tensor:
-        """The labels of rows of these classes: what the task reads off a model that is sure."""
+        """Return the labels of rows of these classes, as the task reads them from confident outputs."""
         numbers = torch.from_numpy(classes)
         sure = 2 * numbers[:, None] - 1 if self._width == 1 else nn.functional.one_hot(numbers, self._width)
         return self._task.guesses(_SURE * sure.float())[0]
@@ -123,14 +123,16 @@ class DrawnRows:
             self._weights = _directions(1, self._width, generator)[0]
 
     def text(self) -> str:
-        """What they are, for people."""
+        """Describe the rows for people."""
         if isinstance(self._labels, ClassLabels):
             best = f"at best {self._best_accuracy:.0%} accuracy"
             return f"drawn: {self._labels.count} classes, {self._width} Gaussian numbers a row, {best}"
         return f"drawn: {self._width} Gaussian numbers a row, a label linear in them with {self._labels:.0%} noise"
 
     def rows(self, place: int, count: int, *, held_out: bool) -> Samples:
-        """So many rows of a site, the target being 0 and the first source 1; others where they are held out."""
+        """Return ``count`` rows of a site, the target being 0 and the first source 1; with ``held_out`` a different
+        set.
+        """
         moved = _directions(1, self._width, np.random.default_rng([self._seed, _SITE, place]))
         generator = np.random.default_rng([self._seed, _ROWS, place, int(held_out)])
         classes = generator.integers(len(self._centres), size=count)
@@ -145,7 +147,7 @@ class DrawnRows:
         return Samples(torch.from_numpy(self._features(numbers)), labels)
 
     def _features(self, numbers: Reals) -> NDArray[np.float32]:
-        """Of a category that value whose own number is the largest."""
+        """Turn random numbers into features; a category takes the value whose number is the largest."""
         columns, start = [], 0
         for values in self._layout:
             mine = numbers[:, start : start + values]
@@ -179,12 +181,12 @@ class DrawnDigits:
         self._labels, self._shape, self._seed, self._black = labels, tuple(shape), seed, black
 
     def text(self) -> str:
-        """What they are, for people."""
+        """Describe the rows for people."""
         size = " x ".join(map(str, self._shape))
         return f"handwritten digits of scikit-learn, {self._labels.count} classes, made {size} and varied at random"
 
     def rows(self, place: int, count: int, *, held_out: bool) -> Samples:
-        """As :meth:`DrawnRows.rows`."""
+        """Return rows of a site as :meth:`DrawnRows.rows` does."""
         generator = np.random.default_rng([self._seed, _ROWS, place, int(held_out)])
         images, digits = digits_and_labels()
         fitting = digit_rows(digits, self._labels.count, held_out=held_out)
@@ -200,14 +202,14 @@ class DrawnDigits:
 
 
 def digit_rows(digits: NDArray[np.int64], classes: int, *, held_out: bool) -> NDArray[np.int64]:
-    """Numbers of the images of the first ``classes`` digits, of a quarter that is held out or of the others."""
+    """Return the numbers of the images of the first ``classes`` digits: the held-out quarter, or the others."""
     fitting = np.flatnonzero(digits < classes)
     found: NDArray[np.int64] = fitting[(fitting % _HELD_OUT_EVERY == 0) == held_out]
     return found
 
 
 def _layout(task: Task, shape: Sequence[int]) -> tuple[int, ...]:
-    """The columns of a task's features, as :class:`DrawnRows` takes them."""
+    """Describe the columns of a task's features, as :class:`DrawnRows` takes them."""
     if not isinstance(task, Tabular):
         return (1,) * int(np.prod(shape))
     found: list[int] = []
@@ -219,7 +221,7 @@ def _layout(task: Task, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _radius_for(accuracy: float, directions: Reals, generator: np.random.Generator) -> float:
-    """Length of the centres at which the nearest one is the right one so often, of rows with variance 1 around them."""
+    """Find the length of the centres with which the nearest centre is the right one this often, at variance 1."""
     truth = generator.integers(len(directions), size=_CALIBRATED_ON)
     noise = generator.standard_normal((_CALIBRATED_ON, directions.shape[1])) @ directions.T
     inner = (directions @ directions.T)[truth]
@@ -232,7 +234,7 @@ def _radius_for(accuracy: float, directions: Reals, generator: np.random.Generat
 
 
 def _directions(count: int, width: int, generator: np.random.Generator) -> Reals:
-    """Random directions, (count, width), of length 1; two are opposite ones."""
+    """Return random directions, (count, width), of length 1; two are opposite ones."""
     drawn = generator.standard_normal((count, width))
     if count == 2:
         drawn[1] = -drawn[0]

@@ -41,7 +41,7 @@ _Rows = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class _Deal:
-    """Which images are whose, by their places in the file.
+    """The owner of each image, by its place in the file.
 
     Attributes:
         test: the target's test rows.
@@ -57,7 +57,7 @@ class _Deal:
 
 
 class _FashionMnist(Classification):
-    """Ten classes, 1 x 28 x 28 pixels, the paper's network; subclasses say whose the images are."""
+    """Ten classes, 1 x 28 x 28 pixels, the paper's network; subclasses decide which site has which images."""
 
     separate_rows = True
     public_rows = True
@@ -97,7 +97,7 @@ class _FashionMnist(Classification):
         return self._labelled(Samples(pool.features[: self._target_rows], pool.labels[: self._target_rows]))
 
     def _labelled(self, rows: Samples) -> Samples:
-        """What the target trains on, of its rows with labels: these themselves."""
+        """Return the labelled rows that the target trains on; by default unchanged."""
         return rows
 
     def test_data(self, site: str) -> Samples:
@@ -141,7 +141,7 @@ class _FashionMnist(Classification):
         return Samples(torch.from_numpy(pixels), torch.from_numpy(self._images.labels[rows].astype(np.int64)))
 
     def _noisy(self, rows: _Rows, *, part: int) -> Samples:
-        """The target's rows; the noise of a row depends on nothing but the seed and its place."""
+        """Return the target's rows with noise; the noise of a row depends only on the seed and its place."""
         clean = self._clean(rows)
         noise = np.random.default_rng([self.settings.seed, part]).standard_normal(clean.features.shape, np.float32)
         return Samples(clean.features + self._noise * torch.from_numpy(noise), clean.labels)
@@ -182,7 +182,7 @@ class NoisyFashionMnist(_FashionMnist):
         self._copies = settings.count("noise-copies", 1, low=1, high=100)
 
     def _labelled(self, rows: Samples) -> Samples:
-        """The rows, and further copies of the same images with noise of their own."""
+        """Return the rows, and further copies of the same images with different noise."""
         chosen = self._deal.pool[: self._target_rows]
         copies = [rows, *(self._noisy(chosen, part=1 + number) for number in range(1, self._copies))]
         return Samples(torch.cat([one.features for one in copies]), torch.cat([one.labels for one in copies]))
@@ -201,7 +201,7 @@ class NoisyFashionMnist(_FashionMnist):
 
 
 def frozen_layers() -> nn.Sequential:
-    """The layers that ``features`` = "mnist" freezes, with new weights: images -> features (n, 288).
+    """Return the layers that ``features`` = "mnist" freezes, with new weights: images -> features (n, 288).
 
     Convolutions; the means of their channels in 3 x 3 places; and a linear map, which whitens these.
     """
@@ -213,7 +213,7 @@ def frozen_layers() -> nn.Sequential:
 
 
 def _pretrained() -> nn.Sequential:
-    """The layers as MNIST left them, frozen, and a last layer on top.
+    """Return the layers as trained on MNIST, frozen, and a new last layer.
 
     Features are alike in length from row to row, so that one clip takes little from the gradient of any. As they are
     white, few steps of gradient descent suffice, and each step costs budget.
@@ -226,7 +226,7 @@ def _pretrained() -> nn.Sequential:
 
 
 def _numbered(parts: list[_Rows], count: int) -> _Rows:
-    """For each of ``count`` rows the number of the part that it is in, or -1."""
+    """Return for each of ``count`` rows the number of the part that contains it, or -1."""
     numbers = np.full(count, -1)
     for number, part in enumerate(parts):
         numbers[part] = number
@@ -234,7 +234,7 @@ def _numbered(parts: list[_Rows], count: int) -> _Rows:
 
 
 def _train_and_test(sources: _Rows) -> tuple[_Rows, _Rows]:
-    """Of each source's rows in the order of the file the first nine tenths, and the others."""
+    """Split each source's rows, in the order of the file: the first nine tenths for training, the rest for testing."""
     train, test = sources.copy(), sources.copy()
     for number in range(sources.max(initial=-1) + 1):
         rows = np.flatnonzero(sources == number)

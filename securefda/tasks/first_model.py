@@ -1,4 +1,4 @@
-"""First models that differ wherever two sites describe their task differently."""
+"""Seeding of first models, so that they differ if two sites describe their task differently."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A task's own code, which may be anybody's: what it raises or returns ends in one line that says where."""
+"""A guard around a task's own code: what it raises or returns wrongly becomes a one-line error that says where."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def task_code(task: type, doing: str) -> Iterator[None]:
 
 
 def _place(task: type, error: Exception) -> str:
-    """The last line of the task's own module that led to the error, else the line that raised it."""
+    """Return the last line of the task's own module that led to the error, else the line that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     module = getattr(sys.modules.get(task.__module__), "__file__", None)
     frame = next((frame for frame in reversed(frames) if frame.filename == module), frames[-1])

@@ -1,4 +1,4 @@
-"""From one example CSV file to the options of a tabular task: how it is written, and what its columns hold.
+"""Derivation of a tabular task's options from one example CSV file: its format and the type of each column.
 
 The options go to every site. So of the example's rows they hold round numbers alone, and no category that fewer than
 `FEWEST_OF_A_CATEGORY` rows have. That is a courtesy to the rows and no guarantee: what is private should be replaced
@@ -41,8 +41,8 @@ _IDENTIFIER = re.compile(r"(^|[^a-z])(id|nr|no|nummer|number|mrn|pid|patient|fal
 
 
 @dataclass(frozen=True, slots=True)
-class Writing:
-    """How a CSV file is written."""
+class CsvFormat:
+    """The format of a CSV file."""
 
     separator: str
     decimal: str
@@ -51,15 +51,15 @@ class Writing:
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """What the columns of an example hold, with a word on each that is not read and each that has rare values."""
+    """The guessed columns of an example, with notes on columns that are not read or have rare values."""
 
     label: Label
     columns: dict[str, Column]
     remarks: dict[str, str]
 
 
-def writing_of(path: Path, *, separator: str = "", decimal: str = "", encoding: str = "") -> Writing:
-    """How a file seems to be written; what is given is taken as it is.
+def guess_format(path: Path, *, separator: str = "", decimal: str = "", encoding: str = "") -> CsvFormat:
+    """Guess a file's format; arguments that are given are taken as they are.
 
     Raises:
         DataError: the file cannot be read.
@@ -87,7 +87,7 @@ def writing_of(path: Path, *, separator: str = "", decimal: str = "", encoding: 
         commas = sum(len(re.findall(r"(?<![0-9,.])-?[0-9]+,[0-9]+(?![0-9,.])", line)) for line in lines)
         points = sum(len(re.findall(r"(?<![0-9,.])-?[0-9]+\.[0-9]+(?![0-9,.])", line)) for line in lines)
         decimal = "," if separator != "," and commas > points else "."
-    return Writing(separator, decimal, encoding)
+    return CsvFormat(separator, decimal, encoding)
 
 
 def _encoding_of(data: bytes) -> str:
@@ -101,7 +101,7 @@ def _encoding_of(data: bytes) -> str:
 
 
 def _columns_by(separator: str, lines: Sequence[str]) -> int:
-    """Into how many columns a mark parts the lines; 0 where not all into the same number."""
+    """Return how many columns a separator gives; 0 if the lines do not all have the same number."""
     try:
         lengths = {len(line) for line in csv.reader(io.StringIO("\n".join(lines)), delimiter=separator) if line}
     except csv.Error:
@@ -110,8 +110,8 @@ def _columns_by(separator: str, lines: Sequence[str]) -> int:
     return 0 if others or length < 2 else length
 
 
-def guess(table: Table, writing: Writing, label: str = "", group: str = "") -> Guess:
-    """What the columns of an example hold.
+def guess(table: Table, writing: CsvFormat, label: str = "", group: str = "") -> Guess:
+    """Guess the type of each column of an example.
 
     Args:
         table: the example's rows.
@@ -146,8 +146,8 @@ def guess(table: Table, writing: Writing, label: str = "", group: str = "") -> G
     return Guess(_label(table, label, writing), columns, {name: text for name, text in remarks.items() if text})
 
 
-def _column(name: str, cells: Sequence[str], writing: Writing) -> tuple[Column, str]:
-    """What a column holds, and a word on it where there is something to say."""
+def _column(name: str, cells: Sequence[str], writing: CsvFormat) -> tuple[Column, str]:
+    """Guess a column's type, with a note if there is something to say."""
     present = [cell for cell in cells if cell not in MISSING_VALUES]
     numbers = _numbers(present, writing)
     why = _not_read(name, present, numbers, len(cells))
@@ -163,7 +163,7 @@ def _column(name: str, cells: Sequence[str], writing: Writing) -> tuple[Column, 
 
 
 def _not_read(name: str, present: Sequence[str], numbers: Sequence[float], rows: int) -> str:
-    """Why a column is none for a model; empty where it is one."""
+    """Return why a column is of no use to a model; empty if it is of use."""
     different = len(set(map(category, present)))
     if different < 2:
         return "has one value in all rows" if different else "has no value"
@@ -178,21 +178,21 @@ def _not_read(name: str, present: Sequence[str], numbers: Sequence[float], rows:
     return "" if len(_frequent(present)[0]) > 1 else "has one frequent value, and rare ones"
 
 
-def _numbers(present: Sequence[str], writing: Writing) -> list[float]:
-    """The cells as numbers; none where not all are."""
+def _numbers(present: Sequence[str], writing: CsvFormat) -> list[float]:
+    """Return the cells as numbers; empty unless all are numbers."""
     if not all(is_number(cell, writing.decimal) for cell in present):
         return []
     return [float(cell.replace(",", ".")) for cell in present]
 
 
 def _frequent(present: Sequence[str]) -> tuple[tuple[str, ...], bool]:
-    """The categories that enough rows have, and whether there are others."""
+    """Return the categories that enough rows have, and whether there are others."""
     counts = Counter(map(category, present))
     frequent = tuple(sorted(value for value, count in counts.items() if count >= FEWEST_OF_A_CATEGORY))
     return frequent, len(frequent) < len(counts)
 
 
-def _label(table: Table, name: str, writing: Writing) -> Label:
+def _label(table: Table, name: str, writing: CsvFormat) -> Label:
     cells = table.cells[name]
     present = [cell for cell in cells if cell not in MISSING_VALUES]
     missing: Literal["drop-row", "refuse"] = "drop-row" if len(present) < len(cells) else "refuse"
@@ -209,7 +209,8 @@ def _label(table: Table, name: str, writing: Writing) -> Label:
 
 
 def _round_scaling(numbers: Sequence[float]) -> tuple[float, float]:
-    """A center and a scale in round numbers: a scale of 1, 2 or 5 times a power of ten, and a multiple of it.
+    """Return a center and a scale in round numbers: the scale is 1, 2 or 5 times a power of ten, the center a multiple
+    of it.
 
     Two different numbers become -1 and 1.
     """

@@ -1,4 +1,4 @@
-"""Which rows of a site's own files are held out: each row's content alone decides, never the rows beside it.
+"""The choice of a site's held-out rows. Each row's content alone decides, never the rows beside it.
 
 A split by row numbers, or by a permutation of them, changes as a whole when one row is added. Then one row more would
 change many rows of the training data, which no bound on one row covers. Here, one row more is one row more.
@@ -15,7 +15,7 @@ _LARGEST_SEED = 2**31 - 1
 
 
 class HeldOut:
-    """The split of a site's rows that ``test-share``, ``source-test-share`` and ``split-seed`` describe.
+    """The split of a site's rows by ``test-share``, ``source-test-share`` and ``split-seed``.
 
     It does not depend on the run's seed: a row that is held out stays so in every run. Equal rows are on one side.
     """
@@ -25,7 +25,7 @@ class HeldOut:
 
     @classmethod
     def of(cls, settings: TaskSettings) -> tuple[HeldOut, HeldOut]:
-        """The splits at the target and at every source that the options of a task describe.
+        """Return the target's split and the sources' split from the options of a task.
 
         Raises:
             ConfigError: an option is no number in its range.
@@ -36,7 +36,7 @@ class HeldOut:
         return cls(share, seed), cls(source, seed)
 
     def holds_out(self, content: bytes) -> bool:
-        """Whether the row with this content, or the group of rows with this name, is held out.
+        """Return whether the row with this content, or the group of rows with this name, is held out.
 
         SHA-256 of seed and content, as a number in [0, 1), is below the share. So the share of a small file is met
         only about.

@@ -1,4 +1,4 @@
-"""IDX files, the format of MNIST and its kin: bytes behind a header that says how many, plain or gzipped.
+"""IDX files, the format of MNIST and similar data: a header with the sizes, then bytes, plain or gzipped.
 
 A file is read as what a stranger may have prepared: sizes are bounded before anything is allocated, and no more is
 read, or unpacked, than the header promises and one byte.
@@ -38,7 +38,7 @@ Bytes = NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a collection's files come from, for messages.
+    """The publisher of a collection's files, for messages.
 
     Attributes:
         name: of the collection.
@@ -95,7 +95,7 @@ def read_labelled_images(folder: Path, name: str, origin: Origin) -> LabelledIma
 
 
 def _find(folder: Path, name: str, patterns: tuple[str, ...], origin: Origin) -> Path:
-    """Return the first of the usual names that is there."""
+    """Find the first of the usual names that exists."""
     plain = [pattern.format(name) for pattern in patterns]
     for file in (folder / (stem + ending) for stem in plain for ending in ("", ".gz")):
         if file.is_file():

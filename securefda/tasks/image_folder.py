@@ -1,4 +1,4 @@
-"""Images: each site's own in one folder for each class, all made one size. No code needed."""
+"""Image classification without code: each site has one folder per class, and all images get the same size."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ class ImageFolder(Classification):
         return tuple(file.name for file in _images_at(path))
 
     def _classified(self, site: str, *, held_out: bool) -> tuple[list[Path], list[int]]:
-        """The images in folders of classes that are held out, or are not, each with its class."""
+        """Return the images in class folders that are held out, or are not, each with its class."""
         folder, split_of = self._folder(site), self._split_of(site)
         paths: list[Path] = []
         labels: list[int] = []
@@ -198,7 +198,7 @@ class ImageFolder(Classification):
         return Samples(self._features(paths, where), torch.tensor(labels))
 
     def _folder(self, site: str) -> Path:
-        """The site's folder, in which nothing but folders of classes may lie."""
+        """Return the site's folder, which may contain class folders only."""
         self.require_site(site)
         if self.settings.data_dir is None:
             hint = f"set task.data-dir to the folder that holds {site}/CLASS/*.png"
@@ -221,7 +221,7 @@ class ImageFolder(Classification):
         return folder
 
     def _content(self, path: Path) -> bytes:
-        """What decides the side of an image: its group, or the bytes of the file."""
+        """Return what decides whether an image is held out: its group, or the bytes of the file."""
         mark = self.options.group_separator
         if not mark:
             return _read(path, str(path))
@@ -229,7 +229,7 @@ class ImageFolder(Classification):
         return (group if found else path.stem).encode()
 
     def _features(self, paths: Sequence[Path], where: str) -> Tensor:
-        """The images as the model takes them, (n, 1 or 3, size, size)."""
+        """Return the images as the model takes them, (n, 1 or 3, size, size)."""
         size, channels = self.options.size, len(_CHANNELS[self.options.colour])
         pixels = np.empty((len(paths), channels, size, size), dtype=np.float32)
         unfit: list[tuple[Path, str]] = []
@@ -254,12 +254,12 @@ _CHANNELS = {"grey": "L", "rgb": "RGB"}
 
 
 def _images_at(path: Path) -> list[Path]:
-    """The image in a file, or those in a folder; errors as :func:`_images_in`."""
+    """Return the image in a file, or those in a folder. Raises what :func:`_images_in` does."""
     return _images_in(path, str(path)) if path.is_dir() else [path]
 
 
 def _images_in(folder: Path, where: str) -> list[Path]:
-    """The images of a folder, by name; errors say ``where``.
+    """Return the images of a folder, by name; errors say ``where``.
 
     Raises:
         DataError: it holds something else, or nothing.
@@ -282,7 +282,7 @@ def _read(path: Path, where: str) -> bytes:
 
 
 def _pixels(path: Path, size: int, colour: Literal["grey", "rgb"]) -> NDArray[np.float32]:
-    """One image in [-1, 1], (1 or 3, size, size)."""
+    """Return one image in [-1, 1], (1 or 3, size, size)."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         try:

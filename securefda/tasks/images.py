@@ -1,4 +1,4 @@
-"""The image collections that tasks read, and how a task's settings say which part of one."""
+"""The image collections that tasks read, and the options that select a part of one."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def read_parts(settings: TaskSettings, name: str, origin: Origin, *, fewest: int
 
 
 def joined(parts: list[LabelledImages]) -> LabelledImages:
-    """Parts of a set as one, in their order."""
+    """Join the parts of a set, in their order."""
     return LabelledImages(
         np.concatenate([part.images for part in parts]), np.concatenate([part.labels for part in parts])
     )

@@ -1,4 +1,4 @@
-"""Digits that are made where they are needed, without a network: over photographs, or drawn from fonts.
+"""Digit images made offline: over photographs, or drawn from fonts.
 
 Both are of the kind of two domains of Ganin and Lempitsky (2015): MNIST-M, and synthetic numbers. The photographs are
 the two that scikit-learn carries (CC BY 2.0, by danielbuechele and vultilion), the fonts those that matplotlib carries
@@ -65,7 +65,7 @@ def over_photographs(digits: NDArray[np.uint8], generator: np.random.Generator) 
 
 
 def drawn(labels: NDArray[np.int64], generator: np.random.Generator) -> Images:
-    """Return an image of each digit, in a font, a place, a size, a turn and colours that are drawn for it.
+    """Return an image of each digit, with random font, place, size, angle and colours.
 
     Behind the digit lie lines and ellipses, in half of the images parts of other digits lie beside it, and all is
     blurred a little.
@@ -78,7 +78,7 @@ def drawn(labels: NDArray[np.int64], generator: np.random.Generator) -> Images:
 
 @dataclass(frozen=True, slots=True)
 class _Hand:
-    """How the digits of one image are written: font, its size, degrees to turn by, colour."""
+    """The style of the digits of one image: font, its size, degrees to turn by, colour."""
 
     font: str
     size: int
@@ -124,7 +124,7 @@ def _write(canvas: Image.Image, digit: int, hand: _Hand, place: tuple[float, flo
 
 
 def _colours(generator: np.random.Generator) -> tuple[Colour, Colour]:
-    """A background, and a colour that stands out from it."""
+    """Return a background colour, and a colour that stands out from it."""
     while True:
         background, ink = _colour(generator.integers(0, 256, 3)), _colour(generator.integers(0, 256, 3))
         if abs(_brightness(background) - _brightness(ink)) >= _LEAST_CONTRAST:
@@ -141,7 +141,7 @@ def _colour(parts: NDArray[np.int64]) -> Colour:
 
 
 def _brightness(colour: Colour) -> float:
-    """Of a colour, by ITU-R BT.601."""
+    """Return the brightness of a colour by ITU-R BT.601."""
     red, green, blue = colour
     return 0.299 * red + 0.587 * green + 0.114 * blue
 
@@ -159,7 +159,7 @@ def _font(name: str, size: int) -> Any:
 
 
 def _file_of(package: str, name: str) -> Path:
-    """A file that an installed package carries."""
+    """Return the path of a file in an installed package."""
     try:
         path = Path(str(distribution(package).locate_file(name)))
     except PackageNotFoundError:

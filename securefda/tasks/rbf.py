@@ -1,4 +1,4 @@
-"""RBF: a regression whose data are made up, for which shift and sample size can be set at will.
+"""RBF: a regression on synthetic data, with a shift and sample sizes to choose.
 
 After the synthetic experiment of Jiang et al. 2024 (Figure 5 and Appendix C.1), which asks when the estimated error of
 a rule says which rule is best.
@@ -105,7 +105,7 @@ class RadialBasis(Task):
         return _Function(np.random.default_rng([self.settings.seed, _FUNCTION]))
 
     def _rows(self, site: str, part: slice) -> Samples:
-        """Rows of a source: those it trains on, then those it holds out."""
+        """Return rows of a source: those for training come first, then those held out."""
         self.require_site(site)
         number = _SOURCE + self.settings.sources.index(site)
         rows = self._draw(self._source_rows + _SOURCE_TEST_ROWS, 0.0, number)
@@ -118,7 +118,7 @@ class RadialBasis(Task):
 
 
 class _Function:
-    """What is to be learnt, and where its inputs lie; the generator settles all of it."""
+    """The function to learn and the distribution of its inputs, all drawn from the generator."""
 
     def __init__(self, generator: np.random.Generator) -> None:
         self._centres = generator.random((_CENTRES, _INPUTS)) - 0.5

@@ -1,4 +1,4 @@
-"""Asking a task for the rows of one site: what is wrong with them is one line that names site and split."""
+"""Requests to a task for the rows of one site; errors name site and split in one line."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def rows_of(task: Task, site: str, split: Split) -> Samples:
 
 
 def unlabelled_target(task: Task) -> tuple[Rows, Samples | None]:
-    """Return the training rows of a target whose labels are not to be used, and the test rows that have labels.
+    """Return the training rows of a target whose labels are not used, and the test rows that have labels.
 
     The training rows are as the task gives them: the labels that they may have are the caller's to hide.
 

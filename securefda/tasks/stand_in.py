@@ -1,4 +1,4 @@
-"""Rows that stand in for a site's own, of the same shape, drawn or public: to try settings on.
+"""Rows that stand in for a site's own, drawn or public, to try settings on.
 
 Whoever tries settings on the rows themselves spends some of their budget before training has begun.
 """
@@ -29,7 +29,7 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class StandInOptions(Settings):
-    """What a stand-in is for, and where its rows come from."""
+    """The purpose of a stand-in, and where its rows come from."""
 
     factory: str
     """The class of the task whose model, loss and metrics are taken, as `package.module:Class`."""
@@ -145,7 +145,7 @@ class StandIn(Task):
 
     @cached_property
     def _dealt(self) -> dict[str, Samples]:
-        """Rows of the file, of each site, and under "" those that are held out."""
+        """Deal out the rows of the file to the sites; "" stands for those held out."""
         asked, first, name = self.options.rows, self.options.first, self._task.settings.target
         parts = [rows_of(self._task, name, "train"), rows_of(self._task, name, "test")]
         features, labels = (torch.cat(both) for both in zip(*(part.tensors for part in parts), strict=True))

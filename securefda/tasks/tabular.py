@@ -1,4 +1,4 @@
-"""Tables: each site's rows in a CSV file of its own, numbers and categories, to a class or a number. No code needed.
+"""Tables without code: each site's rows in a CSV file, numbers and categories; the label is a class or a number.
 
 All that sites must have in common stands in the federation's options: columns, categories, scaling, classes. Nothing
 is learnt from a site's rows before training, so one row changes no other, and DP-SGD can bound what a row changes.
@@ -41,24 +41,26 @@ _DATE = re.compile(r"[0-9]{1,4}[./-][0-9]{1,2}[./-][0-9]{1,4}([ T].*)?")
 
 
 def plain(text: str) -> str:
-    """A cell, a column's name or a category as it is compared: one form of each umlaut, no blanks around it."""
+    """Normalise a cell, a column's name or a category for comparison: one form of each umlaut, no blanks around it."""
     return unicodedata.normalize("NFC", text).strip()
 
 
 def category(text: str) -> str:
-    """A cell of a category as it is compared: like `plain`, and ``1.0`` is ``1``."""
+    """Normalise a category's cell for comparison: as `plain` does, and ``1.0`` becomes ``1``."""
     text = plain(text)
     whole = _WHOLE.fullmatch(text)
     return whole[1] if whole else text
 
 
 def is_number(text: str, decimal: str) -> bool:
-    """Whether a cell is a number with this decimal mark, without marks of thousands."""
+    """Return whether a cell is a number with this decimal mark, without thousands separators."""
     return not (decimal == "," and "." in text) and _NUMBER.fullmatch(text.replace(decimal, ".")) is not None
 
 
 def is_date(text: str) -> bool:
-    """Whether a cell looks like a date: three numbers with points, strokes or hyphens between, perhaps a time."""
+    """Return whether a cell looks like a date: three numbers with points, slashes or hyphens between, perhaps a
+    time.
+    """
     return _DATE.fullmatch(text) is not None
 
 
@@ -93,7 +95,7 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Column(Settings):
-    """One column that the model reads, or one that it does not."""
+    """A column, read by the model or not."""
 
     type: Literal["number", "category", "ignored"]
     """What the column holds; a column that is not listed is ignored as well."""
@@ -206,17 +208,17 @@ class TabularOptions(Settings):
 
     @property
     def read(self) -> dict[str, Column]:
-        """The columns that the model reads, by name, so that the order of the file does not matter."""
+        """Return the columns that the model reads, by name, so that the order of the file does not matter."""
         return {name: self.columns[name] for name in sorted(self.columns) if self.columns[name].type != "ignored"}
 
     def contents(self, table: Table) -> Iterable[bytes]:
-        """What decides the side of each row of a site's file: its group, or all of its cells that are read."""
+        """Return the content of each row that decides whether it is held out: its group, or all cells that are read."""
         names = [self.group] if self.group else [*self.read, self.label.column]
         columns = (table.cells[name] for name in names if name in table.cells)
         return (json.dumps(cells).encode() for cells in zip(*columns, strict=True))
 
     def description(self) -> bytes:
-        """What must be equal at all sites, in one form: the label, and the columns that the model reads."""
+        """Return what must be equal at all sites, in one form: the label, and the columns that the model reads."""
         columns = {name: column.model_dump() for name, column in self.read.items()}
         return json.dumps([self.label.model_dump(), columns], sort_keys=True).encode()
 
@@ -250,7 +252,7 @@ class Table:
         return len(self.lines)
 
     def part(self, rows: Sequence[int]) -> Table:
-        """The table of these rows alone."""
+        """Return the table with these rows only."""
         return Table(
             self.path,
             {name: [column[row] for row in rows] for name, column in self.cells.items()},
@@ -441,7 +443,7 @@ class Tabular(Task):
         return self._tables[site]
 
     def _table(self, path: Path, site: str) -> Table:
-        """Read a file and check that its columns are there; the label only in a site's own."""
+        """Read a file and check that its columns are there; only a site's own file needs the label."""
         options = self.options
         table = read_table(path, separator=options.separator, encoding=options.encoding, who=site)
         has_label = bool(site) and not self.settings.lacks_labels(site)
@@ -456,7 +458,9 @@ class Tabular(Task):
         return table
 
     def _hint_at(self, absent: Sequence[str], header: Sequence[str]) -> str:
-        """The header stays at the site: a file without one has a row in its place."""
+        """Return a hint about absent columns. The header stays at the site: a file without one has a row in its
+        place.
+        """
         other = next((mark for mark in ";,\t|" if mark != self.options.separator and mark in header[0]), "")
         if len(header) == 1 and other:
             return f"its lines seem to be separated otherwise: set task.options.separator = {json.dumps(other)}"
@@ -469,7 +473,7 @@ class Tabular(Task):
         return self._at_target if site == self.settings.target else self._at_sources
 
     def _holds_out(self, site: str) -> list[bool]:
-        """Which rows of a site's file are held out; of a target without labels, none that lacks one."""
+        """Return which rows of a site's file are held out; at a target without labels, none that lacks one."""
         table, split_of, label = self._of_site(site), self._split_of(site), self.options.label.column
         sides = [split_of.holds_out(content) for content in self.options.contents(table)]
         if not self.settings.lacks_labels(site):
@@ -487,7 +491,7 @@ class Tabular(Task):
         return Unlabelled(torch.from_numpy(features[complete]))
 
     def _require_some(self, kept: NDArray[np.bool_], site: str, where: str, table: Table) -> None:
-        """Raise DataError where no row of a part is kept."""
+        """Raise DataError if no row of a part is kept."""
         if kept.any():
             return
         rows, share = len(self._of_site(site)), self._split_of(site).share
@@ -510,7 +514,7 @@ class Tabular(Task):
     def _features(
         self, table: Table, where: str, *, is_trained: bool = False
     ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """Features (n, k), and which rows have every value without which a row is left out.
+        """Return features (n, k), and which rows have every value that they need.
 
         Once a model is trained, no hint is to set an option that would ask for another one.
         """
@@ -535,7 +539,7 @@ class Tabular(Task):
         return np.concatenate(parts, axis=1).astype(np.float32), complete
 
     def _labels(self, table: Table, where: str) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        """Class numbers or scaled numbers (n,), and which rows have one."""
+        """Return class numbers or scaled numbers (n,), and which rows have one."""
         label = self.options.label
         cells, place = table.cells[label.column], _Place(where, label.column, table)
         missing = self._missing(cells)
@@ -564,7 +568,7 @@ class Tabular(Task):
         return np.array([cell in self.options.missing_values for cell in cells], dtype=bool)
 
     def _numbers(self, cells: Sequence[str], missing: NDArray[np.bool_], place: _Place) -> NDArray[np.float64]:
-        """The numbers of a column (n,), 0 where one is missing."""
+        """Return the numbers of a column (n,), 0 for a missing one."""
         decimal = self.options.decimal
         unfit = np.array([not is_number(cell, decimal) for cell in cells], dtype=bool) & ~missing
         if unfit.any():
@@ -574,7 +578,7 @@ class Tabular(Task):
         return np.array([0.0 if gone else float(cell.replace(decimal, ".")) for cell, gone in texts])
 
     def _number_hint(self, cell: str) -> tuple[str, bool]:
-        """A hint, and whether another model follows it."""
+        """Return a hint, and whether following it would change the model."""
         other = "," if self.options.decimal == "." else "."
         if is_date(cell):
             hint = 'dates are not read: export an age or a number of days, or set the column\'s type to "ignored"'
@@ -586,14 +590,14 @@ class Tabular(Task):
 
 
 def _table_of(column: str) -> str:
-    """A column's table as a federation's file names it."""
+    """Return the name of a column's table in a federation's file."""
     bare = re.fullmatch(r"[A-Za-z0-9_-]+", column)
     return f"[task.options.columns.{column if bare else json.dumps(column, ensure_ascii=False)}]"
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where rows are refused: site and split, the column, the table, and whether a model is trained already."""
+    """The place of refused rows: site and split, column, table, and whether a model is trained already."""
 
     where: str
     column: str
@@ -601,7 +605,7 @@ class _Place:
     is_trained: bool = False
 
     def refuse(self, rows: NDArray[np.bool_], what: str, hint: str = "", *, is_of_the_model: bool = True) -> None:
-        """Raise DataError where any of ``rows`` is True; the message counts them, the hint names the first line.
+        """Raise DataError if any of ``rows`` is True; the message counts them, the hint names the first line.
 
         ``is_of_the_model`` says whether what the hint advises makes another model.
         """

@@ -1,4 +1,4 @@
-"""UCI's original heart disease files, as the CSV files that Fed-Heart reads."""
+"""Conversion of UCI's original heart disease files into the CSV files that Fed-Heart reads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from securefda.tasks.fed_heart import COLUMNS, HOSPITALS, ORIGIN, SHA256
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """The CSV file of one hospital, and how many patients are in it."""
+    """The CSV file of one hospital, and its number of patients."""
 
     hospital: str
     file: Path

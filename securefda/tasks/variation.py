@@ -1,4 +1,4 @@
-"""Rows changed at random in ways that change no label: what pseudo-labels, and sites that ask for it, train on."""
+"""Data augmentation: random changes of rows that leave the label true."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ from securefda.v1 import federation_pb2 as pb
 async def download(
     connection: Connection, assembly: Assembly, patience_s: float, heard: Callable[[], None] = lambda: None
 ) -> bool:
-    """Fetch what is missing of a vector; False where the aggregator has withdrawn it.
+    """Fetch the missing part of a vector; returns False if the aggregator has withdrawn it.
 
     Args:
         connection: the present one.
@@ -93,7 +93,7 @@ async def upload(
     chunk_bytes: int,
     patience_s: float,
 ) -> None:
-    """Bring a message and its vector to the aggregator, from where an earlier attempt got.
+    """Upload a message and its vector to the aggregator, from the point that an earlier attempt reached.
 
     Args:
         connection: the present one.
@@ -130,7 +130,7 @@ async def upload(
 
 @contextlib.contextmanager
 def _breaks_translated() -> Iterator[None]:
-    """Turn the ways in which gRPC reports a broken call into our own errors."""
+    """Translate gRPC's errors of a broken call into our own."""
     try:
         yield
     except grpc.aio.AioRpcError as error:
@@ -175,9 +175,9 @@ async def _read(connection: Connection, call: Any, patience_s: float) -> pb.Uplo
 
 
 REFUSED_HANDSHAKES = 3
-"""So many handshakes in a row that only the aggregator broke off mean that it does not accept our certificate.
+"""After this many handshakes in a row that only the aggregator broke off, it probably does not accept our certificate.
 
-Once it has accepted it, they mean a bad network: gRPC does not tell the two apart.
+If it has accepted it before, the network is bad: gRPC does not tell the two apart.
 """
 
 ResultT = TypeVar("ResultT")
@@ -192,7 +192,7 @@ class AggregatorRestarted(ConnectionFailed):
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """There is no connection: ``what`` says so in plain words, and after ``left_s`` seconds the channel gives up."""
+    """A lost connection: ``what`` describes it in plain words, and after ``left_s`` seconds the channel gives up."""
 
     what: str
     left_s: float
@@ -200,7 +200,7 @@ class Trouble:
 
 @dataclass(slots=True)
 class _Arrival:
-    """A message whose vectors are still at the aggregator, or partly here."""
+    """A message whose vectors are still at the aggregator, wholly or in part."""
 
     sequence: int
     message: Signed[Body]
@@ -357,11 +357,11 @@ class SourceChannel:
         await asyncio.gather(self._task, return_exceptions=True)
 
     def traffic(self) -> Traffic:
-        """Bytes so far, ``up`` to the aggregator and ``down`` from it; a snapshot."""
+        """Return the bytes so far, ``up`` to the aggregator and ``down`` from it; a snapshot."""
         return replace(self._dialer.traffic)
 
     async def _keep_connected(self) -> None:
-        """Connect, run the control stream, and again, until the channel is closed or it is hopeless."""
+        """Connect and run the control stream, repeatedly, until the channel is closed or there is no hope."""
         loop = asyncio.get_running_loop()
         last_contact, pauses, refused = loop.time(), backoff_s(), 0
         while True:
@@ -441,7 +441,7 @@ class SourceChannel:
         self._news.set()
 
     async def _fetch(self, arrival: _Arrival) -> tuple[Vector, ...] | None:
-        """Download what is missing of a message's vectors; None where they have been withdrawn."""
+        """Download the missing parts of a message's vectors; None if they have been withdrawn."""
         if not arrival.assemblies:
             named = zip(arrival.lengths, arrival.digests, strict=True)
             down_link = down_link_of(arrival.message.body)
@@ -459,7 +459,7 @@ class SourceChannel:
         self._link.heard()
 
     async def _on_some_connection(self, transfer: Callable[[Connection], Awaitable[ResultT]]) -> ResultT:
-        """Run a transfer, again where it breaks: on the next connection, or for a while on the same."""
+        """Run a transfer and repeat it if it breaks: on the next connection, or for a while on the same."""
         loop = asyncio.get_running_loop()
         patience_s = max(self._settings.reconnect_deadline_s, self._settings.silence_s)
         pauses, before, failing_since = backoff_s(), None, 0.0

@@ -27,14 +27,14 @@ and a frame of its own would wake the peer for nothing."""
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How often to say something, and after how long a silence the peer is lost; both in seconds."""
+    """The interval of heartbeats, and the silence after which the peer is lost; both in seconds."""
 
     heartbeat_s: float
     silence_s: float
 
     @classmethod
     def agreed(cls, own_ms: int, peer_ms: int) -> Pace:
-        """The pace of two sites: the faster heartbeat, the patience of the slower one.
+        """Return the pace of two sites: the faster heartbeat, the patience of the slower one.
 
         Raises:
             WireError: the peer announced no heartbeat between 1 ms and 60 s.
@@ -52,7 +52,7 @@ class _Pending:
 
 
 class Link:
-    """The messages of two processes to each other, over any number of streams.
+    """The messages between two processes, over any number of streams.
 
     Args:
         max_message_bytes: largest frame.
@@ -79,12 +79,12 @@ class Link:
 
     @property
     def taken(self) -> int:
-        """Highest sequence number that has been taken from the peer."""
+        """The highest sequence number that has been taken from the peer."""
         return self._taken
 
     @property
     def untaken_bytes(self) -> int:
-        """What the frames need that the peer has not acknowledged, without vectors."""
+        """The bytes of the frames that the peer has not acknowledged, without vectors."""
         return self._pending_bytes
 
     def push(self, message: Signed[Any], attachment_bytes: tuple[int, ...] = ()) -> None:
@@ -113,7 +113,7 @@ class Link:
         return _Pending(delivery, vector_digests(message.body)[: len(attachment_bytes)], size)
 
     def acknowledge(self, sequence: int) -> None:
-        """Forget what the peer has taken.
+        """Drop the messages that the peer has taken.
 
         Raises:
             WireError: the peer acknowledges what was never sent.
@@ -125,7 +125,7 @@ class Link:
         self._note_settled()
 
     def discard(self, *, only_with_vectors: bool = False) -> None:
-        """Forget queued messages, or only those whose vectors are no longer kept."""
+        """Drop queued messages, or only those whose vectors are no longer kept."""
         discarded = [one for one in self._pending if one.digests or not only_with_vectors]
         self._pending = deque(one for one in self._pending if only_with_vectors and not one.digests)
         for one in discarded:
@@ -147,7 +147,7 @@ class Link:
 
     @contextlib.asynccontextmanager
     async def patience(self, silence_s: float) -> AsyncIterator[None]:
-        """Raise TimeoutError in a block where nothing is :meth:`heard` for ``silence_s``."""
+        """Raise TimeoutError if nothing in the block is :meth:`heard` for ``silence_s``."""
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(silence_s) as timeout:
             self._wait_on = lambda: None if timeout.expired() else timeout.reschedule(loop.time() + silence_s)
@@ -157,17 +157,17 @@ class Link:
                 self._wait_on = None
 
     def heard(self) -> None:
-        """A piece of a vector came from the peer. On a slow line its frames wait behind the vector, so it lives."""
+        """Note that a piece of a vector came, so the peer is alive although its frames may wait behind the vector."""
         if self._wait_on is not None:
             self._wait_on()
 
     def rewind(self) -> None:
-        """Start over on a new stream: whatever is not acknowledged is sent again."""
+        """Start over on a new stream: send everything again that is not acknowledged."""
         self._sent = self._acknowledged = 0
         self._acknowledgement_is_due()
 
     def is_new(self, delivery: pb.Delivery) -> bool:
-        """Whether a delivery of the peer has not been accepted yet.
+        """Return whether a delivery of the peer has not been accepted yet.
 
         Raises:
             WireError: it has no number.
@@ -177,7 +177,7 @@ class Link:
         return delivery.sequence > self._arrived
 
     def accepted(self, delivery: pb.Delivery) -> None:
-        """Do not accept this one, or an older one, again."""
+        """Accept this delivery, so that neither it nor an older one is accepted again."""
         self._arrived = delivery.sequence
 
     def take(self, sequence: int) -> None:
@@ -192,7 +192,9 @@ class Link:
         self._wake.set()
 
     def next_frame(self) -> pb.Frame | None:
-        """The next frame that has something to say: a message not yet sent on this stream, or a due acknowledgement."""
+        """Return the next frame that is due: a message not yet sent on this stream, or an acknowledgement; else
+        None.
+        """
         for one in self._pending:
             if one.delivery.sequence > self._sent:
                 self._sent = one.delivery.sequence
@@ -206,12 +208,12 @@ class Link:
         return None
 
     def leave(self) -> None:
-        """Say that nothing follows, once everything queued has been sent."""
+        """Announce the end of the stream once everything queued has been sent."""
         self._leaving = True
         self._wake.set()
 
     def heartbeat(self) -> pb.Frame:
-        """A frame that says nothing new."""
+        """Return a frame without news."""
         return self._frame(pb.Frame(heartbeat=pb.Heartbeat()))
 
     def _frame(self, frame: pb.Frame) -> pb.Frame:
@@ -232,17 +234,17 @@ class Link:
 
 
 class FrameStream(Protocol):
-    """One control stream, as either end sees it."""
+    """One control stream, as seen from either end."""
 
     async def read(self) -> pb.Frame | None:
-        """The peer's next frame, which holds nothing unknown; None after its last one."""
+        """Return the peer's next frame, which has no unknown fields; None after its last one."""
 
     async def write(self, frame: pb.Frame) -> None:
         """Send a frame; waits for the peer's flow control."""
 
 
 def content_of(frame: pb.Frame) -> str:
-    """Name of what a frame carries.
+    """Return the name of a frame's content.
 
     Raises:
         WireError: it carries nothing.
@@ -255,7 +257,7 @@ def content_of(frame: pb.Frame) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Why a stream ended. ``deliberate``: the peer said so, or ``stop`` was set."""
+    """The reason why a stream ended. ``deliberate``: the peer announced it, or ``stop`` was set."""
 
     why: str
     deliberate: bool = False
@@ -268,7 +270,7 @@ async def pump(
     accept: Callable[[pb.Delivery], Awaitable[None]],
     stop: asyncio.Event | None = None,
 ) -> Ended:
-    """Run one stream until it ends: send what the link holds and heartbeats, read, give new deliveries to ``accept``.
+    """Run one stream until it ends: send messages and heartbeats, read, and give new deliveries to ``accept``.
 
     Args:
         stream: opened, greetings exchanged.

@@ -41,12 +41,12 @@ class Withdrawn(ConnectionFailed):
 
 
 class HandshakeRefused(HungUp):
-    """The aggregator's certificate is fine, and yet it ended the handshake or was gone right after it."""
+    """The aggregator's certificate is valid, but it broke off the handshake or disconnected right after it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where the aggregator is and how to know it.
+    """The address of the aggregator, and how to recognise it.
 
     Attributes:
         address: ``host:port``.
@@ -62,7 +62,7 @@ class Endpoint:
 
 
 def translated(error: grpc.aio.AioRpcError) -> SecureFdaError:
-    """What a failed call means to a source. Only a :class:`HungUp` is worth another attempt."""
+    """Return the error that a failed call means to a source. Only :class:`HungUp` is worth another attempt."""
     detail = error.details() or "no reason given"
     meaning: SecureFdaError
     match error.code():
@@ -102,7 +102,7 @@ class Connection:
         self._call = call
 
     async def read(self) -> pb.Frame | None:
-        """The next frame; None after the last one.
+        """Return the next frame; None after the last one.
 
         Raises:
             WireError: what came is no frame, or holds something unknown.
@@ -135,7 +135,7 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class Welcomed:
-    """An open connection, the aggregator's process behind it and its run, what it has taken, and the pace agreed."""
+    """An open connection: the aggregator's process and run, what it has taken, and the agreed pace."""
 
     connection: Connection
     instance_id: bytes

@@ -1,4 +1,4 @@
-"""The event loop of a process: how it is asked to end, and what takes long beside it."""
+"""The event loop of a process: how it is asked to end, and how to run slow work beside it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def run_interruptibly(serve: Coroutine[Any, Any, None]) -> None:
 
 
 def _is_no_cancellation(record: logging.LogRecord) -> bool:
-    """Whether a record of gRPC's is to be shown: it logs a traceback where a stream is cut off as its server stops."""
+    """Return whether to show a record of gRPC's, which logs a traceback for each stream cut off when its server
+    stops.
+    """
     return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 
@@ -87,12 +89,12 @@ os.register_at_fork(after_in_child=_idle.clear)  # threads stay with the parent
 
 
 def work_goes_on() -> bool:
-    """Whether work of :func:`in_thread` still runs, though nothing waits for it any more."""
+    """Return whether work of :func:`in_thread` still runs although nothing waits for it any more."""
     return any(isinstance(thread, _Worker) and thread.busy for thread in threading.enumerate())
 
 
 async def in_thread(work: Callable[[], ResultT]) -> ResultT:
-    """Run ``work`` in a daemon thread, so that heartbeats go on meanwhile and Ctrl-C need not wait for it."""
+    """Run ``work`` in a daemon thread, so that heartbeats continue and Ctrl-C need not wait for it."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[ResultT] = loop.create_future()
 

@@ -1,4 +1,4 @@
-"""What the aggregator's transport reports, in the order in which it happened."""
+"""The events of the aggregator's transport, in the order in which they happened."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class EventQueue:
         self._changed.set()
 
     def new_process_waits(self, index: int) -> bool:
-        """Whether a new process of a site has connected and that was not read yet."""
+        """Return whether a new process of a site has connected and its event has not been read yet."""
         return index in self._new_processes
 
     async def slot(self, index: int) -> None:
@@ -101,11 +101,11 @@ class EventQueue:
         await self._slots.setdefault(index, asyncio.Semaphore(UNREAD_MESSAGES)).acquire()
 
     def give_back_slot(self, index: int) -> None:
-        """The place that :meth:`slot` claimed is not needed."""
+        """Release the place that :meth:`slot` claimed."""
         self._slots[index].release()
 
     def unread_vectors(self, index: int) -> int:
-        """How many vectors of a site wait."""
+        """Return how many vectors of a site wait."""
         return self._vectors[index]
 
     def fail(self, error: BaseException) -> None:
@@ -127,7 +127,7 @@ class EventQueue:
         return self._take()
 
     def more_messages(self) -> list[Received]:
-        """The messages that wait now, up to the first event of another kind; empty after :meth:`fail`."""
+        """Return the messages that wait now, up to the first event of another kind; empty after :meth:`fail`."""
         messages = []
         while self._failure is None and self._events and isinstance(self._events[0], Received):
             messages.append(cast(Received, self._take()))
@@ -147,7 +147,7 @@ class EventQueue:
 
 
 def _is_outdated(waiting: Event, event: Joined | Left) -> bool:
-    """Whether a coming or going that waits says nothing beside this one.
+    """Return whether a waiting event adds nothing to this one.
 
     A new process makes everything before it the past. Of one process the last going counts, which takes the place of
     those before it: a reader that missed them would have forgotten the source by now just the same. That a process is

@@ -20,7 +20,7 @@ from securefda.transport.wire import decode_signed, encode_signed
 
 
 class AggregatorEndpoint(Protocol):
-    """What the network needs of an aggregator, honest or not."""
+    """The interface of an aggregator, honest or not, to the network."""
 
     @property
     def done(self) -> bool:
@@ -32,29 +32,29 @@ class AggregatorEndpoint(Protocol):
 
     @property
     def run_id(self) -> str:
-        """The run that it says it is in, 32 hex digits; sources join that."""
+        """The run that it announces, 32 hex digits; sources join it."""
 
     def open(self) -> list[Send]:
         """Begin."""
 
     def receive(self, parcel: Parcel) -> list[Send]:
-        """A message of a source."""
+        """Receive a message of a source."""
 
     def expire(self) -> list[Send]:
-        """Nothing moves any more."""
+        """Let a deadline pass, since no message is under way."""
 
 
 class SourceEndpoint(Protocol):
-    """What the network needs of a source, honest or not."""
+    """The interface of a source, honest or not, to the network."""
 
     def join(self, run: str) -> Parcel:
-        """The first message in a run."""
+        """Return the first message in a run."""
 
     def handle(self, parcel: Parcel) -> list[Parcel]:
-        """A message of the aggregator."""
+        """Handle a message of the aggregator."""
 
     def expire(self) -> list[Parcel]:
-        """The aggregator stays silent."""
+        """Let a deadline pass, since the aggregator stays silent."""
 
 
 AggregatorT = TypeVar("AggregatorT", bound=AggregatorEndpoint)
@@ -72,13 +72,13 @@ class Passed:
 
     @property
     def parcel(self) -> Parcel:
-        """What the receiver is handed."""
+        """The parcel for the receiver."""
         return Parcel(self.message, self.vectors)
 
 
 @dataclass(frozen=True, slots=True)
 class UnderWay:
-    """A message as it travels: its bytes, with the vectors beside it."""
+    """A message in transit: its bytes, with the vectors beside it."""
 
     sender: int
     to: int
@@ -87,11 +87,11 @@ class UnderWay:
 
     @classmethod
     def of(cls, sender: int, to: int, parcel: Parcel) -> UnderWay:
-        """The parcel on its way from one roster index to another."""
+        """Encode a parcel on its way from one roster index to another."""
         return cls(sender, to, encode_signed(parcel.message), parcel.vectors)
 
     def read(self) -> Passed:
-        """What the receiver makes of the bytes.
+        """Parse the bytes as the receiver does.
 
         Raises:
             WireError: the bytes are not exactly one valid signed message.
@@ -128,13 +128,13 @@ class MemoryNetwork(Generic[AggregatorT, SourceT]):
         self.under_way: deque[UnderWay] = deque()
 
     def open(self) -> None:
-        """The aggregator begins, and every source reports."""
+        """Open the aggregator, and let every source join."""
         self.at_target(self.aggregator.open)
         for index in sorted(self.sources):
             self.join(index)
 
     def join(self, index: int) -> None:
-        """A source reports to the aggregator."""
+        """Let a source join."""
         self.at_source(index, lambda: [self.sources[index].join(self.aggregator.run_id)])
 
     def step(self) -> bool:
@@ -148,21 +148,21 @@ class MemoryNetwork(Generic[AggregatorT, SourceT]):
         return True
 
     def deliver(self) -> None:
-        """What was sent first arrives."""
+        """Deliver the message that was sent first."""
         self.arrive(self.under_way.popleft().read())
 
     def deliver_all(self) -> None:
-        """Everything arrives, and so does what is sent meanwhile."""
+        """Deliver all messages, including those sent meanwhile."""
         while self.under_way:
             self.deliver()
 
     def expire(self) -> None:
-        """The aggregator's deadline passes."""
+        """Let the aggregator's deadline pass."""
         self.now = max(self.now, self.aggregator.deadline or 0.0)
         self.at_target(self.aggregator.expire)
 
     def arrive(self, passed: Passed) -> None:
-        """A message is at its receiver: it is observed, handled and answered.
+        """Deliver a message to its receiver: it is observed, handled and answered.
 
         What :meth:`on_the_way` puts in its place is encoded and parsed again.
         """
@@ -175,11 +175,11 @@ class MemoryNetwork(Generic[AggregatorT, SourceT]):
             self.hand_over(arriving)
 
     def on_the_way(self, passed: Passed) -> Iterable[Passed]:
-        """What arrives in place of a message: by default that message."""
+        """Return what arrives in place of a message: by default the message itself."""
         return (passed,)
 
     def hand_over(self, passed: Passed) -> None:
-        """The receiver handles a message."""
+        """Let the receiver handle a message."""
         parcel = passed.parcel
         if passed.to == self.target:
             self.at_target(lambda: self.aggregator.receive(parcel))
@@ -187,24 +187,24 @@ class MemoryNetwork(Generic[AggregatorT, SourceT]):
             self.at_source(passed.to, lambda: self.sources[passed.to].handle(parcel))
 
     def at_target(self, act: Callable[[], list[Send]]) -> None:
-        """The aggregator does something; what it sends is under way then."""
+        """Let the aggregator act, and send what it returns."""
         self.post(act())
 
     def at_source(self, index: int, act: Callable[[], list[Parcel]]) -> None:
-        """A source does something; what it sends is under way then."""
+        """Let a source act, and send what it returns."""
         for parcel in act():
             self.submit(index, parcel)
 
     def post(self, sends: Sequence[Send]) -> None:
-        """The aggregator sends some messages together."""
+        """Send some messages of the aggregator together."""
         self._send(self.target, [(send.to, send.parcel) for send in sends])
 
     def submit(self, index: int, parcel: Parcel) -> None:
-        """A source sends a message."""
+        """Send a message of a source."""
         self._send(index, [(self.target, parcel)])
 
     def _send(self, sender: int, sends: Sequence[tuple[int, Parcel]]) -> None:
-        """As between processes: all are shown to the observer before one leaves."""
+        """Send as processes do: the observer sees all messages before one leaves."""
         for _, parcel in sends:
             self.check_vectors(sender, parcel)
         for number, (to, parcel) in enumerate(sends, 1):
@@ -213,7 +213,7 @@ class MemoryNetwork(Generic[AggregatorT, SourceT]):
             self.put(UnderWay.of(sender, to, parcel))
 
     def check_vectors(self, sender: int, parcel: Parcel) -> None:  # noqa: ARG002 - an attacker's transport checks nothing
-        """Refuse what the transport of an honest site refuses to send: vectors that are not as a message names them.
+        """Refuse vectors that an honest site's transport refuses to send, since they do not match the message.
 
         Raises:
             ValueError: their number is wrong, or their numbers are none of the format that the message names.
@@ -224,7 +224,7 @@ class MemoryNetwork(Generic[AggregatorT, SourceT]):
             packed(vector, down_link)
 
     def put(self, parcel: UnderWay) -> None:
-        """A message leaves."""
+        """Put a message in transit."""
         self.under_way.append(parcel)
 
     def observe(self, site: int, direction: Direction, peer: int, parcel: Parcel, *, more: bool = False) -> None:

@@ -9,7 +9,7 @@ from secrets import SystemRandom
 from securefda.errors import ConfigError
 
 GRPC_PREFIX_BYTES = 5
-"""What gRPC puts before every message: a flag and a length."""
+"""Bytes that gRPC puts before every message: a flag and a length."""
 
 SILENT_HEARTBEATS = 3
 """A connection on which the peer says nothing for so many heartbeats is broken; a source has as many to come back."""
@@ -35,7 +35,7 @@ _CONCURRENT_STREAMS = 8  # control, one upload, one download, and their successo
 
 @dataclass(frozen=True, slots=True)
 class TransportSettings:
-    """Sizes and times of the transport.
+    """The sizes and times of the transport.
 
     Attributes:
         chunk_bytes: bytes of a vector per frame.
@@ -75,7 +75,7 @@ class TransportSettings:
 
     @property
     def max_untaken_bytes(self) -> int:
-        """A source for which more than so many bytes of messages wait is gone."""
+        """The bytes of waiting messages above which a source is treated as gone."""
         return UNTAKEN_MESSAGES * self.max_message_bytes
 
     @property
@@ -85,7 +85,7 @@ class TransportSettings:
 
 
 def server_options(settings: TransportSettings) -> list[tuple[str, int]]:
-    """GRPC options of the aggregator: explicit sizes and counts, no compression, no shared port."""
+    """Return gRPC options of the aggregator: explicit sizes and counts, no compression, no shared port."""
     return [
         *_common_options(settings),
         ("grpc.so_reuseport", 0),  # else a second aggregator would silently share the port
@@ -95,7 +95,7 @@ def server_options(settings: TransportSettings) -> list[tuple[str, int]]:
 
 
 def channel_options(settings: TransportSettings, server_name: str) -> list[tuple[str, int | str]]:
-    """GRPC options of a source: as :func:`server_options`, and the name that the certificate must carry."""
+    """Return gRPC options of a source: as :func:`server_options`, and the name that the certificate must carry."""
     return [
         *_common_options(settings),
         ("grpc.ssl_target_name_override", server_name),
@@ -118,7 +118,8 @@ def _common_options(settings: TransportSettings) -> list[tuple[str, int]]:
 def backoff_s(
     first: float = 0.1, cap: float = 5.0, *, uniform: Callable[[float, float], float] = _UNIFORM
 ) -> Iterator[float]:
-    """Waiting times in seconds between attempts to connect: doubling from ``first`` to ``cap``, each times 0.5 to 1.
+    """Yield waiting times in seconds between attempts to connect: doubling from ``first`` to ``cap``, each times 0.5 to
+    1.
 
     The factor is random so that sources that lost the same aggregator do not come back all at once.
     """

@@ -1,4 +1,4 @@
-"""The one place through which every sent and every received message passes; it counts the bytes of each site."""
+"""The interface through which every sent and received message passes, and a meter of each site's bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from securefda.protocol.messages import Body, Signed
 
 
 class Direction(StrEnum):
-    """Seen from the site whose observer is called."""
+    """The direction of a message, as seen from the site whose observer is called."""
 
     SENT = "sent"
     RECEIVED = "received"
@@ -27,7 +27,7 @@ class MessageObserver(Protocol):
     def __call__(
         self, direction: Direction, peer: int, message: Signed[Body], wire_bytes: int, *, more: bool = False
     ) -> None:
-        """Take note of a message.
+        """Observe a message.
 
         Args:
             direction: sent or received.
@@ -40,12 +40,12 @@ class MessageObserver(Protocol):
 
 
 def wire_size(message: Signed[Body], vector_bytes: int) -> int:
-    """Bytes of a message as both ends count it: signed bytes, signature and vectors, without framing."""
+    """Return the bytes of a message as both ends count it: signed bytes, signature and vectors, without framing."""
     return len(message.signed_bytes) + len(message.signature) + vector_bytes
 
 
 def ignore(direction: Direction, peer: int, message: Signed[Body], wire_bytes: int, *, more: bool = False) -> None:
-    """The observer of a site that keeps no log."""
+    """Ignore a message: the observer of a site that keeps no log."""
 
 
 class TrafficMeter:
@@ -58,10 +58,10 @@ class TrafficMeter:
     def __call__(
         self, direction: Direction, peer: int, message: Signed[Body], wire_bytes: int, *, more: bool = False
     ) -> None:
-        """Take note of a message."""
+        """Count a message."""
         del message, more  # only its size counts
         (self._down if direction is Direction.SENT else self._up)[peer] += wire_bytes
 
     def counts(self) -> tuple[dict[int, int], dict[int, int]]:
-        """Bytes up and bytes down so far."""
+        """Return bytes up and bytes down so far."""
         return dict(self._up), dict(self._down)

@@ -1,4 +1,4 @@
-"""What the aggregator remembers of each source between its streams."""
+"""The aggregator's memory of each source between its streams."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ from securefda.v1 import federation_pb2 as pb
 
 @dataclass(slots=True)
 class Traffic:
-    """Serialised bytes of one source, with gRPC's prefix of each message: ``up`` from the source, ``down`` to it."""
+    """The serialised bytes of one source, with gRPC's prefix of each message: ``up`` from the source, ``down``
+    to it.
+    """
 
     up: int = 0
     down: int = 0
 
 
 class Site:
-    """One source of the roster: its present process, the link with it, its uploads and its traffic."""
+    """One source of the roster: its present process, link, uploads and traffic."""
 
     def __init__(self, index: int, new_link: Callable[[int], Link]) -> None:
         self.index = index
@@ -38,14 +40,14 @@ class Site:
         self._timer: asyncio.TimerHandle | None = None
 
     def restarted(self, instance_id: bytes) -> None:
-        """A new process at the source: whatever was meant for the old one is discarded."""
+        """Start over with a new process at the source: discard everything meant for the old one."""
         self.instance_id = instance_id
         self.link.discard()
         self.link = self._new_link(self.index)
         self.desk.forget()
 
     def new_stream(self) -> asyncio.Event:
-        """The site is connected by a new stream; end the old one. Returns the event that ends the new one."""
+        """Replace the old stream, which ends, by a new one. Returns the event that ends the new one."""
         self.stop.set()
         self.stop = asyncio.Event()
         self.cancel_timer()
@@ -53,26 +55,26 @@ class Site:
         return self.stop
 
     def hang_up(self) -> None:
-        """End the stream from this side, and forget what waits for the source. The stream reports nothing more."""
+        """End the stream from this side and discard what waits for the source. The stream reports nothing more."""
         self.cancel_timer()
         self.stop.set()
         self.stop = asyncio.Event()
         self.link.discard()
 
     def lose_in(self, delay_s: float, lost: Callable[[], None]) -> None:
-        """Call ``lost`` after a delay unless there is a new stream before."""
+        """Call ``lost`` after a delay unless a new stream comes first."""
         self.cancel_timer()
         self._timer = asyncio.get_running_loop().call_later(delay_s, lost)
 
     def cancel_timer(self) -> None:
-        """Do not call what :meth:`lose_in` was given."""
+        """Cancel the call that :meth:`lose_in` planned."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
 
 class SiteTable:
-    """All sources, and what their calls share."""
+    """All sources, and the state that their calls share."""
 
     def __init__(
         self,
@@ -92,7 +94,7 @@ class SiteTable:
         self._observer = observer
 
     def site(self, index: int) -> Site:
-        """The entry of a source; made when it is first asked for."""
+        """Return the entry of a source; made on first use."""
         if index not in self.sites:
             self.sites[index] = Site(index, self._new_link)
         return self.sites[index]
@@ -101,12 +103,12 @@ class SiteTable:
         return Link(self.settings.max_message_bytes, lambda digests: self.attachments.release(digests, index))
 
     def lose(self, site: Site, why: str) -> None:
-        """A source is gone."""
+        """Record that a source is gone."""
         site.is_connected = False
         self.events.put(Left(site.index, why))
 
     def welcome(self, site: Site) -> pb.Frame:
-        """The first frame to a source."""
+        """Return the first frame to a source."""
         frame = site.link.heartbeat()
         frame.welcome.instance_id = self.instance_id
         frame.welcome.heartbeat_ms = self.settings.heartbeat_ms
@@ -116,7 +118,9 @@ class SiteTable:
     def note(
         self, direction: Direction, peer: int, message: Signed[Body], wire_bytes: int, *, more: bool = False
     ) -> None:
-        """Show a message to the observer. If it raises, the aggregator's ``receive`` raises the same from then on."""
+        """Show a message to the observer. If the observer raises, the aggregator's ``receive`` raises the same from
+        then on.
+        """
         try:
             self._observer(direction, peer, message, wire_bytes, more=more)
         except BaseException as error:

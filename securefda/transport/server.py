@@ -34,7 +34,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class _ControlStream:
-    """A control stream of the aggregator, as :func:`pump` wants it."""
+    """A control stream of the aggregator, for :func:`pump`."""
 
     def __init__(self, context: Context, site: Site) -> None:
         self._context = context
@@ -55,11 +55,11 @@ class FederationServicer(FederationServiceServicer):
         self._table = table
 
     async def Control(self, request_iterator: object, context: Context) -> None:  # type: ignore[override]  # noqa: ARG002, N802
-        """Messages and heartbeats both ways."""
+        """Exchange messages and heartbeats both ways."""
         await self._guarded(context, self._control)
 
     async def Download(self, request: pb.DownloadRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
-        """The rest of a vector that was offered to the caller."""
+        """Send the rest of a vector that was offered to the caller."""
 
         async def download(site: Site, context: Context) -> None:
             await self._download(site, request, context)
@@ -67,11 +67,11 @@ class FederationServicer(FederationServiceServicer):
         await self._guarded(context, download)
 
     async def Upload(self, request_iterator: object, context: Context) -> None:  # type: ignore[override]  # noqa: ARG002, N802
-        """A message with its vector."""
+        """Take a message with its vector."""
         await self._guarded(context, self._upload)
 
     async def _guarded(self, context: Context, call: Callable[[Site, Context], Awaitable[None]]) -> None:
-        """Run a call as the site that its certificate stands for; turn refusals into a status and an event."""
+        """Run a call as the site of the caller's certificate; turn refusals into a status and an event."""
         site: Site | None = None
         try:
             site = self._authenticate(context)
@@ -90,7 +90,7 @@ class FederationServicer(FederationServiceServicer):
         await context.abort(refusal.status, refusal.detail)
 
     def _authenticate(self, context: Context) -> Site:
-        """The site whose roster entry has the key of the caller's certificate."""
+        """Return the site whose roster entry has the key of the caller's certificate."""
         facts = context.auth_context()
         version = b"".join(facts.get("ssl_tls_version", []))
         if version != b"TLSv1.3":
@@ -133,7 +133,7 @@ class FederationServicer(FederationServiceServicer):
             raise Refused(grpc.StatusCode.ALREADY_EXISTS, "another process of this site has connected")
 
     def _greet(self, site: Site, first: pb.Frame) -> Pace:
-        """Take up the link with a known process, or begin one with a new process."""
+        """Resume the link with a known process, or begin one with a new process."""
         hello = first.hello
         if len(hello.instance_id) != INSTANCE_BYTES or len(hello.aggregator_instance_id) not in (0, INSTANCE_BYTES):
             raise WireError(f"an instance id that is not {INSTANCE_BYTES} bytes")
@@ -217,7 +217,7 @@ class FederationServicer(FederationServiceServicer):
             await _wrote(context, site, pb.UploadResponse(received_bytes=len(vector), complete=True))
 
     async def _receive_chunks(self, site: Site, upload: PartialUpload, context: Context) -> bool:
-        """Fill the upload from this stream; False where the stream ended first."""
+        """Fill the upload from this stream; returns False if the stream ended first."""
         stream = upload.stream
         response = pb.UploadResponse(received_bytes=upload.assembly.received)
         while await _wrote(context, site, response):
@@ -243,7 +243,7 @@ class FederationServicer(FederationServiceServicer):
 
 
 async def _read(context: Context, site: Site) -> pb.ControlRequest | pb.UploadRequest | None:
-    """The next message of a stream, with nothing unknown in it; None after the last one or where the stream broke."""
+    """Return the next message of a stream, without unknown fields; None after the last one or if the stream broke."""
     try:
         request = await context.read()
     except DecodeError as error:
@@ -264,7 +264,7 @@ async def _write(
 
 
 async def _wrote(context: Context, site: Site, response: pb.UploadResponse | pb.DownloadResponse) -> bool:
-    """Write; False where the stream broke, which its source will replace with a new one."""
+    """Write; returns False if the stream broke, in which case its source will open a new one."""
     with contextlib.suppress(grpc.aio.BaseError):
         await _write(context, site, response)
         return True
@@ -337,7 +337,7 @@ class AggregatorServer:
         return await self._table.events.get()
 
     def more_messages(self) -> list[Received]:
-        """Messages that wait already, up to the first event of another kind: :meth:`receive` gives that one.
+        """Return the messages that wait already, up to the first event of another kind, which :meth:`receive` returns.
 
         Until then nothing reaches a new process of a source that is meant for the one before.
         """
@@ -388,7 +388,7 @@ class AggregatorServer:
             self._table.sites[site].link.push(parcel.message, lengths[at])
 
     def _deliverable(self, sends: Sequence[tuple[int, Parcel]]) -> list[tuple[int, Parcel]]:
-        """Those of them that are for the present process of a source that takes its messages."""
+        """Return the messages whose receiver is the present process of a source that still takes messages."""
         unreachable: set[int] = set()
         for index in {index for index, _ in sends}:
             site, limit = self._table.sites.get(index), self._settings.max_untaken_bytes
@@ -418,7 +418,7 @@ class AggregatorServer:
         self._table.site(site).desk.expect(length)
 
     def arrived(self) -> Mapping[int, float]:
-        """By roster index, the part from 0 to 1 that has come of the vector that a source is uploading."""
+        """Roster index -> the share from 0 to 1 that has come of the vector that the source is uploading."""
         parts = {site.index: site.desk.arrived for site in self._table.sites.values()}
         return {index: part for index, part in parts.items() if part}
 
@@ -427,7 +427,7 @@ class AggregatorServer:
         return {site.index for site in self._table.sites.values() if site.is_connected}
 
     def traffic(self) -> Mapping[int, Traffic]:
-        """Bytes of every source so far, both ways; a snapshot."""
+        """Return the bytes of every source so far, both ways; a snapshot."""
         return {site.index: replace(site.traffic) for site in self._table.sites.values()}
 
     async def stop(self, grace: float = 5.0) -> None:

@@ -1,4 +1,4 @@
-"""Mutual TLS 1.3: credentials from PEM bytes, pins of public keys, and why a handshake fails.
+"""Mutual TLS 1.3: credentials from PEM bytes, pins of public keys, and reasons for failed handshakes.
 
 A federation's CA issues one ECDSA certificate per site. Either side trusts that CA alone, and the pin, SHA-256 of a
 certificate's SubjectPublicKeyInfo, ties the connection to one entry of the roster: the aggregator looks a source's
@@ -75,7 +75,7 @@ class Credentials:
 
     @property
     def pin(self) -> bytes:
-        """SHA-256 of the own certificate's SubjectPublicKeyInfo, 32 bytes."""
+        """The SHA-256 of the own certificate's SubjectPublicKeyInfo, 32 bytes."""
         return pin_of_pem(self.certificate)
 
     def check(self, now: datetime) -> None:
@@ -113,7 +113,7 @@ def _issued_by(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
 
 @lru_cache(maxsize=1024)
 def pin_of_pem(certificate: bytes) -> bytes:
-    """SHA-256 of the SubjectPublicKeyInfo (DER) of a PEM certificate, 32 bytes.
+    """Return the SHA-256 of the SubjectPublicKeyInfo (DER) of a PEM certificate, 32 bytes.
 
     Raises:
         ValueError: no certificate can be read.
@@ -122,13 +122,13 @@ def pin_of_pem(certificate: bytes) -> bytes:
 
 
 def server_credentials(own: Credentials) -> grpc.ServerCredentials:
-    """What the aggregator listens with; a peer without a certificate of the federation gets no connection."""
+    """Return the aggregator's credentials; a peer without a certificate of the federation gets no connection."""
     pair = [(own.private_key, own.certificate)]
     return grpc.ssl_server_credentials(pair, root_certificates=own.ca, require_client_auth=True)
 
 
 def channel_credentials(own: Credentials, server_certificate: bytes) -> grpc.ChannelCredentials:
-    """What a source connects with. ``server_certificate`` (PEM) is the only one that it will accept."""
+    """Return a source's credentials, which accept no certificate but ``server_certificate`` (PEM)."""
     return grpc.ssl_channel_credentials(server_certificate, own.private_key, own.certificate)
 
 
@@ -199,7 +199,7 @@ _PLAIN_REASONS = {
 
 
 def plain_reason(error: OSError, timeout_s: float) -> str:
-    """Why there was no connection."""
+    """Return the reason why there was no connection."""
     if isinstance(error, socket.gaierror):
         return "name not found"
     if isinstance(error, TimeoutError) and error.errno is None:

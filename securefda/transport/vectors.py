@@ -1,4 +1,4 @@
-"""Vectors beside messages: cut into pieces, put together again, offered for download, taken in from uploads.
+"""Vectors beside messages: splitting and assembly, offers for download, and uploads.
 
 A vector is put together with a running digest. The aggregator takes only the length that it asked for, and each message
 once. It keeps a vector only for as long as a message still needs it.
@@ -23,12 +23,12 @@ Vector = bytes | bytearray | memoryview
 
 
 def byte_view(vector: Vector) -> memoryview:
-    """A read-only view of the bytes of a contiguous vector, without a copy."""
+    """Return a read-only view of the bytes of a contiguous vector, without a copy."""
     return memoryview(vector).cast("B").toreadonly()
 
 
 def chunks(view: memoryview, offset: int, chunk_bytes: int) -> Iterator[tuple[int, bytes]]:
-    """Pieces of at most ``chunk_bytes`` bytes from ``offset`` on, each with its place."""
+    """Yield pieces of at most ``chunk_bytes`` bytes from ``offset`` on, each with its place."""
     for start in range(offset, len(view), chunk_bytes):
         yield start, bytes(view[start : start + chunk_bytes])
 
@@ -51,7 +51,7 @@ class Assembly:
 
     @property
     def total(self) -> int:
-        """Length of the whole vector in bytes."""
+        """The length of the whole vector in bytes."""
         return len(self._buffer)
 
     def add(self, offset: int, data: bytes) -> None:
@@ -75,7 +75,7 @@ class Assembly:
         return self.received == self.total
 
     def finish(self) -> Vector:
-        """Hand the vector out, as float32.
+        """Return the vector as float32.
 
         Raises:
             WireError: something is missing, or the digest is another one.
@@ -93,7 +93,7 @@ class Assembly:
 
 
 def digests_beside(body: Body, count: int) -> tuple[bytes, ...]:
-    """Digests of the ``count`` vectors that travel beside a message: all that it names.
+    """Return the digests of the ``count`` vectors that travel beside a message, which must be all that it names.
 
     A header names the same to every source, but what comes last, such as the target's update, goes only to some.
     Whether this source had to get it is not checked here.
@@ -138,12 +138,12 @@ class AttachmentStore:
         return len(attachment.view)
 
     def find(self, digest: bytes, site: int) -> memoryview | None:
-        """The bytes of a vector that was offered to this site and is still needed, else None."""
+        """Return the bytes of a vector that was offered to this site and is still needed, else None."""
         attachment = self._attachments.get(digest)
         return attachment.view if attachment is not None and attachment.readers[site] > 0 else None
 
     def release(self, digests: tuple[bytes, ...], site: int) -> None:
-        """One message of a site needs these no longer; what none needs is forgotten."""
+        """Withdraw vectors from one message of a site; a vector that no message needs is dropped."""
         for digest in digests:
             attachment = self._attachments.get(digest)
             if attachment is None:
@@ -153,12 +153,12 @@ class AttachmentStore:
                 del self._attachments[digest]
 
     def clear(self) -> None:
-        """Forget all of them."""
+        """Drop all of them."""
         self._attachments.clear()
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that are being offered."""
+        """The bytes that are being offered."""
         return sum(len(attachment.view) for attachment in self._attachments.values())
 
 
@@ -167,7 +167,7 @@ UNEXPECTED_LENGTH = "an upload of another length than expected"
 
 
 class Refused(Exception):
-    """A call is answered with a gRPC status. With ``check`` it is reported as the peer's misbehaviour, too."""
+    """A call is answered with a gRPC status. With ``check`` it is also reported as misbehaviour of the peer."""
 
     def __init__(self, status: grpc.StatusCode, detail: str, *, check: str | None = None) -> None:
         super().__init__(detail)
@@ -178,7 +178,9 @@ class Refused(Exception):
 
 @dataclass(slots=True)
 class PartialUpload:
-    """A message and the part of its vector that is here. ``stream`` tells the call that feeds it from older ones."""
+    """A message and the part of its vector that has arrived. ``stream`` tells the call that feeds it from older
+    ones.
+    """
 
     message: Signed[Body]
     assembly: Assembly
@@ -186,7 +188,7 @@ class PartialUpload:
 
 
 class UploadDesk:
-    """Uploads of one source."""
+    """The uploads of one source."""
 
     def __init__(self) -> None:
         self.expected_bytes = 0
@@ -195,22 +197,22 @@ class UploadDesk:
 
     @property
     def arrived(self) -> float:
-        """The part from 0 to 1 of the present upload that has come; 0 where there is none."""
+        """The share from 0 to 1 of the present upload that has come; 0 if there is none."""
         assembly = None if self._upload is None else self._upload.assembly
         return assembly.received / assembly.total if assembly is not None and assembly.received else 0.0
 
     def expect(self, length: int) -> None:
-        """Take uploads of exactly ``length`` bytes; where that is 0, drop the present one, which comes too late."""
+        """Accept uploads of exactly ``length`` bytes; 0 drops the present one, which is late."""
         self.expected_bytes = length
         if not length:
             self._upload = None
 
     def was_completed(self, message: Signed[Body]) -> bool:
-        """Whether this very message has been handed up with its vector."""
+        """Return whether this very message has been handed up with its vector."""
         return message.digest() in self._completed
 
     def begin(self, message: Signed[Body], total_bytes: int) -> PartialUpload:
-        """Start an upload, or take up the one that a broken stream left behind.
+        """Start an upload, or resume the one that a broken stream left behind.
 
         Nothing is allocated before every length agrees.
 
@@ -243,11 +245,11 @@ class UploadDesk:
             )
 
     def holds(self, upload: PartialUpload) -> bool:
-        """Whether this upload is still the site's present one."""
+        """Return whether this upload is still the site's present one."""
         return self._upload is upload
 
     def verified(self, upload: PartialUpload) -> Vector:
-        """The whole vector.
+        """Return the whole vector.
 
         Raises:
             Refused: it does not have the digest that the message names; the upload is dropped.
@@ -259,7 +261,7 @@ class UploadDesk:
             raise Refused(grpc.StatusCode.INVALID_ARGUMENT, error.detail, check="UPLOAD_DIGEST") from error
 
     def complete(self, upload: PartialUpload) -> bool:
-        """Remember that the upload is handed up; False where it already was, by another stream."""
+        """Record that the upload is handed up; returns False if another stream did so already."""
         if self._upload is not upload:
             return False
         self._upload = None
@@ -267,6 +269,6 @@ class UploadDesk:
         return True
 
     def forget(self) -> None:
-        """Drop what is unfinished and what was remembered: the source has restarted."""
+        """Drop unfinished uploads and the record of complete ones, since the source has restarted."""
         self._upload = None
         self._completed.clear()

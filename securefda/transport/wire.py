@@ -1,4 +1,4 @@
-"""Messages to bytes and back: the only place that knows both the message types and the protobuf schema.
+"""Messages to bytes and back: the only module that knows both the message types and the protobuf schema.
 
 Every message is one entry of a table, which names the fields that are more than copied; writing and reading both follow
 from it. A field has the same name in the message type and in the schema.
@@ -25,8 +25,8 @@ from securefda.protocol.roster import MAX_SITES
 from securefda.v1 import messages_pb2 as pb
 
 FORM = 2
-"""Of messages: it rises with a change after which those of before are not read. The reference page of file formats says
-what each form was. Messages do not carry it; those of form 1 are known by what they lack."""
+"""The form of messages. It rises with each change after which older messages cannot be read; the reference page of file
+formats lists the forms. Messages do not carry it; those of form 1 are recognised by what they lack."""
 MAX_LAYERS = 4096
 MAX_SIDES = 16
 MAX_NAME_BYTES = 64
@@ -97,7 +97,7 @@ def decode_signed(data: bytes) -> Signed[Body]:
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """What a signed message of another form says outside its body.
+    """The parts outside its body of a signed message of another form.
 
     Attributes:
         form: 1, or 0 where it is not known which.
@@ -173,7 +173,7 @@ def signed_from_proto(proto: pb.SignedMessage) -> Signed[Body]:
 
 
 def refuse_unknown_fields(frame: Message) -> int:
-    """Refuse a frame that holds a field this version does not know, at any depth; its length in bytes.
+    """Refuse a frame with a field that this version does not know, at any depth; returns its length in bytes.
 
     Afterwards there are none in ``frame``, whatever the verdict.
 
@@ -243,7 +243,7 @@ def _require(condition: bool, what: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """How a field travels. ``read`` gets the value and the field's name, for its error.
+    """How a field is written and read. ``read`` gets the value and the field's name, for its error.
 
     ``presence``: one that is ``optional`` is None where it is not there; one that is ``required`` has to be there.
     """
@@ -265,7 +265,7 @@ class _Form:
         self._written = [(name, field.write) for name, field in fields.items() if field.write is not _unchanged]
 
     def encode(self, body: Any) -> Message:
-        """The message in the form of the schema."""
+        """Return the message in the form of the schema."""
         values = {name: getattr(body, name) for name in self._names}
         for name, write in self._written:
             if values[name] is not None:
@@ -273,7 +273,7 @@ class _Form:
         return self._proto(**values)
 
     def decode(self, proto: Any) -> Any:
-        """The message that is written in the form of the schema. Raises ValueError."""
+        """Return the message that is written in the form of the schema. Raises ValueError."""
         values = {name: getattr(proto, name) for name in self._names}
         for name, field in self._read:
             if field.presence and not proto.HasField(name):
@@ -323,7 +323,7 @@ def _signed_as(body: type, presence: Literal["", "required"] = "") -> _Field:
 
 
 def _list(element: _Field, most: int | None = None) -> _Field:
-    """A list of at most so many elements, by default as many as a roster has sites."""
+    """Return a field that is a list of at most ``most`` elements, by default as many as a roster has sites."""
 
     def read(values: Sequence[Any], name: str) -> tuple[Any, ...]:
         limit = MAX_SITES if most is None else most

@@ -19,7 +19,7 @@ from plain_user import plain_user
 
 from securefda.cli import main
 from securefda.site.config import load_federation
-from securefda.tasks.guess import guess, writing_of
+from securefda.tasks.guess import guess, guess_format
 from securefda.tasks.tabular import parse_options, read_table
 
 HEADER = ["Fall-Nr", "Alter", "Größe", "Geschlecht", "Diagnose", "Aufnahme", "Bemerkung", "krank"]
@@ -351,7 +351,7 @@ WRITINGS: dict[str, tuple[Callable[[str], bytes], str, tuple[str, str, str]]] = 
 def test_how_a_file_is_written_is_seen(encode: Callable[[str], bytes], text: str, expected: tuple[str, ...]) -> None:
     path = Path("a.csv")
     path.write_bytes(encode(text))
-    writing = writing_of(path)
+    writing = guess_format(path)
     assert (writing.separator, writing.decimal, writing.encoding) == expected
 
 
@@ -378,7 +378,7 @@ COLUMNS: dict[str, tuple[list[str], dict[str, Any], str]] = {
 def test_what_a_column_holds_is_seen(cells: list[str], expected: dict[str, Any], remark: str) -> None:
     rows = [[cell, str(number % 3), str(number % 2)] for number, cell in enumerate(cells)]
     path = write(Path("a.csv"), rows, header=["column", "other", "label"])
-    writing = writing_of(path)
+    writing = guess_format(path)
     found = guess(read_table(path, separator=writing.separator), writing)
     assert found.columns["column"].model_dump(exclude_defaults=True) == expected
     assert remark in found.remarks.get("column", "")

@@ -307,7 +307,7 @@ def test_explain_fills_in_the_numbers_of_the_kits_federation(kits: Path, capsys:
     assert "N = 5" in found["data"]["summary"]
     assert found["data"]["learns"]
     assert found["data"]["does_not_learn"]
-    assert any("at most epsilon = 8 at delta = 1e-05 of each row" in line for line in found["data"]["budget"])
+    assert any("at most epsilon = 8 at delta = 1e-05 for each row" in line for line in found["data"]["budget"])
 
 
 def test_explain_reads_a_policy_that_is_not_signed_and_says_so(kits: Path, capsys: pytest.CaptureFixture[str]) -> None:

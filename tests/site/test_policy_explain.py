@@ -44,9 +44,7 @@ def test_each_level_that_a_header_may_ask_for_is_explained(level: str, count: in
 
 def test_at_individual_nothing_is_said_to_be_hidden_and_the_numbers_that_leave_are_named() -> None:
     found = explain(NAMED_POLICIES["research-open"].policy, "lyon", 5)
-    assert (
-        found.does_not_learn[0] == "If it asks for level individual, nothing of lyon's update stays hidden from it."
-    )
+    assert found.does_not_learn[0] == "If it asks for level individual, nothing of lyon's update stays hidden from it."
     assert "its number of training rows, its mean loss, its accuracy" in found.learns[0]
     only_rows = explain(default_policy("individual"), "lyon", 5).learns[0]
     assert "its number of training rows. " in only_rows
@@ -130,7 +128,9 @@ def test_a_required_budget_is_said_with_its_unit_what_it_covers_and_what_counts_
     assert found.summary.startswith("lyon permits at most level sum")
     assert "noise required, epsilon at most 1 at delta 1e-06" in found.summary
     text = " ".join(found.budget)
-    assert "over all rounds and runs of a data set together, at most epsilon = 1 at delta = 1e-06 for each row, " in text
+    assert (
+        "over all rounds and runs of a data set together, at most epsilon = 1 at delta = 1e-06 for each row, " in text
+    )
     assert "added or removed" in text
     assert "at most e^epsilon = 2.72 times as often as wrong" in text
     assert "The ledger at lyon counts the cost of each round" in text
@@ -153,7 +153,10 @@ def test_training_without_noise_is_explained_with_what_protects() -> None:
     assert WITHOUT in found.budget[0]
     assert "Sums still hide which source a part comes from" in found.budget[0]
     assert "nothing bounds it" in found.budget[0]
-    assert "Such rounds are bounded: over all rounds and runs of a data set together, at most epsilon = 8" in found.budget[1]
+    assert (
+        "Such rounds are bounded: over all rounds and runs of a data set together, at most epsilon = 8"
+        in found.budget[1]
+    )
     in_clear = explain(default_policy("individual"), "lyon", 5).budget[0]
     assert "Nothing then protects them from the aggregator: " in in_clear
     assert "sums hide" not in in_clear

@@ -87,12 +87,14 @@ def test_what_reasons_say_of_noise_and_budgets_is_what_the_accountants_say() -> 
     one = Budget(1.0, NAMED_POLICIES["clinical-default"].policy.dp.target_delta)
     required = NAMED_POLICIES["clinical-default"].reasons["dp.required"].replace("\n", " ")
     small, large = (plan_noise(schedule, one).noise_multiplier for schedule in (SMALL, LARGE))
-    assert f"300 rows in batches of 16 take a noise multiplier of {small:.1f}, 5000 in batches of 64" in required
-    assert f"one of {large:.1f}:" in required
+    assert (
+        f"300 rows in batches of 16 need a noise multiplier of {small:.1f}, and 5000 rows in batches of 64" in required
+    )
+    assert f"one of {large:.1f}." in required
     assert round(plan_epsilon(SMALL, 1.0, one.delta).epsilon) == 8
     assert f"right {math.ceil(math.exp(8))} times" in reasons["clinical-default"]
     said = [f"{plan_epsilon(SMALL, 4.3, one.delta, accountant=name).epsilon:.2f}" for name in ("rdp", "prv")]
-    assert " for ".join(said) in NAMED_POLICIES["strict"].reasons["dp.accountant"]
+    assert " against ".join(said) in NAMED_POLICIES["strict"].reasons["dp.accountant"]
 
 
 @pytest.mark.parametrize("name", sorted(NAMED_POLICIES))

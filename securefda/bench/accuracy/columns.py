@@ -1,4 +1,4 @@
-"""What a suite of accuracy is made of: rules, data sets, columns, requirements. The suites are in ``suites``."""
+"""The building blocks of an accuracy suite: rules, data sets, columns, requirements. The suites are in ``suites``."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class BenchRule:
     settings: Settings = ()
 
     def settings_for(self, schedule: Schedule) -> Settings:
-        """All of its settings, for a schedule."""
+        """Return all of its settings, for a schedule."""
         numbers = {
             "{rounds_after_warm_up}": schedule.rounds - schedule.warm_up_rounds,
             "{fifth_of_rounds}": max(schedule.rounds // 5, 1),
@@ -77,7 +77,7 @@ class DataSet:
     levels: Mapping[str, Settings] = field(default_factory=dict)
 
     def target_settings(self, target: str) -> Settings:
-        """What makes ``target`` the target; nothing for the empty name."""
+        """Return the settings that make ``target`` the target; none for the empty name."""
         if not target:
             return ()
         sources = [site for site in self.targets if site != target]
@@ -137,10 +137,10 @@ class Suite:
 
 
 class AcceptanceCriterion(Protocol):
-    """One requirement."""
+    """A requirement on the results of a suite."""
 
     def misses(self, results: Results) -> Iterator[str]:
-        """A line for everything that does not hold, or cannot be judged for want of runs."""
+        """Yield a line for each point that does not hold, or cannot be judged because runs are missing."""
 
 
 RULES = {

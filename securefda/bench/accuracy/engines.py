@@ -1,4 +1,4 @@
-"""What computes the runs of a suite: processes of this machine, Ray, or submitit, which hands them to Slurm.
+"""The engines that compute a suite's runs: processes of this machine, Ray, or submitit, which uses Slurm.
 
 All give the same results to the last bit: a run is one process on one thread, wherever it is. What engines other than
 the local one do is no part of a federation; each run is simulated as a whole.
@@ -27,7 +27,7 @@ _POLL_S = 0.2
 
 
 class EngineName(StrEnum):
-    """What ``--engine`` takes."""
+    """The values of ``--engine``."""
 
     LOCAL = "local"
     RAY = "ray"
@@ -36,7 +36,7 @@ class EngineName(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """What computes the runs.
+    """The engine for the runs, and its settings.
 
     Attributes:
         name: which engine.
@@ -58,7 +58,7 @@ ONE_BY_ONE = EngineSettings()
 
 
 def engine_settings(name: str, workers: int, address: str = "") -> EngineSettings:
-    """What the command line asks for.
+    """Return the engine settings that the command line asks for.
 
     Raises:
         ConfigError: there is no such engine, or the address is of none.
@@ -97,7 +97,7 @@ def run_all(planned: Iterable[Planned], settings: EngineSettings, folder: Path, 
 
 
 def run_elsewhere(job: Job, path: tuple[str, ...]) -> RunResult | Failed:
-    """Run one federation on one thread of whichever machine this is; ``path`` has modules, a task's among them."""
+    """Run one federation on one thread of the current machine; ``path`` has modules, a task's among them."""
     sys.path += [folder for folder in path if folder not in sys.path]
     use_one_thread()
     return run_or_fail(job, None)
@@ -107,13 +107,13 @@ class _Engine(Protocol):
     """Computes runs somewhere."""
 
     def submit(self, job: Job) -> Any:
-        """Hand a run over; what stands for it."""
+        """Hand over a run; returns a handle for it."""
 
     def first_ended(self, handles: Collection[Any]) -> Any:
-        """Wait for one of them."""
+        """Wait until one of them ends, and return it."""
 
     def result(self, handle: Any) -> RunResult | Failed:
-        """What a run that ended gave."""
+        """Return the result of a run that ended."""
 
 
 # --- Ray --------------------------------------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ def _slurm(folder: Path) -> Iterator[_Engine]:
 
 
 def _most_minutes(default: int = 240) -> int:
-    """Minutes that Slurm gives a run, from the variable that sbatch itself reads."""
+    """Return the minutes that Slurm gives a run, from the variable that sbatch itself reads."""
     given = os.environ.get("SBATCH_TIMELIMIT", "")
     return int(given) if given.isdecimal() else default
 

@@ -1,4 +1,4 @@
-"""Whole federations, simulated, beside each other: what every figure of accuracy is made of.
+"""Simulated federations that run beside each other, from which every accuracy figure comes.
 
 Every run is ``securefda simulate``: the round code, the session and the wire format of the real processes, in memory.
 """
@@ -36,7 +36,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What a run gave on the target's test rows.
+    """The results of a run on the target's test rows.
 
     Attributes:
         accuracy: mean over the last five rounds that finished, in percent, as the paper reports it.
@@ -58,13 +58,13 @@ class RunResult:
 
 
 def use_one_thread() -> None:
-    """Train on one thread in this process, whatever a model is worth."""
+    """Train on one thread in this process, whatever the size of a model."""
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
 
 
 def fork_server() -> ForkServerContext:
-    """What starts processes as copies of one that has imported torch and trained nothing: each import takes seconds."""
+    """Return a context that starts processes as copies of one that imported torch, since each import takes seconds."""
     context = get_context("forkserver")
     context.set_forkserver_preload([__name__])
     return context
@@ -87,7 +87,7 @@ def run(job: Job, scratch: Path | None = None) -> RunResult:
 
 
 def result_of(record: RunRecord, sources: Iterable[str]) -> RunResult:
-    """What a run gave; ``sources`` in the order of the federation.
+    """Return the results of a run; ``sources`` in the order of the federation.
 
     Raises:
         SecureFdaError: no round finished.
@@ -110,7 +110,7 @@ def result_of(record: RunRecord, sources: Iterable[str]) -> RunResult:
 
 
 def _after_each(rounds: Sequence[RoundLine]) -> tuple[float, ...]:
-    """Accuracy after each round, in percent. A lost round leaves the model as it was."""
+    """Return the accuracy after each round, in percent. A lost round leaves the model unchanged."""
     known: list[float] = []
     for line in rounds:
         if line.get("status") == "finished":

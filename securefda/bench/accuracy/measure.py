@@ -37,20 +37,20 @@ COMPARED_POINTS = 1.0
 
 
 class Watcher(Protocol):
-    """What shows how far it is."""
+    """Receives reports of progress."""
 
     def begin(self, finished: int, total: int) -> None:
-        """So many of all runs have finished before."""
+        """Report how many of all runs have finished before."""
 
     def finished(self, key: RunKey, result: RunResult) -> None:
-        """One has finished."""
+        """Report a run that has finished."""
 
     def failed(self, key: RunKey, why: str) -> None:
-        """One has failed; the others go on."""
+        """Report a run that has failed; the others go on."""
 
 
 class NoWatcher:
-    """Shows nothing."""
+    """A watcher that shows nothing."""
 
     def begin(self, finished: int, total: int) -> None:
         """Ignore it."""
@@ -64,7 +64,7 @@ class NoWatcher:
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """What is known now.
+    """The results so far.
 
     Attributes:
         request: what was asked for.
@@ -83,7 +83,9 @@ class Accuracy:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two levels of a suite: rule -> points above the other one, and a line for each that is too far off."""
+    """A comparison of two levels of a suite: rule -> points above the other level, and a line for each that is too far
+    off.
+    """
 
     other: Path
     differences: Sequence[tuple[str, float]]
@@ -129,13 +131,13 @@ def bench_accuracy(
 
 
 def misses_of(request: Request, results: Results) -> list[str]:
-    """A line for each requirement of the suite that does not hold or cannot be judged with all seeds asked for."""
+    """Return a line for each requirement that does not hold or cannot be judged with all requested seeds."""
     judged = results.complete(range(request.seeds), request.data_sets)
     return [line for bar in request.definition.bars for line in bar.misses(judged)]
 
 
 def at_another_level(request: Request, other: Path) -> Results:
-    """The runs of a folder of the same suite and, but for the level, of the settings that are asked for.
+    """Return the runs of a folder with the same suite and the requested settings except for the level.
 
     Raises:
         ConfigError: the folder holds no suite, another one, the same level, or one with other settings or data.
@@ -157,7 +159,7 @@ def at_another_level(request: Request, other: Path) -> Results:
 
 
 def compared(done: Accuracy, other: Path, results: Results) -> Comparison:
-    """Compare what was measured with the runs of another folder (`at_another_level`), with every seed asked for."""
+    """Compare the measurements with the runs of another folder (`at_another_level`), with every seed asked for."""
     request = done.request
     own, theirs = (one.complete(range(request.seeds), request.data_sets) for one in (done.results, results))
     misses, differences = compare_levels(own, theirs, COMPARED_POINTS, request.used_rules)
@@ -194,7 +196,9 @@ def _measure(
 
 
 def results_text(done: Accuracy) -> str:
-    """``results.json``: all runs, a line for each, and what they are to be read with."""
+    """Return the contents of ``results.json``: all runs, a line for each, with the settings needed to interpret
+    them.
+    """
     request = done.request
     head = {
         "schema_version": SCHEMA_VERSION,
@@ -214,7 +218,7 @@ def results_text(done: Accuracy) -> str:
 
 
 def means(results: Results) -> dict[str, Any]:
-    """Rule -> data set -> column -> accuracy in percent, mean over the seeds; None where a target lacks every seed."""
+    """Return rule -> data set -> column -> accuracy in percent, mean over the seeds; None if a target lacks a seed."""
     return {
         rule: {
             data: {column.name: _percent(results.mean(rule, column)) for column in results.columns_of(data)}

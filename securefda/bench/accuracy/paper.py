@@ -1,4 +1,4 @@
-"""Published figures, to stand beside ours. Percent on the target's test rows.
+"""Published figures for comparison, in percent on the target's test rows.
 
 All but `DIGIT_FIVE` are of Jiang, Zhang, Koyejo, ICLR 2024.
 
@@ -29,7 +29,7 @@ class Published:
     rows: Mapping[str, tuple[float | None, ...]]
 
     def figure(self, rule: str, column: str) -> float | None:
-        """The paper's figure; None where there is none."""
+        """Return the paper's figure, or None."""
         if rule not in self.rows or column not in self.columns:
             return None
         return self.rows[rule][self.columns.index(column)]

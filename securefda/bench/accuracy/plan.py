@@ -1,4 +1,4 @@
-"""Which runs a suite has, and the whole configuration of each."""
+"""The runs of a suite, and the whole configuration of each."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Flat = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is to be measured.
+    """The measurements to make.
 
     Attributes:
         suite: its name.
@@ -66,23 +66,23 @@ class Request:
 
     @property
     def used_rules(self) -> tuple[str, ...]:
-        """Names, in the order of the tables."""
+        """The names of the rules, in the order of the tables."""
         asked = self.rules or self.definition.rules
         return tuple(rule for rule in RULES if rule in asked)
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """Those of the data sets that are asked for."""
+        """The columns of the requested data sets."""
         columns = self.definition.columns
         return tuple(column for column in columns if not self.data or column.data in self.data)
 
     @property
     def data_sets(self) -> frozenset[str]:
-        """Names of theirs."""
+        """The names of the data sets of these columns."""
         return frozenset(column.data for column in self.columns)
 
     def folder_of(self, data: str) -> Path | None:
-        """The folder with a data set's files; None where they are bundled.
+        """Return the folder with a data set's files; None if they are bundled.
 
         Raises:
             ConfigError: it needs one, and none was named, or none that is there.
@@ -100,7 +100,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A run: which one, what to run, and the digest of the whole effective configuration but for places of files."""
+    """A run, its job, and the digest of its whole effective configuration except for paths."""
 
     key: RunKey
     job: Job
@@ -108,7 +108,7 @@ class Planned:
 
 
 def plan(request: Request) -> list[Planned]:
-    """All runs of a request, seed by seed, so that a suite that is cut off has all cells with fewer seeds.
+    """Return all runs of a request, seed by seed, so that an interrupted suite has all cells with fewer seeds.
 
     Raises:
         ConfigError: a setting is wrong, one is the suite's own, or a data set lacks its folder.
@@ -134,30 +134,32 @@ def plan(request: Request) -> list[Planned]:
 
 
 def common_settings(request: Request) -> dict[str, Flat]:
-    """Data set -> the configuration that all its runs have in common, before columns and rules."""
+    """Return data set -> the configuration that all its runs share, before columns and rules."""
     names = dict.fromkeys(column.data for column in request.columns)
     return {name: flat(_load(request, name, ())) for name in names}
 
 
 def flat(config: FederationConfig) -> Flat:
-    """A configuration by dotted key, without the place of its files: the same data elsewhere give the same run."""
+    """Return a configuration by dotted key, without paths: the same data elsewhere give the same run."""
     found = dict(_flattened("", config.model_dump(mode="json", by_alias=True)))
     found.pop(_DATA_DIR, None)
     return found
 
 
 def digest_of(config: FederationConfig) -> str:
-    """SHA-256 of `flat`, hex."""
+    """Return the SHA-256 of `flat`, hex."""
     return hashlib.sha256(json.dumps(flat(config), sort_keys=True).encode()).hexdigest()
 
 
 def level_keys(data: str, level: str) -> set[str]:
-    """The settings by which runs at a level differ from those at another."""
+    """Return the settings in which runs at one level differ from those at another."""
     return {_key(text) for text in _level_settings(DATA[data], level)}
 
 
 def _configuration(request: Request, column: Column, target: str, rule: str) -> FederationConfig:
-    """A column's settings come after the rule's: a sweep over β sets that of a rule with a fixed one."""
+    """Return the configuration. A column's settings override the rule's: a sweep over β sets that of a rule with a
+    fixed one.
+    """
     common = (*DATA[column.data].target_settings(target), *column.settings)
     config = _load(request, column.data, common)
     strategy, rate = config.strategy, config.training.target.learning_rate

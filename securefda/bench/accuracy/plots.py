@@ -1,4 +1,4 @@
-"""The plots of a suite, as SVG; the same figures give the same files.
+"""The plots of a suite, as SVG, and their style. The same figures give the same files.
 
 How the plots of studies look.
 """
@@ -22,7 +22,9 @@ from securefda.rules.strategy import CANDIDATES
 
 
 def style(name: str) -> dict[Any, Any]:
-    """Settings of matplotlib. The names of a plot's parts follow from ``name``: the same figures give the same file."""
+    """Return settings of matplotlib; ids in the file follow from ``name``, so that the same figures give the
+    same file.
+    """
     return {
         "svg.hashsalt": name,
         "svg.fonttype": "path",
@@ -71,7 +73,7 @@ def write_plots(suite: Suite, results: Results, folder: Path, suffix: str = ".sv
 
 
 def _over_x(suite: Suite, results: Results) -> Figure | None:
-    """Accuracy of each rule over x, a panel for each data set: Figures 2 and 3 of the paper."""
+    """Draw the accuracy of each rule over x, a panel for each data set: Figures 2 and 3 of the paper."""
     figure, panels = _panels(len(results.data), suite.title)
     for axes, data in zip(panels, results.data, strict=True):
         columns = results.columns_of(data)
@@ -106,7 +108,7 @@ def _over_x(suite: Suite, results: Results) -> Figure | None:
 
 
 def _by_column(suite: Suite, results: Results) -> Figure | None:
-    """Accuracy of each rule in each column."""
+    """Draw the accuracy of each rule in each column."""
     figure, panels = _panels(1, suite.title, width=max(6.0, 2.2 * len(results.columns)))
     axes = panels[0]
     step = 0.8 / max(len(results.rules), 1)
@@ -133,7 +135,7 @@ def _by_column(suite: Suite, results: Results) -> Figure | None:
 
 
 def _betas(suite: Suite, results: Results) -> Figure | None:
-    """β of every source over the rounds under both auto rules, mean over seeds: Figures 6 to 11 of the paper."""
+    """Draw β of every source over the rounds under both auto rules, mean over seeds: Figures 6 to 11 of the paper."""
     rules = [rule for rule in AUTO_RULES if rule in results.rules]
     columns = [column for column in results.columns if any(results.betas(rule, column) for rule in rules)]
     if not columns:
@@ -168,7 +170,7 @@ def _betas(suite: Suite, results: Results) -> Figure | None:
 
 
 def _selection(suite: Suite, results: Results) -> Figure | None:
-    """Which rule has the smallest estimated error, and which the smallest loss, over d² and σ²: Figure 5.
+    """Draw which rule has the smallest estimated error, and which the smallest loss, over d² and σ²: Figure 5.
 
     All three estimates are those of the first round that has any, see `Judgement`.
     """
@@ -211,7 +213,7 @@ def _grid_panel(axes: Axes, found: list[Judgement], choice: Callable[[Judgement]
 
 
 def _by_decades(set_scale: Callable[..., None], set_limits: Callable[..., Any], values: list[float]) -> None:
-    """A scale of decades; a distance that was clipped at zero stands below the smallest other one."""
+    """Use a logarithmic scale; a distance clipped at zero is drawn below the smallest other one."""
     positive = [value for value in values if value > 0]
     if not positive:
         return
@@ -224,17 +226,17 @@ def _by_decades(set_scale: Callable[..., None], set_limits: Callable[..., Any], 
 
 
 def colour(rule: str) -> str:
-    """A rule has one colour in all plots; see `_look` for those that share it."""
+    """Return the rule's colour, the same in all plots; see `_look` for rules that share one."""
     return _COLOURS[_place(rule) % len(_COLOURS)]
 
 
 def marker(rule: str) -> str:
-    """Likewise a marker."""
+    """Return the rule's marker, the same in all plots."""
     return _MARKERS[_place(rule) % len(_MARKERS)]
 
 
 def _look(rule: str) -> dict[str, Any]:
-    """Of points with error bars. Rules beyond the colours take these again, with hollow markers."""
+    """Return the style of points with error bars. Rules beyond the colours reuse them with hollow markers."""
     own = colour(rule)
     face = "white" if _is_late(rule) else own
     return {"color": own, "marker": marker(rule), "markerfacecolor": face, "label": rule}
@@ -253,7 +255,7 @@ def _deviation(of_seeds: BySeed) -> float:
 
 
 def _panels(count: int, title: str, width: float = 0.0) -> tuple[Figure, list[Axes]]:
-    """Side by side, at most `_ACROSS` in a row."""
+    """Make panels side by side, at most `_ACROSS` in a row."""
     across = min(count, _ACROSS)
     rows = -(-count // across)
     height = 4.6 if rows == 1 else 3.4 * rows + 0.8
@@ -266,7 +268,7 @@ def _panels(count: int, title: str, width: float = 0.0) -> tuple[Figure, list[Ax
 
 
 def _with_legend(figure: Figure, panels: list[Axes]) -> Figure:
-    """One legend of all panels."""
+    """Add one legend for all panels."""
     entries: dict[str, Artist] = {}
     for axes in panels:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):

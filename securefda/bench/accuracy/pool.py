@@ -1,4 +1,4 @@
-"""Runs beside each other in processes of their own, of which none outlives the one that started them."""
+"""Runs beside each other in separate processes, none of which outlives its parent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from securefda.errors import SecureFdaError
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Why a run gave no result, one line."""
+    """The reason why a run gave no result, one line."""
 
     why: str
 
@@ -47,7 +47,7 @@ def run_beside(planned: Iterable[Planned], count: int, scratch: Path, done: Done
 
 
 def _feed(pool: ProcessPoolExecutor, waiting: deque[Planned], count: int, scratch: Path, done: Done) -> None:
-    """Until nothing waits, or a process has died: then what was under way has failed and the pool is gone."""
+    """Submit runs until none is waiting. If a process dies, the runs under way have failed and the pool is gone."""
     under_way: dict[Future[RunResult | Failed], Planned] = {}
     # Not concurrent.futures.wait: where a signal interrupts that, it can keep the locks that the pool needs.
     ended: SimpleQueue[Future[RunResult | Failed]] = SimpleQueue()
@@ -87,7 +87,9 @@ def _submit(
 
 
 def run_or_fail(job: Job, scratch: Path | None) -> RunResult | Failed:
-    """Run one federation. The package's own errors carry more than can be passed between processes."""
+    """Run one federation. Return an error as text, since the package's own errors cannot be passed between
+    processes.
+    """
     try:
         return run(job, scratch)
     except SecureFdaError as error:
@@ -97,7 +99,7 @@ def run_or_fail(job: Job, scratch: Path | None) -> RunResult | Failed:
 
 @contextmanager
 def _processes(count: int) -> Iterator[ProcessPoolExecutor]:
-    """A pool whose processes end when the block or this process does, in whatever way, at whatever they are."""
+    """Yield a pool whose processes end when the block or this process does, however that happens."""
     theirs, ours = Pipe(duplex=False)
     pool = ProcessPoolExecutor(count, mp_context=fork_server(), initializer=_begin, initargs=(theirs,))
     try:
@@ -109,14 +111,14 @@ def _processes(count: int) -> Iterator[ProcessPoolExecutor]:
 
 
 def _begin(alive: Connection) -> None:
-    """In each process: one thread, so that no figure depends on the number of cores; and end with the parent."""
+    """Prepare a process: one thread, so that no figure depends on the number of cores; end with the parent."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # with which a pool ends its processes
     use_one_thread()
     threading.Thread(target=_end_with, args=(alive,), daemon=True).start()
 
 
 def _end_with(alive: Connection) -> None:
-    """The other end is open in the parent alone, and nothing is ever sent."""
+    """Wait for the parent's end: it alone has the other end open, and sends nothing."""
     try:
         alive.recv_bytes()
     except (EOFError, OSError):

@@ -1,4 +1,4 @@
-"""Showing how far a suite is: a bar on a terminal, a line for each finished run elsewhere."""
+"""Display of a suite's progress: a bar on a terminal, a line for each finished run elsewhere."""
 
 from __future__ import annotations
 
@@ -45,20 +45,20 @@ class LineWatcher:
         self._began, self._here = time.monotonic(), 0
 
     def begin(self, finished: int, total: int) -> None:
-        """Say what has finished before."""
+        """Print how many runs have finished before."""
         self._done, self._total = finished, total
         if finished:
             self._write(f"{finished} of {total} runs have finished before")
 
     def finished(self, key: RunKey, result: RunResult) -> None:
-        """Write the run's line, with how long the rest will take at this pace."""
+        """Print the run's line, with an estimate of the time left."""
         self._done += 1
         self._here += 1
         left = (time.monotonic() - self._began) / self._here * (self._total - self._done)
         self._write(f"[{self._done}/{self._total}] {run_text(key, result)}  {left / 60:.0f} min left")
 
     def failed(self, key: RunKey, why: str) -> None:
-        """Write which and why."""
+        """Print which run failed and why."""
         self._write(failure_text(key, why))
 
     def _write(self, text: str) -> None:
@@ -82,15 +82,15 @@ class BarWatcher:
         self._progress.update(self._task, advance=1, description=printable(run_text(key, result)))
 
     def failed(self, key: RunKey, why: str) -> None:
-        """Leave which and why above the bar."""
+        """Print which run failed and why, above the bar."""
         self._progress.console.print(printable(failure_text(key, why)), markup=False, soft_wrap=True)
 
 
 def run_text(key: RunKey, result: RunResult) -> str:
-    """For example ``fed-heart, va, fedgp_auto, seed 3: 66.5 %``."""
+    """Return for example ``fed-heart, va, fedgp_auto, seed 3: 66.5 %``."""
     return f"{key}: {result.accuracy:.1f} %"
 
 
 def failure_text(key: RunKey, why: str) -> str:
-    """A line about a run that gave nothing."""
+    """Return a line about a run without a result."""
     return f"FAILED: {key}: {why}"

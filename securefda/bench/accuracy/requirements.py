@@ -1,4 +1,4 @@
-"""What a suite's figures must show: a line for each point that does not hold or was not measured."""
+"""Requirements on a suite's figures: a line for each point that does not hold or was not measured."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from securefda.rules.strategy import CANDIDATES, choose_rule
 
 @dataclass(frozen=True, slots=True)
 class AtLeast:
-    """A rule reaches ``points`` percent, or so many points more than another rule.
+    """A rule reaches ``points`` percent, or this many points more than another rule.
 
     In each of the named columns; without names, in the mean over all columns.
     """
@@ -38,7 +38,7 @@ class AtLeast:
 
 @dataclass(frozen=True, slots=True)
 class BestAtLeast:
-    """The best of these rules, in the mean over all columns, is so many points above another rule, or below it."""
+    """The best of these rules is, in the mean over all columns, this many points above another rule, or below it."""
 
     rules: tuple[str, ...]
     points: float
@@ -59,7 +59,7 @@ class BestAtLeast:
 
 @dataclass(frozen=True, slots=True)
 class AtMost:
-    """A rule's mean over all columns stays at or below ``points`` percent: the suite has a shift worth its name."""
+    """A rule's mean over all columns stays at or below ``points`` percent, which proves that the suite has a shift."""
 
     rule: str
     points: float
@@ -75,7 +75,7 @@ class AtMost:
 
 @dataclass(frozen=True, slots=True)
 class BestIsOneOf:
-    """In a column no rule that was measured is above the best of these, apart from those that have more data."""
+    """In a column, no measured rule is above the best of these, apart from rules with more data."""
 
     rules: tuple[str, ...]
     column: str
@@ -95,7 +95,7 @@ class BestIsOneOf:
 
 @dataclass(frozen=True, slots=True)
 class Steadier:
-    """On every data set, a rule's accuracy varies less over the columns than another rule's: largest less smallest."""
+    """On every data set, a rule's range of accuracy over the columns is smaller than another rule's."""
 
     rule: str
     than: str
@@ -112,7 +112,7 @@ class Steadier:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """One point of a grid: what the estimated errors say, and what the runs gave.
+    """One point of a grid: the estimated errors, and the results of the runs.
 
     What they say is read off the first round that estimates them, mean over seeds. It is the only one whose model has
     not been trained on the target's rows, as the estimators take it to be, and in which all rules but target_only still
@@ -135,13 +135,13 @@ class Judgement:
     losses: dict[str, float]
 
     def holds(self, within: float, rule: str) -> bool:
-        """Whether the loss of a rule is at most this far above the best one's, as a share of it."""
+        """Return whether the loss of a rule is at most this share above the best one's."""
         return self.losses[rule] <= (1 + within) * self.losses[self.actual]
 
 
 @dataclass(frozen=True, slots=True)
 class SelectionHolds:
-    """Estimated errors find the best rule, and ``auto``, which goes by them, is never the worst and near the best.
+    """Estimated errors find the best rule, and ``auto``, which uses them, is never the worst and close to the best.
 
     They have to in the first round that estimates them and as a mean over all rounds.
 
@@ -178,7 +178,7 @@ class SelectionHolds:
 
 
 def judgements(results: Results) -> list[Judgement]:
-    """What was predicted and what came of it, for every column in which all candidates and auto were measured."""
+    """Return predictions and results for every column in which all candidates and auto were measured."""
     found = []
     for column in results.columns:
         errors = results.first_errors("auto", column)
@@ -205,12 +205,12 @@ def _choice(errors: Mapping[str, float]) -> str:
 
 
 def missing(where: str, *rules: str) -> str:
-    """The line of a bar that cannot be judged."""
+    """Return the line of a requirement that cannot be judged."""
     return f"MISSING: {where}: {' or '.join(rules)} was not measured with every seed on every target"
 
 
 def _lost(results: Results) -> float:
-    """Points of accuracy that auto is below the best fixed rule, mean over the columns."""
+    """Return the points of accuracy by which auto is below the best fixed rule, mean over the columns."""
     return fmean(
         max(_known(results, rule, column) for rule in CANDIDATES) - _known(results, "auto", column)
         for column in results.columns

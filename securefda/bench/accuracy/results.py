@@ -1,4 +1,4 @@
-"""The runs of a suite, and the means that tables, plots and bars are made of."""
+"""The runs of a suite, and the means for tables, plots and requirements."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BySeed = dict[int, float]
 
 @dataclass(frozen=True, slots=True)
 class RunKey:
-    """Which run of a suite: a target of a column under a rule, with a seed. ``target`` is empty for the example's."""
+    """The identity of a run in a suite: a target of a column under a rule, with a seed. ``target`` may be empty."""
 
     data: str
     column: str
@@ -25,16 +25,16 @@ class RunKey:
     seed: int
 
     def __str__(self) -> str:
-        """In words, for progress and errors."""
+        """Return the key in words, for progress and errors."""
         parts = dict.fromkeys(part for part in (self.data, self.column, self.target, self.rule) if part)
         return f"{', '.join(parts)}, seed {self.seed}"
 
 
 class Results:
-    """Runs by key, read as the figures of a suite."""
+    """Runs by key, with the means of a suite."""
 
     def __init__(self, suite: Suite, runs: Mapping[RunKey, RunResult], data: Collection[str] | None = None) -> None:
-        """``runs`` are all that there are; columns are those of ``data``, None: of the data sets that have any run."""
+        """Keep ``runs``; columns are those of ``data``, or for None of the data sets that have any run."""
         self.suite, self.runs = suite, runs
         present = {key.data for key in runs} if data is None else data
         self.columns = tuple(column for column in suite.columns if column.data in present)
@@ -43,7 +43,7 @@ class Results:
         self.seeds = sorted({key.seed for key in runs})
 
     def complete(self, seeds: Collection[int], data: Collection[str]) -> Results:
-        """These seeds and data sets alone, without the cells in which a rule lacks one of the seeds on a target.
+        """Return the results of these seeds and data sets only, without cells in which a rule lacks a seed on a target.
 
         What is left can be compared: every mean is over the same seeds.
         """
@@ -66,51 +66,53 @@ class Results:
         return Results(self.suite, runs, data)
 
     def columns_of(self, data: str) -> tuple[Column, ...]:
-        """The columns of a data set."""
+        """Return the columns of a data set."""
         return tuple(column for column in self.columns if column.data == data)
 
     def by_seed(self, rule: str, column: Column) -> BySeed:
-        """Accuracy in percent, mean over the column's targets, for every seed that all of them have."""
+        """Return the accuracy in percent, mean over the column's targets, for every seed that all of them have."""
         return self._by_seed(rule, column, lambda result: result.accuracy)
 
     def losses_by_seed(self, rule: str, column: Column) -> BySeed:
-        """Loss, likewise; infinite where it is not a number."""
+        """Return the loss, mean over the column's targets, for every seed that all have; NaN becomes infinite."""
         return self._by_seed(rule, column, lambda result: math.inf if math.isnan(result.loss) else result.loss)
 
     def average_by_seed(self, rule: str, columns: Iterable[Column]) -> BySeed:
-        """Accuracy, mean over columns, for every seed that all of them have."""
+        """Return the accuracy, mean over columns, for every seed that all of them have."""
         return _common([self.by_seed(rule, column) for column in columns])
 
     def mean(self, rule: str, column: Column) -> float | None:
-        """Accuracy, mean over the seeds; None without a seed that all targets have."""
+        """Return the accuracy, mean over the seeds; None without a seed that all targets have."""
         return _mean(self.by_seed(rule, column))
 
     def mean_loss(self, rule: str, column: Column) -> float | None:
-        """Loss, likewise."""
+        """Return the loss, mean over the seeds; None without a seed that all targets have."""
         return _mean(self.losses_by_seed(rule, column))
 
     def overall(self, rule: str, column: str) -> float | None:
-        """Accuracy in the column of that name, or over all columns (`MEAN`), mean over the seeds; None as above."""
+        """Return the accuracy in the named column, or over all columns (`MEAN`), mean over the seeds; None as above."""
         if column == MEAN:
             return _mean(self.average_by_seed(rule, self.columns))
         return next((self.mean(rule, one) for one in self.columns if one.name == column), None)
 
     def spread(self, rule: str, data: str) -> float | None:
-        """Largest less smallest accuracy over the columns of a data set; None where one was not measured."""
+        """Return largest less smallest accuracy over the columns of a data set; None if one was not measured."""
         means = [self.mean(rule, column) for column in self.columns_of(data)]
         known = [value for value in means if value is not None]
         return max(known) - min(known) if known and len(known) == len(means) else None
 
     def first_errors(self, rule: str, column: Column) -> dict[str, float]:
-        """Estimated errors by rule in the first round that has them, mean over the runs of a column; empty without."""
+        """Return estimated errors by rule in the first round that has them, mean over the runs of a column; empty
+        without.
+        """
         return _mean_errors([result.delta_errors[0] for result in self._of(rule, column) if result.delta_errors])
 
     def mean_errors(self, rule: str, column: Column) -> dict[str, float]:
-        """Likewise over all rounds that have them."""
+        """Return estimated errors by rule over all rounds that have them, mean over the runs of a column."""
         return _mean_errors([errors for result in self._of(rule, column) for errors in result.delta_errors])
 
     def betas(self, rule: str, column: Column) -> dict[str, list[tuple[int, float]]]:
-        """Source -> (round, β), mean over the runs of a column that have one in that round."""
+        """Return source -> (round, β), mean over the runs of a column that have one in that round."""
         lines: dict[str, list[tuple[int, float]]] = {}
         results = list(self._of(rule, column))
         for source in dict.fromkeys(source for result in results for source in result.betas):
@@ -120,7 +122,7 @@ class Results:
         return lines
 
     def difference(self, other: Results, rule: str) -> float | None:
-        """Own less other mean accuracy over all columns, on the seeds that both have; None without one."""
+        """Return own less other mean accuracy over all columns, on the seeds that both have; None without one."""
         own, theirs = (one.average_by_seed(rule, self.columns) for one in (self, other))
         seeds = [seed for seed in own if seed in theirs]
         return fmean(own[seed] - theirs[seed] for seed in seeds) if seeds else None
@@ -141,7 +143,7 @@ class Results:
 
 
 def _common(parts: list[BySeed]) -> BySeed:
-    """Means over the parts, of the seeds that all of them have."""
+    """Return the means over the parts, for the seeds that all of them have."""
     if not parts:
         return {}
     return {seed: fmean(part[seed] for part in parts) for seed in parts[0] if all(seed in part for part in parts)}

@@ -1,4 +1,4 @@
-"""The folder of a suite: one line for every finished run, and what all of them were run with.
+"""The folder of a suite: one line for every finished run, and the settings common to all runs.
 
 ``settings.json`` is written before the first run, ``runs.jsonl`` grows by a line when a run has finished. The process
 that measures holds a lock, so that two processes never add to one folder.
@@ -36,14 +36,14 @@ _ANOTHER = "name another folder with --out"
 
 
 class SuiteFolder:
-    """A folder that is being measured into; made by `open_folder`."""
+    """A folder in which a suite is being measured; made by `open_folder`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.scratch = path / _SCRATCH
 
     def finished(self, planned: Iterable[Planned]) -> dict[RunKey, RunResult]:
-        """All runs that have finished, also those that were not asked for now.
+        """Return all runs that have finished, including those outside this request.
 
         Raises:
             ConfigError: a line is damaged, or is of one of the ``planned`` runs with another configuration.
@@ -95,7 +95,7 @@ def open_folder(path: Path, request: Request) -> Iterator[SuiteFolder]:
 
 
 def read_folder(path: Path) -> tuple[Mapping[str, Any], Results]:
-    """The settings and all runs of a folder, finished or not.
+    """Read the settings and all runs of a folder, finished or not.
 
     Raises:
         ConfigError: there is no suite in it, or a file is damaged.
@@ -108,12 +108,12 @@ def read_folder(path: Path) -> tuple[Mapping[str, Any], Results]:
 
 
 def result_line(result: RunResult) -> dict[str, Any]:
-    """A result as plain values, rounded; what is not finite is None."""
+    """Return a result as plain values, rounded; None for a value that is not finite."""
     return {name: _rounded(value) for name, value in asdict(result).items()}
 
 
 def result_from(line: Mapping[str, Any]) -> RunResult:
-    """The result in a line of ``runs.jsonl``."""
+    """Return the result in a line of ``runs.jsonl``."""
     loss = line["loss"]
     return RunResult(
         accuracy=line["accuracy"],
@@ -137,7 +137,7 @@ def _rounded(value: Any) -> Any:
 
 
 def settings_of(request: Request) -> dict[str, Any]:
-    """What must be the same for all runs of a folder, with the digests of the data files."""
+    """Return what must be the same for all runs of a folder, with the digests of the data files."""
     common = common_settings(request)
     folders = {name: request.folder_of(name) for name in common}
     return {
@@ -150,7 +150,7 @@ def settings_of(request: Request) -> dict[str, Any]:
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    """File name -> SHA-256, of the files of a data set; folders below are not theirs."""
+    """Return file name -> SHA-256 for the files of a data set, without those in sub-folders."""
     digests = {}
     try:
         for file in sorted(folder.iterdir()):
@@ -163,7 +163,7 @@ def _digests(folder: Path) -> dict[str, str]:
 
 
 def _keep_settings(file: Path, asked: dict[str, Any]) -> None:
-    """Refuse other settings than those that are kept; data sets that are new are added to them."""
+    """Refuse settings that differ from the stored ones; add new data sets to them."""
     runs = file.parent / RUNS_FILE
     kept = _read_settings(file)
     if kept is None and runs.exists():
@@ -203,7 +203,7 @@ def _read_settings(file: Path) -> dict[str, Any] | None:
 
 
 def _runs(file: Path) -> Iterator[tuple[RunKey, str, RunResult]]:
-    """Key, digest and result of each whole line; what follows the last line end was cut off while it was written."""
+    """Yield key, digest and result of each whole line; what follows the last line end was cut off by a crash."""
     whole = read_whole(file, None).split(b"\n")[:-1] if file.exists() else []
     for number, text in enumerate(whole, start=1):
         line = _object(file, number, text)

@@ -1,4 +1,4 @@
-"""The suites of ``securefda bench accuracy``, as data: which rules on which columns, and what must come of it.
+"""The suites of ``securefda bench accuracy``, as data: the rules, the columns, and the requirements.
 
 To add a rule, add a line to `RULES`, and its name to a group or to a suite here. Everything that no line sets is as in
 the sample federation of the data set, the same for all rules and columns.
@@ -91,13 +91,13 @@ def _each_target(data: str) -> tuple[Column, ...]:
 
 
 def _over(data: str, setting: str, values: tuple[float, ...]) -> tuple[Column, ...]:
-    """A column for each value of one setting, over all targets."""
+    """Return a column for each value of one setting, over all targets."""
     targets = DATA[data].targets or ("",)
     return tuple(Column(data, f"{value:g}", (f"{setting}={value:g}",), targets, x=value) for value in values)
 
 
 def _grid(data: str) -> tuple[Column, ...]:
-    """Every shift with every number of labelled rows: d² grows with the one, and σ² falls with the other.
+    """Return every shift with every number of labelled rows: d² grows with the one, and σ² falls with the other.
 
     Of the target's rows a tenth makes a step, so that all columns have rounds of ten steps.
     """

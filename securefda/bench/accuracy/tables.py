@@ -18,7 +18,7 @@ _NOTHING = "–"
 
 
 def tables(suite: Suite, results: Results, level: str) -> str:
-    """All tables of a suite, one for each of its data sets, with what is to be known about them."""
+    """Return all tables of a suite, one for each of its data sets, with an explanation."""
     seeds = ", ".join(map(str, results.seeds)) or "none"
     explained = (
         f"Percent on the target's test rows, mean over the last {REPORTED_ROUNDS} rounds, then mean ± standard "
@@ -83,7 +83,7 @@ def _spread_text(values: BySeed, results: Results, text: Callable[[float], str])
 
 
 def _markdown(names: Sequence[str], rows: dict[str, list[str]]) -> str:
-    """A row for each rule; for each column where there are many columns."""
+    """Return a row for each rule; for each column if there are many columns."""
     if len(names) > _WIDE:
         head, lines = ["", *rows], [[name, *cells] for name, *cells in zip(names, *rows.values(), strict=True)]
     else:
@@ -93,7 +93,7 @@ def _markdown(names: Sequence[str], rows: dict[str, list[str]]) -> str:
 
 
 def _chosen(results: Results, data: str) -> str:
-    """How often ``auto`` took which rule, where it was measured."""
+    """Describe how often ``auto`` chose each rule, if it was measured."""
     total: Counter[str] = Counter()
     for key, result in results.runs.items():
         if (key.data, key.rule) == (data, "auto"):

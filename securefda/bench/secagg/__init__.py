@@ -1,1 +1,1 @@
-"""``securefda bench secagg``: what a masking session costs each side, alone and between real processes."""
+"""``securefda bench secagg``: the cost of a masking session for each side, alone and between real processes."""

@@ -1,4 +1,4 @@
-"""The sources of a measured session, all in one process: messages come in and go out as bytes, as over the network.
+"""The sources of a measured session, all in one process: messages enter and leave as bytes, as over the network.
 
 What is measured is the processor time of each source's steps, parsing and serialising included; there is no
 transport, no TLS and no disk. The aggregator's side is in :mod:`securefda.bench.secagg.session`.
@@ -43,7 +43,7 @@ Seconds = dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What the process is started with; the identities are thrown away with it."""
+    """The arguments of the process; the identities exist for it only."""
 
     job: Job
     roster: Roster
@@ -65,7 +65,7 @@ class Crowd:
         self.seconds: dict[int, Seconds] = {index: {} for index in setting.private_keys}
 
     def answer(self, index: int, data: bytes) -> tuple[bytes, memoryview | None]:
-        """A source's answer to the aggregator's next message, and the masked input that goes with it in R2."""
+        """Return a source's answer to the aggregator's next message, and in R2 its masked input."""
         phase = self._phases.get(index)
         if isinstance(phase, src.AwaitingShares):
             return self._masked_input(index, phase, data)
@@ -73,7 +73,7 @@ class Crowd:
         return self._step(index, name, data, follow)
 
     def _next(self, phase: Any) -> tuple[str, Callable[[int, Signed[Any]], tuple[Any, Signed[Any]]]]:
-        """Which step follows a phase, by name, and what it does with the message."""
+        """Return the name of the step that follows a phase, and the function that handles the message."""
         match phase:
             case None:
                 return "r0_advertise", self._advertise
@@ -123,13 +123,13 @@ class Crowd:
 
 
 class CrowdProcess:
-    """The crowd in a process of its own; one session, then it ends."""
+    """The crowd in a separate process, for one session."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     def answers(self, messages: Mapping[int, bytes], buffer: bytearray) -> Iterator[tuple[int, bytes, memoryview]]:
-        """Hand a message to each of some sources; yields what each answers, with its masked input or nothing.
+        """Hand a message to each of some sources; yields each one's answer, with its masked input if it has one.
 
         A masked input is in ``buffer`` and is overwritten by the next.
 
@@ -143,7 +143,7 @@ class CrowdProcess:
             yield index, answer, memoryview(buffer)[:length]
 
     def seconds(self) -> dict[int, Seconds]:
-        """What every source has taken so far, by roster index and step."""
+        """Return the seconds that every source has used so far, by roster index and step."""
         self._connection.send(None)
         taken: dict[int, Seconds] = self._receive()
         return taken

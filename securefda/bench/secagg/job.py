@@ -1,4 +1,4 @@
-"""What the processes of one measurement agree on: its size, the sites' names, and the vectors that they send."""
+"""The common parameters of a measurement's processes: its size, the sites' names, and the vectors that they send."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ KITS = "kits"
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The size of the federation that is measured.
+    """The size of the measured federation.
 
     Attributes:
         folder: scratch folder, with the startup kits below ``kits/``.
@@ -63,13 +63,13 @@ class Job:
 
     @property
     def threshold(self) -> int:
-        """t of its sessions."""
+        """The threshold t of its sessions."""
         usual = default_threshold(self.sources, K_MIN, 0)
         return usual if self.colluders is None else max(usual, self.sources - self.dropped)
 
     @property
     def graph(self) -> GraphTerms | None:
-        """With which neighbours a source shares; None where it does with all others.
+        """The neighbours with which a source shares; None if it shares with all others.
 
         Raises:
             ConfigError: for so few sources there is no graph but the complete one.
@@ -84,7 +84,7 @@ class Job:
 
     @property
     def encoding(self) -> Quantisation:
-        """Of the masked inputs that are measured: words of the default width, and a range as wide as the clip.
+        """The encoding of the masked inputs: words of the default width, and a range as wide as the clip.
 
         No sum of these vectors is so small that a round would have a narrower range.
         """
@@ -94,36 +94,36 @@ class Job:
 
     @property
     def fits_processes(self) -> bool:
-        """Whether this machine is asked to hold all sources' vectors at the same time."""
+        """Whether the machine can hold all sources' vectors at the same time."""
         return self.sources * self.params <= MOST_IN_PROCESSES
 
     @property
     def usual_repeats(self) -> int:
-        """How often such a session is measured by default: what takes minutes once."""
+        """The default number of repeats: a session that takes minutes is measured once."""
         return 5 if self.sources * self.params <= MOST_IN_PROCESSES // 4 else 3 if self.fits_processes else 1
 
     @property
     def site_ids(self) -> list[str]:
-        """Ids of the sources, in roster order."""
+        """The ids of the sources, in roster order."""
         return [f"source-{number}" for number in range(1, self.sources + 1)]
 
     @property
     def leaving(self) -> list[str]:
-        """Ids of the sources that leave."""
+        """The ids of the sources that leave."""
         return self.site_ids[self.sources - self.dropped :]
 
     @property
     def kits(self) -> Path:
-        """Folder of the startup kits."""
+        """The folder of the startup kits."""
         return Path(self.folder) / KITS
 
     def to_json(self) -> str:
-        """As it is handed to a process."""
+        """Return the job as text for a process."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """What :meth:`to_json` wrote.
+        """Parse the text of :meth:`to_json`.
 
         Raises:
             ConfigError: it is anything else.
@@ -135,7 +135,7 @@ class Job:
 
 
 def update_of(site_id: str, params: int) -> NDArray[np.float32]:
-    """The random vector that stands for a source's training, float32 (params,), within half the clip."""
+    """Return the random vector that replaces a source's update, float32 (params,), within half the clip."""
     generator: Any = np.random.default_rng(int.from_bytes(site_id.encode(), "big"))
     vector: NDArray[np.float32] = generator.random(params, dtype=np.float32)
     vector -= np.float32(0.5)

@@ -1,4 +1,4 @@
-"""``securefda bench secagg``: what a masking session costs, beside the raw cipher and a plain round."""
+"""``securefda bench secagg``: the cost of a masking session, beside the raw cipher and a plain round."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Figures = dict[str, Any]
 
 
 def jobs_of(sources: Sequence[int], params: Sequence[int], dropped: Sequence[int]) -> list[Job]:
-    """The cells of a grid: every number of sources, with its number of dropouts, and every number of parameters.
+    """Return the cells of a grid: every number of sources, with its number of dropouts, and every number of parameters.
 
     Args:
         sources: each N.
@@ -112,7 +112,7 @@ def bench_secagg(job: Job, *, repeats: int | None = None, processes: int | None 
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """What was measured, in order."""
+    """The measurements, in order."""
 
     parts: list[Figures] = field(default_factory=list)
     sessions: list[SessionCosts] = field(default_factory=list)
@@ -146,7 +146,9 @@ def _checked(job: Job, figures: Figures, survivors: int) -> Figures:
 
 
 def _check_sum(job: Job, found: int, error: float, survivors: int) -> None:
-    """A round that was fast and wrong is no measurement. Fixed point moves a mean by less than a step."""
+    """Check the sum, since a fast round with a wrong sum is no measurement. Fixed point moves a mean by less than a
+    step.
+    """
     if found != survivors:
         raise SecureFdaError(f"{found} of {job.sources} sources in the sum, not {survivors}")
     if error > 1.01 * job.encoding.step(0) + _FLOAT32_ROUNDING:

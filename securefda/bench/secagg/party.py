@@ -80,11 +80,11 @@ class RandomTrainer:
 
     @property
     def n_params(self) -> int:
-        """Number of parameters, m."""
+        """The number of parameters, m."""
         return self.sizes[0]
 
     def initial_model(self) -> Vector:
-        """Zeros, float32 (m,)."""
+        """Return zeros, float32 (m,)."""
         return np.zeros(self.n_params, np.float32)
 
     def train(
@@ -99,14 +99,14 @@ class RandomTrainer:
         on_step: Callable[[Vector], None] | None = None,
         align: Aligned | None = None,
     ) -> LocalResult:
-        """The update, at no cost."""
+        """Return the update, at no cost."""
         del received, round_number, factor, run_id, attempt, fewest_steps, on_step, align
         return LocalResult(self._update, steps=1, samples=SAMPLES, loss=0.0, accuracy=0.0, learning_rate=1.0)
 
     def step_variance(
         self, received: Vector, round_number: int, factor: float, kind: Variance, *, run_id: str = ""
     ) -> float:
-        """Zero: nothing is drawn."""
+        """Return zero: nothing is drawn."""
         del received, round_number, factor, kind, run_id
         return 0.0
 
@@ -123,7 +123,7 @@ CONTROL_FRAME_BYTES = 4096
 
 
 def settings_of(visibility: Visibility) -> RunSettings:
-    """A run at this level of visibility, with the default width of words."""
+    """Return the settings of a run at this level of visibility, with the default width of words."""
     return RunSettings(
         strategy=Strategy(rule=Rule.SOURCE_ONLY, rounds=ROUNDS),
         visibility=visibility,
@@ -143,14 +143,14 @@ def settings_of(visibility: Visibility) -> RunSettings:
 
 
 def transport_of(job: Job) -> TransportSettings:
-    """The defaults, with frames that hold the key list of so many sources."""
+    """Return the default settings with frames large enough for the key list of all sources."""
     usual = TransportSettings()
     longest = max(usual.max_message_bytes, CONTROL_FRAME_BYTES * job.sources)
     return replace(usual, max_message_bytes=longest)
 
 
 class _Stopwatch(SilentReporter):
-    """Times the last round of a run from where its header is made, with every source ready, to its result.
+    """Times the last round of a run from the making of its header, with every source ready, to its result.
 
     ``cpu_seconds`` is the processor time of this process by phase, of all its threads; ``traffic`` the bytes of every
     source when the round began; ``lines`` are those of all rounds.
@@ -167,14 +167,14 @@ class _Stopwatch(SilentReporter):
         self._cpu = 0.0
 
     def phase(self, name: str, waiting_for: Sequence[str] = (), asked: int = 0) -> None:
-        """The sources have cosigned before, and nothing is waited for: the header follows at once."""
+        """Start at the header: the sources have cosigned before, so it follows at once."""
         del waiting_for, asked
         if not self.began and name == JOIN_PHASE and len(self.lines) == ROUNDS - 1:
             self.began, self.traffic = time.monotonic(), self._server.traffic()
         self._lap(name)
 
     def round_finished(self, line: RoundLine) -> None:
-        """The result is signed, and the model is on the disk."""
+        """Stop at the result: it is signed, and the model is on the disk."""
         self.ended = time.monotonic()
         self.lines.append(line)
         self._lap("")
@@ -254,7 +254,7 @@ class _Aggregator:
         )
 
     def _uploaded_since(self, before: Mapping[int, Traffic], survivors: list[str]) -> float:
-        """Median of all bytes from a survivor: messages, vectors and their frames."""
+        """Return the median number of bytes from a survivor: messages, vectors and their frames."""
         gone, roster = Traffic(), self._kit.roster
         return statistics.median(
             now.up - before.get(index, gone).up
@@ -263,7 +263,7 @@ class _Aggregator:
         )
 
     def _error(self, model: Vector, lines: Sequence[RoundLine]) -> float:
-        """Largest difference between the model, which began as zeros, and the means of what the survivors sent."""
+        """Return the largest difference between the model, which began as zeros, and the survivors' means."""
         expected = np.zeros(self._job.params)
         for survivors in (line["survivors"] for line in lines):
             for site in survivors:
@@ -338,7 +338,7 @@ class _Source:
 
 
 class _Alarms:
-    """Shows alarms alone: a measurement with an alarm is none."""
+    """Shows alarms only: a measurement with an alarm is invalid."""
 
     def round_started(self, round_number: int, visibility: str, rule: str) -> None:
         """Ignore it."""
@@ -361,7 +361,7 @@ async def _serve_sources(job: Job, site_ids: Sequence[str]) -> None:
 
 
 def main(role: str, job_text: str, *site_ids: str) -> None:
-    """Be one process of the measurement."""
+    """Run one process of the measurement."""
     map_large_blocks()
     try:
         job = Job.from_json(job_text)

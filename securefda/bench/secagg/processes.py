@@ -1,4 +1,4 @@
-"""Starting the processes of a measurement, and one run after the other with them."""
+"""Starting the processes of a measurement, and making one run after another with them."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Parties:
         return figures
 
     def _cpu_seconds(self) -> float | None:
-        """Of all processes of sources that stay."""
+        """Return the processor seconds of all processes of sources that stay."""
         total = 0.0
         for group in self._groups:
             if group[0] not in self._job.leaving:
@@ -105,7 +105,7 @@ class Parties:
                 process.wait()
 
     def _next_line(self) -> str:
-        """The aggregator's next line; none where it, or a source that stays, has ended."""
+        """Return the aggregator's next line; empty if it, or a source that stays, has ended."""
         stdout = self._aggregator.stdout
         if stdout is None:
             return ""
@@ -133,7 +133,7 @@ class Parties:
 
 @contextmanager
 def parties(job: Job, processes: int) -> Iterator[Parties]:
-    """Enrol a throw-away federation and run it in up to ``processes`` processes of sources, and an aggregator's."""
+    """Enrol a temporary federation and run it: up to ``processes`` processes of sources, and an aggregator's."""
     address = free_address()
     policy = default_policy("individual", K_MIN, 0)
     sources = [SiteSpec(site, "source", site) for site in job.site_ids]
@@ -154,7 +154,7 @@ def parties(job: Job, processes: int) -> Iterator[Parties]:
 
 
 def groups_of(job: Job, processes: int) -> tuple[Group, ...]:
-    """Share the sources out to processes: as evenly as it goes, leaving ones apart from those that stay."""
+    """Share the sources out to processes evenly, with leaving ones apart from those that stay."""
     staying, leaving = job.site_ids[: job.sources - job.dropped], job.leaving
     for_leaving = min(len(leaving), max(1, round(processes * job.dropped / job.sources))) if leaving else 0
     for_staying = max(1, min(len(staying), processes - for_leaving))

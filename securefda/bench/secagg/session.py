@@ -1,4 +1,4 @@
-"""One masking session of the real state machines: what every step costs each side in processor time and bytes.
+"""One masking session of the real state machines: the cost of every step for each side in processor time and bytes.
 
 The aggregator is this process, the sources are one other; only bytes pass between them. Nothing is sampled or
 extrapolated: every source does every step, whatever N and m.
@@ -43,21 +43,21 @@ _RAW_BLOCK_BYTES = 1 << 20
 
 
 def raw_aes_ctr_gb_per_s() -> float:
-    """AES-256-CTR of the library at its best: large blocks, one output buffer, nothing done with the stream."""
+    """Measure the library's AES-256-CTR at its best: large blocks, one output buffer, an unused stream."""
     zeros, out = bytes(_RAW_BLOCK_BYTES), bytearray(_RAW_BLOCK_BYTES)
     encryptor = Cipher(algorithms.AES256(os.urandom(32)), modes.CTR(bytes(16))).encryptor()
     return _rate(STREAM_BYTES, lambda: [encryptor.update_into(zeros, out) for _ in range(STREAM_BYTES >> 20)])
 
 
 def keystream_add_gb_per_s(job: Job, threads: int = 1) -> float:
-    """All masks of one source, made and added into a vector of the session's length."""
+    """Measure all masks of one source, generated and added into a vector of the session's length."""
     vector = np.zeros(job.params + TAIL, np.uint32)
     masks = [Mask(Secret.random(os.urandom)) for _ in range(job.sources)]
     return _rate(job.sources * vector.nbytes, lambda: add_masks(vector, masks, threads=threads))
 
 
 def threads_of_masks(job: Job) -> int:
-    """How many threads share the masks of one source on this machine."""
+    """Return how many threads share the masks of one source on this machine."""
     return useful_threads(job.sources * 4 * job.params, available_threads())
 
 
@@ -68,7 +68,7 @@ def _rate(size: int, run: Callable[[], object]) -> float:
 
 
 def identities(job: Job) -> tuple[Roster, list[Signer]]:
-    """A roster of throw-away keys, and what signs for each site; the target has index 0."""
+    """Return a roster of temporary keys, and a signer for each site; the target has index 0."""
     keys = {name: Ed25519PrivateKey.generate() for name in ("target", *job.site_ids)}
     signers = [Signer(index, key, encode) for index, key in enumerate(keys.values())]
     return throwaway_roster("bench", keys), signers
@@ -82,7 +82,7 @@ _TARGET = 0
 
 @dataclass(slots=True)
 class SessionCosts:
-    """What one session took.
+    """The cost of one session.
 
     Attributes:
         sources: processor time of every source, by roster index and step of ``STEPS``; a source that left has fewer.
@@ -128,7 +128,7 @@ def measured_session(job: Job) -> SessionCosts:
 
 
 class _Session:
-    """The aggregator's side."""
+    """The aggregator's side of a session."""
 
     def __init__(self, job: Job, sources: CrowdProcess, session: AggregatorSession) -> None:
         self.costs = SessionCosts()
@@ -166,7 +166,7 @@ class _Session:
         return state
 
     def _encoded(self, state: Any, messages: Signed[Any] | Mapping[int, Signed[Any]]) -> dict[int, bytes]:
-        """The messages as bytes, for each source that is still there."""
+        """Yield the messages as bytes, for each source that is still there."""
         if isinstance(messages, Mapping):
             leaving = set() if isinstance(state, agg.CollectingShares) else self._leaving  # they leave after R1
             return {index: encode_signed(one) for index, one in messages.items() if index not in leaving}
@@ -191,7 +191,7 @@ def _error(job: Job, opened: agg.Opened) -> float:
 
 
 def session_figures(sessions: Sequence[SessionCosts]) -> dict[str, Any]:
-    """Medians over sources and sessions, with the unit at the end of each name.
+    """Return medians over sources and sessions, with the unit at the end of each name.
 
     Of a source that was in the sum: its processor time by step and in all, and its bytes; the largest in all, too. A
     step that no session had is left out.
@@ -224,7 +224,7 @@ def session_figures(sessions: Sequence[SessionCosts]) -> dict[str, Any]:
 
 
 def signed_header(job: Job, roster: Roster, signer: Signer) -> Signed[Header]:
-    """The header of a session of this size."""
+    """Return the header of a session of this size."""
     layers, encoding = (Layer("parameters", (job.params,), CLIP, CLIP),), job.encoding
     body = Header(
         run_id=os.urandom(16),

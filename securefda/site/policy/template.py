@@ -291,9 +291,9 @@ that.""",
 -> yes: sums hide whose update it is, but not what all updates together, or the model, reveal about one row.""",
         "dp.unit": _UNIT,
         "dp.target-epsilon": """\
--> 1: someone who knows all other rows and guesses, at even odds, whether a row was trained on is right at most e^1 =
-2.72 times as often as wrong: in at most 73 of 100 cases. For 20 rounds of one epoch on 5000 rows in batches of 64,
-this takes a noise multiplier of 2.4; for other numbers, see securefda budget plan.""",
+-> 1: someone who knows all other rows and guesses at even odds whether a row was trained on is right at most
+e^1 = 2.72 times as often as wrong, so in 73 of 100 cases at most. For 20 rounds of one epoch on 5000 rows in
+batches of 64, this takes a noise multiplier of 2.4 (for other numbers, see securefda budget plan).""",
         "dp.target-delta": "-> at most a tenth of one over the number of rows, for up to 100 000 rows.",
         "dp.accountant": _RDP,
         "dp.max-grad-norm": "-> ten times the usual 1; epsilon does not depend on it.",
