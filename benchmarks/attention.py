@@ -38,6 +38,7 @@ from securefda.operations.records import REPORTED_ROUNDS
 from securefda.rules import Contribution, RoundPlan, attend, attention_share, first_order_gain, round_plan
 from securefda.rules.attention import DEFAULT_BOUND, DEFAULT_TEMPERATURE
 from securefda.training import LocalResult
+from securefda.training.site_features import SiteFeatures
 
 SETTINGS = (
     "task.options.target-rows=2000",
@@ -94,7 +95,7 @@ def run_cell(job: Job) -> Figures:
 
 def gains_of(sites: OfflineSites, number: int, results: Sequence[LocalResult], rows: int) -> list[list[float]]:
     """The gains of the sources' updates in each of `WAYS`, by so many of the target's rows."""
-    seen = sites.target.look(sites.model, number, "", rows=rows)
+    seen = SiteFeatures(sites.target).cluster_gap(sites.model, number, "", rows=rows)
     return [[seen.gain_of(one.update), first_order_gain(seen.gradient, one.update)] for one in results]
 
 

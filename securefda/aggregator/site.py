@@ -34,10 +34,12 @@ from securefda.site.config import (
 from securefda.site.config.effective import secret_options, without_secrets
 from securefda.tasks import Rows, Samples, Task, Unlabelled
 from securefda.training import OwnRows, PersonalMemory, PersonalModel, SecretSeed, Vector, require_steps
+from securefda.training.batch_norm import Statistic
 from securefda.training.neighbours import KnnSettings
 from securefda.training.personal import Drawn, FineTuned, Mixture, Neighbours, OwnHead
 from securefda.training.seeds import Seed, derive_seed, generator_of
-from securefda.training.trainer import Statistic, Trainer
+from securefda.training.site_features import SiteFeatures
+from securefda.training.trainer import Trainer
 
 ByteCounts = tuple[Mapping[int, int], Mapping[int, int]]
 """Bytes up and down since the start of the process, by roster index."""
@@ -52,7 +54,7 @@ class TargetSite:
     ``personal`` is what the target is measured with where that is not the common model, ``head`` the rows whose labels
     have a say in it where they do. ``alone`` is what the run is compared with, if it is. ``validation`` are the rows by
     which the best model is chosen, if it is. ``statistics`` gives the running statistics that a model is measured with,
-    by name, see :meth:`SiteTrainer.statistics`.
+    by name, see :meth:`SiteModel.statistics`.
     ``look`` is what the target does under a rule that looks at the features of its rows: for a model, the number of the
     round, the run, and the plan of the round.
     """
@@ -217,7 +219,7 @@ def target_site(
     if strategy.rule.looks_at_features:
         asked, own = config.strategy, config.training
         unlabelled = UnlabelledTarget(
-            trainer,
+            SiteFeatures(trainer),
             asked.attention_rows,
             FeatureSettings(asked.feature_rows, own.feature_clip, own.feature_noise, asked.feature_step),
             DownLink[config.session.down_link.upper()],

@@ -29,7 +29,8 @@ from securefda.training import FEWEST_TARGET_STEPS, LocalResult, PersonalMemory,
 from securefda.training.alignment import Alignment
 from securefda.training.features import SeenGap
 from securefda.training.personal import vector_of
-from securefda.training.trainer import SiteTrainer, Trainer
+from securefda.training.site_features import SiteFeatures
+from securefda.training.trainer import Trainer
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -208,7 +209,7 @@ class UnlabelledTarget:
     """A target that does not use labels: what it does for a round is to look at the features of its rows.
 
     Attributes:
-        trainer: of the target, which has the rows.
+        site: features of the target's rows.
         attention_rows: how many are clustered at most.
         features: how features are released.
         down_link: the format in which vectors travel: all levels go by the same numbers.
@@ -218,7 +219,7 @@ class UnlabelledTarget:
             knows that seed, and could take the noise off.
     """
 
-    trainer: SiteTrainer
+    site: SiteFeatures
     attention_rows: int
     features: FeatureSettings
     down_link: DownLink
@@ -232,9 +233,9 @@ class UnlabelledTarget:
             TrainingError: the model has no features, or there are too few rows.
         """
         if rule.attends:
-            self.trainer.require_clusters(self.attention_rows)
+            self.site.require_clusters(self.attention_rows)
         if rule.releases_features:
-            self.trainer.require_features(self.features.rows, Alignment(rule.value))
+            self.site.require_releasable(self.features.rows, Alignment(rule.value))
 
     def look(self, model: Vector, round_number: int, run_id: str, plan: RoundPlan) -> TargetPart:
         """The target's part of a round that begins with ``model``, float32 (m,).
@@ -246,12 +247,12 @@ class UnlabelledTarget:
             return self._attention(model, round_number, run_id, plan)
         attention = self._attention(model, round_number, run_id, plan) if plan.rule.attends else None
         how, place = self.features, (model, round_number, run_id)
-        values = self.trainer.release(*place, rows=how.rows, clip=how.clip)
+        values = self.site.release(*place, rows=how.rows, clip=how.clip)
         if how.noise:
             values = self._with_noise(values, round_number, run_id)
 
         def gradient_of(pull: Vector) -> Vector:
-            return self.trainer.follow(*place, pull, rows=how.rows)
+            return self.site.pull_gradient(*place, pull, rows=how.rows)
 
         values = rounded(values, self.down_link, "the features of the target's rows")
         return TargetFeatures(values, gradient_of, how, attention)
@@ -270,7 +271,7 @@ class UnlabelledTarget:
         return noisy
 
     def _attention(self, model: Vector, round_number: int, run_id: str, plan: RoundPlan) -> TargetAttention:
-        seen = self.trainer.look(model, round_number, run_id, rows=self.attention_rows)
+        seen = self.site.cluster_gap(model, round_number, run_id, rows=self.attention_rows)
         return TargetAttention.of(seen, plan, self.down_link)
 
 

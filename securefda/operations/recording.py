@@ -18,7 +18,7 @@ from securefda.operations.records import RoundLine, best_round
 from securefda.operations.run_folder import BEST_FILE, MODEL_FILE, RunFolder, read_run
 from securefda.tasks import Samples
 from securefda.training import LayerTable, Vector
-from securefda.training.trainer import Statistic
+from securefda.training.batch_norm import Statistic
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ class PrivateTrainer(SiteTrainer):
         team: Team | None = None,
     ) -> None:
         super().__init__(task, site, data, settings, seed, team=team)
-        require_separate_rows(task, self._model, data, settings)
+        require_separate_rows(task, self.module, data, settings)
         schedule_of(settings, len(data))
         self._rows = data
         self.repeatable = False
@@ -77,7 +77,7 @@ class PrivateTrainer(SiteTrainer):
         settings, dp = self.settings, self.settings.dp
         if dp is None:
             raise ValueError("a private trainer's settings have dp")
-        schedule = schedule_of(settings, len(self._data))
+        schedule = schedule_of(settings, self.samples)
         return DpEvent(
             run_id=run_id,
             round=round_number,
@@ -90,8 +90,8 @@ class PrivateTrainer(SiteTrainer):
 
     def planned(self, factor: float) -> Planned:
         """Return the work of a round with this factor of the learning rate."""
-        steps = schedule_of(self.settings, len(self._data)).steps_per_round
-        return Planned(len(self._data), steps, self.learning_rate(factor))
+        steps = schedule_of(self.settings, self.samples).steps_per_round
+        return Planned(self.samples, steps, self.settings.with_learning_rate_factor(factor).learning_rate)
 
     def train(
         self,
@@ -114,7 +114,7 @@ class PrivateTrainer(SiteTrainer):
         """
         if align is not None:
             raise TrainingError(
-                f"{self._site} trains with noise, and what {align.kind} sends beside the update would have none",
+                f"{self.site} trains with noise, and what {align.kind} sends beside the update would have none",
                 hint="set training.dp.noise-multiplier to 0, or another strategy.rule at the target",
             )
         asked = (run_id, round_number, sha256(vector_to_wire(received)).digest(), factor)
@@ -122,22 +122,22 @@ class PrivateTrainer(SiteTrainer):
         if on_step is None and kept is not None and kept.of == asked and self.account.still_counts(kept.reservation):
             return kept.result
         self._kept = None
-        torch.set_num_threads(self._threads)
+        torch.set_num_threads(self.threads)
         settings = self.settings.with_learning_rate_factor(factor)
         reservation = self.account.reserve(self.event(run_id, round_number, attempt))
-        if self._team is not None:
-            self._team.tell(Told(received, settings, None))
+        if self.team is not None:
+            self.team.tell(Told(received, settings, None))
         result = train_private(
-            self._task,
-            self._model,
+            self.task,
+            self.module,
             received,
             self._rows,
             settings=settings,
-            site=self._site,
+            site=self.site,
             fewest_steps=fewest_steps,
             on_step=on_step,
             random_bytes=self._random_bytes,
-            team=self._team,
+            team=self.team,
         )
         self.account.commit(reservation, result.steps)
         result = replace(result, epsilon=reservation.spent)

@@ -23,7 +23,7 @@ from securefda.source.model_bound import AcceptedHeader, Known, TakenResult, Tra
 from securefda.source.run_book import RunBook
 from securefda.state_file import ReleaseMarker, RunStore
 from securefda.training import Vector
-from securefda.training.trainer import kept_places
+from securefda.training.memory import state_keys
 
 _TABLES = """
 CREATE TABLE origin (id INTEGER PRIMARY KEY CHECK (id = 0), file_number TEXT NOT NULL);
@@ -295,7 +295,7 @@ class SourceStore(RunStore):
             database.execute("UPDATE positions SET ended = 1 WHERE run_id = ?", (run_id,))
             database.execute("DELETE FROM trained WHERE run_id = ?", (run_id,))
             if not keeps_own:
-                own = [(place,) for place in kept_places(run_id.hex())]
+                own = [(key,) for key in state_keys(run_id.hex())]
                 database.executemany("DELETE FROM personal WHERE run_id = ?", own)
         self._delete_models_no_longer_named()
 

@@ -12,7 +12,8 @@ from securefda.training.local import (
     require_steps,
     train_local,
 )
-from securefda.training.personal import OwnRows, PersonalMemory, PersonalModel
+from securefda.training.memory import PersonalMemory
+from securefda.training.personal import OwnRows, PersonalModel
 from securefda.training.seeds import SecretSeed, derive_seed
 from securefda.training.settings import AlignmentSettings, NoiseSettings, TrainingSettings
 from securefda.training.vectors import (

@@ -13,15 +13,21 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from securefda.errors import TrainingError
+from securefda.protocol.encoding import Vector
 from securefda.tasks import Rows, Task, task_code
+from securefda.training.memory import PersonalMemory, statistics_key
 from securefda.training.settings import TrainingSettings
 
 _MOST_ROWS = 1024
 _INSTEAD = "use torch.nn.GroupNorm instead"
+
+Statistic = NDArray[np.float32] | NDArray[np.int64]
+"""A running mean or variance, or the number of batches behind them."""
 
 
 def norms_of(model: nn.Module) -> list[tuple[str, _BatchNorm]]:
@@ -144,3 +150,50 @@ def _estimating(model: nn.Module, norms: list[_BatchNorm]) -> Iterator[None]:
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
         model.eval()
+
+
+class SiteStatistics:
+    """The running statistics of a site's model, from round to round and for evaluation.
+
+    A model without BatchNorm has none, and no method does anything.
+
+    Args:
+        task: of the model, for messages.
+        model: newly built; its statistics are those of the first round.
+        rows: the site's training rows.
+        memory: keeps the statistics between rounds.
+    """
+
+    def __init__(self, task: Task, model: nn.Module, rows: Rows, memory: PersonalMemory) -> None:
+        self._task, self._model, self._rows, self._memory = task, model, rows, memory
+        self._first = statistics_to_bytes(model)
+        self._estimated: tuple[Vector, bytes] | None = None
+
+    def recall(self, run_id: str, round_number: int) -> None:
+        """Load the statistics of this site's last round before ``round_number`` into the model.
+
+        Raises:
+            TrainingError: they are of another model.
+        """
+        if self._first:
+            kept = self._memory.personal(statistics_key(run_id), round_number)
+            bytes_to_statistics(self._first if kept is None else kept, self._model)
+
+    def keep(self, run_id: str, round_number: int) -> None:
+        """Keep the model's present statistics as those of a round."""
+        if self._first:
+            self._memory.keep_personal(statistics_key(run_id), round_number, statistics_to_bytes(self._model))
+
+    def estimate(self, vector: Vector) -> None:
+        """Load those with which the model is evaluated, see :func:`estimate_statistics`; those of the last are cached.
+
+        Args:
+            vector: the model's present parameters, float32 (m,).
+        """
+        if not self._first:
+            return
+        if self._estimated is not None and np.array_equal(self._estimated[0], vector):
+            bytes_to_statistics(self._estimated[1], self._model)
+            return
+        estimate_statistics(self._task, self._model, self._rows)
+        self._estimated = (vector.copy(), statistics_to_bytes(self._model))

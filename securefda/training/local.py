@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
-from typing import Protocol
+from typing import Protocol, TypedDict
 
 import numpy as np
 import torch
@@ -84,6 +84,16 @@ class Evaluation:
     loss: float
     metrics: dict[str, float]
     samples: int
+
+
+class RoundOptions(TypedDict):
+    """The arguments that every way to train a round takes, as :func:`train_local` describes them."""
+
+    settings: TrainingSettings
+    seed: Seed
+    site: str
+    fewest_steps: int
+    on_step: StepObserver | None
 
 
 class Beside(Protocol):

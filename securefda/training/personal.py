@@ -32,21 +32,12 @@ from securefda.training.local import (
     evaluate,
     train_local,
 )
+from securefda.training.memory import PersonalMemory
 from securefda.training.neighbours import KnnSettings, WithNeighbours
 from securefda.training.optimizers import new_optimizer
 from securefda.training.seeds import SecretSeed, Seed, derive_seed, generator_of, round_seed, seeded_torch
 from securefda.training.settings import TrainingSettings
 from securefda.training.vectors import FlatModel, build_model, layer_sizes, layer_table, vector_to_model
-
-
-class PersonalMemory(Protocol):
-    """Where a site keeps what is its own of a model, across restarts."""
-
-    def personal(self, run_id: str, before: int) -> bytes | None:
-        """What was kept in the last round below ``before``; None where nothing was."""
-
-    def keep_personal(self, run_id: str, round_number: int, state: bytes) -> None:
-        """Keep the state of a round, and at least that of the last one below it."""
 
 
 class PersonalModel(Protocol):

@@ -22,8 +22,8 @@ from securefda.protocol.encoding import Vector
 from securefda.tasks import Samples, Task, Unlabelled, task_code
 from securefda.training.alignment import Aligned
 from securefda.training.local import LocalResult, outputs_of, train_local
-from securefda.training.personal import PersonalMemory
-from securefda.training.seeds import SecretSeed, round_seed
+from securefda.training.memory import PersonalMemory
+from securefda.training.seeds import SecretSeed
 from securefda.training.settings import TrainingSettings
 from securefda.training.trainer import SiteTrainer
 
@@ -71,7 +71,7 @@ class PseudoTrainer(SiteTrainer):
     ) -> None:
         super().__init__(task, site, data, settings, seed, secret=secret, before_round=before_round, memory=memory)
         self._pseudo = pseudo
-        guessed(task, outputs_of(task, self._model, data.features[:_TRIED_ROWS]))  # now, not after the warm-up
+        guessed(task, outputs_of(task, self.module, data.features[:_TRIED_ROWS]))  # now, not after the warm-up
 
     def train(
         self,
@@ -90,32 +90,29 @@ class PseudoTrainer(SiteTrainer):
         Raises:
             TrainingError, DataError: as for ``train_local``, and what :func:`guessed` raises.
         """
-        if self._before_round is not None:
-            self._before_round()
-        torch.set_num_threads(self._threads)
-        settings, features = self.settings.with_learning_rate_factor(factor), self._data.features
-        self._load_to_evaluate(received)
-        labels, sure = guessed(self._task, outputs_of(self._task, self._model, features))
+        self.before_round()
+        settings, features = self.settings.with_learning_rate_factor(factor), self.rows.features
+        self.prepare_to_evaluate(received)
+        labels, sure = guessed(self.task, outputs_of(self.task, self.module, features))
         counts = sure >= self._pseudo.threshold  # of a model that gives NaN, no row
         confident = int(counts.sum())
         if confident < max(1, self._pseudo.share * len(features)):
             still, rate = np.zeros_like(received), settings.learning_rate
             return LocalResult(still, 0, len(features), None, None, rate, confident=confident)
-        seed = round_seed(self._draws_from, self._site, run_id, round_number)
-        self._recall_statistics(run_id, round_number)
+        self.prepare_to_train(run_id, round_number)
         result = train_local(
-            self._task,
-            self._model,
+            self.task,
+            self.module,
             received,
             Samples(features, labels),
             settings=replace(settings, vary=True),
-            seed=seed,
-            site=self._site,
+            seed=self.round_seed(run_id, round_number),
+            site=self.site,
             fewest_steps=fewest_steps,
             on_step=on_step,
             row_weights=balanced(labels, counts),
         )
-        self._keep_statistics(run_id, round_number)
+        self.keep_statistics(run_id, round_number)
         return replace(result, loss=None, accuracy=None, confident=confident)
 
 

@@ -55,6 +55,7 @@ from securefda.source.run import SourceRun, SourceSite
 from securefda.source.store import SourceStore
 from securefda.tasks import Samples, TaskSettings
 from securefda.training import OwnRows, PersonalMemory, TrainingSettings, Vector
+from securefda.training.site_features import SiteFeatures
 from securefda.training.trainer import SiteTrainer
 from securefda.transport import wire
 from securefda.transport.in_memory import MemoryNetwork, Passed, UnderWay
@@ -286,7 +287,7 @@ class Federation(MemoryNetwork[AggregatorRun, SourceRun]):
         if not self.settings.strategy.rule.looks_at_features:
             return None
         how = (self.features, self.settings.down_link, self.store, os.urandom)
-        return UnlabelledTarget(trainer, 1000, *how).look
+        return UnlabelledTarget(SiteFeatures(trainer), 1000, *how).look
 
     def new_aggregator(self) -> AggregatorRun:
         self.store = AggregatorStore(self.folder / "target.sqlite")

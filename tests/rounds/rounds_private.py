@@ -6,7 +6,6 @@ import os
 import random
 from collections.abc import Collection
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from securefda.privacy.events import Budget, DpEvent
 from securefda.privacy.ledger import Ledger
 from securefda.protocol.secret import RandomBytes
 from securefda.site.policy import MetadataPolicy, SourcePolicy, WorkLimits
-from securefda.site.policy.verdict import check_schedule
 from securefda.site.privacy_account import PrivacyAccount, data_set_of
 from securefda.site.private_trainer import PrivateTrainer
 from securefda.source.run import SourceRun
@@ -135,7 +133,6 @@ class PrivateFederation(Federation):
             trainer=self.trainer_of(index),
             random_bytes=self.stream(index, "session"),
             with_noise=index in self.private,
-            check_schedule=partial(check_schedule, permitted, with_noise=index in self.private),
         )
         return SourceRun(site, made._reporter)
 

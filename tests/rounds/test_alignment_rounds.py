@@ -20,6 +20,7 @@ from securefda.protocol.messages import PULL_LAYER, Advertise, DownLink, MaskedI
 from securefda.rules import Strategy, round_plan
 from securefda.training import Vector
 from securefda.training.alignment import Aligned, Alignment
+from securefda.training.site_features import SiteFeatures
 from securefda.training.trainer import SiteTrainer
 
 N, ROUNDS = 4, 3
@@ -57,7 +58,8 @@ def test_a_round_is_the_mean_of_the_updates_and_the_targets_step_along_the_mean_
     found = played(tmp_path, rule, rounds=1, warm_up_rounds=0)
     target = trainer_of(N, TARGET, norm="batch")
     model = target.initial_model()
-    features = target.release(model, 1, "", rows=FEATURES.rows, clip=0.0)
+    site_features = SiteFeatures(target)
+    features = site_features.release(model, 1, "", rows=FEATURES.rows, clip=0.0)
     rows, moved, pull = 0, np.zeros(len(model)), np.zeros(features.shape)
     for index in range(1, N + 1):
         trained = trainer_of(N, index, norm="batch").train(model, 1, 1.0, align=Aligned(Alignment(rule), features))
@@ -67,7 +69,8 @@ def test_a_round_is_the_mean_of_the_updates_and_the_targets_step_along_the_mean_
         lengths = np.linalg.norm(trained.pull.astype(np.float64), axis=1, keepdims=True)
         pull += trained.samples * trained.pull * np.minimum(1.0, found.settings.clip / lengths)
     mean = moved / rows
-    gradient = target.follow(model, 1, "", (pull / rows).astype(np.float32), rows=FEATURES.rows).astype(np.float64)
+    gradient = site_features.pull_gradient(model, 1, "", (pull / rows).astype(np.float32), rows=FEATURES.rows)
+    gradient = gradient.astype(np.float64)
     expected = mean - FEATURES.step * np.linalg.norm(mean) * gradient / np.linalg.norm(gradient)
 
     assert np.linalg.norm(gradient) > 0
@@ -134,7 +137,7 @@ def released(memory: AggregatorStore, round_number: int, *, run_id: str = "run",
     """What a target releases that was just started over what it kept."""
     trainer = trainer_of(N, TARGET, norm="batch")
     how = FeatureSettings(rows=8, clip=1.0, noise=noise, step=0.1)
-    target = UnlabelledTarget(trainer, 1000, how, DownLink.FLOAT32, memory, os.urandom)
+    target = UnlabelledTarget(SiteFeatures(trainer), 1000, how, DownLink.FLOAT32, memory, os.urandom)
     plan = round_plan(Strategy(rule="f_dann", rounds=3, warm_up_rounds=0), round_number)
     part = target.look(trainer.initial_model(), round_number, run_id, plan)
     assert isinstance(part, TargetFeatures)
@@ -192,26 +195,26 @@ def test_features_of_another_width_than_the_model_has_are_refused_by_every_sourc
 
 
 def test_more_rows_than_there_are_are_refused_with_their_number() -> None:
-    target = trainer_of(N, TARGET, norm="batch")
+    target = SiteFeatures(trainer_of(N, TARGET, norm="batch"))
     with pytest.raises(TrainingError, match="there are 12 training rows, and features of 13 are") as refused:
-        target.require_features(13, Alignment.F_DANN)
+        target.require_releasable(13, Alignment.F_DANN)
     assert "strategy.feature-rows to 12" in refused.value.hint
-    target.require_features(12, Alignment.F_DANN)
+    target.require_releasable(12, Alignment.F_DANN)
 
 
 @pytest.mark.parametrize("kind", [Alignment.F_DANN, Alignment.F_DAN, Alignment.FADA_ADVERSARIAL])
 def test_a_model_whose_features_are_its_rows_releases_none(kind: Alignment) -> None:
-    target = trainer_of(N, TARGET)
-    for refuses in (lambda: target.require_features(8, kind), lambda: target.require_clusters(1000)):
+    target = SiteFeatures(trainer_of(N, TARGET))
+    for refuses in (lambda: target.require_releasable(8, kind), lambda: target.require_clusters(1000)):
         with pytest.raises(TrainingError, match="one linear layer, and so its features are the rows themselves"):
             refuses()
 
 
 def test_a_model_without_two_parts_is_refused_under_fada() -> None:
     with pytest.raises(TrainingError, match="fada needs one that tells features of all domains from others") as refused:
-        trainer_of(N, TARGET).require_features(8, Alignment.FADA)
+        SiteFeatures(trainer_of(N, TARGET)).require_releasable(8, Alignment.FADA)
     assert "Disentangled" in refused.value.hint
-    trainer_of(N, TARGET, norm="parts").require_features(8, Alignment.FADA)
+    SiteFeatures(trainer_of(N, TARGET, norm="parts")).require_releasable(8, Alignment.FADA)
 
 
 def test_a_source_takes_features_that_are_longer_than_the_model_where_its_policy_allows_the_rule(
@@ -248,6 +251,6 @@ def test_what_has_to_hold_before_rows_are_touched_is_asked_before_their_features
     target = SiteTrainer(task, "target", task.train_data("target"), settings, 0, before_round=refused)
     model = target.initial_model()
     with pytest.raises(TrainingError, match="a ledger was made"):
-        target.release(model, 1, "", rows=8, clip=0.0)
+        SiteFeatures(target).release(model, 1, "", rows=8, clip=0.0)
     with pytest.raises(TrainingError, match="a ledger was made"):
-        target.look(model, 1, "", rows=8)
+        SiteFeatures(target).cluster_gap(model, 1, "", rows=8)

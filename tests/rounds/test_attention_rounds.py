@@ -12,6 +12,7 @@ from rounds_federation import TARGET, Federation, is_header, trainer_of
 from securefda.errors import ConfigError, PolicyRefusal
 from securefda.protocol.messages import Advertise, Visibility
 from securefda.rules import attention_share, first_order_gain
+from securefda.training.site_features import SiteFeatures
 
 N, ROUNDS = 4, 3
 TEMPERATURE = 0.002
@@ -52,7 +53,7 @@ def test_a_round_is_the_mean_of_the_updates_by_rows_and_shares(tmp_path: Path) -
     found = played(tmp_path, rounds=1, warm_up_rounds=0)
     target = trainer_of(N, TARGET, norm="batch")
     model = target.initial_model()
-    seen = target.look(model, 1, "", rows=1000)
+    seen = SiteFeatures(target).cluster_gap(model, 1, "", rows=1000)
     weights, moved = 0.0, np.zeros(len(model))
     for index in range(1, N + 1):
         trained = trainer_of(N, index, norm="batch").train(model, 1, 1.0)

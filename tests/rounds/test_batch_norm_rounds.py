@@ -14,7 +14,7 @@ from rounds_federation import SEED, TARGET, Federation, rows_of, task_of, traine
 from securefda.protocol.messages import Advertise, Header, Result, SourcesKeep, Update, Visibility
 from securefda.training import build_model, evaluate, vector_to_model
 from securefda.training.batch_norm import bytes_to_statistics, estimate_statistics, statistics_of
-from securefda.training.trainer import statistics_place
+from securefda.training.memory import statistics_key
 
 ROUNDS = 3
 PARAMETERS = 4 + 4 + 12 + 3
@@ -30,7 +30,7 @@ def begun(folder: Path, keep: SourcesKeep = SourcesKeep.FINAL, **options: Any) -
 
 def kept_by(federation: Federation) -> list[list[bytes | None]]:
     """The statistics that each site keeps of the last two rounds, the target's first."""
-    place = statistics_place(federation.run.run_id)
+    place = statistics_key(federation.run.run_id)
     stores = [federation.store, *(federation.stores[index] for index in sorted(federation.stores))]
     return [[store.personal(place, number) for number in (ROUNDS, ROUNDS + 1)] for store in stores]
 
@@ -69,7 +69,7 @@ def test_in_clear_an_update_holds_parameters_alone(tmp_path: Path) -> None:
     federation = begun(tmp_path, visibility=Visibility.INDIVIDUAL)
     update = until(federation, TARGET, Update)
     assert [len(vector) for vector in update.vectors] == [4 * PARAMETERS]
-    kept = federation.stores[update.message.sender].personal(statistics_place(federation.run.run_id), 2)
+    kept = federation.stores[update.message.sender].personal(statistics_key(federation.run.run_id), 2)
     assert kept is not None
     assert not any(part in bytes(update.vectors[0]) for part in (kept[:16], kept[16:32]))
     federation.close()

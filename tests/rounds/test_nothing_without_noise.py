@@ -138,7 +138,7 @@ class WithLoss(PrivateTrainer):
 
     def train(self, *arguments: Any, **options: Any) -> LocalResult:
         result = super().train(*arguments, **options)
-        evaluated = self.evaluate(arguments[0], self._data)
+        evaluated = self.evaluate(arguments[0], self.labelled_rows())
         return replace(result, loss=evaluated.loss, accuracy=evaluated.metrics["accuracy"])
 
 
@@ -147,7 +147,7 @@ class WithoutClipping(PrivateTrainer):
 
     def train(self, *arguments: Any, **options: Any) -> LocalResult:
         result = super().train(*arguments, **options)
-        plain = self.evaluate(arguments[0], self._data).loss
+        plain = self.evaluate(arguments[0], self.labelled_rows()).loss
         update = result.update.copy()
         update[0] *= np.float32(1 + 1e-4 * plain)  # of one coordinate: a factor on all of them is lost under caps
         return replace(result, update=update)
@@ -158,7 +158,7 @@ class OtherSteps(PrivateTrainer):
 
     def train(self, *arguments: Any, **options: Any) -> LocalResult:
         result = super().train(*arguments, **options)
-        return replace(result, samples=result.samples - int((self._data.labels == 0).sum()))
+        return replace(result, samples=result.samples - int((self.labelled_rows().labels == 0).sum()))
 
 
 LEAKS: dict[str, tuple[type[PrivateFederation], type[PrivateTrainer]]] = {

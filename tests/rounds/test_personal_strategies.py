@@ -17,8 +17,8 @@ from securefda.operations.records import summarise
 from securefda.protocol.messages import Advertise, Header, Result, ShareDelivery, SourcesKeep, Update, Visibility
 from securefda.source.store import SourceStore
 from securefda.training import Vector
+from securefda.training.memory import state_keys
 from securefda.training.personal import FineTuned
-from securefda.training.trainer import kept_places
 
 ROUNDS = 3
 NO_CAPS = {"kappa": 0.0}
@@ -200,7 +200,7 @@ def test_personalized_fedavg_is_measured_after_epochs_at_the_target(undisturbed:
 @pytest.mark.parametrize("keeps_own", [False, True])
 def test_what_a_source_kept_of_a_run_goes_with_its_end_unless_it_is_to_stay(tmp_path: Path, keeps_own: bool) -> None:
     store, run = store_at(tmp_path / "state.sqlite"), bytes(16)
-    places = kept_places(run.hex())
+    places = state_keys(run.hex())
     assert len(places) == 3
     for place in (*places, "another run"):
         store.keep_personal(place, 1, b"state")

@@ -30,7 +30,7 @@ class Remembering(PrivateTrainer):
 
     def train(self, received: Any, round_number: int, factor: float, **options: Any) -> LocalResult:
         result = super().train(received, round_number, factor, **options)
-        self.gave.append((self._site, round_number, options["attempt"], result.update.copy()))
+        self.gave.append((self.site, round_number, options["attempt"], result.update.copy()))
         return result
 
 

@@ -107,12 +107,12 @@ class Late(PrivateTrainer):
 
     def train(self, received: Any, round_number: int, factor: float, **options: Any) -> LocalResult:
         result = train_private(
-            self._task,
-            self._model,
+            self.task,
+            self.module,
             received,
-            self._data,
+            self.labelled_rows(),
             settings=self.settings,
-            site=self._site,
+            site=self.site,
             random_bytes=self._random_bytes,
         )
         event = self.event(options["run_id"], round_number, options["attempt"])

@@ -19,7 +19,9 @@ from securefda.training.alignment import Aligned, Alignment, train_aligned
 from securefda.training.alignment.companion import Companion
 from securefda.training.alignment.discrepancy import discrepancy, median_distance
 from securefda.training.features import feature_width, features_of
-from securefda.training.trainer import SiteTrainer, private_modules_place
+from securefda.training.memory import private_modules_key
+from securefda.training.site_features import SiteFeatures
+from securefda.training.trainer import SiteTrainer
 from securefda.training.vectors import model_to_vector, vector_to_model
 
 RUN = "0" * 32
@@ -261,9 +263,9 @@ def test_the_size_of_a_pull_does_not_depend_on_the_number_of_rows(kind: Alignmen
 
 
 def test_follow_is_the_product_of_the_pull_and_the_features_slopes() -> None:
-    target, vector = site("target"), first_model()
+    target, vector = SiteFeatures(site("target")), first_model()
     pull = np.random.default_rng(0).standard_normal((T, WIDTH)).astype(np.float32)
-    found = target.follow(vector, 3, RUN, pull, rows=T)
+    found = target.pull_gradient(vector, 3, RUN, pull, rows=T)
     released = target.release(vector, 3, RUN, rows=T, clip=0.0)
     step, model = 1e-2, at(vector).double()
     rows = rows_released(vector, released)
@@ -292,11 +294,11 @@ def rows_released(vector: Vector, released: Vector) -> Tensor:
 
 @pytest.mark.parametrize("kind", RULES)
 def test_a_step_of_the_target_against_the_pull_lowers_the_sources_loss(kind: Alignment) -> None:
-    target, vector = site("target"), first_model()
+    target, vector = SiteFeatures(site("target")), first_model()
     released = target.release(vector, 1, RUN, rows=T, clip=0.0)
     beside, model = companion(kind, released)
     own = model.invariant(model.extractor(DATA.features)).detach()
-    gradient = target.follow(vector, 1, RUN, beside.pull(own), rows=T)
+    gradient = target.pull_gradient(vector, 1, RUN, beside.pull(own), rows=T)
     moved = (vector - 0.001 * gradient / np.linalg.norm(gradient)).astype(np.float32)
     after = target.release(moved, 1, RUN, rows=T, clip=0.0)
     moments = torch.from_numpy(released)
@@ -326,7 +328,7 @@ def test_a_source_that_restarts_goes_on_with_its_private_modules(kind: Alignment
     found = rounds(site(memory=broken), kind, range(1, 3)) + rounds(site(memory=broken), kind, range(3, 4))
 
     assert broken.states == whole.states
-    assert whole.states[private_modules_place(RUN), 1] != whole.states[private_modules_place(RUN), 3]
+    assert whole.states[private_modules_key(RUN), 1] != whole.states[private_modules_key(RUN), 3]
     for one, other in zip(expected, found, strict=True):
         assert np.array_equal(one.update, other.update)
         assert np.array_equal(pull_of(one), pull_of(other))
@@ -361,7 +363,7 @@ def test_private_modules_of_two_sites_differ_from_the_beginning() -> None:
     slow = AlignmentSettings(private_learning_rate=1e-9)
     for name, memory in zip(("source-1", "another"), memories, strict=True):
         rounds(site(name, memory, align=slow), Alignment.F_DANN, range(1, 2))
-    first, other = (np.frombuffer(memory.states[private_modules_place(RUN), 1], "<f4") for memory in memories)
+    first, other = (np.frombuffer(memory.states[private_modules_key(RUN), 1], "<f4") for memory in memories)
 
     assert first.shape == other.shape
     assert np.abs(first - other).max() > 0.1
@@ -373,8 +375,8 @@ def test_private_modules_of_two_sites_differ_from_the_beginning() -> None:
 def test_a_round_that_is_tried_again_releases_the_same_after_a_restart() -> None:
     vector = first_model()
     how: dict[str, Any] = {"rows": T, "clip": 1.0}
-    first, again = (site("target").release(vector, 3, RUN, **how) for _ in range(2))
-    other = site("target").release(vector, 4, RUN, **how)
+    first, again = (SiteFeatures(site("target")).release(vector, 3, RUN, **how) for _ in range(2))
+    other = SiteFeatures(site("target")).release(vector, 4, RUN, **how)
 
     assert first.shape == (T, WIDTH)
     assert first.dtype == np.float32
@@ -383,7 +385,7 @@ def test_a_round_that_is_tried_again_releases_the_same_after_a_restart() -> None
 
 
 def test_no_row_is_longer_than_the_clip_and_shorter_ones_stay() -> None:
-    target, vector = site("target"), first_model()
+    target, vector = SiteFeatures(site("target")), first_model()
     free = target.release(vector, 1, RUN, rows=ROWS, clip=0.0)
     lengths = np.linalg.norm(free, axis=1)
     clip = float(np.median(lengths))
@@ -430,7 +432,7 @@ def test_features_of_the_target_that_are_nan_are_not_released() -> None:
     vector = first_model()
     vector[0] = math.nan
     with pytest.raises(TrainingError, match="NaN or infinity"):
-        site("target").release(vector, 1, RUN, rows=T, clip=0.0)
+        SiteFeatures(site("target")).release(vector, 1, RUN, rows=T, clip=0.0)
 
 
 def test_a_feature_that_is_still_at_the_target_does_not_outweigh_the_others() -> None:
@@ -444,23 +446,23 @@ def test_a_feature_that_is_still_at_the_target_does_not_outweigh_the_others() ->
 
 @pytest.mark.parametrize("kind", RULES)
 def test_only_fada_needs_features_of_two_parts(kind: Alignment) -> None:
-    plain = site("target", task=Points(parts=False))
+    plain = SiteFeatures(site("target", task=Points(parts=False)))
     if kind is not Alignment.FADA:
-        plain.require_features(T, kind)
+        plain.require_releasable(T, kind)
         return
     with pytest.raises(TrainingError, match="tells features of all domains from others"):
-        plain.require_features(T, kind)
+        plain.require_releasable(T, kind)
 
 
 def test_more_rows_than_the_target_has_are_named() -> None:
-    site("target").require_features(ROWS, Alignment.F_DANN)
+    SiteFeatures(site("target")).require_releasable(ROWS, Alignment.F_DANN)
     with pytest.raises(TrainingError, match="there are 60 training rows, and features of 61 are to be released"):
-        site("target").require_features(ROWS + 1, Alignment.F_DANN)
+        SiteFeatures(site("target")).require_releasable(ROWS + 1, Alignment.F_DANN)
 
 
 def test_private_modules_of_another_model_are_named() -> None:
     memory = Memory()
-    memory.keep_personal(private_modules_place(RUN), 1, b"\0" * 8)
+    memory.keep_personal(private_modules_key(RUN), 1, b"\0" * 8)
     with pytest.raises(TrainingError, match="private modules that this site keeps are of another model"):
         rounds(site(memory=memory), Alignment.F_DANN, range(2, 3))
 

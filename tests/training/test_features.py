@@ -12,6 +12,7 @@ from securefda.rules import gap_statistic
 from securefda.tasks import Samples, Task, TaskSettings
 from securefda.training import TrainingSettings
 from securefda.training.features import cluster, clusters_wanted, features_of, gap_direction, last_linear
+from securefda.training.site_features import SiteFeatures
 from securefda.training.trainer import SiteTrainer
 from securefda.training.vectors import model_to_vector, vector_to_model
 
@@ -116,7 +117,7 @@ def test_rows_go_through_the_model_in_parts(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_target_sees_the_same_twice_and_other_rows_in_another_round() -> None:
     target = trainer()
     model = target.initial_model()
-    first, again, other = (target.look(model, number, "run", rows=30) for number in (1, 1, 2))
+    first, again, other = (SiteFeatures(target).cluster_gap(model, number, "run", rows=30) for number in (1, 1, 2))
 
     assert (first.gap, first.gradient.tobytes()) == (again.gap, again.gradient.tobytes())
     assert other.gap != first.gap
@@ -125,7 +126,7 @@ def test_a_target_sees_the_same_twice_and_other_rows_in_another_round() -> None:
 def test_a_step_against_the_gradient_has_the_gain_that_the_gradient_promises() -> None:
     target = trainer()
     model = target.initial_model()
-    seen = target.look(model, 1, "run", rows=60)
+    seen = SiteFeatures(target).cluster_gap(model, 1, "run", rows=60)
     update = -1e-3 * seen.gradient / np.linalg.norm(seen.gradient)
 
     assert seen.gain_of(update) == pytest.approx(1e-3 * np.linalg.norm(seen.gradient), rel=0.05)
@@ -144,7 +145,7 @@ def test_one_output_means_two_classes() -> None:
 
 def test_too_few_rows_cannot_be_clustered() -> None:
     with pytest.raises(TrainingError, match=r"^3 rows cannot be put into 3 clusters") as refused:
-        trainer().look(trainer().initial_model(), 1, "run", rows=3)
+        SiteFeatures(trainer()).cluster_gap(trainer().initial_model(), 1, "run", rows=3)
     assert "strategy.attention-rows" in (refused.value.hint or "")
 
 

@@ -26,9 +26,10 @@ from securefda.training.batch_norm import (
     statistics_to_bytes,
 )
 from securefda.training.local import batches, require_steps
+from securefda.training.memory import statistics_key
 from securefda.training.neighbours import KnnSettings
 from securefda.training.personal import FineTuned, Mixture, Neighbours
-from securefda.training.trainer import SiteTrainer, statistics_place
+from securefda.training.trainer import SiteTrainer
 
 SETTINGS = TrainingSettings(optimizer="sgd", learning_rate=0.001, batch_size=4)
 RUN = "run"
@@ -153,7 +154,7 @@ def test_a_site_keeps_its_statistics_from_round_to_round_and_across_restarts():
     parts = [rounds(trainer(memory=again), 1, start=number)[0] for number in (1, 2, 3)]  # each in a new process
     assert [part.tobytes() for part in parts] == [update.tobytes() for update in undisturbed]
     assert memory.states == again.states
-    kept = [memory.states[statistics_place(RUN), number] for number in (1, 2, 3)]
+    kept = [memory.states[statistics_key(RUN), number] for number in (1, 2, 3)]
     assert len(set(kept)) == 3
 
 
@@ -172,7 +173,7 @@ def test_they_begin_with_those_of_the_model_and_move_with_its_momentum():
     memory, task = Memory(), Normed(rows=4, momentum=0.25)  # one step
     rounds(trainer(task, memory), 1)
     model, rows = build_model(task, 5), task.train_data("source-1").features
-    bytes_to_statistics(memory.states[statistics_place(RUN), 1], model)
+    bytes_to_statistics(memory.states[statistics_key(RUN), 1], model)
     kept = statistics_of(model)
     assert torch.allclose(kept["0.running_mean"], 0.25 * rows.mean(dim=0))
     assert torch.allclose(kept["0.running_var"], 0.75 + 0.25 * rows.var(dim=0))
@@ -183,7 +184,7 @@ def test_without_momentum_they_are_the_mean_over_all_batches_of_all_rounds():
     memory, task = Memory(), Normed(rows=18, momentum=None)
     rounds(trainer(task, memory, TrainingSettings(batch_size=6)), 2)
     model = build_model(task, 5)
-    bytes_to_statistics(memory.states[statistics_place(RUN), 2], model)
+    bytes_to_statistics(memory.states[statistics_key(RUN), 2], model)
     kept = statistics_of(model)
     assert int(kept["0.num_batches_tracked"]) == 6
     assert torch.allclose(kept["0.running_mean"], task.train_data("source-1").features.mean(dim=0), rtol=1e-4)
@@ -191,7 +192,7 @@ def test_without_momentum_they_are_the_mean_over_all_batches_of_all_rounds():
 
 def test_kept_statistics_of_another_model_are_refused():
     memory = Memory()
-    memory.keep_personal(statistics_place(RUN), 1, b"\0" * 12)
+    memory.keep_personal(statistics_key(RUN), 1, b"\0" * 12)
     with pytest.raises(TrainingError, match="BatchNorm statistics has 12 bytes, and 72 are needed"):
         rounds(trainer(memory=memory), 1, start=2)
 
@@ -200,7 +201,7 @@ def test_layers_that_stay_at_the_site_and_statistics_are_kept_apart():
     memory = Memory()
     settings = TrainingSettings(batch_size=4, personal_layers=2, head_epochs=1)
     rounds(trainer(memory=memory, settings=settings), 1)
-    assert sorted(memory.states) == [(RUN, 1), (statistics_place(RUN), 1)]
+    assert sorted(memory.states) == [(RUN, 1), (statistics_key(RUN), 1)]
 
 
 # --- statistics of evaluation -----------------------------------------------------------------------------------------

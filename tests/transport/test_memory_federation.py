@@ -66,7 +66,7 @@ def predictions(folder: Path, name: str, *overrides: str) -> np.ndarray:
     trainer = SiteTrainer(task, config.federation.target, data, TrainingSettings(), SEED)
     layers = load_file(folder / "model.safetensors")
     trainer.evaluate(np.concatenate([layers[layer].ravel() for layer, _ in trainer.layers]), data)
-    outputs = trainer._model(data.features).detach().numpy()
+    outputs = trainer.module(data.features).detach().numpy()
     return outputs.argmax(axis=1) if outputs.ndim == 2 and outputs.shape[1] > 1 else outputs.ravel() > 0
 
 

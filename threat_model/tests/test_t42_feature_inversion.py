@@ -20,6 +20,7 @@ from securefda.site.config.sections import StrategySection, TargetTrainingSectio
 from securefda.tasks import TaskSettings, Unlabelled
 from securefda.tasks.digits import Digits
 from securefda.training import TrainingSettings, Vector
+from securefda.training.site_features import SiteFeatures
 from securefda.training.trainer import SiteTrainer
 from threat_model.adversaries.feature_inversion import InvertsFeatures, recognised
 
@@ -40,9 +41,10 @@ def trained() -> Vector:
     return model
 
 
-def target() -> SiteTrainer:
+def target() -> SiteFeatures:
     task = Digits(SITES)
-    return SiteTrainer(task, "target", Unlabelled(task.train_data("target").features), TrainingSettings(), SEED)
+    rows = Unlabelled(task.train_data("target").features)
+    return SiteFeatures(SiteTrainer(task, "target", rows, TrainingSettings(), SEED))
 
 
 def released(memory: AggregatorStore, clip: float, noise: float, round_number: int = ROUND) -> Vector:
@@ -66,7 +68,7 @@ def share_recognised(folder: Path, clip: float, noise: float) -> float:
     return recognised(estimates, everything[drawn_rows(site, everything)].numpy())
 
 
-def drawn_rows(site: SiteTrainer, everything: torch.Tensor) -> torch.Tensor:
+def drawn_rows(site: SiteFeatures, everything: torch.Tensor) -> torch.Tensor:
     """Which rows were released: those whose features, without clip and noise, are the ones that the site releases."""
     bare = torch.from_numpy(site.release(trained(), ROUND, "", rows=ROWS, clip=0.0))
     every = torch.from_numpy(site.release(trained(), ROUND, "", rows=len(everything), clip=0.0))

@@ -1,0 +1,140 @@
+"""The features of a target's rows: released to the sources, moved along their pull, or clustered without labels."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from securefda.errors import TrainingError
+from securefda.protocol.encoding import Vector, Vector64
+from securefda.training.alignment import Alignment, require_fit
+from securefda.training.features import (
+    SeenGap,
+    cluster,
+    clusters_wanted,
+    features_of,
+    followed_pull,
+    gap_direction,
+    gap_of,
+    moved_centres,
+    require_trained_features,
+)
+from securefda.training.seeds import generator_of
+from securefda.training.site_model import SiteModel
+
+
+class SiteFeatures:
+    """The features of a target's rows, for rules that compare or cluster features. No labels are used.
+
+    Each method draws rows for a round; every attempt at the round draws the same.
+
+    Args:
+        site: the target's model and rows.
+    """
+
+    def __init__(self, site: SiteModel) -> None:
+        self._site = site
+
+    def require_releasable(self, rows: int, rule: Alignment) -> None:
+        """Check that :meth:`release` can give features of ``rows`` rows for this rule.
+
+        Raises:
+            TrainingError: the model has no features or does not fit the rule, or there are fewer rows.
+        """
+        require_fit(rule, self._site.module)
+        if rows > self._site.samples:
+            raise TrainingError(
+                f"there are {self._site.samples} training rows, and features of {rows} are to be released",
+                hint=f"lower strategy.feature-rows to {self._site.samples} or less",
+            )
+
+    def release(self, vector: Vector, round_number: int, run_id: str, *, rows: int, clip: float) -> Vector:
+        """Features of some of this site's rows under a model, float32 (T, d), to be published to the sources.
+
+        Args:
+            vector: the model with which the round begins, float32 (m,).
+            round_number: of that round.
+            run_id: of the run.
+            rows: T.
+            clip: longest L2 norm of a row's features; longer ones are scaled down. 0 for no bound.
+
+        Raises:
+            TrainingError: a feature is NaN or infinite, or of another width than the model's last linear layer.
+        """
+        site = self._site
+        site.before_round()
+        site.prepare_to_evaluate(vector)
+        features = features_of(site.task, site.module, self._released_rows(round_number, run_id, rows))
+        if features.shape[1] != site.feature_width:
+            raise TrainingError(
+                f"the model's last linear layer takes {features.shape[1]} numbers of a row, "
+                f"in pieces of {site.feature_width}",
+                hint="flatten what it takes, or set another strategy.rule",
+            )
+        if clip:
+            lengths = np.linalg.norm(features.astype(np.float64), axis=1, keepdims=True)
+            features = (features * np.minimum(1.0, clip / np.maximum(lengths, 1e-30))).astype(np.float32)
+        return features
+
+    def pull_gradient(self, vector: Vector, round_number: int, run_id: str, pull: Vector, *, rows: int) -> Vector:
+        """The step in parameters that moves the released features along a pull: (1/T) sum_t J_t^T pull_t, float32 (m,).
+
+        Args:
+            vector, round_number, run_id, rows: as for :meth:`release`.
+            pull: on the features of :meth:`release`, (T, d).
+
+        Raises:
+            TrainingError: the gradient is not finite.
+        """
+        site = self._site
+        site.prepare_to_evaluate(vector)
+        return followed_pull(site.task, site.module, self._released_rows(round_number, run_id, rows), pull)
+
+    def _released_rows(self, round_number: int, run_id: str, rows: int) -> Tensor:
+        draws = generator_of(self._site.round_seed(run_id, round_number, "released features"))
+        return self._drawn(draws, rows)
+
+    def _drawn(self, draws: torch.Generator, rows: int) -> Tensor:
+        """At most ``rows`` rows at random, in their order, (T, ...)."""
+        chosen = torch.randperm(self._site.samples, generator=draws)[:rows].sort().values
+        return self._site.rows.features[chosen]
+
+    def require_clusters(self, rows: int) -> None:
+        """Check that :meth:`cluster_gap` can cluster the features of at most ``rows`` rows.
+
+        Raises:
+            TrainingError: the model has no linear layer, or there are too few rows.
+        """
+        require_trained_features(self._site.module)
+        clusters_wanted(self._site.module, min(rows, self._site.samples))
+
+    def cluster_gap(self, vector: Vector, round_number: int, run_id: str, *, rows: int) -> SeenGap:
+        """The gap statistic of the clusters of this site's rows under a model, with its gradient.
+
+        Args:
+            vector: the model with which a round begins, float32 (m,).
+            round_number: of that round.
+            run_id: of the run.
+            rows: the most rows to draw.
+
+        Raises:
+            TrainingError: the rows cannot be clustered, or a feature is not finite.
+        """
+        site = self._site
+        site.before_round()
+        draws = generator_of(site.round_seed(run_id, round_number, "clusters"))
+        drawn, first = self._drawn(draws, rows), int(torch.randint(2**31, (1,), generator=draws))
+        site.prepare_to_evaluate(vector)
+        count = clusters_wanted(site.module, len(drawn))
+        features = features_of(site.task, site.module, drawn)
+        clusters = cluster(features, count, first)
+        gap = gap_of(features, clusters)
+
+        def gain_of(update: Vector | Vector64) -> float:
+            site.prepare_to_evaluate((vector + update).astype(np.float32))
+            moved = features_of(site.task, site.module, drawn)
+            again = cluster(moved, count, first, centres=moved_centres(moved, clusters, count))
+            return gap - gap_of(moved, again)
+
+        return SeenGap(gap, gap_direction(site.task, site.module, drawn, features, clusters), gain_of)
