@@ -347,14 +347,14 @@ NORM_CAP = replaced("scaling to the caps", contribution, "apply_caps", lambda _:
 """Norm reports are exchanged, and no source scales its part of the sum down."""
 
 
-def _with_bare_row(original: Callable[..., bytes]) -> Callable[..., bytes]:
-    def seal_box(key: Secret, address: Any, shares: Any, random_bytes: Any, row: Secret | None = None) -> bytes:
-        return original(key, address, shares, random_bytes) + (row.reveal() if row else b"")
+def _with_bare_report(original: Callable[..., bytes]) -> Callable[..., bytes]:
+    def seal_box(key: Secret, address: Any, shares: Any, random_bytes: Any, report: Secret | None = None) -> bytes:
+        return original(key, address, shares, random_bytes) + (report.reveal() if report else b"")
 
     return seal_box
 
 
-def _of_bare_row(original: Callable[..., Any]) -> Callable[..., Any]:
+def _of_bare_report(original: Callable[..., Any]) -> Callable[..., Any]:
     def open_box(key: Secret, address: Any, box: bytes, report_bytes: int = 0) -> Any:
         shares, _ = original(key, address, box[: len(box) - report_bytes])
         return shares, Secret(box[-report_bytes:]) if report_bytes else None
@@ -362,16 +362,16 @@ def _of_bare_row(original: Callable[..., Any]) -> Callable[..., Any]:
     return open_box
 
 
-SEALED_ROWS = all_of(
+SEALED_REPORTS = all_of(
     "sealing norm reports",
-    replaced("sealing norm reports into boxes", agreement, "seal_box", _with_bare_row),
-    replaced("opening boxes with norm reports", agreement, "open_box", _of_bare_row),
+    replaced("sealing norm reports into boxes", agreement, "seal_box", _with_bare_report),
+    replaced("opening boxes with norm reports", agreement, "open_box", _of_bare_report),
 )
-"""An norm report stands bare beside the sealed shares; its commitment and what is made of it stay as they are."""
+"""A norm report stands bare beside the sealed shares; its commitment and what is made of it stay as they are."""
 
 
 def _counting_all(original: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda rows, *, kappa, others: original(rows, kappa=kappa, others=max(others, len(rows) - 1))
+    return lambda reports, *, kappa, others: original(reports, kappa=kappa, others=max(others, len(reports) - 1))
 
 
 ONLY_THE_SMALLEST_COUNT = replaced("counting the smallest norms alone", norm_caps, "caps_for", _counting_all)
@@ -450,9 +450,9 @@ STATE_PUT_BACK = method_replaced("the count of releases beside the state", Relea
 def _with_secrets_on_disk(original: Callable[..., Any]) -> Callable[..., Any]:
     """The first step, with secrets that are the same whenever the session is begun again: as good as read back."""
 
-    def advertise(session: Any, _: object, row: bytes = b"") -> Any:
+    def advertise(session: Any, _: object, report: bytes = b"") -> Any:
         numbers, name = count(), session.header.envelope.session_id + bytes([session.signer.index])
-        return original(session, lambda length: shake_256(name + bytes([next(numbers)])).digest(length), row)
+        return original(session, lambda length: shake_256(name + bytes([next(numbers)])).digest(length), report)
 
     return advertise
 

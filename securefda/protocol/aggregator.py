@@ -315,7 +315,7 @@ def add_advertise(state: CollectingKeys, signed: Signed[Advertise]) -> Collectin
 
     Raises:
         FaultySourceError: the envelope is wrong; a key repeats another one (KEY_DUPLICATE); a key gives no shared
-            secret (KEY_INVALID); or a commitment to a norm report is missing or was not asked for (KEY_ROW).
+            secret (KEY_INVALID); or a commitment to a norm report is missing or was not asked for (KEY_REPORT).
     """
     session = state.session
     header = session.header.body
@@ -330,7 +330,7 @@ def add_advertise(state: CollectingKeys, signed: Signed[Advertise]) -> Collectin
         raise FaultySourceError(session.name(signed.sender), "KEY_INVALID", str(error)) from None
     fault = report_fault(signed.sender, signed.body, header)
     if fault:
-        raise FaultySourceError(session.name(signed.sender), "KEY_ROW", fault)
+        raise FaultySourceError(session.name(signed.sender), "KEY_REPORT", fault)
     return replace(state, received={**state.received, signed.sender: signed})
 
 

@@ -41,7 +41,7 @@ class Label(Enum):
     SELF_MASK = b"securefda/1/self-mask"
     SHARE_BOX = b"securefda/1/share-box"
     SELF_COMMITMENT = b"securefda/1/self-commitment"
-    REPORT_COMMITMENT = b"securefda/1/row-commitment"
+    REPORT_COMMITMENT = b"securefda/1/report-commitment"
 
 
 class KeyAgreementError(ValueError):

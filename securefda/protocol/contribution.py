@@ -435,13 +435,13 @@ def norm_report(terms: RoundTerms, contribution: Contribution, weight: float) ->
         weight: with which it will be encoded.
 
     Raises:
-        FaultyAggregatorError: HEADER_ENERGY, the header's clips allow a norm beyond float32.
+        FaultyAggregatorError: HEADER_NORM_CAP, the header's clips allow a norm beyond float32.
     """
     sizes, limits = _capped_groups(terms)
     try:
         exact = contribution_norms(contribution.vector, sizes, weight)
     except ValueError as error:
-        raise FaultyAggregatorError("HEADER_ENERGY", str(error)) from None
+        raise FaultyAggregatorError("HEADER_NORM_CAP", str(error)) from None
     return NormReport(exact, norm_codes(exact, sizes, limits))
 
 

@@ -160,7 +160,7 @@ def check_signed_header(
         FaultyAggregatorError: with TYPE, SUITE, SENDER, CONTEXT, SIGNATURE, HEADER_ROSTER, HEADER_RUN, HEADER_REPLAY,
             HEADER_ORDER, RELEASE_FUSE, HEADER_KEEP, HEADER_CHAIN, HEADER_PARTICIPANTS, HEADER_VALIDITY,
             HEADER_ARCHITECTURE, HEADER_RATE, HEADER_TARGET, HEADER_FEATURES, HEADER_COHORT, HEADER_SUM, HEADER_TERMS,
-            HEADER_RANGE, HEADER_MODULUS, HEADER_WRAP, HEADER_THRESHOLD, HEADER_QUORUM, HEADER_ENERGY or HEADER_GRAPH.
+            HEADER_RANGE, HEADER_MODULUS, HEADER_WRAP, HEADER_THRESHOLD, HEADER_QUORUM, HEADER_NORM_CAP or HEADER_GRAPH.
     """
     header = signed.body
     fault = envelope_fault(
@@ -315,7 +315,7 @@ def _check_session_numbers(header: Header, own_index: int, limits: SessionLimits
         if header.norm_cap is not None:  # the norms that count must be there, whichever others drop out or collude
             counted, trusted = header.norm_cap.others, limits.fewest_trusted_at_sum(header, own_index)
             detail = f"norms of {counted} others count, and a sum may hold {trusted} that count"
-            require(counted <= trusted, "HEADER_ENERGY", detail)
+            require(counted <= trusted, "HEADER_NORM_CAP", detail)
     _check_graph(header, limits)
     return encoding
 

@@ -307,19 +307,19 @@ class Step(IntEnum):
 class Advertise:
     """R0: the source's two X25519 public keys of this session, and commitments to what it reveals or shares later.
 
-    ``row_commitment`` is to its norm report, which its share boxes hold; empty where it sends none.
+    ``report_commitment`` is to its norm report, which its share boxes hold; empty where it sends none.
     """
 
     mask_key: bytes
     box_key: bytes
     self_mask_commitment: bytes
     nonce_commitment: bytes
-    row_commitment: bytes = b""
+    report_commitment: bytes = b""
 
     def __post_init__(self) -> None:
         for name in ("mask_key", "box_key", "self_mask_commitment", "nonce_commitment"):
             expect_bytes(getattr(self, name), 32, name)
-        expect(len(self.row_commitment) in (0, 32), "row_commitment must be empty or 32 bytes")
+        expect(len(self.report_commitment) in (0, 32), "report_commitment must be empty or 32 bytes")
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ def check_key_list(key_list: KeyList, *, own: Signed[Advertise], header: Header,
     """R0': U1 is a subset of U0, every key is signed by its owner, all keys differ, and the own keys are unchanged.
 
     Raises:
-        FaultyAggregatorError: KEY_MEMBER, KEY_SIGNATURE, KEY_DUPLICATE, KEY_OWN, KEY_QUORUM or KEY_ROW.
+        FaultyAggregatorError: KEY_MEMBER, KEY_SIGNATURE, KEY_DUPLICATE, KEY_OWN, KEY_QUORUM or KEY_REPORT.
     """
     items = key_list.advertisements
     members = [item.sender for item in items]
@@ -55,7 +55,7 @@ def check_key_list(key_list: KeyList, *, own: Signed[Advertise], header: Header,
     require(len(members) >= header.threshold, "KEY_QUORUM", f"{len(members)} of at least {header.threshold} sources")
     for item in items:
         fault = report_fault(item.sender, item.body, header)
-        require(fault is None, "KEY_ROW", f"of {roster.by_index(item.sender).site_id}: {fault}")
+        require(fault is None, "KEY_REPORT", f"of {roster.by_index(item.sender).site_id}: {fault}")
 
 
 # --- R0' of SFDA-SA/2: the roll, the nonces and the neighbours' keys --------------------------------------------------
@@ -97,7 +97,7 @@ def check_neighbours(
     """The keys are those of this source's neighbours on the ring, match the roll, are signed, and all differ.
 
     Raises:
-        FaultyAggregatorError: KEY_MEMBER, KEY_ROLL, KEY_SIGNATURE, KEY_DUPLICATE or KEY_ROW.
+        FaultyAggregatorError: KEY_MEMBER, KEY_ROLL, KEY_SIGNATURE, KEY_DUPLICATE or KEY_REPORT.
     """
     senders = [item.sender for item in items]
     expected = ring.neighbours(own.sender)
@@ -107,7 +107,7 @@ def check_neighbours(
         require(_is_on_roll(item, roll), "KEY_ROLL", f"advertisement of {name}: not what the roll says")
         fault = _relayed_fault(item, Advertise, own=own, roster=roster)
         require(fault is None, "KEY_SIGNATURE", f"advertisement of {name}: {fault}")
-        require(not item.body.row_commitment, "KEY_ROW", f"of {name}: a commitment to a norm report")
+        require(not item.body.report_commitment, "KEY_REPORT", f"of {name}: a commitment to a norm report")
     require(_keys_differ((own, *items)), "KEY_DUPLICATE", "two keys are equal")
 
 
@@ -280,7 +280,7 @@ def _keys_differ(items: Iterable[Signed[Advertise]]) -> bool:
 def report_fault(sender: int, advertise: Advertise, header: Header) -> str | None:
     """The fault of a commitment to a norm report, or None. With a norm cap, exactly the sources at ``sum`` have one."""
     due = sender in report_readers(header, sender)
-    if bool(advertise.row_commitment) is due:
+    if bool(advertise.report_commitment) is due:
         return None
     return "no commitment to a norm report" if due else "a commitment to a norm report that is not asked for"
 

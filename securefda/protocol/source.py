@@ -252,7 +252,7 @@ def advertise(
             box_key=channel.public,
             self_mask_commitment=agreement.commitment(self_secret, own=index, ctx=session.ctx),
             nonce_commitment=nonce_commitment(nonce.reveal(), own=index, ctx=session.ctx),
-            row_commitment=agreement.report_commitment(opening, own=index, ctx=session.ctx) if opening else b"",
+            report_commitment=agreement.report_commitment(opening, own=index, ctx=session.ctx) if opening else b"",
         ),
     )
     if session.header.body.graph is not None:  # no norm cap holds there, hence no report
@@ -402,9 +402,9 @@ def _open(
     if report is None:
         return pair, b""
     committed = agreement.report_commitment(report, own=box.peer, ctx=session.ctx)
-    if not hmac.compare_digest(committed, state.u1[box.peer].row_commitment):
+    if not hmac.compare_digest(committed, state.u1[box.peer].report_commitment):
         detail = f"the norm report of {name} is not the one that it committed to"
-        raise FaultyAggregatorError("SHARE_ROW", detail, suspect=box.peer)
+        raise FaultyAggregatorError("SHARE_REPORT", detail, suspect=box.peer)
     return pair, report.reveal()[agreement.REPORT_OPENING_BYTES :]
 
 

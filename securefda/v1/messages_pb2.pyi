@@ -818,7 +818,7 @@ class Advertise(_message.Message):
     BOX_KEY_FIELD_NUMBER: _builtins.int
     SELF_MASK_COMMITMENT_FIELD_NUMBER: _builtins.int
     NONCE_COMMITMENT_FIELD_NUMBER: _builtins.int
-    ROW_COMMITMENT_FIELD_NUMBER: _builtins.int
+    REPORT_COMMITMENT_FIELD_NUMBER: _builtins.int
     mask_key: _builtins.bytes
     """X25519 public key of the pairwise masks; 32 bytes."""
     box_key: _builtins.bytes
@@ -827,7 +827,7 @@ class Advertise(_message.Message):
     """Commitment to the self mask seed; 32 bytes."""
     nonce_commitment: _builtins.bytes
     """Commitment to the nonce that the source reveals in R1; 32 bytes."""
-    row_commitment: _builtins.bytes
+    report_commitment: _builtins.bytes
     """Commitment to the norm report in the share boxes; 32 bytes. Empty without a norm cap, or at another level than
     sum.
     """
@@ -838,11 +838,11 @@ class Advertise(_message.Message):
         box_key: _builtins.bytes = ...,
         self_mask_commitment: _builtins.bytes = ...,
         nonce_commitment: _builtins.bytes = ...,
-        row_commitment: _builtins.bytes = ...,
+        report_commitment: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["box_key", b"box_key", "mask_key", b"mask_key", "nonce_commitment", b"nonce_commitment", "row_commitment", b"row_commitment", "self_mask_commitment", b"self_mask_commitment"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["box_key", b"box_key", "mask_key", b"mask_key", "nonce_commitment", b"nonce_commitment", "report_commitment", b"report_commitment", "self_mask_commitment", b"self_mask_commitment"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -337,7 +337,7 @@ class Run:
     def advertise(self, site: str, header: m.Signed[m.Header], place: tuple[int, int, str]) -> m.Signed[m.Advertise]:
         level = header.body.levels[0]
         keys = [digest(kind, site, header.body.round) for kind in ("mask", "box", "self", "nonce")]
-        body = m.Advertise(*keys, row_commitment=keys[0] if level is SUM else b"")  # type: ignore[misc]
+        body = m.Advertise(*keys, report_commitment=keys[0] if level is SUM else b"")  # type: ignore[misc]
         message = sign(site, body, header.envelope.session_id, header.digest())
         self.send(Passing(site, TARGET, message, place))
         return message

@@ -124,15 +124,15 @@ def _committed(commitment: bytes) -> Callable[[Cohort, AnySigned], AnySigned]:
 
     def change(cohort: Cohort, items: list[AnySigned]) -> list[AnySigned]:
         message = _by(COLLUDER, items)
-        return _swapped(items, resigned(message, replace(message.body, row_commitment=commitment)))
+        return _swapped(items, resigned(message, replace(message.body, report_commitment=commitment)))
 
     return _keys(change)
 
 
-def _honest_row_replaced(cohort: Cohort, items: list[AnySigned]) -> list[AnySigned]:
-    """The commitment of an honest source to its row is another one."""
+def _honest_report_replaced(cohort: Cohort, items: list[AnySigned]) -> list[AnySigned]:
+    """The commitment of an honest source to its norm report is another one."""
     honest = _by(4, items)
-    return _swapped(items, forged(honest, TARGET, body=replace(honest.body, row_commitment=STRANGER)))
+    return _swapped(items, forged(honest, TARGET, body=replace(honest.body, report_commitment=STRANGER)))
 
 
 KEY_LIES = [
@@ -163,8 +163,8 @@ KEY_LIES = [
     ),
     Lie("KEY_QUORUM", "fewer than t", KEY_LIST, _keys(lambda c, a: _without({4, 5}, a))),
     Lie("KEY_INVALID", "box key of low order", KEY_LIST, _keys(lambda c, a: _of_colluder(a, box_key=bytes(32)))),
-    Lie("KEY_SIGNATURE", "commitment to a row substituted", KEY_LIST, _keys(_honest_row_replaced)),
-    Lie("KEY_ROW", "no commitment to a row", KEY_LIST, _committed(b"")),
+    Lie("KEY_SIGNATURE", "commitment to a norm report substituted", KEY_LIST, _keys(_honest_report_replaced)),
+    Lie("KEY_REPORT", "no commitment to a norm report", KEY_LIST, _committed(b"")),
 ]
 
 
@@ -193,13 +193,13 @@ def _exchanged(boxes: list[DeliveredBox], field: str = "box") -> list[DeliveredB
     return [*swapped, *rest]
 
 
-def _other_row(cohort: Cohort, boxes: list[DeliveredBox]) -> list[DeliveredBox]:
-    """The colluder seals to the victim another row than it committed to."""
+def _other_report(cohort: Cohort, boxes: list[DeliveredBox]) -> list[DeliveredBox]:
+    """The colluder seals to the victim another norm report than it committed to."""
     phase = cohort.phases[COLLUDER]
     address = BoxAddress(phase.ctx1, COLLUDER, VICTIM)
     key = agreement.box_key(phase.channel, phase.u1[VICTIM].box_key, address)
-    nothing, row = SharePair(Secret(bytes(33)), Secret(bytes(33))), Secret(bytes(report_bytes(cohort.header.body)))
-    box = agreement.seal_box(key, address, nothing, Bytes("other row"), row)
+    nothing, report = SharePair(Secret(bytes(33)), Secret(bytes(33))), Secret(bytes(report_bytes(cohort.header.body)))
+    box = agreement.seal_box(key, address, nothing, Bytes("other report"), report)
     return [replace(one, box=box) if one.peer == COLLUDER else one for one in boxes]
 
 
@@ -217,7 +217,7 @@ SHARE_LIES = [
     Lie("SHARE_BOX", "cut short", DELIVERY, _boxes(lambda c, b: [replace(b[0], box=b[0].box[:-1]), *b[1:]])),
     Lie("SHARE_BOX", "box for another", DELIVERY, _boxes(_for_another)),
     Lie("SHARE_BOX", "two boxes exchanged", DELIVERY, _boxes(lambda c, b: _exchanged(b))),
-    Lie("SHARE_ROW", "another row than a colluder committed to", DELIVERY, _boxes(_other_row)),
+    Lie("SHARE_REPORT", "another norm report than a colluder committed to", DELIVERY, _boxes(_other_report)),
 ]
 
 
@@ -286,7 +286,7 @@ LEVEL_LIES = [
     Lie("SHARE_QUORUM", "fewer in my sum than it opens over", DELIVERY, _boxes(_without_0), MIXED),
     Lie("SURVIVOR_COHORT", "fewer than the quorum of my sum", LISTS, _one_of(SUM), MIXED),
     Lie("SURVIVOR_COHORT", "fewer than the quorum of a cohort that I am not in", LISTS, _one_of(COHORT), MIXED),
-    Lie("KEY_ROW", "a commitment to a row of a source in a cohort", KEY_LIST, _committed(STRANGER), MIXED),
+    Lie("KEY_REPORT", "a commitment to a norm report of a source in a cohort", KEY_LIST, _committed(STRANGER), MIXED),
 ]
 
 

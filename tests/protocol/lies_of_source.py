@@ -64,7 +64,7 @@ def _key_of_another(cohort: Cohort, message: AnySigned) -> bytes:
 
 
 def _committed(commitment: bytes) -> Callable[[Cohort, AnySigned], AnySigned]:
-    return lambda c, m: resigned(m, replace(m.body, row_commitment=commitment))
+    return lambda c, m: resigned(m, replace(m.body, report_commitment=commitment))
 
 
 def _boxes(change: Callable[[list[Any]], list[Any]]) -> Callable[[Cohort, AnySigned], AnySigned]:
@@ -93,7 +93,7 @@ LIES = [
     SourceLie("KEY_DUPLICATE", "mask key of another as box key", KEYS, _keys(box_key=_key_of_another)),
     SourceLie("KEY_INVALID", "mask key of low order", KEYS, _keys(mask_key=lambda c, m: bytes(32))),
     SourceLie("KEY_INVALID", "box key of low order", KEYS, _keys(box_key=lambda c, m: b"\1" + bytes(31))),
-    SourceLie("KEY_ROW", "no commitment to a row", KEYS, _committed(b"")),
+    SourceLie("KEY_REPORT", "no commitment to a norm report", KEYS, _committed(b"")),
     SourceLie("SHARE_NONCE", "another nonce", SHARES, lambda c, m: resigned(m, replace(m.body, nonce=bytes(32)))),
     SourceLie("SHARE_BOX", "a box cut short", SHARES, _boxes(lambda b: [replace(b[0], box=b[0].box[:-1]), *b[1:]])),
     SourceLie("SHARE_RECIPIENTS", "no box for one", SHARES, _boxes(lambda b: b[1:])),

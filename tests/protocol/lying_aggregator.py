@@ -75,22 +75,22 @@ class Colluder:
         ctx = self.header.digest()
         commitment = nonce_commitment(self.nonce, own=self.index, ctx=ctx)
         header = self.header.body
-        row = (
-            report_commitment(self._row, own=self.index, ctx=ctx)
+        to_report = (
+            report_commitment(self._report, own=self.index, ctx=ctx)
             if self.index in report_readers(header, self.index)
             else b""
         )
-        return self._sign(ctx, Advertise(self.mask_pair.public, self.channel.public, bytes(32), commitment, row))
+        return self._sign(ctx, Advertise(self.mask_pair.public, self.channel.public, bytes(32), commitment, to_report))
 
     @property
-    def _row(self) -> Secret:
+    def _report(self) -> Secret:
         return Secret(bytes(report_bytes(self.header.body)))
 
     def box(self, ctx1: bytes, recipient: int, box_key: bytes) -> DeliveredBox:
         address = BoxAddress(ctx1, self.index, recipient)
         key = agreement.box_key(self.channel, box_key, address)
-        row = self._row if recipient in report_readers(self.header.body, self.index) else None
-        sealed = agreement.seal_box(key, address, NO_SHARES, Bytes("box", self.index, recipient, ctx1), row)
+        report = self._report if recipient in report_readers(self.header.body, self.index) else None
+        sealed = agreement.seal_box(key, address, NO_SHARES, Bytes("box", self.index, recipient, ctx1), report)
         return DeliveredBox(self.index, sealed, self.nonce)
 
     def input(self, ctx2: bytes, digest: bytes) -> AnySigned:

@@ -143,8 +143,8 @@ class SourceUnderTest:
 
     def start(self) -> dict[str, str]:
         """R0."""
-        row = bytes.fromhex(self._fields["row"])
-        self.phase, message = src.advertise(self._session, self._random, row)
+        report = bytes.fromhex(self._fields["report"])
+        self.phase, message = src.advertise(self._session, self._random, report)
         return sent(message)
 
     def receive(self, entry: Entry) -> dict[str, str] | None:

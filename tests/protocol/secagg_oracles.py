@@ -163,18 +163,18 @@ def chi_square(counts: Sequence[int]) -> float:
     return sum((count - expected) ** 2 for count in counts) / expected
 
 
-def largest_cap(rows: list[float], kappa: float, others: int) -> Fraction:
+def largest_cap(norms: list[float], kappa: float, others: int) -> Fraction:
     """The largest cap of a layer under the norm cap, by halving.
 
-    It asks at each cap whether what the k smallest rows show is enough beside a part as long as the cap, in exact
+    It asks at each cap whether what the k smallest norms show is enough beside a part as long as the cap, in exact
     numbers; the result is 2^-100 below at most.
     """
-    smallest = sorted(map(Fraction, rows))[:others]
+    smallest = sorted(map(Fraction, norms))[:others]
 
     def holds(cap: Fraction) -> bool:
-        return sum(min(row, cap) ** 2 for row in smallest) >= Fraction(kappa) * cap**2
+        return sum(min(norm, cap) ** 2 for norm in smallest) >= Fraction(kappa) * cap**2
 
-    if len(rows) <= others:
+    if len(norms) <= others:
         return Fraction(0)
     low, high = Fraction(0), Fraction(1)
     while holds(high):

@@ -265,10 +265,10 @@ class Source:
     def __init__(self, own: int, draws: list[bytes], ctx: bytes, codes: bytes) -> None:
         self.own, self.ctx = own, ctx
         self.master, self.self_secret, self.channel, self.nonce = draws[:4]
-        self.row = draws[4] + codes if codes else b""
+        self.report = draws[4] + codes if codes else b""
         self.rest = draws[5:] if codes else draws[4:]
-        preimage = oracle.fields(b"securefda/1/row-commitment", ctx, own, self.row)
-        self.row_commitment = hashlib.sha256(preimage).digest() if codes else b""
+        preimage = oracle.fields(b"securefda/1/report-commitment", ctx, own, self.report)
+        self.report_commitment = hashlib.sha256(preimage).digest() if codes else b""
         self.mask_private = derive(self.master, ctx, "mask-sk", own)
         self.mask_key, self.box_key = public(self.mask_private), public(self.channel)
         preimage = oracle.fields(b"securefda/1/self-commitment", ctx, own, self.self_secret)
@@ -278,7 +278,7 @@ class Source:
     def advertise(self) -> bytes:
         keys = (self.mask_key, self.box_key, self.self_mask_commitment, self.nonce_commitment)
         body = b"".join(put(number, value) for number, value in enumerate(keys, start=1))
-        return body + put(6, self.row_commitment)
+        return body + put(6, self.report_commitment)
 
     def deal(self, threshold: int, u1: list[int]) -> dict[int, tuple[bytes, bytes]]:
         """For each holder its share of the master secret and of the self secret."""
@@ -301,7 +301,8 @@ class Source:
 
     def box(self, peer: Source, shares: tuple[bytes, bytes], ctx1: bytes) -> bytes:
         nonce = self.rest.pop(0)
-        plaintext = ctx1 + index(self.own) + index(peer.own) + shares[0] + shares[1] + (self.row if peer.row else b"")
+        report = self.report if peer.report else b""
+        plaintext = ctx1 + index(self.own) + index(peer.own) + shares[0] + shares[1] + report
         associated = oracle.fields(b"securefda/1/share-box", ctx1, self.own, peer.own)
         return nonce + oracle.aes_gcm(self.channel_key(peer, ctx1), nonce, plaintext, associated)
 
@@ -317,7 +318,7 @@ class Replica:
     """A whole session: every site of it, and the list of what they send.
 
     Args:
-        one: a session of ``sessions.json``; of its sources only ``random``, ``row``, ``input``, ``tail`` and
+        one: a session of ``sessions.json``; of its sources only ``random``, ``report``, ``input``, ``tail`` and
             ``rounding`` are read.
         arrives: whether a message (type, sender) reaches the aggregator.
     """
@@ -348,7 +349,7 @@ class Replica:
 
     @staticmethod
     def _given(fields: Mapping[str, Any], ctx: bytes) -> tuple[list[bytes], bytes, bytes]:
-        return [bytes.fromhex(draw) for draw in fields["random"]], ctx, bytes.fromhex(fields["row"])
+        return [bytes.fromhex(draw) for draw in fields["random"]], ctx, bytes.fromhex(fields["report"])
 
     def _send(self, kind: str, sender: int, to: list[int], context: bytes, body: bytes, **more: Any) -> bytes:
         """Sign and note a message; returns it as one travels, or nothing where it is lost."""

@@ -7,8 +7,8 @@
   lies. A sum beyond the range is between all that are in it.
 - By the aggregator, for the outside of a message or its place: liars, and sources with a bent channel. A channel is
   bent when the network repeats, reorders, alters or replays messages on it, which TLS keeps a network from.
-- By an honest source: the dealer of a box that does not open, or holds another row than its dealer committed to, if
-  that is a liar. The aggregator, which relays everything, only where the source's own channel is bent or a deadline
+- By an honest source: the dealer of a box that does not open, or holds another norm report than the one committed to,
+  if that is a liar. The aggregator, which relays everything, only where the source's own channel is bent or a deadline
   passed.
 
 Losing and delaying messages bends nothing, and nobody is accused for it but of a missed deadline.
@@ -108,5 +108,5 @@ class Accusations:
         if isinstance(alarm, PolicyRefusal):
             must(index in self.bent, f"the policy of source {index} refuses an honest header: {alarm}")
         elif isinstance(alarm, FaultyAggregatorError):
-            fair = index in self.bent or (alarm.check in ("SHARE_BOX", "SHARE_ROW") and alarm.suspect in self.liars)
+            fair = index in self.bent or (alarm.check in ("SHARE_BOX", "SHARE_REPORT") and alarm.suspect in self.liars)
             must(fair or alarm.check == "DEADLINE", f"source {index} accuses an honest aggregator: {alarm}")

@@ -123,12 +123,12 @@ def keys(scene: Scene) -> Parcel:
         {"mask_key": body.box_key, "box_key": body.mask_key},
         *({name: key} for key in known for name in ("mask_key", "box_key")),
     ]
-    commitments: list[dict[str, Any]] = [{"row_commitment": value} for value in (b"", STRANGER)]
-    how = scene.any_of("keys", "row", "commitment")
-    if how == "row" and body.row_commitment:
+    commitments: list[dict[str, Any]] = [{"report_commitment": value} for value in (b"", STRANGER)]
+    how = scene.any_of("keys", "report", "commitment")
+    if how == "report" and body.report_commitment:
         report = Secret(STRANGER + bytes([scene.any_of(255, 252, 251, 0)]))
         committed = report_commitment(report, own=scene.message.sender, ctx=scene.message.envelope.context)
-        lie = scene.with_body(replace(body, row_commitment=committed))
+        lie = scene.with_body(replace(body, report_commitment=committed))
         scene.liar.pretend(report=report)
     else:
         lie = scene.with_body(replace(body, **scene.any_of(*(commitments if how == "commitment" else choices))))

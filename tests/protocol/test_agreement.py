@@ -151,9 +151,9 @@ def test_box_returns_every_pair_of_shares(values: tuple[int, int]) -> None:
 
 
 @given(report=st.binary(min_size=1, max_size=200))
-def test_box_returns_its_row_and_opens_at_no_other_length(report: bytes) -> None:
+def test_box_returns_its_norm_report_and_opens_at_no_other_length(report: bytes) -> None:
     address = BoxAddress(CTX, 0, 1)
-    box = agreement.seal_box(MASTER, address, SHARES, oracle.tape("row"), Secret(report))
+    box = agreement.seal_box(MASTER, address, SHARES, oracle.tape("report"), Secret(report))
     assert len(box) == BOX_BYTES + len(report)
     assert agreement.open_box(MASTER, address, box, len(report)) == (SHARES, Secret(report))
     for other in (0, len(report) - 1, len(report) + 1):
@@ -162,7 +162,7 @@ def test_box_returns_its_row_and_opens_at_no_other_length(report: bytes) -> None
                 agreement.open_box(MASTER, address, box, other)
 
 
-def test_commitment_to_a_row_binds_row_owner_and_session() -> None:
+def test_commitment_binds_norm_report_owner_and_session() -> None:
     report = Secret(bytes(32) + b"codes")
     usual = agreement.report_commitment(report, own=1, ctx=CTX)
     others = (

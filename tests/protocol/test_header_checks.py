@@ -281,7 +281,7 @@ LIES = [
     HeaderLie("HEADER_SUM", "a sum beside a cohort that opens over more than it has", {**MIXED, "sum_quorum": 4}),
     HeaderLie("HEADER_SUM", "a sum of one beside cohorts", {**MIXED, "levels": (COHORT, SUM, COHORT, COHORT, COHORT)}),
     *(
-        HeaderLie("HEADER_ENERGY", claim, {"norm_cap": NormCapTerms(1.0, others, Granularity.LAYER)}, limits=limits)
+        HeaderLie("HEADER_NORM_CAP", claim, {"norm_cap": NormCapTerms(1.0, others, Granularity.LAYER)}, limits=limits)
         for claim, others, limits in (
             ("of all others though one may be lost", 4, limits_of(N)),
             ("of one that may collude", 3, limits_of(N, max_colluders=1)),
@@ -290,7 +290,7 @@ LIES = [
         )
     ),
     HeaderLie(
-        "HEADER_ENERGY",
+        "HEADER_NORM_CAP",
         "of more than a sum beside a cohort must hold",
         {**MIXED, "norm_cap": NormCapTerms(1.0, 2, Granularity.MODEL)},
     ),

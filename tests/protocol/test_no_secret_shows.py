@@ -63,8 +63,8 @@ def test_no_phase_or_message_of_a_session_shows_a_secret() -> None:
         watched.cohort.close()
         found.append(len(watched.secrets))
     assert found == sorted(found)
-    identities, drawn, rows, shares = 7, 3 * 6, 6, 2 * 6 * 6  # shares: two of each of six owners, at six holders
-    assert found[-1] == identities + drawn + rows + shares
+    identities, drawn, reports, shares = 7, 3 * 6, 6, 2 * 6 * 6  # shares: two of each of six owners, at six holders
+    assert found[-1] == identities + drawn + reports + shares
 
 
 def test_unmasking_message_shows_no_share_but_carries_it() -> None:

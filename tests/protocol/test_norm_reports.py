@@ -25,12 +25,12 @@ def header(granularity: Granularity | None) -> Header:
     return header_body(5, **{**MIXED["changes"], "norm_cap": norm_cap})
 
 
-def advertised(row_commitment: bytes) -> Advertise:
-    return Advertise(*(bytes([number]) * 32 for number in range(4)), row_commitment)
+def advertised(report_commitment: bytes) -> Advertise:
+    return Advertise(*(bytes([number]) * 32 for number in range(4)), report_commitment)
 
 
 @pytest.mark.parametrize("granularity", [*Granularity, None])
-def test_a_commitment_is_there_exactly_where_a_row_is_due(granularity: Granularity | None) -> None:
+def test_a_commitment_is_there_exactly_where_a_report_is_due(granularity: Granularity | None) -> None:
     asked = header(granularity)
     assert (report_fault(AT_SUM, advertised(bytes(32)), asked) is None) is (granularity is not None)
     assert (report_fault(AT_SUM, advertised(b""), asked) is None) is (granularity is None)
@@ -40,11 +40,11 @@ def test_a_commitment_is_there_exactly_where_a_row_is_due(granularity: Granulari
 
 @pytest.mark.parametrize("length", [1, 31, 33])
 def test_commitment_has_32_bytes_or_none(length: int) -> None:
-    with pytest.raises(ValueError, match="row_commitment must be empty or 32 bytes"):
+    with pytest.raises(ValueError, match="report_commitment must be empty or 32 bytes"):
         advertised(bytes(length))
 
 
-def test_rows_are_sealed_to_the_sources_of_the_sum_alone_and_nobody_else_sees_a_byte() -> None:
+def test_reports_are_sealed_to_the_sources_of_the_sum_alone_and_nobody_else_sees_a_byte() -> None:
     cohort = Cohort(5, **MIXED).until(1)
     asked = cohort.header.body
     members = set(asked.at(Visibility.SUM))
@@ -78,8 +78,8 @@ def test_aggregator_refuses_a_commitment_that_is_not_due_or_missing_and_nothing_
     cohort.collect()
     before = cohort.aggregator
     with pytest.raises(FaultySourceError) as refused:
-        cohort.add(over_the_wire(resigned(honest, replace(honest.body, row_commitment=commitment))))
-    assert (refused.value.source_id, refused.value.check) == (f"source-{liar}", "KEY_ROW")
+        cohort.add(over_the_wire(resigned(honest, replace(honest.body, report_commitment=commitment))))
+    assert (refused.value.source_id, refused.value.check) == (f"source-{liar}", "KEY_REPORT")
     assert cohort.aggregator is before
     cohort.aggregator = cohort.add(honest)
     assert_sum_is_exact(cohort, {})
@@ -96,20 +96,20 @@ def with_report(cohort: Cohort, bundle: Signed[ShareBundle], recipient: int, rep
     return resigned(bundle, replace(bundle.body, boxes=boxes))
 
 
-def test_source_that_shows_one_of_the_others_another_row_than_it_committed_to_is_suspected_by_that_one() -> None:
+def test_source_that_shows_one_of_the_others_another_report_than_it_committed_to_is_suspected_by_that_one() -> None:
     cohort = Cohort(5, **MIXED).until(1)
     length = cohort.header.body.norm_report_length
     lie = with_report(cohort, cohort.outbox[COLLUDER], AT_SUM, bytes(REPORT_OPENING_BYTES + length))
     cohort.outbox[COLLUDER] = lie
     with pytest.raises(FaultyAggregatorError) as refused:
         ready_to_mask(cohort, AT_SUM)
-    assert (refused.value.check, refused.value.suspect) == ("SHARE_ROW", COLLUDER)
+    assert (refused.value.check, refused.value.suspect) == ("SHARE_REPORT", COLLUDER)
     others = [index for index in cohort.indices if index not in (AT_SUM, COLLUDER)]
     assert all(ready_to_mask(cohort, index) for index in others)
 
 
 @pytest.mark.parametrize("length", [-1, 1])
-def test_aggregator_refuses_a_box_with_a_row_of_another_length(length: int) -> None:
+def test_aggregator_refuses_a_box_with_a_report_of_another_length(length: int) -> None:
     cohort = Cohort(5, **MIXED).until(1)
     report = bytes(report_bytes(cohort.header.body) + length)
     lie = with_report(cohort, cohort.outbox[COLLUDER], AT_SUM, report)

@@ -221,7 +221,7 @@ COLLUDER = 4
 
 
 @pytest.mark.parametrize(
-    ("changes", "check"), [({"box_key": bytes(32)}, "KEY_INVALID"), ({"row_commitment": bytes(32)}, "KEY_ROW")]
+    ("changes", "check"), [({"box_key": bytes(32)}, "KEY_INVALID"), ({"report_commitment": bytes(32)}, "KEY_REPORT")]
 )
 def test_neighbour_whose_signed_keys_are_no_keys_is_refused(changes: dict[str, bytes], check: str) -> None:
     own = session().until(0).outbox[COLLUDER]

@@ -87,9 +87,9 @@ def test_every_key_share_and_seed_of_a_source_is_the_published_one(name: str) ->
             rounding = bytes.fromhex(published["rounding"])
             found["encoded"] = other.terms.to_bytes(other.terms.encode(reals, rounding)).hex()
             found["masked"] = other.inputs[source.own].hex()
-        if source.row:
-            found["row_commitment"] = source.row_commitment.hex()
-        given = {"random", "row", "norms", "input", "tail", "rounding"}
+        if source.report:
+            found["report_commitment"] = source.report_commitment.hex()
+        given = {"random", "report", "norms", "input", "tail", "rounding"}
         assert found == {field: value for field, value in published.items() if field not in given}
         assert source.rest == []
 
@@ -115,21 +115,21 @@ def grid_of(one: Any) -> list[tuple[int, float]]:
     return [(sum(size for size, _ in pairs), math.sqrt(sum(size * clip**2 for size, clip in pairs)))]
 
 
-def rows_of(one: Any) -> dict[int, list[float]]:
+def norms_reported(one: Any) -> dict[int, list[float]]:
     """What the norm reports of those say whose shares arrived."""
     came = {entry["from"] for entry in one["messages"] if entry["type"] == "ShareBundle" and entry["arrives"]}
-    codes = {int(own): bytes.fromhex(fields["row"]) for own, fields in one["sources"].items()}
+    codes = {int(own): bytes.fromhex(fields["report"]) for own, fields in one["sources"].items()}
     return {
-        own: [second_implementation.norm_cap_of(code, *of) for code, of in zip(row, grid_of(one), strict=True)]
-        for own, row in codes.items()
-        if row and own in came
+        own: [second_implementation.norm_cap_of(code, *of) for code, of in zip(report, grid_of(one), strict=True)]
+        for own, report in codes.items()
+        if report and own in came
     }
 
 
 @pytest.mark.parametrize("name", CAPPED)
 def test_caps_are_the_largest_under_which_no_source_dwarfs_the_others(name: str) -> None:
     one, terms = session(name), session(name)["header_fields"]["norm_cap"]
-    columns = list(zip(*rows_of(one).values(), strict=True))
+    columns = list(zip(*norms_reported(one).values(), strict=True))
     assert len(one["caps"]) == len(columns)
     for text, column in zip(one["caps"], columns, strict=True):
         cap = secagg_oracles.largest_cap(list(column), terms["kappa"], terms["others"])
@@ -137,11 +137,11 @@ def test_caps_are_the_largest_under_which_no_source_dwarfs_the_others(name: str)
 
 
 @pytest.mark.parametrize("name", CAPPED)
-def test_rows_say_the_norms_rounded_down_by_less_than_a_step(name: str) -> None:
+def test_reports_say_the_norms_rounded_down_by_less_than_a_step(name: str) -> None:
     one = session(name)
-    for own, row in rows_of(one).items():
+    for own, report in norms_reported(one).items():
         norms = [float.fromhex(text) for text in one["sources"][str(own)]["norms"]]
-        for said, norm, (size, _) in zip(row, norms, grid_of(one), strict=True):
+        for said, norm, (size, _) in zip(report, norms, grid_of(one), strict=True):
             assert said <= norm < said * 2 ** (1 / 2 if size < 256 else 1 / 4)
 
 
@@ -150,14 +150,14 @@ def test_input_of_every_source_of_the_sum_is_within_its_norms_and_the_caps(name:
     one = session(name)
     sizes = [math.prod(layer["shape"]) for layer in one["header_fields"]["layers"]]
     caps = [float.fromhex(text) for text in one["caps"]]
-    for own in rows_of(one):
+    for own in norms_reported(one):
         if "input" not in one["sources"][str(own)]:
             continue
-        row = [float.fromhex(text) for text in one["sources"][str(own)]["norms"]]
+        own_norms = [float.fromhex(text) for text in one["sources"][str(own)]["norms"]]
         numbers = [float.fromhex(text) for text in one["sources"][str(own)]["input"]]
-        ends = list(itertools.accumulate(sizes if len(row) > 1 else [sum(sizes)]))
+        ends = list(itertools.accumulate(sizes if len(own_norms) > 1 else [sum(sizes)]))
         parts = [numbers[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-        assert [math.hypot(*part) for part in parts] == pytest.approx(list(map(min, row, caps)), rel=1e-6)
+        assert [math.hypot(*part) for part in parts] == pytest.approx(list(map(min, own_norms, caps)), rel=1e-6)
 
 
 def test_sessions_cover_caps_that_bind_and_caps_that_do_not() -> None:

@@ -244,7 +244,7 @@ def test_sum_is_that_of_all_parts_scaled_to_the_caps_of_a_row_that_is_not_true(c
         message = net.up[liar].popleft().read().message
         report = Secret(bytes(REPORT_OPENING_BYTES) + bytes([code]))
         committed = report_commitment(report, own=liar, ctx=message.envelope.context)
-        lie = resigned(message, replace(message.body, row_commitment=committed))
+        lie = resigned(message, replace(message.body, report_commitment=committed))
         net.liars[liar].pretend(own=lie, report=report)
         net.up[liar].appendleft(UnderWay.of(liar, TARGET, Parcel(lie)))
         net.finish()

@@ -130,7 +130,7 @@ def _public(advertise: Advertise) -> tuple[bytes, ...]:
         advertise.box_key,
         advertise.self_mask_commitment,
         advertise.nonce_commitment,
-        advertise.row_commitment,
+        advertise.report_commitment,
     )
 
 

@@ -41,12 +41,12 @@ class Seen:
 
 
 def sizes_of(header: Header, sites: Trained) -> tuple[int, ...]:
-    """Parameters behind each number of a row."""
+    """Parameters behind each number of a norm report."""
     return sites.layers if len(header.layers) == header.norm_report_length else (sum(sites.layers),)
 
 
 def rounded_down(header: Header, sizes: tuple[int, ...], norms: Vector64) -> Vector64:
-    """A row as the other sources see it."""
+    """A norm report as the other sources see it."""
     squares = [layer.clip**2 * layer.size for layer in header.layers]
     limits = np.sqrt(squares if len(sizes) > 1 else [sum(squares)])
     return norms_of(norm_codes(norms, sizes, limits), sizes, limits)
@@ -54,8 +54,8 @@ def rounded_down(header: Header, sizes: tuple[int, ...], norms: Vector64) -> Vec
 
 def caps_of(header: Header, sizes: tuple[int, ...], norms: dict[int, Vector64]) -> Vector64:
     assert header.norm_cap is not None
-    rows = [rounded_down(header, sizes, one) for one in norms.values()]
-    return caps_for(rows, kappa=header.norm_cap.kappa, others=header.norm_cap.others)
+    reports = [rounded_down(header, sizes, one) for one in norms.values()]
+    return caps_for(reports, kappa=header.norm_cap.kappa, others=header.norm_cap.others)
 
 
 def play(federation: Federation) -> Federation:
@@ -100,7 +100,7 @@ def capped_update(
     filtered: bool = True,
     lost: tuple[int, ...] = (),
 ) -> Vector64:
-    """The round's update by the definition, each source's part of a layer scaled down to the caps of all rows."""
+    """The round's update by the definition: each layer of a contribution is scaled to the caps of all reports."""
     sizes = sizes_of(header, sites)
     vectors, keep = contributions(rule, sites, filtered)
     norms = {
@@ -245,7 +245,7 @@ def test_rows_travel_between_those_at_sum_alone(tmp_path: Path) -> None:
     at_sum = {index for index, level in permits.items() if level is SUM}
     assert with_rows(federation) == {index: at_sum - {index} if index in at_sum else set() for index in permits}
     committed = {
-        message.sender: bool(message.body.row_commitment)
+        message.sender: bool(message.body.report_commitment)
         for *_, message in federation.passed
         if isinstance(message.body, Advertise)
     }

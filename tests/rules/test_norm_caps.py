@@ -19,7 +19,7 @@ from securefda.rules import caps_for, contribution_norms, norm_codes, norms_of, 
 
 ROUNDING = Fraction(1, 10**12)
 NORMS = st.one_of(
-    st.sampled_from([0.0, 1.0, 2.0]),  # zeros and equal rows
+    st.sampled_from([0.0, 1.0, 2.0]),  # zeros and equal reports
     st.floats(2.0**-10, 2.0**10, width=32),
     st.floats(0, 2.0**100, width=32),
 )
@@ -33,26 +33,26 @@ def tables(least: int = 2, most: int = 8, layers: int = 3):
 
 @st.composite
 def rules(draw, least: int = 2, most: int = 8):
-    """Rows of some sources, kappa, and how many others count."""
-    rows = draw(tables(least, most))
-    return rows, draw(KAPPAS), draw(st.integers(1, len(rows) - 1))
+    """Norm reports of some sources, kappa, and how many others count."""
+    reports = draw(tables(least, most))
+    return reports, draw(KAPPAS), draw(st.integers(1, len(reports) - 1))
 
 
 @given(rule=rules())
 def test_caps_are_feasible(rule):
-    rows, kappa, others = rule
+    reports, kappa, others = rule
 
-    for column, cap in zip(rows.T, caps_for(rows, kappa=kappa, others=others), strict=True):
+    for column, cap in zip(reports.T, caps_for(reports, kappa=kappa, others=others), strict=True):
         assert definitions.norm_cap_holds(column, cap, kappa * (1 - ROUNDING), others)
 
 
 @given(rule=rules())
 def test_no_larger_cap_is_feasible(rule):
-    rows, kappa, others = rule
+    reports, kappa, others = rule
 
-    for column, cap in zip(rows.T, caps_for(rows, kappa=kappa, others=others), strict=True):
+    for column, cap in zip(reports.T, caps_for(reports, kappa=kappa, others=others), strict=True):
         if cap >= max(column):
-            continue  # the rows are below it
+            continue  # the reports are below it
         if cap == 0:
             beyond = [min(float(value) for value in column if value > 0) / 1e9, 1.0, np.inf]
         else:
@@ -63,11 +63,11 @@ def test_no_larger_cap_is_feasible(rule):
 
 @given(data=st.data(), rule=rules())
 def test_rule_holds_for_norms_that_are_larger_than_the_rows_say(data, rule):
-    """Rows are rounded down; a part is scaled to the cap by its own exact norm, however much above its row that is."""
-    rows, kappa, others = rule
-    norms = rows * (1 + data.draw(st_numpy.arrays(np.float64, rows.shape, elements=st.floats(0, 1))))
+    """Reports are rounded down; each contribution is scaled to the cap by its exact norm, however far above that is."""
+    reports, kappa, others = rule
+    norms = reports * (1 + data.draw(st_numpy.arrays(np.float64, reports.shape, elements=st.floats(0, 1))))
 
-    capped = np.minimum(norms, caps_for(rows, kappa=kappa, others=others))
+    capped = np.minimum(norms, caps_for(reports, kappa=kappa, others=others))
 
     for column in capped.T:
         squares = [Fraction(value) ** 2 for value in column.tolist()]
@@ -76,10 +76,10 @@ def test_rule_holds_for_norms_that_are_larger_than_the_rows_say(data, rule):
 
 @given(rule=rules(), seed=st.integers(0, 10**6))
 def test_caps_are_the_same_to_the_last_bit_in_whatever_order_the_rows_come(rule, seed):
-    rows, kappa, others = rule
-    shuffled = np.random.default_rng(seed).permutation(rows, axis=0)
+    reports, kappa, others = rule
+    shuffled = np.random.default_rng(seed).permutation(reports, axis=0)
 
-    caps = caps_for(rows, kappa=kappa, others=others)
+    caps = caps_for(reports, kappa=kappa, others=others)
 
     assert caps_for(shuffled, kappa=kappa, others=others).tobytes() == caps.tobytes()
 
@@ -87,55 +87,60 @@ def test_caps_are_the_same_to_the_last_bit_in_whatever_order_the_rows_come(rule,
 @given(seed=st.integers(0, 10**6))
 def test_caps_of_a_hundred_sources_do_not_depend_on_order_layout_or_type(seed):
     generator = np.random.default_rng(seed)
-    rows = np.exp(generator.normal(scale=3, size=(100, 5))).astype(np.float32)
-    shuffled = generator.permutation(rows, axis=0)
-    other_layouts = (shuffled, np.asfortranarray(rows), rows.astype(np.float64), tuple(map(tuple, shuffled.tolist())))
+    reports = np.exp(generator.normal(scale=3, size=(100, 5))).astype(np.float32)
+    shuffled = generator.permutation(reports, axis=0)
+    other_layouts = (
+        shuffled,
+        np.asfortranarray(reports),
+        reports.astype(np.float64),
+        tuple(map(tuple, shuffled.tolist())),
+    )
 
-    caps = caps_for(rows, kappa=1.0, others=60)
+    caps = caps_for(reports, kappa=1.0, others=60)
 
     assert {caps_for(other, kappa=1.0, others=60).tobytes() for other in other_layouts} == {caps.tobytes()}
     for index in range(5):
-        assert caps_for(rows[:, index : index + 1], kappa=1.0, others=60)[0] == caps[index]
+        assert caps_for(reports[:, index : index + 1], kappa=1.0, others=60)[0] == caps[index]
 
 
 @given(rule=rules(), power=st.integers(-20, 20))
 def test_caps_scale_with_the_rows(rule, power):
-    rows, kappa, others = rule
-    rows = rows.astype(np.float64)
+    reports, kappa, others = rule
+    reports = reports.astype(np.float64)
 
-    caps = caps_for(rows, kappa=kappa, others=others)
+    caps = caps_for(reports, kappa=kappa, others=others)
 
-    assert np.array_equal(caps_for(rows * 2.0**power, kappa=kappa, others=others), caps * 2.0**power)
+    assert np.array_equal(caps_for(reports * 2.0**power, kappa=kappa, others=others), caps * 2.0**power)
 
 
 @given(rule=rules())
 def test_more_others_that_count_never_lower_a_cap_and_a_higher_kappa_never_raises_one(rule):
-    rows, kappa, others = rule
+    reports, kappa, others = rule
 
-    caps = caps_for(rows, kappa=kappa, others=others)
+    caps = caps_for(reports, kappa=kappa, others=others)
 
-    assert np.all(caps_for(rows, kappa=2 * kappa, others=others) <= caps)
+    assert np.all(caps_for(reports, kappa=2 * kappa, others=others) <= caps)
     if others > 1:
-        assert np.all(caps_for(rows, kappa=kappa, others=others - 1) <= caps)
+        assert np.all(caps_for(reports, kappa=kappa, others=others - 1) <= caps)
 
 
 @given(rule=rules())
 def test_the_rule_in_every_layer_is_the_rule_for_the_model(rule):
-    rows, kappa, others = rule
+    reports, kappa, others = rule
 
-    capped = np.minimum(rows.astype(np.float64), caps_for(rows, kappa=kappa, others=others))
+    capped = np.minimum(reports.astype(np.float64), caps_for(reports, kappa=kappa, others=others))
 
-    squares = [sum(Fraction(value) ** 2 for value in row) for row in capped.tolist()]
+    squares = [sum(Fraction(value) ** 2 for value in norms) for norms in capped.tolist()]
     assert definitions.squares_hold(squares, kappa * (1 - ROUNDING), others)
 
 
 @given(rule=rules(least=3, most=6))
 def test_the_cap_holds_for_those_left_after_any_loss(rule):
-    rows, kappa, others = rule
+    reports, kappa, others = rule
 
-    capped = np.minimum(rows.astype(np.float64), caps_for(rows, kappa=kappa, others=others))
+    capped = np.minimum(reports.astype(np.float64), caps_for(reports, kappa=kappa, others=others))
 
-    for left in combinations(range(len(rows)), others + 1):
+    for left in combinations(range(len(reports)), others + 1):
         for column in capped.T:
             squares = [Fraction(column[index]) ** 2 for index in left]
             assert definitions.squares_hold(squares, kappa * (1 - ROUNDING), others)
@@ -167,7 +172,7 @@ def test_one_liar_more_breaks_the_rule_among_the_rest():
 
 
 @pytest.mark.parametrize(
-    ("rows", "kappa", "others", "expected"),
+    ("reports", "kappa", "others", "expected"),
     [
         ([0.0, 0.0, 0.0], 1.0, 2, 0.0),
         ([0.0, 0.0, 5.0], 1.0, 2, 0.0),
@@ -188,24 +193,24 @@ def test_one_liar_more_breaks_the_rule_among_the_rest():
         ([7.0], 1.0, 1, 0.0),
     ],
 )
-def test_caps_worked_by_hand(rows, kappa, others, expected):
-    assert caps_for(np.array(rows)[:, np.newaxis], kappa=kappa, others=others).tolist() == [expected]
+def test_caps_worked_by_hand(reports, kappa, others, expected):
+    assert caps_for(np.array(reports)[:, np.newaxis], kappa=kappa, others=others).tolist() == [expected]
 
 
 @pytest.mark.parametrize("kappa", [5e-324, 1e-300, 1e300])
 def test_an_extreme_kappa_gives_no_nan(kappa):
-    rows = np.array([[1e38], [1e38], [2e38], [3e38]], dtype=np.float32)
+    reports = np.array([[1e38], [1e38], [2e38], [3e38]], dtype=np.float32)
 
-    assert caps_for(rows, kappa=kappa, others=2).tolist() == [np.inf if kappa < 1 else 0.0]
+    assert caps_for(reports, kappa=kappa, others=2).tolist() == [np.inf if kappa < 1 else 0.0]
 
 
 def test_norms_are_the_norms_of_the_weighted_layers():
     vector = np.array([3.0, 4.0, 0.0, -2.0])
 
-    row = contribution_norms(vector, (2, 1, 1), 0.5)
+    norms = contribution_norms(vector, (2, 1, 1), 0.5)
 
-    assert row.dtype == np.float64
-    assert row.tolist() == [2.5, 0.0, 1.0]
+    assert norms.dtype == np.float64
+    assert norms.tolist() == [2.5, 0.0, 1.0]
     assert contribution_norms(vector, (4,), 1.0).tolist() == [np.sqrt(29.0)]
 
 
@@ -270,23 +275,23 @@ print(contribution_norms(vector, (200_000, 100_000, 1), 0.3).tobytes().hex())
 
 
 def test_norms_are_the_same_to_the_last_bit_on_one_thread_and_on_four():
-    rows = set()
+    printed = set()
     for threads in ("1", "4"):
         environment = os.environ | {"OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads}
         done = subprocess.run(
             [sys.executable, "-c", HASHED_ROW], env=environment, capture_output=True, text=True, check=True
         )
-        rows.add(done.stdout)
+        printed.add(done.stdout)
 
-    assert len(rows) == 1
+    assert len(printed) == 1
 
 
 def test_scaling_brings_each_layer_to_its_cap_and_tells_which():
     vector = np.array([3.0, 4.0, 1.0, -2.0, 6.0, 0.0])
     sizes = (2, 1, 1, 1, 1)
-    row = contribution_norms(vector, sizes, 0.5)
+    norms = contribution_norms(vector, sizes, 0.5)
 
-    effect = scale_to_caps(vector, sizes, row, [1.0, np.inf, 0.0, 3.0, 0.0])
+    effect = scale_to_caps(vector, sizes, norms, [1.0, np.inf, 0.0, 3.0, 0.0])
 
     np.testing.assert_allclose(vector, [1.2, 1.6, 1.0, 0.0, 6.0, 0.0], rtol=1e-15)
     np.testing.assert_allclose(contribution_norms(vector, sizes, 0.5), [1.0, 0.5, 0.0, 3.0, 0.0])
@@ -296,9 +301,9 @@ def test_scaling_brings_each_layer_to_its_cap_and_tells_which():
 def test_a_layer_within_its_cap_is_left_to_the_last_bit():
     vector = np.random.default_rng(1).normal(size=10)
     before = vector.copy()
-    row = contribution_norms(vector, (4, 6), 1.0)
+    norms = contribution_norms(vector, (4, 6), 1.0)
 
-    effect = scale_to_caps(vector, (4, 6), row, row)
+    effect = scale_to_caps(vector, (4, 6), norms, norms)
 
     assert np.array_equal(vector, before)
     assert (effect.capped, effect.zeroed) == ((), ())
@@ -306,9 +311,9 @@ def test_a_layer_within_its_cap_is_left_to_the_last_bit():
 
 def test_a_layer_with_cap_0_is_zeroed_even_where_its_norm_rounds_to_zero():
     vector = np.array([1e-200, 1.0])
-    row = contribution_norms(vector, (1, 1), 1.0)
+    norms = contribution_norms(vector, (1, 1), 1.0)
 
-    scale_to_caps(vector, (1, 1), row, [0.0, np.inf])
+    scale_to_caps(vector, (1, 1), norms, [0.0, np.inf])
 
     assert vector.tolist() == [0.0, 1.0]
 
@@ -322,11 +327,11 @@ def test_sum_of_orthogonal_contributions_points_along_none_of_them(seed, kappa, 
     sizes = (size,) if whole else (size // 2, size // 2)
     bases = [np.linalg.qr(generator.normal(size=(part, part)))[0][:count] for part in sizes]
     contributions = np.hstack([base * np.exp(spread * generator.normal(size=(count, 1))) for base in bases])
-    rows = np.array([contribution_norms(vector, sizes, 1.0) for vector in contributions])
+    reports = np.array([contribution_norms(vector, sizes, 1.0) for vector in contributions])
 
-    caps = caps_for(rows, kappa=kappa, others=others)
-    for vector, row in zip(contributions, rows, strict=True):
-        scale_to_caps(vector, sizes, row, caps)
+    caps = caps_for(reports, kappa=kappa, others=others)
+    for vector, norms in zip(contributions, reports, strict=True):
+        scale_to_caps(vector, sizes, norms, caps)
 
     total = contributions.sum(axis=0)
     for vector in contributions:
@@ -348,9 +353,9 @@ def test_the_bound_on_the_cosine_is_reached_without_slack():
 def test_correlated_contributions_are_beyond_what_the_rule_says():
     """Equal norms in one direction are below their cap, and their sum points along each of them."""
     contributions = np.ones((3, 4))
-    rows = [contribution_norms(vector, (4,), 1.0) for vector in contributions]
+    reports = [contribution_norms(vector, (4,), 1.0) for vector in contributions]
 
-    caps = caps_for(rows, kappa=1.0, others=2)
+    caps = caps_for(reports, kappa=1.0, others=2)
 
     assert caps.tolist() == [pytest.approx(np.sqrt(8))]
 

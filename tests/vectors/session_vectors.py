@@ -188,13 +188,13 @@ class VectorCohort(Cohort):
 
     @property
     def caps(self) -> list[float]:
-        """The largest norms that follow from the rows of all that share; none without a norm cap."""
+        """The largest norms that follow from the reports of all that share; none without a norm cap."""
         header = self.header.body
         if header.norm_cap is None:
             return []
         there = [index for index in header.at(SUM) if self.plan.drops.get(index, 2) > 1]
-        rows = [norms_of(self.report_of(index), self._sizes, self._limits) for index in there]
-        return caps_for(rows, kappa=header.norm_cap.kappa, others=header.norm_cap.others).tolist()
+        reports = [norms_of(self.report_of(index), self._sizes, self._limits) for index in there]
+        return caps_for(reports, kappa=header.norm_cap.kappa, others=header.norm_cap.others).tolist()
 
     def encoded(self, index: int) -> RingVector:
         vector, tail = self.reals(index)
@@ -312,13 +312,13 @@ def _source(cohort: VectorCohort, view: _View, index: int) -> dict[str, Any]:
         "box_key": box_pair.public.hex(),
         "self_mask_commitment": agreement.commitment(self_secret, own=index, ctx=view.ctx).hex(),
         "nonce_commitment": nonce_commitment(nonce.reveal(), own=index, ctx=view.ctx).hex(),
-        "row": cohort.report_of(index).hex(),
+        "report": cohort.report_of(index).hex(),
     }
     after = 4
     if cohort.report_of(index):
         fields["norms"] = [value.hex() for value in cohort.norms_of(index)]
         opened = Secret(drawn[4] + cohort.report_of(index))
-        fields["row_commitment"] = agreement.report_commitment(opened, own=index, ctx=view.ctx).hex()
+        fields["report_commitment"] = agreement.report_commitment(opened, own=index, ctx=view.ctx).hex()
         after = 5
     if index in view.keys:
         fields["shares"] = _shares(cohort, view, index, master, self_secret, drawn[after:])

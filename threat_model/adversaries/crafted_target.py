@@ -105,20 +105,20 @@ class CraftsTarget(SubtractsColluders):
         self.summed = set(cohort - self._lost)
 
     def _norms_after_caps(self) -> dict[int, float]:
-        """What each source's part of the sum holds: it cannot read the rows, and knows the updates."""
+        """What each source's part of the sum holds: it cannot read the norm reports, and knows the updates."""
         header, left = self.heard.header, {}
         terms = RoundTerms.of(header, quantisation(header))
         sizes = [layer.size for layer in header.layers]
         whole = header.norm_cap is not None and header.norm_cap.granularity is Granularity.MODEL
-        rows = []
+        norms = []
         for index in sorted(self.heard.advertised):
             part = contribution_at_source(terms, Visibility.SUM, self._update, self._known[index])
-            rows.append(contribution_norms(part.vector, [sum(sizes)] if whole else sizes, self._weights[index]))
-        table = np.array(rows)
+            norms.append(contribution_norms(part.vector, [sum(sizes)] if whole else sizes, self._weights[index]))
+        table = np.array(norms)
         if header.norm_cap is not None:
             table = np.minimum(table, caps_for(table, kappa=header.norm_cap.kappa, others=header.norm_cap.others))
-        for index, row in zip(sorted(self.heard.advertised), table, strict=True):
-            left[index] = float(np.sum(row**2))
+        for index, of_source in zip(sorted(self.heard.advertised), table, strict=True):
+            left[index] = float(np.sum(of_source**2))
         return left
 
 
@@ -142,7 +142,7 @@ class ClaimsNorm(ColludingSource):
         self._factor = factor
 
     def handle(self, parcel: Parcel) -> list[Parcel]:
-        """As an honest source; its row is another one, which it takes for its own from then on."""
+        """As an honest source; its norm report is another one, which it takes for its own from then on."""
         answers = super().handle(parcel)
         current = self._round
         if current is None or not isinstance(current.phase, steps.AwaitingKeyList):
@@ -155,11 +155,11 @@ class ClaimsNorm(ColludingSource):
             limits, sizes = [float(np.linalg.norm(limits))], [sum(sizes)]
         claimed = np.minimum(self._factor * current.summand.report.exact, limits)
         codes = norm_codes(claimed, sizes, limits)
-        row = Secret(bytes(REPORT_OPENING_BYTES) + codes)
-        committed = report_commitment(row, own=self.signer.index, ctx=own.envelope.context)
-        body: Advertise = replace(own.body, row_commitment=committed)
+        report = Secret(bytes(REPORT_OPENING_BYTES) + codes)
+        committed = report_commitment(report, own=self.signer.index, ctx=own.envelope.context)
+        body: Advertise = replace(own.body, report_commitment=committed)
         signed = self.signer.sign(own.envelope.session_id, own.envelope.context, body)
-        phase = replace(current.phase, own=signed, report=row)
+        phase = replace(current.phase, own=signed, report=report)
         self._round = replace(current, phase=phase, summand=replace(current.summand, report=NormReport(claimed, codes)))
         return [Parcel(signed)]
 
@@ -253,9 +253,9 @@ class Search:
     def _after_caps(self, multiples: Multiples, grams: NDArray[np.float64]) -> Multiples:
         if not self.kappa:
             return multiples
-        norms = multiples**2 * np.diagonal(grams, axis1=1, axis2=2)
-        rows = np.sqrt(norms if self.by_layer else norms.sum(axis=0, keepdims=True)).T
-        claimed = rows * np.array([(self.colluders or {}).get(index, 1.0) for index in self.names])[:, None]
+        squares = multiples**2 * np.diagonal(grams, axis1=1, axis2=2)
+        norms = np.sqrt(squares if self.by_layer else squares.sum(axis=0, keepdims=True)).T
+        claimed = norms * np.array([(self.colluders or {}).get(index, 1.0) for index in self.names])[:, None]
         caps = caps_for(claimed, kappa=self.kappa, others=self.others)
         with np.errstate(divide="ignore", invalid="ignore"):
             factors = np.where(claimed > caps, caps / claimed, 1.0)

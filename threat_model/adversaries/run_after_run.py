@@ -18,8 +18,8 @@ from threat_model.sites import AggregatorSeat
 class AsksInManyRuns(AsksByCoordinate):
     """Asks each question in a run of its own, and goes no further than the boxes of R1.
 
-    No masked input leaves, no fuse is burnt, no run has a second round. One source of its own opens the rows that are
-    sealed to it.
+    No masked input leaves, no fuse is burnt, no run has a second round. One source of its own opens the norm
+    reports that are sealed to it.
     """
 
     threat = "T38"
@@ -41,8 +41,8 @@ class AsksInManyRuns(AsksByCoordinate):
                 view = session.views[sender]
                 address = BoxAddress(view.ctx1, sender, colluder)
                 key = agreement.box_key(KeyPair(channel), view.keys[sender].box_key, address)
-                _, row = agreement.open_box(key, address, box.box, length)
-                found[sender] = row.reveal()[agreement.REPORT_OPENING_BYTES :] if row else b""
+                _, report = agreement.open_box(key, address, box.box, length)
+                found[sender] = report.reveal()[agreement.REPORT_OPENING_BYTES :] if report else b""
         return found
 
 

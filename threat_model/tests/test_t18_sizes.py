@@ -206,9 +206,9 @@ def test_of_the_first_message_the_commitment_to_the_norm_report_alone_depends_on
 
     one = first_messages(sites_with(*ROWS), known_update)
     other = first_messages(sites_with(*reversed(ROWS)), unequal_update)
-    assert all(one[index].row_commitment != other[index].row_commitment for index in one)
-    assert {index: replace(one[index], row_commitment=b"") for index in one} == {
-        index: replace(other[index], row_commitment=b"") for index in other
+    assert all(one[index].report_commitment != other[index].report_commitment for index in one)
+    assert {index: replace(one[index], report_commitment=b"") for index in one} == {
+        index: replace(other[index], report_commitment=b"") for index in other
     }
 
 

@@ -281,7 +281,7 @@ def test_source_itself_counts_who_may_collude_where_the_policy_is_not_compared(s
     stage = colluding(staged, COLLUDERS_STAND_IN, 1e6, max_colluders=0, policies={VICTIM: policy(max_colluders=2)})
     with switched_off(POLICY, roster=stage.roster):
         stage.play()
-    assert stage.refusals(VICTIM) == ["HEADER_ENERGY"]
+    assert stage.refusals(VICTIM) == ["HEADER_NORM_CAP"]
 
 
 # A single layer, where the rule holds for the model as a whole.

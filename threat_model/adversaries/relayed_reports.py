@@ -1,4 +1,4 @@
-"""T37: a question in each round of a run, and the answer in the rows that the target relays."""
+"""T37: a question in each round of a run, and the answer in the norm reports that the target relays."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from threat_model.adversaries.asks_by_coordinate import AsksByCoordinate
 from threat_model.adversaries.heard import Heard
 
 
-class ReadsRelayedRows(AsksByCoordinate):
+class ReadsRelayedReports(AsksByCoordinate):
     """Goes through a run of as many rounds as it has questions, finishes every one, and reads the boxes it relays.
 
     Powers: the target's key, what a target publishes, and every box that passes through it; no key of a source.
@@ -19,6 +19,6 @@ class ReadsRelayedRows(AsksByCoordinate):
     threat = "T37"
 
     def codes_in(self, session: Heard) -> Mapping[int, bytes]:
-        """The end of a box, where its row would stand if it were not sealed."""
+        """The end of a box, where its norm report would stand if it were not sealed."""
         length = session.header.norm_report_length
         return {sender: bundle.body.boxes[0].box[-length:] for sender, bundle in session.bundles.items()}
