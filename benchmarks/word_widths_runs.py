@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 
-from securefda.aggregator.headers import room_of
+from securefda.aggregator.headers import n_max_for
 from securefda.aggregator.ranges import narrowest
 from securefda.bench.accuracy.federated import Job
 from securefda.errors import SecureFdaError
@@ -88,7 +88,7 @@ def sources_of(name: str) -> int:
 
 def default_width(sources: int) -> int:
     """Bits that a parameter has after the first round, where the settings do not say."""
-    return narrowest(0, room_of(sources))
+    return narrowest(0, n_max_for(sources))
 
 
 @dataclass(frozen=True, slots=True)

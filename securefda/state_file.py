@@ -277,7 +277,7 @@ class StateFile:
         self._one_at_a_time = threading.RLock()  # a thread that the copy has not may have held the old one
 
 
-_RUN_SCHEMA_VERSION = 12
+_RUN_SCHEMA_VERSION = 13
 
 _COMMON_TABLES = """
 CREATE TABLE cosigned (origin TEXT PRIMARY KEY, size INTEGER NOT NULL, root BLOB NOT NULL);

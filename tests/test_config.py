@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from securefda.aggregator.headers import room_of
+from securefda.aggregator.headers import n_max_for
 from securefda.errors import ConfigError, ConfigErrors, ExitCode
 from securefda.privacy.events import Budget
 from securefda.rules.strategy import Strategy
@@ -343,7 +343,7 @@ def test_a_sites_policy_has_room_for_the_sums_of_as_many_sources_as_the_file_has
     names = [f"source-{number}" for number in range(1, sources + 1)]
     config = load_federation(file, [f"federation.sources={json.dumps(names)}"])
     assert site_policy(config, "source-1").quantisation.n_max == room
-    assert room >= room_of(sources)
+    assert room >= n_max_for(sources)
 
 
 def test_every_sites_policy_gets_the_budget_of_the_file(file: Path) -> None:

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from securefda.aggregator.site import RunSettings, TargetSite
 from securefda.aggregator.store import AggregatorStore
-from securefda.aggregator.target import FeatureSettings, TargetAttention, TargetFeatures, TargetPart
+from securefda.aggregator.target import FeatureSettings, TargetAttention, TargetFeatures, TargetOutput
 from securefda.audit.journal import Journal, RunInfo
 from securefda.audit.witness import Witness, WitnessMemory
 from securefda.errors import PolicyRefusal, SecureFdaError
@@ -102,7 +102,7 @@ def known_gap(received: Vector, round_number: int, run_id: str) -> SeenGap:  # n
     return SeenGap(0.5, gradient, lambda update: first_order_gain(gradient, update))
 
 
-def known_look(received: Vector, round_number: int, run_id: str, plan: RoundPlan) -> TargetPart:
+def known_look(received: Vector, round_number: int, run_id: str, plan: RoundPlan) -> TargetOutput:
     """What an honest target makes of :func:`known_gap`, and of :func:`known_features` where the rule wants them."""
     attention = TargetAttention.of(known_gap(received, round_number, run_id), plan, DownLink.FLOAT32)
     if not plan.rule.releases_features:

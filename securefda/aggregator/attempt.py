@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from securefda.aggregator.target import TargetPart, error_units, evaluate_at_target
+from securefda.aggregator.target import TargetOutput, error_units, evaluate_at_target
 from securefda.errors import FaultySourceError, QuorumLost, SecureFdaError, SourceAborted
 from securefda.protocol import aggregator as session_phases
 from securefda.protocol.aggregator import AggregatorSession
@@ -75,22 +75,22 @@ class RoundSum:
     """The result of an attempt: one sum for each set of sources that were summed together.
 
     Attributes:
-        parts: the sums, over disjoint sets of sources.
+        partial_sums: over disjoint sets of sources.
         digest: SHA-256 of the opened ring sums; empty if all updates were sent in clear.
     """
 
-    parts: tuple[PartialSum, ...]
+    partial_sums: tuple[PartialSum, ...]
     digest: bytes
 
     @property
     def survivors(self) -> frozenset[int]:
         """Roster indices of all sources in a sum."""
-        return frozenset().union(*(part.members for part in self.parts))
+        return frozenset().union(*(one.members for one in self.partial_sums))
 
     @property
     def count(self) -> int:
         """Number of sources in masked sums, which each of them can check; if there is none, of updates in clear."""
-        masked = [len(part.members) for part in self.parts if part.level is not Visibility.INDIVIDUAL]
+        masked = [len(one.members) for one in self.partial_sums if one.level is not Visibility.INDIVIDUAL]
         return sum(masked) if masked else len(self.survivors)
 
 
@@ -139,14 +139,14 @@ class _BaseAttempt:
         Args:
             waiting: the late sources.
             step: the step whose deadline passed.
-            arrived: the part of each source's vector that has arrived, 0 to 1.
+            arrived: the fraction of each source's vector that has arrived, 0 to 1.
             setting: key of the setting for this deadline.
         """
         late = sorted(waiting)
         for index in late:
-            part = arrived.get(index, 0.0)
-            self._forget(index, f"{part:.0%} of its update had come in time" if part else "no answer in time")
-            if part:
+            fraction = arrived.get(index, 0.0)
+            self._forget(index, f"{fraction:.0%} of its update had come in time" if fraction else "no answer in time")
+            if fraction:
                 self.hint = f"raise {setting} at the target: its line is slow for a model of this size"
         return [self._abort(index, step, "DEADLINE", None) for index in late]
 
@@ -373,7 +373,7 @@ class MaskedAttempt(_BaseAttempt):
             case session_phases.CollectingUnmask() as unmask:
                 opened = session_phases.close_unmask(unmask)
                 self.alarms.extend(opened.faults)
-                parts = tuple(
+                partial_sums = tuple(
                     PartialSum(
                         self.header.body.level_of(min(one.survivors)),
                         one.decoded.vector,
@@ -382,7 +382,7 @@ class MaskedAttempt(_BaseAttempt):
                     )
                     for one in opened.sums
                 )
-                self.outcome = RoundSum(parts, opened.sum_digest)
+                self.outcome = RoundSum(partial_sums, opened.sum_digest)
         return sends
 
     def _give_up(self, members: set[int], step: Step) -> list[Send]:
@@ -404,14 +404,14 @@ class ClearAttempt(_BaseAttempt):
     """
 
     def __init__(
-        self, session: AggregatorSession, terms: RoundTerms, target: TargetPart | None, units: ErrorUnits | None
+        self, session: AggregatorSession, terms: RoundTerms, target: TargetOutput | None, units: ErrorUnits | None
     ) -> None:
         """Expect the updates.
 
         Args:
             session: the session of a published header.
             terms: the computation that the header asks for.
-            target: the target's part of the round; None if the rule uses nothing of it.
+            target: what the target computed in this round; None if the rule uses nothing of it.
             units: units in which estimated errors are encoded, if the header asks for them.
         """
         super().__init__(session, terms, terms.header.at(Visibility.INDIVIDUAL))
@@ -514,10 +514,10 @@ class ClearAttempt(_BaseAttempt):
         decoded = self.terms.encoding.decode(self._total, len(self._answered))
         statistics = decode_statistics(decoded.tail, self._units)
         members = frozenset(self._answered)
-        part = PartialSum(
+        in_clear = PartialSum(
             Visibility.INDIVIDUAL, decoded.vector, statistics, members, self._answered, clipped=self._clipped
         )
-        self.outcome = RoundSum((part,), digest=b"")
+        self.outcome = RoundSum((in_clear,), digest=b"")
         return []
 
 
@@ -563,7 +563,7 @@ class MixedAttempt:
             return clear if isinstance(clear, RoundSum) else masked
         if not isinstance(clear, RoundSum):
             return masked
-        return RoundSum((*masked.parts, *clear.parts), masked.digest)
+        return RoundSum((*masked.partial_sums, *clear.partial_sums), masked.digest)
 
     @property
     def silent(self) -> frozenset[int]:
@@ -595,7 +595,7 @@ class MixedAttempt:
     @property
     def asked(self) -> int:
         """Number of sources in the phases of both halves."""
-        return sum(part.asked for part in (self._clear, self._masked) if part.outcome is None)
+        return sum(half.asked for half in (self._clear, self._masked) if half.outcome is None)
 
     @property
     def may_have_released(self) -> bool:
@@ -627,12 +627,14 @@ Attempt = MaskedAttempt | ClearAttempt | MixedAttempt
 """An attempt of any kind, see :func:`open_attempt`."""
 
 
-def open_attempt(session: AggregatorSession, target: TargetPart | None, before_release: Callable[[], None]) -> Attempt:
+def open_attempt(
+    session: AggregatorSession, target: TargetOutput | None, before_release: Callable[[], None]
+) -> Attempt:
     """Open the attempt of a header, of the kind that its visibility levels need.
 
     Args:
         session: the session of a header that is about to be published.
-        target: the target's part of the round; None if the rule uses nothing of it.
+        target: what the target computed in this round; None if the rule uses nothing of it.
         before_release: called before any message that can make a source release its input. If a source is at
             ``individual``, it is called here.
     """

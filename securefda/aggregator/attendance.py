@@ -73,7 +73,7 @@ class Attendance:
         """Sources that are present or about to join again."""
         return self.present | self.returning
 
-    def refuses(self, message: Signed[Body]) -> bool:
+    def refuses_join(self, message: Signed[Body]) -> bool:
         """Whether a join message must be refused: it is not valid, or its sender may not take part now."""
         index, site = message.sender, self._site
         if index not in site.sources:
@@ -85,19 +85,19 @@ class Attendance:
                 message, roster=site.roster, sender=index, session_id=NO_SESSION, context=NO_CONTEXT, kind=Join
             )
         if fault:
-            self.heard(index, f"join refused: {fault}")
+            self.note_trouble(index, f"join refused: {fault}")
             name = site.name(index)
             self._reporter.note(Note(f"{name}: join refused ({fault})", "warning", name))
         return fault is not None
 
-    def turned_away(self, index: int) -> None:
+    def note_other_model(self, index: int) -> None:
         """Note that a source tried to join with another model."""
         other = "its model has other layers" + (", or other frozen values" if self._site.trainer.frozen_digest else "")
-        self.heard(index, f"fails check HEADER_ARCHITECTURE: {other}")
+        self.note_trouble(index, f"fails check HEADER_ARCHITECTURE: {other}")
         name = self._site.name(index)
         self._reporter.note(Note(f"{name}: {other}; it needs the same task and version", "warning", name))
 
-    def came(self, index: int, body: Join) -> None:
+    def joined(self, index: int, body: Join) -> None:
         """Note that a source joined, and tell the operator if its version differs, in case something fails later."""
         self.present.add(index)
         self._joined[index] = body
@@ -120,7 +120,7 @@ class Attendance:
         joins = [self._joined.get(index) for index in indices]
         return all(join is not None and join.metrics for join in joins)
 
-    def came_back(self, index: int) -> bool:
+    def reconnected(self, index: int) -> bool:
         """Note that a source is back as the same process; returns False if it never joined."""
         if index in self._joined:
             self.present.add(index)
@@ -148,7 +148,7 @@ class Attendance:
     def left(self, index: int, why: str) -> None:
         """The connection to a source is gone."""
         self.returning.discard(index)
-        self.heard(index, why)
+        self.note_trouble(index, why)
         if index in self.present:
             self.present.discard(index)
             name = self._site.name(index)
@@ -167,17 +167,17 @@ class Attendance:
         text = f"{name} takes no part unless its operator consents: its policy refuses {key}"
         self._reporter.note(Note(text, "warning", name))
 
-    def heard(self, index: int, why: str) -> None:
+    def note_trouble(self, index: int, why: str) -> None:
         """Why a source may be missing soon; a failed check is not replaced by the end of the connection after it."""
         if "check" not in self._why.get(index, ""):
             self._why[index] = why
 
-    def contributed(self, indices: Iterable[int]) -> None:
+    def forget_trouble(self, indices: Iterable[int]) -> None:
         """Sources are in the sum of a round: what was heard of them before is out of date."""
         for index in indices:
             self._why.pop(index, None)
 
-    def explained(self, error: QuorumLost) -> QuorumLost:
+    def with_troubles(self, error: QuorumLost) -> QuorumLost:
         """The error, with what was last heard of each source that is missing."""
         refusals = (f"the policy of {self._site.name(index)} refuses {key}" for index, key in self._consent.items())
         hints = dict.fromkeys(hint_for(key) for key in self._consent.values())
@@ -221,7 +221,7 @@ class CosignerTracker:
         """Show it to a source that came or came back, unless it is faulty. Raises AuditError."""
         return [] if index in self.faulty else [self.ask(index)]
 
-    def reported(self, index: int, known: int) -> None:
+    def note_known(self, index: int, known: int) -> None:
         """A new process of a source said how much of the aggregator's log it has cosigned."""
         self.cosigned.discard(index)
         self._have_shown.discard(index)
@@ -290,7 +290,7 @@ class Candidates:
         out = self.cosigners.faulty | current.refused.keys() | current.silent | self.attendance.refused.keys()
         return frozenset(index for index in self.site.sources - out if self.site.admits(index))
 
-    def able(self, current: CurrentRound) -> frozenset[int]:
+    def ready(self, current: CurrentRound) -> frozenset[int]:
         """The expected sources that are present and have cosigned the newest checkpoint, for the next header."""
         return self.expected(current) & self.attendance.present & self.cosigners.cosigned
 

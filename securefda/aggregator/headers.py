@@ -9,7 +9,7 @@ from hashlib import sha256
 
 from securefda.aggregator.ranges import WordFormat, narrowest
 from securefda.aggregator.site import RunSettings, TargetSite, settings_of
-from securefda.aggregator.target import TargetPart, feature_terms, gap_gradient_digest, published_terms
+from securefda.aggregator.target import TargetOutput, feature_terms, gap_gradient_digest, published_terms
 from securefda.errors import ConfigError, QuorumLost
 from securefda.protocol.contribution import terms_of
 from securefda.protocol.encoding import vector_to_wire
@@ -192,7 +192,7 @@ def make_header(
     position: AttemptPosition,
     *,
     plan: RoundPlan,
-    target: TargetPart | None,
+    target: TargetOutput | None,
     model: Vector,
     session: SessionPlan,
     words: WordFormat,
@@ -258,7 +258,7 @@ def header_of(
         participants=session.participants,
         threshold=session.threshold,
         modulus_bits=words.bits,
-        n_max=room_of(federation.sources),
+        n_max=n_max_for(federation.sources),
         max_samples=settings.max_samples,
         training_deadline_ms=round(1000 * settings.training_deadline_s),
         phase_deadline_ms=round(1000 * settings.phase_deadline_s),
@@ -277,7 +277,7 @@ def header_of(
     )
 
 
-def room_of(sources: int) -> int:
+def n_max_for(sources: int) -> int:
     """``n_max`` of the encoding: more inputs than there are, so that a sum of noise exceeds the decoder's range."""
     return 2 * sources
 
@@ -300,8 +300,8 @@ def schedule_of(run_id: bytes, settings: RunSettings, sources: int) -> Schedule 
         rules=rules,
         learning_rate=settings.learning_rate,
         clip=settings.clip,
-        modulus_bits=narrowest(settings.bits, room_of(sources)),
-        n_max=room_of(sources),
+        modulus_bits=narrowest(settings.bits, n_max_for(sources)),
+        n_max=n_max_for(sources),
         max_samples=settings.max_samples,
         training_deadline_ms=round(1000 * settings.training_deadline_s),
         phase_deadline_ms=round(1000 * settings.phase_deadline_s),
@@ -361,6 +361,6 @@ def expected_header(config: FederationConfig) -> Header:
         features=features,
         model_digest=_NO_DIGEST,
         session=session,
-        words=WordFormat(narrowest(settings.bits, room_of(len(names))), (settings.clip,) * words),
+        words=WordFormat(narrowest(settings.bits, n_max_for(len(names))), (settings.clip,) * words),
         with_metrics=not config.training.source.with_noise,
     )

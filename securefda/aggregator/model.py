@@ -9,8 +9,8 @@ from hashlib import sha256
 import numpy as np
 
 from securefda.aggregator.attempt import RoundSum
-from securefda.aggregator.headers import AttemptPosition, SessionPlan, make_header, room_of
-from securefda.aggregator.ranges import WordFormat, format_for, narrowest, peaks_after, question_of
+from securefda.aggregator.headers import AttemptPosition, SessionPlan, make_header, n_max_for
+from securefda.aggregator.ranges import WordFormat, format_for, narrowest, peaks_after, sum_kind
 from securefda.aggregator.rounds import CurrentRound, RoundTotal, total_of, update_of
 from securefda.aggregator.site import RunSettings, TargetSite
 from securefda.aggregator.store import AggregatorStore, KeptPeaks, KeptResult, Position, RoundRequest, TargetRelease
@@ -69,11 +69,11 @@ class Receipts:
             envelope = Envelope(session_id=outside.session_id, sender=sender, context=outside.context, body=body)
             self._given[sender] = Signed(envelope, signed_bytes, signature)
 
-    def following(self, round_number: int, result: Signed[Result]) -> KeptResult:
+    def numbered(self, round_number: int, result: Signed[Result]) -> KeptResult:
         """The next result with its number, before it is stored."""
         return KeptResult(round_number, 1 if self._last is None else self._last.number + 1, result)
 
-    def published(self, kept: KeptResult) -> None:
+    def replace_last(self, kept: KeptResult) -> None:
         """Note that the result is in the store. Receipts for the one before are no longer needed."""
         self._last, self._given = kept, {}
 
@@ -97,7 +97,7 @@ class Receipts:
             self._given[index] = message  # type: ignore[assignment]  # its kind was checked
             self._store.keep_receipt(message)  # type: ignore[arg-type]
 
-    def shown_to(self, participants: Iterable[int]) -> list[Send]:
+    def missed_results_for(self, participants: Iterable[int]) -> list[Send]:
         """The last result with all its receipts, to be sent to participants of the next attempt that missed it."""
         missing = [index for index in participants if index not in self._given]
         if self._last is None or not missing:
@@ -164,7 +164,7 @@ class RunModel:
         if site.look is not None and current.plan.rule.looks_at_features:
             current.target = site.look(self.vector, current.number, run, current.plan)
             current.trained = True
-            current.spent("train_target", site.clock() - began)
+            current.add_seconds("train_target", site.clock() - began)
             return
         trained = train_target(site.trainer, self.vector, current.number, current.plan, run_id=run, attempt=attempt)
         current.confident = None if trained is None else trained.result.confident
@@ -175,7 +175,7 @@ class RunModel:
         if site.personal is not None:
             site.personal.train(self.vector, run, current.number, factor)
         current.trained = True
-        current.spent("train_target", site.clock() - began)
+        current.add_seconds("train_target", site.clock() - began)
 
     def _rounded(self, model: Vector) -> Vector:
         return rounded(model, self._settings.down_link, "the model")
@@ -196,26 +196,27 @@ class RunModel:
             target=current.target,
             model=self.vector,
             session=session,
-            words=self._words(current, session),
+            words=self._word_format(current, session),
             with_metrics=with_metrics,
         )
 
-    def _words(self, current: CurrentRound, session: SessionPlan) -> WordFormat:
+    def _word_format(self, current: CurrentRound, session: SessionPlan) -> WordFormat:
         settings, sizes = self._settings, summed_sizes(self._site.trainer, current.target)
-        bits = narrowest(settings.bits, room_of(len(self._site.sources)))
-        peaks = self._store.peaks(question_of(terms_of(current.plan), session.levels.values()))
+        bits = narrowest(settings.bits, n_max_for(len(self._site.sources)))
+        peaks = self._store.peaks(sum_kind(terms_of(current.plan), session.levels.values()))
         projects = current.plan.rule.projects and current.plan.projection is Projection.ORTHOGONAL
         target = current.target if projects else None
         update = target.result.update if isinstance(target, TargetRound) else None
         return format_for(bits, peaks, clip=settings.clip, sizes=sizes, projected=update)
 
-    def _peaks(self, current: CurrentRound, outcome: RoundSum) -> KeptPeaks:
+    def _kept_peaks(self, current: CurrentRound, outcome: RoundSum) -> KeptPeaks:
         """The peaks from which the next round's ranges follow; none if a source was beyond the ranges of this one."""
         if current.out_of_range:
-            return KeptPeaks(current.question, None)
-        before = self._store.peaks(current.question)
+            return KeptPeaks(current.sum_kind, None)
+        before = self._store.peaks(current.sum_kind)
         return KeptPeaks(
-            current.question, peaks_after(before, outcome.parts, summed_sizes(self._site.trainer, current.target))
+            current.sum_kind,
+            peaks_after(before, outcome.partial_sums, summed_sizes(self._site.trainer, current.target)),
         )
 
     def publish(self, current: CurrentRound, header: Signed[Header]) -> None:
@@ -253,7 +254,7 @@ class RunModel:
         beside = vectors_for(current.target, header.body, header.body.level_of(index))
         return Parcel(header, (vector_to_wire(self.vector), *beside))
 
-    def take_target_update(self, current: CurrentRound) -> None:
+    def finish_target_round(self, current: CurrentRound) -> None:
         """Finish a round in which only the target trained."""
         if current.own is not None:
             self.vector = self._rounded(self.vector + current.own.result.update)
@@ -274,11 +275,11 @@ class RunModel:
             update, server = server_step(current.plan.server, server, update)
         update, current.step_share = self._validated(current, update)
         current.target_cosine = None if current.own is None else cosine(current.own.result.update, update)
-        vector = self._moved(update)
-        current.spent("rule", self._site.clock() - began)
+        vector = self._stepped(update)
+        current.add_seconds("rule", self._site.clock() - began)
         return ModelChange(total, vector, server)
 
-    def _moved(self, update: Vector64) -> Vector:
+    def _stepped(self, update: Vector64) -> Vector:
         return self._rounded((self.vector + update).astype(np.float32))
 
     def _validated(self, current: CurrentRound, update: Vector64) -> tuple[Vector64, float | None]:
@@ -293,12 +294,12 @@ class RunModel:
 
         def loss_at(share: float) -> float:
             step = partial_step(own.result.update, update, share)
-            return self._site.trainer.evaluate(self._moved(step), rows).loss
+            return self._site.trainer.evaluate(self._stepped(step), rows).loss
 
         share = best_share([loss_at(share) for share in STEP_SHARES])
         return partial_step(own.result.update, update, share), share
 
-    def take(
+    def finish_round(
         self, current: CurrentRound, header: Signed[Header], outcome: RoundSum, change: ModelChange
     ) -> Signed[Result]:
         """Finish a round with the change that its sums gave; returns the result for the sources in these sums."""
@@ -306,13 +307,13 @@ class RunModel:
         body = Result(outcome.digest, outcome.count, sha256(vector_to_wire(self.vector)).digest())
         result = self._site.signer.sign(header.envelope.session_id, header.digest(), body)
         self._result_digest = result.digest()
-        kept = self.receipts.following(current.number, result)
-        peaks = self._peaks(current, outcome)
+        kept = self.receipts.numbered(current.number, result)
+        peaks = self._kept_peaks(current, outcome)
         self._record(current, header.body.participants, outcome, change.total, kept=kept, peaks=peaks)
-        self.receipts.published(kept)
+        self.receipts.replace_last(kept)
         return result
 
-    def left_to_sources(self, farewell: Goodbye) -> tuple[Goodbye, tuple[memoryview, ...]]:
+    def goodbye_with_model(self, farewell: Goodbye) -> tuple[Goodbye, tuple[memoryview, ...]]:
         """The goodbye that carries the final model to a source, and that model. There must have been a result.
 
         The model is that of the last result; later rounds of the target alone stay at the target.
@@ -322,10 +323,10 @@ class RunModel:
         named = replace(farewell, result_digest=self._result_digest, model_digest=digest, down_link=down_link)
         return named, (model,)
 
-    def lose(self, current: CurrentRound, dropped: Iterable[int]) -> None:
+    def lose_round(self, current: CurrentRound, dropped: Iterable[int]) -> None:
         """Give a round up because the sources ``dropped`` are missing; the model does not change."""
         line = current.line(self._site, self.vector, "lost", dropped)
-        self._store.lose_round(dict(line), KeptPeaks(current.question, None) if current.out_of_range else None)
+        self._store.lose_round(dict(line), KeptPeaks(current.sum_kind, None) if current.out_of_range else None)
         self._reporter.round_finished(line)
 
     def _record(
@@ -340,7 +341,7 @@ class RunModel:
     ) -> None:
         site, began = self._site, self._site.clock()
         evaluation = None if site.test_data is None else self._evaluate(current.number, site.test_data)
-        current.spent("evaluate", site.clock() - began)
+        current.add_seconds("evaluate", site.clock() - began)
         line = current.finished_line(
             site, self.vector, participants, outcome=outcome, total=total, max_samples=self._settings.max_samples
         )

@@ -70,9 +70,9 @@ def narrowest(bits: int, n_max: int) -> int:
     return next((one for one in WORD_BITS if one >= needed), WORD_BITS[-1])
 
 
-def question_of(rule: RuleTerms, levels: Iterable[Visibility]) -> bytes:
+def sum_kind(rule: RuleTerms, levels: Iterable[Visibility]) -> bytes:
     """Digest of the rule, its settings and the visibility levels; sums with the same digest have similar sizes."""
-    return labelled_digest("question", repr((rule, sorted(set(levels)))).encode())
+    return labelled_digest("sum-kind", repr((rule, sorted(set(levels)))).encode())
 
 
 def format_for(
@@ -82,7 +82,7 @@ def format_for(
 
     Args:
         bits: 16 to 32.
-        peaks: from :func:`peaks_after` after the last round with the same question; None if there is none.
+        peaks: from :func:`peaks_after` after the last round with sums of this kind; None if there is none.
         clip: of every layer.
         sizes: of the layers.
         projected: the target's update, float32 (m,), under an orthogonal projection of it; else None.

@@ -14,10 +14,10 @@ from typing import Any, Literal
 import numpy as np
 
 from securefda.aggregator.attempt import PartialSum, RoundSum
-from securefda.aggregator.ranges import question_of
+from securefda.aggregator.ranges import sum_kind
 from securefda.aggregator.site import ByteCounts, TargetSite
 from securefda.aggregator.store import RoundRequest
-from securefda.aggregator.target import TargetPart, TargetRound, attention_of, evaluate_at_target
+from securefda.aggregator.target import TargetOutput, TargetRound, attention_of, evaluate_at_target
 from securefda.operations.records import RoundLine, SeenLine
 from securefda.protocol.contribution import FaultySum, RoundTerms, check_kept, check_sum, clip_contribution
 from securefda.protocol.encoding import Vector64, vector_to_wire
@@ -44,7 +44,7 @@ class RoundTotal:
         return 1.0 - self.kept / self.samples
 
 
-def total_of(terms: RoundTerms, target: TargetPart | None, sums: RoundSum) -> RoundTotal:
+def total_of(terms: RoundTerms, target: TargetOutput | None, sums: RoundSum) -> RoundTotal:
     """Add up the sums of all visibility levels.
 
     At ``sum`` and ``individual``, the rule was already evaluated for each source. For a cohort it is evaluated here, on
@@ -54,19 +54,19 @@ def total_of(terms: RoundTerms, target: TargetPart | None, sums: RoundSum) -> Ro
         FaultySum: honest contributions cannot give one of the sums.
     """
     total, errors = ContributionSum(terms.header.n_summed), DeltaErrors(0.0, 0.0, 0.0)
-    for part in sums.parts:
-        if not part.statistics.weight > 0:
+    for partial in sums.partial_sums:
+        if not partial.statistics.weight > 0:
             raise FaultySum("a sum has no samples")
-        check_sum(terms, part.vector, part.statistics.weight, len(part.members))
-        if part.level is Visibility.COHORT:
-            samples = part.statistics.weight
-            contribution = evaluate_at_target(terms, target, part.vector / samples)
+        check_sum(terms, partial.vector, partial.statistics.weight, len(partial.members))
+        if partial.level is Visibility.COHORT:
+            samples = partial.statistics.weight
+            contribution = evaluate_at_target(terms, target, partial.vector / samples)
             clip_contribution(terms.header, contribution)
             total.add(contribution, samples)
             found = contribution.errors and contribution.errors.times(samples)
         else:
-            total.add_sum(part.vector, part.statistics.kept, part.statistics.weight)
-            found = part.statistics.errors
+            total.add_sum(partial.vector, partial.statistics.kept, partial.statistics.weight)
+            found = partial.statistics.errors
         errors = errors.plus(found) if found else errors
     check_kept(terms.plan, total.kept, total.samples)
     mean_errors = errors.times(1 / total.samples) if terms.plan.select and total.samples > 0 else None
@@ -106,7 +106,7 @@ class CurrentRound:
         levels: visibility level of each source in the last attempt, by roster index.
         with_metrics: whether the sources add loss and accuracy in the last attempt.
         released_to: site ids that were sent the target's update.
-        question: digest of what the last attempt asked, see :func:`securefda.aggregator.ranges.question_of`.
+        sum_kind: of the last attempt, see :func:`securefda.aggregator.ranges.sum_kind`.
         confident: number of the target's rows whose pseudo-label counted; None where labels are given, and before the
             target has trained.
         out_of_range: whether a source refused because too many of its coordinates were beyond the ranges (CLIPPED).
@@ -121,7 +121,7 @@ class CurrentRound:
     traffic_before: ByteCounts
     request: RoundRequest | None = None
     trained: bool = False
-    target: TargetPart | None = None
+    target: TargetOutput | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
     silent: set[int] = field(default_factory=set)
@@ -129,7 +129,7 @@ class CurrentRound:
     levels: dict[int, Visibility] = field(default_factory=dict)
     with_metrics: bool = False
     released_to: set[str] = field(default_factory=set)
-    question: bytes = b""
+    sum_kind: bytes = b""
     confident: int | None = None
     out_of_range: bool = False
     target_cosine: float | None = None
@@ -148,10 +148,10 @@ class CurrentRound:
     def begin(self, header: Header) -> None:
         """Note that an attempt begins with this header."""
         self.attempt, self.with_metrics, self.request = header.attempt, header.metrics, RoundRequest.of(header)
-        self.question = question_of(header.rule, header.levels)
+        self.sum_kind = sum_kind(header.rule, header.levels)
         self.levels = dict(zip(header.participants, header.levels, strict=True))
 
-    def spent(self, phase: str, seconds: float) -> None:
+    def add_seconds(self, phase: str, seconds: float) -> None:
         """Add to the time of a phase."""
         self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
 
@@ -173,10 +173,12 @@ class CurrentRound:
         if self.step_share is not None:
             line["step_share"] = self.step_share
         if outcome is not None:
-            parts = outcome.parts
-            line["emptied"] = _emptied(site, parts)
+            partial_sums = outcome.partial_sums
+            line["emptied"] = _emptied(site, partial_sums)
             line["seen"] = [
-                seen for part in parts for seen in _seen(site, part, max_samples, with_metrics=self.with_metrics)
+                seen
+                for partial in partial_sums
+                for seen in _seen(site, partial, max_samples, with_metrics=self.with_metrics)
             ]
         if total and total.errors and self.own and self.own.statistics:
             errors = total.errors.by_rule(self.own.statistics.mean_variance)
@@ -191,7 +193,7 @@ class CurrentRound:
         participants: Iterable[int],
         survivors: frozenset[int] = frozenset(),
     ) -> RoundLine:
-        """The part of a round's line that does not depend on its sums."""
+        """What a round's line says without its sums."""
         up, down = (
             {site.name(index): count - old.get(index, 0) for index, count in sorted(new.items())}
             for new, old in zip(site.traffic(), self.traffic_before, strict=True)
@@ -223,14 +225,14 @@ class CurrentRound:
         return line
 
 
-def _seen(site: TargetSite, part: PartialSum, max_samples: int, *, with_metrics: bool) -> Iterator[SeenLine]:
+def _seen(site: TargetSite, partial: PartialSum, max_samples: int, *, with_metrics: bool) -> Iterator[SeenLine]:
     """What the aggregator learnt about the members of a sum: about each at ``individual``, else about all together.
 
     Without metrics, loss and accuracy are None: the zeros in their places mean nothing.
     """
-    level, statistics = part.level.label, part.statistics
-    if part.level is Visibility.INDIVIDUAL:
-        for index, report in sorted(part.reports.items()):
+    level, statistics = partial.level.label, partial.statistics
+    if partial.level is Visibility.INDIVIDUAL:
+        for index, report in sorted(partial.reports.items()):
             loss, accuracy = (report.loss, report.accuracy) if with_metrics else (None, None)
             yield SeenLine(
                 level=level,
@@ -238,21 +240,21 @@ def _seen(site: TargetSite, part: PartialSum, max_samples: int, *, with_metrics:
                 rows=report.samples,
                 loss=loss,
                 accuracy=accuracy,
-                clipped=part.clipped[index],
+                clipped=partial.clipped[index],
             )
         return
     yield SeenLine(
         level=level,
-        members=[site.name(index) for index in sorted(part.members)],
+        members=[site.name(index) for index in sorted(partial.members)],
         rows=round(statistics.weight * max_samples),
         loss=statistics.loss / statistics.weight if with_metrics else None,
         accuracy=statistics.accuracy / statistics.weight if with_metrics else None,
     )
 
 
-def _emptied(site: TargetSite, parts: Iterable[PartialSum]) -> list[str]:
+def _emptied(site: TargetSite, partial_sums: Iterable[PartialSum]) -> list[str]:
     """Layers that are zero in a sum at ``sum``: too few sources contributed enough there, so the norm cap was zero."""
-    sums = [part.vector for part in parts if part.level is Visibility.SUM]
+    sums = [partial.vector for partial in partial_sums if partial.level is Visibility.SUM]
     sizes = site.trainer.sizes
     edges = np.cumsum(sizes)[:-1]
     return [

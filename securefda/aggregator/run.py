@@ -231,12 +231,12 @@ class AggregatorRun:
 
     def misbehaved(self, index: int, check: str, detail: str) -> list[Send]:
         """The transport dropped a source's message; keep the reason in case the source is missing later."""
-        self._attendance.heard(index, f"fails check {check}: {detail}")
+        self._attendance.note_trouble(index, f"fails check {check}: {detail}")
         return []
 
     def returned(self, index: int) -> list[Send]:
         """A source that had left is back as the same process; it takes part again from the next header."""
-        if not self._attendance.came_back(index) or self.done:
+        if not self._attendance.reconnected(index) or self.done:
             return []
         asked = self._cosigners.ask_again(index) if index not in self._cosigners.cosigned else []
         return asked + self._advance()
@@ -245,7 +245,7 @@ class AggregatorRun:
         """The deadline passed: go on with the sources that have answered.
 
         Args:
-            arrived: by roster index, the part from 0 to 1 of a source's vector that has come.
+            arrived: by roster index, the fraction of a source's vector that has arrived, 0 to 1.
         """
         sends: list[Send] = []
         following: Change | None = None
@@ -318,7 +318,7 @@ class AggregatorRun:
         last = self._phase
         require_transition(last, phase)
         if last.name != phase.name and isinstance(last, TimedRoundPhase):
-            last.current.spent(last.name, self._site.clock() - last.began)
+            last.current.add_seconds(last.name, self._site.clock() - last.began)
         self._phase = phase
         self._report_phase()
 
@@ -376,7 +376,7 @@ class AggregatorRun:
         current = self._start_round(position.round, position.attempt)
         lost = f"round {current.number} was interrupted and cannot be taken up again; it is lost"
         self._reporter.note(Note(lost, "warning"))
-        self._model.lose(current, ())
+        self._model.lose_round(current, ())
         return BetweenRounds(self._site.clock())
 
     def _begin_round(self, number: int, attempts: int = 0, request: RoundRequest | None = None) -> Change:
@@ -386,7 +386,7 @@ class AggregatorRun:
         current = self._start_round(number, attempts, request)
         if not current.plan.needs_sources:
             self._train_target(current)
-            self._model.take_target_update(current)
+            self._model.finish_target_round(current)
             self._progress = replace(self._progress, losses=())
             return BetweenRounds(self._site.clock()), []
         sends = self._cosigners.renew(self._attendance.present)
@@ -445,20 +445,20 @@ class AggregatorRun:
 
     def _need_not_wait(self, current: CurrentRound) -> bool:
         """Whether all sources are ready; after this process's first attempt, whether enough are."""
-        able = self._candidates.able(current)
-        if able == self._candidates.expected(current):
+        ready = self._candidates.ready(current)
+        if ready == self._candidates.expected(current):
             return True
-        return self._progress.attempted and self._candidates.suffice(current, able)
+        return self._progress.attempted and self._candidates.suffice(current, ready)
 
     # --- From attempt to attempt --------------------------------------------------------------------------------------
 
     def _start_attempt(self, current: CurrentRound) -> Change:
         """Plan an attempt of the sources that are ready, and open it with a header that asks for the same as before."""
-        able = self._candidates.able(current)
+        ready = self._candidates.ready(current)
         try:
-            plan = self._candidates.plan(current, able)
+            plan = self._candidates.plan(current, ready)
         except ConfigError as error:
-            return self._end_without_plan(current, able, error), []
+            return self._end_without_plan(current, ready, error), []
         self._progress = replace(self._progress, attempted=True)
         self._train_target(current)
         with_metrics = self._attendance.all_hand_in_metrics(plan.participants)
@@ -468,16 +468,16 @@ class AggregatorRun:
         self._model.publish(current, header)
         return self._open_attempt(current, header)
 
-    def _end_without_plan(self, current: CurrentRound, able: frozenset[int], error: ConfigError) -> Ending:
+    def _end_without_plan(self, current: CurrentRound, ready: frozenset[int], error: ConfigError) -> Ending:
         """The end of a run in which the sources that are ready cannot make an attempt; ``error`` says why not."""
         attendance, candidates = self._attendance, self._candidates
         if attendance.forbidden and not candidates.enough_left(current):
             return self._failed(run_refused(attendance.forbidden))
-        if able == self._site.sources:
+        if ready == self._site.sources:
             return self._failed(error, of_policies=True)
         for index in attendance.present - self._cosigners.cosigned:
-            attendance.heard(index, "has not cosigned the aggregator's log")
-        return self._failed(attendance.explained(candidates.planner.too_few(able, error)))
+            attendance.note_trouble(index, "has not cosigned the aggregator's log")
+        return self._failed(attendance.with_troubles(candidates.planner.too_few(ready, error)))
 
     def _give_up_retry(self, current: CurrentRound) -> AttemptOver:
         """Sources that accepted the round's first header would refuse the next one, and accuse the target."""
@@ -491,7 +491,7 @@ class AggregatorRun:
         session = AggregatorSession(self._site.signer, self._site.roster, header, available_threads())
         attempt = open_attempt(session, current.target, self._store.mark_released)
         participants = header.body.participants
-        sends = self._model.receipts.shown_to(participants)
+        sends = self._model.receipts.missed_results_for(participants)
         sends += [Send(index, self._model.header_for(header, index, current)) for index in participants]
         now = self._site.clock()
         return InAttempt(current, attempt, attempt.phase, now, now + self._settings.training_deadline_s), sends
@@ -523,7 +523,7 @@ class AggregatorRun:
         for alarm in attempt.alarms:
             self._raise_alarm(attempt, alarm)
         for index, why in attempt.why.items():
-            self._attendance.heard(index, why)
+            self._attendance.note_trouble(index, why)
 
     def _finish_round(self, current: CurrentRound, attempt: Attempt, sums: RoundSum) -> Change:
         """Update the model by the sums, and send the result to the sources in them."""
@@ -533,8 +533,8 @@ class AggregatorRun:
             change = self._model.change_by(current, attempt.terms, sums)
         except FaultySum as error:
             return self._reject_sums(current, attempt, waiting, error)
-        self._attendance.contributed(sums.survivors)
-        result = self._model.take(current, attempt.header, sums, change)
+        self._attendance.forget_trouble(sums.survivors)
+        result = self._model.finish_round(current, attempt.header, sums, change)
         self._progress = replace(self._progress, losses=())
         return BetweenRounds(self._site.clock()), [Send(index, Parcel(result)) for index in waiting]
 
@@ -564,7 +564,7 @@ class AggregatorRun:
         """Record that a round has no result. After three in a row, or with too few sources left, the run ends."""
         # A round without a result has no survivors; its line lists as dropped only the sources that it waited for.
         awaited = error.missing if isinstance(error, QuorumLost) else ()
-        self._model.lose(current, [index for index in participants if self._site.name(index) in awaited])
+        self._model.lose_round(current, [index for index in participants if self._site.name(index) in awaited])
         refused = {self._site.name(index): key for index, key in sorted(current.refused.items())}
         losses = (*self._progress.losses, without_frames(with_hint(error, refused)))
         self._progress = replace(self._progress, losses=losses)
@@ -618,20 +618,20 @@ class AggregatorRun:
         sends = [goodbye(signer, index, farewell) for index in sources if index not in kept]
         if not kept:
             return sends
-        with_model, vectors = self._model.left_to_sources(farewell)
-        shown = self._model.receipts.shown_to(kept)
+        with_model, vectors = self._model.goodbye_with_model(farewell)
+        shown = self._model.receipts.missed_results_for(kept)
         return [*sends, *shown, *(goodbye(signer, index, with_model, vectors) for index in kept)]
 
     # --- Messages outside of an attempt -------------------------------------------------------------------------------
 
     def _join(self, message: Signed[Body]) -> list[Send]:
         index, body, attendance = message.sender, message.body, self._attendance
-        if attendance.refuses(message) or not isinstance(body, Join):
+        if attendance.refuses_join(message) or not isinstance(body, Join):
             return []
         attendance.returning.discard(index)
         own = self._site.trainer
         if body.architecture_digest != joining_digest(own.layers, own.frozen_digest):
-            attendance.turned_away(index)
+            attendance.note_other_model(index)
             abort = Abort(Step.HEADER, "HEADER_ARCHITECTURE", index)
             return [Send(index, Parcel(self._site.signer.sign(NO_SESSION, NO_CONTEXT, abort)))]
         if isinstance(self._phase, LastPhase):
@@ -639,8 +639,8 @@ class AggregatorRun:
         lost: list[Send] = []
         if isinstance(self._phase, InAttempt) and index in attendance.present:
             lost = self._phase.attempt.lose(index, "its process restarted") + self._advance()
-        attendance.came(index, body)
-        self._cosigners.reported(index, body.known)
+        attendance.joined(index, body)
+        self._cosigners.note_known(index, body.known)
         schedule = [] if self._schedule is None else [Send(index, Parcel(self._schedule))]
         return [*lost, *schedule, *self._cosigners.ask_again(index), *self._advance()]
 
@@ -685,7 +685,7 @@ class AggregatorRun:
 
     def _accuse(self, index: int, error: FaultySourceError) -> None:
         """Report a source whose message outside of a session failed a check."""
-        self._attendance.heard(index, f"fails check {error.check}")
+        self._attendance.note_trouble(index, f"fails check {error.check}")
         self._reporter.note(Note.alarm_of(error))
         self._site.witness.journal.event("alarm", check=error.check, accused=[error.source_id])
 
@@ -698,5 +698,5 @@ class AggregatorRun:
                 return frozenset(self._attendance.connected - self._cosigners.cosigned - self._cosigners.faulty)
             case Gathering(current=current):
                 expected = self._candidates.expected(current)
-                return expected - self._attendance.present or expected - self._candidates.able(current)
+                return expected - self._attendance.present or expected - self._candidates.ready(current)
         return frozenset()

@@ -289,8 +289,8 @@ def without_share(rows: Samples, share: float, site_id: str, seed: Seed) -> tupl
         raise ConfigError("strategy.validation-share", why, hint="set another share, or 0 for none")
     order = torch.randperm(len(rows), generator=generator_of(derive_seed(seed, site_id, "validation")))
     left, taken = (
-        Samples(rows.features[part], rows.labels[part])
-        for part in (order[count:].sort().values, order[:count].sort().values)
+        Samples(rows.features[chosen], rows.labels[chosen])
+        for chosen in (order[count:].sort().values, order[:count].sort().values)
     )
     return left, taken
 

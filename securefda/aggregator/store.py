@@ -39,7 +39,7 @@ CREATE TABLE last_result (
     model_digest BLOB NOT NULL, signed_bytes BLOB NOT NULL, signature BLOB NOT NULL
 );
 CREATE TABLE receipts (sender INTEGER PRIMARY KEY, signed_bytes BLOB NOT NULL, signature BLOB NOT NULL);
-CREATE TABLE peaks (question BLOB PRIMARY KEY, peaks BLOB NOT NULL);
+CREATE TABLE peaks (kind BLOB PRIMARY KEY, peaks BLOB NOT NULL);
 CREATE TABLE target_releases (
     round INTEGER NOT NULL, attempt INTEGER NOT NULL, update_digest TEXT NOT NULL, recipients TEXT NOT NULL,
     noise TEXT NOT NULL, PRIMARY KEY (round, attempt)
@@ -114,9 +114,9 @@ class TargetRelease:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class KeptPeaks:
-    """The known sizes of sums of one question, see :mod:`securefda.aggregator.ranges`; None if unknown."""
+    """The known sizes of sums of one kind, see :mod:`securefda.aggregator.ranges`; None if unknown."""
 
-    question: bytes
+    kind: bytes
     peaks: Vector64 | None
 
 
@@ -281,18 +281,18 @@ class AggregatorStore(RunStore):
             hint = "put the folder back as it was, or name another --out folder"
             raise ConfigError(str(self._path), "holds a record that is damaged", hint=hint) from error
 
-    def peaks(self, question: bytes) -> Vector64 | None:
-        """Largest coordinates in sums of this question, float64 (layers,); None if unknown."""
+    def peaks(self, kind: bytes) -> Vector64 | None:
+        """Largest coordinates in sums of this kind, float64 (layers,); None if unknown."""
         with self._clear_errors():
-            row = self._database.execute("SELECT peaks FROM peaks WHERE question = ?", (question,)).fetchone()
+            row = self._database.execute("SELECT peaks FROM peaks WHERE kind = ?", (kind,)).fetchone()
         return np.frombuffer(row[0], dtype="<f8").astype(np.float64) if row else None
 
     @staticmethod
     def _keep_peaks(database: sqlite3.Connection, kept: KeptPeaks) -> None:
         if kept.peaks is None:
-            database.execute("DELETE FROM peaks WHERE question = ?", (kept.question,))
+            database.execute("DELETE FROM peaks WHERE kind = ?", (kept.kind,))
         else:
-            row = (kept.question, kept.peaks.astype("<f8").tobytes())
+            row = (kept.kind, kept.peaks.astype("<f8").tobytes())
             database.execute("INSERT OR REPLACE INTO peaks VALUES (?, ?)", row)
 
     @staticmethod

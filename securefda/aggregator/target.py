@@ -1,4 +1,4 @@
-"""Training at the target: its part of a round, what it publishes of that, and training alone for comparison."""
+"""Training at the target: what it computes in a round and publishes of that, and training alone for comparison."""
 
 from __future__ import annotations
 
@@ -195,11 +195,11 @@ class TargetFeatures:
         return mean - gradient * (self.how.step * float(np.linalg.norm(mean)) / length)
 
 
-TargetPart: TypeAlias = TargetRound | TargetAttention | TargetFeatures
-"""The target's part of a round: it has trained, or computed the features of its rows."""
+TargetOutput: TypeAlias = TargetRound | TargetAttention | TargetFeatures
+"""What the target computed in a round: its update, or features of its rows."""
 
-Look: TypeAlias = Callable[[Vector, int, str, RoundPlan], TargetPart]
-"""The part of a target without labels, from a model, the number of the round, the run, and the plan of the round."""
+Look: TypeAlias = Callable[[Vector, int, str, RoundPlan], TargetOutput]
+"""Computes the output of a target without labels from a model, the number of the round, the run, and the plan."""
 
 _ROUND = struct.Struct("<I")
 
@@ -237,8 +237,8 @@ class UnlabelledTarget:
         if rule.releases_features:
             self.site.require_releasable(self.features.rows, Alignment(rule.value))
 
-    def look(self, model: Vector, round_number: int, run_id: str, plan: RoundPlan) -> TargetPart:
-        """The target's part of a round that begins with ``model``, float32 (m,).
+    def look(self, model: Vector, round_number: int, run_id: str, plan: RoundPlan) -> TargetOutput:
+        """What the target computes in a round that begins with ``model``, float32 (m,).
 
         Raises:
             TrainingError: the rows cannot be clustered, or a feature is not finite.
@@ -275,31 +275,33 @@ class UnlabelledTarget:
         return TargetAttention.of(seen, plan, self.down_link)
 
 
-def summed_sizes(trainer: Trainer, part: TargetPart | None) -> tuple[int, ...]:
+def summed_sizes(trainer: Trainer, output: TargetOutput | None) -> tuple[int, ...]:
     """Sizes of the layers that are summed: those of the model, and that of the pull where features are released."""
-    return (*trainer.sizes, *((part.values.size,) if isinstance(part, TargetFeatures) else ()))
+    return (*trainer.sizes, *((output.values.size,) if isinstance(output, TargetFeatures) else ()))
 
 
-def attention_of(part: TargetPart | None) -> TargetAttention | None:
+def attention_of(output: TargetOutput | None) -> TargetAttention | None:
     """The gap statistic of the target's rows; None unless the rule has attention."""
-    return part.attention if isinstance(part, TargetFeatures) else part if isinstance(part, TargetAttention) else None
+    if isinstance(output, TargetFeatures):
+        return output.attention
+    return output if isinstance(output, TargetAttention) else None
 
 
-def published_vector(part: TargetPart | None) -> Vector | None:
+def published_vector(output: TargetOutput | None) -> Vector | None:
     """The vector that the target publishes to sources at ``sum``, float32 (m,): g_T or the gradient of the gap."""
-    if isinstance(part, TargetRound):
-        return part.result.update
-    attention = attention_of(part)
+    if isinstance(output, TargetRound):
+        return output.result.update
+    attention = attention_of(output)
     return None if attention is None else attention.gap_gradient
 
 
-def vectors_for(part: TargetPart | None, header: Header, level: Visibility) -> tuple[memoryview, ...]:
+def vectors_for(output: TargetOutput | None, header: Header, level: Visibility) -> tuple[memoryview, ...]:
     """The vectors that the target sends beside the model to a source at this level, in the order of a header's parcel.
 
     Features go to every source; g_T and the gradient of the gap go to those at ``sum``.
     """
-    features = (part.values,) if isinstance(part, TargetFeatures) and header.features is not None else ()
-    published = published_vector(part) if header.published_digest and level is Visibility.SUM else None
+    features = (output.values,) if isinstance(output, TargetFeatures) and header.features is not None else ()
+    published = published_vector(output) if header.published_digest and level is Visibility.SUM else None
     return tuple(vector_to_wire(one) for one in (*features, published) if one is not None)
 
 
@@ -348,14 +350,14 @@ def train_target(
     return TargetRound(result, statistics, np.stack(kept) if kept else None)
 
 
-def error_units(target: TargetPart | None, select: bool) -> ErrorUnits | None:
+def error_units(target: TargetOutput | None, select: bool) -> ErrorUnits | None:
     """In what estimated errors travel; None where the round does not ask for them."""
     if not select or not isinstance(target, TargetRound) or target.statistics is None:
         return None
     return ErrorUnits.of(target.statistics)
 
 
-def published_terms(target: TargetPart | None, plan: RoundPlan, *, to_sources: bool) -> TargetTerms | None:
+def published_terms(target: TargetOutput | None, plan: RoundPlan, *, to_sources: bool) -> TargetTerms | None:
     """The header's terms of the target; None if the round needs nothing from it.
 
     ``to_sources`` says that sources evaluate the rule, at ``sum``: then g_T and its numbers are published.
@@ -375,7 +377,7 @@ def published_terms(target: TargetPart | None, plan: RoundPlan, *, to_sources: b
     )
 
 
-def gap_gradient_digest(target: TargetPart | None, *, to_sources: bool) -> bytes:
+def gap_gradient_digest(target: TargetOutput | None, *, to_sources: bool) -> bytes:
     """Digest of the gradient of the gap for the header if sources at ``sum`` get it, else empty."""
     attention = attention_of(target)
     if attention is None or not to_sources:
@@ -383,7 +385,7 @@ def gap_gradient_digest(target: TargetPart | None, *, to_sources: bool) -> bytes
     return sha256(vector_to_wire(attention.gap_gradient)).digest()
 
 
-def feature_terms(target: TargetPart | None) -> FeatureTerms | None:
+def feature_terms(target: TargetOutput | None) -> FeatureTerms | None:
     """The header's terms of the features that come with it; None if there are none."""
     if not isinstance(target, TargetFeatures):
         return None
@@ -391,8 +393,8 @@ def feature_terms(target: TargetPart | None) -> FeatureTerms | None:
     return FeatureTerms(rows, width, sha256(vector_to_wire(target.values)).digest())
 
 
-def evaluate_at_target(terms: RoundTerms, target: TargetPart | None, update: Vector | Vector64) -> Contribution:
-    """Evaluate the round's rule on the aligned part of a source, or the mean of a cohort: (m,), or (m + T d,).
+def evaluate_at_target(terms: RoundTerms, target: TargetOutput | None, update: Vector | Vector64) -> Contribution:
+    """Evaluate the round's rule on the aligned update of a source, or the mean of a cohort: (m,), or (m + T d,).
 
     Raises:
         ValueError: the update and the target's numbers contradict each other.

@@ -285,7 +285,7 @@ class OpenedSum:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenedSession:
     """The end of a session: the opened sums, one per cohort that was not given up, and the sources' faults.
 
     ``sum_digest`` is SHA-256 of the sums' ring vectors, each packed like a masked input, concatenated. ``faults`` name
@@ -556,7 +556,7 @@ def add_unmask(state: CollectingUnmask, signed: Signed[Unmask]) -> CollectingUnm
     return replace(state, received={**state.received, signed.sender: signed.body})
 
 
-def close_unmask(state: CollectingUnmask) -> Opened:
+def close_unmask(state: CollectingUnmask) -> OpenedSession:
     """R4: reconstruct the secrets, check each against its commitment, remove the masks, and decode the sums.
 
     Raises:
@@ -583,7 +583,7 @@ def close_unmask(state: CollectingUnmask) -> Opened:
         detail = f"wrong shares of the secrets of {names}, unless these dealt them so"
         faults.append(FaultySourceError(session.name(holder), "UNMASK_SHARE", detail))
     dropped = frozenset(state.lists.dropped)
-    return Opened(session, state.survivors, dropped, sums, digest.digest(), tuple(faults))
+    return OpenedSession(session, state.survivors, dropped, sums, digest.digest(), tuple(faults))
 
 
 def _open_sum(state: CollectingUnmask, opened: OpenedSecrets, cohort: frozenset[int]) -> OpenedSum:

@@ -360,9 +360,9 @@ def clip_contribution(header: Header, contribution: Contribution, weight: float 
     start, clipped = 0, []
     for layer in header.layers:
         bound = layer.clip if weight is None else min(layer.clip, layer.range / weight)
-        part, count = contribution.vector[start : start + layer.size], 0
-        for first in range(0, part.size, _BLOCK):  # whole layers at once would take as much memory again
-            block = part[first : first + _BLOCK]
+        values, count = contribution.vector[start : start + layer.size], 0
+        for first in range(0, values.size, _BLOCK):  # whole layers at once would take as much memory again
+            block = values[first : first + _BLOCK]
             outside = int(np.count_nonzero(np.abs(block) > bound))
             if outside:
                 np.clip(block, -bound, bound, out=block)
@@ -572,9 +572,9 @@ def check_sum(terms: RoundTerms, total: Vector64, samples: float, count: int) ->
     of_weights = count / terms.encoding.tail_q_max  # rounding: at most one step per weight, and one per coordinate
     start = 0
     for number, layer in enumerate(terms.header.layers):
-        part = total[start : start + layer.size]
+        values = total[start : start + layer.size]
         most = layer.clip * (samples + of_weights) + count * terms.encoding.step(number)
-        if max(float(part.max()), -float(part.min())) > most:
+        if max(float(values.max()), -float(values.min())) > most:
             raise FaultySum(f"the sum of layer {layer.name} is beyond the clip at the weight that came with it")
         start += layer.size
 

@@ -176,8 +176,8 @@ class Quantisation:
         values: RingVector = np.empty(self.length, dtype=np.uint32)
         stream = keystream(rounding)
         for number, (start, stop) in enumerate(self._bounds()):
-            part, out, limit = vector[start:stop], values[start:stop], self.layers[number].range
-            _encode_layer(part, out, limit, self.q_max, stream=stream, layer=number)
+            limit = self.layers[number].range
+            _encode_layer(vector[start:stop], values[start:stop], limit, self.q_max, stream=stream, layer=number)
         values[self.layer_length :] = np.rint(extra.astype(np.float64) * self.tail_q_max).astype(np.uint32)
         return values
 
@@ -271,22 +271,22 @@ def _encode_layer(
     block, above = (np.empty(min(_BLOCK, source.size), dtype=np.float64) for _ in range(2))
     drawn = bytearray(2 * block.size)
     for start in range(0, source.size, _BLOCK):
-        part = block[: min(_BLOCK, source.size - start)]
-        np.copyto(part, source[start : start + part.size])
-        low, high = float(part.min()), float(part.max())
+        chunk = block[: min(_BLOCK, source.size - start)]
+        np.copyto(chunk, source[start : start + chunk.size])
+        low, high = float(chunk.min()), float(chunk.max())
         if not (math.isfinite(low) and math.isfinite(high)):  # min and max propagate NaN
             raise ValueError(f"layer {layer} holds NaN or infinity")
         if low < -limit or high > limit:
-            np.clip(part, -limit, limit, out=part)
-        np.multiply(part, q_max / limit, out=part)
-        stream.update_into(_ZEROS[: 2 * part.size], memoryview(drawn)[: 2 * part.size])
+            np.clip(chunk, -limit, limit, out=chunk)
+        np.multiply(chunk, q_max / limit, out=chunk)
+        stream.update_into(_ZEROS[: 2 * chunk.size], memoryview(drawn)[: 2 * chunk.size])
         # d in [2^-17, 1 - 2^-17] keeps q within q_max despite the float64 rounding of the product.
-        dither = above[: part.size]
-        np.multiply(np.frombuffer(drawn, "<u2", part.size), _DITHER_STEP, out=dither)
+        dither = above[: chunk.size]
+        np.multiply(np.frombuffer(drawn, "<u2", chunk.size), _DITHER_STEP, out=dither)
         np.add(dither, _DITHER_LEAST, out=dither)
-        np.add(part, dither, out=part)
-        np.floor(part, out=part)
-        out[start : start + part.size] = part.astype(np.int32).view(np.uint32)
+        np.add(chunk, dither, out=chunk)
+        np.floor(chunk, out=chunk)
+        out[start : start + chunk.size] = chunk.astype(np.int32).view(np.uint32)
 
 
 # --- the tail ---------------------------------------------------------------------------------------------------------

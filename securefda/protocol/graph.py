@@ -7,7 +7,7 @@ shares, and ``threshold`` of them open a secret. The complete graph is the ring 
 Security needs one property of the ring: among the ``degree / 2`` places before an honest member, and among those after
 it, at most ``threshold - degree / 2 - 2`` belong to colluders. Then, whichever sources the aggregator declares dropped,
 colluding holders are too few to open anything; no member can have both of its secrets opened; and no sum can be opened
-over a part of the ring, since fewer than ``threshold`` holders would help at the part's ends. The specification has the
+over a stretch of the ring, since fewer than ``threshold`` holders would help at its ends. The specification has the
 proof.
 
 Probabilities are exact: integers, and no floating point.

@@ -130,11 +130,11 @@ def _add_to_segment(segment: RingVector, masks: Sequence[Mask], offset: int) -> 
     buffer = bytearray(BLOCK_BYTES)
     words = np.frombuffer(buffer, dtype=segment.dtype.newbyteorder("<"))
     for start in range(0, segment.size, words.size):
-        part = segment[start : start + words.size]
-        zeros = _ZEROS[: part.nbytes]
+        chunk = segment[start : start + words.size]
+        zeros = _ZEROS[: chunk.nbytes]
         for stream, combine in streams:
             stream.update_into(zeros, buffer)
-            combine(part, words[: part.size], out=part)
+            combine(chunk, words[: chunk.size], out=chunk)
     buffer[:] = _ZEROS  # leave no piece of a mask in memory
 
 

@@ -456,7 +456,7 @@ class MaskedInput:
 class Update:
     """Visibility ``individual``: the digest of the update in clear (float32) and the number of samples behind it.
 
-    ``rounding_key`` is that with which the aggregator rounds the source's part, as the source does by itself elsewhere.
+    With ``rounding_key`` the aggregator rounds the source's contribution, as the source does by itself elsewhere.
     ``loss`` and ``accuracy`` are means over the training rows, where the header has ``metrics`` and the site's policy
     lets them leave.
     """

@@ -30,12 +30,12 @@ from securefda.protocol.graph import Ring, ring_of
 from securefda.protocol.messages import Advertise, Header, Layer, Roll, Signed, Survivors, Visibility
 
 
-def labelled_digest(label: str, *parts: bytes) -> bytes:
-    """SHA-256 over a label and length-prefixed parts (32 bytes)."""
+def labelled_digest(label: str, *fields: bytes) -> bytes:
+    """SHA-256 over a label and length-prefixed fields (32 bytes)."""
     state = sha256(b"securefda/1/" + label.encode() + b"\0")
-    for part in parts:
-        state.update(struct.pack(">Q", len(part)))
-        state.update(part)
+    for one in fields:
+        state.update(struct.pack(">Q", len(one)))
+        state.update(one)
     return state.digest()
 
 
@@ -74,8 +74,8 @@ def sum_terms(header: Header) -> tuple[str, str]:
 
 def key_list_context(ctx: bytes, advertisements: Sequence[Signed[Advertise]]) -> bytes:
     """ctx1: the header and every Advertise message with its signature, verbatim and in the order listed."""
-    parts = [part for item in advertisements for part in (item.signed_bytes, item.signature)]
-    return labelled_digest("ctx1", ctx, *parts)
+    fields = [one for item in advertisements for one in (item.signed_bytes, item.signature)]
+    return labelled_digest("ctx1", ctx, *fields)
 
 
 def roll_context(ctx: bytes, roll: Roll) -> bytes:
@@ -119,10 +119,10 @@ def survivors_digest(ctx2: bytes, lists: Survivors) -> bytes:
 
 def architecture_digest(layers: Iterable[tuple[str, tuple[int, ...]]]) -> bytes:
     """Digest of a layer table: names and shapes in order. Models can be federated together exactly if it is equal."""
-    parts: list[bytes] = []
+    fields: list[bytes] = []
     for name, shape in layers:
-        parts += [name.encode(), struct.pack(f">{len(shape)}Q", *shape)]
-    return labelled_digest("architecture", *parts)
+        fields += [name.encode(), struct.pack(f">{len(shape)}Q", *shape)]
+    return labelled_digest("architecture", *fields)
 
 
 def joining_digest(layers: Iterable[tuple[str, tuple[int, ...]]], frozen: bytes) -> bytes:
@@ -137,7 +137,7 @@ def joining_digest(layers: Iterable[tuple[str, tuple[int, ...]]], frozen: bytes)
 
 
 def layer_names_and_shapes(layers: Iterable[Layer]) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """The part of a layer table that the architecture digest covers."""
+    """Name and shape of each layer, which the architecture digest covers."""
     return tuple((layer.name, layer.shape) for layer in layers)
 
 
@@ -177,8 +177,8 @@ def cohorts_of(header: Header, ctx1: bytes, nonces: Mapping[int, bytes]) -> Coho
     drawn.sort(key=lambda member: labelled_digest("cohort-place", key, struct.pack(">I", member)))
     count = max(1, len(drawn) // header.cohort_size) if drawn else 0
     bounds = [place * len(drawn) // count for place in range(count + 1)] if drawn else []
-    parts = (of_sum, *(frozenset(drawn[start:end]) for start, end in itertools.pairwise(bounds)))
-    return tuple(part for part in parts if part)
+    cohorts = (of_sum, *(frozenset(drawn[start:end]) for start, end in itertools.pairwise(bounds)))
+    return tuple(cohort for cohort in cohorts if cohort)
 
 
 def quorum_at(header: Header, level: Visibility) -> int:

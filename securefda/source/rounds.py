@@ -79,7 +79,7 @@ _STEP_OF_PHASE: dict[type, Step] = {
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Summand:
+class PendingContribution:
     """A source's clipped contribution to the sum, kept until it can be capped, encoded and masked.
 
     Attributes:
@@ -109,13 +109,13 @@ class SourceRound:
         header: the signed header that opened the round.
         phase: of the masking session; or, at ``individual``, the wait for the result.
         record: this site's line about the round in the run's records.
-        summand: this source's contribution until it is masked; None afterwards, and at ``individual``.
+        pending: this source's contribution until it is masked; None afterwards, and at ``individual``.
     """
 
     header: Signed[Header]
     phase: session_steps.Phase | AwaitingClearResult
     record: SiteLine
-    summand: Summand | None = None
+    pending: PendingContribution | None = None
 
     @property
     def step(self) -> Step:
@@ -178,17 +178,17 @@ def begin_round(site: SourceSite, accepted: AcceptedRound) -> tuple[SourceRound,
     if result.epsilon is not None:
         record["epsilon"] = result.epsilon
     update = aligned_update(header, result.update, steps=result.steps, learning_rate=result.learning_rate)
-    part = with_pull(header, update, result.pull)
+    aligned = with_pull(header, update, result.pull)
     units = accepted.course.units_after(result.update)
     site.store.remember_trained(header.run_id, accepted.origin.number, accepted.model, header.model_digest, units)
     rounding = site.new_rounding_key(header)
     if accepted.level is Visibility.INDIVIDUAL:
-        return _release_in_clear(site, accepted.header, part, record, metrics=metrics, rounding=rounding)
+        return _release_in_clear(site, accepted.header, aligned, record, metrics=metrics, rounding=rounding)
 
     weight = weight_of(header, result.samples)
     variance = aligned_variance(header, result.noise_variance, steps=result.steps, learning_rate=result.learning_rate)
-    contribution = contribution_at_source(terms, accepted.level, accepted.published, part, variance)
-    del result, update, part  # frees vectors of the model's length before encoding and masking
+    contribution = contribution_at_source(terms, accepted.level, accepted.published, aligned, variance)
+    del result, update, aligned  # frees vectors of the model's length before encoding and masking
     statistics = statistics_of(contribution, weight, metrics)
     capped = is_capped(header, accepted.level)
     clipped = clip_contribution(header, contribution, None if capped else weight)
@@ -197,8 +197,8 @@ def begin_round(site: SourceSite, accepted: AcceptedRound) -> tuple[SourceRound,
     report = norm_report(terms, contribution, weight) if capped else None
     session = session_steps.Session(site.signer, site.roster, site.limits, accepted.header, available_threads())
     phase, advertise = session_steps.advertise(session, site.random_bytes, report.codes if report else b"")
-    summand = Summand(terms, contribution, weight, clipped, statistics, report, rounding)
-    return SourceRound(accepted.header, phase, record, summand), Parcel(advertise)
+    pending = PendingContribution(terms, contribution, weight, clipped, statistics, report, rounding)
+    return SourceRound(accepted.header, phase, record, pending), Parcel(advertise)
 
 
 def continue_round(site: SourceSite, current: SourceRound, message: Signed[Body]) -> tuple[SourceRound, Parcel]:
@@ -316,7 +316,7 @@ def capped_input(site: SourceSite, current: SourceRound, ready: session_steps.Re
     Raises:
         FaultyAggregatorError: CLIPPED, too many coordinates are beyond the ranges.
     """
-    own = current.summand
+    own = current.pending
     if own is None:
         raise FaultyAggregatorError("ORDER", "nothing to mask")
     applied = apply_caps(own.terms, own.report, ready.reports, own.contribution)
@@ -337,9 +337,9 @@ def release_masked(
     site: SourceSite, current: SourceRound, ready: session_steps.ReadyToMask, encoded: RingVector
 ) -> tuple[SourceRound, Parcel]:
     """Mask, then burn the release fuse on disk before sending: after a crash, the update counts as released."""
-    if current.summand is None:
+    if current.pending is None:
         raise FaultyAggregatorError("ORDER", "nothing to mask")
-    phase, message, vector = session_steps.masked_input(ready, encoded, current.summand.terms.encoding)
+    phase, message, vector = session_steps.masked_input(ready, encoded, current.pending.terms.encoding)
     _burn_fuse(site, current.header)
     return SourceRound(current.header, phase, current.record), Parcel(message, (vector,))
 

@@ -780,7 +780,7 @@ Global___GraphTerms: _TypeAlias = GraphTerms  # noqa: Y015
 
 @_typing.final
 class NormCapTerms(_message.Message):
-    """No source's part of the sum may hold more than 1/kappa of the squared norm of the others that count."""
+    """No source's contribution may hold more than 1/kappa of the squared norm of the others that count."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1123,7 +1123,7 @@ class Update(_message.Message):
     accuracy: _builtins.float
     """Accuracy over the training rows, in [0, 1]. Absent likewise."""
     rounding_key: _builtins.bytes
-    """Key with which A rounds the part of this source; 32 bytes."""
+    """Key with which A rounds this source's contribution; 32 bytes."""
     def __init__(
         self,
         *,

@@ -213,7 +213,7 @@ class Cohort:
     outbox: dict[int, AnySigned] = field(default_factory=dict)
     vectors: dict[int, bytes] = field(default_factory=dict)
     heard: dict[tuple[str, int], AnySigned] = field(default_factory=dict)
-    opened: agg.Opened | None = None
+    opened: agg.OpenedSession | None = None
 
     def __post_init__(self) -> None:
         self.roster = roster_of(self.n)
@@ -383,7 +383,7 @@ class Cohort:
         self.collect()
         self.close()
 
-    def finish(self) -> agg.Opened:
+    def finish(self) -> agg.OpenedSession:
         """Go on from wherever the session stands to the open sum, and hand the result to every source."""
         if self.outbox:
             self.collect()

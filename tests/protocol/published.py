@@ -227,7 +227,7 @@ class AggregatorUnderTest:
                 return [sent(self._result(self.phase))]
         return [sent(one) for one in (message.values() if isinstance(message, Mapping) else [message])]
 
-    def _result(self, opened: agg.Opened) -> Signed[Result]:
+    def _result(self, opened: agg.OpenedSession) -> Signed[Result]:
         body = Result(opened.sum_digest, len(opened.survivors), sha256(b"next model").digest())
         return self._session.sign(opened.session.ctx, body)
 

@@ -255,7 +255,7 @@ class SessionNetwork(MemoryNetwork[AggregatorRun, Source]):
         of_sum = [index for index in header.at(Visibility.SUM) if index in members]
         factors = _factors(header, {index: self._codes_of(index, attempt) for index in of_sum})
         q_max = quantisation(header).q_max
-        for part in outcome.parts:
+        for part in outcome.partial_sums:
             total, rounded_up = np.zeros(WIDTH + TAIL, np.int64), np.zeros(WIDTH + TAIL, np.int64)
             for member in part.members:
                 place, steps = place_of(header.round, member), factors.get(member, 1.0) * q_max
@@ -264,7 +264,7 @@ class SessionNetwork(MemoryNetwork[AggregatorRun, Source]):
                 total[WEIGHT] += q_max
                 total += self._added(member, digests[member])
             self._judge_part(attempt, part, total, rounded_up)
-            self.events[f"opened {part.level.label} beside {len(outcome.parts) - 1}"] += 1
+            self.events[f"opened {part.level.label} beside {len(outcome.partial_sums) - 1}"] += 1
         if any(factor < 1 for factor in factors.values()):
             self.events["capped"] += 1
 

@@ -13,7 +13,7 @@ import pytest
 from rounds_federation import FEATURES, TARGET, Federation, is_header, site_id, task_of, trainer_of, training_of
 
 from securefda.aggregator.store import AggregatorStore
-from securefda.aggregator.target import FeatureSettings, Look, TargetFeatures, TargetPart, UnlabelledTarget
+from securefda.aggregator.target import FeatureSettings, Look, TargetFeatures, TargetOutput, UnlabelledTarget
 from securefda.audit.reading import open_log
 from securefda.errors import FaultyAggregatorError, TrainingError
 from securefda.protocol.messages import PULL_LAYER, Advertise, DownLink, MaskedInput, Visibility
@@ -174,7 +174,7 @@ class OtherWidth(Federation):
         look = super().look_of(trainer)
         assert look is not None
 
-        def narrow(*place: Any) -> TargetPart:
+        def narrow(*place: Any) -> TargetOutput:
             part = look(*place)
             return replace(part, values=part.values[:, 1:].copy()) if isinstance(part, TargetFeatures) else part
 

@@ -273,7 +273,7 @@ def test_a_source_that_joins_again_may_show_its_log_as_often_as_before(federatio
     for number in range(MOST_SHOWN - 1):
         federation.run.receive(outside(ME, replace(own, known=number)))
     assert ME not in cosigners.faulty
-    cosigners.reported(ME, 0)
+    cosigners.note_known(ME, 0)
     for number in range(MOST_SHOWN - 1):
         federation.run.receive(outside(ME, replace(own, known=number)))
 

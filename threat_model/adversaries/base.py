@@ -13,7 +13,7 @@ from hashlib import sha256
 from securefda.aggregator.attendance import CosignerTracker
 from securefda.aggregator.headers import AttemptPosition, Planner, SessionPlan, make_header
 from securefda.aggregator.ranges import WordFormat
-from securefda.aggregator.target import TargetPart, summed_sizes, train_target, vectors_for
+from securefda.aggregator.target import TargetOutput, summed_sizes, train_target, vectors_for
 from securefda.errors import FaultySourceError
 from securefda.protocol.encoding import vector_from_wire, vector_to_wire
 from securefda.protocol.messages import (
@@ -90,7 +90,7 @@ class MaliciousAggregator(Opens):
         self.witness, self.witnesses = seat.site.witness, CosignerTracker(seat.site)
         self.instance = 0
         self.model: Vector = seat.site.trainer.initial_model()
-        self.target: TargetPart | None = None
+        self.target: TargetOutput | None = None
         self.last_result: Signed[Result] | None = None
         self.receipts: dict[int, Signed[Receipt]] = {}
         self.had_result: set[int] = set()
@@ -121,7 +121,7 @@ class MaliciousAggregator(Opens):
         at_sum_alone = set(plan.levels.values()) == {Visibility.SUM}
         return replace(plan, threshold=threshold, sum_quorum=threshold if at_sum_alone else plan.sum_quorum)
 
-    def train(self, place: AttemptPosition, plan: RoundPlan) -> TargetPart | None:
+    def train(self, place: AttemptPosition, plan: RoundPlan) -> TargetOutput | None:
         """The target's own part of a round."""
         look = self.seat.site.look
         if look is not None and plan.rule.looks_at_features:
@@ -220,7 +220,7 @@ class MaliciousAggregator(Opens):
             self.joined[sender] = body.visibility
             self.with_metrics |= {sender} if body.metrics else set()
             witnesses = self.witnesses_of(sender)
-            witnesses.reported(sender, body.known)
+            witnesses.note_known(sender, body.known)
             return [witnesses.ask(sender)]
         if isinstance(body, Checkpoint | Cosigned):
             return self._witnessed(parcel.message)

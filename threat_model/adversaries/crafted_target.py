@@ -112,8 +112,9 @@ class CraftsTarget(SubtractsColluders):
         whole = header.norm_cap is not None and header.norm_cap.granularity is Granularity.MODEL
         norms = []
         for index in sorted(self.heard.advertised):
-            part = contribution_at_source(terms, Visibility.SUM, self._update, self._known[index])
-            norms.append(contribution_norms(part.vector, [sum(sizes)] if whole else sizes, self._weights[index]))
+            contribution = contribution_at_source(terms, Visibility.SUM, self._update, self._known[index])
+            groups = [sum(sizes)] if whole else sizes
+            norms.append(contribution_norms(contribution.vector, groups, self._weights[index]))
         table = np.array(norms)
         if header.norm_cap is not None:
             table = np.minimum(table, caps_for(table, kappa=header.norm_cap.kappa, others=header.norm_cap.others))
@@ -147,20 +148,20 @@ class ClaimsNorm(ColludingSource):
         current = self._round
         if current is None or not isinstance(current.phase, steps.AwaitingKeyList):
             return answers
-        if current.summand is None or current.summand.report is None:
+        if current.pending is None or current.pending.report is None:
             return answers
         own, layers = current.phase.own, current.header.body.layers
         limits, sizes = [layer.clip * layer.size**0.5 for layer in layers], [layer.size for layer in layers]
-        if len(current.summand.report.exact) == 1:
+        if len(current.pending.report.exact) == 1:
             limits, sizes = [float(np.linalg.norm(limits))], [sum(sizes)]
-        claimed = np.minimum(self._factor * current.summand.report.exact, limits)
+        claimed = np.minimum(self._factor * current.pending.report.exact, limits)
         codes = norm_codes(claimed, sizes, limits)
         report = Secret(bytes(REPORT_OPENING_BYTES) + codes)
         committed = report_commitment(report, own=self.signer.index, ctx=own.envelope.context)
         body: Advertise = replace(own.body, report_commitment=committed)
         signed = self.signer.sign(own.envelope.session_id, own.envelope.context, body)
         phase = replace(current.phase, own=signed, report=report)
-        self._round = replace(current, phase=phase, summand=replace(current.summand, report=NormReport(claimed, codes)))
+        self._round = replace(current, phase=phase, pending=replace(current.pending, report=NormReport(claimed, codes)))
         return [Parcel(signed)]
 
 

@@ -120,7 +120,7 @@ class ForksLater(MaliciousAggregator):
         self.witness = self._other_log()
         self.witnesses = CosignerTracker(replace(self.seat.site, witness=self.witness))
         for index in self.joined:
-            self.witnesses.reported(index, 0 if self.way == "unheard" else min(known, self.witness.size))
+            self.witnesses.note_known(index, 0 if self.way == "unheard" else min(known, self.witness.size))
         return [self.witnesses.ask(index) for index in sorted(self.joined)]
 
     def _witnessed(self, message: Signed[Body]) -> list[Send]:

@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from securefda.aggregator.headers import room_of
+from securefda.aggregator.headers import n_max_for
 from securefda.aggregator.ranges import narrowest
 from securefda.errors import ConfigError
 from securefda.parse import json_value
@@ -88,7 +88,7 @@ class Job:
 
         No sum of these vectors is so small that a round would have a narrower range.
         """
-        room = room_of(self.sources)
+        room = n_max_for(self.sources)
         layers = (EncodedLayer(self.params, CLIP),)
         return Quantisation(layers, n_max=room, modulus_bits=narrowest(0, room), tail=TAIL)
 

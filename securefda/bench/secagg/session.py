@@ -137,7 +137,7 @@ class _Session:
         self._leaving = set(session.header.body.participants[job.sources - job.dropped :])
         self._buffer = bytearray()
 
-    def run(self, header: bytes) -> agg.Opened:
+    def run(self, header: bytes) -> agg.OpenedSession:
         """Publish the header, and go on to the open sum."""
         memory = PeakGrowth()
         self._buffer = bytearray(self._session.encoding.nbytes)
@@ -182,7 +182,7 @@ _STEPS: tuple[tuple[str, Callable[..., Any], Callable[..., Any]], ...] = (
 )
 
 
-def _error(job: Job, opened: agg.Opened) -> float:
+def _error(job: Job, opened: agg.OpenedSession) -> float:
     (one,) = opened.sums
     total = np.zeros(job.params)
     for index in opened.survivors:
