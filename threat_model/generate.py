@@ -22,7 +22,7 @@ _HEAD = ("", "threat", "by", "levels", "status", "what stands in the way today",
 
 
 def table(known: Register, files: Mapping[str, Sequence[str]]) -> str:
-    """The register as a table in Markdown; ``files`` are the tests of each threat, from the root of the tree."""
+    """Return the register as a Markdown table; ``files`` are the tests of each threat, from the root of the tree."""
     rows = [_HEAD, ("---",) * len(_HEAD), *(_row(threat, files.get(threat.id, ())) for threat in known.threat)]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
@@ -46,7 +46,7 @@ def _beside(file: str) -> str:
 
 
 def with_table(text: str, made: str) -> str:
-    """The README's text with ``made`` between its markers.
+    """Return the README's text with ``made`` between its markers.
 
     Raises:
         ValueError: a marker is not there exactly once.
@@ -58,7 +58,7 @@ def with_table(text: str, made: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write or check; returns the exit code."""
+    """Write or check the table; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where the table is stale")
     check = parser.parse_args(arguments).check

@@ -1,4 +1,4 @@
-"""Records that are chained and nothing more, for positive controls: what a log without checkpoints of others shows.
+"""Records that are only chained, for positive controls: what a log without others' checkpoints shows.
 
 Each link is the SHA-256 of the link before and the record, as logs are kept that call themselves tamper-evident.
 """
@@ -23,7 +23,7 @@ def chained(records: Iterable[bytes]) -> list[Link]:
 
 
 def first_broken(links: Sequence[Link]) -> int | None:
-    """The first place where the chain does not hold; None where it does."""
+    """Return the first place where the chain is broken; None if it is whole."""
     expected = chained(record for record, _ in links)
     broken = [place for place, (one, other) in enumerate(zip(links, expected, strict=True)) if one != other]
     return broken[0] if broken else None

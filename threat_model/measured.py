@@ -1,4 +1,4 @@
-"""A victim in a process of its own, so that what it takes of memory can be read from outside of the attacker.
+"""A victim in a separate process, so that its memory can be measured from outside of the attacker.
 
 Here are the real server of an aggregator and the real channel of a source; nothing of the stage, which loads torch.
 """
@@ -28,7 +28,7 @@ _PEAK, _PRESENT = "VmHWM:", "VmRSS:"
 
 
 def _memory(key: str) -> int:
-    """Bytes of memory of this process, from Linux."""
+    """Return a number of bytes of this process's memory, from Linux."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
 
@@ -41,15 +41,15 @@ class MeasuredProcess:
         self._before = 0
 
     async def received(self) -> Any:
-        """What the victim says next."""
+        """Return the victim's next report."""
         return await in_thread(self._pipe.recv)
 
     async def settle(self) -> None:
-        """Count growth from here on."""
+        """Start to measure growth from here."""
         self._before = (await self._ask())[0]
 
     async def growth(self) -> tuple[int, list[str]]:
-        """By how many bytes the most that it ever held exceeds what it held then, and the checks that failed."""
+        """Return by how much the peak memory exceeds the memory then, in bytes, and the checks that failed."""
         _, peak, checks = await self._ask()
         return peak - self._before, checks
 
@@ -61,7 +61,7 @@ class MeasuredProcess:
 
 @contextmanager
 def in_its_own_process(victim: Callable[..., None], *args: Any) -> Iterator[MeasuredProcess]:
-    """Run ``victim(pipe, *args)`` in a fresh interpreter; it ends when its pipe closes, or is made to."""
+    """Run ``victim(pipe, *args)`` in a fresh interpreter, which ends with its pipe, or by force."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=victim, args=(theirs, *args), daemon=True)
@@ -83,7 +83,7 @@ def aggregator_server(
     settings: TransportSettings,
     within: Within = nullcontext,
 ) -> None:
-    """The real server, which lets every source upload 4 KiB. Says its address, then how much memory it takes.
+    """Run the real server, which lets every source upload 4 KiB. Reports its address, then its memory.
 
     Args:
         pipe: to the process that measures.
@@ -131,7 +131,7 @@ def source_channel(
     settings: TransportSettings,
     max_vector_bytes: int,
 ) -> None:
-    """The real channel: says when it is connected, asked once takes in a message, says how that ended.
+    """Run the real channel: reports its connection, takes in a message once asked, and reports the outcome.
 
     Args:
         pipe: to the process that measures.

@@ -1,4 +1,4 @@
-"""An aggregator of the attacker that says what it likes to real source processes.
+"""The attacker's aggregator, with arbitrary messages to real source processes.
 
 It listens where a federation's sources dial, with the target's kit and the transport of the real aggregator. The
 victims are processes, started as people start them; the attacker runs on an event loop in a thread of the test.
@@ -40,7 +40,7 @@ AttackerT = TypeVar("AttackerT", bound=MaliciousAggregator)
 
 
 class OverTls(Generic[AttackerT]):
-    """Lets an attacker speak with the sources of a federation, for the length of a ``with`` block.
+    """Connects an attacker with the sources of a federation, for the length of a ``with`` block.
 
     A run of another name needs another connection: then the attacker hangs up, and listens again.
 
@@ -70,7 +70,7 @@ class OverTls(Generic[AttackerT]):
         self._failure: BaseException | None = None
 
     def __enter__(self) -> OverTls[AttackerT]:
-        """Returns when it listens."""
+        """Listen, then return."""
         self._thread.start()
         self._listens.wait(PATIENCE_S)
         self._require_alive()
@@ -84,11 +84,11 @@ class OverTls(Generic[AttackerT]):
         self._require_alive()
 
     def said(self, index: int, kind: type) -> list[Signed[Any]]:
-        """The messages of one type that a source has sent."""
+        """Return the messages of one type that a source has sent."""
         return [message for message in self.came if message.sender == index and isinstance(message.body, kind)]
 
     def until_done(self) -> None:
-        """Wait until the attacker has nothing more to ask, and has said all."""
+        """Wait until the attacker has no more questions, and has sent everything."""
         with self._news:
             self._news.wait_for(lambda: self._is_done or self._failure is not None, PATIENCE_S)
         self._require_alive()
@@ -152,7 +152,7 @@ class OverTls(Generic[AttackerT]):
             await server.stop(1.0)
 
     async def _listen(self) -> AggregatorServer:
-        """On a new connection, in the run that the attacker names."""
+        """Listen on a new connection, in the run that the attacker names."""
         kit, adversary = self._kit, self.adversary
         self._joined.clear()
         journal = adversary.seat.site.witness.journal

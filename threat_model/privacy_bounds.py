@@ -1,4 +1,4 @@
-"""What (epsilon, delta)-differential privacy leaves an attacker, as bounds that tests compare scores with. Pure.
+"""Bounds that (epsilon, delta)-differential privacy sets for any attacker; tests compare scores with them.
 
 One neighbouring relation throughout, the ledger's: a row is in the data or not
 (:data:`securefda.privacy.events.GUARANTEE`).

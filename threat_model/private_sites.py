@@ -32,10 +32,10 @@ ABSENT = -100
 DELTA = 1e-5
 NOON = 1_800_000_000
 SEED = 7
-"""Of the run: every site of a federation knows it."""
+"""The run's seed, which every site of a federation knows."""
 
 PUBLIC_KEY = published_key(1).public_key().public_bytes_raw()
-"""Of the site, whose word on its ledger counts."""
+"""The key of the site, whose signature its ledger needs."""
 
 WIDE = Budget(1e6, DELTA)
 """For tests of what noise does; a budget that pays for everything."""
@@ -51,41 +51,41 @@ class Rows(Task):
         self._layer = inputs, outputs, bias
 
     def model(self) -> nn.Module:
-        """One linear layer of zeros."""
+        """Return one linear layer of zeros."""
         layer = nn.Linear(*self._layer)
         for parameter in layer.parameters():
             nn.init.zeros_(parameter)
         return layer
 
     def train_data(self, site: str) -> Samples:  # noqa: ARG002 - a test hands rows to the trainer
-        """One row that is not there."""
+        """Return one absent row."""
         return rows_of(np.zeros((1, self._layer[0])), np.array([ABSENT]))
 
     def test_data(self, site: str) -> Samples:
-        """Likewise."""
+        """Return one absent row."""
         return self.train_data(site)
 
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """The mean over all places, taken or not."""
+        """Return the mean over all places, taken or not."""
         return self.row_losses(outputs, labels).mean()
 
     def row_losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """Cross-entropy of each row; 0 where it is absent."""
+        """Return the cross-entropy of each row; 0 if it is absent."""
         return nn.functional.cross_entropy(outputs, labels, reduction="none", ignore_index=ABSENT)
 
     def metrics(self, outputs: Tensor, labels: Tensor) -> dict[str, float]:
-        """Accuracy, absent rows counting as wrong."""
+        """Return the accuracy; absent rows count as wrong."""
         return {"accuracy": float((outputs.argmax(dim=1) == labels).double().mean())}
 
 
 def rows_of(features: NDArray[np.floating], labels: NDArray[np.int64]) -> Samples:
-    """Rows of a site, features (n, inputs) and labels (n,)."""
+    """Return rows of a site, features (n, inputs) and labels (n,)."""
     return Samples(torch.from_numpy(np.asarray(features, np.float32)), torch.from_numpy(np.asarray(labels, np.int64)))
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Rows of which the attacker knows everything but whether they are in the data.
+    """Rows of which the attacker knows everything except whether they are in the data.
 
     Attributes:
         features: (n, inputs) float32.
@@ -99,19 +99,19 @@ class Candidates:
 
     @classmethod
     def drawn(cls, n: int, seed: int) -> Candidates:
-        """Features of length about two in random directions, classes by lot, and the secret half of them."""
+        """Draw features of length about two in random directions, random classes, and the secret half of the rows."""
         numbers = np.random.default_rng(seed)
         features = (2 * numbers.normal(size=(n, INPUTS)) / np.sqrt(INPUTS)).astype(np.float32)
         return cls(features, numbers.integers(0, OUTPUTS, n), numbers.permutation(n) < n // 2)
 
     @property
     def data(self) -> Samples:
-        """The rows of the site: members, and places of the others."""
+        """Return the rows of the site: members, and empty places for the others."""
         return rows_of(self.features, np.where(self.members, self.labels, ABSENT))
 
 
 def fixed_bytes(seed: int) -> RandomBytes:
-    """Bytes that are the same in every run of a test and look random, in place of ``os.urandom``."""
+    """Return a source of bytes that look random but are the same in every test, in place of ``os.urandom``."""
     numbers = count()
     return lambda length: shake_256(f"threat model {seed} {next(numbers)}".encode()).digest(length)
 
@@ -124,7 +124,7 @@ def plain_trainer(
     secret: SecretSeed | None = None,
     least_rows: int = 1,
 ) -> SiteTrainer:
-    """A site that trains without noise, and draws its batches from ``secret``; None: from the run's seed."""
+    """Return a site that trains without noise; its batches come from ``secret``, or for None from the run's seed."""
     return SiteTrainer(task or Rows(), "site", data, settings, SEED, secret=secret, least_rows=least_rows)
 
 
@@ -138,7 +138,7 @@ def private_trainer(
     random_bytes: RandomBytes = os.urandom,
     name: str = "rows",
 ) -> PrivateTrainer:
-    """A site that trains by DP-SGD on rows whose ledger lies in ``folder``, made there where there is none."""
+    """Return a site that trains by DP-SGD with a ledger in ``folder``, made if there is none."""
     data_set, file = data_set_of("site", name, data), folder / f"{name}.ledger.sqlite"
     ledger = Ledger(file, data_set) if file.exists() else Ledger.create(file, data_set, now=NOON)
     account = PrivacyAccount(ledger, data_set, budget, PUBLIC_KEY, unix_time=lambda: NOON)
@@ -146,13 +146,13 @@ def private_trainer(
 
 
 def spent(trainer: PrivateTrainer) -> float:
-    """What the site's ledger says: epsilon at the delta of its budget."""
+    """Return the spent epsilon in the site's ledger, at the delta of its budget."""
     account = trainer.account
     return account.ledger.spent(account.budget.delta, account.budget.accountant)
 
 
 def sgd(rate: float, batch: int, *, epochs: int = 1, noise: float | None = None, clip: float = 1.0) -> TrainingSettings:
-    """Settings of gradient descent; with ``noise``, a noise multiplier, by DP-SGD."""
+    """Return settings of gradient descent; with ``noise``, a noise multiplier, by DP-SGD."""
     dp = None if noise is None else NoiseSettings(noise, clip)
     return TrainingSettings("sgd", rate, batch, epochs, device="cpu", dp=dp)
 
@@ -160,5 +160,5 @@ def sgd(rate: float, batch: int, *, epochs: int = 1, noise: float | None = None,
 def asked(
     trainer: SiteTrainer, received: Vector, *, run_id: str = "run-1", round_number: int = 1, attempt: int = 1
 ) -> LocalResult:
-    """What a site makes of one header: its result, or the one that it kept for this very place and model."""
+    """Return a site's answer to one header: a new result, or the one kept for this very place and model."""
     return trainer.train(received, round_number, 1.0, run_id=run_id, attempt=attempt)

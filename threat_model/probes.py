@@ -1,4 +1,4 @@
-"""Honest endpoints that a test can probe: they are shown a message, say what became of it, and are as they were.
+"""Honest endpoints that a test can probe: they are shown a message, report the outcome, and are unchanged afterwards.
 
 A check that fails ends a session for good, so that without this every probe would need a play of its own.
 """
@@ -29,7 +29,7 @@ What = Literal["refused", "ignored", "repeated", "ended", "accepted"]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a replayed message.
+    """The outcome of a replayed message.
 
     Attributes:
         due: type of the message that was due.
@@ -47,7 +47,7 @@ class Outcome:
 
 
 class ProbedSource(SourceRun):
-    """The real source; before each message that is due, it is shown all that the attacker has in its place."""
+    """The real source; before each message that is due, it is shown all replacements that the attacker has."""
 
     def __init__(self, site: SourceSite, reporter: SourceReporter, *, replay: Replay) -> None:
         super().__init__(site, reporter)
@@ -55,7 +55,7 @@ class ProbedSource(SourceRun):
         self.outcomes: list[Outcome] = []
 
     def handle(self, parcel: Parcel) -> list[Parcel]:
-        """Probe, then go on as if nothing had been."""
+        """Probe, then go on as if nothing had happened."""
         due = parcel.message
         self.outcomes += [self._probe(due.type_name, replayed) for replayed in self._replay.instead_of(due)]
         return super().handle(parcel)
@@ -97,7 +97,7 @@ class ProbedAggregator(WatchedAggregator):
         self.outcomes: list[Outcome] = []
 
     def receive(self, parcel: Parcel) -> list[Send]:
-        """Probe, then go on as if nothing had been."""
+        """Probe, then go on as if nothing had happened."""
         due = parcel.message
         if isinstance(self.phase, InAttempt) and self.phase.attempt.waiting_for == {due.sender}:
             attempt = self.phase.attempt
@@ -140,32 +140,32 @@ class _RunGoesOn:
         return getattr(self._store, name)
 
     def end_run(self, run_id: bytes, *, keeps_own: bool) -> None:
-        """The source has heard a goodbye: nothing is written down."""
+        """Ignore a goodbye: nothing is written."""
 
 
 @dataclass
 class _Forgets:
-    """What a witness remembers, over what it remembered before; of that nothing is changed."""
+    """A witness's memory on top of another, which stays unchanged."""
 
     before: WitnessMemory
     since: dict[str, Head] = field(default_factory=dict)
 
     def cosigned(self, origin: str) -> Head | None:
-        """The newer, if there is one."""
+        """Return the newer one, if there is one."""
         return self.since.get(origin) or self.before.cosigned(origin)
 
     def remember_cosigned(self, origin: str, head: Head) -> None:
-        """Until this object is gone."""
+        """Remember it for the lifetime of this object."""
         self.since[origin] = head
 
     @property
     def is_changed(self) -> bool:
-        """Whether it is not what it was before."""
+        """Return whether it differs from what it was before."""
         return any(self.before.cosigned(origin) != head for origin, head in self.since.items())
 
 
 def forgetting(witness: Witness) -> tuple[Witness, _Forgets]:
-    """A witness that goes on from here, without a trace in the other; in the log there is one, as of any alarm."""
+    """Return a witness that leaves no trace in the original; its log records alarms as usual."""
     witness.journal.save()  # so that it takes a cosignature of this checkpoint also when the log has made another one
     other = copy(witness)
     other._said, other._memory = dict(witness._said), _Forgets(witness._memory)
@@ -173,7 +173,7 @@ def forgetting(witness: Witness) -> tuple[Witness, _Forgets]:
 
 
 def _progress(attempt: Any) -> tuple[object, ...]:
-    """What an attempt has collected: whose messages, and what they add up to."""
+    """Return what an attempt has collected: the senders of messages, and their totals."""
     state = getattr(attempt, "_state", None)
     if state is None:
         return frozenset(attempt._answered), attempt._total.tobytes()
@@ -182,7 +182,7 @@ def _progress(attempt: Any) -> tuple[object, ...]:
 
 
 def _copied(one: Any) -> Any:
-    """An object with its own containers and arrays, so that what it collects is not collected by the other."""
+    """Copy an object with its containers and arrays, so that the two collect separately."""
     other = copy(one)
     for name, value in vars(one).items():
         if isinstance(value, (set, dict, list, np.ndarray)):
@@ -193,7 +193,7 @@ def _copied(one: Any) -> Any:
 
 
 def again(value: Any) -> Any:
-    """The same value with secrets and vectors of its own; what holds none of them is not copied."""
+    """Copy a value with its secrets and vectors; anything without these is not copied."""
     if isinstance(value, Secret):
         return Secret(value.reveal()) if len(value) else value
     if isinstance(value, np.ndarray):

@@ -1,4 +1,4 @@
-"""pytest plugin: writes down how each test of a threat ended, and fails a full run that leaves a claim unproven.
+"""pytest plugin: records the result of each test of a threat, and fails a full run that leaves a claim unproven.
 
 Marks become properties of a test where it is collected, which with pytest-xdist is in the workers. They come back with
 its reports, and the process that was started collects them; it alone writes ``.last-run.json``. A run that has
@@ -23,7 +23,7 @@ _NARROWING = ("keyword", "markexpr", "deselect", "ignore", "ignore_glob", "lf", 
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the marks and begin to record."""
+    """Declare the marks and start recording."""
     for mark in MARKS:
         config.addinivalue_line("markers", mark)
     folder = config.rootpath / "threat_model"
@@ -39,7 +39,7 @@ class _Marks:
         self._tests = tests
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Mark what belongs to the register: also tests that should name a threat and name none."""
+        """Mark tests of the register, and tests that should name a threat but do not."""
         for item in items:
             ids = {str(name) for mark in item.iter_markers(THREAT_MARK) for name in mark.args}
             is_control = item.get_closest_marker(CONTROL_MARK) is not None
@@ -63,7 +63,7 @@ class _Recorder:
         self._notes: list[str] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep what belongs to the register."""
+        """Keep reports of tests in the register."""
         properties = dict(report.user_properties)
         if properties.get(_THREATS):
             self._reports.setdefault(report.nodeid, []).append(report)
@@ -74,7 +74,7 @@ class _Recorder:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """Write what ran; after a full run, also fail it where the register promises more than was shown."""
+        """Write the results; after a full run, also fail it if the register claims more than was shown."""
         recorded = {name: _recorded(reports, self._began) for name, reports in self._reports.items()}
         run = LastRun(tests={name: record for name, record in recorded.items() if record is not None})
         is_full = _is_full(session, exitstatus)
@@ -89,7 +89,7 @@ class _Recorder:
             self._write(LastRun(full_run=before.full_run, tests=kept | run.tests))
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Say what is wrong, or after a full run that nothing is."""
+        """Report problems; after a full run, also their absence."""
         if self._problems or self._notes:
             terminalreporter.section("threat model")
         for line in self._problems:
@@ -134,7 +134,7 @@ class _Recorder:
 
 
 def _recorded(reports: list[pytest.TestReport], time: datetime) -> RecordedTest | None:
-    """One test from the reports of its phases; None where its body never ran and nothing says why."""
+    """Return one test from the reports of its phases; None if its body never ran and nothing says why."""
     outcomes = [report.outcome for report in reports if report.when == "call" or report.outcome != "passed"]
     if not outcomes:
         return None
@@ -152,7 +152,7 @@ def _recorded(reports: list[pytest.TestReport], time: datetime) -> RecordedTest 
 
 
 def _is_full(session: pytest.Session, exitstatus: int) -> bool:
-    """Whether every test of the configured paths was to run, and the run came to its end."""
+    """Return whether every test of the configured paths was to run, and the run was complete."""
     config = session.config
     narrowed = any(getattr(config.option, name, None) for name in _NARROWING)
     narrowed |= any(setting.startswith("testpaths") for setting in config.option.override_ini or ())

@@ -1,4 +1,4 @@
-"""The register of this source tree, the tests that name its threats, and what is missing between the two."""
+"""The register of this source tree, the tests that name its threats, and the gaps between the two."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def register() -> Register:
 
 
 def files_by_threat(root: Path = ROOT) -> dict[str, tuple[str, ...]]:
-    """Threat id -> the test files with a mark that names it, relative to ``root``. Reads the source; nothing runs."""
+    """Return threat id -> the test files with a mark that names it, relative to ``root``. Reads the source; nothing
+    runs.
+    """
     found: dict[str, set[str]] = {}
     for folder in TEST_FOLDERS:
         for path in sorted((root / folder).rglob("test_*.py")):
@@ -52,7 +54,7 @@ def _marked(source: str) -> Iterator[str]:
 
 
 def unshown(known: Register, run: LastRun) -> list[str]:
-    """What a full run promised and did not show, one line each: the tests that every mitigation needs."""
+    """Return a line for each claim that a full run did not show: the tests that every mitigation needs."""
     return [
         f"{threat.id} is mitigated, and {_NEEDED[kind]}: {verdict(run, threat.id, kind).outcome}"
         for kind in _NEEDED
@@ -61,7 +63,7 @@ def unshown(known: Register, run: LastRun) -> list[str]:
 
 
 def misnamed(known: Register, run: LastRun, unmarked: Iterable[str]) -> list[str]:
-    """Tests that are marked with no threat of the register, or not at all where they should be, one line each."""
+    """Return a line for each test that names no threat of the register, or has no mark although it needs one."""
     ids = {threat.id for threat in known.threat}
     unknown = [
         f"{name} is marked {threat_id}, which is no threat of the register"

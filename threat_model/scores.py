@@ -1,4 +1,4 @@
-"""How close an attacker's estimate comes to the secret, and the bounds that tests hold it to.
+"""How close an attacker's estimate is to the secret, and the bounds that tests check.
 
 Every bound is stated here once. An estimate and a secret are vectors of m = 4096 coordinates.
 """
@@ -25,12 +25,14 @@ The cosine of a fixed vector and a random direction in m dimensions exceeds c in
 
 
 def cosine_of_one_in(k: int) -> float:
-    """Up to here nothing is learnt of one direction but that it is one of ``k`` in a sum, of about equal weight."""
+    """Return the cosine up to which only this is known of a direction: it is one of ``k`` in a sum, of about equal
+    weight.
+    """
     return float(1 / np.sqrt(k)) + NOTHING_LEARNT_COSINE
 
 
 def cosine_under_norm_caps(kappa: float) -> float:
-    """Up to here one direction in a sum is as the norm cap promises, for parts that are about orthogonal."""
+    """Return the cosine that the norm cap permits for one direction in a sum of about orthogonal parts."""
     return float(1 / np.sqrt(1 + kappa)) + 0.05
 
 
@@ -39,31 +41,31 @@ RECOVERED_AUC = 0.9
 
 
 def cosine(estimate: Estimate, secret: Estimate) -> float:
-    """Cosine of the angle between two vectors (m,); 0 where one of them is zero."""
+    """Return the cosine of the angle between two vectors (m,); 0 if one of them is zero."""
     one, other = np.asarray(estimate, np.float64), np.asarray(secret, np.float64)
     norms = float(np.linalg.norm(one) * np.linalg.norm(other))
     return float(one @ other) / norms if norms else 0.0
 
 
 def relative_error(estimate: Estimate, secret: Estimate) -> float:
-    """``||estimate - secret|| / ||secret||``."""
+    """Return ``||estimate - secret|| / ||secret||``."""
     secret64 = np.asarray(secret, np.float64)
     return float(np.linalg.norm(np.asarray(estimate, np.float64) - secret64) / np.linalg.norm(secret64))
 
 
 def is_recovered(estimate: Estimate, secret: Estimate, precision: float) -> bool:
-    """Whether no coordinate is off by more than ``precision``, the resolution of what travelled."""
+    """Return whether no coordinate is off by more than ``precision``, the resolution of the encoding."""
     return bool(np.max(np.abs(np.asarray(estimate, np.float64) - np.asarray(secret, np.float64))) <= precision)
 
 
 def auc(members: Sequence[float], others: Sequence[float]) -> float:
-    """Probability that a member scores above another, ties counting half: the area under the ROC curve."""
+    """Return the probability that a member scores above another, ties counting half: the area under the ROC curve."""
     ours, theirs = np.asarray(members, np.float64)[:, None], np.asarray(others, np.float64)[None, :]
     return float(np.mean((ours > theirs) + 0.5 * (ours == theirs)))
 
 
 def psnr(estimate: Estimate, secret: Estimate) -> float:
-    """Peak signal-to-noise ratio in dB of values in [0, 1], to which the estimate is cut; 200 where nothing differs."""
+    """Return the peak signal-to-noise ratio in dB for values in [0, 1]; the estimate is clipped, 200 if equal."""
     cut = np.clip(np.asarray(estimate, np.float64), 0, 1)
     error = float(np.mean((cut - np.asarray(secret, np.float64)) ** 2))
     return float(-10 * np.log10(max(error, 1e-20)))

@@ -45,8 +45,8 @@ from securefda.transport import wire
 TARGET = 0
 MOST_SITES = 128
 LAYERS: LayerTable = (("weight", (64, 63)), ("bias", (64,)))
-"""Those of ``torch.nn.Linear(63, 64)``: 4096 parameters, enough for the bounds of :mod:`threat_model.scores`, and few
-enough to be quick."""
+"""The layers of ``torch.nn.Linear(63, 64)``: 4096 parameters, enough for the bounds of :mod:`threat_model.scores`, and
+few enough to be quick."""
 
 OUTPUTS, INPUTS = LAYERS[0][1]
 N_PARAMS = 4096
@@ -62,48 +62,48 @@ UpdateRule = Callable[[int, int, Vector], Vector]
 
 @cache
 def published_key(index: int) -> Ed25519PrivateKey:
-    """The signing key of the site at a roster index. Anyone can make it: it identifies nobody."""
+    """Return the signing key of the site at a roster index. Anyone can make it, so it identifies nobody."""
     return Ed25519PrivateKey.from_private_bytes(sha256(f"securefda threat model, site {index}".encode()).digest())
 
 
 @cache
 def published_public_keys() -> frozenset[bytes]:
-    """The public halves of all published keys."""
+    """Return the public halves of all published keys."""
     return frozenset(published_key(index).public_key().public_bytes_raw() for index in range(MOST_SITES))
 
 
 @cache
 def roster_of(n: int, epoch: int = 1) -> Roster:
-    """A roster of one target, index 0, and ``n`` sources."""
+    """Return a roster of one target, index 0, and ``n`` sources."""
     keys = {site_id_of(index): published_key(index) for index in range(n + 1)}
     entities = {site_id_of(index): f"Hospital {index}" for index in range(n + 1)}
     return throwaway_roster("stage", keys, epoch=epoch, entities=entities)
 
 
 def site_id_of(index: int) -> str:
-    """The name of the site at a roster index."""
+    """Return the id of the site at a roster index."""
     return f"source-{index}" if index else "target"
 
 
 def signer_of(index: int) -> Signer:
-    """Signs as a site, with its real key."""
+    """Return a signer with the site's real key."""
     return Signer(index, published_key(index), wire.encode)
 
 
 def known_update(index: int, round_number: int, received: Vector) -> Vector:
-    """The update that a site makes in a round, whatever it receives: uniform in [-0.5, 0.5], float32 (m,)."""
+    """Return a site's update in a round, whatever it receives: uniform in [-0.5, 0.5], float32 (m,)."""
     numbers = np.random.default_rng((20_260, index, round_number % 2**32))
     return numbers.uniform(-0.5, 0.5, received.size).astype(np.float32)
 
 
 def known_gap(received: Vector, round_number: int, run_id: str) -> SeenGap:  # noqa: ARG001 - the interface of a look
-    """What the target sees of its rows' features: a statistic of one half, with a small gradient that is known."""
+    """Return the target's statistic of its features: one half, with a small known gradient."""
     gradient = np.float32(1e-4) * known_update(TARGET, round_number, received)
     return SeenGap(0.5, gradient, lambda update: first_order_gain(gradient, update))
 
 
 def known_look(received: Vector, round_number: int, run_id: str, plan: RoundPlan) -> TargetOutput:
-    """What an honest target makes of :func:`known_gap`, and of :func:`known_features` where the rule wants them."""
+    """Return an honest target's part from :func:`known_gap`, with :func:`known_features` if the rule needs them."""
     attention = TargetAttention.of(known_gap(received, round_number, run_id), plan, DownLink.FLOAT32)
     if not plan.rule.releases_features:
         return attention
@@ -113,22 +113,24 @@ def known_look(received: Vector, round_number: int, run_id: str, plan: RoundPlan
 
 
 def as_they_are(features: Vector) -> FeatureSettings:
-    """Settings under which these features, float32 (T, d), leave without clip and noise, and are not followed."""
+    """Return settings under which these features, float32 (T, d), leave without clip and noise, and are not
+    followed.
+    """
     return FeatureSettings(rows=len(features), clip=0.0, noise=0.0, step=0.0)
 
 
 def known_features(round_number: int) -> Vector:
-    """Features of the target's rows in a round, float32 (T, d), standard normal."""
+    """Return features of the target's rows in a round, float32 (T, d), standard normal."""
     return np.random.default_rng((20_261, round_number)).standard_normal((ROWS, WIDTH)).astype(np.float32)
 
 
 def known_pull(index: int, round_number: int, features: Vector) -> Vector:
-    """What a site says of features, whatever they are: uniform in [-0.5, 0.5], float32 of their shape."""
+    """Return a site's pull for any features: uniform in [-0.5, 0.5], float32 of their shape."""
     return known_update(index, -round_number, features.ravel()).reshape(features.shape)
 
 
 def samples_of(index: int) -> int:
-    """Number of rows of a site, another one for each."""
+    """Return the number of rows of a site, different for each."""
     return 60 + index % 40
 
 
@@ -147,11 +149,11 @@ class KnownUpdates:
 
     @property
     def n_params(self) -> int:
-        """Number of parameters, m."""
+        """The number of parameters, m."""
         return N_PARAMS
 
     def initial_model(self) -> Vector:
-        """Zeros, at every site."""
+        """Return zeros, at every site."""
         return np.zeros(N_PARAMS, np.float32)
 
     def train(
@@ -166,8 +168,9 @@ class KnownUpdates:
         on_step: Callable[[Vector], None] | None = None,
         align: Aligned | None = None,
     ) -> LocalResult:
-        """The known update of this round, and with features a pull that is known; observed, it comes in steps of rising
-        length."""
+        """Return the known update of this round, and for features a known pull; observers see steps of rising
+        length.
+        """
         update = self._updates(self._index, round_number, received)
         steps = max(fewest_steps, 4)
         if on_step is not None:
@@ -179,18 +182,18 @@ class KnownUpdates:
     def step_variance(
         self, received: Vector, round_number: int, factor: float, kind: Variance, *, run_id: str = ""
     ) -> float:
-        """Zero: the update is known."""
+        """Return zero: the update is known."""
         del received, round_number, factor, kind, run_id
         return 0.0
 
     def evaluate(self, vector: Vector, data: Samples) -> Evaluation:  # noqa: ARG002 - the interface of a trainer
-        """Nothing is measured here."""
+        """Return no measurement."""
         return Evaluation(0.0, {"accuracy": 0.0}, len(data))
 
 
 @dataclass
 class SiteWatch:
-    """Hears what a source reports to its operator."""
+    """Keeps what a source reports to its operator."""
 
     records: list[SiteLine] = field(default_factory=list)
     alarms: list[SecureFdaError] = field(default_factory=list)
@@ -213,7 +216,7 @@ class SiteWatch:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class AggregatorSeat:
-    """What a real target holds, and nothing else: its key, the roster, its own trainer, how it wants the run to go.
+    """The possessions of a real target, and nothing else: its key, the roster, its own trainer, the run's settings.
 
     ``colluders`` are the sources that the attacker controls as well: those that a test put in place of victims.
     """
@@ -226,7 +229,7 @@ class AggregatorSeat:
 
 
 def witness_at(logs: Path, index: int, roster: Roster, memory: WitnessMemory) -> Witness:
-    """A site's audit logs, in the folder ``logs``, and what it remembers of those of others. Time stands still."""
+    """Return a site's audit logs, in the folder ``logs``, and its memory of others' logs. Time stands still."""
     policy = "" if index == TARGET else sha256(f"policy of {site_id_of(index)}".encode()).hexdigest()
     info, site_id = RunInfo("1", "task", "rule", policy), roster.by_index(index).site_id
     journal = Journal(logs, roster, site_id, published_key(index), info=info, clock=lambda: NOON)
@@ -234,7 +237,7 @@ def witness_at(logs: Path, index: int, roster: Roster, memory: WitnessMemory) ->
 
 
 def target_site(roster: Roster, updates: UpdateRule, clock: Callable[[], float], witness: Witness) -> TargetSite:
-    """The target's own things, with no rows to speak of."""
+    """Make a target site with minimal rows."""
     return TargetSite(
         signer=signer_of(TARGET),
         roster=roster,
@@ -251,7 +254,7 @@ def target_site(roster: Roster, updates: UpdateRule, clock: Callable[[], float],
 def source_site(
     index: int, roster: Roster, policy: SourcePolicy, updates: UpdateRule, store: SourceStore, *, logs: Path
 ) -> SourceSite:
-    """A source's own things."""
+    """Make a source site."""
     return SourceSite(
         policy=policy,
         signer=signer_of(index),

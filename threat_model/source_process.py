@@ -1,4 +1,4 @@
-"""A source in a process of its own, made by fork from the test's: it can be killed at any moment, and be copied.
+"""A source in a separate process, forked from the test's, that can be killed at any moment, and be copied.
 
 The process runs the real :class:`SourceRun` on its own state file. The stage sees an endpoint like any other.
 """
@@ -35,7 +35,7 @@ class SourceProcess:
     """
 
     def __init__(self, site: SourceSite, reporter: Any, *, forks_before: type | None = None) -> None:
-        """Start the process; ``reporter`` hears nothing, since what happens does so elsewhere.
+        """Start the process; ``reporter`` hears nothing, since its events happen elsewhere.
 
         With ``forks_before`` the process is copied just before it gets its first message of this type. From then on a
         message of a type that the original has had goes to the copy.
@@ -58,12 +58,12 @@ class SourceProcess:
             self._original.recv()  # its state file is open: from now on the folder is as the process has it
 
     def join(self, run: str) -> Parcel:
-        """The first message in a run, of the process."""
+        """Return the process's first message in a run."""
         (parcel,) = self._ask(self._original, "join", run)
         return parcel
 
     def handle(self, parcel: Parcel) -> list[Parcel]:
-        """What the process answers; nothing once it is dead."""
+        """Return the process's answer; nothing once it is dead."""
         kind = type(parcel.message.body)
         if kind is self._forks_before and kind not in self._has_had:
             self._ask(self._original, "fork")
@@ -76,7 +76,7 @@ class SourceProcess:
         return self._ask(self._original, "expire")
 
     def kill(self) -> None:
-        """``kill -9``, and wait until it is dead; a copy ends by itself when nobody talks to it any more."""
+        """Kill the process with ``kill -9`` and wait until it is dead; a copy ends by itself when its pipe closes."""
         self._process.kill()
         self._process.join()
         self._original.close()
@@ -104,7 +104,7 @@ def _unpacked(sent: Sent) -> list[Parcel]:
 def _serve(
     site: SourceSite, path: Path, ends: tuple[Connection, Connection], others: tuple[Connection, Connection]
 ) -> None:
-    """The life of the process, until the other end of its pipe is closed."""
+    """Serve in the process until the other end of its pipe is closed."""
     for other in others:
         other.close()  # inherited; while it is open here, this end would never hear that the test is over
     watch = SiteWatch()

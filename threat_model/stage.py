@@ -1,4 +1,4 @@
-"""A whole federation in one process, of which any endpoint can be an attacker.
+"""A whole federation in one process, in which any endpoint can be an attacker.
 
 The other endpoints are the victims, and they are real: ``SourceRun`` with a ``SourceStore`` on disk and the site's
 policy, ``AggregatorRun`` with an ``AggregatorStore``. Between them is the network of the simulator.
@@ -57,16 +57,16 @@ MakesSource = Callable[[SourceSite, SourceReporter], SourceEndpoint]
 
 
 Network = Callable[[Passed], Iterable[Passed]]
-"""What becomes of a message under way: itself, nothing, others."""
+"""Message under way -> what arrives: the message itself, nothing, or others."""
 
 
 def honest_aggregator(seat: AggregatorSeat) -> AggregatorEndpoint:
-    """The real one."""
+    """Return the real aggregator."""
     return AggregatorRun(seat.site, seat.settings, seat.store, seat.reporter)
 
 
 def run_settings(visibility: Visibility, changes: Mapping[str, Any]) -> RunSettings:
-    """How the run goes: one round of the plain mean of the sources' updates, unless changed.
+    """Return the settings of the run: one round of the plain mean of the sources' updates, unless changed.
 
     No norm cap: it would scale what tests compare to the last step of the encoding.
     """
@@ -212,26 +212,26 @@ class Stage(MemoryNetwork[AggregatorEndpoint, SourceEndpoint]):
         return policy.model_copy(update=changes)
 
     def join(self, index: int) -> None:
-        """A source reports to the aggregator, unless it takes no part in the run that this one names: then it ends."""
+        """Let a source join; it ends instead if it takes no part in the run that the aggregator names."""
         try:
             super().join(index)
         except (ConfigError, FaultyAggregatorError) as error:
             self.not_joined[index] = error
 
     def restart(self, index: int) -> None:
-        """A source's process ends and begins anew, in its folder; it reports to the aggregator."""
+        """Restart a source's process in its folder; it joins again."""
         self._stores[index].close()
         self._sites[index].witness.journal.close()
         self.sources[index] = self._source(index)
         self.join(index)
 
     def play(self) -> Stage:
-        """Let every source report, and go on until nothing moves and the aggregator is done."""
+        """Let every source join, and go on until nothing moves and the aggregator is done."""
         self.open()
         return self.go()
 
     def go(self) -> Stage:
-        """Deliver what is under way; deadlines pass when nothing moves, in the end those of the sources."""
+        """Deliver all messages; deadlines pass when nothing moves, in the end those of the sources."""
         for _ in range(_MOST_STEPS):
             if not self.step():
                 for index, source in sorted(self.sources.items()):
@@ -241,7 +241,7 @@ class Stage(MemoryNetwork[AggregatorEndpoint, SourceEndpoint]):
         raise AssertionError("the play does not end")
 
     def on_the_way(self, passed: Passed) -> Iterable[Passed]:
-        """Whatever the attacker's network makes of it."""
+        """Return what the attacker's network makes of a message."""
         return self.network(passed)
 
     def hand_over(self, passed: Passed) -> None:
@@ -250,7 +250,7 @@ class Stage(MemoryNetwork[AggregatorEndpoint, SourceEndpoint]):
         super().hand_over(passed)
 
     def at_target(self, act: Callable[[], list[Send]]) -> None:
-        """Sources join again where the aggregator seems to be another process: they hear that as they connect."""
+        """Let sources join again if the aggregator seems to be another process, which they learn as they connect."""
         super().at_target(act)
         instance = getattr(self.aggregator, "instance", 0)
         if instance != self._instance:
@@ -259,7 +259,7 @@ class Stage(MemoryNetwork[AggregatorEndpoint, SourceEndpoint]):
                 self.join(index)
 
     def check_vectors(self, sender: int, parcel: Parcel) -> None:
-        """An attacker sends what it likes."""
+        """Accept any vectors: an attacker may send anything."""
         if sender not in self._attackers:
             super().check_vectors(sender, parcel)
 
@@ -277,19 +277,19 @@ class Stage(MemoryNetwork[AggregatorEndpoint, SourceEndpoint]):
             store.close()
 
     def logs(self, index: int) -> Path:
-        """The folder of a site's audit logs, of all runs."""
+        """Return the folder of a site's audit logs, of all runs."""
         return self.folder / "logs" / site_id_of(index)
 
     def log(self, index: int) -> Path:
-        """The folder of a site's audit log of the run."""
+        """Return the folder of a site's audit log of the run."""
         return self.logs(index) / self.aggregator.run_id
 
     def store(self, index: int) -> SourceStore:
-        """A source's state file."""
+        """Return a source's state file."""
         return self._stores[index]
 
     def said(self, sender: int, kind: type, *, to: int | None = None) -> list[Passed]:
-        """The messages of one type that a site sent and that arrived, in order."""
+        """Return the messages of one type that a site sent and that arrived, in order."""
         return [
             one
             for one in self.passed
@@ -297,43 +297,43 @@ class Stage(MemoryNetwork[AggregatorEndpoint, SourceEndpoint]):
         ]
 
     def alarms(self, index: int) -> list[str]:
-        """Names of the checks, and keys of the policy, that a source raised alarms about, in order."""
+        """Return the names of checks, and keys of the policy, that a source raised alarms about, in order."""
         return [getattr(error, "check", getattr(error, "key", "")) for error in self.watches[index].alarms]
 
     def aborts(self, index: int) -> list[Abort]:
-        """The aborts that a source sent."""
+        """Return the aborts that a source sent."""
         return [one.message.body for one in self.said(index, Abort)]
 
     def refusals(self, index: int) -> list[str]:
-        """The keys of the refusals that a source sent."""
+        """Return the keys of the refusals that a source sent."""
         return [one.message.body.key for one in self.said(index, Refusal)]
 
     def accepted(self, index: int) -> int:
-        """How many rounds a source took to their result."""
+        """Return how many rounds a source took to their result."""
         return len(self.watches[index].records)
 
     def update(self, index: int, round_number: int = 1, received: Vector | None = None) -> Vector:
-        """The secret: what a source's training gave, float32 (m,)."""
+        """Return the secret: the update of a source's training, float32 (m,)."""
         model = KnownUpdates(index, self.updates).initial_model() if received is None else received
         return self.updates(index, round_number, model)
 
     def weight(self, index: int) -> float:
-        """A source's samples in units of the run's ``max_samples``, with which its update is weighted."""
+        """Return a source's samples in units of the run's ``max_samples``, the weight of its update."""
         return samples_of(index) / self.settings.max_samples
 
     def precision(self, index: int) -> float:
-        """Largest error of an update that is the difference of two sums over all: each part is rounded in both."""
+        """The largest error of an update that is the difference of two sums over all: each part is rounded in both."""
         header = next(one.message.body for one in self.passed if isinstance(one.message.body, Header))
         return 2 * len(header.participants) * quantisation(header).step(0) / self.weight(index)
 
     @property
     def adversary(self) -> Any:
-        """The aggregator, where an attacker took its place."""
+        """The attacker's aggregator, if there is one."""
         return self.aggregator
 
     @property
     def n_params(self) -> int:
-        """Number of parameters, m."""
+        """The number of parameters, m."""
         return N_PARAMS
 
 

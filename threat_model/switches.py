@@ -1,4 +1,4 @@
-"""Taking one mitigation away, so that a test can show that the attack then succeeds.
+"""Switches that take one mitigation away, so that a test can show that the attack then succeeds.
 
 The code of the federation has no such switch: a switch replaces attributes of its modules for the time of a ``with``
 block and puts them back. It works in a running test only, and only with a roster all of whose keys are published in
@@ -50,18 +50,18 @@ from securefda.transport import limits
 from threat_model.sites import published_public_keys
 
 OUTSIDE = ("TYPE", "SENDER", "SESSION", "CONTEXT", "SIGNATURE")
-"""What :func:`securefda.protocol.envelope_checks.envelope_fault` can be made to overlook."""
+"""The faults that :func:`securefda.protocol.envelope_checks.envelope_fault` can be made to overlook."""
 
 _CODE = ("securefda.", "services.", "threat_model.adversaries.")
 
 
 class SwitchRefused(Exception):
-    """A mitigation is taken away in a test on throwaway identities, and alone, or not at all."""
+    """A mitigation can only be taken away alone, in a test, and on throwaway identities."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """One attribute of a module or class, and what stands in its place while the switch is off."""
+    """One attribute of a module or class, and its replacement while the switch is off."""
 
     owner: Any
     attribute: str
@@ -70,7 +70,7 @@ class Replacement:
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """One mitigation: its name in words, and what has to be replaced to take it away.
+    """One mitigation: its name in words, and what to replace to take it away.
 
     ``replacements`` is called when the switch is thrown, since modules may be loaded after the switch is made.
     """
@@ -117,7 +117,7 @@ def _refuse_outside_of_tests(roster: Roster) -> None:
 
 
 def _current(replacement: Replacement) -> Any:
-    """What stands there now, to be put back; a class attribute as it is, not bound or unwrapped."""
+    """Return the present attribute, to be put back; a class attribute as it is, not bound or unwrapped."""
     holder = vars(replacement.owner)
     if replacement.attribute not in holder:
         raise ValueError(f"{replacement.owner!r} has no {replacement.attribute} of its own")
@@ -125,7 +125,7 @@ def _current(replacement: Replacement) -> Any:
 
 
 def replaced(mitigation: str, owner: ModuleType, name: str, wrap: Callable[[Any], Callable[..., Any]]) -> Switch:
-    """A switch that puts another function wherever a module of the federation knows ``name`` of ``owner``.
+    """Return a switch that replaces a function wherever a module of the federation knows ``name`` of ``owner``.
 
     ``wrap`` makes the stand-in of what stands there when the switch is thrown.
 
@@ -148,7 +148,7 @@ def replaced(mitigation: str, owner: ModuleType, name: str, wrap: Callable[[Any]
 
 
 def method_replaced(mitigation: str, owner: type, name: str, stand_in: Any) -> Switch:
-    """A switch that puts ``stand_in`` in place of a method of a class.
+    """Return a switch that puts ``stand_in`` in place of a method of a class.
 
     Raises:
         ValueError: the class itself has no such method.
@@ -159,18 +159,18 @@ def method_replaced(mitigation: str, owner: type, name: str, stand_in: Any) -> S
 
 
 def all_of(mitigation: str, *switches: Switch) -> Switch:
-    """One switch for one mitigation that stands in several places; its docstring says why they are one."""
+    """Combine switches for one mitigation in several places; its docstring says why they are one."""
     return Switch(mitigation, lambda: [one for switch in switches for one in switch.replacements()])
 
 
 def _modules() -> list[ModuleType]:
-    """The code of the federation, and that of the attackers, who know what it does and run the same."""
+    """Return the modules of the federation, and of the attackers, who know it and run the same code."""
     names = sorted(name for name in sys.modules if name.startswith(_CODE))
     return [sys.modules[name] for name in names]
 
 
 def checks_off(*names: str, mitigation: str = "") -> Switch:
-    """The named checks of the session are not enforced: those made with ``require``, as error vectors name them.
+    """Return a switch for the named checks of the session: those made with ``require``, as error vectors name them.
 
     ``mitigation`` says what several checks are together; a single one has its name.
 
@@ -196,7 +196,7 @@ def _one_mitigation(mitigation: str, kind: str, names: Sequence[str]) -> str:
 
 @cache
 def names_of_checks() -> frozenset[str]:
-    """Every name that the code gives to a condition it requires."""
+    """Return every name that the code gives to a condition it requires."""
     found: set[str] = set()
     for module in pkgutil.iter_modules(securefda.protocol.__path__, "securefda.protocol."):
         tree = ast.parse(getsource(importlib.import_module(module.name)))
@@ -205,7 +205,7 @@ def names_of_checks() -> frozenset[str]:
 
 
 def _names_required(node: ast.AST) -> list[str]:
-    """Names of checks that a call hands to ``require``."""
+    """Return the names of checks that a call passes to ``require``."""
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "require"):
         return []
     values = [item.value for item in node.args if isinstance(item, ast.Constant)]
@@ -213,7 +213,7 @@ def _names_required(node: ast.AST) -> list[str]:
 
 
 def outside_off(*names: str, mitigation: str = "") -> Switch:
-    """No receiver checks the outside of messages in these respects.
+    """Return a switch with which no receiver checks the outside of messages in these respects.
 
     With SENDER off a message counts as that of the sender that it names, whose signature it must still have.
     ``mitigation`` as for :func:`checks_off`.
@@ -327,7 +327,7 @@ UPDATE_AT_THE_CLIP = replaced(
 
 
 class _Halves:
-    """Draws of which each is one half."""
+    """Draws that are all one half."""
 
     @staticmethod
     def update_into(zeros: memoryview, out: memoryview) -> None:
@@ -425,11 +425,11 @@ NO_COMPRESSION = replaced("no compression", limits, "_common_options", _with_com
 
 
 ONLY_THE_ORIGINAL = ("refusal", "erasure", "log")
-"""What stops a copy of a process: it refuses to go on, its secrets are erased, and it writes into no log."""
+"""The measures against a copy of a process: it refuses to go on, its secrets are erased, and it writes into no log."""
 
 
 def copied_process(but: str = "") -> Switch:
-    """A copy of a source's process keeps the secrets of the session and goes on with it.
+    """Return a switch with which a copy of a source's process keeps the secrets of the session and goes on with it.
 
     It is one mitigation, that only the original goes on, wherever a copy would need something of the original. Any one
     of the places is enough; the one that ``but`` names still stands.
@@ -448,7 +448,7 @@ STATE_PUT_BACK = method_replaced("the count of releases beside the state", Relea
 
 
 def _with_secrets_on_disk(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The first step, with secrets that are the same whenever the session is begun again: as good as read back."""
+    """Return the first step with secrets that are the same whenever the session begins again, as if read from disk."""
 
     def advertise(session: Any, _: object, report: bytes = b"") -> Any:
         numbers, name = count(), session.header.envelope.session_id + bytes([session.signer.index])

@@ -1,4 +1,4 @@
-"""Messages, masks and boxes that are not tied to what their sender has seen."""
+"""Switches that untie messages, masks and boxes from what their sender has seen."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ OF_ONE_HEADER = ("KEY_SIGNATURE", "SHARE_NONCE", "SHARE_BOX", "CONSISTENCY_INPUT
 
 
 def of_one_header_off(but: str = "") -> Switch:
-    """A source takes what others made for another header; where ``but`` is the name of a check, that one still stands.
+    """Return a switch with which a source accepts what others made for another header; ``but`` names a check that
+    stays.
 
     It is one mitigation, that the source compares what it is handed of others with its own header, wherever something
     is handed to it. Any one of the places is enough.

@@ -1,4 +1,4 @@
-"""Taking away what an aggregator checks of a sum: the secrets behind it, its range, its encoding."""
+"""Switches that remove what an aggregator checks of a sum: the secrets behind it, its range, its encoding."""
 
 from __future__ import annotations
 

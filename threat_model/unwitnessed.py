@@ -1,4 +1,4 @@
-"""Taking away what makes a log hold against its own site: witnesses, their memory, and their number."""
+"""Switches that remove what binds a site to its own log: witnesses, their memory, and their number."""
 
 from __future__ import annotations
 

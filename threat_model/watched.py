@@ -1,4 +1,4 @@
-"""The operator of an honest aggregator: reads what it notes down."""
+"""The operator of an honest aggregator, who reads its notes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Operator(SilentReporter):
 
     @property
     def alarms(self) -> list[str]:
-        """What was noted as an alarm, and why a round was given up."""
+        """The notes that are alarms, and why a round was given up."""
         return [note for note in self.notes if note.startswith("alarm: ") or "without a result" in note]
 
 

@@ -1,4 +1,4 @@
-"""Masks as other systems made them: of a seed folded to few bits, of words that are not uniform, of seeded secrets.
+"""Masks as other systems made them: from a seed folded to few bits, words that are not uniform, or seeded secrets.
 
 The first is a fault of an implementation of secure aggregation in use elsewhere: it folds the seed of a mask to 32 bits
 and expands it with a Mersenne Twister. Here it is folded to 24, so that a test can try them all; 32 take 256 times as
@@ -30,18 +30,18 @@ _BLOCK = 1 << 15  # its two buffers fit in a level-2 cache
 
 
 def folded(key: bytes) -> int:
-    """The seed of a mask: the first 24 bits of its key."""
+    """Return the seed of a mask: the first 24 bits of its key."""
     return int.from_bytes(key[: SEED_BITS // 8], "little")
 
 
 def twister_words(seed: int, count: int) -> Words:
-    """The first words of a Mersenne Twister (MT19937, ``init_genrand``) with this seed."""
+    """Return the first words of a Mersenne Twister (MT19937, ``init_genrand``) with this seed."""
     generator = np.random.RandomState(seed)
     return generator.randint(0, 2**32, count, dtype=np.uint32)
 
 
 def first_word_of_every_seed() -> Words:
-    """What ``twister_words(seed, 1)`` gives for every seed, uint32 (2^24,), in seconds instead of minutes."""
+    """Return ``twister_words(seed, 1)`` for every seed, uint32 (2^24,), in seconds instead of minutes."""
     words = np.empty(SEEDS, np.uint32)
     for start in range(0, SEEDS, _BLOCK):
         words[start : start + _BLOCK] = _first_words(np.arange(start, start + _BLOCK, dtype=np.uint32))
@@ -49,7 +49,9 @@ def first_word_of_every_seed() -> Words:
 
 
 def _first_words(seeds: Words) -> Words:
-    """Matsumoto and Nishimura 1998: the first output depends on words 0, 1 and 397 of the initial state."""
+    """Return the first word of each seed (Matsumoto and Nishimura 1998), from words 0, 1 and 397 of the initial
+    state.
+    """
     state, shifted, second = seeds.copy(), np.empty_like(seeds), seeds
     for place in range(1, _MIDDLE + 1):
         np.right_shift(state, 30, out=shifted)

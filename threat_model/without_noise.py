@@ -1,4 +1,6 @@
-"""Taking away, one at a time, what differential privacy rests on: the ledger's memory, the noise and its scale."""
+"""Switches that remove the basis of differential privacy, one at a time: the ledger's memory, the noise and its
+scale.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ SECRET_SEED = replaced("a state of the CSPRNG for layers", seeds, "secret_torch"
 
 
 def noise_scaled(factor: float) -> Switch:
-    """Noise has ``factor`` times the standard deviation that is charged for."""
+    """Return a switch that scales noise to ``factor`` times the standard deviation that is charged."""
     return replaced(
         f"noise at its scale, not {factor:g} of it",
         noise,

@@ -31,7 +31,7 @@ _COLUMNS = {
     "aggregator_session_growth_mb": "aggregator memory, MB",
     "session_s": "session of processes, s",
 }
-"""Of a cell of a grid, as text; JSON has every figure."""
+"""The figures of a grid's cell in text output; JSON has all of them."""
 
 
 class RunsFailed(SecureFdaError):

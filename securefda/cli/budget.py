@@ -47,7 +47,7 @@ _OPTIONS = {
     "dp.noise-multiplier": "--noise",
     "dp.accountant": "--accountant",
 }
-"""What the planner calls a value -> what it is called here."""
+"""The planner's name of a value -> its name here."""
 
 _SETTINGS = {"batch-size": "training.batch-size", "epochs": "training.epochs"}
 """Likewise, where a site's settings gave it."""

@@ -22,7 +22,7 @@ _NAMED_SITES = 4
 _BESIDE_THE_BAR = 36
 """Characters of ``round 1000 of 1000``, of the time, and of what divides them."""
 _ROUNDS_AVERAGED = 10
-"""Of so many last rounds the mean says how long the others take."""
+"""Number of last rounds whose mean time predicts that of the others."""
 
 
 @contextmanager
@@ -59,7 +59,7 @@ class Progressed:
 
     def __init__(self) -> None:
         self.rounds = 0
-        """How many the run is to have; 0 while that is unknown."""
+        """The number of rounds of the run; 0 while unknown."""
         self._first = 0
         self._best: tuple[tuple[float, float], int] | None = None
         self._seconds: list[float] = []

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 Tone = Literal["going", "waiting", "done", "failed", "none"]
-"""What a state or a line is about; a sign and a word say it too, never colour alone."""
+"""The tone of a state or a line; a sign and a word show it too, never colour alone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ Role = Literal["target", "source", ""]
 
 _KITS: Final = "kits"
 _OF_A_RUN: Final = {METRICS_FILE, MODEL_FILE, STATE_FILE, SITES_FOLDER, SUMMARY_FILE, "kits", "state.sqlite"}
-"""What only a run folder has."""
+"""Names that only a run folder has."""
 _DEFAULT_OUT: Final = "run"
 _SETTINGS: Final[tuple[tuple[str, Role], ...]] = (("aggregator.toml", "target"), ("source.toml", "source"))
 _TABLES: Final = ("aggregator", "source")

@@ -39,7 +39,7 @@ MOST_STREAMS: Final = 8
 _LOOK_S: Final = 1.0
 """How often the files are looked at, while a page is open."""
 _ALIVE_S: Final = 15.0
-"""How often an open page hears from the server where nothing changes, so that a lost connection shows."""
+"""How often the server writes to an open page without changes, so that a lost connection shows."""
 _TICK_S: Final = 0.2
 _SHARE: Final = 0.2
 _TOKEN_BYTES: Final = 32

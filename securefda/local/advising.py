@@ -58,7 +58,7 @@ _OTHER_SEEDS = 1000
 
 _ANYTHING = 1e9
 _MEMORY = "/dev/shm"  # noqa: S108 - the runs' own folders in it have random names
-"""Where there is one: what runs leave is of no worth, and to wait for a disk takes most of their time."""
+"""A folder in memory, if there is one: the runs' files are not kept, and waiting for a disk takes most of the time."""
 
 _LARGER_BATCH = 4
 _MOST_LABELS = 100

@@ -30,7 +30,7 @@ _PRELOADED = (
     *("torch", "rich.console", "rich.progress", "securefda.cli.app", "securefda.settings"),
     *("securefda.site.kit", "securefda.audit.journal", "securefda.transport.wire"),
 )
-"""What takes a process longest to import; without gRPC, which each imports by itself."""
+"""The modules that take longest to import, without gRPC, which each process imports by itself."""
 STOP_S = 10.0
 _RESULT, _LOG = "result.json", "log.txt"
 _ENVELOPE_BYTES = 1 << 16
@@ -126,7 +126,7 @@ class Child:
     process: _Process
     folder: Path
     link: socket.socket
-    """What the process says; at its end once the process has ended."""
+    """The socket with the process's events; at its end once the process has ended."""
     failed: ProcessFailed | None = None
     """The error that the process said it ends with."""
     has_ended: bool = False

@@ -158,7 +158,7 @@ def _other_run(folder: Path, changes: Sequence[str]) -> ConfigError:
 
 
 _CHARACTERS_OF_CHANGES = 250
-"""Of settings that differ as many are named as have room in this; a file that was changed by hand may differ in all."""
+"""The longest list of settings that differ in an error: a file that was changed by hand may differ in all."""
 
 
 def _enrol(config: FederationConfig, root: Path, address: Address) -> None:

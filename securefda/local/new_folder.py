@@ -40,7 +40,7 @@ _MOST_CLASSES = 20
 _NAMED_FILES = 3
 _SPLIT_SEEDS = 100
 _TEST_SHARE, _LARGE_TEST_SHARE = 0.2, 0.4
-"""Of a few rows at the target, a fifth would say little of a model."""
+"""The larger share is for targets with few rows, a fifth of which would say little about a model."""
 _UMLAUTS = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue", "ß": "ss"})
 _GIT_IGNORE = "# Rows of patients do not belong into a repository, nor do private keys.\ndata/\nkits/\nruns/\n"
 

@@ -35,7 +35,7 @@ from securefda.transport.observer import MessageObserver, TrafficMeter, ignore
 from securefda.transport.wire import encode_signed
 
 Delivers = Callable[[int, int, Signed[Body]], bool]
-"""Whether a message from one roster index to another arrives; tests lose messages with it."""
+"""Tells whether a message from one roster index to another arrives; tests use it to lose messages."""
 
 
 class SiteFailed(SecureFdaError):

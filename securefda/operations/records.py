@@ -37,7 +37,7 @@ PUBLISHED_OF_THE_TARGET = {
     "f_dann": "features",
     "f_dan": "features",
 }
-"""What goes to each source that a summary counts, under rules that publish something else than the target's update."""
+"""What the summary counts as sent to each source, under rules that publish something other than the target's update."""
 
 RULES_WITHOUT_SOURCES = ("target_only", "oracle")
 """Rules to whose rounds no source contributes."""
@@ -129,7 +129,7 @@ class RoundLine(TypedDict, total=False):
     """Source to the level of visibility at which it was to be served."""
 
     seen: list[SeenLine]
-    """What the aggregator did see."""
+    """What the aggregator saw, by set of sources."""
 
     emptied: list[str]
     """Layers in which the sum of the sources at `sum` is zero."""
@@ -241,10 +241,10 @@ class NormCap(TypedDict):
     """The norm cap in a run's settings. Only the source of a part knows how the cap changed it."""
 
     kappa: float
-    """How much squared norm the other parts have at least, over that of each."""
+    """The least ratio of the other parts' squared norm to that of each part."""
 
     granularity: str
-    """What it holds for: `layer` or `model`."""
+    """The scope of the cap: `layer` or `model`."""
 
 
 class TargetReleases(TypedDict):

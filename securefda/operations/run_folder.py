@@ -98,7 +98,7 @@ _WRITTEN = (
     *("*.safetensors", "model.onnx", "model.pt", "state.sqlite*", "settings.json", "status.json", ".status.json.*"),
     *("*.log", "*.log.[0-9]*", "*.jsonl", "*.jsonl.[0-9]*"),
 )
-"""What a run may write into its folder, logs under the usual names included."""
+"""The files that a run may write into its folder, including logs under the usual names."""
 
 
 def clear_run(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a site's process is doing now: a small file that the process keeps up to date, and that others at the site read.
+"""The present state of a site's process: a small file that it keeps up to date for others at the site.
 
 A process opens it as it starts, and says at every change what it does. However the block ends, the state says so:
 
@@ -43,7 +43,7 @@ STATE_FILE = "status.json"
 
 SCHEMA_VERSION = 1
 ENDED = "ended"
-"""What a process that has ended by itself was doing last."""
+"""The last activity of a process that has ended by itself."""
 INTERRUPTED = "interrupted"
 """The error of one that was asked to end."""
 
@@ -54,7 +54,7 @@ Role = Literal["source", "target"]
 
 @dataclass(frozen=True, slots=True)
 class ProcessState:
-    """What a process is doing. Times are seconds of Unix time.
+    """The activity of a process. Times are seconds of Unix time.
 
     Attributes:
         site: id of the site.

@@ -58,7 +58,7 @@ _DOING: Mapping[type, str] = {
     Unmask: "waiting for the result",
     Update: "sending its update in clear, then waiting for the result",
 }
-"""What a source does once it has received, or as it sends, a message of this type."""
+"""Message type -> the source's activity once it has received, or as it sends, such a message."""
 
 _PHASES: Mapping[type, str] = {
     Header: "training",
@@ -72,7 +72,7 @@ _PHASES: Mapping[type, str] = {
     Consistency: "R4 unmask",
     NeighbourConsistency: "R4 unmask",
 }
-"""Where a source is once it has received, or sent, a message of this type; in the words of the aggregator's phases."""
+"""Message type -> the source's phase after it, in the words of the aggregator's phases."""
 
 
 @dataclass(slots=True)

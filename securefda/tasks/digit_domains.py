@@ -47,7 +47,7 @@ _HIDDEN = (3072, 2048)
 _GROUPS = 8
 
 _MOST_SHIFT, _SCALES, _TURN, _LEAST_CONTRAST = 1 / 8, (0.6, 1.3), 10.0, 0.3
-"""Of :meth:`DigitDomains.varied`: share of the side, factors, degrees, factor."""
+"""Bounds for :meth:`DigitDomains.varied`: share of the side, factors, degrees, factor."""
 
 Labels = NDArray[np.int64]
 

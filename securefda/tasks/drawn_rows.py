@@ -22,7 +22,7 @@ _CALIBRATED_ON = 4000
 _WIDEST = 64.0
 _HALVINGS = 40
 _SITE_SHIFT = 0.5
-"""How far a site's rows are moved, in lengths of the classes' centres."""
+"""The shift of a site's rows, in lengths of the classes' centres."""
 
 _MOST_LABEL_NOISE = 0.9
 _SURE = 20.0
@@ -34,7 +34,7 @@ _TURNS = (30.0, 0.0, 10.0, -10.0, 20.0, -20.0)
 """Degrees by which a site's digits are turned: the target's first; sources take turns with the others."""
 
 _CENTRES, _SITE, _ROWS = range(3)
-"""What is drawn, each from a generator of its own."""
+"""Purposes of random draws, each with a separate generator."""
 
 _PUBLIC = "name public rows of the same kind by --stand-in"
 

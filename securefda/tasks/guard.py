@@ -13,7 +13,7 @@ import torch
 from securefda.errors import DataError, SecureFdaError
 
 OTHER_DEVICE = 'set training.device = "cpu", or choose another GPU by the variable CUDA_VISIBLE_DEVICES'
-"""What helps where a GPU cannot be used or is full."""
+"""Hint for a GPU that cannot be used or is full."""
 
 
 @contextmanager

@@ -33,7 +33,7 @@ FASHION_MNIST = Origin(
 )
 
 SETS = ("t10k", "train", "train3600", "all")
-"""What option ``images`` names: a set, with which its files' names begin, or all, which is train and then t10k."""
+"""The values of option ``images``: a set, whose name begins its files' names, or all: train and then t10k."""
 
 
 def chosen_set(settings: TaskSettings, default: str) -> str:

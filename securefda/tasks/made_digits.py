@@ -41,7 +41,7 @@ _CANVAS = 64
 """Images are drawn at this size, and made smaller at the end, which smooths their edges."""
 
 _LEAST_CONTRAST = 60.0
-"""Of a digit and its background, in brightness from 0 to 255."""
+"""The least difference in brightness, from 0 to 255, between a digit and its background."""
 
 
 def over_photographs(digits: NDArray[np.uint8], generator: np.random.Generator) -> Images:

@@ -9,7 +9,7 @@ from securefda.tasks.base import Rows, Samples, Task, UnfitRows, Unlabelled
 from securefda.tasks.guard import task_code
 
 Split = Literal["train", "test", "oracle"]
-"""What a site trains on, what it holds out, and all labelled training rows of the target."""
+"""The rows that a site trains on, those that it holds out, and all labelled training rows of the target."""
 
 
 def rows_of(task: Task, site: str, split: Split) -> Samples:

@@ -41,10 +41,10 @@ class StandInOptions(Settings):
     """Site id = how many rows it trains on."""
 
     shape: Annotated[tuple[Count, ...], Field(strict=False)] = ()
-    """Of the features of one row, where rows are drawn."""
+    """The shape of one row's features, if rows are drawn."""
 
     test_rows: Count = 2000
-    """How many rows a site holds out, where rows are drawn."""
+    """How many rows a site holds out, if rows are drawn."""
 
     best_accuracy: Annotated[float, Field(gt=0, lt=1)] = 0.9
     """Accuracy that the best of all models would have, where rows are drawn from Gaussians."""

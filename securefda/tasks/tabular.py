@@ -101,19 +101,19 @@ class Column(Settings):
     """What the column holds; a column that is not listed is ignored as well."""
 
     center: Finite | None = None
-    """Of a number: what is subtracted from it. A public number, the same at every site."""
+    """For a number: the value to subtract, public and the same at every site."""
 
     scale: Positive | None = None
-    """Of a number: what it is then divided by. A public number, too."""
+    """For a number: the value to divide by after that, also public."""
 
     values: Values = ()
-    """Of a category: all values that it can have at any site."""
+    """For a category: all values that it can have at any site."""
 
     missing: Literal["refuse", "fill", "drop-row"] = "refuse"
-    """What a row without a value becomes: an error; the center and a mark, or no category; or it is left out."""
+    """How to treat a row without a value: refuse it; fill in the center and a mark, or no category; or drop the row."""
 
     unknown: Literal["refuse", "fill"] = "refuse"
-    """Of a category: what becomes of a value that is not listed: an error, or it is read as no category."""
+    """For a category: how to treat a value that is not listed: refuse it, or read it as no category."""
 
     @model_validator(mode="after")
     def _has_what_its_type_needs(self) -> Self:
@@ -139,16 +139,16 @@ class Label(Settings):
     """All classes, in order; empty where the label is a number."""
 
     center: Finite | None = None
-    """Of a number: what is subtracted from it before training. A public number."""
+    """For a number: the value to subtract before training, public."""
 
     scale: Positive | None = None
-    """Of a number: what it is then divided by. A public number, too."""
+    """For a number: the value to divide by after that, also public."""
 
     tolerance: Positive | None = None
-    """Of a number: a prediction that is this near counts as accurate."""
+    """For a number: the error up to which a prediction counts as accurate."""
 
     missing: Literal["refuse", "drop-row"] = "refuse"
-    """What becomes of a row without a label: an error, or the row is left out."""
+    """How to treat a row without a label: refuse it, or drop it."""
 
     @model_validator(mode="after")
     def _is_classes_or_a_number(self) -> Self:
@@ -173,7 +173,7 @@ class TabularOptions(Settings):
     """Units of the model's one hidden layer; 0 for a linear model."""
 
     separator: Annotated[str, AfterValidator(_one_character)] = ","
-    """What stands between the cells of a line. It and the next three may differ between sites."""
+    """The separator between the cells of a line. It and the next three may differ between sites."""
 
     decimal: Literal[".", ","] = "."
     """The decimal mark."""
@@ -182,7 +182,7 @@ class TabularOptions(Settings):
     """Encoding of the file; a byte order mark at its beginning is skipped."""
 
     missing_values: Annotated[tuple[Name, ...], Field(strict=False)] = MISSING_VALUES
-    """What a cell without a value holds."""
+    """The contents of a cell without a value."""
 
     group: Name = ""
     """Column whose rows with the same value stay on one side of the split, such as the patient's number."""

@@ -15,7 +15,7 @@ Change = Callable[[Header, int], Header]
 
 
 def in_clear(header: Header, index: int) -> Header:
-    """Asks for the source's own update, and for the sum of the others that are left."""
+    """Ask for the source's own update, and for the sum of the others."""
     levels = tuple(
         Visibility.INDIVIDUAL if other == index else level
         for other, level in zip(header.participants, header.levels, strict=True)
@@ -44,10 +44,10 @@ class AbovePolicy(MaliciousAggregator):
         self.victim, self._change = victim, change
 
     def header_for(self, index: int) -> Header | None:
-        """What the victim's policy forbids, to the victim."""
+        """Send the victim a header that its policy forbids."""
         header = super().header_for(index)
         return self._change(header, index) if header is not None and index == self.victim else header
 
     def attack(self) -> Vector | None:
-        """The victim's update, if it came in clear."""
+        """Return the victim's update, if it came in clear."""
         return self.heard.clear.get(self.victim)

@@ -1,4 +1,4 @@
-"""T29: nobody's fault. Messages arrive in one order here, and in another one there."""
+"""T29: no attacker. Messages arrive in different orders at different places."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _COLLECTED = (Advertise, ShareBundle, MaskedInput, SurvivorSignature, Unmask, Up
 
 
 class ArrivalOrder:
-    """A network that hands the aggregator what it waits for in a chosen order of its senders.
+    """A network that delivers the messages for the aggregator in a chosen order of their senders.
 
     Powers: none but delay.
     Goal: another digest of the same sum.
@@ -29,7 +29,7 @@ class ArrivalOrder:
         self._held: dict[tuple[bytes, type], dict[int, Passed]] = {}
 
     def __call__(self, passed: Passed) -> list[Passed]:
-        """Hold a message back until those of all senders are there."""
+        """Hold a message back until those of all senders have come."""
         body, session_id = passed.message.body, passed.message.envelope.session_id
         if passed.to != TARGET or not isinstance(body, _COLLECTED):
             return [passed]

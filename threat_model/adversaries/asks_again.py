@@ -16,7 +16,7 @@ from threat_model.private_sites import Candidates, asked
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Answers:
-    """What the site gave in all: the mean of its updates (m,), over how many, and its last word on epsilon."""
+    """The site's answers: the mean of its updates (m,), their number, and the epsilon that it reported last."""
 
     mean: Vector
     rounds: int
@@ -24,7 +24,7 @@ class Answers:
 
 
 class AsksAgain:
-    """Has one site train from one model in round after round, under a new run each, and averages what comes.
+    """Makes one site train from the same model round after round, each under a new run, and averages the results.
 
     Powers: a target's: it begins runs as it likes, says which round and which attempt it is, and the site's process can
     be made to end and begin anew before each. It sees each update.
@@ -41,7 +41,7 @@ class AsksAgain:
         self._started = started
 
     def attack(self, rounds: int) -> Answers:
-        """Ask up to ``rounds`` times; the site may end it before, when its budget is spent."""
+        """Ask up to ``rounds`` times; the site stops earlier when its budget is spent."""
         model = self._started().initial_model()
         total, count, epsilon = np.zeros(len(model), np.float64), 0, 0.0
         for number in range(1, rounds + 1):
@@ -53,5 +53,5 @@ class AsksAgain:
         return Answers((total / max(count, 1)).astype(np.float32), count, epsilon)
 
     def scores(self, answers: Answers, candidates: Candidates) -> Vector64:
-        """How strongly the mean points to each candidate, (n,): a matched filter."""
+        """Score how strongly the mean points to each candidate, (n,), by a matched filter."""
         return matched(answers.mean, candidates)

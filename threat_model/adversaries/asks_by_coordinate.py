@@ -1,4 +1,4 @@
-"""Questions of a target that makes its update up, answered by norm reports: one coordinate of one layer at a time."""
+"""Questions by a target with a made-up update, answered by norm reports: one coordinate of one layer at a time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STEPS, _RATE, _LENGTH = 4, 0.1, 0.5
 
 
 class AsksByCoordinate(MaliciousAggregator):
-    """Publishes a g_T of one coordinate of a layer, then the same turned round, and so on through the layer.
+    """Publishes a g_T with one coordinate of a layer, then its negative, and so on through the layer.
 
     Under FedGP with its filter a source's part of the layer is then as long as its update points that way, and zero
     where it points the other way.
@@ -37,11 +37,11 @@ class AsksByCoordinate(MaliciousAggregator):
 
     @property
     def questions(self) -> int:
-        """How many it has: two for each coordinate."""
+        """The number of questions: two for each coordinate."""
         return 2 * self._size
 
     def train(self, place: AttemptPosition, plan: RoundPlan) -> TargetRound | None:  # noqa: ARG002 - of the base
-        """Nothing is trained: g_T is made up, and its statistics fit it."""
+        """Return a made-up g_T with matching statistics, without training."""
         coordinate, is_turned = divmod(len(self.sessions), 2)
         update = np.zeros(sum(self.seat.site.trainer.sizes), np.float32)
         update[self._start + coordinate] = -_LENGTH if is_turned else _LENGTH
@@ -50,11 +50,13 @@ class AsksByCoordinate(MaliciousAggregator):
         return TargetRound(result, TargetStatistics(_STEPS, mean_square, 1.0), None)
 
     def codes_in(self, session: Heard) -> Mapping[int, bytes]:
-        """The norm report of each source in a session, as far as it can be read."""
+        """Return the norm report of each source in a session, as far as it can be read."""
         raise NotImplementedError
 
     def attack(self) -> Mapping[int, Vector64]:
-        """What it read of each source's layer, up to a factor: a part is as long as g_T points the update's way."""
+        """Return what it read of each source's layer, up to a factor: the part's norm shows the update's component
+        along g_T.
+        """
         read = {index: np.zeros(self._size) for index in self.seat.site.sources}
         for number, session in enumerate(self.sessions):
             coordinate, is_turned = divmod(number, 2)

@@ -25,7 +25,8 @@ STEEP = 1e6
 
 
 def lever_for(victim: int, known: Mapping[int, Vector]) -> Vector:
-    """The gradient, float32 (m,), along which the victim's update gains and every other one loses, far beyond bounds.
+    """Return the gradient, float32 (m,), along which the victim's update gains and every other one loses, far beyond
+    bounds.
 
     Of all that do so alike it is the shortest, but for its length: against the victim's update and along the others'.
     """
@@ -56,11 +57,11 @@ class WeightsOneUp(SubtractsColluders):
         self._gradient = gradient
 
     def train(self, place: AttemptPosition, plan: RoundPlan) -> TargetAttention:  # noqa: ARG002 - of the base
-        """Nothing is looked at."""
+        """Return the made-up gradient without looking at rows."""
         return TargetAttention(0.5, self._gradient, None)
 
     def rows_on_its_side(self) -> float:
-        """Rows, in units of ``max_samples``, of the sources in the sum whose updates gain, if every gain is at a bound.
+        """Return the rows, in units of ``max_samples``, of the sources whose updates gain, if every gain is at a bound.
 
         From the two numbers that are opened beside the sum: rows, and rows times shares.
         """
@@ -72,7 +73,7 @@ class WeightsOneUp(SubtractsColluders):
 
 
 class OtherGradients(MaliciousAggregator):
-    """Looks at a round again with another gradient, once the sources have shown that they take the first.
+    """Opens a round again with another gradient, once the sources have committed to the first.
 
     Powers: the target's key and the relay. It lists no keys in any attempt, so that nothing is ever released.
     Goal: two shares of one update.
@@ -95,15 +96,15 @@ class OtherGradients(MaliciousAggregator):
         return AttemptPosition(self.run, 1, number, b"") if number <= len(self._gradients) else None
 
     def train(self, place: AttemptPosition, plan: RoundPlan) -> TargetAttention:  # noqa: ARG002 - of the base
-        """The gradient of this attempt."""
+        """Return the gradient of this attempt."""
         return TargetAttention(0.5, self._gradients[place.attempt - 1], None)
 
     def key_list_for(self, index: int) -> KeyList | None:
-        """None: the attempt ends here."""
+        """Return None: the attempt ends here."""
 
 
 class OtherBytes(MaliciousAggregator):
-    """Sends one source other bytes beside its header than the header names.
+    """Sends one source different bytes beside its header than the header names.
 
     Powers: the target's key and the relay.
     Goal: another share of one source than all agreed to.
@@ -124,7 +125,7 @@ class OtherBytes(MaliciousAggregator):
         self._victim, self._forge = victim, forge
 
     def outgoing(self, index: int, parcel: Parcel) -> list[Parcel]:
-        """The victim's header, beside other vectors."""
+        """Send the victim's header beside other vectors."""
         if index != self._victim or not isinstance(parcel.message.body, Header):
             return [parcel]
         vectors = self._forge(tuple(bytes(vector) for vector in parcel.vectors))

@@ -1,4 +1,4 @@
-"""The aggregator of the attacker: plays an honest run, keeps everything, and can say another thing to each source.
+"""The attacker's aggregator: plays an honest run, keeps everything, and can send each source something different.
 
 A subclass overrides one of the ``..._for`` methods, which give the body of a message for one source; it is signed with
 the target's real key, in that source's session and context. ``None`` in place of a body: that source gets nothing.
@@ -110,11 +110,11 @@ class MaliciousAggregator(Opens):
         return AttemptPosition(self.run, number, 1, previous) if number <= self.seat.settings.strategy.rounds else None
 
     def participants(self) -> set[int]:
-        """U0 of the attempt that comes next."""
+        """Return U0 of the next attempt."""
         return set(self.joined)
 
     def session_plan(self, members: set[int]) -> SessionPlan:
-        """Levels, threshold and quorums of the attempt that comes next: honest, but for a threshold of the settings."""
+        """Return levels, threshold and quorums of the next attempt: honest, except for a threshold in the settings."""
         names = {index: self.seat.site.name(index) for index in self.joined}
         plan = Planner(names, replace(self.seat.settings, threshold=0)).plan({i: self.joined[i] for i in members})
         threshold = self.seat.settings.threshold or plan.threshold
@@ -122,37 +122,37 @@ class MaliciousAggregator(Opens):
         return replace(plan, threshold=threshold, sum_quorum=threshold if at_sum_alone else plan.sum_quorum)
 
     def train(self, place: AttemptPosition, plan: RoundPlan) -> TargetOutput | None:
-        """The target's own part of a round."""
+        """Return the target's own part of a round."""
         look = self.seat.site.look
         if look is not None and plan.rule.looks_at_features:
             return look(self.model, place.round, self.run_id, plan)
         return train_target(self.seat.site.trainer, self.model, place.round, plan)
 
     def model_for(self, index: int) -> Vector:  # noqa: ARG002 - for overriding
-        """The model that a source is sent."""
+        """Return the model that a source is sent."""
         return self.model
 
     def header_for(self, index: int) -> Header | None:
-        """R: by default the same to everyone, but for the digest of :meth:`model_for`."""
+        """Return the header R: by default the same for all, except for the digest of :meth:`model_for`."""
         return replace(self.heard.header, model_digest=sha256(vector_to_wire(self.model_for(index))).digest())
 
     def key_list_for(self, index: int) -> KeyList | None:  # noqa: ARG002 - for overriding
-        """R0': all keys that were advertised."""
+        """Return R0': all keys that were advertised."""
         return KeyList(tuple(self.heard.advertised[sender] for sender in sorted(self.heard.advertised)))
 
     def nonces_for(self, index: int) -> dict[int, bytes]:  # noqa: ARG002 - for overriding
-        """On a ring: the nonces that were revealed, by their owners."""
+        """Return the revealed nonces by owner; used on a ring."""
         return {sender: message.body.nonce for sender, message in self.heard.nonces.items()}
 
     def members_for(self, index: int) -> tuple[int, ...]:
-        """On a ring: U2, which are those that sent boxes, without neighbours whose box this source does not get."""
+        """Return U2 on a ring: the sources that sent boxes, without neighbours whose box this source does not get."""
         delivery = self.delivery_for(index)
         sent = {box.peer for box in delivery.boxes} if delivery else set()
         missing = set(self.heard.views[index].keys) - sent - {index}
         return tuple(sorted(set(self.heard.bundles) - missing))
 
     def delivery_for(self, index: int) -> ShareDelivery | None:
-        """R1: the boxes that were made for this source."""
+        """Return R1: the boxes that were made for this source."""
         return ShareDelivery(
             tuple(
                 DeliveredBox(sender, box.box, bundle.body.nonce)
@@ -163,38 +163,38 @@ class MaliciousAggregator(Opens):
         )
 
     def survivors_for(self, index: int) -> Survivors | None:  # noqa: ARG002 - for overriding
-        """R3: who delivered, and who did not."""
+        """Return R3: which sources delivered, and which did not."""
         inputs = self.heard.inputs
         alive = tuple(Survivor(sender, inputs[sender].body.digest) for sender in sorted(inputs))
         return Survivors(alive, tuple(sorted(set(self.heard.bundles) - set(inputs))))
 
     def consistency_for(self, index: int) -> Consistency | None:
-        """R3': all signatures."""
+        """Return R3': all signatures."""
         signed = self.heard.signatures
         return Consistency(tuple(signed[sender] for sender in sorted(signed)), self.inputs_for(index))
 
     def inputs_for(self, index: int) -> tuple[Signed[MaskedInput], ...]:
-        """R3': the inputs of those that survived according to the lists of this source."""
+        """Return for R3' the inputs of the survivors on this source's lists."""
         lists, inputs = self.heard.views[index].survivors, self.heard.inputs
         alive = lists.body.survivors if lists else ()
         return tuple(inputs[item.index] for item in alive if item.index in inputs)
 
     def result_for(self, index: int) -> Result | None:
-        """The result: over as many as the source's lists say, and the next model."""
+        """Return the result: for the number of sources on this source's lists, with the next model."""
         view = self.heard.views[index]
         count = len(view.survivors.body.survivors) if view.survivors else len(self.heard.updates)
         return Result(b"", count, sha256(vector_to_wire(self.model)).digest())
 
     def witnesses_of(self, index: int) -> CosignerTracker:  # noqa: ARG002 - for overriding
-        """Those of the log that a source is shown: there is one."""
+        """Return the cosigners of the log that a source is shown; there is one log."""
         return self.witnesses
 
     def outgoing(self, index: int, parcel: Parcel) -> list[Parcel]:  # noqa: ARG002 - for overriding
-        """What is sent in place of a message that is ready and signed."""
+        """Return what to send in place of a message that is ready and signed."""
         return [parcel]
 
     def attack(self) -> object:
-        """What the attacker has in the end, by default nothing. A subclass returns its best estimate of the secret."""
+        """Return the attacker's best estimate of the secret; by default nothing."""
         return None
 
     # The endpoint.
@@ -210,11 +210,11 @@ class MaliciousAggregator(Opens):
         return []
 
     def ready(self) -> bool:
-        """Whether to begin now: the first attempt, when all sources have joined and cosigned the checkpoint."""
+        """Return whether to begin now: the first attempt, when all sources have joined and cosigned the checkpoint."""
         return not self.sessions and set(self.joined) == self.seat.site.sources == self.witnesses.cosigned
 
     def receive(self, parcel: Parcel) -> list[Send]:
-        """Keep a message, and go on when every answer that is waited for is here."""
+        """Keep a message, and go on when every expected answer has come."""
         body, sender = parcel.message.body, parcel.message.sender
         if isinstance(body, Join):
             self.joined[sender] = body.visibility
@@ -234,7 +234,7 @@ class MaliciousAggregator(Opens):
         return []
 
     def expire(self) -> list[Send]:
-        """Go on with who answered."""
+        """Go on with the sources that answered."""
         if not self.sessions:
             return self._begin()
         self.heard.asked &= set(self.heard.answers(self._waits_for)) if self._waits_for else set()
@@ -245,7 +245,7 @@ class MaliciousAggregator(Opens):
         return self.signer.sign(self.heard.views[index].header.envelope.session_id, context, body)
 
     def abort(self, index: int, step: Step) -> list[Send]:
-        """End the session of one source, as where others were too slow; nothing more is waited for from it."""
+        """End the session of one source, as if others were too slow; no more answers are expected from it."""
         body = Abort(step, "DEADLINE", None)
         return [Send(index, Parcel(self.sign(index, self.heard.views[index].ctx, body)))]
 
@@ -307,7 +307,9 @@ class MaliciousAggregator(Opens):
         return self.missed_by(index) + self._tell(index, Parcel(header, vectors))
 
     def missed_by(self, index: int) -> list[Send]:
-        """What a source is shown before a header: the last result with its receipts, where it was not sent to it."""
+        """Return what a source is shown before a header: the last result with its receipts, if it was not sent
+        to it.
+        """
         if self.last_result is None or index in self.had_result:
             return []
         body = MissedResult(self.last_result, tuple(self.receipts[giver] for giver in sorted(self.receipts)))
@@ -318,14 +320,16 @@ class MaliciousAggregator(Opens):
         return [Send(index, one) for one in self.outgoing(index, parcel)]
 
     def _go_on(self) -> list[Send]:
-        """Close steps for as long as nobody is waited for."""
+        """Close steps as long as no answer is missing."""
         sends: list[Send] = []
         while self._waits_for is not None and not self._waiting(self._waits_for):
             sends += self._close_step(self._waits_for)
         return sends
 
     def _waiting(self, kind: type) -> set[int]:
-        """Who still has to answer; those whose update comes in clear have no part in the session of the others."""
+        """Return which sources still have to answer; those whose update comes in clear take no part in the others'
+        session.
+        """
         waiting = self.heard.asked - self.heard.gone - set(self.heard.answers(kind))
         return waiting if kind is Update else waiting - self._in_clear()
 
@@ -334,7 +338,7 @@ class MaliciousAggregator(Opens):
         return {index for index, header in headers.items() if index in header.at(Visibility.INDIVIDUAL)}
 
     def _close_step(self, kind: type) -> list[Send]:
-        """Answer everyone who answered; after the result, or when nobody is left, the session is over."""
+        """Answer every source that answered; after the result, or when no source is left, the session is over."""
         answer, self._waits_for = self._steps()[kind]
         answered = self.heard.asked & set(self.heard.answers(kind)) - self.heard.gone
         if self._waits_for is None:
@@ -347,7 +351,7 @@ class MaliciousAggregator(Opens):
         return sends
 
     def _steps(self) -> dict[type, tuple[Callable[[int], list[Send]], type | None]]:
-        """What follows on each message of the sources, and which message is waited for then."""
+        """Return what follows on each message of the sources, and which message is expected then."""
         return {
             Advertise: (self._send_roll, Nonce) if self.heard.header.graph else (self._send_key_list, ShareBundle),
             Nonce: (self._send_neighbours, ShareBundle),
@@ -366,7 +370,7 @@ class MaliciousAggregator(Opens):
         return self._tell(index, Parcel(view.key_list))
 
     def _send_roll(self, index: int) -> list[Send]:
-        """On a ring: of the key list that this source is to see there are digests and commitments."""
+        """Send on a ring the digests and commitments of the key list that this source is to see."""
         view, keys = self.heard.views[index], self.key_list_for(index)
         if keys is None:
             return []
@@ -377,7 +381,7 @@ class MaliciousAggregator(Opens):
         return self._tell(index, Parcel(view.roll))
 
     def _send_neighbours(self, index: int) -> list[Send]:
-        """On a ring: the nonces, and of that key list the part of those who stand beside this source."""
+        """Send on a ring the nonces, and the part of the key list about this source's neighbours."""
         view, keys, nonces = self.heard.views[index], self.key_list_for(index), self.nonces_for(index)
         if keys is None:
             return []

@@ -1,7 +1,7 @@
-"""T43: a target that makes up the features that it sends, and reads what the sources say of them.
+"""T43: a target that makes up the features that it sends, and reads the sources' answers.
 
-Under rules that compare features a source answers each row that came with a pull: in which direction its own features
-lie. Nobody but the target knows whether the rows that it sent are its own.
+Under rules that compare features, a source answers each row that it receives with a pull: the direction in which its
+own features lie. Only the target knows whether the rows that it sent are its own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from threat_model.sites import AggregatorSeat, as_they_are
 
 
 class ChoosesFeatures(SubtractsColluders):
-    """Sends features of its own making, loses as many others as it may, and reads the pulls that are left.
+    """Sends made-up features, loses as many others as it may, and reads the remaining pulls.
 
     Powers: the target's key, the features that a target sends, the relay, the loss of as many sources as the threshold
     allows, and the inputs of colluders.
@@ -43,11 +43,11 @@ class ChoosesFeatures(SubtractsColluders):
         self._features = features
 
     def train(self, place: AttemptPosition, plan: RoundPlan) -> TargetFeatures:  # noqa: ARG002 - of the base
-        """Nothing is computed, and nothing will be followed."""
+        """Return made-up features, with nothing to be followed."""
         return TargetFeatures(self._features, np.zeros_like, as_they_are(self._features), None)
 
     def pull(self) -> NDArray[np.float64]:
-        """The weighted sum of the pulls of the honest sources that are left, float64 (T, d).
+        """Return the weighted sum of the pulls of the remaining honest sources, float64 (T, d).
 
         Raises:
             ValueError: nothing was opened.
@@ -59,7 +59,7 @@ class ChoosesFeatures(SubtractsColluders):
 
 
 class OtherFeatures(MaliciousAggregator):
-    """Asks about other features once the sources have shown that they take the first.
+    """Asks about other features once the sources have committed to the first.
 
     Powers: the target's key and the relay. It lists no keys in any attempt, so that nothing is ever released.
     Goal: two answers to one round.
@@ -82,9 +82,9 @@ class OtherFeatures(MaliciousAggregator):
         return AttemptPosition(self.run, 1, number, b"") if number <= len(self._questions) else None
 
     def train(self, place: AttemptPosition, plan: RoundPlan) -> TargetFeatures:  # noqa: ARG002 - of the base
-        """The features of this attempt."""
+        """Return the features of this attempt."""
         features = self._questions[place.attempt - 1]
         return TargetFeatures(features, np.zeros_like, as_they_are(features), None)
 
     def key_list_for(self, index: int) -> KeyList | None:
-        """None: the attempt ends here."""
+        """Return None: the attempt ends here."""

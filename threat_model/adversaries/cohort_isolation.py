@@ -16,7 +16,7 @@ from threat_model.sites import AggregatorSeat
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """What the victim is not shown, and what comes of it.
+    """The boxes withheld from the victim, and the cohort that results.
 
     Attributes:
         left_out: whose boxes the victim does not get.
@@ -55,7 +55,7 @@ class CohortIsolation(MaliciousAggregator):
         self.plan: Isolation | None = None
 
     def delivery_for(self, index: int) -> ShareDelivery | None:
-        """All boxes; to the victim those of the plan."""
+        """Return all boxes; for the victim, those of the plan."""
         delivery = super().delivery_for(index)
         self.plan = self.plan or next(self._plans(), None)
         if delivery is None or self.plan is None or index != self.victim:
@@ -64,7 +64,7 @@ class CohortIsolation(MaliciousAggregator):
         return ShareDelivery(tuple(box for box in boxes if box.peer not in self.plan.left_out))
 
     def _plans(self) -> Iterator[Isolation]:
-        """Every choice of boxes to leave out after which t others can be shown the mates as dropped."""
+        """Yield every choice of boxes to leave out after which t others can be shown the mates as dropped."""
         header, ctx1 = self.heard.header, self.heard.views[self.victim].ctx1
         nonces = {sender: bundle.body.nonce for sender, bundle in self.heard.bundles.items()}
         of_the_others = cohorts_of(header, ctx1, nonces)
@@ -86,7 +86,7 @@ class CohortIsolation(MaliciousAggregator):
             yield from map(frozenset, combinations(others, count))
 
     def survivors_for(self, index: int) -> Survivors | None:
-        """The mates are dropped; they get no lists, nor does the victim, whose view these do not fit."""
+        """Drop the mates; they get no lists, nor does the victim, whose view these do not fit."""
         lists = super().survivors_for(index)
         if lists is None or self.plan is None or index in {self.victim, *self.plan.mates}:
             return None
@@ -94,10 +94,10 @@ class CohortIsolation(MaliciousAggregator):
         return Survivors(alive, tuple(sorted({*lists.dropped, *self.plan.mates})))
 
     def inputs_for(self, index: int) -> tuple[Signed[MaskedInput], ...]:
-        """With the victim's, which it signed among other members; or without it."""
+        """Return the inputs with the victim's, which it signed among other members, or without it."""
         inputs = super().inputs_for(index)
         return tuple(item for item in inputs if self._shown == "verbatim" or item.sender != self.victim)
 
     def attack(self) -> Vector64 | None:
-        """The victim's input without all masks that could be opened."""
+        """Return the victim's input without all masks that could be opened."""
         return self.estimate(self.victim)

@@ -36,7 +36,7 @@ class SubtractsColluders(MaliciousAggregator):
         self._lost: set[int] = set()
 
     def survivors_for(self, index: int) -> Survivors | None:
-        """Honest sources beyond the quorum are declared dropped, and get no lists."""
+        """Declare honest sources beyond the quorum dropped, and send them no lists."""
         if not self.summed:
             self._choose()
         lists = super().survivors_for(index)
@@ -57,7 +57,7 @@ class SubtractsColluders(MaliciousAggregator):
         self.summed = cohort - self._lost
 
     def attack(self) -> Decoded | None:
-        """The weighted sum over the honest part of the smallest sum; None where it did not open."""
+        """Return the weighted sum over the honest part of the smallest sum; None if it did not open."""
         secrets = [self.self_secret_of(owner) for owner in self.summed]
         if not self.summed or any(secret is None for secret in secrets):
             return None

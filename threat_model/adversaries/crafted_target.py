@@ -36,7 +36,8 @@ _STEPS, _RATE = 4, 0.1
 
 
 def target_update_for(multiples: Multiples, updates: Mapping[int, Vector], sizes: tuple[int, ...]) -> Vector:
-    """The update g_T, float32 (m,), whose projection on each source's update has these multiples, layer by layer.
+    """Return the update g_T, float32 (m,), whose projection on each source's update has these multiples, layer by
+    layer.
 
     Of all such vectors it is the shortest; with 1 for the victim and 0 for the others it is orthogonal to the others.
     """
@@ -86,14 +87,14 @@ class CraftsTarget(SubtractsColluders):
         self._known, self._weights = known, weights
 
     def train(self, place: AttemptPosition, plan: RoundPlan) -> TargetRound | None:  # noqa: ARG002 - of the base
-        """Nothing is trained: update and statistics are made up, such that they do not contradict each other."""
+        """Return a made-up update with consistent statistics, without training."""
         mean_squared = float(np.sum(self._update.astype(np.float64) ** 2)) / _STEPS**2
         mean_square = mean_squared + self._scatter * (_STEPS - 1) / _STEPS
         result = LocalResult(self._update, _STEPS, 1, loss=0.0, accuracy=0.0, learning_rate=_RATE)
         return TargetRound(result, TargetStatistics(_STEPS, mean_square, self._scatter), None)
 
     def _choose(self) -> None:
-        """Of the honest others keep those with the least norm, as few as the quorum lets be."""
+        """Keep the honest others with the smallest norms, as few as the quorum permits."""
         heard = self.heard
         if self.victim not in heard.inputs:
             return
@@ -105,7 +106,7 @@ class CraftsTarget(SubtractsColluders):
         self.summed = set(cohort - self._lost)
 
     def _norms_after_caps(self) -> dict[int, float]:
-        """What each source's part of the sum holds: it cannot read the norm reports, and knows the updates."""
+        """Return the norm of each source's part of the sum, computed from the known updates."""
         header, left = self.heard.header, {}
         terms = RoundTerms.of(header, quantisation(header))
         sizes = [layer.size for layer in header.layers]
@@ -124,7 +125,7 @@ class CraftsTarget(SubtractsColluders):
 
 
 class ClaimsNorm(ColludingSource):
-    """Follows the protocol but for its norms, of which it signs others than it has.
+    """A source that follows the protocol except that it signs false norms.
 
     Powers: its own keys.
     Goal: caps that let the victim dwarf the others (it over-claims, to stand in for them), or that scale the others
@@ -143,7 +144,7 @@ class ClaimsNorm(ColludingSource):
         self._factor = factor
 
     def handle(self, parcel: Parcel) -> list[Parcel]:
-        """As an honest source; its norm report is another one, which it takes for its own from then on."""
+        """Answer as an honest source, but with another norm report, which it uses from then on."""
         answers = super().handle(parcel)
         current = self._round
         if current is None or not isinstance(current.phase, steps.AwaitingKeyList):
@@ -167,7 +168,7 @@ class ClaimsNorm(ColludingSource):
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """What the attacker plays through at home: a round of known updates, with the caps and its own choice of losses.
+    """A simulation by the attacker of a round of known updates, with the caps and its own choice of losses.
 
     Attributes:
         updates: of every source, by roster index.
@@ -195,18 +196,18 @@ class Search:
 
     @property
     def names(self) -> list[int]:
-        """Roster indices, in the order of the columns."""
+        """The roster indices, in the order of the columns."""
         return sorted(self.updates)
 
     def grams(self) -> NDArray[np.float64]:
-        """Inner products of the weighted updates, (n_layers, n, n)."""
+        """The inner products of the weighted updates, (n_layers, n, n)."""
         known = np.stack([self.weights[index] * self.updates[index].astype(np.float64) for index in self.names])
         bounds = np.cumsum((0, *self.sizes))
         blocks = [known[:, start:end] for start, end in pairwise(bounds)]
         return np.stack([block @ block.T for block in blocks])
 
     def best(self, *, starts: int, sweeps: int, seed: int) -> tuple[Multiples, float]:
-        """The multiples that serve the attacker best among all that it tries, and the cosine that they give.
+        """Return the best multiples for the attacker among all that it tries, and the cosine that they give.
 
         From both closed forms and from random multiples it goes up coordinate by coordinate, caps and losses included.
         """
@@ -215,7 +216,9 @@ class Search:
         return max(tried, key=lambda one: one[1])
 
     def closed_forms(self) -> list[Multiples]:
-        """The victim alone; and the victim against all others, whom a filter then leaves out."""
+        """Return two closed forms: the victim alone; and the victim against all others, whom a filter then
+        leaves out.
+        """
         alone = np.tile([float(index == self.victim) for index in self.names], (len(self.sizes), 1))
         return [alone, 2 * alone - 1]
 
@@ -241,7 +244,7 @@ class Search:
         return best, score
 
     def score(self, multiples: Multiples, grams: NDArray[np.float64]) -> float:
-        """Cosine of what the attacker would open with the victim's contribution; 0 where that is zero."""
+        """Return the cosine of what the attacker would open with the victim's contribution; 0 if that is zero."""
         parts = self._after_caps(multiples if self.negative else np.maximum(multiples, 0), grams)
         place = self.names.index(self.victim)
         total, own = parts * self._in_sum(parts, grams), np.zeros_like(parts)
@@ -263,7 +266,7 @@ class Search:
         return multiples * factors.T
 
     def _in_sum(self, parts: Multiples, grams: NDArray[np.float64]) -> NDArray[np.float64]:
-        """1 for the victim and the honest others with the least norm, (n,): what colluders put in is known."""
+        """Return 1 for the victim and the honest others with the least norm, (n,); the colluders' parts are known."""
         norms = (parts**2 * np.diagonal(grams, axis1=1, axis2=2)).sum(axis=0)
         honest = [
             i for i, index in enumerate(self.names) if index != self.victim and index not in (self.colluders or {})

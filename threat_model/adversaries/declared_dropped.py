@@ -39,7 +39,7 @@ class DeclaredDropped(MaliciousAggregator):
         self.victim, self._to_victim, self._signatures = victim, to_victim, signatures
 
     def survivors_for(self, index: int) -> Survivors | None:
-        """To the others, the victim is dropped."""
+        """Show the others that the victim is dropped."""
         lists = super().survivors_for(index)
         if lists is None or (index == self.victim and self._to_victim == "true"):
             return lists
@@ -47,7 +47,7 @@ class DeclaredDropped(MaliciousAggregator):
         return Survivors(alive, tuple(sorted({*lists.dropped, self.victim})))
 
     def consistency_for(self, index: int) -> Consistency | None:
-        """The others see the signatures over the lists that they signed."""
+        """Show the others the signatures over the lists that they signed."""
         signed = self.heard.signatures
         own = signed[index].body
         shown = [
@@ -58,5 +58,5 @@ class DeclaredDropped(MaliciousAggregator):
         return Consistency(tuple(shown), self.inputs_for(index))
 
     def attack(self) -> Vector64 | None:
-        """What is left of the victim's input without all masks that could be opened."""
+        """Return the victim's input without all masks that could be opened."""
         return self.estimate(self.victim)

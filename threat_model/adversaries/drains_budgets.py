@@ -12,7 +12,7 @@ from threat_model.sites import AggregatorSeat
 
 
 class DrainsBudget(MaliciousAggregator):
-    """Lets every round go as far as the masked inputs, drops it there, and begins the next.
+    """Lets every round reach the masked inputs, drops it there, and begins the next.
 
     Powers: the target's key, and when a round ends.
     Goal: the budget of every source that trains with noise, for no result: such a source trains no more.
@@ -22,13 +22,13 @@ class DrainsBudget(MaliciousAggregator):
     threat = "T19"
 
     def next_place(self) -> AttemptPosition | None:
-        """One round after another, as long as the last one brought an input."""
+        """Return one round after another, as long as the last one brought an input."""
         if self.sessions and not self.heard.inputs:
             return None
         return AttemptPosition(self.run, len(self.sessions) + 1, 1, b"")
 
     def survivors_for(self, index: int) -> Survivors | None:  # noqa: ARG002 - of the base
-        """None: the sum is of no interest."""
+        """Return None: the sum is of no interest."""
         return None
 
 
@@ -51,7 +51,7 @@ class AbortsRounds(MaliciousAggregator):
         self._after = after
 
     def next_place(self) -> AttemptPosition | None:
-        """One round after another, as long as the last one brought an answer."""
+        """Return one round after another, as long as the last one brought an answer."""
         if self.sessions and not self.heard.answers(self._after):
             return None
         return AttemptPosition(self.run, len(self.sessions) + 1, 1, b"")
@@ -75,7 +75,7 @@ class PaysWithWords(MaliciousAggregator):
     threat = "T19"
 
     def next_place(self) -> AttemptPosition | None:
-        """The next round, which continues a made-up result of the last; as long as that brought an answer."""
+        """Return the next round, which continues a made-up result of the last, as long as that brought an answer."""
         number, previous = len(self.sessions) + 1, b""
         if self.sessions:
             if not self.heard.advertised:
@@ -88,5 +88,5 @@ class PaysWithWords(MaliciousAggregator):
         return AttemptPosition(self.run, number, 1, previous) if number <= self.seat.settings.strategy.rounds else None
 
     def key_list_for(self, index: int) -> KeyList | None:  # noqa: ARG002 - of the base
-        """None: the round is over."""
+        """Return None: the round is over."""
         return None

@@ -1,4 +1,4 @@
-"""T33: somebody at the site edits its policy."""
+"""T33: an insider at the site edits its policy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WAYS: tuple[Way, ...] = ("edited", "unsigned", "of another site", "signed by ano
 
 @dataclass(frozen=True, slots=True)
 class EditsPolicy:
-    """Puts a policy that allows everything in place of the one that the site's owner signed.
+    """Replaces the policy that the site's owner signed by one that allows everything.
 
     Powers: may write every file in the ``local`` folder of the site's kit; a key of its own, and the policy of another
     site with that site's signature. It does not hold the site's signing key.
@@ -38,7 +38,7 @@ class EditsPolicy:
     threat = "T33"
 
     def attack(self, way: Way, federation_id: str) -> None:
-        """Change the files in one of the ways that are open without the site's key."""
+        """Change the files in one of the ways that need no key of the site."""
         policy = self.kit / "local" / "policy.toml"
         signature = policy.with_suffix(".sig")
         if way == "of another site":

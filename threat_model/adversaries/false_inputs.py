@@ -25,7 +25,7 @@ Falsify = Callable[[Header, RingVector], None]
 
 
 class FalseInput(MaliciousSource):
-    """Masks another vector than its training gave, by the protocol otherwise.
+    """A source that masks another vector than its training gave, but follows the protocol otherwise.
 
     Powers: the real key of its site.
     Goal: a wrong sum, or a model further off than the clip allows, without an alarm.
@@ -44,7 +44,7 @@ class FalseInput(MaliciousSource):
         self._falsify = falsify
 
     def handle(self, parcel: Parcel) -> list[Parcel]:
-        """As an honest source; when the masks are due, its vector is another one."""
+        """Answer as an honest source, but mask another vector."""
         current, message = self._round, parcel.message
         if current is None or not isinstance(current.phase, steps.AwaitingShares):
             return super().handle(parcel)
@@ -56,7 +56,7 @@ class FalseInput(MaliciousSource):
 
 
 def added(amount: int, coordinates: int) -> Falsify:
-    """Add an amount of the ring to the first coordinates."""
+    """Return a change that adds an amount of the ring to the first coordinates."""
 
     def falsify(_: Header, encoded: RingVector) -> None:
         encoded[:coordinates] += np.asarray(amount % 2**32, encoded.dtype)
@@ -65,7 +65,9 @@ def added(amount: int, coordinates: int) -> Falsify:
 
 
 def at_the_limit(header: Header, encoded: RingVector) -> None:
-    """The largest input there is: every coordinate at the clip, + and - by turns, at the largest weight."""
+    """Fill in the largest possible input: every coordinate at plus or minus the clip by turns, at the largest
+    weight.
+    """
     encoding = quantisation(header)
     parameters, tail = encoded[: header.n_params], encoded[header.n_params :]
     parameters[::2] = encoding.q_max
@@ -75,7 +77,7 @@ def at_the_limit(header: Header, encoded: RingVector) -> None:
 
 
 def other_share(factor: float) -> Falsify:
-    """Hand in so many times the rows in place of what is kept of the target's update, or of the share of attention."""
+    """Return a change that multiplies the share of the target's update, or of attention, by a factor."""
 
     def falsify(header: Header, encoded: RingVector) -> None:
         tail = encoded[header.n_params :]
@@ -86,7 +88,7 @@ def other_share(factor: float) -> Falsify:
 
 
 class TightRing(MaliciousAggregator):
-    """Lays the ring out for fewer inputs than it sums up.
+    """Encodes the ring for fewer inputs than it sums.
 
     Powers: the target's key and the relay; no source colludes.
     Goal: a sum that wraps, so that it is wrong although every source is honest.
@@ -104,18 +106,18 @@ class TightRing(MaliciousAggregator):
         self._n_max = n_max
 
     def header_for(self, index: int) -> Header | None:
-        """The same to everyone, and the attacker decodes by it."""
+        """Return the same header for all; the attacker decodes by it."""
         self.heard.header = replace(self.heard.header, n_max=self._n_max)
         return super().header_for(index)
 
     def attack(self) -> Vector64 | None:
-        """The sum of all inputs as the header has it decoded, each weighted."""
+        """Return the sum of all inputs as the header decodes it, each weighted."""
         total = self.aggregate()
         return None if total is None else total.vector
 
 
 class NotFinite(MaliciousSource):
-    """Sends an update in clear, at visibility ``individual``, of which one coordinate is not a number.
+    """Sends an update in clear, at visibility ``individual``, with one coordinate that is not a number.
 
     Powers: the real key of its site.
     Goal: a model that is of no use to anybody, since whatever is added to NaN is NaN.
@@ -134,7 +136,7 @@ class NotFinite(MaliciousSource):
         self._value = value
 
     def answers(self, parcel: Parcel, honest: list[Parcel]) -> list[Parcel]:  # noqa: ARG002 - of the base
-        """The honest answers, but for one coordinate of the update."""
+        """Return the honest answers except for one coordinate of the update."""
         return [self._spoilt(one) for one in honest]
 
     def _spoilt(self, parcel: Parcel) -> Parcel:

@@ -1,4 +1,4 @@
-"""T42: a source makes rows of the target from the features that it was sent."""
+"""T42: a source reconstructs rows of the target from the features that it was sent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Rows = NDArray[np.float64]
 
 
 class InvertsFeatures:
-    """Learns from its own rows how features become rows again, and does so with those of the target.
+    """Learns from its own rows to turn features back into rows, and applies this to those of the target.
 
     Powers: a source's rows, each model of the run, and the features that come with it; it knows how these are clipped
     and how much noise they have, as the target's settings may be known.
@@ -37,7 +37,7 @@ class InvertsFeatures:
         self._rows = rows.reshape(len(rows), -1).astype(np.float64)
 
     def rebuilt(self, features: Vector, *, clip: float, noise: float) -> Rows:
-        """An estimate of the rows behind features, (T, d), released with this clip and noise: (T, numbers of a row)."""
+        """Estimate the rows behind features, (T, d), released with this clip and noise: (T, numbers of a row)."""
         own, width = self._features, self._features.shape[1]
         if clip:
             own = own * np.minimum(1.0, clip / np.linalg.norm(own, axis=1, keepdims=True))
@@ -50,7 +50,9 @@ class InvertsFeatures:
 
 
 def recognised(estimates: Rows, rows: NDArray[np.float32]) -> float:
-    """Share of estimates, (T, numbers of a row), that are nearer to their own row than to any other of the T."""
+    """Return the share of estimates, (T, numbers of a row), that are nearer to their own row than to any other of the
+    T.
+    """
     flat = rows.reshape(len(rows), -1).astype(np.float64)
     distances = np.sum((estimates[:, None, :] - flat[None, :, :]) ** 2, axis=2)
     return float(np.mean(np.argmin(distances, axis=1) == np.arange(len(flat))))

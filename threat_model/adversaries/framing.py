@@ -1,4 +1,4 @@
-"""T39: attackers who make honest sites sign what they choose, and offer all of it as evidence against them."""
+"""T39: attackers who make honest sites sign chosen messages, and offer all of them as evidence against these sites."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from threat_model.sites import NOON, TARGET, AggregatorSeat, published_key, site
 
 @dataclass
 class Opened:
-    """A session as it was opened once: its header, and what each source was sent with it."""
+    """One opening of a session: its header, and what each source was sent with it."""
 
     header: Header
     session_id: bytes
@@ -52,7 +52,7 @@ class Opened:
 
 @dataclass
 class Hoard:
-    """What the attackers keep from one play to the next; the victims have another run folder in each.
+    """What the attackers keep between plays, in each of which the victims have new run folders.
 
     Attributes:
         draws: decides what they choose.
@@ -74,11 +74,11 @@ class Hoard:
     said: dict[bytes, None] = field(default_factory=dict)
 
     def chance(self, probability: float) -> bool:
-        """Whether to do something, this time."""
+        """Draw whether to do something this time."""
         return self.draws.random() < probability
 
     def chosen(self, before: list[bytes], length: int) -> bytes:
-        """One that was chosen before, or a new one."""
+        """Return one that was chosen before, or a new one."""
         if before and self.chance(self.reuses):
             return self.draws.choice(before)
         before.append(self.draws.randbytes(length))
@@ -86,7 +86,7 @@ class Hoard:
 
 
 class Framer(MaliciousAggregator):
-    """Names old runs to sources in new folders, uses session ids and headers again, and shows lists as it likes.
+    """Names old runs to sources in new folders, reuses session ids and headers, and shows arbitrary lists.
 
     Powers: the target's key and the relay, over several runs whose folders the sources' operators made one after the
     other. It sees when a source's process ends, and hears nothing of what a source remembers.
@@ -112,7 +112,7 @@ class Framer(MaliciousAggregator):
         self._without: dict[type, int | None] = {}
 
     def _random_bytes(self, length: int) -> bytes:
-        """A run id or a session id is one that it may have used before."""
+        """Return a run id or a session id, perhaps one used before."""
         hoard = self.hoard
         before = {RUN_ID_BYTES: hoard.runs, SESSION_ID_BYTES: hoard.session_ids}.get(length)
         return hoard.draws.randbytes(length) if before is None else hoard.chosen(before, length)
@@ -121,7 +121,7 @@ class Framer(MaliciousAggregator):
         return self._lies and self.hoard.chance(probability)
 
     def next_place(self) -> AttemptPosition | None:
-        """The next round, or the last one again, which honest sources refuse."""
+        """Return the next round, or the last one again, which honest sources refuse."""
         if len(self.sessions) >= self._most:
             return None
         previous = self.last_result.digest() if self.last_result else b""
@@ -131,7 +131,7 @@ class Framer(MaliciousAggregator):
         return AttemptPosition(self.run, number + 1, 1, previous)
 
     def header_for(self, index: int) -> Header | None:
-        """With the one checkpoint of this run; now and then not the same for all."""
+        """Return a header with the one checkpoint of this run; sometimes not the same for all."""
         header = super().header_for(index)
         if header is None:
             return None
@@ -139,13 +139,13 @@ class Framer(MaliciousAggregator):
         return replace(header, previous_checkpoint=self._note().to_bytes(), n_max=n_max)
 
     def key_list_for(self, index: int) -> KeyList | None:
-        """Now and then without one of the sources, in this session."""
+        """Return the keys, sometimes without one of the sources in this session."""
         body = super().key_list_for(index)
         out = self._left_out(KeyList, index)
         return body and KeyList(tuple(item for item in body.advertisements if item.sender != out))
 
     def delivery_for(self, index: int) -> ShareDelivery | None:
-        """Now and then without the boxes of one of the sources."""
+        """Return the boxes, sometimes without those of one of the sources."""
         body = super().delivery_for(index)
         out = self._left_out(ShareDelivery, index)
         return body and ShareDelivery(tuple(box for box in body.boxes if box.peer != out))
@@ -157,7 +157,7 @@ class Framer(MaliciousAggregator):
         return None if self._without[kind] == index else self._without[kind]
 
     def outgoing(self, index: int, parcel: Parcel) -> list[Parcel]:
-        """Now and then with one more, from before."""
+        """Return the message, sometimes with an earlier one as well."""
         if isinstance(parcel.message.body, Header):
             self._parcels[index] = parcel
         before = self.hoard.sent.setdefault(index, [])
@@ -166,11 +166,11 @@ class Framer(MaliciousAggregator):
         return [parcel, *again]
 
     def ready(self) -> bool:
-        """When all sources have joined and cosigned."""
+        """Return whether all sources have joined and cosigned."""
         return not self.sessions and set(self.joined) == self.seat.site.sources == self.cosigning
 
     def receive(self, parcel: Parcel) -> list[Send]:
-        """As always, but for the log: in each run it shows the checkpoint of its first record, again and again."""
+        """Receive as usual, except that each run always shows the checkpoint of its first record."""
         body, sender = parcel.message.body, parcel.message.sender
         if isinstance(body, Join):
             self.joined[sender] = body.visibility
@@ -202,7 +202,7 @@ class Framer(MaliciousAggregator):
         return Note(self._text, (own, *(signed[index] for index in sorted(signed))))
 
     def _begin(self) -> list[Send]:
-        """Open a session, or one of this run once more, word for word."""
+        """Open a session, or one of this run again, word for word."""
         self._without, self._parcels = {}, {}
         before = self.hoard.opened.setdefault(self.run, [])
         if before and not self.sessions and self.hoard.chance(self.hoard.reuses):
@@ -241,12 +241,12 @@ class SessionAgain(MaliciousAggregator):
         super().__init__(replace(seat, site=site))
 
     def next_place(self) -> AttemptPosition | None:
-        """The first round alone."""
+        """Return the first round only."""
         return None if self.sessions else super().next_place()
 
 
 class Mixer(MaliciousSource):
-    """Says what it said before, in other sessions and runs, and says things twice, in other words.
+    """A source that repeats old messages in other sessions and runs, and sends messages twice with changes.
 
     Powers: the key of its site, over several runs.
     Goal: two messages of an honest target that it should have signed but one of, or a record of one.
@@ -260,7 +260,7 @@ class Mixer(MaliciousSource):
         self.hoard = hoard
 
     def answers(self, parcel: Parcel, honest: list[Parcel]) -> list[Parcel]:  # noqa: ARG002 - of a source that lies
-        """The honest ones; now and then twice, not at all, or with one from before."""
+        """Return the honest answers, sometimes twice, not at all, or with an earlier one."""
         before = self.hoard.sent.setdefault(self.signer.index, [])
         sends = [] if self.hoard.chance(0.02) else [*honest]
         sends += honest if self.hoard.chance(0.05) else []
@@ -271,7 +271,7 @@ class Mixer(MaliciousSource):
 
 @dataclass(frozen=True, slots=True)
 class Accuser:
-    """Offers what sites have signed as evidence, in every way that it knows.
+    """Offers signed messages of the sites as evidence, in every way that it knows.
 
     Attributes:
         said: messages, as they were sent.
@@ -284,9 +284,7 @@ class Accuser:
     runs: Sequence[bytes]
 
     def proved(self, accused: Collection[str], draws: Random, tuples: int) -> set[tuple[str, str]]:
-        """Kinds of claims that are proved, with the accused. ``tuples`` are tried at random for each, beside all pairs
-        and chains.
-        """
+        """Return the kinds of claims that are proved, with the accused."""
         found: set[tuple[str, str]] = set()
         for roster in self.rosters:
             reader = StatementReader(roster)
@@ -338,7 +336,7 @@ def _claims(accused: str, statements: Sequence[Statement], draws: Random, tuples
 
 
 def _notes_of(statements: Iterable[Statement]) -> list[bytes]:
-    """The checkpoints that messages carry."""
+    """Return the checkpoints that messages carry."""
     said = [statement.said for statement in statements]
     shown = {one.note for one in said if isinstance(one, CheckpointSaid)}
     return sorted(shown | {one.previous_checkpoint for one in said if isinstance(one, HeaderSaid)})
@@ -347,7 +345,7 @@ def _notes_of(statements: Iterable[Statement]) -> list[bytes]:
 def add_false_records(
     log: LogName, site: int, folder: Path, *, said: Iterable[bytes], roster: Roster, draws: Random
 ) -> None:
-    """Let a site go on with its log of a run, made up: whatever anybody ever said, it has sent or received there.
+    """Extend a site's log of a run with false records that it sent or received any message ever signed.
 
     The messages lie beside it as evidence. The log is what its site signed, in order: nothing in it is found by itself.
 
@@ -387,6 +385,6 @@ def add_false_records(
 
 
 def _first_record(roster: Roster) -> Entry:
-    """What every log of the stage begins with."""
+    """Return the first record of every log of the stage."""
     facts = {"release": "1", "task": "task", "strategy": "rule", "roster": roster.digest().hex()}
     return Entry("event", "run-began", facts=facts)

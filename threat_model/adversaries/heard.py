@@ -1,4 +1,4 @@
-"""What an aggregator of the attacker knows of one session: what it sent to each source, and all that it received."""
+"""The attacker's knowledge of one session: what it sent to each source, and all that it received."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from securefda.training import Vector
 
 @dataclass
 class View:
-    """What one source was sent in a session, from which its contexts follow; ``own`` is what it advertised itself."""
+    """What one source was sent in a session, which determines its contexts; ``own`` is its own advertisement."""
 
     owner: int
     header: Signed[Header]
@@ -87,7 +87,7 @@ class View:
         return {item.sender: item.body for item in (self.key_list.body.advertisements if self.key_list else ())}
 
     def partners(self, own_nonce: bytes) -> frozenset[int]:
-        """With whom this source masks: the other members of its cohort, or its neighbours in U2."""
+        """Return the sources with which this source masks: the other members of its cohort, or its neighbours in U2."""
         if self.neighbours is not None:
             return self.members & set(self.keys) - {self.owner}
         boxes = self.delivery.body.boxes if self.delivery else ()
@@ -97,7 +97,7 @@ class View:
 
 @dataclass
 class Heard:
-    """One session. Messages are kept by roster index of their sender, the last of each type.
+    """One session. The last message of each type is kept by roster index of its sender.
 
     Attributes:
         header: what the header says to everyone, unless ``header_for`` says otherwise.
@@ -126,11 +126,11 @@ class Heard:
 
     @property
     def gone(self) -> set[int]:
-        """Sources that have left the session."""
+        """The sources that have left the session."""
         return {*self.aborts, *self.refusals}
 
     def answers(self, kind: type) -> dict[int, Signed[Any]]:
-        """The messages of one type, by sender."""
+        """Return the messages of one type, by sender."""
         by_kind: dict[type, dict[int, Any]] = {
             Advertise: self.advertised,
             Nonce: self.nonces,

@@ -1,4 +1,4 @@
-"""T01: an aggregator rebuilds rows from an update; and how it is done, which T21 uses as well."""
+"""T01: an aggregator reconstructs rows from an update; T21 uses the same method."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from threat_model.sites import INPUTS, OUTPUTS
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A rebuilt row: its features (inputs,), up to rounding, and its class."""
+    """A reconstructed row: its features (inputs,), up to rounding, and its class."""
 
     features: Vector64
     label: int
 
 
 def inverted(update: Any) -> Row:
-    """The row behind an update (m,) of one linear layer that was trained on one row.
+    """Reconstruct the row behind an update (m,) of one linear layer that was trained on one row.
 
     The layer's gradient is d x^T and d for an input x: one divided by the other is the row, exactly. Every step raises
     the bias of the row's class, and lowers the others.
@@ -34,13 +34,13 @@ def inverted(update: Any) -> Row:
 
 
 def layers_of(update: Any) -> tuple[Vector64, Vector64]:
-    """Weights (outputs, inputs) and bias (outputs,) of a vector (m,)."""
+    """Return weights (outputs, inputs) and bias (outputs,) of a vector (m,)."""
     flat = np.asarray(update, np.float64)
     return flat[: INPUTS * OUTPUTS].reshape(OUTPUTS, INPUTS), flat[INPUTS * OUTPUTS :]
 
 
 class InvertsUpdates(MaliciousAggregator):
-    """Follows the protocol and inverts what it gets of its sources' updates.
+    """Follows the protocol and inverts the updates or sums that it gets.
 
     Powers: what an honest aggregator sees: at ``individual`` each update, at ``sum`` the aggregate. It knows the model
     and controls no source.
@@ -50,11 +50,11 @@ class InvertsUpdates(MaliciousAggregator):
     threat = "T01"
 
     def attack(self) -> dict[int, Row]:
-        """The row behind each update that came in clear, by roster index."""
+        """Return the row behind each update that came in clear, by roster index."""
         return {index: inverted(update) for index, update in sorted(self.heard.clear.items())}
 
     def from_sum(self, label: int) -> Row:
-        """The row of a class, of the aggregate: what the class's weights got, over what its bias got.
+        """Return the row of a class from the aggregate: the change of the class's weights over that of its bias.
 
         At the model of zeros each row lowers the other classes alike. A class that no row has shows what that was, and
         it can be taken off: what is left of a class is its own rows, each with its weight.

@@ -1,4 +1,4 @@
-"""T05: the relay puts its own keys in the place of everyone else's."""
+"""T05: the relay replaces all other sources' keys by its own."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Impostor:
 
 
 class KeySubstitution(MaliciousAggregator):
-    """Stands between the victim and all others: the victim masks with the attacker and shares its secrets with it.
+    """A relay between the victim and all others: the victim masks with the attacker and shares its secrets with it.
 
     Powers: the target's key and the relay; no source colludes.
     Goal: the victim's update, from its masked input and the share boxes that it sealed to the attacker's keys.
@@ -68,7 +68,7 @@ class KeySubstitution(MaliciousAggregator):
         }
 
     def key_list_for(self, index: int) -> KeyList | None:
-        """The victim sees the impostors; nobody else is needed any more."""
+        """Show the victim the impostors; no other source is needed any more."""
         if index != self.victim:
             return None
         advertised = self.heard.advertised
@@ -90,18 +90,18 @@ class KeySubstitution(MaliciousAggregator):
         return in_its_name.sign(self.heard.session_id, ctx, body)
 
     def nonces_for(self, index: int) -> dict[int, bytes]:
-        """To the victim, the impostors' nonces, where it was shown their commitments."""
+        """Show the victim the impostors' nonces, if it was shown their commitments."""
         nonces = super().nonces_for(index)
         if index == self.victim and "nonce_commitment" in self.fields:
             nonces |= {sender: self._impostors[sender].nonce for sender in self.only}
         return nonces
 
     def members_for(self, index: int) -> tuple[int, ...]:
-        """All impostors have shared."""
+        """Claim that all impostors have shared."""
         return tuple(sorted({index, *self.only}))
 
     def delivery_for(self, index: int) -> ShareDelivery | None:
-        """The impostors' shares for the victim."""
+        """Return the impostors' shares for the victim."""
         return ShareDelivery(tuple(self._boxed(sender, index) for sender in sorted(self.only)))
 
     def _boxed(self, sender: int, victim: int) -> DeliveredBox:
@@ -118,7 +118,7 @@ class KeySubstitution(MaliciousAggregator):
         return DeliveredBox(sender, box, impostor.nonce)
 
     def held_shares(self, owner: int, kind: ShareKind) -> dict[int, bytes]:
-        """What the victim sealed to the impostors: its shares of both kinds."""
+        """Return the shares of both kinds that the victim sealed to the impostors."""
         if owner != self.victim or owner not in self.heard.bundles:
             return super().held_shares(owner, kind)
         view, shares = self.heard.views[owner], {}
@@ -130,5 +130,5 @@ class KeySubstitution(MaliciousAggregator):
         return shares
 
     def attack(self) -> Vector64 | None:
-        """The victim's update; None where no input of it came."""
+        """Return the victim's update; None if no input of it came."""
         return self.estimate(self.victim)

@@ -19,7 +19,7 @@ _FAR = 11.0
 
 
 def without_row(data: Samples, row: int) -> Samples:
-    """The rows of a site but one; those behind it move up, and the last place is empty: their number is public."""
+    """Remove a row of a site; later rows move up and the last place is empty, since the number of rows is public."""
     order = [place for place in range(len(data)) if place != row] + [row]
     labels = data.labels[order].clone()
     labels[-1] = ABSENT
@@ -56,18 +56,18 @@ class KnowsTheSeed:
         self._dp: NoiseSettings = settings.dp
 
     def attack(self, received: Vector, update: Vector) -> bool | None:
-        """Whether the row is in the data: True or False where one of the two gives the update, else None."""
+        """Tell whether the row is in the data: True or False if one of the two gives the update, else None."""
         for is_in in (True, False):
             if np.array_equal(self._trained(received, is_in, self._settings), update):
                 return is_in
         return self._nearer(received, update)
 
     def noise(self, received: Vector, update: Vector) -> NDArray[np.float64]:
-        """What the update has that the attacker's own, with the row in, does not: (m,), in units of parameters."""
+        """Return the update less the attacker's own update with the row in, (m,), in units of parameters."""
         return np.asarray(update, np.float64) - self._trained(received, True, self._settings)
 
     def _nearer(self, received: Vector, update: Vector) -> bool | None:
-        """Which of the updates without noise it is, by where it lies on the line between them; None far from both."""
+        """Return which of the two updates without noise is nearer, by the position between them; None far from both."""
         quiet = replace(self._settings, dp=replace(self._dp, noise_multiplier=1e-6))
         inside, outside = (self._trained(received, is_in, quiet).astype(np.float64) for is_in in (True, False))
         apart = inside - outside
@@ -78,7 +78,7 @@ class KnowsTheSeed:
 
     @property
     def _std(self) -> float:
-        """Of the noise in a parameter of the update."""
+        """The standard deviation of the noise in a parameter of the update."""
         settings, steps = self._settings, self._settings.epochs * (len(self._data) // self._settings.batch_size)
         step = settings.learning_rate * self._dp.noise_multiplier * self._dp.max_grad_norm / settings.batch_size
         return step * math.sqrt(steps)

@@ -22,7 +22,7 @@ Way = Literal["longer", "as long", "shorter", "unheard", "old", "bare"]
 
 
 def another_history(site: TargetSite | SourceSite, hidden: Path, run: str, records: int) -> Witness:
-    """A second log of the same run under the same key, so many records long, and none of them the same."""
+    """Make a second log of the same run under the same key, with the given number of records, all different."""
     other = witness_at(hidden, site.signer.index, site.roster, site.witness._memory)
     other.journal._info = RunInfo("2", "task", "rule")
     other.enter(run)
@@ -62,16 +62,16 @@ class SplitsLog(MaliciousAggregator):
         self._other.journal.close()
 
     def witnesses_of(self, index: int) -> CosignerTracker:
-        """Of the history that it is shown."""
+        """Return the cosigners of the history that the source is shown."""
         return self._others if index in self.second else self.witnesses
 
     def ready(self) -> bool:
-        """When everybody has cosigned one of them."""
+        """Return whether every source has cosigned one of them."""
         cosigned = self.witnesses.cosigned | self._others.cosigned
         return not self.sessions and set(self.joined) == self.seat.site.sources == cosigned
 
     def header_for(self, index: int) -> Header | None:
-        """With the log that this source knows, cosigned by its group and by all colluders."""
+        """Return a header with the log that this source knows, cosigned by its group and by all colluders."""
         header = super().header_for(index)
         shown = self._other if index in self.second and self._header == "own" else self.witness
         return header and replace(header, previous_checkpoint=self._by_colluders(shown).note)
@@ -108,12 +108,12 @@ class ForksLater(MaliciousAggregator):
         self._goes_on, self._old_note = False, b""
 
     def _begin(self) -> list[Send]:
-        """Before the second round everybody is shown what the log has become."""
+        """Show all sources the present log before the second round."""
         rounds = self.seat.settings.strategy.rounds
         return self.go_on() if len(self.sessions) == 1 < rounds and not self._goes_on else super()._begin()
 
     def go_on(self) -> list[Send]:
-        """Show everybody the other log from now on, or the next state of the one."""
+        """Show all sources the other log from now on, or the next state of the one."""
         known, self._old_note, self._goes_on = self.witness.size, self.witness.note, True
         if self.way in {"old", "bare"}:
             return self.witnesses.renew(self.joined)
@@ -124,7 +124,7 @@ class ForksLater(MaliciousAggregator):
         return [self.witnesses.ask(index) for index in sorted(self.joined)]
 
     def _witnessed(self, message: Signed[Body]) -> list[Send]:
-        """As always; who is deaf to what sources say they know does not show the log again to make up for it."""
+        """Answer as usual, but with ``unheard`` do not show the log again to sources that report a newer checkpoint."""
         sends = super()._witnessed(message)
         deaf = self._goes_on and self.way == "unheard"
         return [send for send in sends if not (deaf and isinstance(send.parcel.message.body, Checkpoint))]
@@ -138,17 +138,17 @@ class ForksLater(MaliciousAggregator):
         return another_history(self.seat.site, self._hidden, self.run_id, size)
 
     def ready(self) -> bool:
-        """Also for the second round, when everybody has cosigned again."""
+        """Return whether the second round may begin, too: when all sources have cosigned again."""
         again = len(self.sessions) == 1 and self._goes_on
         return super().ready() or (again and self.witnesses.cosigned == self.seat.site.sources)
 
     def expire(self) -> list[Send]:
-        """Nobody cosigns: the header goes out all the same."""
+        """Send the header although no source cosigns."""
         waits = len(self.sessions) == 1 and self._goes_on and not self._waits_for
         return self._begin() if waits else super().expire()
 
     def header_for(self, index: int) -> Header | None:
-        """With the old checkpoint, or with one cosignature, where that is the way."""
+        """Return a header with the old checkpoint, or with one cosignature, as ``way`` says."""
         header = super().header_for(index)
         if header is None or len(self.sessions) == 1 or self.way not in {"old", "bare"}:
             return header
@@ -178,7 +178,7 @@ class TwoFacedSource(MaliciousSource):
         self._hidden, self._longer, self._shown = hidden, longer, 0
 
     def answers(self, parcel: Parcel, honest: list[Parcel]) -> list[Parcel]:  # noqa: ARG002 - of the base
-        """Another log in place of its own, the second time."""
+        """Show another log in place of its own, the second time."""
         return [self._other(one) if isinstance(one.message.body, Checkpoint) else one for one in honest]
 
     def _other(self, honest: Parcel) -> Parcel:

@@ -1,4 +1,4 @@
-"""T27: somebody at a site who makes its finished log say something else."""
+"""T27: an insider at a site who changes its finished log."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Change = Callable[[list[bytes]], list[bytes]]
 
 
 def edits(index: int) -> Change:
-    """Another number of bytes in one record."""
+    """Change the number of bytes in one record."""
 
     def change(records: list[bytes]) -> list[bytes]:
         old = records[index]
@@ -33,22 +33,22 @@ def edits(index: int) -> Change:
 
 
 def deletes(index: int) -> Change:
-    """One record less."""
+    """Delete one record."""
     return lambda records: [*records[:index], *records[index + 1 :]]
 
 
 def swaps(index: int) -> Change:
-    """A record changes places with the next one."""
+    """Swap a record with the next one."""
     return lambda records: [*records[:index], records[index + 1], records[index], *records[index + 2 :]]
 
 
 def inserts(index: int) -> Change:
-    """The first record once more, in front of another one."""
+    """Insert the first record again before another one."""
     return lambda records: [*records[:index], records[0], *records[index:]]
 
 
 def cuts(size: int) -> Change:
-    """Nothing behind the first so many."""
+    """Cut everything after the first ``size`` records."""
     return lambda records: records[:size]
 
 
@@ -76,11 +76,11 @@ class LogInsider:
 
     @property
     def sizes(self) -> list[int]:
-        """Of the checkpoints that lie in the log, rising."""
+        """The sizes of the checkpoints in the log, rising."""
         return sorted(int(file.name) for file in (self.folder / CHECKPOINTS).iterdir())
 
     def rewrites(self, change: Change, scratch: Path) -> None:
-        """Put other records in the place of the log's, with tiles that fit them, under the old checkpoints."""
+        """Replace the log's records, with matching tiles, under the old checkpoints."""
         made = self._written(change(list(self.records)), scratch, Ed25519PrivateKey.generate())
         for name in (TAIL, "tile"):
             self._take_over(made / name)
@@ -92,7 +92,7 @@ class LogInsider:
         key: Ed25519PrivateKey,
         cosigners: Mapping[str, Ed25519PrivateKey] | None = None,
     ) -> None:
-        """Put a log in its place whose every checkpoint the site's key has signed, and all that side with it."""
+        """Replace the log by one whose checkpoints the site's key and all its accomplices have signed."""
         made = self._written(change(list(self.records)), scratch, key)
         for file in (made / CHECKPOINT, *(made / CHECKPOINTS).iterdir()):
             note = Note.parse(file.read_bytes())
@@ -104,7 +104,7 @@ class LogInsider:
             self._take_over(made / name)
 
     def goes_back(self, size: int, scratch: Path) -> None:
-        """Put an earlier state back: the records of an older checkpoint, with all that signed it then."""
+        """Put back an earlier state: the records of an older checkpoint, with its signatures."""
         older = (self.folder / checkpoint_path(size)).read_bytes()
         for later in [one for one in self.sizes if one > size]:
             (self.folder / checkpoint_path(later)).unlink()
@@ -112,7 +112,7 @@ class LogInsider:
         self.rewrites(cuts(size), scratch)
 
     def _written(self, records: Iterable[bytes], scratch: Path, key: Ed25519PrivateKey) -> Path:
-        """A log of records like these, each with its place, and checkpoints of the sizes that there were."""
+        """Write a log of these records, each with its place, and with checkpoints of the same sizes."""
         sizes = self.sizes
         with AuditLog.open(scratch, self.name, key, lambda: NOON) as log:
             for record in records:
@@ -131,10 +131,10 @@ class LogInsider:
 
 
 class RecordsAlone(LogInsider):
-    """As :class:`LogInsider`, but it changes records and leaves every hash as it is."""
+    """A :class:`LogInsider` that changes records and leaves every hash as it is."""
 
     def rewrites(self, change: Change, scratch: Path) -> None:
-        """Other records in all files that have them; the log is shorter than a bundle."""
+        """Change the records in all files that hold them; the log is shorter than a bundle."""
         del scratch
         records = change(list(self.records))
         if max(len(records), len(self.records)) >= WIDTH:

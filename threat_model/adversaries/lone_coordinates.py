@@ -1,4 +1,4 @@
-"""T17: an aggregator reads from a sum the coordinates to which one source alone, or one row alone, contributes."""
+"""T17: an aggregator reads the coordinates of a sum to which only one source, or one row, contributes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOVED = 1e-9
 
 
 class ReadsLoneCoordinates(MaliciousAggregator):
-    """Follows the protocol, and reads of the sum what belongs to one row.
+    """Follows the protocol, and reads the parts of the sum that belong to one row.
 
     Powers: what an honest aggregator sees at ``sum``. It knows the model, whose first layer has a weight for each of
     ``INPUTS`` features and each of ``OUTPUTS`` units, and a bias; and which features one source alone has, such as the
@@ -28,15 +28,17 @@ class ReadsLoneCoordinates(MaliciousAggregator):
     threat = "T17"
 
     def of_feature(self, feature: int) -> Vector64:
-        """What the sum holds of a feature's weights, (outputs,): weighted by rows, and of one source if it is alone."""
+        """Return the sum at a feature's weights, (outputs,): weighted by rows, and of one source if only it has the
+        feature.
+        """
         return self._layer()[0][:, feature]
 
     def classes(self, features: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Of each feature that one row alone has, the row's class, of a model that begins at zero."""
+        """Return the class of the one row that has each feature, for a model that begins at zero."""
         return np.array([int(np.argmax(self.of_feature(int(feature)))) for feature in features])
 
     def images(self) -> Vector64:
-        """What each unit that moved shows of a row, scaled to length one, (units, inputs).
+        """Return the row behind each unit that moved, scaled to length one, (units, inputs).
 
         A unit's gradient is its error times the row, and its bias's is the error: one over the other is the row.
         """
@@ -47,7 +49,7 @@ class ReadsLoneCoordinates(MaliciousAggregator):
         return scaled
 
     def _layer(self) -> tuple[Vector64, Vector64]:
-        """Weights (outputs, inputs) and bias (outputs,) of the first layer, of the sum."""
+        """Return weights (outputs, inputs) and bias (outputs,) of the first layer, of the sum."""
         opened: Any = self.aggregate()
         flat = opened.vector[: OUTPUTS * (INPUTS + 1)]
         return flat[: OUTPUTS * INPUTS].reshape(OUTPUTS, INPUTS), flat[OUTPUTS * INPUTS :]

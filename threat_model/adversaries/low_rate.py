@@ -1,4 +1,4 @@
-"""T15: a target learning rate so small that rounding leaves nothing of an update but the largest."""
+"""T15: a target learning rate so small that rounding removes all updates but the largest."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class LowRate(MaliciousAggregator):
         self._rate = rate
 
     def header_for(self, index: int) -> Header | None:
-        """With this rate."""
+        """Return a header with this rate."""
         header = super().header_for(index)
         if header is None or header.target is None:
             return header
         return replace(header, target=replace(header.target, learning_rate=self._rate))
 
     def attack(self) -> Vector64 | None:
-        """The sum, float64 (m,); None where it never came to one."""
+        """Return the sum, float64 (m,); None if there is none."""
         opened = self.aggregate() if self.sessions else None
         return None if opened is None else opened.vector

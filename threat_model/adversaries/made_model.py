@@ -1,7 +1,7 @@
-"""T40: a model that is made so that updates answer questions about rows.
+"""T40: a crafted model whose updates answer questions about rows.
 
-An update is what a source's rows make of the model that it was sent. So the party that chooses the model chooses the
-question, and masks do not help: the answer is as plain in a sum over all sources.
+An update depends on the rows and on the model that the source was sent. The party that chooses the model therefore
+chooses the question, and masks do not help: the answer is just as visible in a sum over all sources.
 """
 
 from __future__ import annotations
@@ -70,18 +70,18 @@ class AsksByModel(MaliciousAggregator):
         return replace(place, round=max(place.round, self._called))
 
     def participants(self) -> set[int]:
-        """All, or the half whose turn it is."""
+        """Return all sources, or the half whose turn it is."""
         number = len(self.sessions) + 1
         return set(self._halves[number - 2]) if self._halves and number > 1 else super().participants()
 
     def result_for(self, index: int) -> Result | None:
-        """The last one before that round announces the made model."""
+        """Return a result that announces the crafted model, in the round before it."""
         if len(self.sessions) + 1 == self._at_round:
             self.model = self._made
         return super().result_for(index)
 
     def receive(self, parcel: Parcel) -> list[Send]:
-        """Go on when those that were sent a result have given receipts for it."""
+        """Go on when the sources that were sent a result have returned receipts."""
         sends = super().receive(parcel)
         if self._waits and isinstance(parcel.message.body, Receipt) and self.had_result <= set(self.receipts):
             self._waits = False
@@ -89,12 +89,12 @@ class AsksByModel(MaliciousAggregator):
         return sends
 
     def _begin(self) -> list[Send]:
-        """The next round, once there are receipts for the sources that were not in the last one."""
+        """Begin the next round, once there are receipts for the sources that were not in the last one."""
         self._waits = bool(self._halves) and not self.had_result <= set(self.receipts)
         return [] if self._waits else super()._begin()
 
     def attack(self) -> Rows | None:
-        """The sum over the made model, weighted by rows, float64 (m,); None where it never came to one."""
+        """Return the sum over the crafted model, weighted by rows, float64 (m,); None if there is none."""
         opened = self.aggregate() if len(self.sessions) == self._at_round else None
         return None if opened is None else opened.vector
 
@@ -118,7 +118,7 @@ class AsksAndAborts(MaliciousAggregator):
         self._made = tuple(made)
 
     def next_place(self) -> AttemptPosition | None:
-        """One round for each model; none of them continues a result."""
+        """Return one round for each model; none of them continues a result."""
         number = len(self.sessions) + 1
         if number > len(self._made) + 1:
             return None
@@ -154,25 +154,25 @@ class WalksThere(AsksByModel):
 
     @property
     def arrived(self) -> bool:
-        """Whether the last round was over the made model."""
+        """Return whether the last round was over the crafted model."""
         digest = sha256(vector_to_wire(self._made)).digest()
         return bool(self.sessions) and self.heard.header.model_digest == digest
 
     def result_for(self, index: int) -> Result | None:
-        """Each announces the next model on the way."""
+        """Return a result that announces the next model on the way."""
         if self._moved_after < len(self.sessions):
             self._moved_after = len(self.sessions)
             self.model = one_step_towards(self._made, self.model, self._groups, self._reach(self.model))
         return MaliciousAggregator.result_for(self, index)
 
     def attack(self) -> Rows | None:
-        """The sum over the made model; None where it was not reached."""
+        """Return the sum over the crafted model; None if it was not reached."""
         opened = self.aggregate() if self.arrived else None
         return None if opened is None else opened.vector
 
 
 def one_step_towards(made: Vector, model: Vector, groups: Sequence[int], most: Sequence[float]) -> Vector:
-    """The model on the way from ``model`` to ``made``, float32 (m,), that is at most so far off in each group."""
+    """Return the model on the way from ``model`` to ``made``, float32 (m,), within the step limit of each group."""
     following, start = model.copy(), 0
     for size, length in zip(groups, most, strict=True):
         place = slice(start, start + size)
@@ -203,7 +203,7 @@ def imprinting_model(inputs: int, units: int, *, mean: float, deviation: float) 
 
 
 def imprinted_rows(total: Rows, inputs: int, units: int) -> Rows:
-    """The rows in a sum of updates of :func:`imprinting_model`, (K, inputs); where several fell together, their mean.
+    """Return the rows in a sum of updates of :func:`imprinting_model`, (K, inputs); the mean of rows that coincide.
 
     A unit whose neighbour has the same is left as NaN.
     """
@@ -218,5 +218,7 @@ def imprinted_rows(total: Rows, inputs: int, units: int) -> Rows:
 
 
 def counting_model(inputs: int, units: int) -> Vector:
-    """A model of the same layers that says "no" to every row: the update of its last bias counts the labels."""
+    """Return a model of the same layers that answers "no" to every row: the update of its last bias counts the
+    labels.
+    """
     return np.concatenate([np.zeros(units * (inputs + 2)), [-30.0]]).astype(np.float32)

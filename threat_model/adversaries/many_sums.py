@@ -1,4 +1,4 @@
-"""T12: sums of many rounds, in which the sources weigh differently or not all of them are, and what they tell apart."""
+"""T12: sums of many rounds with different weights or different sources, which together separate the sources."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from threat_model.sites import AggregatorSeat
 _STEPS, _RATE, _LENGTH = 4, 0.1, 0.01
 _STARTS, _WIDE, _BENT, _TRUST = 40, 8, 1e-4, 100.0
 _ROUNDED = 1e-3
-"""Of its length, what two sums of the same parts differ by at most, for each is rounded at random."""
+"""The largest difference between two sums of the same parts, relative to their length; each is rounded at random."""
 
 _RIDGES = (0.0, *np.geomspace(1e-12, 10, 40))
 _ABOVE_ALL = 1e6
@@ -28,7 +28,7 @@ _ABOVE_ALL = 1e6
 
 
 class AsksOneModelAgain(MaliciousAggregator):
-    """Sends one model in every round of a run, and keeps what each opened.
+    """Sends one model in every round of a run, and keeps what each round opened.
 
     Args:
         seat: of the target.
@@ -47,7 +47,7 @@ class AsksOneModelAgain(MaliciousAggregator):
         self.asked: list[int] = []
 
     def result_for(self, index: int) -> Result | None:
-        """As it should be, once the sum is kept."""
+        """Return the honest result, after keeping the sum."""
         place = len(self.sessions) - 1
         opened = None if place in self.asked else self.aggregate()
         if opened is not None:
@@ -59,7 +59,7 @@ class AsksOneModelAgain(MaliciousAggregator):
 
 
 class WeighsAnew(AsksOneModelAgain):
-    """Invents the variance of its steps, another one in each round, so that each source weighs differently in each.
+    """Invents another variance of its steps in each round, so that each source weighs differently each time.
 
     Under fedda_auto with a g_T of zero, a source whose step has the squared length L has a beta of min(1, v / L) under
     a published variance v. So sums under many v are known functions of one unknown number for each source, and of the
@@ -72,14 +72,16 @@ class WeighsAnew(AsksOneModelAgain):
     """
 
     def train(self, place: AttemptPosition, plan: RoundPlan) -> TargetRound:  # noqa: ARG002 - of the base
-        """Nothing is trained: an update of zeros, and a scatter of steps that fits it."""
+        """Return an update of zeros and a matching scatter of steps, without training."""
         scatter = _STEPS * self._variance()
         update = np.zeros(self.seat.site.trainer.n_params, np.float32)
         result = LocalResult(update, _STEPS, 1, loss=0.0, accuracy=0.0, learning_rate=_RATE)
         return TargetRound(result, TargetStatistics(_STEPS, scatter * (_STEPS - 1) / _STEPS, scatter), None)
 
     def _variance(self) -> float:
-        """Above all lengths at first; then some on a wide grid; then where the sums still bend, in the widest gap."""
+        """Choose a variance: first above all lengths; then on a wide grid; then where the sums still bend, in the
+        widest gap.
+        """
         known = self._variances()
         if not self.opened:
             return _ABOVE_ALL
@@ -97,12 +99,12 @@ class WeighsAnew(AsksOneModelAgain):
         return float(np.sqrt(between[gap] * between[gap + 1]))
 
     def _variances(self) -> NDArray[np.float64]:
-        """What it published in the rounds that came to a sum, (R,)."""
+        """The variances that it published in the rounds with a sum, (R,)."""
         targets = [self.sessions[place].header.target for place in self.asked]
         return np.array([one.scatter / one.steps for one in targets if one is not None])
 
     def attack(self) -> Vector64:
-        """Estimates of all sources' weighted updates, (n, m), in no order that means anything."""
+        """Return estimates of all sources' weighted updates, (n, m), in arbitrary order."""
         shares = np.array([one.weight - one.kept for one in self.opened])
         sums = np.array([one.vector for one in self.opened])
         return separated(self._variances(), sums, shares, len(self.participants()))
@@ -137,7 +139,7 @@ def separated(variances: NDArray[np.float64], sums: Vector64, shares: NDArray[np
 
 
 def _with_ridge(weights: Vector64, sums: Vector64, ridge: float) -> tuple[Vector64, float]:
-    """The least squares with a ridge, and by how much each sum differs from what the others foretell, squared."""
+    """Solve least squares with a ridge; also return the squared error with which the other sums predict each sum."""
     solve = np.linalg.solve(weights.T @ weights + ridge * np.eye(weights.shape[1]), weights.T)
     estimates, leverage = solve @ sums, np.diag(weights @ solve)
     apart = (sums - weights @ estimates) / (1 - leverage)[:, None]
@@ -145,7 +147,7 @@ def _with_ridge(weights: Vector64, sums: Vector64, ridge: float) -> tuple[Vector
 
 
 class TurnsTarget(AsksOneModelAgain):
-    """Publishes an update of its own in a random direction, another one in each round.
+    """Publishes an update in a random direction, another one in each round.
 
     Under FedGP with its filter a source hands in, in each layer, its update times the inner product with what the
     target published, if that is positive. Sums under many of them are those of a layer of ReLU units whose weights are
@@ -162,7 +164,7 @@ class TurnsTarget(AsksOneModelAgain):
         self._published: list[NDArray[np.float64]] = []
 
     def train(self, place: AttemptPosition, plan: RoundPlan) -> TargetRound:  # noqa: ARG002 - of the base
-        """Nothing is trained: an update that is drawn, and a scatter of steps that fits it."""
+        """Return a random update and a matching scatter of steps, without training."""
         draws = np.random.default_rng(place.round)
         update = (_LENGTH * draws.standard_normal(self.seat.site.trainer.n_params)).astype(np.float32)
         self._published.append(update.astype(np.float64))
@@ -171,7 +173,9 @@ class TurnsTarget(AsksOneModelAgain):
         return TargetRound(result, TargetStatistics(_STEPS, mean_squared + (_STEPS - 1) / _STEPS, 1.0), None)
 
     def attack(self) -> Vector64:
-        """Estimates of the directions of all sources' updates in the largest layer, (n, size), in no order."""
+        """Return estimates of the directions of all sources' updates in the largest layer, (n, size), in arbitrary
+        order.
+        """
         size = max(self.seat.site.trainer.sizes)
         sums = np.array([one.vector[:size] for one in self.opened])
         published = np.array([self._published[place][:size] for place in self.asked])
@@ -218,11 +222,11 @@ class LeavesOneOut(AsksOneModelAgain):
         self._victim = victim
 
     def participants(self) -> set[int]:
-        """All, and later all but one."""
+        """Return all sources, and later all but one."""
         return set(self.joined) - ({self._victim} if self._is_without(len(self.sessions)) else set())
 
     def session_plan(self, members: set[int]) -> SessionPlan:
-        """A threshold that those who are asked can reach."""
+        """Return a plan with a threshold that the participants can reach."""
         plan = super().session_plan(members)
         fewest = min(plan.threshold, len(members))
         return replace(plan, threshold=fewest, sum_quorum=min(plan.sum_quorum, fewest))
@@ -231,7 +235,7 @@ class LeavesOneOut(AsksOneModelAgain):
         return 2 * place >= self.seat.settings.strategy.rounds
 
     def attack(self) -> Vector64 | None:
-        """The mean of the sums with the victim less that of the others, (m,); None where there is none of either."""
+        """Return the mean of the sums with the victim less that of the others, (m,); None if one of them is missing."""
         sums = [(self._is_without(place), one.vector) for place, one in zip(self.asked, self.opened, strict=True)]
         parts = [[vector for is_without, vector in sums if is_without is left] for left in (False, True)]
         if not all(parts):
@@ -242,7 +246,7 @@ class LeavesOneOut(AsksOneModelAgain):
 
 
 class RaisesCap(AsksOneModelAgain):
-    """Asks for a little more of the norm cap in each round, until the sum changes.
+    """Raises the norm cap a little in each round, until the sum changes.
 
     The first part that a higher kappa scales down is the longest one, and by that alone two sums then differ.
 
@@ -260,7 +264,7 @@ class RaisesCap(AsksOneModelAgain):
         self._most = most
 
     def header_for(self, index: int) -> Header | None:
-        """With the kappa of this round."""
+        """Return a header with the kappa of this round."""
         header = super().header_for(index)
         if header is None or header.norm_cap is None:
             return header
@@ -269,7 +273,7 @@ class RaisesCap(AsksOneModelAgain):
         return replace(header, norm_cap=replace(header.norm_cap, kappa=float(kappas[len(self.sessions) - 1])))
 
     def attack(self) -> Vector64 | None:
-        """Of the sums that differ from the first one, the first one's difference, (m,); None where all are alike."""
+        """Return the first sum less the first one that differs from it, (m,); None if all are alike."""
         first = self.opened[0].vector
         apart = [first - one.vector for one in self.opened]
         changed = [one for one in apart if np.linalg.norm(one) > _ROUNDED * np.linalg.norm(first)]

@@ -1,4 +1,4 @@
-"""T04: masks that are weaker than their keys, by their seeds or by their words."""
+"""T04: masks that are weaker than their keys, because of their seeds or their words."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class FoldedSeedSearch(MaliciousAggregator):
         self.searched = 0
 
     def attack(self) -> Vector64 | None:
-        """The victim's update, if one of the seeds explains the known words."""
+        """Return the victim's update, if one of the seeds explains the known words."""
         left = self.one_mask_left()
         mask = left if self.partner < self.victim else np.negative(left)
         for seed in self._candidates(mask[0]):
@@ -53,7 +53,7 @@ class FoldedSeedSearch(MaliciousAggregator):
         return None
 
     def one_mask_left(self) -> Words:
-        """The victim's input without its self mask: the pairwise mask alone, where the input is zero."""
+        """Return the victim's input without its self mask: the pairwise mask alone, where the input is zero."""
         return self._peeled(self.victim, {}).astype(np.uint32, copy=False)
 
     def _candidates(self, word: np.uint32) -> Iterator[int]:
@@ -64,12 +64,12 @@ class FoldedSeedSearch(MaliciousAggregator):
 
 @cache
 def first_words() -> Words:
-    """Made once, 64 MiB: it depends on no session."""
+    """Return the first word of every seed; made once, 64 MiB, independent of sessions."""
     return first_word_of_every_seed()
 
 
 class KeyBirthday:
-    """Derives keys of masks from secrets of its own until two are equal.
+    """Derives mask keys from its own secrets until two are equal.
 
     Powers: none but the code that everybody has.
     Goal: to know that there are few keys, whatever they look like: of 2^b keys, some 2^(b/2) secrets hit one twice.
@@ -79,7 +79,7 @@ class KeyBirthday:
     threat = "T04"
 
     def attack(self, most: int) -> int | None:
-        """How many keys it took until one came again; None where ``most`` are all different."""
+        """Return how many keys it took to repeat one; None if ``most`` keys are all different."""
         seen: set[bytes] = set()
         for number in range(most):
             secret = Secret(number.to_bytes(32, "little"))
@@ -104,16 +104,18 @@ class MaskStatistics:
         self._masked = masked
 
     def attack(self) -> NDArray[np.float64]:
-        """The best guess without a key: the masked words as signed numbers."""
+        """Return the best guess without a key: the masked words as signed numbers."""
         return self._masked.view(np.int32).astype(np.float64)
 
     def correlation(self, encoded: RingVector) -> float:
-        """Of the guess with the encoded input, in units of ``1 / sqrt(m)``, its deviation where nothing shows."""
+        """Return the guess's correlation with the encoded input, in units of ``1 / sqrt(m)``, its deviation under
+        independence.
+        """
         guess, secret = self.attack(), encoded.view(np.int32).astype(np.float64)
         return cosine(guess - guess.mean(), secret - secret.mean()) * math.sqrt(guess.size)
 
     def byte_chi_squares(self) -> list[float]:
-        """Of the 256 values of a byte, for each of the four places in a word; 255 degrees of freedom."""
+        """Return chi-squares of the 256 byte values, for each of the four places in a word; 255 degrees of freedom."""
         places = self._masked.view(np.uint8).reshape(-1, 4).T
         expected = self._masked.size / 256
         return [float(np.sum((np.bincount(place, minlength=256) - expected) ** 2) / expected) for place in places]

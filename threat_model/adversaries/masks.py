@@ -1,4 +1,4 @@
-"""What an attacker does with secrets it came by: open them from shares, derive mask keys, take masks off one input."""
+"""Use of known secrets by an attacker: open them from shares, derive mask keys, remove masks from one input."""
 
 from __future__ import annotations
 
@@ -30,12 +30,14 @@ class Decoded:
 
     @property
     def update(self) -> Vector64:
-        """The update behind it, (m,): exact where every mask is off, noise where one is left."""
+        """The update behind it, (m,): exact if every mask is off, noise if one is left."""
         return self.vector / self.weight if self.weight else self.vector
 
 
 def open_secret(shares: Mapping[int, bytes], threshold: int) -> Secret | None:
-    """The secret of ``threshold`` shares, by roster index of their holders; None with fewer or with wrong ones."""
+    """Return the secret of ``threshold`` shares, by roster index of their holders; None with fewer or with
+    wrong ones.
+    """
     if len(shares) < threshold:
         return None
     try:
@@ -53,7 +55,7 @@ def peel(masked: RingVector, *, own: int, self_seed: Secret | None, pair_seeds: 
 
 
 def ring_vector(header: Header, data: bytes) -> RingVector:
-    """A vector that a source sent, as a ring vector."""
+    """Return a vector that a source sent, as a ring vector."""
     return quantisation(header).unpack(data)
 
 

@@ -1,4 +1,4 @@
-"""T02, T03: an aggregator tells from an update, or from a sum of updates, whose rows are behind it."""
+"""T02, T03: an aggregator tells from an update, or from a sum of updates, which rows were trained on."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ class TellsMembers(MaliciousAggregator):
     threat = "T02, T03"
 
     def losses(self, victim: int, candidates: Candidates) -> Vector64:
-        """Minus the loss of each candidate (n,) under the victim's local model, which is at ``individual``."""
+        """Return minus the loss of each candidate (n,) under the victim's local model, which is at ``individual``."""
         return -losses_under(self.model_for(victim) + self.heard.clear[victim], candidates)
 
     def matches(self, candidates: Candidates) -> Vector64:
-        """How well the aggregate fits each candidate, (n,): a matched filter."""
+        """Return how well the aggregate fits each candidate, (n,), by a matched filter."""
         opened: Any = self.aggregate()
         return matched(opened.vector, candidates)
 
 
 def matched(update: Vector | Vector64, candidates: Candidates) -> Vector64:
-    """Inner product of an update (m,) with the step that each candidate's row alone would make, (n,)."""
+    """Return the inner product of an update (m,) with the step that each candidate's row alone would make, (n,)."""
     scores: Vector64 = -gradients_of(candidates) @ np.asarray(update, np.float64)
     return scores
 
 
 def gradients_of(candidates: Candidates) -> Vector64:
-    """The gradient of each candidate's loss at the model of zeros, (n, m); 0 at biases, where rows of a class agree."""
+    """Return the gradient of each candidate's loss at the model of zeros, (n, m); 0 at biases, equal within a class."""
     wrong = np.full((len(candidates.labels), OUTPUTS), 1 / OUTPUTS) - np.eye(OUTPUTS)[candidates.labels]
     weights = np.einsum("no,ni->noi", wrong, candidates.features).reshape(len(wrong), -1)
     return np.concatenate([weights, np.zeros_like(wrong)], axis=1)
 
 
 def losses_under(model: Vector, candidates: Candidates) -> Vector64:
-    """The loss of each candidate under a model, (n,)."""
+    """Return the loss of each candidate under a model, (n,)."""
     weights, bias = model[: INPUTS * OUTPUTS].reshape(OUTPUTS, INPUTS), model[INPUTS * OUTPUTS :]
     scores = np.asarray(candidates.features @ weights.T + bias, np.float64)
     scores -= scores.max(axis=1, keepdims=True)

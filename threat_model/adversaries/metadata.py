@@ -1,4 +1,4 @@
-"""T18: what an aggregator reads off the messages of each source, without opening a sum."""
+"""T18: an aggregator reads numbers from the messages of each source, without opening a sum."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class ReadsMetadata:
     threat = "T18"
 
     def __call__(self, passed: Passed) -> list[Passed]:
-        """Take note of what a source sends, and pass it on."""
+        """Record what a source sends, and pass it on."""
         if passed.sender != TARGET:
             self.numbers.setdefault(passed.sender, set()).update(_numbers(passed.message.body))
         return [passed]
 
     def attack(self, secrets: Mapping[int, Mapping[str, float]]) -> dict[int, set[str]]:
-        """Which of the secret numbers of each source it has in front of it, by name.
+        """Return which of each source's secret numbers it has seen, by name.
 
         Args:
             secrets: roster index -> name -> number.
@@ -47,7 +47,7 @@ class ReadsMetadata:
 
 
 def _numbers(value: Any) -> Iterator[float]:
-    """Every number in a message, however deep; digests and keys are none."""
+    """Yield every number in a message, at any depth, except digests and keys."""
     if isinstance(value, Signed):
         yield from _numbers(value.body)
     elif is_dataclass(value):

@@ -1,4 +1,4 @@
-"""T14: the victim gets another model than everybody else."""
+"""T14: the victim gets a different model from all others."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class ModelInconsistency(MaliciousAggregator):
         self.victim, self._dead, self._announced, self._shown = victim, dead, announced, shown
 
     def model_for(self, index: int) -> Vector:
-        """The real one for the victim."""
+        """Return the real model for the victim, and the dead one for the others."""
         return self.model if index == self.victim else self._dead
 
     def header_for(self, index: int) -> Header | None:
-        """With the digest of the model that goes with it, or of the victim's."""
+        """Return a header with the digest of the model that goes with it, or of the victim's."""
         header = super().header_for(index)
         return header if self._announced or header is None else replace(header, model_digest=self._real_digest())
 
@@ -56,12 +56,12 @@ class ModelInconsistency(MaliciousAggregator):
         return header.model_digest if header else b""
 
     def key_list_for(self, index: int) -> KeyList | None:
-        """Of all, or of those with the same header."""
+        """Return the keys of all sources, or of those with the same header."""
         items = self.heard.advertised
         return KeyList(tuple(items[sender] for sender in sorted(items) if self._is_shown(sender, index)))
 
     def consistency_for(self, index: int) -> Consistency | None:
-        """The signatures of those with the same header: others would be found at once."""
+        """Return the signatures of those with the same header, since others would be detected at once."""
         items = self.heard.signatures
         alike = tuple(items[sender] for sender in sorted(items) if self._is_alike(sender, index))
         return Consistency(alike, self.inputs_for(index))
@@ -73,6 +73,6 @@ class ModelInconsistency(MaliciousAggregator):
         return self.heard.views[sender].ctx == self.heard.views[index].ctx
 
     def attack(self) -> Vector64 | None:
-        """The sum of all inputs that came, each weighted; None where it does not open."""
+        """Return the sum of all inputs that came, each weighted; None if it does not open."""
         total = self.aggregate()
         return None if total is None else total.vector

@@ -1,4 +1,6 @@
-"""T20: an attacker who knows how floating-point noise is made sees whether the rest of an update can be such noise."""
+"""T20: an attacker who knows how floating-point noise is made checks whether the rest of an update can be such
+noise.
+"""
 
 from __future__ import annotations
 
@@ -55,19 +57,21 @@ class ReadsTheGrid:
         self._dp: NoiseSettings = settings.dp
 
     def attack(self, received: Vector, update: Vector) -> bool | None:
-        """Whether the row is in the data: True or False where one of the two leaves torch's noise, else None."""
+        """Tell whether the row is in the data: True or False if one of the two leaves torch's noise, else None."""
         fits = [is_in for is_in in (True, False) if self.distance(received, update, is_in) < _ON_THE_GRID]
         return fits[0] if len(fits) == 1 else None
 
     def distance(self, received: Vector, update: Vector, is_in: bool) -> float:
-        """Of the radii that are left from those that torch makes, on average: 0 to 0.5, in steps."""
+        """Return the mean distance of the remaining radii from those that torch makes: 0 to 0.5, in steps."""
         pairs = self._left(received, update, is_in).reshape(-1, 2, _BLOCK // 2)
         multiples = _STEPS * np.exp(-np.square(pairs).sum(axis=1) / 2).ravel()
         multiples = multiples[multiples < _LONGEST]
         return float(np.abs(multiples - np.round(multiples)).mean())
 
     def _left(self, received: Vector, update: Vector, is_in: bool) -> NDArray[np.float64]:
-        """The noise in the first layer's weights, in standard deviations, if the row is in or if it is not."""
+        """Return the noise in the first layer's weights, in standard deviations, assuming that the row is in or
+        is not.
+        """
         data = self._data if is_in else without_row(self._data, self._row)
         quiet = replace(self._settings, dp=replace(self._dp, noise_multiplier=1e-6))
         gradient = train_private(self._task, self._task.model(), received, data, settings=quiet, site="site").update

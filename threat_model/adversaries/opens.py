@@ -1,4 +1,4 @@
-"""What an aggregator of the attacker makes of what it heard: shares, secrets, masks, single inputs, sums."""
+"""What the attacker's aggregator derives from the messages: shares, secrets, masks, single inputs, sums."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ShareKind = type[SelfMaskShare] | type[MasterShare]
 
 
 class Opens:
-    """What follows from one session and from what colluders copied.
+    """Everything that follows from one session and from the colluders' secrets.
 
     Attributes:
         sessions: all that was heard, one entry per attempt; ``heard`` is the last.
@@ -35,7 +35,7 @@ class Opens:
         return self.sessions[-1]
 
     def held_shares(self, owner: int, kind: ShareKind) -> dict[int, bytes]:
-        """The shares of one secret of a source that came in, by holder; those that colluders hold among them."""
+        """Return the shares of one secret of a source that came in, by holder, including those of colluders."""
         shares = {
             holder: share.share
             for holder, answer in self.heard.unmaskings.items()
@@ -49,24 +49,24 @@ class Opens:
         return shares
 
     def master_of(self, owner: int) -> Secret | None:
-        """A source's master: a colluder's own, or what t shares give; None where fewer are held."""
+        """Return a source's master: a colluder's own, or from t shares; None if fewer are held."""
         if owner in self.colluders:
             return self.colluders[owner].secrets_of(self.heard.session_id).master
         return open_secret(self.held_shares(owner, MasterShare), self.heard.header.share_threshold)
 
     def self_secret_of(self, owner: int) -> Secret | None:
-        """Likewise its self secret."""
+        """Return a source's self secret: a colluder's own, or from t shares; None if fewer are held."""
         if owner in self.colluders:
             return self.colluders[owner].secrets_of(self.heard.session_id).self_secret
         return open_secret(self.held_shares(owner, SelfMaskShare), self.heard.header.share_threshold)
 
     def mask_pair_of(self, owner: int, *, seen_by: int) -> KeyPair | None:  # noqa: ARG002 - for overriding
-        """The mask key pair of a source as another one sees it, where its master is known."""
+        """Return the mask key pair of a source as another one sees it, if its master is known."""
         master = self.master_of(owner)
         return agreement.mask_pair(master, own=owner, ctx=self.heard.views[owner].ctx) if master else None
 
     def pair_seeds_of(self, owner: int) -> dict[int, Secret]:
-        """Every known seed of a pairwise mask in the input of a source, by partner."""
+        """Return every known seed of a pairwise mask in the input of a source, by partner."""
         view = self.heard.views[owner]
         own, ctx2 = self.mask_pair_of(owner, seen_by=owner), view.ctx2
         seeds: dict[int, Secret] = {}
@@ -81,17 +81,19 @@ class Opens:
         return seeds
 
     def estimate(self, owner: int) -> Vector64 | None:
-        """The best guess of a source's update, (m,): its input without every mask that is known; None without it."""
+        """Return the best guess of a source's update, (m,): its input without every known mask; None without an
+        input.
+        """
         if owner not in self.heard.vectors:
             return None
         return decode(self.heard.header, self._peeled(owner, self.pair_seeds_of(owner))).update
 
     def aggregate(self) -> Decoded | None:
-        """The sum over all inputs, as an honest aggregator would open it; None where a self mask is not known."""
+        """Return the sum over all inputs, as an honest aggregator would open it; None if a self mask is unknown."""
         return self.sum_over(self.heard.vectors)
 
     def sum_over(self, owners: Collection[int]) -> Decoded | None:
-        """The sum over some inputs, without the masks that they have in common; None where a self mask is not known."""
+        """Return the sum over some inputs, without the masks that they share; None if a self mask is unknown."""
         if not owners or any(self.self_secret_of(owner) is None for owner in owners):
             return None
         total = np.zeros_like(self.heard.vectors[min(owners)])

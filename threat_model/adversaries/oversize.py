@@ -1,4 +1,4 @@
-"""T28: peers that send more than there should be, and peers that send it slowly."""
+"""T28: peers that send too much, and peers that send too slowly."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _WELCOME = pb.ControlResponse(
 
 
 class FloodingSource:
-    """Says what it likes to the aggregator's port, with gRPC and none of the federation's limits.
+    """Sends arbitrary data to the aggregator's port, with gRPC and none of the federation's limits.
 
     Powers: the TLS key of an enrolled source.
     Goal: the memory of the aggregator's process.
@@ -45,7 +45,7 @@ class FloodingSource:
     async def connected(
         cls, address: str, own: Credentials, target_certificate: bytes, compression: Any = None
     ) -> AsyncIterator[FloodingSource]:
-        """Hold a connection, on which everything is compressed or nothing."""
+        """Hold a connection, with compression on or off."""
         options = [("grpc.ssl_target_name_override", "target"), *_NO_LIMIT]
         credentials = channel_credentials(own, target_certificate)
         async with grpc.aio.secure_channel(address, credentials, options, compression) as channel:
@@ -53,7 +53,7 @@ class FloodingSource:
 
     @asynccontextmanager
     async def joined(self) -> AsyncIterator[None]:
-        """Be a source that takes part."""
+        """Take part as a source."""
         control: Any = self._stream("Control")
         await control.write(_HELLO.SerializeToString())
         await control.read()
@@ -61,13 +61,13 @@ class FloodingSource:
         control.cancel()
 
     async def declares(self, message: Signed[MaskedInput]) -> grpc.StatusCode:
-        """Announce the vector of a message, and send none of it; how the aggregator ends the call."""
+        """Announce the vector of a message, and send none of it; returns how the aggregator ends the call."""
         total = message.body.length_bytes
         start = pb.UploadStart(instance_id=_INSTANCE, message=signed_to_proto(message), total_bytes=total)
         return await self._sent(pb.UploadRequest(start=start).SerializeToString())
 
     async def sends(self, total: int) -> grpc.StatusCode:
-        """Send one gRPC message of so many zeros; how the aggregator ends the call."""
+        """Send one gRPC message of ``total`` zeros; returns how the aggregator ends the call."""
         return await self._sent(bytes(total))
 
     async def _sent(self, data: bytes) -> grpc.StatusCode:
@@ -105,7 +105,7 @@ class FloodingAggregator:
 
     @asynccontextmanager
     async def listening(self, own: Credentials, compression: Any = None) -> AsyncIterator[str]:
-        """Listen; everything is compressed or nothing."""
+        """Listen, with compression on or off."""
         handlers: dict[str, Any] = {
             "Control": grpc.stream_stream_rpc_method_handler(self._control),
             "Download": grpc.unary_stream_rpc_method_handler(self._download),
@@ -131,13 +131,13 @@ class FloodingAggregator:
 
 
 def delivery_of(message: Signed[Any], *announced: int) -> bytes:
-    """A frame with a message that announces vectors of these lengths."""
+    """Return a frame with a message that announces vectors of these lengths."""
     delivery = pb.Delivery(sequence=1, message=signed_to_proto(message), attachment_bytes=announced)
     return pb.ControlResponse(frame=pb.Frame(delivery=delivery)).SerializeToString()
 
 
 class TricklingChannel(SourceChannel):
-    """The channel of a source that sends its input byte by byte, each just in time for no silence to be noticed.
+    """The channel of a source that sends its input byte by byte, each just in time not to count as silent.
 
     Powers: an enrolled source.
     Goal: that the aggregator waits for it, and with it everybody else.
@@ -151,7 +151,7 @@ class TricklingChannel(SourceChannel):
     trickled = 0
 
     async def send(self, parcel: Parcel) -> None:
-        """As the real channel, but for vectors."""
+        """Send as the real channel does, except for vectors."""
         if not parcel.vectors:
             await super().send(parcel)
             return

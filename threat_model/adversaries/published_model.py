@@ -10,7 +10,7 @@ from securefda.training import Vector
 
 
 class AuditsModel:
-    """Has its own rows put into the data, each by a coin, and guesses the coins from the model that is published.
+    """Puts its own rows into the data, each by a coin toss, and guesses the tosses from the published model.
 
     Powers: chooses candidates, canaries: row i has the i-th feature alone, so that no other row moves its weight, and
     is of class 1 of two. It is shown the last model, and knows that the first one was zero.
@@ -28,11 +28,11 @@ class AuditsModel:
         self._coins, self._guesses = coins, guesses
 
     def attack(self, model: Vector) -> NDArray[np.float64]:
-        """How much each canary seems to be in, (n,): by how much its weight favours its class."""
+        """Score how strongly each canary seems to be in, (n,): by how much its weight favours its class."""
         other, own = model.reshape(2, len(self._coins)).astype(np.float64)
         return own - other
 
     def epsilon(self, model: Vector, delta: float, confidence: float) -> float:
-        """The largest epsilon that its guesses reject at ``delta``, with this confidence."""
+        """Return the largest epsilon that its guesses reject at ``delta``, with this confidence."""
         right = correct_guesses(self.attack(model), self._coins, self._guesses // 2)
         return epsilon_lower_bound(self._guesses, right, len(self._coins), delta, confidence)

@@ -19,6 +19,6 @@ class ReadsRelayedReports(AsksByCoordinate):
     threat = "T37"
 
     def codes_in(self, session: Heard) -> Mapping[int, bytes]:
-        """The end of a box, where its norm report would stand if it were not sealed."""
+        """Return the end of a box, where its norm report would be if it were not sealed."""
         length = session.header.norm_report_length
         return {sender: bundle.body.boxes[0].box[-length:] for sender, bundle in session.bundles.items()}

@@ -1,4 +1,4 @@
-"""T13: messages that were sent once are sent again: in another place, to somebody else, or in the name of a session."""
+"""T13: old messages are sent again: in another place, to another receiver, or in another session."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from threat_model.sites import TARGET, signer_of
 Mode = Literal["verbatim", "relabelled", "anew"]
 
 _RELAYED = (KeyList, ShareDelivery, Survivors, Consistency)
-"""What an aggregator signs, but others have said: its content can be replayed under a signature of its own."""
+"""Messages of the aggregator whose content others have signed: it can replay them under its own signature."""
 
 _INPUTS = (MaskedInput, Update)
 
@@ -64,7 +64,7 @@ class Replay:
             self._kept.setdefault((passed.message.signed_bytes, passed.message.signature), passed)
 
     def instead_of(self, due: Signed[Any]) -> Iterator[Replayed]:
-        """Everything that can be sent in place of a message, but for that message."""
+        """Yield everything that can be sent in place of a message, except that message."""
         for passed in list(self._kept.values()):
             if passed.message.signed_bytes != due.signed_bytes:
                 yield Replayed("verbatim", passed)
@@ -79,7 +79,7 @@ class Replay:
 
 
 def relabelled(message: Signed[Any], like: Signed[Any]) -> Signed[Any]:
-    """A message with the session and the context of another one, under its old signature."""
+    """Return a message with the session and the context of another one, under its old signature."""
     envelope = replace(message.envelope, session_id=like.envelope.session_id, context=like.envelope.context)
     return Signed(envelope, wire.encode(envelope), message.signature)
 
@@ -105,7 +105,7 @@ class SecondCount:
         self.inserted = 0
 
     def __call__(self, passed: Passed) -> list[Passed]:
-        """Insert the victim's first input before its second, or behind itself."""
+        """Insert the victim's first input before its second, or directly after itself."""
         if passed.sender != self._victim or not isinstance(passed.message.body, _INPUTS):
             return [passed]
         if self._first is None:

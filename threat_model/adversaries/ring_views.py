@@ -1,4 +1,4 @@
-"""T08 on a ring: the aggregator knows who stands beside whom before it says who survived, and to whom."""
+"""T08 on a ring: the aggregator knows the neighbourhoods before it says who survived, and to whom."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from threat_model.sites import AggregatorSeat
 
 
 def with_shares(plan: SessionPlan, shares: int) -> SessionPlan:
-    """The plan with another number of holders that open a secret; 0 for the honest one."""
+    """Return the plan with another number of holders that open a secret; 0 for the honest one."""
     graph = plan.graph and replace(plan.graph, threshold=shares or plan.graph.threshold)
     return replace(plan, graph=graph)
 
 
 def ring_of(adversary: MaliciousAggregator, index: int) -> Ring:
-    """The ring that a source was shown."""
+    """Return the ring that a source was shown."""
     view = adversary.heard.views[index]
     if view.neighbours is None:
         raise ValueError(f"source {index} was shown no ring")
@@ -46,11 +46,11 @@ class SplitsNeighbours(SplitView):
         self._shares = shares
 
     def session_plan(self, members: set[int]) -> SessionPlan:
-        """Honest, but for the number of shares."""
+        """Return an honest plan, except for the number of shares."""
         return with_shares(super().session_plan(members), self._shares)
 
     def survivors_for(self, index: int) -> Survivors | None:
-        """The second half are those who stand before the victim."""
+        """Show the second half, which is before the victim on the ring, that the victim was dropped."""
         if not self.second:
             order, half = ring_of(self, self.victim).order, self.heard.header.graph.degree // 2  # type: ignore[union-attr]
             place = order.index(self.victim)
@@ -83,11 +83,11 @@ class CutsRing(MaliciousAggregator):
         self._cut: frozenset[int] = frozenset()
 
     def session_plan(self, members: set[int]) -> SessionPlan:
-        """Honest, but for the number of shares."""
+        """Return an honest plan, except for the number of shares."""
         return with_shares(super().session_plan(members), self._shares)
 
     def survivors_for(self, index: int) -> Survivors | None:
-        """The members of both cuts are dropped, and hear nothing."""
+        """Declare the members of both cuts dropped, and send them nothing."""
         if not self._cut:
             order, half = ring_of(self, index).order, self.heard.header.graph.degree // 2  # type: ignore[union-attr]
             middle = len(order) // 2
@@ -100,11 +100,11 @@ class CutsRing(MaliciousAggregator):
         return Survivors(alive, tuple(sorted({*lists.dropped, *self._cut})))
 
     def attack(self) -> Vector64 | None:
-        """The weighted mean over the arc; None where some mask of it stayed on."""
+        """Return the weighted mean over the arc; None if some mask of it stayed on."""
         return opened.update if (opened := self.sum_of_arc()) is not None else None
 
     def sum_of_arc(self) -> Decoded | None:
-        """The sum over the arc, without the masks that its members share with each other."""
+        """Return the sum over the arc, without the masks that its members share with each other."""
         return self.sum_over(self.arc) if self.arc else None
 
 
@@ -127,7 +127,7 @@ class ListsByArc(MaliciousAggregator):
         self._dropped: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset())
 
     def survivors_for(self, index: int) -> Survivors | None:
-        """As many as t lets a list drop stand in the middle of the reader's half; they hear nothing."""
+        """Drop as many as t permits from the middle of the reader's half; the dropped ones get no lists."""
         order = ring_of(self, index).order
         half, fewer = len(order) // 2, len(order) - self.heard.header.threshold
         first = (half - fewer) // 2
@@ -144,7 +144,7 @@ class ListsByArc(MaliciousAggregator):
         return Survivors(alive, tuple(sorted({*lists.dropped, *gone})))
 
     def consistency_for(self, index: int) -> Consistency | None:
-        """The signatures over the lists that this source was shown; nothing where too few of its holders gave one."""
+        """Return the signatures over the lists that this source was shown; None if too few of its holders signed."""
         signed, holders = self.heard.signatures, ring_of(self, index).holders(index)
         alike = [one for _, one in sorted(signed.items()) if one.body == signed[index].body]
         if len([one for one in alike if one.sender in holders]) < self.heard.header.share_threshold:
@@ -152,5 +152,5 @@ class ListsByArc(MaliciousAggregator):
         return Consistency(tuple(alike), self.inputs_for(index))
 
     def attack(self) -> Vector64 | None:
-        """The weighted mean over those in the sum; None where some mask stayed on."""
+        """Return the weighted mean over those in the sum; None if some mask stayed on."""
         return opened.update if (opened := self.sum_over(self.summed)) is not None else None

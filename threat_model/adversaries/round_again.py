@@ -43,7 +43,7 @@ class RoundAgain(MaliciousAggregator):
         self._missing = set(seat.site.sources) if after_restart else set()
 
     def next_place(self) -> AttemptPosition | None:
-        """Round 1, and round 1 again; in another run when the sources have joined that."""
+        """Return round 1, and round 1 again; in another run, once the sources have joined it."""
         if not self.sessions:
             return super().next_place()
         self.sums[self.heard.session_id] = self.aggregate()
@@ -55,7 +55,7 @@ class RoundAgain(MaliciousAggregator):
         return AttemptPosition(run, 1, 2 if self.way == "attempt" else 1, b"")
 
     def _change_run(self) -> None:
-        """Begin a log of another run, and have the sources connect again if they do not start anew in any case."""
+        """Begin a log of another run, and make the sources connect again unless they restart anyway."""
         self.run = draw(self.seat.site.random_bytes, RUN_ID_BYTES)
         self.witness.enter(self.run_id)
         self.witness.renew()
@@ -64,33 +64,33 @@ class RoundAgain(MaliciousAggregator):
             self.instance += 1
 
     def participants(self) -> set[int]:
-        """Everyone, then everyone else."""
+        """Return all sources, then all but the victim."""
         return set(self.joined) - {self.victim} if self.sessions else set(self.joined)
 
     def result_for(self, index: int) -> Result | None:
-        """None: the round stays open."""
+        """Return None: the round stays open."""
 
     def outgoing(self, index: int, parcel: Parcel) -> list[Parcel]:
-        """The first header in place of the second, where that is the way."""
+        """Send the first header in place of the second, if ``way`` says so."""
         if not isinstance(parcel.message.body, Header) or self.way != "header":
             return [parcel]
         return [self._headers.setdefault(index, parcel)]
 
     def receive(self, parcel: Parcel) -> list[Send]:
-        """As always; who joins is back."""
+        """Receive as usual; a source that joins is back."""
         if self.sessions and isinstance(parcel.message.body, Join):
             self._missing.discard(parcel.message.sender)
         return super().receive(parcel)
 
     def ready(self) -> bool:
-        """Also for the second session, when the last source is back and all have cosigned."""
+        """Return whether the second session may begin, too: when the last source is back and all have cosigned."""
         if not self.sessions:
             return super().ready()
         waits = self.done and len(self.sessions) == 1 and not self._missing
         return waits and self.witnesses.cosigned == self.seat.site.sources
 
     def attack(self) -> Vector64 | None:
-        """What the sums differ by; None where one of them was not to be had."""
+        """Return the difference of the sums; None if one of them is missing."""
         sums = [one for one in self.sums.values() if one is not None]
         if len(sums) < 2:
             return None

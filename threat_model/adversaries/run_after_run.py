@@ -1,4 +1,4 @@
-"""T38: a question in each of many runs, and none of them goes on after its answer."""
+"""T38: a question in each of many runs, none of which goes on after its answer."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class AsksInManyRuns(AsksByCoordinate):
     threat = "T38"
 
     def delivery_for(self, index: int) -> ShareDelivery | None:  # noqa: ARG002 - of the base
-        """None: it has what it asked for."""
+        """Return None: it has its answer."""
         return None
 
     def codes_in(self, session: Heard) -> Mapping[int, bytes]:
-        """What the boxes for the colluding source hold, opened with its key of the session."""
+        """Return the contents of the boxes for the colluding source, opened with its key of the session."""
         ((colluder, source),) = self.colluders.items()
         channel, length, found = source.secrets_of(session.session_id).channel, report_bytes(session.header), {}
         if channel is None:
@@ -65,7 +65,7 @@ class RunAfterRun(AsksInManyRuns):
         self._missing: set[int] = set()
 
     def next_place(self) -> AttemptPosition | None:
-        """Round 1, of another run each time; it begins when the sources have joined that."""
+        """Return round 1, of another run each time; it begins when the sources have joined it."""
         if len(self.sessions) == self.questions:
             return None
         if self.sessions and self.heard.header.run_id == self.run:
@@ -77,14 +77,14 @@ class RunAfterRun(AsksInManyRuns):
         return None if self._missing else AttemptPosition(self.run, 1, 1, b"")
 
     def ready(self) -> bool:
-        """Also in a further run, when the last source is back and all have cosigned its log."""
+        """Return whether a further run may begin, too: when the last source is back and all have cosigned its log."""
         if not self.sessions:
             return super().ready()
         is_asked = self.heard.header.run_id == self.run
         return not is_asked and not self._missing and self.witnesses.cosigned == self.seat.site.sources
 
     def receive(self, parcel: Parcel) -> list[Send]:
-        """As always; who joins is back."""
+        """Receive as usual; a source that joins is back."""
         if isinstance(parcel.message.body, Join):
             self._missing.discard(parcel.message.sender)
         return super().receive(parcel)
@@ -97,6 +97,6 @@ class RenamesRun(AsksInManyRuns):
     """
 
     def next_place(self) -> AttemptPosition | None:
-        """Round 1, of another run each time."""
+        """Return round 1, of another run each time."""
         run = draw(self.seat.site.random_bytes, RUN_ID_BYTES) if self.sessions else self.run
         return AttemptPosition(run, 1, 1, b"") if len(self.sessions) < self.questions else None

@@ -1,4 +1,4 @@
-"""T30: the attacker wants a second masked input under the masks of the first."""
+"""T30: the attacker tries to get a second masked input under the masks of the first."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _NEXT: dict[type, type] = {Advertise: KeyList, ShareBundle: ShareDelivery}
 
 
 class SecondInput(MaliciousAggregator):
-    """Shows a source that comes back after a crash the same session once more, word for word.
+    """Shows a source that comes back after a crash the same session again, word for word.
 
     Powers: the target's key and the relay; it sees when the source's process ends and when it reports again.
     Goal: two inputs under one set of masks. Their difference is that of the two updates: where rows came or went
@@ -52,7 +52,7 @@ class SecondInput(MaliciousAggregator):
         self._joins, self._shown, self._is_again = 0, 0, False
 
     def outgoing(self, index: int, parcel: Parcel) -> list[Parcel]:
-        """Keep what the victim is sent; it gets the header twice where it joined again before there was one."""
+        """Keep what the victim is sent; it gets the header twice if it joined again before there was one."""
         if index != self.victim:
             return [parcel]
         self._sent[type(parcel.message.body)] = parcel
@@ -62,7 +62,7 @@ class SecondInput(MaliciousAggregator):
         return [parcel]
 
     def receive(self, parcel: Parcel) -> list[Send]:
-        """As always; but a victim that joins again gets all that it was sent before."""
+        """Receive as usual, but send a victim that joins again everything that it was sent before."""
         body = parcel.message.body
         if parcel.message.sender != self.victim:
             return super().receive(parcel)
@@ -83,7 +83,7 @@ class SecondInput(MaliciousAggregator):
         return [] if following is None else [Send(self.victim, following)]
 
     def attack(self) -> Vector64 | None:
-        """The weighted difference of the two updates, (m,); None with fewer than two inputs."""
+        """Return the weighted difference of the two updates, (m,); None with fewer than two inputs."""
         if len(self.inputs) < 2:
             return None
         first, second = self.inputs[:2]
@@ -108,7 +108,7 @@ class ForkedView(SplitView):
         self.given_by_copy: Signed[Unmask] | None = None
 
     def _lists(self, index: int, *, second: bool) -> Survivors | None:
-        """Those of the second view have dropped out of the first."""
+        """Return lists in which the sources of the second view have dropped out of the first."""
         lists = super()._lists(index, second=second)
         if lists is None or second:
             return lists
@@ -116,7 +116,7 @@ class ForkedView(SplitView):
         return Survivors(alive, tuple(sorted({*lists.dropped, *self.second})))
 
     def outgoing(self, index: int, parcel: Parcel) -> list[Parcel]:
-        """To the original, and right behind it to its copy."""
+        """Send to the original, and directly afterwards to its copy."""
         if index != self.forked:
             return [parcel]
         body: Survivors | ConsistencyList | None = None
@@ -127,7 +127,7 @@ class ForkedView(SplitView):
         return [parcel] if body is None else [parcel, Parcel(self.sign(index, self.heard.views[index].ctx2, body))]
 
     def consistency_for(self, index: int) -> ConsistencyList | None:
-        """With the copy's signature for the second view."""
+        """Return the signatures, with the copy's for the second view."""
         shown = super().consistency_for(index)
         if shown is None or index not in self.second or self.signed_by_copy is None:
             return shown
@@ -135,7 +135,7 @@ class ForkedView(SplitView):
         return ConsistencyList(tuple(signatures), shown.inputs)
 
     def _keep(self, sender: int, parcel: Parcel) -> None:
-        """What comes of a type that the original has answered with already comes from the copy."""
+        """Keep a message; a second one of its type from the forked source comes from the copy."""
         message = parcel.message
         if sender == self.forked and isinstance(message.body, SurvivorSignature) and sender in self.heard.signatures:
             self.signed_by_copy = message  # type: ignore[assignment]
@@ -145,7 +145,7 @@ class ForkedView(SplitView):
             super()._keep(sender, parcel)
 
     def held_shares(self, owner: int, kind: ShareKind) -> dict[int, bytes]:
-        """With what the copy gave away: a share of the victim's master."""
+        """Return the shares with the copy's: a share of the victim's master."""
         shares = super().held_shares(owner, kind)
         for share in self.given_by_copy.body.shares if self.given_by_copy and kind is MasterShare else ():
             if isinstance(share, kind) and share.owner == owner:

@@ -1,4 +1,4 @@
-"""T15: a header with numbers so weak that a sum of updates tells the sign of every coordinate of every source."""
+"""T15: a header with numbers so weak that a sum of updates reveals the sign of every coordinate of every source."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from threat_model.sites import AggregatorSeat
 
 @dataclass(frozen=True, slots=True)
 class Signs:
-    """What a sum tells: ``of`` has the best guess at each source's signs, (m,) of -1 and 1, by roster index.
+    """The signs read from a sum: ``of`` has the best guess for each source, (m,) of -1 and 1, by roster index.
 
     ``certain`` (m,) marks the coordinates whose sum is, to the last step, one that bare signs give.
     """
@@ -29,7 +29,7 @@ class Signs:
 
 
 class SignHeader(MaliciousAggregator):
-    """Looks for the smallest clip that the sources still take part under, and reads signs from the sum.
+    """Looks for the smallest clip that the sources accept, and reads signs from the sum.
 
     Where every coordinate is at its clip, a sum is one of 2^n combinations of the sources' weights. With row counts
     whose signed sums differ, the combination is the signs of all of them: masks hide nothing of it.
@@ -52,7 +52,7 @@ class SignHeader(MaliciousAggregator):
         self.rows, self.clips = dict(rows), tuple(clips)
 
     def next_place(self) -> AttemptPosition | None:
-        """The round of the next clip; none when one was accepted."""
+        """Return the round of the next clip; None once one was accepted."""
         tried = len(self.sessions)
         if tried == len(self.clips) or (tried and self.heard.advertised):
             return None
@@ -60,11 +60,11 @@ class SignHeader(MaliciousAggregator):
 
     @property
     def clip(self) -> float:
-        """What the session in progress asks for."""
+        """The clip of the session in progress."""
         return self.clips[len(self.sessions) - 1]
 
     def header_for(self, index: int) -> Header | None:
-        """Every layer with this clip."""
+        """Return a header with this clip in every layer."""
         header = super().header_for(index)
         if header is None:
             return None
@@ -72,16 +72,16 @@ class SignHeader(MaliciousAggregator):
         return replace(header, layers=self.heard.header.layers)
 
     def layers_of(self, header: Header) -> tuple[Layer, ...]:
-        """The layer table of the session in progress."""
+        """Return the layer table of the session in progress."""
         return tuple(replace(layer, clip=self.clip, range=self.clip) for layer in header.layers)
 
     def attack(self) -> Signs | None:
-        """The signs behind the sum; None without one."""
+        """Return the signs behind the sum; None without one."""
         total = self.aggregate() if self.sessions else None
         return None if total is None else self._read(total)
 
     def _read(self, total: Decoded) -> Signs:
-        """Every combination of signs has its own sum of weights: take the nearest."""
+        """Find the nearest combination of signs, each of which has a different sum of weights."""
         header, owners = self.heard.header, sorted(self.rows)
         weights = np.array([self.rows[owner] for owner in owners]) / header.max_samples
         choices = np.array(list(product((-1.0, 1.0), repeat=len(owners))))
@@ -117,14 +117,14 @@ class LayerSigns(SignHeader):
         self.layer, self._others, self._rate = layer, clips[1], rate
 
     def header_for(self, index: int) -> Header | None:
-        """With the rate of the target's terms raised."""
+        """Return a header with a raised rate in the target's terms."""
         header = super().header_for(index)
         if header is None or header.target is None:
             return header
         return replace(header, target=replace(header.target, learning_rate=self._rate * header.target.learning_rate))
 
     def layers_of(self, header: Header) -> tuple[Layer, ...]:
-        """One layer under the smaller clip."""
+        """Return the layers with the smaller clip in one layer."""
         return tuple(
             replace(layer, clip=clip, range=clip)
             for layer in header.layers
@@ -132,7 +132,7 @@ class LayerSigns(SignHeader):
         )
 
     def attack(self) -> Signs | None:
-        """The signs in the one layer; None without a sum."""
+        """Return the signs in the one layer; None without a sum."""
         signs = super().attack()
         if signs is None:
             return None

@@ -1,4 +1,4 @@
-"""T18: lengths of messages, and what somebody who sees nothing else makes of them."""
+"""T18: lengths of messages, and what an observer can infer from them alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Sizes = dict[tuple[int, str], tuple[int, ...]]
 
 @dataclass
 class WatchesSizes:
-    """Listens on the wire and tells from the lengths of what a site sends how many rows it trains on.
+    """Listens on the wire and infers from the lengths of a site's messages how many rows it trains on.
 
     Powers: sees who sends how many bytes, under TLS, and no content; runs a federation of its own beforehand, with the
     same model and row counts that it chooses, for comparison. Stands in the place of the stage's network.
@@ -35,7 +35,7 @@ class WatchesSizes:
     threat = "T18"
 
     def __call__(self, passed: Passed) -> list[Passed]:
-        """Take note of what a source sends, and pass it on."""
+        """Record what a source sends, and pass it on."""
         if passed.sender != TARGET:
             length = len(wire.encode_signed(passed.message)) + sum(len(vector) for vector in passed.vectors)
             place = passed.sender, passed.message.type_name
@@ -43,14 +43,14 @@ class WatchesSizes:
         return [passed]
 
     def totals(self) -> Counter[int]:
-        """Bytes that each source sent."""
+        """Return the bytes that each source sent."""
         sent: Counter[int] = Counter()
         for (sender, _), lengths in self.sizes.items():
             sent[sender] += sum(lengths)
         return sent
 
     def attack(self, own: WatchesSizes, own_rows: Mapping[int, int]) -> dict[int, int]:
-        """The row count of every source, by a straight line through the attacker's own; empty where that is level.
+        """Return the row count of every source, by a straight line through the attacker's own; empty if that is level.
 
         Args:
             own: what it saw of its own federation.
@@ -68,7 +68,7 @@ class ReportsMetrics(SourceRun):
     """No attacker, but the victim of the control: a source that sends the loss of every row along with its input."""
 
     def handle(self, parcel: Parcel) -> list[Parcel]:
-        """As the real source, and metrics beside the masked vector."""
+        """Answer as the real source, with metrics beside the masked vector."""
         answers = super().handle(parcel)
         return [self._with_metrics(one) if isinstance(one.message.body, MaskedInput) else one for one in answers]
 

@@ -1,4 +1,4 @@
-"""Sources of the attacker. They take the place of an honest endpoint and are built on the honest code."""
+"""The attacker's sources. They replace an honest endpoint and are built on the honest code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from securefda.source.run import SourceReporter, SourceRun, SourceSite
 
 @dataclass
 class Copied:
-    """The secrets of one session of a colluding source, as they came up; ``shares`` are those it holds of others."""
+    """The copied secrets of one session of a colluding source; ``shares`` are those it holds of others."""
 
     master: Secret | None = None
     self_secret: Secret | None = None
@@ -23,7 +23,7 @@ class Copied:
 
 
 class ColludingSource(SourceRun):
-    """Follows the protocol and hands all that it knows to the aggregator.
+    """Follows the protocol and passes everything that it knows to the aggregator.
 
     Powers: its own keys and shares of each session (``copied``, by session id) and its own update. Nothing of others
     but what the protocol sends it.
@@ -34,19 +34,19 @@ class ColludingSource(SourceRun):
         self.copied: dict[bytes, Copied] = {}
 
     def handle(self, parcel: Parcel) -> list[Parcel]:
-        """As an honest source; what a phase is about to forget is copied first."""
+        """Answer as an honest source, after copying what a phase is about to forget."""
         self._copy()
         answers = super().handle(parcel)
         self._copy()
         return answers
 
     def secrets_of(self, session_id: bytes) -> Copied:
-        """What it knows of a session; nothing where it took no part."""
+        """Return what it knows of a session; nothing if it took no part."""
         return self.copied.get(session_id, Copied())
 
     @property
     def signer(self) -> Signer:
-        """Its signing key, which the attacker holds as well."""
+        """The signer with its key, which the attacker holds as well."""
         return self._site.signer
 
     @property
@@ -73,20 +73,20 @@ def _again(secret: Secret) -> Secret:
 
 
 class MaliciousSource(ColludingSource):
-    """Sends what it likes. A subclass overrides :meth:`answers`; on its own it follows the protocol.
+    """Sends arbitrary answers. A subclass overrides :meth:`answers`; this class follows the protocol.
 
     Powers: the real key of its site and all that the protocol gives to that site.
     """
 
     def handle(self, parcel: Parcel) -> list[Parcel]:
-        """As an honest source, but for what :meth:`answers` makes of its answers."""
+        """Answer as an honest source, except for what :meth:`answers` changes."""
         return self.answers(parcel, super().handle(parcel))
 
     def answers(self, parcel: Parcel, honest: list[Parcel]) -> list[Parcel]:  # noqa: ARG002 - for overriding
-        """What is sent in answer to ``parcel`` in place of the honest answers."""
+        """Return the answers to ``parcel`` that replace the honest ones."""
         return honest
 
     def resigned(self, parcel: Parcel, body: Body, *vectors: bytes) -> Parcel:
-        """An answer with another body, validly signed in the same session and context."""
+        """Return an answer with another body, validly signed in the same session and context."""
         envelope = parcel.message.envelope
         return Parcel(self._site.signer.sign(envelope.session_id, envelope.context, body), vectors or parcel.vectors)

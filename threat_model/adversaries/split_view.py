@@ -59,14 +59,14 @@ class SplitView(MaliciousAggregator):
         self._listed = listed
 
     def key_list_for(self, index: int) -> KeyList | None:
-        """The same keys, to the second half in another order where the key lists are to differ."""
+        """Return the same keys, for the second half in another order if the key lists are to differ."""
         keys = super().key_list_for(index)
         if keys is None or self.parting != "keys" or index not in self.second:
             return keys
         return KeyList(keys.advertisements[::-1])
 
     def delivery_for(self, index: int) -> ShareDelivery | None:
-        """Boxes of those who saw the same key list, and to the second half none of the missing source."""
+        """Return boxes of those who saw the same key list, for the second half without the missing source's."""
         delivery = super().delivery_for(index)
         return delivery and ShareDelivery(tuple(box for box in delivery.boxes if self._belongs(box.peer, index)))
 
@@ -76,7 +76,7 @@ class SplitView(MaliciousAggregator):
         return index not in self.second or sender != self._missing
 
     def survivors_for(self, index: int) -> Survivors | None:
-        """Everyone survived, in the first view; in the second the victim did not."""
+        """Show in the first view that all survived; in the second, that the victim did not."""
         return self._lists(index, second=index in self.second and self.parting != "again")
 
     def _lists(self, index: int, *, second: bool) -> Survivors | None:
@@ -95,14 +95,14 @@ class SplitView(MaliciousAggregator):
         return self.heard.views[sender].ctx2 == self.heard.views[index].ctx2
 
     def outgoing(self, index: int, parcel: Parcel) -> list[Parcel]:
-        """The second half is asked to sign twice, where that is the way."""
+        """Ask the second half to sign twice, if ``parting`` says so."""
         lists = self._lists(index, second=True) if isinstance(parcel.message.body, Survivors) else None
         if lists is None or self.parting != "again" or index not in self.second:
             return [parcel]
         return [parcel, replace(parcel, message=self.sign(index, self.heard.views[index].ctx2, lists))]
 
     def consistency_for(self, index: int) -> Consistency | None:
-        """The signatures over the lists that this source signed; colluders sign whatever is needed."""
+        """Return the signatures over the lists that this source signed; colluders sign whatever is needed."""
         signed, view = self.heard.signatures, self.heard.views[index]
         own = signed[index]
         shown = [
@@ -117,7 +117,7 @@ class SplitView(MaliciousAggregator):
         return self.colluders[colluder].signer.sign(self.heard.session_id, context, body)
 
     def opened_twice(self) -> set[int]:
-        """The honest sources of whom t shares of either kind are held."""
+        """Return the honest sources for whom t shares of either kind are held."""
         t = self.heard.header.share_threshold
         return {
             owner
@@ -126,5 +126,5 @@ class SplitView(MaliciousAggregator):
         }
 
     def attack(self) -> Vector64 | None:
-        """The victim's input without all masks that could be opened."""
+        """Return the victim's input without all masks that could be opened."""
         return self.estimate(self.victim)

@@ -1,4 +1,4 @@
-"""T34: a thief holds a source's keys, and the federation has struck or renewed that source since."""
+"""T34: a thief holds a source's keys, but the federation has since revoked or renewed that source."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from threat_model.sites import AggregatorSeat, known_update, samples_of
 
 @dataclass(frozen=True, slots=True)
 class StolenKit:
-    """A copy of all files of a source, from before it was struck or renewed.
+    """A copy of all files of a source, from before it was revoked or renewed.
 
     Powers: the source's signing key, TLS key and certificate, and the roster of that time with its signatures. It
     reaches the network; with ``put_back`` it also talks an operator into an old folder, or finds one who errs.
@@ -40,7 +40,7 @@ class StolenKit:
         return cls(Path(shutil.copytree(site, into)))
 
     async def connects(self, address: str, now: datetime) -> bool:
-        """Whether the aggregator at an address lets the thief in."""
+        """Return whether the aggregator at an address accepts the thief."""
         kit = load_kit(self.folder, now)
         endpoint = replace(endpoint_of(kit), address=address)
         channel = SourceChannel(
@@ -56,13 +56,13 @@ class StolenKit:
 
     @staticmethod
     def put_back(startup_then: Path, site: Path) -> None:
-        """Put another site's ``startup/`` of that time in place of the one it has."""
+        """Replace a site's ``startup/`` by an old one."""
         shutil.rmtree(site / STARTUP)
         shutil.copytree(startup_then, site / STARTUP)
 
 
 class PlaceForThief(MaliciousAggregator):
-    """A target that goes on counting a source whose key was stolen; the thief is its colluder.
+    """A target that still counts a source whose key was stolen; the thief is its colluder.
 
     Powers: the target's key, the relay, and the stolen key: the colluder ``thief`` signs with it.
     Goal: a sum in which the thief is one of those that the others count on, less the thief's part.
@@ -81,12 +81,12 @@ class PlaceForThief(MaliciousAggregator):
         self.thief, self._claim = thief, claim
 
     def header_for(self, index: int) -> Header | None:
-        """Over the roster that it claims, with the thief among the participants."""
+        """Return a header over the roster that it claims, with the thief among the participants."""
         header = super().header_for(index)
         return header and replace(header, roster_digest=self._claim.digest())
 
     def attack(self) -> Vector64 | None:
-        """The mean of the others, of a sum that the thief was part of; None without such a sum."""
+        """Return the mean of the others, from a sum with the thief; None without such a sum."""
         total = self.aggregate()
         if total is None or self.thief not in self.heard.vectors:
             return None

@@ -1,4 +1,4 @@
-"""T07: lists of survivors and dropped that are no partition of those who shared."""
+"""T07: lists of survivors and dropped sources that are no partition of those who shared."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ class InBothLists(MaliciousAggregator):
         self.victim = victim
 
     def survivors_for(self, index: int) -> Survivors | None:
-        """To everyone alike."""
+        """Return the same lists for all."""
         lists = super().survivors_for(index)
         return lists and Survivors(lists.survivors, (*lists.dropped, self.victim))
 
     def attack(self) -> Vector64 | None:
-        """The victim's input without all masks that could be opened."""
+        """Return the victim's input without all masks that could be opened."""
         return self.estimate(self.victim)
 
 
 def fuzzed_lists(numbers: Random, digests: Mapping[int, bytes]) -> Survivors:
-    """Lists over the members of U2 with up to three faults; one in ten has none.
+    """Return lists over the members of U2 with up to three faults; one in ten has none.
 
     Args:
         numbers: chooses.
@@ -62,7 +62,7 @@ def fuzzed_lists(numbers: Random, digests: Mapping[int, bytes]) -> Survivors:
 
 
 def _damage(numbers: Random, alive: list[Survivor], dropped: list[int]) -> None:
-    """One fault: an id twice, in both lists, in neither, in the wrong one, unknown, or with another input."""
+    """Add one fault: an id twice, in both lists, in neither, in the wrong one, unknown, or with another input."""
     one = numbers.choice(alive) if alive else Survivor(numbers.choice(_STRANGERS), bytes(32))
     match numbers.randrange(8):
         case 0:

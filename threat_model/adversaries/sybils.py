@@ -13,7 +13,7 @@ from threat_model.adversaries.colluders import SubtractsColluders
 
 
 class IsolatesAmongSybils(SubtractsColluders):
-    """Invites the victim and sources of its own, and subtracts what those put into the sum.
+    """Invites the victim and its own sources, and subtracts what these put into the sum.
 
     Powers: the target's key, the relay, and every key of the ``colluders``, which are made-up sites of the roster.
     Goal: the victim's update.
@@ -23,13 +23,13 @@ class IsolatesAmongSybils(SubtractsColluders):
     threat = "T10"
 
     def participants(self) -> set[int]:
-        """Nobody else."""
+        """Return the victim and the made-up sources only."""
         return {self.victim, *self.colluders}
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class EnrolsSybils:
-    """Makes a roster with sites of its own in it.
+    """Makes a roster that contains its own sites.
 
     Powers: the keys of the target and of the made-up sites, and ``ca_key``: a key of its own, or the CA's where the
     CA helps. It holds no key of an honest member.
@@ -46,7 +46,8 @@ class EnrolsSybils:
     threat = "T10"
 
     def proposal(self, honest: Roster, sybils: Mapping[str, Ed25519PrivateKey], legal_entity: str = "") -> SignedRoster:
-        """The next epoch, with the sybils (site id -> key) at its end and all signatures that the attacker can make.
+        """Return the next epoch, with the sybils (site id -> key) at its end and all signatures that the attacker can
+        make.
 
         Args:
             honest: the roster that it goes on from.

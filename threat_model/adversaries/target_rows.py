@@ -1,4 +1,4 @@
-"""T21: a source rebuilds rows of the target from what the target sends it."""
+"""T21: a source reconstructs rows of the target from what the target sends it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class InvertsTarget(ColludingSource):
         self.target_updates: list[Vector] = []
 
     def handle(self, parcel: Parcel) -> list[Parcel]:
-        """As an honest source; what came beside a header is kept."""
+        """Answer as an honest source; keep what came beside a header."""
         if isinstance(parcel.message.body, Header):
             vectors = [vector_from_wire(bytes(vector)) for vector in parcel.vectors]
             self.models += vectors[:1]
@@ -42,9 +42,9 @@ class InvertsTarget(ColludingSource):
         return super().handle(parcel)
 
     def from_update(self) -> Row | None:
-        """The row behind the target's first update; None where none was sent."""
+        """Return the row behind the target's first update; None if none was sent."""
         return inverted(self.target_updates[0]) if self.target_updates else None
 
     def from_models(self) -> Row | None:
-        """The row behind the difference of the first two models, with what the sources added to it as noise."""
+        """Return the row behind the difference of the first two models, with the sources' updates as noise."""
         return inverted(self.models[1] - self.models[0]) if len(self.models) > 1 else None

@@ -1,4 +1,4 @@
-"""T31: shares that are not those that were dealt."""
+"""T31: wrong shares in an answer to the request to unmask."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from threat_model.adversaries.sources import MaliciousSource
 
 
 class WrongShares(MaliciousSource):
-    """Answers the request to unmask with shares of its own making: each is well formed, and off by one.
+    """Answers the request to unmask with false shares: each is well-formed, and off by one.
 
     Powers: the real key of its site, and the shares that it holds of others.
     Goal: a wrong sum that the aggregator takes for the right one; or else that somebody else is accused.
@@ -31,7 +31,7 @@ class WrongShares(MaliciousSource):
         self._of = of
 
     def answers(self, parcel: Parcel, honest: list[Parcel]) -> list[Parcel]:  # noqa: ARG002 - of the base
-        """The honest answers, but for the shares."""
+        """Return the honest answers, except for the shares."""
         return [self._with_wrong_shares(one) for one in honest]
 
     def _with_wrong_shares(self, parcel: Parcel) -> Parcel:

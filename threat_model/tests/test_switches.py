@@ -51,7 +51,7 @@ except SwitchRefused as refusal:
 
 
 def in_place() -> list[object]:
-    """What stands in every place that the switches below replace."""
+    """Return the present attribute in every place that the switches below replace."""
     return [
         envelope_checks.require,
         source.require,

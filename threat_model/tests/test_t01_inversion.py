@@ -100,7 +100,7 @@ def test_picture_rebuilt_from_a_sum_with_others_of_its_class_is_8_db_worse(stage
 
 @pytest.mark.threat("T01", "T03")
 def test_sum_does_not_hide_a_picture_that_alone_is_of_its_class(staged: MakesStage) -> None:
-    """What the register says remains: here the masks are whole, and the sum itself gives each row away."""
+    """The residual risk of the register: the masks are whole, and the sum itself reveals each row."""
     sites = {index: site(index, 10 + index) for index in range(1, IN_A_SUM + 1)}
     adversary = played(staged, sites, Visibility.SUM).adversary
     for index in sites:

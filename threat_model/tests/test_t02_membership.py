@@ -60,7 +60,7 @@ def test_members_are_found_no_better_than_epsilon_allows(staged: MakesStage, led
 def test_sites_with_the_default_policy_send_no_update_in_clear_though_the_run_would_have_it(
     staged: MakesStage,
 ) -> None:
-    """That a header which demands it is refused is shown for T33."""
+    """T33 shows that a header which demands it is refused."""
     policies = dict.fromkeys((1, 2, 3), default_policy(clip=CLIP, max_samples=ROWS, kappa=0.0))
     stage = staged(
         3, aggregator=TellsMembers, policies=policies, visibility=Visibility.INDIVIDUAL, settings=SETTINGS

@@ -148,7 +148,7 @@ def test_masks_from_a_folded_seed_cannot_be_made_since_keys_have_32_bytes() -> N
 
 @pytest.mark.threat("T04")
 def test_masks_from_a_folded_seed_cannot_be_made_since_there_are_more_than_2_to_the_32_keys() -> None:
-    """Of 2^32 keys, as many draws hit one twice with probability 0.9997; of 2^256 with 2^-221."""
+    """With 2^32 keys, this many draws repeat one with probability 0.9997; with 2^256 keys, with 2^-221."""
     assert KeyBirthday().attack(MOST_KEYS) is None
 
 
@@ -168,7 +168,7 @@ def played_with_seeds(staged: MakesStage, updates: Any) -> Stage:
 
 
 def difference(staged: MakesStage) -> tuple[Decoded, Stage]:
-    """Of the victim's masked inputs in two plays that differ in its update alone: it is zero in the second one."""
+    """Return the difference of the victim's masked inputs in two plays; its update is zero in the second."""
     first = played_with_seeds(staged, known_update)
     second = played_with_seeds(
         staged, lambda index, number, received: known_update(index, number, received) * np.float32(index != VICTIM)

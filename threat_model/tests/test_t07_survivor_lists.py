@@ -127,7 +127,7 @@ class WaitingSources:
         return tuple(self.signed(index, body) for index, body in named)
 
     def answer(self, phase: steps.AwaitingSurvivors, lists: Survivors) -> Unmask:
-        """What the source gives away where everyone on the lists signs whatever the aggregator wants."""
+        """Return what the source gives away if all on the lists sign whatever the aggregator wants."""
         waiting, _ = steps.receive_survivors(phase, self.signed(TARGET, lists))
         view = SurvivorSignature(survivors_digest(phase.ctx2, lists))
         signers = sorted({item.index for item in lists.survivors} & set(ALL))
@@ -167,7 +167,7 @@ def test_of_thousands_of_fuzzed_lists_none_gets_both_share_kinds_of_one_owner(st
 
 
 def answers_with_too_much(staged: MakesStage, switch: Switch) -> int:
-    """How many of a thousand fuzzed lists get more than they should."""
+    """Return how many of a thousand fuzzed lists get more than they should."""
     sources, numbers, too_much = WaitingSources(staged), Random(SEED), 0
     with switched_off(switch, roster=sources.roster):
         for _ in range(1000):

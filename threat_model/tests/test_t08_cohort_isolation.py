@@ -26,7 +26,7 @@ def isolated(staged: MakesStage, **options: Any) -> Stage:
 
 
 def signers(stage: Stage) -> set[int]:
-    """Those who are shown lists: all but the victim and its mates."""
+    """Return the sources that are shown lists: all but the victim and its mates."""
     mates = stage.adversary.plan.mates
     assert len(mates) == 3
     return set(stage.sources) - {VICTIM, *mates}

@@ -76,7 +76,7 @@ def test_victim_that_trusts_every_site_of_the_roster_is_isolated_exactly(staged:
 
 
 def taken(proposal: SignedRoster, ca: Ed25519PrivateKey = CA) -> Roster:
-    """What a site makes of ``roster.json``, as :func:`securefda.site.kit.open_kit` does."""
+    """Check ``roster.json`` as :func:`securefda.site.kit.open_kit` does."""
     return SignedRoster.from_bytes(proposal.to_bytes()).verify(ca.public_key().public_bytes_raw())
 
 

@@ -67,7 +67,7 @@ def play(
 
 
 def updates(stage: Stage, index: int, batch: int, rounds: int) -> list[Vector]:
-    """What a source's training gave in each round from the first model."""
+    """Return a source's update in each round from the first model."""
     trainer, run = site(index, batch), stage.adversary.run_id
     return [trainer.train(trainer.initial_model(), number, 1.0, run_id=run).update for number in range(1, rounds + 1)]
 
@@ -95,7 +95,7 @@ def weighed(staged: MakesStage, batch: int, **options: Any) -> Stage:
 
 
 def found(stage: Stage, batch: int) -> list[float]:
-    """How near the attacker comes to each source's update."""
+    """Return how near the attacker comes to each source's update."""
     estimates = stage.adversary.attack()
     assert len(stage.adversary.opened) == ROUNDS
     return [best(estimates, mean_update(stage, index, batch, ROUNDS)) for index in ALL]
@@ -157,7 +157,7 @@ def test_every_update_is_solved_for_where_such_a_policy_is_not_compared(staged: 
 
 
 def turned(staged: MakesStage, batch: int, kappa: float = 0.0) -> list[float]:
-    """How near the attacker comes to each source's update, in the largest layer."""
+    """Return how near the attacker comes to each source's update, in the largest layer."""
     stage = play(staged, TurnsTarget, batch=batch, rounds=ROUNDS, rule="fedgp", kappa=kappa).play()
     estimates = stage.adversary.attack()
     assert len(stage.adversary.opened) == ROUNDS

@@ -50,7 +50,7 @@ def played(staged: MakesStage, listens: Network = lambda passed: [passed], **opt
 
 
 def probed(staged: MakesStage, **options: Any) -> tuple[list[Outcome], list[Outcome], Stage]:
-    """What became of every message in every place of the victim, and in every phase of the aggregator."""
+    """Return the outcome of every message in every place of the victim, and in every phase of the aggregator."""
     other_run, other_level = played(staged), played(staged, visibility=Visibility.INDIVIDUAL)
     replay = Replay(VICTIM, NEIGHBOUR, [*other_run.passed, *other_level.passed])
     sources = {VICTIM: partial(ProbedSource, replay=replay)}
@@ -210,7 +210,7 @@ def counted_twice(staged: MakesStage, network: SecondCount, level: Visibility, *
 
 
 def times_counted(stage: Stage, round_number: int) -> float:
-    """How often the input of the neighbour counts in the model, in units of its share of that round's sum."""
+    """Return how often the neighbour's input counts in the model, in units of its share of that round's sum."""
     share = stage.weight(NEIGHBOUR) / sum(stage.weight(index) for index in ALL)
     return float(stage.aggregator.model[place(NEIGHBOUR, round_number)] / share)
 

@@ -101,7 +101,7 @@ def true_signs(stage: Stage, index: int) -> np.ndarray:
 
 
 def assert_bare_signs_were_not_had(stage: Stage) -> None:
-    """Of the worst header that was accepted: signs of fewer than 1 in 8^n coordinates are certain."""
+    """Under the worst accepted header, the signs of fewer than 1 in 8^n coordinates are certain."""
     assert stage.adversary.clip == 0.46
     assert np.mean(stage.adversary.attack().certain) < 0.125**N
     for index in range(1, N + 1):
@@ -174,7 +174,7 @@ def test_sum_under_a_tiny_clip_tells_every_sign_of_what_moves_where_the_policy_l
 
 HALVES = (("body", (2048,)), ("head", (2048,)))
 LEAST_CLIP, GREATEST_CLIP, RATE = CLIP / 10, CLIP * 10, 90.0
-"""What a policy allows: the clips and, at a learning rate of 0.1, a factor on it.
+"""The clips that a policy allows and, at a learning rate of 0.1, a factor on it.
 
 Updates within 0.05, times the rate, are within the greater clip.
 """
@@ -221,7 +221,7 @@ def test_layer_at_its_clip_tells_the_signs_of_every_source_in_it(layer_stage: St
 # A learning rate at which rounding leaves one update alone.
 
 LARGEST, OTHERS = 2, np.float32(0.4)
-"""Whose update is the largest, and the share of it that all others move."""
+"""The source with the largest update, and the share of it that all others move."""
 
 TINY_RATE = 1.25e-9
 """The largest coordinates of the largest update come to just above one step of the encoding, those of others to less
@@ -291,7 +291,7 @@ OWN_POLICY = default_policy(
     }
 )
 G_T = vector_to_wire(np.full(N_PARAMS, 0.1, np.float32))
-"""What the target publishes, whatever the rule: its update, or the gradient of the gap."""
+"""The vector that the target publishes under any rule: its update, or the gradient of the gap."""
 
 PUBLISHED = TargetTerms(5, 0.1, sha256(G_T).digest(), 1.0, 0.5)
 ATTENTION = AttentionTerms("first-order", 0.01, 1.0)
@@ -468,7 +468,7 @@ CHANGES = st.one_of(
 
 
 def inequalities(header: Header, policy: SourcePolicy) -> dict[str, bool]:
-    """What has to hold of a header that asks for a sum, or for cohorts."""
+    """Check what must hold for a header that asks for a sum, or for cohorts."""
     n, t, max_colluders, min_others = len(header.masked), header.threshold, policy.max_colluders, policy.min_others
     bounds, half, limits = policy.quantisation, 2 ** (header.modulus_bits - 1), policy.limits
     own, of_sum, in_cohorts = header.level_of(ME), header.at(Visibility.SUM), header.at(Visibility.COHORT)

@@ -21,7 +21,7 @@ from threat_model.watched import WatchedAggregator
 LIAR, ALL = 3, [1, 2, 3, 4, 5]
 WITNESSED = (Checkpoint, Cosigned)
 JOINED = (Join, *WITNESSED)
-"""What every source says before there is a round."""
+"""The messages of every source before the first round."""
 
 BEYOND = "beyond the clip at the weight that came with it"
 SIGNS = np.resize([1.0, -1.0], N_PARAMS)

@@ -111,7 +111,7 @@ def of_digits(staged: MakesStage, victim: SiteTrainer) -> Stage:
 
 
 def rebuilt(stage: Stage, index: int) -> int:
-    """How many rows of a site one of the attacker's images shows."""
+    """Return how many rows of a site one of the attacker's images shows."""
     images = stage.adversary.images()
     return sum(max(cosine(image, row) for image in images) > RECOVERED_COSINE for row in digits(index).features.numpy())
 

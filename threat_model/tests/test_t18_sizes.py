@@ -168,7 +168,7 @@ def same_target(seat: AggregatorSeat) -> Any:
 
 
 def sent_with_same_coins(staged: MakesStage, rows: Mapping[int, int], **options: Any) -> dict[tuple[int, type], bytes]:
-    """What every source says, as bytes with its vectors, when all randomness is the same in every play."""
+    """Return the messages of every source, as bytes with vectors, with the same randomness in every play."""
     stage, _ = watched(staged, rows, aggregator=same_target, same_coins=True, recorded=True, **options)
     kinds = {type(one.message.body) for one in stage.passed if one.sender != TARGET}
     return {

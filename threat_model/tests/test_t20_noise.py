@@ -40,7 +40,7 @@ def rows_drawn(n: int, inputs: int, seed: int) -> Samples:
 
 
 def steps_without_rows(seed: int, noise: float = NOISE) -> NDArray[np.float64]:
-    """What the engine adds in each step, in units of what is charged for, (steps, m): no row is in, so it is noise."""
+    """Return the noise of each step in units of the noise charged, (steps, m); without a row, all is noise."""
     data = rows_of(np.ones((PLACES, INPUTS)), np.full(PLACES, ABSENT))
     steps: list[NDArray[np.float64]] = []
     task = Rows()

@@ -45,7 +45,7 @@ def row_of(label: int) -> Samples:
 
 
 def small_updates(index: int, round_number: int, received: Vector) -> Vector:
-    """Of the sources: they have nothing to do with the target's row."""
+    """Return small updates of the sources, unrelated to the target's row."""
     return np.float32(0.001) * known_update(index, round_number, received)
 
 

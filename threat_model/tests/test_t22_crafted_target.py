@@ -27,7 +27,7 @@ SIZES = (2048, 2048)
 
 VICTIM, N = 1, 5
 LEFT = 3
-"""Of five sources four have to survive: beside the victim three."""
+"""Four of five sources must survive: the victim and three others."""
 
 UpdatesOf = Callable[[int, int, Vector], Vector]
 
@@ -41,7 +41,7 @@ def two_layers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def updates_of(n: int, updates: UpdatesOf = known_update) -> dict[int, Vector]:
-    """What the attacker knows beforehand, by roster index."""
+    """Return the attacker's prior knowledge, by roster index."""
     return {index: updates(index, 1, np.zeros(sum(SIZES), np.float32)) for index in range(1, n + 1)}
 
 
@@ -51,7 +51,7 @@ def weights_of(n: int) -> dict[int, float]:
 
 
 def search(n: int = N, *, updates: UpdatesOf = known_update, **how: Any) -> Search:
-    """What the attacker plays through; by default of five sources, of whom one may be lost."""
+    """Return the attacker's simulation; by default of five sources, of which one may be lost."""
     defaults: dict[str, Any] = {"kappa": 1.0, "others": LEFT, "kept": LEFT, "negative": False}
     return Search(updates_of(n, updates), weights_of(n), SIZES, VICTIM, **(defaults | how))
 
@@ -90,7 +90,7 @@ def crafted(
 
 
 def opened(stage: Stage) -> Any:
-    """What the attacker opened, without the terms of colluders, (m,)."""
+    """Return the sum that the attacker opened, without the terms of colluders, (m,)."""
     return stage.adversary.attack().vector
 
 
@@ -221,7 +221,7 @@ def test_victim_is_alone_once_the_large_ones_are_lost_where_all_others_count(sta
 
 COLLUDERS = {6, 7}
 HONEST_LEFT = 2
-"""Of seven sources five have to survive: the victim, both colluders and two more."""
+"""Five of seven sources must survive: the victim, both colluders and two others."""
 COLLUDERS_STAND_IN = multiplied(1, 0.001, 0.001, 1, 1, 1, 1)
 
 

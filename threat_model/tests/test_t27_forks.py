@@ -124,7 +124,7 @@ REFUSED: dict[Way, tuple[str, str]] = {
     "old": ("", "CHECKPOINT_HEADER"),
     "bare": ("", "WITNESSES"),
 }
-"""What a source says to the checkpoint, if anything, and to the header."""
+"""A source's answer to the checkpoint, if any, and to the header."""
 
 
 def forked_later(staged: MakesStage, hidden: Path, way: Way) -> Stage:
@@ -178,7 +178,7 @@ def test_round_goes_on_from_a_log_that_nobody_vouches_for_where_the_header_is_no
 
 
 def shown_another_history_after_a_restart(stage: Stage) -> tuple[list[str], int]:
-    """What the first source then says, and how often it cosigns."""
+    """Return the first source's answers afterwards, and how often it cosigns."""
     before = len(stage.said(1, Cosigned))
     stage.aggregator.go_on()
     stage.restart(1)

@@ -33,7 +33,7 @@ from threat_model.stage import MakesStage, Stage
 
 SOURCE, SOURCES = 2, [1, 2, 3]
 WITNESSES = {TARGET: 3, SOURCE: 1}
-"""How many others cosign: all three are the threshold, and a source's log is cosigned by the target."""
+"""The number of cosigners: all three make up the threshold, and the target cosigns a source's log."""
 
 CHANGES: dict[Kind, Any] = {
     "edited": edits,

@@ -59,7 +59,7 @@ GZIP = grpc.Compression.Gzip
 
 
 def allowing_compression() -> Any:
-    """What the victim of the control for bombs runs in; its process is the test's, too."""
+    """The context of the victim in the control for bombs, which runs in the test's process."""
     return switched_off(NO_COMPRESSION, roster=roster_of(1))
 
 
@@ -152,7 +152,7 @@ async def at_a_source(
 
 
 async def outcome(process: MeasuredProcess, aggregator: FloodingAggregator) -> tuple[str, int]:
-    """How the source's wait for one message ended, and by how much its memory grew meanwhile."""
+    """Return how the source's wait for one message ended, and by how much its memory grew meanwhile."""
     assert await process.received() == "connected"
     await process.settle()
     aggregator.go.set()

@@ -35,7 +35,7 @@ def played(staged: MakesStage, order: tuple[int, ...], visibility: Visibility) -
 
 
 def outcomes(staged: MakesStage, visibility: Visibility) -> set[tuple[Result, bytes]]:
-    """What all orders of arrival give: the result as it was sent, and the model's bytes."""
+    """Return the outcomes of all orders of arrival: the result as sent, and the model's bytes."""
     stages = [played(staged, order, visibility) for order in ORDERS]
     return {(one.message.body, stage.aggregator.model.tobytes()) for stage in stages for one in stage.said(0, Result)}
 

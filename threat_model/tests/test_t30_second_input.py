@@ -35,7 +35,7 @@ from threat_model.switches import ONLY_THE_ORIGINAL, SESSION_DIES, STATE_PUT_BAC
 
 VICTIM, N = 2, 5
 STEPS = [Join, Advertise, ShareBundle, MaskedInput, SurvivorSignature, Unmask]
-"""What a source sends in a round; it is killed when the message of one of these types has left."""
+"""Messages of a source in a round; it is killed when one of these types has left."""
 
 
 def update_of_the_second_life(round_number: int, received: Vector) -> Vector:

@@ -133,10 +133,10 @@ CASES = [
 NOT_IN_A_HEADER = {
     *("allowed-tasks", "metadata.may-leave", "release.max-runs", "release.max-unfinished", "release.min-rows"),
 } | {f"dp.{key}" for key in ("required", "unit", "target-epsilon", "target-delta", "accountant", "max-grad-norm")}
-"""No aggregator has a say in these: the site's tasks, its noise, the rows behind a change, and what it adds to its own
-messages. Nor is a single header above what counts over rounds and runs."""
+"""No header can exceed these: they concern the site's tasks, its noise, the rows behind a change and its own messages, or
+count over rounds and runs."""
 OF_THE_MODEL = {"model.initial", "limits.model-step"}
-"""What the vectors beside a header are compared with: T40."""
+"""Keys that the vectors beside a header are compared with: T40."""
 
 
 def played(staged: MakesStage, case: Case) -> Stage:

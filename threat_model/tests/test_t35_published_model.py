@@ -51,7 +51,7 @@ def private_site(folder: Path, coins: np.ndarray) -> PrivateTrainer:
 
 
 def promised(site: PrivateTrainer) -> float:
-    """What the ledger says at the delta of the audit."""
+    """Return the spent epsilon in the ledger, at the delta of the audit."""
     return site.account.ledger.spent(SMALL_DELTA)
 
 

@@ -162,7 +162,7 @@ def said_of(findings: Collection[RunFinding], honest: Collection[str]) -> list[t
 
 
 def read_together(folder: Path, hoard: Hoard, liar: int) -> Iterator[tuple[RunFinding, ...]]:
-    """What comes of the logs of each run: all of them, or the liar's and one other; as they were kept, or made up."""
+    """Return the findings in the logs of each run: all, or the liar's and one other; as kept, or made up."""
     kits, draws = folder / "kits", Random(1)
     trusted = [folder / f"roster-{roster.epoch}.json" for roster in (ROSTER, LATER)]
     for file, roster in zip(trusted, (ROSTER, LATER), strict=True):

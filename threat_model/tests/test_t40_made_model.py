@@ -87,7 +87,7 @@ def asked(
 
 
 def recovered(stage: Stage, among: set[int] = ALL) -> int:
-    """How many rows of these sources stand in the sum, to more than 30 dB."""
+    """Return how many rows of these sources the sum reveals, to more than 30 dB."""
     total = stage.adversary.attack()
     if total is None:
         return 0
@@ -242,7 +242,7 @@ def test_every_source_answers_made_models_after_a_round_that_was_aborted_where_n
 
 @pytest.mark.threat("T40")
 def test_walk_to_the_made_model_takes_the_rounds_that_its_length_says(staged: MakesStage) -> None:
-    """What remains: the bound is a rate. Here is how many finished rounds it costs, and that it then works."""
+    """The residual risk: the bound only limits the rate. The attack takes this many finished rounds, and then works."""
     trainers = {index: trainer_at(index) for index in ALL}
     groups = layer_groups(trainers[1].sizes)
     units = dict.fromkeys(ALL, (0.0,) * len(groups))

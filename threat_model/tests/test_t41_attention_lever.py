@@ -26,11 +26,11 @@ from threat_model.switches import NORM_CAP, POLICY, checks_off, switched_off
 
 VICTIM, N = 1, 5
 LEFT = 3
-"""Of five sources four have to survive: beside the victim three."""
+"""Four of five sources must survive: the victim and three others."""
 
 ALL = range(1, N + 1)
 LARGEST_BOUND = 5.0
-"""Of the rule. The default, of policy and rule, is 1."""
+"""The largest attention bound of the rule; the default, of policy and rule, is 1."""
 
 START = np.zeros(N_PARAMS, np.float32)
 UpdatesOf = Callable[[int, int, Vector], Vector]

@@ -48,7 +48,7 @@ def target() -> SiteFeatures:
 
 
 def released(memory: AggregatorStore, clip: float, noise: float, round_number: int = ROUND) -> Vector:
-    """What leaves the target in a round, float32 (T, d)."""
+    """Return the features that leave the target in a round, float32 (T, d)."""
     how = FeatureSettings(rows=ROWS, clip=clip, noise=noise, step=0.0)
     unlabelled = UnlabelledTarget(target(), 1000, how, DownLink.FLOAT32, memory, os.urandom)
     plan = round_plan(Strategy(rule="f_dann", rounds=5, warm_up_rounds=0), round_number)
@@ -69,7 +69,7 @@ def share_recognised(folder: Path, clip: float, noise: float) -> float:
 
 
 def drawn_rows(site: SiteFeatures, everything: torch.Tensor) -> torch.Tensor:
-    """Which rows were released: those whose features, without clip and noise, are the ones that the site releases."""
+    """Return which rows were released: those whose features, without clip and noise, the site releases."""
     bare = torch.from_numpy(site.release(trained(), ROUND, "", rows=ROWS, clip=0.0))
     every = torch.from_numpy(site.release(trained(), ROUND, "", rows=len(everything), clip=0.0))
     return torch.cdist(bare, every).argmin(dim=1)

@@ -23,7 +23,7 @@ from threat_model.switches import NORM_CAP, checks_off, switched_off
 
 VICTIM, N = 1, 5
 LEFT = 4
-"""Of five sources four have to survive."""
+"""Four of five sources must survive."""
 
 ALL = range(1, N + 1)
 STRATEGY = Strategy(rule="f_dan", rounds=1)
@@ -39,7 +39,7 @@ def rows_of(index: int) -> Vector:
 
 
 def by_kernel(index: int, round_number: int, features: Vector) -> Vector:
-    """What a source says of features under f_dan: away from each is the way to its own rows that are near."""
+    """Return a source's answer under f_dan: away from each feature is the way to its own rows that are near."""
     away = features[:, None, :] - rows_of(index)[None, :, :]
     near = np.exp(-np.sum(away**2, axis=2, keepdims=True) / (2 * WIDTH))
     return np.mean(near * away, axis=1).astype(np.float32)

@@ -33,7 +33,7 @@ from securefda.operations.run_folder import replace_file
 RESULTS_FILE, TABLE_FILE = "results.json", "table.md"
 SCHEMA_VERSION = 1
 COMPARED_POINTS = 1.0
-"""How far the means of two levels may be apart."""
+"""The largest permitted difference between the means of two levels."""
 
 
 class Watcher(Protocol):

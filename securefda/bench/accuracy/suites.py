@@ -31,7 +31,7 @@ PERSONAL = ("personalized_fedavg", "ditto", "apfl", "knn_per", "fedrep")
 """Measured with a model of the target's own; the paper compares with them on ColoredMNIST and Fed-Heart."""
 
 HEART_RULES = ("fedda", "fedgp", "fedda_auto", "fedgp_auto", "auto", "fedgp_with_filter", "fedgp_auto_with_filter")
-"""Of Fed-Heart, whose example runs without the filter."""
+"""The rules for Fed-Heart, whose example runs without the filter."""
 
 HEART_PERSONAL = ("personalized_fedavg", "ditto", "apfl", "knn_per", "fedda_auto_knn", "fedgp_auto_knn")
 """Its model is one layer, of which fedrep would leave nothing to train together."""

@@ -31,8 +31,7 @@ from securefda.protocol.transcript import layer_names_and_shapes
 from securefda.transport.wire import decode_signed, encode, encode_signed
 
 STEPS = ("r0_advertise", "r0_nonce", "r1_shares", "r2_open_boxes", "r2_masked_input", "r3_survivors", "r4_unmask")
-"""Of a source: the header and R0; with neighbours the roll; the keys and R1; the boxes; the input, encoded and masked;
-R3; R4."""
+"""The steps of a source: header and R0; with neighbours the roll; keys and R1; boxes; the masked input; R3; R4."""
 
 _STOP_S = 10.0
 _NOW = 0  # the roster of a measurement is valid at the beginning of time

@@ -25,7 +25,7 @@ SAMPLES = 1000
 """Rows that every source claims, which is also the unit of the weights."""
 
 ROUNDS = 2
-"""Of a run. The last is measured: as in any run, parameters have narrow words from the second round on."""
+"""The rounds of a run, of which the last is measured: parameters have narrow words from the second round on."""
 
 MOST_IN_PROCESSES = 120_000_000
 """Parameters of all sources up to which each is a real process: at about seven vectors each, 3.4 GB of memory."""

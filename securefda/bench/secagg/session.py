@@ -75,7 +75,7 @@ def identities(job: Job) -> tuple[Roster, list[Signer]]:
 
 
 PHASES = ("r0_key_list", "r0_nonces", "r1_shares", "r2_masked_inputs", "r3_survivors", "r4_unmask", "r4_open")
-"""Of the aggregator: what it does with the sources' messages of each phase, and opening the sum in the end."""
+"""The aggregator's phases: its work on the sources' messages of each, and opening the sum at the end."""
 
 _TARGET = 0
 

@@ -20,7 +20,7 @@ SUFFIX = ".deploy"
 """Behind the site's id; no site id holds a dot."""
 
 METRICS_PORT = 9464
-"""Where probes are answered, on 127.0.0.1, unless the site's settings name another port."""
+"""The port for probes, on 127.0.0.1, unless the site's settings name another."""
 
 
 @dataclass(frozen=True, slots=True)
