@@ -18,7 +18,7 @@ from typing import Any
 
 from studies import of_bounds, this_machine
 
-from securefda.bench.secagg.measure import bench_secagg, jobs_of
+from securefda.bench.secagg.measure import bench_secagg, grid_jobs
 
 FIGURES = Path(__file__).parent / "masking_session.json"
 SOURCES, PARAMS, DROPPED, REPEATS = (10, 100), (1_100_000, 100_000), (2, 10), (5, 3)
@@ -138,7 +138,7 @@ def measure() -> dict[str, Any]:
     """Measure both sizes."""
     cells = []
     for sources, params, dropped, repeats in zip(SOURCES, PARAMS, DROPPED, REPEATS, strict=True):
-        [job] = jobs_of([sources], [params], [dropped])
+        [job] = grid_jobs([sources], [params], [dropped])
         figures = bench_secagg(job, repeats=repeats) | {"load_after": os.getloadavg()[0]}
         cells.append({name: float(f"{one:.4g}") if isinstance(one, float) else one for name, one in figures.items()})
         print(f"N = {sources}, m = {params}: {figures['session_s']:.2f} s", file=sys.stderr, flush=True)

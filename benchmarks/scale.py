@@ -24,7 +24,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from studies import shown, style, this_machine
 
-from securefda.bench.secagg.measure import bench_secagg, jobs_of
+from securefda.bench.secagg.measure import bench_secagg, grid_jobs
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -108,7 +108,7 @@ STEPS = (
 def measure(sources: Sequence[int], dropped: Sequence[int], params: Sequence[int]) -> dict[str, Any]:
     """Measure every cell; each is named on stderr when it is done."""
     began, cells = time.monotonic(), []
-    for job in jobs_of(sources, params, dropped):
+    for job in grid_jobs(sources, params, dropped):
         at = time.monotonic()
         cells.append(_rounded(bench_secagg(job, repeats=min(job.usual_repeats, MOST_REPEATS), processes=PROCESSES)))
         sys.stderr.write(f"N = {job.sources}, m = {job.params}: {time.monotonic() - at:.0f} s\n")

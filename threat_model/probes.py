@@ -57,7 +57,7 @@ class ProbedSource(SourceRun):
     def handle(self, parcel: Parcel) -> list[Parcel]:
         """Probe, then go on as if nothing had happened."""
         due = parcel.message
-        self.outcomes += [self._probe(due.type_name, replayed) for replayed in self._replay.instead_of(due)]
+        self.outcomes += [self._probe(due.type_name, replayed) for replayed in self._replay.replacements(due)]
         return super().handle(parcel)
 
     def _probe(self, due: str, replayed: Replayed) -> Outcome:
@@ -101,7 +101,7 @@ class ProbedAggregator(WatchedAggregator):
         due = parcel.message
         if isinstance(self.phase, InAttempt) and self.phase.attempt.waiting_for == {due.sender}:
             attempt = self.phase.attempt
-            self.outcomes += [self._probe(attempt, due.type_name, one) for one in self._replay.instead_of(due)]
+            self.outcomes += [self._probe(attempt, due.type_name, one) for one in self._replay.replacements(due)]
         return super().receive(parcel)
 
     def _probe(self, under_way: Attempt, due: str, replayed: Replayed) -> Outcome:

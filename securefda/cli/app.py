@@ -137,17 +137,17 @@ app.add_typer(runs.app, name="runs")
 app.add_typer(bench.app, name="bench")
 
 
-def _speak_alike(group: typer.Typer) -> None:
+def _give_verbosity_options(group: typer.Typer) -> None:
     """Give every command and every group below this one the same ``-q`` and ``-v``."""
     for command in group.registered_commands:
         command.cls = _Command
     for inner in group.registered_groups:
         inner.cls = _Group
         if inner.typer_instance is not None:
-            _speak_alike(inner.typer_instance)
+            _give_verbosity_options(inner.typer_instance)
 
 
-_speak_alike(app)
+_give_verbosity_options(app)
 
 
 def _show_version(wanted: bool) -> None:

@@ -45,7 +45,7 @@ class Printer(Protocol):
         """Report an error that ends the output. Returns the exit code."""
 
 
-def printer_of(output: Format, log: LogFolder, stream: TextIO | None = None) -> Printer:
+def make_printer(output: Format, log: LogFolder, stream: TextIO | None = None) -> Printer:
     """Return the printer for a format; it writes to ``stream``, by default stdout."""
     stream = sys.stdout if stream is None else stream
     return TablePrinter(stream) if output is Format.TXT else EnvelopePrinter(stream, log)
@@ -147,7 +147,7 @@ def show_log(folder: Path, wanted: Filter, last: int | None, output: Format) -> 
         NoLog, DamagedLog: there is none, or it does not say whose it is.
     """
     log = open_log(folder)
-    printer = printer_of(output, log)
+    printer = make_printer(output, log)
     shown = 0
     try:
         for record in chosen(log, wanted, last):
@@ -183,7 +183,7 @@ def tail_log(
         NoLog, DamagedLog: there is none yet, or it does not say whose it is.
     """
     log = open_log(folder)
-    printer = printer_of(output, log)
+    printer = make_printer(output, log)
     ended = ""
     try:
         size = log.size()

@@ -38,7 +38,7 @@ class RunsFailed(SecureFdaError):
     """Some runs of a suite gave no result."""
 
 
-class BarsMissed(SecureFdaError):
+class CriteriaMissed(SecureFdaError):
     """A suite does not meet its requirements."""
 
 
@@ -70,9 +70,9 @@ def secagg(
     output: OutputFormat = Format.TXT,
 ) -> None:
     """Measure a masking session: every step's cost, and real processes beside a plain round. Lists make a grid."""
-    from securefda.bench.secagg.measure import bench_secagg, jobs_of
+    from securefda.bench.secagg.measure import bench_secagg, grid_jobs
 
-    jobs = jobs_of(
+    jobs = grid_jobs(
         _numbers("--sources", sources, least=3),
         _numbers("--params", params, least=1),
         _numbers("--dropped", dropped, least=0),
@@ -167,7 +167,8 @@ def _print_accuracy(output: Format, done: Accuracy, comparison: Comparison | Non
         what = f"{len(done.failed)} {'run' if len(done.failed) == 1 else 'runs'} failed, first {key}: {why}"
         error = RunsFailed(what, hint="the same command tries again what failed, and nothing else")
     elif misses and check:
-        error = BarsMissed(f"{len(misses)} {'requirement does' if len(misses) == 1 else 'requirements do'} not hold")
+        failing = "requirement does" if len(misses) == 1 else "requirements do"
+        error = CriteriaMissed(f"{len(misses)} {failing} not hold")
     if output is Format.JSON and error is not None:
         return print_error(error, as_json=True, data=data)
     parts = [(done.out / TABLE_FILE).read_text().rstrip("\n")]

@@ -54,7 +54,7 @@ class _Rounds(Progress):
         yield from (Text(task.description) for task in self.tasks if task.description)
 
 
-class Progressed:
+class ProgressEstimate:
     """Estimates from the rounds so far: the time left, and the best accuracy."""
 
     def __init__(self) -> None:
@@ -136,7 +136,7 @@ class LineReporter:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._progressed = Progressed()
+        self._progressed = ProgressEstimate()
         self._last = ""
 
     def round_started(self, round_number: int, rounds: int) -> None:  # noqa: ARG002 - the finished round has a line
@@ -167,7 +167,7 @@ class BarReporter:
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._task = progress.add_task("", total=None, round="")
-        self._progressed = Progressed()
+        self._progressed = ProgressEstimate()
 
     def round_started(self, round_number: int, rounds: int) -> None:
         """Move the bar to this round."""

@@ -13,7 +13,7 @@ from securefda.cli.output import Format, print_result
 from securefda.errors import ConfigError
 
 if TYPE_CHECKING:
-    from securefda.local.new_folder import Made
+    from securefda.local.new_folder import NewFolder
 
 
 def new(
@@ -77,7 +77,7 @@ def new(
     print_result(output, data, _text(made))
 
 
-def _text(made: Made) -> str:
+def _text(made: NewFolder) -> str:
     notes = [f"  {note}" for note in made.notes]
     return "\n".join(
         [

@@ -140,12 +140,12 @@ def explain(
 
 def _explain_target(kit: StartupKit, output: Format) -> None:
     """Explain what a target's settings ask for, since a target has no policy."""
-    from securefda.site.asks import target_in_words
+    from securefda.site.asks import describe_target
     from securefda.site.config import load_aggregator
     from securefda.site.kit import SETTINGS_FILE
 
     config = load_aggregator(kit.local / SETTINGS_FILE, (), os.environ)
-    words = target_in_words(config, kit.site_id, tuple(entry.site_id for entry in kit.roster.sources))
+    words = describe_target(config, kit.site_id, tuple(entry.site_id for entry in kit.roster.sources))
     said = {"summary": words.summary, "asks": list(words.asks), "sends": list(words.sends)}
     then = "To see whether a source permits it, with the kits of sources at hand: securefda policy explain KIT"
     print_result(output, {"site": kit.site_id, "role": "target"} | said, f"{words.text()}\n\n{then}")

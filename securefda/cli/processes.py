@@ -65,7 +65,7 @@ def start_aggregator(
             with without_collections():
                 from securefda.aggregator import process  # with torch, for which no wrong file should have to wait
 
-            summary = process.main(settings, ours.hears(reporter))
+            summary = process.main(settings, ours.relay(reporter))
     print_result(output, summary.as_json() | {"out": str(folder)}, run_text(summary, folder))
 
 
@@ -98,7 +98,7 @@ def start_source(
                 from securefda.training.team import joined_team
 
             with joined_team(settings.training.device) as team:
-                process.main(settings, ours.hears(reporter), accept_run=accept_run, team=team)
+                process.main(settings, ours.relay(reporter), accept_run=accept_run, team=team)
     print_result(output, {"out": str(folder)}, f"the run is over; this site's own record is in {folder}")
 
 

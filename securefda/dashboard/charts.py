@@ -57,7 +57,7 @@ def drawn(chart: Chart) -> Markup:
         parts.append(_element("polyline", **line_of, stroke_width=width))
         number, value = points[-1]
         parts.append(_element("circle", class_=f"dot {colour}", cx=x(number), cy=y(value), r=3 if few else 1.5))
-    label = f"{chart.heading}: {in_words(chart)}"
+    label = f"{chart.heading}: {describe(chart)}"
     return _element("svg", Markup("").join(parts), viewBox=f"0 0 {_WIDTH} {_HEIGHT}", role="img", aria_label=label)
 
 
@@ -69,17 +69,17 @@ def sample(place: int) -> Markup:
     return _element("svg", line, viewBox="0 0 28 10", width="28", height="10", aria_hidden="true")
 
 
-def in_words(chart: Chart) -> str:
+def describe(chart: Chart) -> str:
     """Describe where each line began and where it is now; of many lines, only their number and range."""
     series = [line for line in chart.series if line.points]
     limit = f"; {chart.limit[0]} {_shown(chart, chart.limit[1])}" if chart.limit is not None else ""
     if len(series) > NAMED_LINES:
         values = [line.points[-1][1] for line in series]
         return f"{len(series)} lines, now from {_shown(chart, min(values))} to {_shown(chart, max(values))}{limit}"
-    return "; ".join(_line_in_words(chart, line) for line in series) + limit
+    return "; ".join(_describe_line(chart, line) for line in series) + limit
 
 
-def _line_in_words(chart: Chart, line: Series) -> str:
+def _describe_line(chart: Chart, line: Series) -> str:
     (first, begin), (last, end) = line.points[0], line.points[-1]
     if first == last:
         return f"{line.name} {_shown(chart, end)} in round {last}"

@@ -120,7 +120,7 @@ class SiteReader:
         self._problems: list[str] = []
         self._lines: dict[Path, _Lines] = {}
         self._log: _Log | None = None
-        self._whole = _Whole()
+        self._whole = _FileCache()
         self._last: Seen | None = None
 
     def look(self) -> Seen:
@@ -255,7 +255,7 @@ class SiteReader:
         return None
 
 
-class _Whole:
+class _FileCache:
     """A cache of small files, so that only changed ones are parsed again."""
 
     def __init__(self) -> None:

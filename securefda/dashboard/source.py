@@ -22,8 +22,8 @@ from securefda.dashboard.parts import (
     Tone,
     Words,
 )
+from securefda.dashboard.process_state import describe_process
 from securefda.dashboard.reading import LogSeen, PolicySeen, Seen
-from securefda.dashboard.standing import standing
 from securefda.dashboard.words import incident_lines, left_text, log_facts, problem_section, spent_text
 from securefda.operations.records import SiteLine
 from securefda.operations.report import human_bytes
@@ -53,7 +53,7 @@ def source_page(seen: Seen) -> Page:
 def source_state(seen: Seen) -> State:
     """Return the site's state and the site that it waits for."""
     if seen.process is not None:
-        return standing(seen.process, seen.running, _done(seen))
+        return describe_process(seen.process, seen.running, _done(seen))
     if seen.log is not None and (entry := seen.log.last.entry).type == "run-ended":
         outcome, rounds = entry.facts["outcome"], counted(cast(int, entry.facts["rounds"]), "round")
         if outcome == "completed":

@@ -22,8 +22,8 @@ from securefda.dashboard.parts import (
     Tiles,
     Tone,
 )
+from securefda.dashboard.process_state import describe_process
 from securefda.dashboard.reading import Seen
-from securefda.dashboard.standing import standing
 from securefda.dashboard.words import incident_lines, log_facts, problem_section
 from securefda.dashboard.words import spent_text as up
 from securefda.operations.records import REPORTED_ROUNDS, RoundLine
@@ -65,7 +65,7 @@ def target_state(seen: Seen) -> State:
     summary = seen.summary
     if seen.process is not None:
         ended_well = seen.process.doing == ENDED and not seen.process.error
-        state = standing(seen.process, seen.running, text)
+        state = describe_process(seen.process, seen.running, text)
         if summary is None or seen.process.doing != ENDED:
             return state
         same_error = (summary.get("error") or {}).get("message") == seen.process.error

@@ -37,7 +37,7 @@ class Launcher:
             self._socket = socket.socket(fileno=descriptor)
             threading.Thread(target=self._end_with, args=(self._socket,), daemon=True).start()
 
-    def hears(self, shown: Reporter) -> Reporter:
+    def relay(self, shown: Reporter) -> Reporter:
         """Return a reporter that passes everything on to ``shown`` and to the launcher."""
         return shown if self._socket is None else _Relay(self, shown)
 

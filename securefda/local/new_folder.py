@@ -46,7 +46,7 @@ _GIT_IGNORE = "# Rows of patients do not belong into a repository, nor do privat
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class NewFolder:
     """The new folder, and notes for the user."""
 
     folder: Path
@@ -88,7 +88,7 @@ class Choices:
     encoding: str = ""
 
 
-def new_plain(folder: Path) -> Made:
+def new_plain(folder: Path) -> NewFolder:
     """Make a folder with a small task in Python, whose rows are made up until its reader fills in their own.
 
     Raises:
@@ -104,7 +104,7 @@ def new_plain(folder: Path) -> Made:
     return _make(folder, sites, f"{module}:{class_name}", "", heading, files={f"{module}.py": text})
 
 
-def new_tabular(folder: Path, file: Path, choices: Choices) -> Made:
+def new_tabular(folder: Path, file: Path, choices: Choices) -> NewFolder:
     """Make a folder whose federation trains on CSV files, described by one example.
 
     The sites are the CSV files beside the example that have its columns, if there are three or more; or the values of
@@ -134,10 +134,10 @@ def new_tabular(folder: Path, file: Path, choices: Choices) -> Made:
     )
     options = _options_text(found, writing, choices.group, sites)
     made = _make(folder, sites, tabular.FACTORY, options, heading, holds="SITE.csv", name=name)
-    return Made(made.folder, made.files, made.target, made.sources, (*notes, *made.notes))
+    return NewFolder(made.folder, made.files, made.target, made.sources, (*notes, *made.notes))
 
 
-def new_images(folder: Path, images: Path, target: str = "") -> Made:
+def new_images(folder: Path, images: Path, target: str = "") -> NewFolder:
     """Make a folder whose federation trains on images in ``images/SITE/CLASS`` or ``images/CLASS``.
 
     In the second case the sites are made up, each with links to some of the images.
@@ -404,7 +404,7 @@ def _make(
     rate: float = 0.01,
     files: Mapping[str, str] | None = None,
     name: str = "",
-) -> Made:
+) -> NewFolder:
     """Write everything beside the folder's place, check it as far as possible without torch, then move it there."""
     name = name or _name_of(folder)
     federation = _render(
@@ -446,7 +446,7 @@ def _make(
         raise ConfigError("NAME", f"{folder} cannot be made: {error.strerror}", hint=hint) from error
     written = tuple(sorted({*texts, POLICY_FILE} - {".gitignore"}))
     notes = (sites.note,) if sites.labelled else (sites.note, _UNLABELLED.format(sites.target))
-    return Made(folder, written, sites.target, sites.sources, notes)
+    return NewFolder(folder, written, sites.target, sites.sources, notes)
 
 
 def _seen_from(folder: Path, data_dir: str) -> str:

@@ -162,7 +162,7 @@ class _OnIpv6(ThreadingWSGIServer):
     address_family = socket.AF_INET6
 
 
-class _Silent(WSGIRequestHandler):
+class _QuietHandler(WSGIRequestHandler):
     """A handler that logs no request, since a probe comes every few seconds."""
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
@@ -195,7 +195,7 @@ def served(registry: CollectorRegistry, host: str, port: int, is_ready: Callable
     """
     try:
         kind = _OnIpv6 if ":" in host else ThreadingWSGIServer
-        server = make_server(host, port, _answering(registry, is_ready), kind, _Silent)
+        server = make_server(host, port, _answering(registry, is_ready), kind, _QuietHandler)
     except OSError as error:
         if error.errno == errno.EADDRNOTAVAIL:
             hint = "name one of its addresses, or 0.0.0.0 for all"

@@ -221,7 +221,7 @@ def protected(levels: Mapping[str, str], rule: str, *, norm_cap: Mapping[str, An
     if summed and in_cohorts:
         opened = f"in each round one weighted sum of {_names(summed)} and one per cohort of {_names(in_cohorts)}"
     return (
-        f"Protected: training data never left its site, and the update of {_who(masked, levels)} left it only "
+        f"Protected: training data never left its site, and the update of {_all_or_named(masked, levels)} left it only "
         f"under masks, so that the aggregator, which runs at the target, could open {opened} and "
         f"no single update{'' if len(masked) == len(levels) else ' of theirs'}; row counts, losses and accuracies went "
         "the same way. Sources that collude with it, up to the max-colluders of the policies, can only take their own "
@@ -254,7 +254,7 @@ def unprotected(
         return "Not protected: no noise was added, so the final model may reveal something of the target's rows."
     parts = []
     if clear := _at(levels, "individual"):
-        parts.append(f"the aggregator saw every single update of {_who(clear, levels)}, and its row count")
+        parts.append(f"the aggregator saw every single update of {_all_or_named(clear, levels)}, and its row count")
     if _at(levels, "cohort"):
         parts.append(
             "cohorts are drawn again for every round, so the sums of many rounds together can tell more of one source "
@@ -341,7 +341,7 @@ def _at(levels: Mapping[str, str], *wanted: str) -> list[str]:
     return [site for site, level in levels.items() if level in wanted]
 
 
-def _who(sites: Sequence[str], levels: Mapping[str, str]) -> str:
+def _all_or_named(sites: Sequence[str], levels: Mapping[str, str]) -> str:
     return "every source" if len(sites) == len(levels) else _names(sites)
 
 

@@ -76,7 +76,7 @@ _PHASES: Mapping[type, str] = {
 
 
 @dataclass(slots=True)
-class _Book:
+class _RunLog:
     """The log, if one is kept, and the state of the run. ``peers`` are the site ids that a line may name."""
 
     log: OperationalLog | None
@@ -130,7 +130,7 @@ class TargetWatch:
     def __init__(
         self,
         shown: Reporter,
-        book: _Book,
+        book: _RunLog,
         metrics: TargetMetrics | None,
         state: StateWriter,
         *,
@@ -191,7 +191,7 @@ class SourceWatch:
     def __init__(
         self,
         shown: Reporter,
-        book: _Book,
+        book: _RunLog,
         metrics: SourceMetrics | None,
         target: str,
         state: StateWriter,
@@ -278,7 +278,7 @@ class _SourceRounds:
     """Logs and counts the rounds of a source. Whatever ends a session ends its phase."""
 
     def __init__(
-        self, shown: SourceReporter, book: _Book, metrics: SourceMetrics | None, target: str, watch: SourceWatch
+        self, shown: SourceReporter, book: _RunLog, metrics: SourceMetrics | None, target: str, watch: SourceWatch
     ) -> None:
         self._shown, self._book, self._metrics, self._target, self._watch = shown, book, metrics, target, watch
 
@@ -347,7 +347,7 @@ def watch_target(
     """
     target, sources = roster.target.site_id, [entry.site_id for entry in roster.sources]
     with ExitStack() as stack:
-        book = _Book(_log(stack, logging, out, target, shown), frozenset(sources))
+        book = _RunLog(_log(stack, logging, out, target, shown), frozenset(sources))
         meters, ready = None, threading.Event()
         if metrics.port:
             from securefda.operations.metrics import TargetMetrics, served
@@ -380,7 +380,7 @@ def watch_source(
             hint = "remove it: a source's own figures are in the metrics.jsonl of its run folder"
             raise ConfigError(f"metrics.{key}", "applies only to the target", hint=hint)
     with ExitStack() as stack:
-        book = _Book(_log(stack, logging, out, site, shown), frozenset((target,)))
+        book = _RunLog(_log(stack, logging, out, site, shown), frozenset((target,)))
         meters, ready = None, threading.Event()
         if metrics.port:
             from securefda.operations.metrics import SourceMetrics, served

@@ -24,7 +24,7 @@ _KEPT = {
 
 
 @dataclass(frozen=True, slots=True)
-class TargetInWords:
+class TargetDescription:
     """The texts that describe a target: what it asks for and what leaves it."""
 
     summary: str
@@ -37,7 +37,7 @@ class TargetInWords:
         return "\n".join([*parts, "What leaves it:", *(f"  - {line}" for line in self.sends)])
 
 
-def asked_in_short(config: AggregatorConfig) -> str:
+def summarise_requests(config: AggregatorConfig) -> str:
     """Return one line that says what the settings ask for."""
     privacy = config.privacy
     sums = f"min-others {privacy.min_others}, max-colluders {privacy.max_colluders}"
@@ -45,7 +45,7 @@ def asked_in_short(config: AggregatorConfig) -> str:
     return f"this one asks for {privacy.visibility}, {sums}, rule {config.strategy.rule}{labels}"
 
 
-def target_in_words(config: AggregatorConfig, site: str, sources: tuple[str, ...]) -> TargetInWords:
+def describe_target(config: AggregatorConfig, site: str, sources: tuple[str, ...]) -> TargetDescription:
     """Describe what a target asks for and sends.
 
     Args:
@@ -101,7 +101,7 @@ def target_in_words(config: AggregatorConfig, site: str, sources: tuple[str, ...
     inside = rule.attends or rule is Rule.AUTO or rule.value.startswith(("fedda", "fedgp"))
     released = (features,) if rule.releases_features else ()
     sends = (model, *((own,) if inside else ()), *released, "no row and no file.")
-    return TargetInWords(summary, asks, sends)
+    return TargetDescription(summary, asks, sends)
 
 
 def _neighbours(config: AggregatorConfig) -> tuple[str, ...]:

@@ -213,7 +213,7 @@ def join(kit: Path, package: Path, now: datetime, *, expected_ca: str | None = N
 
 
 @dataclass(frozen=True, slots=True)
-class _Own:
+class _OwnKeys:
     """This site's keys, with the request for them if they are in ``requested/``."""
 
     keys: SiteKeys
@@ -285,7 +285,7 @@ def _keys_in(folder: Path) -> SiteKeys | None:
     return SiteKeys(*load_keys(folder, {name: read_file(folder / name) for name in SECRET_FILES}))
 
 
-def _fitting_keys(kit: Path, public: PublicKit, old: PublicKit | None) -> _Own:
+def _fitting_keys(kit: Path, public: PublicKit, old: PublicKit | None) -> _OwnKeys:
     """Find the keys of this site that the package is for, and check that it grants what the site asked for or had.
 
     Raises:
@@ -300,12 +300,12 @@ def _fitting_keys(kit: Path, public: PublicKit, old: PublicKit | None) -> _Own:
     if entry.site_id != site_id:
         hint = f"ask the authority for the package of {site_id}"
         raise ConfigError(str(public.root), f"is of {entry.site_id}, and {kit} is of {site_id}", hint=hint)
-    own = _Own(requested, request) if requested else None
+    own = _OwnKeys(requested, request) if requested else None
     if old and not (own and own.fits(entry)):
         # Only now, since new keys may replace present ones that can no longer be opened
         current = _keys_in(kit / STARTUP)
-        if current and (own is None or _Own(current, None).fits(entry)):
-            own = _Own(current, None)
+        if current and (own is None or _OwnKeys(current, None).fits(entry)):
+            own = _OwnKeys(current, None)
     assert own is not None
     if not own.fits(entry):
         which = "signing" if own.keys.signing_public != entry.signing_key else "TLS"
@@ -334,7 +334,7 @@ def _fitting_keys(kit: Path, public: PublicKit, old: PublicKit | None) -> _Own:
     return own
 
 
-def _install(kit: Path, own: _Own, files: Mapping[str, FileContent], local: Mapping[str, FileContent]) -> None:
+def _install(kit: Path, own: _OwnKeys, files: Mapping[str, FileContent], local: Mapping[str, FileContent]) -> None:
     """Return the folders that a run writes to: the kit's, and a run folder elsewhere or its nearest existing parent."""
     with whole_folder(kit / _JOINING) as partial:
         for name, content in files.items():

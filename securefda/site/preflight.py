@@ -33,7 +33,7 @@ from securefda.errors import (
 )
 from securefda.protocol.messages import Visibility
 from securefda.protocol.roster import Role
-from securefda.site.asks import asked_in_short
+from securefda.site.asks import summarise_requests
 from securefda.site.certificates import identify_peer, require_aware
 from securefda.site.config import AggregatorConfig, SourceConfig, load_aggregator, load_source
 from securefda.site.config.load import load_settings, model_of
@@ -436,7 +436,7 @@ def probes_of(
         kit = load_kit(path, now)
         if kit.role == "target":
             _, config = load()
-            asks = f"; {asked_in_short(config)}" if isinstance(config, AggregatorConfig) else ""
+            asks = f"; {summarise_requests(config)}" if isinstance(config, AggregatorConfig) else ""
             return f"a target has none: the policies of the sources bound what it sees{asks}"
         with naming(kit.site_id):
             policy = load_signed_policy(kit)

@@ -92,7 +92,7 @@ def _other_ledger(file: Path, data: DataSet) -> Path | None:
     Raises:
         LedgerError: one beside it cannot be read, or was deleted: it may be of the same rows.
     """
-    for other in _beside(file):
+    for other in _ledgers_beside(file):
         try:
             taken = data.fingerprint in fingerprints_of(other)
         except LedgerError as error:
@@ -103,7 +103,7 @@ def _other_ledger(file: Path, data: DataSet) -> Path | None:
     return None
 
 
-def _beside(file: Path) -> list[Path]:
+def _ledgers_beside(file: Path) -> list[Path]:
     with _readable(file):
         return [other for other in ledgers_of(file.parent) if other.name != file.name]
 
@@ -214,9 +214,9 @@ def require_unledgered(file: Path, name: str, data: Callable[[], DataSet]) -> No
         LedgerError: a ledger beside ``file`` cannot be read, or was deleted: it may be of the same rows.
     """
     require_no_ledger_at(file, name)
-    other = _other_ledger(file, data()) if _beside(file) else None
+    other = _other_ledger(file, data()) if _ledgers_beside(file) else None
     if other is not None:
-        raise _belied(name, f"under the name {other.stem} a privacy ledger ({other})", f'"{other.stem}"')
+        raise _ledger_would_be_wrong(name, f"under the name {other.stem} a privacy ledger ({other})", f'"{other.stem}"')
 
 
 def require_no_ledger_at(file: Path, name: str) -> None:
@@ -230,13 +230,13 @@ def require_no_ledger_at(file: Path, name: str) -> None:
         highest = RowMarkers(file).highest() if file.parent.is_dir() else None
         exists = file.exists()
     if exists:
-        raise _belied(name, f"a privacy ledger ({file})", f'"{name}"')
+        raise _ledger_would_be_wrong(name, f"a privacy ledger ({file})", f'"{name}"')
     if highest is not None and highest[0] > 0:
         was = f"a privacy ledger ({file}), which was deleted after {counted(highest[0], 'row')},"
-        raise _belied(name, was, f'"{name}", with its newest ledger put back')
+        raise _ledger_would_be_wrong(name, was, f'"{name}", with its newest ledger put back')
 
 
-def _belied(name: str, ledger: str, data_set: str) -> ConfigError:
-    why = f"is 0, and data set {name} has {ledger} which training without noise would belie"
+def _ledger_would_be_wrong(name: str, ledger: str, data_set: str) -> ConfigError:
+    why = f"is 0, and data set {name} has {ledger} that training without noise would falsify"
     hint = f"set it above 0 for data-set {data_set}; rows that have a ledger are not trained on without noise"
     return ConfigError("training.dp.noise-multiplier", why, hint=hint)

@@ -25,7 +25,7 @@ from securefda.training.trainer import Planned, SiteTrainer
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class _Kept:
+class _KeptResult:
     """The last result, the inputs that it belongs to, and the charge that paid for it."""
 
     of: tuple[str, int, bytes, float]
@@ -70,7 +70,7 @@ class PrivateTrainer(SiteTrainer):
         self.repeatable = False
         self.account = account
         self._random_bytes = random_bytes
-        self._kept: _Kept | None = None
+        self._kept: _KeptResult | None = None
 
     def event(self, run_id: str, round_number: int, attempt: int) -> DpEvent:
         """Return the ledger event with which a round is charged."""
@@ -141,5 +141,5 @@ class PrivateTrainer(SiteTrainer):
         )
         self.account.commit(reservation, result.steps)
         result = replace(result, epsilon=reservation.spent)
-        self._kept = _Kept(asked, reservation, result)
+        self._kept = _KeptResult(asked, reservation, result)
         return result

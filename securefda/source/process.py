@@ -36,7 +36,7 @@ from securefda.source.site import source_site
 from securefda.source.standing import HINT
 from securefda.source.store import SourceStore
 from securefda.training.team import Team
-from securefda.transport.client import AggregatorRestarted, SourceChannel, Trouble
+from securefda.transport.client import AggregatorRestarted, LostConnection, SourceChannel
 from securefda.transport.dialer import UploadRefusedError
 from securefda.transport.event_loop import in_thread, run_interruptibly
 from securefda.transport.wire import encode_signed
@@ -134,7 +134,7 @@ async def _serve(
     """Dial the aggregator and take part until it says goodbye or this site cannot go on."""
     endpoint = endpoint_of(kit)
 
-    def on_trouble(trouble: Trouble | None) -> None:
+    def on_trouble(trouble: LostConnection | None) -> None:
         if trouble is None:
             reporter.connected(endpoint.address)
         else:

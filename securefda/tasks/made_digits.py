@@ -77,7 +77,7 @@ def drawn(labels: NDArray[np.int64], generator: np.random.Generator) -> Images:
 
 
 @dataclass(frozen=True, slots=True)
-class _Hand:
+class _Handwriting:
     """The style of the digits of one image: font, its size, degrees to turn by, colour."""
 
     font: str
@@ -91,7 +91,7 @@ def _drawing(label: int, generator: np.random.Generator) -> NDArray[np.uint8]:
     canvas = Image.new("RGB", (_CANVAS, _CANVAS), background)
     _clutter(canvas, background, generator)
     font = _FONTS[generator.integers(len(_FONTS))]
-    hand = _Hand(font, int(generator.integers(34, 56)), float(generator.uniform(-25, 25)), ink)
+    hand = _Handwriting(font, int(generator.integers(34, 56)), float(generator.uniform(-25, 25)), ink)
     across, down = generator.uniform(-5, 5, 2).tolist()
     if generator.random() < 0.5:
         for side in (-1, 1):
@@ -114,7 +114,7 @@ def _clutter(canvas: Image.Image, background: Colour, generator: np.random.Gener
             pen.line((left, top, right, bottom), fill=colour, width=int(generator.integers(1, 6)))
 
 
-def _write(canvas: Image.Image, digit: int, hand: _Hand, place: tuple[float, float]) -> None:
+def _write(canvas: Image.Image, digit: int, hand: _Handwriting, place: tuple[float, float]) -> None:
     """Write one digit, turned about its middle, at ``place`` from the middle of the canvas."""
     stencil = Image.new("L", (_CANVAS, _CANVAS))
     middle, font = (_CANVAS / 2, _CANVAS / 2), _font(hand.font, hand.size)

@@ -191,7 +191,7 @@ class AggregatorRestarted(ConnectionFailed):
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class LostConnection:
     """A lost connection: ``what`` describes it in plain words, and after ``left_s`` seconds the channel gives up."""
 
     what: str
@@ -239,7 +239,7 @@ class SourceChannel:
         observer: MessageObserver = ignore,
         random_bytes: Callable[[int], bytes] = os.urandom,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
-        on_trouble: Callable[[Trouble | None], None] = lambda _: None,
+        on_trouble: Callable[[LostConnection | None], None] = lambda _: None,
     ) -> None:
         self._endpoint = endpoint
         self._on_trouble = on_trouble
@@ -388,7 +388,7 @@ class SourceChannel:
             if left_s <= 0:
                 deadline = f"gave up after {self._settings.reconnect_deadline_s:g} s"
                 raise ConnectionFailed(f"{why}; {deadline}", hint="check that the aggregator runs, and the network")
-            self._on_trouble(Trouble(what, left_s))
+            self._on_trouble(LostConnection(what, left_s))
             await asyncio.sleep(next(pauses))
 
     async def _converse(self, welcomed: Welcomed) -> str:

@@ -12,8 +12,8 @@ from securefda.bench.machine import cpu_seconds
 from securefda.bench.secagg import job as job_module
 from securefda.bench.secagg.crowd import STEPS, Setting, crowd
 from securefda.bench.secagg.job import Job, update_of
-from securefda.bench.secagg.measure import _check_sum, _checked, jobs_of
-from securefda.bench.secagg.processes import groups_of
+from securefda.bench.secagg.measure import _check_sum, _checked, grid_jobs
+from securefda.bench.secagg.processes import split_into_groups
 from securefda.bench.secagg.session import PHASES, identities, measured_session
 from securefda.cli import main
 from securefda.errors import ConfigError, SecureFdaError
@@ -105,7 +105,7 @@ def test_a_session_with_another_sum_is_no_measurement(found, steps):
     [([0], [(3, 5, 0), (3, 6, 0), (10, 5, 0), (10, 6, 0)]), ([0, 2], [(3, 5, 0), (3, 6, 0), (10, 5, 2), (10, 6, 2)])],
 )
 def test_dropouts_are_one_number_for_all_or_one_for_each_number_of_sources(dropped, expected):
-    jobs = jobs_of([3, 10], [5, 6], dropped)
+    jobs = grid_jobs([3, 10], [5, 6], dropped)
     assert [(job.sources, job.params, job.dropped) for job in jobs] == expected
 
 
@@ -157,7 +157,7 @@ def test_a_round_with_another_sum_is_no_measurement(figures):
 @pytest.mark.parametrize(("sources", "dropped", "processes"), [(10, 2, 10), (10, 0, 10), (100, 30, 16), (7, 2, 2)])
 def test_every_source_has_one_process_and_leaving_ones_share_none_with_those_that_stay(sources, dropped, processes):
     job = Job("", sources, 10, dropped)
-    groups = groups_of(job, processes)
+    groups = split_into_groups(job, processes)
     assert sorted(site for group in groups for site in group) == sorted(job.site_ids)
     assert len(groups) == processes
     for group in groups:

@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from securefda.cli.console import BarReporter, LineReporter, Progressed, console_reporter, some_of
+from securefda.cli.console import BarReporter, LineReporter, ProgressEstimate, console_reporter, some_of
 from securefda.operations.records import RoundLine
 
 LINE: RoundLine = {
@@ -29,7 +29,7 @@ class Terminal(io.StringIO):
 
 
 def round_text(line: RoundLine, rounds: int) -> str:
-    progressed = Progressed()
+    progressed = ProgressEstimate()
     progressed.rounds = rounds
     return progressed.text(line)
 
@@ -58,7 +58,7 @@ def test_waiting_for_sites_to_join_is_no_part_of_a_round() -> None:
 
 
 def test_the_best_round_is_named_once_it_is_not_the_last() -> None:
-    progressed, shown = Progressed(), []
+    progressed, shown = ProgressEstimate(), []
     for number, accuracy in ((1, 0.5), (2, 0.7), (3, 0.6)):
         shown.append(progressed.text({"round": number, "accuracy": accuracy, "status": "finished", "survivors": ["a"]}))
     assert ["best" in text for text in shown] == [False, False, True]
@@ -66,7 +66,7 @@ def test_the_best_round_is_named_once_it_is_not_the_last() -> None:
 
 
 def test_where_rows_are_kept_for_it_they_say_which_round_is_best() -> None:
-    progressed, shown = Progressed(), []
+    progressed, shown = ProgressEstimate(), []
     for number, accuracy, validation, loss in ((1, 0.9, 0.5, 1.0), (2, 0.5, 0.7, 0.8), (3, 0.8, 0.7, 0.9)):
         figures = {"accuracy": accuracy, "validation_accuracy": validation, "validation_loss": loss}
         shown.append(progressed.text({**LINE, "round": number, **figures}))  # type: ignore[typeddict-item]
@@ -76,7 +76,7 @@ def test_where_rows_are_kept_for_it_they_say_which_round_is_best() -> None:
 
 
 def test_a_resumed_run_claims_a_best_of_the_rounds_that_it_showed() -> None:
-    progressed = Progressed()
+    progressed = ProgressEstimate()
     progressed.text({**LINE, "round": 7, "accuracy": 0.8})
     assert "best since round 7 0.800 in round 7" in progressed.text({**LINE, "round": 8, "accuracy": 0.7})
 

@@ -59,7 +59,7 @@ def test_rows_that_have_a_ledger_are_not_trained_on_without_noise(tmp_path: Path
     before = file.read_bytes()
     assert isinstance(made(tmp_path, index, NOISY).trainer, PrivateTrainer)
 
-    with pytest.raises(ConfigError, match="training without noise would belie") as refusal:
+    with pytest.raises(ConfigError, match="training without noise would falsify") as refusal:
         made(tmp_path, index, TargetTrainingSection())
 
     assert refusal.value.key == "training.dp.noise-multiplier"
@@ -133,7 +133,7 @@ def test_ledger_that_is_made_while_a_run_without_noise_goes_on_ends_it_before_it
     trainer.train(model, 1, 1.0)
     ledger_at(tmp_path)
 
-    with pytest.raises(ConfigError, match="training without noise would belie"):
+    with pytest.raises(ConfigError, match="training without noise would falsify"):
         trainer.train(model, 2, 1.0)
 
 

@@ -19,7 +19,7 @@ from securefda.operations.summary_text import run_text
 from securefda.operations.trained import trained_model
 from securefda.rules import Rule, TargetLabels
 from securefda.samples import sample
-from securefda.site.asks import asked_in_short, target_in_words
+from securefda.site.asks import describe_target, summarise_requests
 from securefda.site.config import (
     AggregatorConfig,
     FederationConfig,
@@ -164,8 +164,8 @@ def test_what_a_target_sends_is_told_in_words() -> None:
         strategy=federation.strategy,
         training=training,
     )
-    assert "target labels none" in asked_in_short(config)
-    sent = " ".join(target_in_words(config, "clinic", ("a", "b")).sends)
+    assert "target labels none" in summarise_requests(config)
+    sent = " ".join(describe_target(config, "clinic", ("a", "b")).sends)
     assert "clinic's rows have no part" in sent
     labelled = config.model_copy(update={"training": TargetTrainingSection()})
-    assert "labels" not in asked_in_short(labelled)
+    assert "labels" not in summarise_requests(labelled)

@@ -42,7 +42,7 @@ from securefda.errors import (
     FaultyAggregatorError,
 )
 from securefda.protocol.messages import Refusal
-from securefda.transport.client import SourceChannel, Trouble
+from securefda.transport.client import LostConnection, SourceChannel
 from securefda.transport.dialer import Endpoint
 from securefda.transport.events import Misbehaved, Received
 from securefda.transport.limits import TransportSettings
@@ -261,13 +261,13 @@ async def test_a_source_may_start_before_its_aggregator() -> None:
 
 @scenario
 async def test_a_source_hears_why_there_is_no_connection_and_that_it_is_back() -> None:
-    heard: list[Trouble | None] = []
+    heard: list[LostConnection | None] = []
     sites = Sites()
     with socket.create_server(("127.0.0.1", 0)) as closed:
         address = f"127.0.0.1:{closed.getsockname()[1]}"
     news = asyncio.Event()
 
-    def hear(trouble: Trouble | None) -> None:
+    def hear(trouble: LostConnection | None) -> None:
         heard.append(trouble)
         news.set()
 

@@ -36,7 +36,7 @@ from securefda.protocol.messages import (
     TargetTerms,
     Visibility,
 )
-from securefda.transport.client import SourceChannel, Trouble
+from securefda.transport.client import LostConnection, SourceChannel
 from securefda.transport.dialer import Endpoint
 from securefda.transport.events import Event, Joined
 from securefda.transport.limits import TransportSettings
@@ -165,7 +165,7 @@ class Sites:
         pin: bytes | None = None,
         max_vector_bytes: int = 1 << 22,
         observer: MessageObserver = ignore,
-        on_trouble: Callable[[Trouble | None], None] = lambda _: None,
+        on_trouble: Callable[[LostConnection | None], None] = lambda _: None,
     ) -> SourceChannel:
         endpoint = Endpoint(address, server_name, pin or self.target.pin, TARGET)
         return SourceChannel(

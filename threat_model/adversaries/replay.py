@@ -63,7 +63,7 @@ class Replay:
         if {passed.sender, passed.to} & self._of:
             self._kept.setdefault((passed.message.signed_bytes, passed.message.signature), passed)
 
-    def instead_of(self, due: Signed[Any]) -> Iterator[Replayed]:
+    def replacements(self, due: Signed[Any]) -> Iterator[Replayed]:
         """Yield everything that can be sent in place of a message, except that message."""
         for passed in list(self._kept.values()):
             if passed.message.signed_bytes != due.signed_bytes:

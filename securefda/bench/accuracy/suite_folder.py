@@ -187,11 +187,11 @@ def _keep_settings(file: Path, asked: dict[str, Any]) -> None:
 def _require_same(folder: Path, kept: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
     for key in dict.fromkeys((*kept, *asked)):
         if kept.get(key) != asked.get(key):
-            why = f"{folder} was measured with {_said(kept.get(key))}, now it is {_said(asked.get(key))}"
+            why = f"{folder} was measured with {_shortened(kept.get(key))}, now it is {_shortened(asked.get(key))}"
             raise ConfigError(key, why, hint=_ANOTHER)
 
 
-def _said(value: object) -> str:
+def _shortened(value: object) -> str:
     text = "nothing" if value is None else json.dumps(value)
     return text if len(text) <= 40 else f"{text[:12]}...{text[-4:]}"
 

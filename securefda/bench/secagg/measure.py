@@ -15,7 +15,7 @@ from typing import Any
 
 from securefda import __version__
 from securefda.bench.secagg.job import Job
-from securefda.bench.secagg.processes import groups_of, parties
+from securefda.bench.secagg.processes import parties, split_into_groups
 from securefda.bench.secagg.session import (
     SessionCosts,
     keystream_add_gb_per_s,
@@ -38,7 +38,7 @@ _LIBRARIES = ("numpy", "cryptography", "grpcio", "torch")
 Figures = dict[str, Any]
 
 
-def jobs_of(sources: Sequence[int], params: Sequence[int], dropped: Sequence[int]) -> list[Job]:
+def grid_jobs(sources: Sequence[int], params: Sequence[int], dropped: Sequence[int]) -> list[Job]:
     """Return the cells of a grid: every number of sources, with its number of dropouts, and every number of parameters.
 
     Args:
@@ -94,7 +94,7 @@ def bench_secagg(job: Job, *, repeats: int | None = None, processes: int | None 
         "modulus_bits": job.encoding.modulus_bits,
         "repeats": repeats or job.usual_repeats,
         "run_as": "processes and state machines" if count else "state machines",
-        "source_processes": len(groups_of(job, count)) if count else 0,
+        "source_processes": len(split_into_groups(job, count)) if count else 0,
         "cpu_count": os.cpu_count(),
         "load_before": load_before,
     }

@@ -146,14 +146,14 @@ def parties(job: Job, processes: int) -> Iterator[Parties]:
         settings_text="",
         now=datetime.now(UTC),
     )
-    running = Parties(job, groups_of(job, processes))
+    running = Parties(job, split_into_groups(job, processes))
     try:
         yield running
     finally:
         running.stop()
 
 
-def groups_of(job: Job, processes: int) -> tuple[Group, ...]:
+def split_into_groups(job: Job, processes: int) -> tuple[Group, ...]:
     """Share the sources out to processes evenly, with leaving ones apart from those that stay."""
     staying, leaving = job.site_ids[: job.sources - job.dropped], job.leaving
     for_leaving = min(len(leaving), max(1, round(processes * job.dropped / job.sources))) if leaving else 0

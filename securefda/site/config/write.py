@@ -48,15 +48,15 @@ def site_policy(config: FederationConfig, site: str) -> SourcePolicy:
 
 def aggregator_toml(config: FederationConfig, kit: Path, out: Path, seed: int) -> str:
     """Return the text of aggregator.toml for the target of ``config``; paths become absolute, training repeats."""
-    return _as_toml(_aggregator(config, _here(kit, out, seed)))
+    return _as_toml(_aggregator(config, _process_on_this_machine(kit, out, seed)))
 
 
 def source_toml(config: FederationConfig, kit: Path, out: Path, seed: int, *, site: str = "") -> str:
     """Return the text of source.toml for one source of ``config``; paths become absolute, training repeats."""
-    return _as_toml(_source(config, site, _here(kit, out, seed)))
+    return _as_toml(_source(config, site, _process_on_this_machine(kit, out, seed)))
 
 
-def _here(kit: Path, out: Path, seed: int) -> ProcessSection:
+def _process_on_this_machine(kit: Path, out: Path, seed: int) -> ProcessSection:
     """Return the process settings of a site on this machine, where one person runs the whole federation."""
     return ProcessSection(kit=kit.absolute(), out=out.absolute(), seed=seed, repeatable_training=True)
 

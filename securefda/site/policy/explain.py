@@ -20,7 +20,7 @@ _OF_USE = 20.0
 """Epsilon above which a guess may as well be certain: e^20 is 5e8."""
 
 
-def budget_in_short(policy: SourcePolicy) -> str:
+def summarise_budget(policy: SourcePolicy) -> str:
     """Return the budget as a clause for a line with other numbers."""
     dp = policy.dp
     if not dp.required:
@@ -28,7 +28,7 @@ def budget_in_short(policy: SourcePolicy) -> str:
     return f"noise required, epsilon at most {dp.target_epsilon:g} at delta {dp.target_delta:g}"
 
 
-def budget_in_words(policy: SourcePolicy, site: str) -> tuple[str, ...]:
+def explain_budget(policy: SourcePolicy, site: str) -> tuple[str, ...]:
     """Explain in sentences what noise bounds, what counts it, and what it does not cover."""
     if policy.dp.required:
         bounded = f"{site} trains with noise (DP-SGD) or not at all, so all that leaves it is bounded: {_bound(policy)}"
@@ -150,7 +150,7 @@ def explain(policy: SourcePolicy, site: str, sources: int | None = None) -> Expl
         summary=_summary(facts, sources),
         learns=(*_seen(facts), *_always_seen(facts)),
         does_not_learn=_hidden(facts),
-        budget=budget_in_words(policy, site),
+        budget=explain_budget(policy, site),
         target_pays=_target_pays(facts),
         keeps=_model_left(facts),
         assumes=_assumptions(facts),
@@ -179,7 +179,7 @@ def _summary(facts: _Facts, sources: int | None) -> str:
     line += (
         f", max-colluders = {policy.max_colluders}, kappa = {policy.norm_cap.kappa:g} per {policy.norm_cap.granularity}"
     )
-    line += f"; {budget_in_short(policy)}"
+    line += f"; {summarise_budget(policy)}"
     if sources is None or policy.visibility is Visibility.INDIVIDUAL:
         return f"{line}."
     spare = sources - policy.smallest_sum

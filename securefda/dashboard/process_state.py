@@ -19,7 +19,7 @@ _START_AGAIN: Final = {
 }
 
 
-def standing(process: ProcessState, running: bool | None, rounds: str) -> State:
+def describe_process(process: ProcessState, running: bool | None, rounds: str) -> State:
     """Return the state of a process.
 
     Args:
