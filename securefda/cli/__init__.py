@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return run(arguments)
     code = run(sys.argv[1:])
     gc.freeze()  # else Python looks for cycles among all that torch has made, for a quarter of a second, before it ends
-    # End the process at once where a thread still trains: it cannot be stopped, and Python would abort over it
+    # End the process at once if a thread still trains: it cannot be stopped, and Python would abort because of it
     offload = sys.modules.get("securefda.transport.event_loop")
     if offload is not None and offload.work_goes_on():
         sys.stdout.flush()

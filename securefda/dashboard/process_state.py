@@ -50,7 +50,7 @@ def describe_process(process: ProcessState, running: bool | None, rounds: str) -
     if running is None:
         seen_at = f"Whether the process still runs can be seen on {process.host} alone."
         return State("waiting", "Last known", f"{text} {seen_at} {rounds}", hint)
-    # In a round a target always waits for some source: it is the round that goes on.
+    # In a round, a target always waits for some source; that counts as running.
     waits = process.retrying or (process.waiting_for and (process.role == "source" or joining or not process.round))
     return State("waiting" if waits else "going", "Waiting" if waits else "Running", f"{text} {rounds}", hint)
 

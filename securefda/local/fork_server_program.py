@@ -175,7 +175,7 @@ def become(request: Request, installed: list[str]) -> None:
     if not os.read(request.gate, 1):
         os._exit(0)
     os.close(request.gate)
-    # By way of others above them all, for one may stand where another has to go.
+    # Move them above all targets first, since one may occupy the number that another needs.
     above = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _MOST_DESCRIPTORS) for descriptor in request.descriptors]
     for place, (descriptor, copy) in enumerate(zip(request.descriptors, above, strict=True)):
         if descriptor >= len(above):

@@ -366,7 +366,7 @@ def _finish(kit: Path) -> None:
             write_file(folder / name, read_file(joining / name).data, mode)
     if (joining / REQUEST_FILE).exists():
         shutil.rmtree(kit / REQUESTED, ignore_errors=True)
-    # Remove the request last: while it is there, a rest of requested/ can safely be removed
+    # Remove the request last: while it is there, what is left of requested/ can safely be removed
     for name in (*STARTUP_FILES, REQUEST_FILE):
         (joining / name).unlink(missing_ok=True)
     joining.rmdir()

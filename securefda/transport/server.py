@@ -166,7 +166,7 @@ class FederationServicer(FederationServiceServicer):
         try:
             self._table.note(Direction.RECEIVED, site.index, parcel.message, size)
         except SecureFdaError as error:
-            # The run ends of it. gRPC would tell the source its words, which name the target's files.
+            # This ends the run. gRPC would send the message to the source, and it names the target's files.
             raise Refused(grpc.StatusCode.ABORTED, "the aggregator cannot go on") from error
         self._table.events.put(Received(site.index, parcel))
 

@@ -204,7 +204,7 @@ def plain_reason(error: OSError, timeout_s: float) -> str:
         return "name not found"
     if isinstance(error, TimeoutError) and error.errno is None:
         return f"timed out: no answer within {timeout_s:g} s"
-    # A name may stand for several addresses, of which each has failed in its own way: asyncio joins their texts.
+    # A name may have several addresses, each of which failed differently: asyncio joins their messages.
     numbers = [error.errno] if error.errno else [int(number) for number in re.findall(r"\[Errno (\d+)\]", str(error))]
     reasons = dict.fromkeys(_PLAIN_REASONS.get(number) or os.strerror(number).lower() for number in numbers)
     # Where the peer hangs up within the TLS handshake, asyncio raises an error without a number and without a text.

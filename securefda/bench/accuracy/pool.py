@@ -49,7 +49,7 @@ def run_beside(planned: Iterable[Planned], count: int, scratch: Path, done: Done
 def _feed(pool: ProcessPoolExecutor, waiting: deque[Planned], count: int, scratch: Path, done: Done) -> None:
     """Submit runs until none is waiting. If a process dies, the runs under way have failed and the pool is gone."""
     under_way: dict[Future[RunResult | Failed], Planned] = {}
-    # Not concurrent.futures.wait: where a signal interrupts that, it can keep the locks that the pool needs.
+    # Not concurrent.futures.wait: interrupted by a signal, it can keep locks that the pool needs.
     ended: SimpleQueue[Future[RunResult | Failed]] = SimpleQueue()
     broken = False
     while under_way or (waiting and not broken):

@@ -81,7 +81,7 @@ Natural = Annotated[int, Field(ge=0)]
 
 
 class FederationSection(Settings):
-    """Who takes part: one target site, which runs the aggregator, and the source sites in roster order."""
+    """The participants: one target site, which runs the aggregator, and the source sites in roster order."""
 
     name: SiteId
     """Name of the federation; certificates and rosters carry it."""
@@ -103,30 +103,30 @@ class FederationSection(Settings):
 
 
 class TaskSection(Settings):
-    """What is learnt: the task class, the folder of its data files, and options handed to it as they are."""
+    """The task: its class, the folder of its data files, and options that are passed to it unchanged."""
 
     factory: Annotated[str, AfterValidator(_factory)]
     """The class of the task, as `package.module:Class`; the same at every site."""
 
     data_dir: OptionalSettingsPath = None
-    """Folder of the site's data files; empty where the task needs none."""
+    """Folder of the site's data files; empty if the task needs none."""
 
     options: Annotated[Mapping[str, Any], Field(strict=False)] = Field(default_factory=dict)
-    """Options of the task itself, handed to it as they are; the task checks them."""
+    """Options of the task, passed to it unchanged; the task checks them."""
 
 
 class StrategySection(Settings):
-    """How updates become the next model: fields and bounds of ``securefda.rules.strategy.Strategy``."""
+    """The strategy that turns updates into the next model, as ``securefda.rules.strategy.Strategy``."""
 
     rule: str = "fedgp_auto"
-    """How updates become the next model."""
+    """The rule that turns updates into the next model."""
 
     beta: float = 0.5
     """Weight of a source under `fedda` and `fedgp`, from 0 to 1; other rules ignore it."""
 
     beta_per_layer: bool = False
-    """Whether auto-β is one number for each layer of the model, in the place of one for all: a source then counts for
-    more in the layers in which it is close to the target. Not where the rule needs the target's single steps."""
+    """Whether auto-β is one number for each layer instead of one for the whole model: a source then counts for more in
+    the layers in which it is close to the target. Not possible if the rule needs the target's single steps."""
 
     projection: str = "orthogonal"
     """Form of the projection under the FedGP rules."""
@@ -141,36 +141,37 @@ class StrategySection(Settings):
     """How auto-β estimates the variance of the target's update; `exact` needs the target's single steps."""
 
     variance: str = "steps"
-    """From what the target estimates σ², the variance of its update: `steps`, those of its training, as the paper does;
-    `fixed-point`, the gradients of an epoch's batches at the received model, which costs one more epoch; or
-    `cross-fitted`, two more runs, each on half of its rows, which costs as much as training again. No source learns
-    which. Not with noise at the target, whose ledger does not count it, nor where labels are not given."""
+    """How the target estimates σ², the variance of its update: from the `steps` of its training, as the paper does; at
+    a `fixed-point`, from the gradients of an epoch's batches at the received model, which costs one more epoch; or
+    `cross-fitted`, from two more runs, each on half of its rows, which costs as much as training again. No source
+    learns which. Not with noise at the target, since its ledger does not count this, and not without given labels."""
 
     step: str = "full"
     """How much of a round's update the target takes under the FedDA and FedGP rules: `full`, all of it; or `validated`,
-    that mixture of it and the target's own update that does best on the rows which `validation-share` keeps out."""
+    the mixture of it and the target's own update that is best on the rows that `validation-share` sets aside."""
 
     attention_gain: str = "first-order"
-    """How rules with attention (`fada_attention`, `fada_adversarial`, `fada`) learn what an update does to the target's
-    features; `exact` needs the updates."""
+    """How rules with attention (`fada_attention`, `fada_adversarial`, `fada`) measure the effect of an update on the
+    target's features; `exact` needs the updates."""
 
     attention_temperature: float = 0.1
-    """Gain at which an update weighs e times as much as one without gain, with attention; above 0."""
+    """With attention, the gain at which an update weighs e times as much as one without gain; above 0."""
 
     attention_bound: float = 1.0
-    """With attention no update weighs more than e to twice this times another; above 0 and at most 5."""
+    """With attention, no update weighs more than e to the power of twice this number times another; above 0 and at most
+    5."""
 
     attention_rows: Annotated[int, Field(ge=2)] = 1000
-    """How many of the target's training rows attention looks at in a round, at most."""
+    """The most of the target's training rows that attention uses in a round."""
 
     feature_rows: Annotated[int, Field(ge=2)] = 64
     """Number of the target's training rows, drawn anew in each round, whose features go to every source under
-    `fada_adversarial`, `fada`, `f_dann` and `f_dan`; the target's settings have to allow it with `release-features`.
-    With fewer rows than twice the numbers of each, a source's domain identifier can learn the rows by heart."""
+    `fada_adversarial`, `fada`, `f_dann` and `f_dan`; the target's settings must allow it with `release-features`. With
+    fewer rows than twice the number of features per row, a source's domain identifier can memorise the rows."""
 
     feature_step: Annotated[float, Field(ge=0)] = 0.03
-    """Length of the target's own step under these rules, in lengths of the sources' mean update: by it the features of
-    these rows follow what the sources say; 0 leaves it out."""
+    """Length of the target's own step under these rules, relative to the sources' mean update. With it, the features of
+    these rows follow the sources' answers; 0 omits the step."""
 
     rounds: int = 20
     """Rounds of the run, at least 1."""
@@ -185,7 +186,7 @@ class StrategySection(Settings):
     """Rounds at the end of `finetune_offline` in which the target trains alone; fewer than `rounds`."""
 
     server_optimizer: str = "none"
-    """Optimizer with which the aggregator moves the model, where a round is a mean of updates."""
+    """Optimizer with which the aggregator moves the model, under rules that take the mean of the updates."""
 
     server_learning_rate: float = 0.0
     """Learning rate of that optimizer; 0 takes the usual one, 1 for momentum and 0.01 for Adam."""
@@ -197,7 +198,7 @@ class StrategySection(Settings):
     """Adam's second β, at least 0 and below 1."""
 
     server_epsilon: float = 1e-3
-    """What Adam adds to its divisor, above 0."""
+    """The number that Adam adds to its divisor, above 0."""
 
     reptile_rounds: int = 0
     """Rounds of Reptile at the end of `personalized_fedavg`; fewer than `rounds`."""
@@ -209,42 +210,43 @@ class StrategySection(Settings):
     """Epochs in which the target trains its own model, under `ditto` and `personalized_fedavg`; at least 1."""
 
     ditto_lambda: float = 0.1
-    """How strongly `ditto` draws the target's own model to the common one, at least 0."""
+    """How strongly `ditto` pulls the target's own model towards the common one, at least 0."""
 
     apfl_alpha: float = 0.5
     """Share of the target's own model in the mixture of `apfl`, from 0 to 1."""
 
     apfl_adaptive: bool = False
-    """Whether `apfl` moves that share by its gradient in each round."""
+    """Whether `apfl` adapts that share in each round by its gradient."""
 
     head: str = "none"
-    """What the target is measured with on top of the model: `knn` asks the labels of its own nearest rows beside it, as
-    `knn_per` does. It stays at the target: no other site notices. Predictions of the run use it too. Not under rules
-    that measure a model of the target's own, nor with noise at the target, nor without given labels."""
+    """How the target improves the model's predictions for its own rows: `knn` combines them with the labels of its
+    nearest rows, as `knn_per` does. It stays at the target: no other site notices. Results and predictions of the run
+    use it. Not under rules that measure a personal model of the target, nor with noise at the target, nor without given
+    labels."""
 
     knn_neighbours: int = 10
-    """How many of the target's nearest rows have a say, under `knn_per` or with `head = "knn"`; at least 1."""
+    """How many of the target's nearest rows are used, under `knn_per` or with `head = "knn"`; at least 1."""
 
     knn_weight: float = 0.5
-    """Weight of their answer, from 0 to 1; the model has the rest."""
+    """Weight of the nearest rows' labels, from 0 to 1; the rest is the model's."""
 
     knn_scale: float = 1.0
     """Distance over which the weight of a neighbour falls by the factor e, above 0."""
 
     validation_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of the target's own training rows that it leaves out of training to choose the best model by, and a
+    """Share of the target's training rows that it does not train on, but uses to choose the best model and for a
     `validated` step; 0 for none. `best.safetensors` is the best model, and `model.safetensors` the last one. Not with
-    noise at the target, whose ledger does not count such rows, nor under a rule that measures a model of the target's
-    own."""
+    noise at the target, whose ledger does not count such rows, nor under a rule that measures a personal model of the
+    target."""
 
     patience: Natural = 0
-    """After how many finished rounds without a better model the run ends early, warm-up not counted; 0 for never.
-    Needs `validation-share`. When a run ends early, every site learns that."""
+    """Number of finished rounds without a better model after which the run ends early, warm-up not counted; 0 for
+    never. Needs `validation-share`. If a run ends early, every site learns that."""
 
     compare_target_only: bool = True
-    """Whether the target, after the run, trains alone for as many rounds, so that the summary can say what the sources
-    were worth. No other site notices. It is not measured where the target trains with noise, which would be charged to
-    its ledger, nor where labels of its training rows are not given, nor under `target_only`, which is that itself."""
+    """Whether the target trains alone for as many rounds after the run, so that the summary can say what the sources
+    contributed. No other site notices. It is not done if the target trains with noise, since its ledger would be
+    charged, nor without given labels, nor under `target_only`, which is the same."""
 
     @check
     def _the_rules_accept_it(self) -> Self:
@@ -262,28 +264,29 @@ class NoiseSection(Settings):
     """Norm to which the gradient of each row is scaled down."""
 
     ghost_clipping: bool = False
-    """Whether to find these norms without holding every row's gradient: less memory and time; linear layers only."""
+    """Whether to compute these norms without storing every row's gradient: less memory and time; linear layers only."""
 
     correct_projection: bool = False
-    """Whether a source takes its own noise off the length of its update where the FedGP rules project on it: a
-    projection on noise in many dimensions is nearly nothing. Works at visibility `sum`, where sources evaluate the
-    rule; needs `sgd` without momentum. Epsilon stays, and no other site learns more. At the target it does nothing."""
+    """Whether a source corrects the norm of its update for its own noise when the FedGP rules project on it; in many
+    dimensions, noise would make the projection nearly zero. Works at visibility `sum`, where sources evaluate the rule;
+    needs `sgd` without momentum. Epsilon stays the same, and no other site learns more. No effect at the target."""
 
 
 class AlignmentSection(Settings):
     """Weights of losses under rules that compare features, as ``securefda.training.AlignmentSettings``."""
 
     adversarial: Annotated[float, Field(ge=0)] = 0.02
-    """Under `fada_adversarial`, `fada`, `f_dann` and `f_dan`: weight of what makes features alike."""
+    """Weight of the loss that makes the features of domains alike, under `fada_adversarial`, `fada`, `f_dann` and
+    `f_dan`."""
 
     entropy: Annotated[float, Field(ge=0)] = 0.01
-    """Under `fada`: weight of what keeps classes out of the features of one domain."""
+    """Weight of the loss that keeps class information out of domain-specific features, under `fada`."""
 
     information: Annotated[float, Field(ge=0)] = 1e-4
-    """Under `fada`: weight of what the two parts of the features tell of each other."""
+    """Weight of the mutual information between the two parts of the features, under `fada`."""
 
     reconstruction: Annotated[float, Field(ge=0)] = 0.01
-    """Under `fada`: weight of how far features are from what can be made of their two parts."""
+    """Weight of the error in reconstructing features from their two parts, under `fada`."""
 
     private_learning_rate: Positive = 0.001
     """Learning rate, with Adam, of the modules that stay at a source."""
@@ -305,8 +308,8 @@ class TrainingSection(Settings):
     """Passes over the site's rows in a round."""
 
     max_steps: Natural = 0
-    """Steps after which a round ends, whatever `epochs` says; 0 for no bound, and with noise. With 1, sources send an
-    update after every step. The target needs 2."""
+    """The most steps in a round, whatever `epochs` says; 0 for no bound; with noise it must be 0. With 1, sources send
+    an update after every step. The target needs at least 2."""
 
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Momentum of `sgd`; 0 with `adam`."""
@@ -327,8 +330,8 @@ class TrainingSection(Settings):
     """Passes over the rows in which `fedrep` trains these, before the `epochs` of the others."""
 
     vary: bool = False
-    """Whether rows are changed at random before a step trains on them, in ways that change no label, where the task
-    says how. With pseudo-labels the target always does so."""
+    """Whether to augment rows at random before each step, without changing labels, if the task defines how. With
+    pseudo-labels the target always does so."""
 
     align: AlignmentSection = AlignmentSection()
 
@@ -365,24 +368,24 @@ class TargetTrainingSection(TrainingSection):
     """Local training of the target: the keys of every side, and what it knows of the labels of its training rows."""
 
     labels: Literal["given", "none", "pseudo"] = "given"
-    """What the target knows of the labels of its training rows. With `none` and `pseudo` the task need not give any,
-    and labels that it gives are hidden. With `none` the target does not train, so only rules that need no labels there
-    run: `source_only`. With `pseudo` it trains, under FedDA and FedGP, on labels that the common model gives its rows;
-    the warm-up must have a round. Labels of test rows are used to measure, where there are some."""
+    """What the target knows about the labels of its training rows. With `none` and `pseudo`, the task need not give
+    any, and labels that it gives are hidden. With `none`, the target does not train, so only rules that need no labels
+    there can run: `source_only`. With `pseudo`, it trains under FedDA and FedGP on labels that the common model gives
+    its rows; at least one warm-up round is needed. Labels of test rows, if any, are used for measuring."""
 
     pseudo_threshold: Annotated[float, Field(gt=0, lt=1)] = 0.9
-    """How probable the model must find its label for a row to count, with pseudo-labels."""
+    """With pseudo-labels, the least probability of a row's label under the model for the row to count."""
 
     pseudo_share: Annotated[float, Field(gt=0, le=1)] = 0.33
-    """Which share of the target's training rows has to count, with pseudo-labels. In a round in which fewer do the
+    """With pseudo-labels, the least share of the target's training rows that must count. In a round with fewer, the
     target does not train: the warm-up goes on."""
 
     release_features: bool = False
-    """Whether features of the target's rows may go to every source, under the rules that need them. Who has features
-    can try to reconstruct the rows."""
+    """Whether features of the target's rows may go to every source, under the rules that need them. Anyone with the
+    features can try to reconstruct the rows."""
 
     feature_clip: Annotated[float, Field(ge=0)] = 0.0
-    """Largest length of the features of a row that goes to the sources; longer ones are scaled down. 0 for no bound."""
+    """Largest norm of a row's features that go to the sources; larger ones are scaled down. 0 for no bound."""
 
     feature_noise: Annotated[float, Field(ge=0)] = 0.0
     """Standard deviation of Gaussian noise on each number of released features, in units of `feature-clip`; 0 for
@@ -405,13 +408,13 @@ class TrainingSides(Settings):
 
 
 class BudgetSection(Settings):
-    """What a data set's privacy may cost over all rounds and runs; what a policy says under ``[dp]``."""
+    """The privacy budget of a data set over all rounds and runs, as a policy sets it under ``[dp]``."""
 
     target_epsilon: Positive = 8.0
     """The most that a data set's rounds with noise may cost."""
 
     target_delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
-    """The probability that this epsilon leaves out; keep it well below one over the number of rows."""
+    """The probability with which epsilon may fail; keep it well below one over the number of rows."""
 
     accountant: Literal["rdp", "prv"] = "rdp"
     """How epsilon is added up."""
@@ -429,22 +432,22 @@ class PrivacySection(Settings):
     """The most that the aggregator asks to see of an update: a sum over all, a sum over a cohort, or the update."""
 
     min_others: Count = 2
-    """How many other sources that a site trusts a sum must contain at least."""
+    """The least number of other, trusted sources that a sum must contain for each site."""
 
     max_colluders: Natural = 0
-    """How many other sources may collude with the aggregator, beyond `min-others`."""
+    """How many other sources may collude with the aggregator; they do not count towards `min-others`."""
 
     cohort_size: Natural = 0
     """Fewest members of a cohort when it forms; 0 means `min-others + max-colluders + 2`."""
 
     norm_cap_kappa: Annotated[float, Field(ge=0)] = 1.0
-    """The norm cap: how much squared norm the other parts of a sum have at least, over that of each; 0 for no cap."""
+    """The norm cap: least ratio of the squared norm of the other parts of a sum to that of each part; 0 for no cap."""
 
     norm_cap_granularity: Literal["layer", "model"] = "layer"
     """Whether the norm cap holds in each layer or for the model as a whole."""
 
     norm_reports: Literal["hidden", "colluders-may-see"] = "hidden"
-    """What the policies of all sources say of norm reports where some sources may collude."""
+    """What the policies of all sources say about norm reports if some sources may collude."""
 
     budget: BudgetSection = BudgetSection()
     site_visibility: Annotated[Mapping[str, Level], Field(strict=False)] = Field(default_factory=dict)
@@ -478,48 +481,49 @@ class PrivacySection(Settings):
 
 
 class ModelSection(Settings):
-    """What becomes of the model when the run is complete."""
+    """The model after the run is complete."""
 
     sources_keep: Literal["none", "final"] = "final"
-    """What the sources keep of the model when the run is complete; `final`: the model of the last round that they had a
+    """What the sources keep of the model when the run is complete; `final`: the model of the last round that they took
     part in, as a file in the run folder of each. Headers say it, so each source knows before it trains. While they
-    train they know each model anyway: `none` is a matter of housekeeping and no protection from a source that keeps
-    copies."""
+    train, they know each model anyway: `none` only tidies up and does not protect from a source that keeps copies."""
 
 
 class SessionSection(Settings):
     """The masking session."""
 
     graph: Literal["complete", "k-regular"] = "complete"
-    """With whom a source masks and shares: with every other, up to some hundred of them, or with a few neighbours that
-    nobody chooses, for many sources. The sum is over all either way. `k-regular` needs visibility `sum`, and no norm
-    cap holds there: `privacy.norm-cap-kappa` = 0."""
+    """With which sources a source exchanges masks and shares: `complete`, with all others, for up to some hundred
+    sources; or `k-regular`, with a few random neighbours, for many sources. The sum is over all sources either way.
+    `k-regular` needs visibility `sum` and has no norm cap: `privacy.norm-cap-kappa` = 0."""
 
     dropouts: Annotated[float, Field(ge=0, lt=0.5)] = 0.1
-    """Under `k-regular`, the share of the sources that may drop out of a session by chance; how many neighbours a
-    source has follows from it and from `privacy.max-colluders`."""
+    """Under `k-regular`, the share of the sources that may drop out of a session by chance. It and
+    `privacy.max-colluders` determine the number of neighbours."""
 
     threshold: Natural = 0
     """How many sources must survive for a sum to open; 0 takes the default, more than two thirds."""
 
     bits: Literal["auto", 16, 20, 24, 32] = "auto"
-    """Bits in which a parameter of a masked input travels; `auto` takes the fewest that leave 14 to one source beside
-    the room for a sum over twice as many: 20 with up to 32 sources, 24 with up to 512. The first round, and the first
-    after a change of rule, has 32, and what its sum shows sets the ranges of the next."""
+    """Bits per parameter of a masked input. `auto` takes the fewest that leave 14 bits to each source in a sum over
+    twice as many: 20 with up to 32 sources, 24 with up to 512. The first round, and the first after a change of rule,
+    has 32 bits, and its sum sets the ranges of the next."""
 
     down_link: Literal["float32", "bfloat16", "float16"] = "float32"
-    """In what the model, and at `sum` the target's update, travel to the sources: 4 bytes a parameter, or 2. The target
-    rounds them to the nearest number first, and keeps the rounded model, so that every site and level computes with the
-    same. bfloat16 leaves out changes below 1/512 of a parameter, float16 below 1/4096 and numbers beyond 65,504."""
+    """Format in which the model, and at `sum` the target's update, are sent to the sources: 4 or 2 bytes per parameter.
+    The target rounds them first, and keeps the rounded model, so that every site and level computes with the same
+    numbers. bfloat16 loses changes below 1/512 of a parameter; float16 loses those below 1/4096 and has no numbers
+    beyond 65,504."""
 
     clip: Positive = 1.0
     """The largest absolute coordinate that a source contributes."""
 
     max_samples: Count = 1000
-    """Number of rows up to which weights count; at least the rows of the largest source."""
+    """Number of rows above which more rows give a source no more weight; at least the number of rows of the largest
+    source."""
 
     attempts: Count = 2
-    """How often a round is tried, each time with new keys, after sources were lost."""
+    """How many attempts a round has in all, each with new keys; it is tried again if sources are lost."""
 
 
 class TransportSection(Settings):
@@ -529,14 +533,14 @@ class TransportSection(Settings):
     """Address on which the aggregator listens, `host:port`; port 0 takes any free one."""
 
     chunk_bytes: Annotated[int, Field(ge=1024)] = 1_048_576
-    """Size of the pieces in which large messages travel. Each has to pass within three heartbeats."""
+    """Size of the pieces of large messages. Each must pass within three heartbeats."""
 
     max_message_bytes: Annotated[int, Field(ge=65_536)] = 4_194_304
     """The largest message on a connection."""
 
     heartbeat_s: Positive = 5.0
-    """Time between two signs of life. After a silence of three the connection counts as broken, and the aggregator
-    waits for three more before it goes on without the source. Pieces of a vector are signs of life too."""
+    """Time between two heartbeats. A connection silent for three of them counts as broken; the aggregator waits for
+    three more before it goes on without the source. Pieces of a vector count as heartbeats too."""
 
     join_deadline_s: Positive = 60.0
     """How long the aggregator waits for the sources before the first round."""
@@ -551,7 +555,7 @@ class TransportSection(Settings):
     """How long a source tries to reach the aggregator again."""
 
     idle_deadline_s: Positive = 86_400.0
-    """How long the aggregator may live and send nothing between rounds before a source leaves."""
+    """How long a connected aggregator may send nothing between rounds before a source leaves."""
 
     @check
     def _a_chunk_fits_a_message(self) -> Self:
@@ -579,29 +583,29 @@ class ProcessSection(Settings):
     """Seed of the data split and the first model; the same at every site."""
 
     repeatable_training: bool = False
-    """Whether batches follow from the seed too, which every site knows: for studies only."""
+    """Whether batches also follow from the seed, which every site knows: for studies only."""
 
     data_set: SiteId = DEFAULT_DATA_SET
-    """Name of the rows that the site trains on; a ledger in `KIT/local/ledgers` counts what they have cost."""
+    """Name of the rows that the site trains on; a ledger in `KIT/local/ledgers` counts their privacy cost."""
 
 
 class LoggingSection(Settings):
     """Operational logs: what the console shows and more, for the site's operator. Both are off by default."""
 
     file: Annotated[str, AfterValidator(_text_log)] = ""
-    """Log in plain text, ending in `.log`; empty for none. A relative name is one in the run folder."""
+    """Name of a plain text log, ending in `.log`; empty for none. A relative name is in the run folder."""
 
     json_file: Annotated[str, AfterValidator(_json_log)] = ""
-    """Log with one JSON object a line, ending in `.jsonl`; empty for none."""
+    """Name of a log with one JSON object per line, ending in `.jsonl`; empty for none."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
-    """The least level that is logged."""
+    """The lowest level that is logged."""
 
     max_bytes: Annotated[int, Field(ge=65_536)] = 10_000_000
-    """A log that would grow beyond this is put aside as `NAME.1`, and so on."""
+    """Size at which a log is renamed to `NAME.1`, and so on."""
 
     backups: Annotated[int, Field(ge=1, le=1000)] = 5
-    """How many of those are kept."""
+    """How many renamed logs are kept."""
 
     @property
     def is_on(self) -> bool:
@@ -610,21 +614,22 @@ class LoggingSection(Settings):
 
 
 class MetricsSection(Settings):
-    """Figures of a process for monitoring: Prometheus, on 127.0.0.1 unless told otherwise, TensorBoard, MLflow."""
+    """Metrics of a process: Prometheus, by default on 127.0.0.1, TensorBoard and MLflow."""
 
     port: Annotated[int, Field(ge=0, le=MAX_PORT)] = 0
     """Port of `host` on which the process serves metrics for Prometheus, `/healthz` and `/readyz`; 0 for none."""
 
     host: IpAddress = "127.0.0.1"
     """IP address of this machine on which that port is opened; `"0.0.0.0"` for all. Anyone who can reach it can read
-    the metrics: there is no TLS and no password. A federation's file says it for the target alone."""
+    the metrics: there is no TLS and no password. In a federation's file it concerns the target only."""
 
     results: bool = False
-    """Whether accuracy and loss on the target's test rows are among these metrics, for every user of the machine."""
+    """Whether these metrics, which every user of the machine can read, include accuracy and loss on the target's test
+    rows."""
 
     tensorboard: str = ""
     """Folder in which a target writes its rounds for TensorBoard (extra `tensorboard`), such as `"tensorboard"`; empty
-    for none. A relative name is one in the run folder."""
+    for none. A relative name is in the run folder."""
 
     mlflow: str = ""
     """MLflow tracking server or store to which a target writes its rounds (extra `mlflow`), such as
