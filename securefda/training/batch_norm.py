@@ -136,6 +136,21 @@ def estimate_statistics(task: Task, model: nn.Module, rows: Rows) -> None:
 
 
 @contextmanager
+def normalising_by_batch(model: nn.Module) -> Iterator[None]:
+    """Let the BatchNorm layers of ``model`` normalise by what passes, and keep their running statistics as they are."""
+    norms = [norm for _, norm in norms_of(model)]
+    for norm in norms:
+        norm.track_running_stats = False
+        norm.train()
+    try:
+        yield
+    finally:
+        for norm in norms:
+            norm.track_running_stats = True  # `require_fit_norms` refuses others
+            norm.eval()
+
+
+@contextmanager
 def _estimating(model: nn.Module, norms: list[_BatchNorm]) -> Iterator[None]:
     """A model in evaluation mode whose BatchNorm layers average over all that they see in the block, from nothing."""
     momenta = [norm.momentum for norm in norms]

@@ -21,13 +21,14 @@ from securefda.errors import TrainingError
 from securefda.protocol.encoding import Vector, Vector64
 from securefda.rules import gap_gradient, gap_statistic
 from securefda.tasks import Task, task_code
+from securefda.training.batch_norm import normalising_by_batch
 from securefda.training.vectors import gradient_to_vector
 
 Clusters = NDArray[np.int32]
 """Number of each row's cluster, (T,)."""
 
 _ROWS = 1024
-"""In a pass through the model."""
+"""The most in a pass through the model."""
 
 _STARTS = 4
 
@@ -99,6 +100,7 @@ def features_of(task: Task, model: nn.Module, rows: Tensor) -> Vector:
         TrainingError: the model has no linear layer, or a feature is NaN or infinite.
         DataError: the task's own code, or torch on its behalf, fails.
     """
+    model.eval()
     with torch.no_grad():
         parts = [part.cpu() for part in _parts(task, model, rows)]
     features: Vector = torch.cat(parts).numpy()
@@ -162,12 +164,16 @@ def followed_pull(task: Task, model: nn.Module, rows: Tensor, pull: Vector) -> V
     Raises:
         TrainingError: the gradient holds NaN or infinity.
     """
+    model.eval()
     direction = torch.from_numpy(pull.astype(np.float32)) / len(rows)
     return _gradient_along(task, model, rows, direction, "what the sources' pull comes to")
 
 
 def gap_direction(task: Task, model: nn.Module, rows: Tensor, features: Vector, clusters: Clusters) -> Vector:
     """The gradient of the gap statistic with respect to the federated parameters of ``model``, float32 (m,).
+
+    The statistics of BatchNorm layers move with the parameters, since a site evaluates a model with moments of its own
+    rows under that model. So the gradient goes through these moments, those of ``rows`` in parts of at most 1,024.
 
     Args:
         task: of the model.
@@ -179,8 +185,10 @@ def gap_direction(task: Task, model: nn.Module, rows: Tensor, features: Vector, 
     Raises:
         TrainingError: the gradient holds NaN or infinity.
     """
+    model.eval()
     direction = torch.from_numpy(gap_gradient(features, clusters).astype(np.float32))
-    return _gradient_along(task, model, rows, direction, "the gradient of the gap")
+    with normalising_by_batch(model):
+        return _gradient_along(task, model, rows, direction, "the gradient of the gap")
 
 
 def _gradient_along(task: Task, model: nn.Module, rows: Tensor, direction: Tensor, what: str) -> Vector:
@@ -206,9 +214,8 @@ def moved_centres(features: Vector, clusters: Clusters, count: int) -> Vector:
 def _parts(task: Task, model: nn.Module, rows: Tensor) -> Iterator[Tensor]:
     """The features of some rows after the other, (T_i, d), with whatever gradients are on."""
     layer, device = last_linear(model), next(model.parameters()).device
-    model.eval()
     with _inputs_of(layer) as taken, task_code(type(task), "a forward pass"):
-        for some in torch.split(rows, _ROWS):
+        for some in torch.tensor_split(rows, -(-len(rows) // _ROWS)):
             taken.clear()
             model(some.to(device))
             if len(taken) != 1 or len(taken[0]) != len(some):

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from securefda.errors import TrainingError
 from securefda.rules import gap_statistic
-from securefda.tasks import Samples, Task, TaskSettings
-from securefda.training import TrainingSettings
+from securefda.tasks import Samples, Task, TaskSettings, Unlabelled
+from securefda.training import TrainingSettings, Vector
+from securefda.training.batch_norm import estimate_statistics, statistics_to_bytes
 from securefda.training.features import cluster, clusters_wanted, features_of, gap_direction, last_linear
 from securefda.training.site_features import SiteFeatures
 from securefda.training.trainer import SiteTrainer
@@ -89,6 +90,37 @@ def test_gradient_is_that_of_the_statistic_with_respect_to_every_parameter() -> 
             slope = (around[0] - around[1]) / (2 * step)
             assert direction[place + number] == pytest.approx(slope, rel=1e-3, abs=1e-7)
         place += flat.numel()
+
+
+def test_gradient_follows_the_statistics_of_batch_norm_which_move_with_the_model() -> None:
+    torch.manual_seed(1)
+    model = nn.Sequential(
+        *(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Tanh(), nn.Flatten(), nn.Linear(64, 8), nn.Tanh()),
+        nn.Linear(8, CLASSES),
+    ).double()
+    rows = ROWS.double()
+
+    def evaluated() -> Vector:
+        estimate_statistics(TASK, model, Unlabelled(rows))
+        return features_of(TASK, model, rows)
+
+    features = evaluated()
+    kept = statistics_to_bytes(model)
+    clusters = cluster(features, CLASSES, 0)
+    direction = gap_direction(TASK, model, rows, features, clusters)
+    assert statistics_to_bytes(model) == kept
+    assert not any(module.training for module in model.modules())
+
+    weights, step = model[0].weight.data.view(-1), 1e-5
+    for number in range(0, weights.numel(), 5):
+        before = float(weights[number])
+        around = []
+        for moved in (before + step, before - step):
+            weights[number] = moved
+            around.append(gap_statistic(evaluated(), clusters))
+        weights[number] = before
+        # a running variance is divided by one less than the batch's
+        assert direction[number] == pytest.approx((around[0] - around[1]) / (2 * step), rel=0.02, abs=1e-5)
 
 
 def test_the_last_layer_which_no_feature_depends_on_has_no_gradient() -> None:
