@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -129,8 +129,8 @@ class Cell:
         """Its name in the cache."""
         return f"{self.study}, {self.target or 'target'}, {self.rule}, {self.factor:g}, seed {self.seed}"
 
-    def job(self, data_dir: Path) -> Job:
-        """The federation and the seed."""
+    def job(self, data_dir: Path, given: Sequence[str] = ()) -> Job:
+        """The federation and the seed; ``given`` are settings on top of the study's."""
         study = STUDIES[self.study]
         local = self.rule in LOCAL
         rounds, after = (study.local_rounds, 1.0) if local else (study.rounds, min(self.factor, 1.0))
@@ -140,7 +140,7 @@ class Cell:
             *(f"strategy.rounds={rounds}", f"strategy.warm-up-rounds={WARM_UP}"),
             *(f"training.target.learning-rate={rate:g}", f"strategy.lr-after-warm-up={after:g}"),
             *((f"strategy.finetune-rounds={rounds - WARM_UP}",) if self.rule == "finetune_offline" else ()),
-            f"task.data-dir={data_dir / study.folder}",
+            *(f"task.data-dir={data_dir / study.folder}", *given),
         )
         return Job(load_federation(sample(study.example), settings, {}), self.seed)
 
@@ -167,10 +167,10 @@ class Figures:
     cpu_s: float
 
 
-def run_cell(cell: Cell, data_dir: Path) -> Figures:
-    """Run it in this process."""
+def run_cell(cell: Cell, data_dir: Path, given: Sequence[str] = ()) -> Figures:
+    """Run it in this process; ``given`` are settings on top of the study's."""
     began = time.process_time()
-    result = run(cell.job(data_dir))
+    result = run(cell.job(data_dir, given))
     betas = [beta for of_source in result.betas.values() for beta in of_source if beta is not None]
     spent = time.process_time() - began
     return Figures(
