@@ -25,7 +25,7 @@ class ExitCode(IntEnum):
     """Done."""
 
     FAILED = 1
-    """Failed, for a reason that has no code of its own."""
+    """Failed, for a reason without a separate code."""
 
     CONNECTION = 2
     """No connection, a peer that is not the one in the roster, or one that breaks the protocol."""

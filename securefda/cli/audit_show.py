@@ -165,7 +165,7 @@ _PAUSE_S: Final = 0.5
 _MOST_PAUSES: Final = 20
 """After the end of the run, for a process that goes on but does not close the log."""
 _LOOK_BACK: Final = 4096
-"""Records that may stand behind ``run-ended``: a site says goodbye to every other, of which there are at most 1024."""
+"""The most records after ``run-ended``: a site says goodbye to every other site, of which there are at most 1024."""
 
 
 def tail_log(

@@ -245,8 +245,8 @@ def _policy(seen: Seen) -> Section:
         ("learns", "What the aggregator can learn", policy.words.learns),
         ("hidden", "What it cannot learn", policy.words.does_not_learn),
         ("noise", "What noise bounds", policy.words.budget),
-        ("pays", "What it costs the target", policy.words.target_pays),
-        ("keeps", "What it keeps of the model", policy.words.keeps),
+        ("pays", "What the sources learn of the target", policy.words.target_pays),
+        ("keeps", "What the site keeps of the model", policy.words.keeps),
         ("rests", "What this rests on", policy.words.assumes),
     ]
     return Section("policy", "Policy in words", [Lines(lines), Words(lists)])

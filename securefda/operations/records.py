@@ -62,7 +62,7 @@ class SeenLine(TypedDict):
     noise."""
 
     accuracy: float | None
-    """Mean accuracy over these rows; null likewise."""
+    """Mean accuracy over these rows, or null for the same reason."""
 
     clipped: NotRequired[int]
     """Coordinates of the source's part that the clip or a range changed; present at `individual` alone, where the

@@ -1,6 +1,6 @@
 """Describe in words what a target's settings ask of the sources, and what leaves the target.
 
-A target has no policy of its own: it asks, and each source's policy says whether it may.
+A target has no policy: it asks, and each source's policy decides.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from securefda.text import counted
 
 _SEEN = {
     "sum": "one sum of the sources' updates per round",
-    "cohort": "one sum per cohort of a few sources, drawn by lot in every round, or less where a policy permits less",
-    "individual": "each source's update by itself where its policy permits that, else a sum",
+    "cohort": "one sum per cohort of a few sources, drawn at random in every round, or less if a policy permits less",
+    "individual": "each source's own update if its policy permits that, else a sum",
 }
 
 _KEPT = {
     "final": "when the run is complete, each keeps the final model",
-    "none": "when the run is complete, each deletes what it still has of the model",
+    "none": "when the run is complete, each deletes its copies of the model",
 }
 
 
@@ -57,13 +57,13 @@ def describe_target(config: AggregatorConfig, site: str, sources: tuple[str, ...
     rule = Rule(strategy.rule)
     summary = (
         f"{site} is the target: it has no policy, and no process reads the policy.toml in its kit. What it may see is "
-        f"for the policy of each source to say: {', '.join(sources)}. Its own settings say the following."
+        f"decided by the policies of the sources: {', '.join(sources)}. Its own settings say the following."
     )
     colluders = f", not counting {privacy.max_colluders} that may collude with it" if privacy.max_colluders else ""
     caps = f"norm caps with kappa {privacy.norm_cap_kappa:g} per {privacy.norm_cap_granularity}"
     asks = (
         f"visibility {privacy.visibility}: {_SEEN[privacy.visibility]}.",
-        f"sums in which each source has at least {privacy.min_others} others beside it{colluders}; "
+        f"sums in which each source is beside at least {privacy.min_others} others{colluders}; "
         f"{caps if privacy.norm_cap_kappa else 'no norm caps'}.",
         *_neighbours(config),
         f"{counted(strategy.rounds, 'round')} of {rule.value}, "
@@ -72,27 +72,27 @@ def describe_target(config: AggregatorConfig, site: str, sources: tuple[str, ...
     )
     how = f"with noise (multiplier {noise:g}), counted by a ledger" if noise else "without noise"
     if config.training.labels == "pseudo":
-        how += ", on labels that the common model gives its rows, so that the sources have a part in what it trains on"
+        how += ", on labels from the common model, which the sources influence"
     short = config.session.down_link
     common = "to every source, the common model in each round" + ("" if short == "float32" else f", rounded to {short}")
-    model = f"{common}: what {site}'s rows changed in it was trained {how}."
+    model = f"{common}: {site} trained its part of it {how}."
     if config.training.labels == "none":
-        part = "say how much each source weighs" if rule.attends else "have no part"
+        part = "decide how much each source weighs" if rule.attends else "have no influence on it"
         if rule.releases_features:
-            part = "say which way features move"
+            part = "decide in which direction features move"
         model = (
-            f"{common}, in which {site}'s rows {part}: their labels are "
-            f"not used. No header says so, but the rule {rule.value} is one that needs none."
+            f"{common}; {site}'s rows {part}, and their labels are not used. "
+            f"No header says so, but the rule {rule.value} needs none."
         )
     own = (
-        f"to the sources at visibility sum, in rounds of {rule.value}, {site}'s own update and statistics as well, for "
-        f"this rule is evaluated inside the sources. The update is trained {how}."
+        f"to the sources at visibility sum, in rounds of {rule.value}, also {site}'s own update and statistics, since "
+        f"the sources evaluate this rule. The update is trained {how}."
     )
     if rule.attends:
         own = (
             f"to the sources at visibility sum, in rounds of {rule.value}, the gradient of the gap: the direction in "
             f"which the features of at most {strategy.attention_rows} of {site}'s rows fall into clusters less well. "
-            "This rule is evaluated inside the sources. Nothing bounds what the gradient tells of a row."
+            "The sources evaluate this rule. Nothing bounds what the gradient reveals about a row."
         )
     features = (
         f"to every source, in rounds of {rule.value}, features of {strategy.feature_rows} of {site}'s rows, drawn anew "
@@ -109,8 +109,8 @@ def _neighbours(config: AggregatorConfig) -> tuple[str, ...]:
         return ()
     share, colluders = config.session.dropouts, config.privacy.max_colluders
     return (
-        f'session.graph "k-regular": each source masks and shares with a few neighbours drawn by lot, enough for '
-        f"{counted(colluders, 'colluding source')} and for {share:.0%} that drop out. The sum is over all.",
+        f'session.graph "k-regular": each source exchanges masks and shares with a few random neighbours, enough '
+        f"for {counted(colluders, 'colluding source')} and for {share:.0%} that drop out. The sum is over all.",
     )
 
 

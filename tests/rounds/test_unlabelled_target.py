@@ -166,6 +166,6 @@ def test_what_a_target_sends_is_told_in_words() -> None:
     )
     assert "target labels none" in summarise_requests(config)
     sent = " ".join(describe_target(config, "clinic", ("a", "b")).sends)
-    assert "clinic's rows have no part" in sent
+    assert "clinic's rows have no influence on it" in sent
     labelled = config.model_copy(update={"training": TargetTrainingSection()})
     assert "labels" not in summarise_requests(labelled)

@@ -168,9 +168,9 @@ def test_the_odds_of_an_epsilon_are_rounded_up_and_an_endless_one_is_not_dressed
 
 
 def test_loss_and_accuracy_are_said_to_travel_only_where_nobody_adds_noise() -> None:
-    assert "; with it the sums of rows." in explain(REQUIRING, "lyon").text()
+    assert "; with it the sums of row counts." in explain(REQUIRING, "lyon").text()
     without = explain(SourcePolicy(), "lyon").text()
-    assert "sums of rows, of losses and accuracies if no source in the round trains with noise." in without
+    assert "sums of row counts, of losses and accuracies if no source in the round trains with noise." in without
     in_clear = explain(NAMED_POLICIES["research-open"].policy, "lyon").learns[0]
     assert "leave only in rounds in which no source trains with noise" in in_clear
 
@@ -215,6 +215,6 @@ def test_the_target_pays_with_its_update_only_under_rules_that_publish_it() -> N
 def test_what_attacks_found_is_said_for_no_more_sources_than_hide_a_site(policy: SourcePolicy, what: str) -> None:
     said = explain(policy, "lyon").budget[-1]
     assert what in said
-    assert "without noise 9" in said
-    assert "; at epsilon = 8 " in said
+    assert "without noise: 9" in said
+    assert "; at epsilon = 8: " in said
     assert said.endswith("docs/explanation/what-a-sum-tells.md.")

@@ -18,7 +18,7 @@ _BLOCK = 16
 """torch makes so many normals at a time: the first half from radius and cosine, the second from the same and sine."""
 
 _STEPS = 1 << 24
-"""torch's uniform numbers, of which it makes radii, are multiples of one over this."""
+"""torch makes radii from uniform numbers that are multiples of one over this."""
 
 _LONGEST = 1 << 16
 """Radii of the smallest multiples are far enough from each other that float32 tells them apart."""

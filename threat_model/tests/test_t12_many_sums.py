@@ -130,7 +130,7 @@ def test_every_update_is_solved_for_where_all_rows_are_one_batch(staged: MakesSt
 
 @pytest.mark.threat("T12")
 def test_norm_cap_keeps_some_updates_from_being_solved_for_and_not_all(staged: MakesStage) -> None:
-    """A residual: the attacker does not reckon with caps, and comes near one update all the same."""
+    """A residual risk: the attacker ignores the caps, and comes near one update all the same."""
     assert max(found(weighed(staged, WHOLE, kappa=1.0).play(), WHOLE)) > 0.95
 
 

@@ -46,7 +46,7 @@ def updates_of(n: int, updates: UpdatesOf = known_update) -> dict[int, Vector]:
 
 
 def weights_of(n: int) -> dict[int, float]:
-    """Rows in units of ``max_samples``, likewise."""
+    """Return rows in units of ``max_samples``, by roster index."""
     return {index: samples_of(index) / MAX_SAMPLES for index in range(1, n + 1)}
 
 

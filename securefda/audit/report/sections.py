@@ -305,8 +305,8 @@ def _in_words(found: Explanation, sites: tuple[str, ...]) -> PolicyWords:
         ("The aggregator can learn", found.learns),
         ("It cannot learn", found.does_not_learn),
         ("What noise bounds", found.budget),
-        ("What it costs the target", found.target_pays),
-        ("What it keeps of the model", found.keeps),
+        ("What the sources learn of the target", found.target_pays),
+        ("What the site keeps of the model", found.keeps),
         ("What this rests on", found.assumes),
     )
     return PolicyWords(sites, found.summary, parts)

@@ -34,7 +34,7 @@ HEART_RULES = ("fedda", "fedgp", "fedda_auto", "fedgp_auto", "auto", "fedgp_with
 """The rules for Fed-Heart, whose example runs without the filter."""
 
 HEART_PERSONAL = ("personalized_fedavg", "ditto", "apfl", "knn_per", "fedda_auto_knn", "fedgp_auto_knn")
-"""Its model is one layer, of which fedrep would leave nothing to train together."""
+"""Without fedrep: the model has one layer, so nothing would be left to train together."""
 
 FADA = ("fada_attention", "fada_adversarial", "fada")
 """Models I to III of Peng et al."""

@@ -27,7 +27,7 @@ from securefda.bench.secagg.session import (
 from securefda.errors import ConfigError, SecureFdaError
 
 ONE_PROCESS_EACH = 16
-"""Up to so many sources each has a process of its own, unless the caller says otherwise."""
+"""The most sources that by default run in a process each."""
 
 PARTS_PER_ROUND = 5
 """How often the parts on one core are measured for every round; they are short."""

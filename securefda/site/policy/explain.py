@@ -129,8 +129,8 @@ class Explanation:
             ("The aggregator can learn", self.learns),
             ("It cannot learn", self.does_not_learn),
             ("What noise bounds", self.budget),
-            ("What it costs the target", self.target_pays),
-            ("What it keeps of the model", self.keeps),
+            ("What the sources learn of the target", self.target_pays),
+            ("What the site keeps of the model", self.keeps),
             ("What this rests on", self.assumes),
         ):
             parts.append("\n".join([f"{heading}:", *(f"  - {line}" for line in lines)]))
@@ -192,7 +192,7 @@ def _seen(facts: _Facts) -> tuple[str, ...]:
     policy, site = facts.policy, facts.site
     lines = []
     # Loss and accuracy are computed from rows without noise, so one source with noise keeps everybody's at home.
-    sums = "rows"
+    sums = "row counts"
     if not policy.dp.required:
         sums += ", of losses and accuracies if no source in the round trains with noise"
     if SELECTION in policy.allowed_rules:
@@ -231,9 +231,10 @@ def _norm_report(facts: _Facts) -> str:
     condition = "If the header sets a norm cap" if policy.norm_cap.kappa == 0 else "At level sum"
     count = "one number per layer" if policy.norm_cap.granularity == "layer" else "one number, or one per layer"
     line = (
-        f"{condition}: nothing more by itself. But the other sources in the sum see how large {site}'s part is: "
-        f"{count} in each round (the norm, weighted by rows, rounded down to a step of 2^(1/4), or of 2^(1/2) in a "
-        "layer of fewer than 256 parameters). A source that colludes can pass it on to the aggregator."
+        f"{condition}, norm reports tell the aggregator nothing by themselves. But the other sources in the sum see "
+        f"how large {site}'s part is: {count} in each round (the norm, weighted by rows, rounded down to a step of "
+        "2^(1/4), or of 2^(1/2) in a layer of fewer than 256 parameters). A source that colludes can pass it on to "
+        "the aggregator."
     )
     if not policy.max_colluders:
         return line

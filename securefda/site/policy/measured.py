@@ -24,8 +24,8 @@ MEMBERS_FOUND: Mapping[tuple[int, float | None], tuple[int, int]] = {
     (10, 1.0): (2, 1),
 }
 """Sources in a sum and the site's epsilon, None without noise -> of 100 members, how many an attacker found in the sums
-of ten rounds, and in the final model. It knew all rows, but not which of them were the site's; of the others it took
-one in a hundred for members. A sum over one is an update in clear."""
+of ten rounds, and in the final model. It knew all rows, but not which of them were the site's, and took one in a
+hundred of the others for members. A sum over one is an update in clear."""
 
 
 def members_found(sources: int) -> str:
@@ -33,12 +33,12 @@ def members_found(sources: int) -> str:
     measured = max(count for count, _ in MEMBERS_FOUND if count <= sources)
     of_noise = {epsilon: found for (count, epsilon), found in MEMBERS_FOUND.items() if count == measured}
     parts = [
-        f"{'without noise' if epsilon is None else f'at epsilon = {epsilon:g}'} {sums} and {model}"
+        f"{'without noise' if epsilon is None else f'at epsilon = {epsilon:g}'}: {sums} and {model}"
         for epsilon, (sums, model) in of_noise.items()
     ]
     what = "updates in clear" if measured == 1 else f"sums over {measured} sources"
     return (
-        f"Measured on the digits example with {what}: an attacker who knew all rows, but not which of them were one "
-        "source's, found so many of 100 of its rows in what ten rounds opened, and so many in the final model, at one "
-        f"false alarm in a hundred: {'; '.join(parts)}. Other data and attackers: {PAGE}."
+        f"Measured on the digits example with {what}: an attacker knew all rows, but not which of them were one "
+        "source's, and accepted one false alarm in a hundred. Of 100 rows of that source, it found so many in what "
+        f"ten rounds opened, and so many in the final model: {'; '.join(parts)}. Other data and attackers: {PAGE}."
     )
