@@ -55,10 +55,10 @@ class SeenLine(TypedDict):
     """Site ids of these sources."""
 
     rows: int
-    """Rows that they trained on together."""
+    """Number of rows that they trained on together."""
 
     loss: float | None
-    """Mean loss over these rows; null where a single source's policy keeps its own, and where a site trains with
+    """Mean loss over these rows; null if a single source's policy does not let it leave, or if a site trains with
     noise."""
 
     accuracy: float | None
@@ -91,17 +91,17 @@ class RoundLine(TypedDict, total=False):
     """The task's figures on the target's test rows, by name."""
 
     validation_accuracy: float
-    """Accuracy on the target's rows that are left out to choose the best model by, where there are any."""
+    """Accuracy on the target's rows that are set aside for choosing the best model, if there are any."""
 
     validation_loss: float
     """Mean loss on these rows."""
 
     confident_rows: int
-    """Target's training rows whose pseudo-label counted in the round, where it trains on such labels; where they
-    were too few, the round became one more of the warm-up."""
+    """Number of the target's training rows whose pseudo-label counted in the round, if it trains on such labels; with
+    too few, the round became another one of the warm-up."""
 
     evaluated: Literal["personal"]
-    """Present where accuracy, loss and metrics are of the target's own model, which `model_digest` does not name."""
+    """Present if accuracy, loss and metrics are those of the target's own model, not of the one in `model_digest`."""
 
     mean_beta: float | None
     """Mean of the sources' β, weighted by rows; null where the rule has none."""
@@ -117,10 +117,10 @@ class RoundLine(TypedDict, total=False):
     """Share of the variance of the target's features that lies within clusters, before the round; with attention."""
 
     delta_errors: dict[str, float]
-    """Rule to estimated error, in squared units of the parameters, where the rule of the next round is chosen by it."""
+    """Rule to estimated error, in squared units of the parameters, if it decides the rule of the next round."""
 
     target_epsilon: float
-    """What the target's rows have cost with this round, where the target trains with noise."""
+    """Epsilon spent on the target's rows up to this round, if the target trains with noise."""
 
     survivors: list[str]
     """Site ids of the sources whose updates count in the round."""
@@ -135,11 +135,11 @@ class RoundLine(TypedDict, total=False):
     """Layers in which the sum of the sources at `sum` is zero."""
 
     target_update_to: list[str]
-    """Sources that were sent what the target publishes: its update, under rules with attention the gradient of the gap,
-    or features of its rows."""
+    """Sources that were sent the target's update, or under other rules the gradient of the gap or features of its
+    rows."""
 
     dropped: list[str]
-    """Sources that were lost on the way."""
+    """Sources that were lost during the round."""
 
     refused: dict[str, str]
     """Source to the policy key or check for which it refused the round, or the whole run when it joined."""
@@ -203,7 +203,7 @@ class SiteLine(TypedDict, total=False):
     """Coordinates that the clip or a range changed; 0 at `individual`, where the aggregator clips."""
 
     epsilon: float
-    """What the source's rows have cost with this round, where it trains with noise."""
+    """Epsilon spent on the source's rows up to this round, if it trains with noise."""
 
     summed: int
     """Sources in the sum that its update was in; 1 where it left in clear."""
@@ -260,11 +260,11 @@ class TargetReleases(TypedDict):
     """Source to number of headers that it was named in."""
 
     noise: str
-    """What the releases carried: `none`, or the name of a mechanism."""
+    """The noise in the releases: `none`, or the name of a mechanism."""
 
 
 class PrivacySpent(TypedDict):
-    """The privacy spent of the target's rows over all rounds and runs that its ledger knows, and the budget."""
+    """The privacy cost of the target's rows over all rounds and runs in its ledger, and its limit."""
 
     epsilon: float
     """Epsilon spent so far."""
@@ -273,7 +273,7 @@ class PrivacySpent(TypedDict):
     """Epsilon that may be spent."""
 
     delta: float
-    """The probability that both leave out."""
+    """The delta of both: the probability with which they may fail."""
 
     accountant: str
     """How epsilon is added up."""
@@ -289,7 +289,7 @@ class BestModel(TypedDict):
     """Its accuracy on these rows, by which it was chosen."""
 
     accuracy: float
-    """Its accuracy on the target's test rows, which had no part in choosing it."""
+    """Its accuracy on the target's test rows, which were not used to choose it."""
 
 
 class TargetOnly(TypedDict):
@@ -360,8 +360,8 @@ class Summary:
     """The strategy's settings, by kebab-case key."""
 
     visibility: Mapping[str, str]
-    """Source to the level of the round in which the aggregator was to see most of it; a source that no round had is not
-    there. Where no round had a source, what the settings permit of each."""
+    """Source to the least hiding level at which it took part in a round; sources without a round are left out. If no
+    round had a source, the levels that the settings permit."""
 
     norm_cap: NormCap | None
     """The norm cap of the run; null where there is none."""
@@ -370,7 +370,7 @@ class Summary:
     """How often the target's update was sent to sources, and with what noise."""
 
     target_privacy: PrivacySpent | None
-    """What the target's rows have cost; null where the target trains without noise."""
+    """The privacy cost of the target's rows; null if the target trains without noise."""
 
     target_cosine: Spread | None
     """Smallest, median and largest cosine of the target's update and the update of the model, over the finished rounds
@@ -416,7 +416,7 @@ class Summary:
     """How the run ended."""
 
     evaluated: Literal["global", "personal"] = "global"
-    """Whose accuracy these are: `personal`, of a model of the target's own, or `global`."""
+    """Which model's accuracy this is: `personal`, that of the target's own model, or `global`."""
 
     model_round: int = 0
     """Round whose model `model.safetensors` is; 0 without a finished round."""
@@ -425,7 +425,7 @@ class Summary:
     """The best model by the target's validation rows; null without such rows."""
 
     target_only: TargetOnly | None = None
-    """What the target comes to alone; null where that is not measured: see `strategy.compare-target-only`."""
+    """The result of the target alone; null if not measured: see `strategy.compare-target-only`."""
 
     ended: str = ""
     """When the last round ended: UTC, RFC 3339, to the second; empty without a round."""
