@@ -17,7 +17,7 @@ from functools import partial
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from securefda.protocol.encoding import TAIL, EncodedLayer, Quantisation
+from securefda.protocol.encoding import N_STATISTICS, EncodedLayer, Quantisation
 from securefda.protocol.masking import BLOCK_BYTES, Mask, RingVector, accumulate, add_masks, mask, unmask
 from securefda.protocol.packing import WORD_BITS
 from securefda.protocol.secret import Secret
@@ -48,11 +48,12 @@ class Session:
     """Seeds and inputs of ``sources`` parties; the last ``dropped`` of them send nothing."""
 
     def __init__(self, sources: int, params: int, dropped: int, *, threads: int, bits: int) -> None:
-        self.quantisation = Quantisation((EncodedLayer(params, 1.0),), n_max=2 * sources, modulus_bits=bits, tail=TAIL)
+        layer = EncodedLayer(params, 1.0)
+        self.quantisation = Quantisation((layer,), 2 * sources, bits, N_STATISTICS)
         self.rounding = Secret.random(os.urandom)
         self.threads = threads
         self.update = np.random.default_rng(0).normal(0, 0.1, params).astype(np.float32)
-        self.weights = np.linspace(0, 1, TAIL)
+        self.weights = np.linspace(0, 1, N_STATISTICS)
         self.survivors, self.dropped = range(sources - dropped), range(sources - dropped, sources)
         self.self_seeds = [Secret.random(os.urandom) for _ in range(sources)]
         self.pair_seeds = {(i, j): Secret.random(os.urandom) for j in range(sources) for i in range(j)}
@@ -125,7 +126,7 @@ def main() -> None:
     session = Session(given.sources, given.params, given.dropped, threads=given.threads, bits=given.bits)
     times = measure(session, given.repeats)
     raw = STREAM_BYTES / 1e6 / times.pop("raw_ms")
-    added = given.sources * 4 * (given.params + TAIL) / 1e6 / times.pop("add_ms")
+    added = given.sources * 4 * (given.params + N_STATISTICS) / 1e6 / times.pop("add_ms")
     large = STREAM_BYTES / 1e6 / times.pop("add_large_ms")
     figures = {
         "bytes_per_parameter": session.quantisation.nbytes / given.params,

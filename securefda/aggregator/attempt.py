@@ -377,7 +377,7 @@ class MaskedAttempt(_BaseAttempt):
                     PartialSum(
                         self.header.body.level_of(min(one.survivors)),
                         one.decoded.vector,
-                        decode_statistics(one.decoded.tail, self._units),
+                        decode_statistics(one.decoded.statistics, self._units),
                         one.survivors,
                     )
                     for one in opened.sums
@@ -512,7 +512,7 @@ class ClearAttempt(_BaseAttempt):
             self.outcome = error
             return self._abort_all(Step.MASKED_INPUT, error)
         decoded = self.terms.encoding.decode(self._total, len(self._answered))
-        statistics = decode_statistics(decoded.tail, self._units)
+        statistics = decode_statistics(decoded.statistics, self._units)
         members = frozenset(self._answered)
         in_clear = PartialSum(
             Visibility.INDIVIDUAL, decoded.vector, statistics, members, self._answered, clipped=self._clipped

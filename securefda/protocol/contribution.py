@@ -569,7 +569,7 @@ def check_sum(terms: RoundTerms, total: Vector64, samples: float, count: int) ->
     Raises:
         FaultySum: the sum is beyond the clip; the message names the layer.
     """
-    of_weights = count / terms.encoding.tail_q_max  # rounding: at most one step per weight, and one per coordinate
+    of_weights = count / terms.encoding.statistic_q_max  # rounding: at most one step per weight, and one per coordinate
     start = 0
     for number, layer in enumerate(terms.header.layers):
         values = total[start : start + layer.size]

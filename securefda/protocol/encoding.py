@@ -5,9 +5,9 @@ This is the one module that owns rounding, range and overflow. A coordinate x of
 so that q is x / step_l on average. With ``n_max * q_max < 2^(k-1)`` a sum of at most n_max encoded vectors never wraps
 in k bits, so the centred value of the ring sum is the exact sum of the q.
 
-The parameters are followed by a tail of aggregate statistics. Each of its elements lies in [0, 1]: a statistic is
-divided by its bound (and clipped to it) and weighted by samples, as the layers are. The tail always has words of 32
-bits and is rounded to nearest, because the sum of the weights is a denominator and needs the resolution.
+The parameters are followed by the aggregate statistics. Each lies in [0, 1]: it is divided by its bound (and clipped
+to it) and weighted by samples, as the layers are. A statistic always has a word of 32 bits and is rounded to nearest,
+because the sum of the weights is a denominator and needs the resolution.
 
 In memory each element of a ring vector has 32 bits. On the wire the parameters have k bits each, without gaps.
 """
@@ -44,8 +44,8 @@ def vector_to_wire(vector: Vector) -> memoryview:
 
 # --- fixed point ------------------------------------------------------------------------------------------------------
 
-TAIL_BITS = 32
-"""Width of a word of the tail."""
+STATISTIC_BITS = 32
+"""Width of a word of a statistic."""
 
 _BLOCK = 1 << 15  # float64 temporaries of 256 KiB, whatever the length of the vector
 _TINY = float(np.finfo(np.float64).tiny)
@@ -77,10 +77,10 @@ class EncodedLayer:
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """A sum in real numbers, float64: the layers, shape ``(layer_length,)``, and the tail, shape ``(tail,)``."""
+    """A sum in real numbers, float64: the layers, ``(layer_length,)``, and the statistics, ``(n_statistics,)``."""
 
     vector: NDArray[np.float64]
-    tail: NDArray[np.float64]
+    statistics: NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,24 +91,24 @@ class Quantisation:
         layers: size and range of each layer, in the order of the vector.
         n_max: the most inputs that can be summed.
         modulus_bits: k, the width of a parameter's word: 16, 20, 24 or 32.
-        tail: number of extra elements behind the layers, weights in [0, 1] in words of 32 bits.
+        n_statistics: number of statistics behind the layers, in [0, 1], in words of 32 bits.
 
     Raises:
-        ValueError: the width is not supported; there is no layer; the tail is negative; n_max leaves no resolution; or
-            a range's step is not a normal float64.
+        ValueError: the width is not supported; there is no layer; n_statistics is negative; n_max leaves no resolution;
+            or a range's step is not a normal float64.
     """
 
     layers: tuple[EncodedLayer, ...]
     n_max: int
     modulus_bits: int = 32
-    tail: int = 0
+    n_statistics: int = 0
 
     def __post_init__(self) -> None:
         if self.modulus_bits not in WORD_BITS:
             widths = ", ".join(map(str, WORD_BITS))
             raise ValueError(f"words of {self.modulus_bits} bits are not supported: {widths}")
-        if not self.layers or self.tail < 0:
-            raise ValueError("a vector has at least one layer, and its tail no negative length")
+        if not self.layers or self.n_statistics < 0:
+            raise ValueError("a vector has at least one layer, and no negative number of statistics")
         if self.n_max < 1 or self.q_max < 1:
             raise ValueError(f"n_max {self.n_max} leaves no resolution in {self.modulus_bits} bits")
         for number, layer in enumerate(self.layers):
@@ -121,24 +121,24 @@ class Quantisation:
         return ((1 << (self.modulus_bits - 1)) - 1) // self.n_max
 
     @property
-    def tail_q_max(self) -> int:
-        """Largest encoded element of the tail, the same formula with 32 bits."""
-        return ((1 << (TAIL_BITS - 1)) - 1) // self.n_max
+    def statistic_q_max(self) -> int:
+        """Largest encoded statistic, by the same formula with 32 bits."""
+        return ((1 << (STATISTIC_BITS - 1)) - 1) // self.n_max
 
     @property
     def layer_length(self) -> int:
-        """Number of coordinates of all layers, without the tail."""
+        """Number of coordinates of all layers, without the statistics."""
         return sum(layer.size for layer in self.layers)
 
     @property
     def length(self) -> int:
-        """Number of ring elements of an encoded vector: layers, then tail."""
-        return self.layer_length + self.tail
+        """Number of ring elements of an encoded vector: layers, then statistics."""
+        return self.layer_length + self.n_statistics
 
     @property
     def nbytes(self) -> int:
         """Length of an encoded vector on the wire, in bytes."""
-        return packed_bytes(self.layer_length, self.modulus_bits) + self.tail * TAIL_BITS // 8
+        return packed_bytes(self.layer_length, self.modulus_bits) + self.n_statistics * STATISTIC_BITS // 8
 
     def step(self, layer: int) -> float:
         """Distance between neighbouring values of a layer: ``range / q_max``."""
@@ -148,7 +148,7 @@ class Quantisation:
         self,
         vector: NDArray[np.floating[Any]],
         rounding: Secret,
-        tail: NDArray[np.floating[Any]] | None = None,
+        statistics: NDArray[np.floating[Any]] | None = None,
     ) -> RingVector:
         """Clip and round a vector into the ring.
 
@@ -159,30 +159,30 @@ class Quantisation:
             vector: float32 or float64, shape ``(layer_length,)``; not changed.
             rounding: 32-byte key that determines d: 16 bits of its AES-256-CTR keystream per coordinate. Keep it
                 secret, as it reveals the side to which each coordinate was rounded.
-            tail: the extra elements in [0, 1], float32 or float64, shape ``(tail,)``; None if there are none.
+            statistics: in [0, 1], float32 or float64, shape ``(n_statistics,)``; None if there are none.
 
         Returns:
             A new ring vector, shape ``(length,)``. Apart from it, the extra memory is bounded, whatever the length.
 
         Raises:
             ValueError: another shape or type; NaN or infinity (the message names the layer and shows no value); or a
-                tail element outside [0, 1], which is a wrong weight and therefore not clipped.
+                statistic outside [0, 1], which is a wrong weight and therefore not clipped.
         """
-        extra = np.zeros(0) if tail is None else tail
+        given = np.zeros(0) if statistics is None else statistics
         _require_floats("vector", vector, self.layer_length)
-        _require_floats("tail", extra, self.tail)
-        if not np.all((extra >= 0) & (extra <= 1)):
-            raise ValueError("an element of the tail lies outside [0, 1]")
+        _require_floats("statistics", given, self.n_statistics)
+        if not np.all((given >= 0) & (given <= 1)):
+            raise ValueError("a statistic lies outside [0, 1]")
         values: RingVector = np.empty(self.length, dtype=np.uint32)
         stream = keystream(rounding)
         for number, (start, stop) in enumerate(self._bounds()):
             limit = self.layers[number].range
             _encode_layer(vector[start:stop], values[start:stop], limit, self.q_max, stream=stream, layer=number)
-        values[self.layer_length :] = np.rint(extra.astype(np.float64) * self.tail_q_max).astype(np.uint32)
+        values[self.layer_length :] = np.rint(given.astype(np.float64) * self.statistic_q_max).astype(np.uint32)
         return values
 
     def pack(self, vector: RingVector) -> memoryview:
-        """The wire bytes of a ring vector: the low k bits of each parameter without gaps, then the tail, little-endian.
+        """The wire bytes of a ring vector, little-endian: k bits of each parameter without gaps, then the statistics.
 
         Args:
             vector: shape ``(length,)``; if k is 32, the result can share its memory.
@@ -191,7 +191,7 @@ class Quantisation:
             ``nbytes`` bytes.
         """
         self._require_vector(vector)
-        if self.modulus_bits == TAIL_BITS:
+        if self.modulus_bits == STATISTIC_BITS:
             return np.ascontiguousarray(vector, dtype="<u4").data.cast("B")
         packed = np.empty(self.nbytes, np.uint8)
         of_layers = packed_bytes(self.layer_length, self.modulus_bits)
@@ -223,23 +223,23 @@ class Quantisation:
             count: number of inputs in the sum, 1 to n_max.
 
         Raises:
-            RangeAlarm: a coordinate exceeds ``count * q_max`` in magnitude, or a sum of the tail is negative.
+            RangeAlarm: a coordinate exceeds ``count * q_max`` in magnitude, or a sum of statistics is negative.
             ValueError: another shape, type or count.
         """
         self._require_vector(total)
         if not 1 <= count <= self.n_max:
             raise ValueError(f"a sum of {count} inputs where 1 to {self.n_max} were agreed")
         # Sign-extends the low k bits: every value lies in [-2^(k-1), 2^(k-1)).
-        unused = TAIL_BITS - self.modulus_bits
+        unused = STATISTIC_BITS - self.modulus_bits
         centred = np.left_shift(total[: self.layer_length], np.uint32(unused)).view(np.int32)
         np.right_shift(centred, unused, out=centred)
         _check_range(centred, -count * self.q_max, count * self.q_max)
-        of_tail = total[self.layer_length :].view(np.int32)
-        _check_range(of_tail, 0, count * self.tail_q_max)
+        of_statistics = total[self.layer_length :].view(np.int32)
+        _check_range(of_statistics, 0, count * self.statistic_q_max)
         vector = np.empty(self.layer_length, dtype=np.float64)
         for number, (start, stop) in enumerate(self._bounds()):
             np.multiply(centred[start:stop], self.step(number), out=vector[start:stop])
-        return Decoded(vector, np.true_divide(of_tail, self.tail_q_max))
+        return Decoded(vector, np.true_divide(of_statistics, self.statistic_q_max))
 
     def _require_vector(self, vector: RingVector) -> None:
         check_ring_vector(vector)
@@ -289,11 +289,11 @@ def _encode_layer(
         out[start : start + chunk.size] = chunk.astype(np.int32).view(np.uint32)
 
 
-# --- the tail ---------------------------------------------------------------------------------------------------------
+# --- the aggregate statistics -----------------------------------------------------------------------------------------
 
-TAIL = 7
-"""Elements behind the parameters in the vector that is summed, weighted by samples: the share 1 - β_i of the target's
-update, 1, mean loss, accuracy, and the estimated errors of source_only, fedda_auto and fedgp_auto."""
+N_STATISTICS = 7
+"""Number of statistics behind the parameters, all weighted by samples: the share 1 - β_i of the target's update, 1, mean
+loss, accuracy, and the estimated errors of source_only, fedda_auto and fedgp_auto."""
 
 LOSS_BOUND = 64.0
 """Mean losses above it are encoded as this bound."""
@@ -339,7 +339,7 @@ class AggregateStatistics:
 
 
 def encode_statistics(statistics: AggregateStatistics, units: ErrorUnits | None) -> Vector64:
-    """The tail of a source's vector, float64 (TAIL,), each element in [0, 1].
+    """The statistics behind a source's vector, float64 (N_STATISTICS,), each element in [0, 1].
 
     Args:
         statistics: of the source, weighted.
@@ -358,11 +358,11 @@ def encode_statistics(statistics: AggregateStatistics, units: ErrorUnits | None)
     return np.array([statistics.kept, weight, loss, _within(statistics.accuracy, weight), *errors])
 
 
-def decode_statistics(tail: Vector64, units: ErrorUnits | None) -> AggregateStatistics:
-    """The statistics summed in a decoded tail, float64 (TAIL,)."""
-    if tail.shape != (TAIL,):
-        raise ValueError(f"a tail of {tail.shape}, not {TAIL} elements")
-    kept, samples, loss, accuracy, *errors = (float(element) for element in tail)
+def decode_statistics(decoded: Vector64, units: ErrorUnits | None) -> AggregateStatistics:
+    """The sums of statistics in a decoded vector, float64 (N_STATISTICS,)."""
+    if decoded.shape != (N_STATISTICS,):
+        raise ValueError(f"statistics of shape {decoded.shape}, not ({N_STATISTICS},)")
+    kept, samples, loss, accuracy, *errors = (float(value) for value in decoded)
     of_rules = None
     if units is not None:
         of_rules = DeltaErrors(errors[0] * units.distance, errors[1] * units.variance, errors[2] * units.variance)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 
 from securefda.errors import FaultyAggregatorError
-from securefda.protocol.encoding import TAIL, EncodedLayer, Quantisation
+from securefda.protocol.encoding import N_STATISTICS, EncodedLayer, Quantisation
 from securefda.protocol.envelope_checks import envelope_fault, require
 from securefda.protocol.graph import graph_fault
 from securefda.protocol.messages import NO_CONTEXT, PULL_LAYER, Header, Signed, Visibility
@@ -336,14 +336,14 @@ def _check_graph(header: Header, limits: SessionLimits) -> None:
 
 
 def quantisation(header: Header) -> Quantisation:
-    """The fixed-point encoding that a header prescribes: the model's layers, then the tail. No sum can wrap in it.
+    """The fixed-point encoding that a header prescribes: its layers, then the statistics. No sum can wrap in it.
 
     Raises:
         FaultyAggregatorError: HEADER_WRAP, ``n_max`` inputs leave no resolution, or a range is unusable.
     """
     layers = tuple(EncodedLayer(layer.size, layer.range) for layer in header.layers)
     try:
-        return Quantisation(layers, n_max=header.n_max, modulus_bits=header.modulus_bits, tail=TAIL)
+        return Quantisation(layers, n_max=header.n_max, modulus_bits=header.modulus_bits, n_statistics=N_STATISTICS)
     except ValueError as error:
         raise FaultyAggregatorError("HEADER_WRAP", str(error)) from None
 

@@ -417,7 +417,7 @@ def masked_input(
 
     Args:
         state: the phase in which all shares have arrived.
-        encoded: the encoded input (m + tail,); overwritten with the masked input.
+        encoded: the encoded input (m + n_statistics,); overwritten with the masked input.
         encoding: as the header prescribes.
 
     Returns:

@@ -1083,7 +1083,7 @@ class MaskedInput(_message.Message):
     DIGEST_FIELD_NUMBER: _builtins.int
     LENGTH_BYTES_FIELD_NUMBER: _builtins.int
     digest: _builtins.bytes
-    """Digest of the masked vector (packed words of modulus_bits, then the tail); 32 bytes."""
+    """Digest of the masked vector (packed words of modulus_bits, then the statistics); 32 bytes."""
     length_bytes: _builtins.int
     """Length of that vector in bytes; above 0."""
     def __init__(

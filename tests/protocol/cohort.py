@@ -259,7 +259,7 @@ class Cohort:
         encoding = quantisation(self.header.body)
         numbers = np.random.default_rng(index)
         vector = numbers.uniform(-1, 1, encoding.layer_length).astype(np.float32)
-        return encoding.encode(vector, rounding_of(index), numbers.uniform(0, 1, encoding.tail))
+        return encoding.encode(vector, rounding_of(index), numbers.uniform(0, 1, encoding.n_statistics))
 
     def sum_of(self, members: list[int]) -> RingVector:
         """The ring sum of the encoded inputs of some sources, computed in the clear."""

@@ -170,10 +170,10 @@ class SourceUnderTest:
         return None if answer is None else sent(answer)
 
     def _masked(self, ready: src.ReadyToMask) -> tuple[src.AwaitingSurvivors, Signed[Any]]:
-        reals = (np.array([float.fromhex(text) for text in self._fields[name]]) for name in ("input", "tail"))
+        reals = (np.array([float.fromhex(text) for text in self._fields[name]]) for name in ("input", "statistics"))
         encoding, rounding = quantisation(self._session.header.body), Secret(bytes.fromhex(self._fields["rounding"]))
-        vector, tail = reals
-        following, answer, packed = src.masked_input(ready, encoding.encode(vector, rounding, tail), encoding)
+        vector, statistics = reals
+        following, answer, packed = src.masked_input(ready, encoding.encode(vector, rounding, statistics), encoding)
         self.vector = bytes(packed)
         return following, answer
 

@@ -37,7 +37,7 @@ BODY = {
     "NeighbourConsistency": 40,
 }
 COHORT, SUM = 2, 3
-TAIL = 7
+N_STATISTICS = 7
 
 
 # Protobuf.
@@ -168,7 +168,7 @@ class Terms:
 
     @property
     def widths(self) -> list[int]:
-        return [self.bits] * len(self.ranges) + [32] * TAIL
+        return [self.bits] * len(self.ranges) + [32] * N_STATISTICS
 
     def q_max(self, width: int) -> int:
         return int((2 ** (width - 1) - 1) // self.n_max)
@@ -186,33 +186,34 @@ class Terms:
         return [of_sum] * bool(of_sum) + [sorted(others[start:end]) for start, end in itertools.pairwise(bounds)]
 
     def encode(self, reals: list[float], rounding: bytes) -> list[int]:
-        """Clip, scale, round to a side that the key decides; the tail to the nearest, with ties to even."""
+        """Clip, scale, round to a side that the key decides; a statistic to the nearest, with ties to even."""
         drawn = oracle.keystream_words(rounding, 16, len(self.ranges))
         words, q_max = [], self.q_max(self.bits)
         for x, limit, word in zip(reals, self.ranges, drawn, strict=False):
             scaled = min(max(x, -limit), limit) * (q_max / limit)
             words.append(math.floor(scaled + (2 * word + 1) / 2**17) % 2**self.bits)
-        return words + [round(x * self.q_max(32)) for x in reals[-TAIL:]]
+        return words + [round(x * self.q_max(32)) for x in reals[-N_STATISTICS:]]
 
     def decode(self, words: list[int]) -> list[float]:
         centred = [word - 2**width * (word >> (width - 1)) for word, width in zip(words, self.widths, strict=True)]
         q_max = self.q_max(self.bits)
         layers = [value * (limit / q_max) for value, limit in zip(centred, self.ranges, strict=False)]
-        return layers + [value / self.q_max(32) for value in centred[-TAIL:]]
+        return layers + [value / self.q_max(32) for value in centred[-N_STATISTICS:]]
 
     def to_bytes(self, words: Iterable[int]) -> bytes:
-        """One number of k bits for each parameter, the first lowest; then the tail."""
+        """One number of k bits for each parameter, the first lowest; then the statistics."""
         words = list(words)
-        parameters = words[:-TAIL]
+        parameters = words[:-N_STATISTICS]
         packed = sum(word << self.bits * place for place, word in enumerate(parameters))
         data = packed.to_bytes(-(-len(parameters) * self.bits // 8), "little")
-        return data + b"".join(word.to_bytes(4, "little") for word in words[-TAIL:])
+        return data + b"".join(word.to_bytes(4, "little") for word in words[-N_STATISTICS:])
 
     def from_bytes(self, data: bytes) -> list[int]:
-        split = len(data) - 4 * TAIL
-        packed, tail = int.from_bytes(data[:split], "little"), data[split:]
+        split = len(data) - 4 * N_STATISTICS
+        packed, statistics = int.from_bytes(data[:split], "little"), data[split:]
         parameters = [packed >> self.bits * place & 2**self.bits - 1 for place in range(len(self.ranges))]
-        return parameters + [int.from_bytes(tail[start : start + 4], "little") for start in range(0, 4 * TAIL, 4)]
+        starts = range(0, 4 * N_STATISTICS, 4)
+        return parameters + [int.from_bytes(statistics[start : start + 4], "little") for start in starts]
 
     def add(self, words: list[int], seed: bytes, sign: int) -> list[int]:
         """A mask has 32 bits for each element; of a parameter's the low ones count."""
@@ -318,7 +319,7 @@ class Replica:
     """A whole session: every site of it, and the list of what they send.
 
     Args:
-        one: a session of ``sessions.json``; of its sources only ``random``, ``report``, ``input``, ``tail`` and
+        one: a session of ``sessions.json``; of its sources only ``random``, ``report``, ``input``, ``statistics`` and
             ``rounding`` are read.
         arrives: whether a message (type, sender) reaches the aggregator.
     """
@@ -334,7 +335,7 @@ class Replica:
         self.sources = {own: Source(own, *self._given(one["sources"][str(own)], self.ctx)) for own in self.terms.masked}
         self._inputs = {
             int(own): (
-                [float.fromhex(text) for text in (*fields["input"], *fields["tail"])],
+                [float.fromhex(text) for text in (*fields["input"], *fields["statistics"])],
                 bytes.fromhex(fields["rounding"]),
             )
             for own, fields in one["sources"].items()

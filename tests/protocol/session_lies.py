@@ -18,7 +18,7 @@ from session_sites import WIDTH, Source
 
 from securefda.protocol import agreement
 from securefda.protocol.agreement import BoxAddress, KeyPair, SharePair, report_commitment
-from securefda.protocol.encoding import TAIL
+from securefda.protocol.encoding import N_STATISTICS
 from securefda.protocol.messages import (
     Abort,
     Advertise,
@@ -53,7 +53,7 @@ class Liar:
         channels: its channel pair in each session, kept from erasure, so that it can seal other boxes.
         key_lists: the key list that it was shown in each session.
         reports: the norm report that it sends in each session, after the random bytes of its commitment.
-        added: what was added to its input, by digest of the masked input; WIDTH + TAIL numbers in the ring.
+        added: what was added to its input, by digest of the masked input; WIDTH + N_STATISTICS numbers in the ring.
     """
 
     source: Source
@@ -174,7 +174,7 @@ def vector(scene: Scene) -> Parcel:
     how = scene.any_of("one more", "one less", "heavier", "lighter", "beyond", "noise", "digest", "cut")
     masked = np.frombuffer(scene.parcel.vectors[0], np.uint32)
     q_max = _unit_of(scene)
-    added = np.zeros(WIDTH + TAIL, np.uint32)
+    added = np.zeros(WIDTH + N_STATISTICS, np.uint32)
     place = scene.draw(st.integers(0, WIDTH - 1))
     match how:
         case "one more" | "one less":

@@ -36,7 +36,7 @@ from securefda.aggregator.store import AggregatorStore
 from securefda.errors import FaultyAggregatorError
 from securefda.operations.notes import Note
 from securefda.protocol.agreement import REPORT_OPENING_BYTES
-from securefda.protocol.encoding import TAIL
+from securefda.protocol.encoding import N_STATISTICS
 from securefda.protocol.header_checks import quantisation
 from securefda.protocol.messages import Abort, Header, Parcel, Send, Survivors, Visibility
 from securefda.rules import Strategy, caps_for, norm_codes, norms_of
@@ -256,7 +256,7 @@ class SessionNetwork(MemoryNetwork[AggregatorRun, Source]):
         factors = _factors(header, {index: self._codes_of(index, attempt) for index in of_sum})
         q_max = quantisation(header).q_max
         for part in outcome.partial_sums:
-            total, rounded_up = np.zeros(WIDTH + TAIL, np.int64), np.zeros(WIDTH + TAIL, np.int64)
+            total, rounded_up = np.zeros(WIDTH + N_STATISTICS, np.int64), np.zeros(WIDTH + N_STATISTICS, np.int64)
             for member in part.members:
                 place, steps = place_of(header.round, member), factors.get(member, 1.0) * q_max
                 total[place] += math.floor(steps)
@@ -295,10 +295,10 @@ class SessionNetwork(MemoryNetwork[AggregatorRun, Source]):
     def _added(self, member: int, digest: bytes) -> Any:
         """What a member added to its unit vector; an honest one nothing, and its input is one that it sent."""
         if member in self.liars:
-            return self.liars[member].added.get(digest, np.zeros(WIDTH + TAIL, np.uint32)).astype(np.int64)
+            return self.liars[member].added.get(digest, np.zeros(WIDTH + N_STATISTICS, np.uint32)).astype(np.int64)
         vectors = [one.vectors[0] for one in self.sent if one.sender == member and one.vectors]
         must(digest in {sha256(vector).digest() for vector in vectors}, f"source {member} never sent this input")
-        return np.zeros(WIDTH + TAIL, np.int64)
+        return np.zeros(WIDTH + N_STATISTICS, np.int64)
 
 
 def _factors(header: Header, said: Mapping[int, bytes]) -> dict[int, float]:

@@ -21,8 +21,8 @@ widths = st.sampled_from(WORD_BITS)
 KEY = Secret(bytes(range(32)))
 
 
-def one_layer(size: int, clip: float = 1.0, n_max: int = 10, bits: int = 32, tail: int = 0) -> Quantisation:
-    return Quantisation((EncodedLayer(size, clip),), n_max, bits, tail)
+def one_layer(size: int, clip: float = 1.0, n_max: int = 10, bits: int = 32, n_statistics: int = 0) -> Quantisation:
+    return Quantisation((EncodedLayer(size, clip),), n_max, bits, n_statistics)
 
 
 def signed(word: int, bits: int) -> int:
@@ -48,12 +48,12 @@ def test_error_of_a_coordinate_is_below_a_step(clip: float, n_max: int, bits: in
 @pytest.mark.parametrize("sign", [1, -1])
 def test_sum_of_n_max_extreme_inputs_does_not_wrap(bits: int, n_max: int, sign: int) -> None:
     """The true sum n_max * sign * clip comes back, and q_max is the largest for which that holds."""
-    quantisation = one_layer(3, 0.25, n_max, bits, tail=1)
+    quantisation = one_layer(3, 0.25, n_max, bits, n_statistics=1)
     encoded = quantisation.encode(np.full(3, sign * 0.25), KEY, np.ones(1))
     total = np.multiply(encoded, n_max, dtype=np.uint32)
     decoded = quantisation.decode(total, n_max)
     np.testing.assert_allclose(decoded.vector, np.full(3, sign * n_max * 0.25), rtol=1e-15)
-    np.testing.assert_allclose(decoded.tail, [n_max], rtol=1e-15)
+    np.testing.assert_allclose(decoded.statistics, [n_max], rtol=1e-15)
     assert n_max * quantisation.q_max < 2 ** (bits - 1)
     assert n_max * (quantisation.q_max + 1) >= 2 ** (bits - 1)
 
@@ -94,7 +94,7 @@ def test_masks_that_do_not_cancel_raise_the_alarm() -> None:
 
 
 def test_negative_sum_of_weights_raises_the_alarm() -> None:
-    quantisation = one_layer(1, tail=1)
+    quantisation = one_layer(1, n_statistics=1)
     quantisation.decode(np.array([2**32 - 1, 0], dtype=np.uint32), 1)
     with pytest.raises(RangeAlarm):
         quantisation.decode(np.array([0, 2**32 - 1], dtype=np.uint32), 1)
@@ -104,17 +104,17 @@ def test_negative_sum_of_weights_raises_the_alarm() -> None:
 @given(seed=st.integers(0, 2**32 - 1), count=st.integers(1, 10), bits=widths)
 def test_decoded_ring_sum_is_the_sum_within_a_step_each(seed: int, count: int, bits: int) -> None:
     generator = np.random.default_rng(seed)
-    quantisation = Quantisation((EncodedLayer(5, 0.5), EncodedLayer(3, 20.0)), 10, bits, tail=2)
+    quantisation = Quantisation((EncodedLayer(5, 0.5), EncodedLayer(3, 20.0)), 10, bits, n_statistics=2)
     limits = np.array([0.5] * 5 + [20.0] * 3)
     vectors = [generator.uniform(-limits, limits) for _ in range(count)]
-    tails = [generator.uniform(0, 1, 2) for _ in range(count)]
+    drawn = [generator.uniform(0, 1, 2) for _ in range(count)]
     total = np.zeros(10, dtype=np.uint32)
-    for vector, tail in zip(vectors, tails, strict=True):
-        total += quantisation.encode(vector, KEY, tail)
+    for vector, statistics in zip(vectors, drawn, strict=True):
+        total += quantisation.encode(vector, KEY, statistics)
     decoded = quantisation.decode(total, count)
     slack = count / quantisation.q_max
     assert np.all(np.abs(decoded.vector - np.sum(vectors, axis=0)) < slack * limits)
-    assert np.all(np.abs(decoded.tail - np.sum(tails, axis=0)) <= count * 0.501 / ((2**31 - 1) // 10))
+    assert np.all(np.abs(decoded.statistics - np.sum(drawn, axis=0)) <= count * 0.501 / ((2**31 - 1) // 10))
 
 
 @pytest.mark.parametrize("bits", WORD_BITS)
@@ -156,7 +156,7 @@ def test_layers_take_their_bits_from_one_stream_whatever_their_sizes() -> None:
 @pytest.mark.parametrize("bits", WORD_BITS)
 @pytest.mark.parametrize("size", [1, 2, 3, 8, 1001])
 def test_packed_words_come_back_and_take_no_more_bits_than_they_have(bits: int, size: int) -> None:
-    quantisation = one_layer(size, bits=bits, tail=2)
+    quantisation = one_layer(size, bits=bits, n_statistics=2)
     vector = np.random.default_rng([bits, size]).integers(0, 2**32, size + 2, np.uint32)
     packed = bytes(quantisation.pack(vector))
     assert len(packed) == quantisation.nbytes == -(-size * bits // 8) + 8
@@ -169,7 +169,7 @@ def test_packed_words_come_back_and_take_no_more_bits_than_they_have(bits: int, 
 
 @pytest.mark.parametrize("bit", [4, 5, 6, 7])
 def test_a_bit_behind_the_last_word_is_refused(bit: int) -> None:
-    quantisation = one_layer(3, bits=20, tail=1)
+    quantisation = one_layer(3, bits=20, n_statistics=1)
     packed = bytearray(quantisation.pack(np.zeros(4, np.uint32)))
     assert not quantisation.unpack(packed).any()
     packed[7] |= 1 << bit
@@ -179,7 +179,7 @@ def test_a_bit_behind_the_last_word_is_refused(bit: int) -> None:
 
 @pytest.mark.parametrize("change", [-1, 1])
 def test_packed_bytes_of_another_length_are_refused(change: int) -> None:
-    quantisation = one_layer(3, bits=20, tail=1)
+    quantisation = one_layer(3, bits=20, n_statistics=1)
     with pytest.raises(ValueError, match="12 are due"):
         quantisation.unpack(bytes(12 + change))
 
@@ -187,7 +187,7 @@ def test_packed_bytes_of_another_length_are_refused(change: int) -> None:
 @pytest.mark.parametrize("bits", [16, 20, 24])
 def test_high_bits_of_a_sum_of_words_do_not_count(bits: int) -> None:
     """In memory sums and masks have 32 bits; what is left above the k that travelled is not looked at."""
-    quantisation = one_layer(2, bits=bits, tail=1)
+    quantisation = one_layer(2, bits=bits, n_statistics=1)
     encoded = quantisation.encode(np.array([0.5, -0.5]), KEY, np.ones(1))
     other = encoded.copy()
     other[:2] ^= np.uint32(1 << bits)
@@ -197,9 +197,10 @@ def test_high_bits_of_a_sum_of_words_do_not_count(bits: int) -> None:
 
 @pytest.mark.parametrize("bits", WORD_BITS)
 def test_weights_keep_32_bits_whatever_the_width_of_parameters(bits: int) -> None:
-    quantisation = one_layer(1, n_max=20, bits=bits, tail=1)
-    tail = np.array([1 / 3])
-    assert abs(quantisation.decode(quantisation.encode(np.zeros(1), KEY, tail), 1).tail[0] - 1 / 3) < 20 / 2**31
+    quantisation = one_layer(1, n_max=20, bits=bits, n_statistics=1)
+    statistics = np.array([1 / 3])
+    decoded = quantisation.decode(quantisation.encode(np.zeros(1), KEY, statistics), 1)
+    assert abs(decoded.statistics[0] - 1 / 3) < 20 / 2**31
 
 
 def test_each_layer_is_clipped_by_its_own_limit_and_counted() -> None:
@@ -230,11 +231,11 @@ def test_input_that_is_not_finite_is_refused_naming_the_layer(bad: float, positi
 @pytest.mark.parametrize("bad", [-1e-9, 1.0 + 1e-9, np.nan, np.inf, -1.0])
 def test_weight_outside_zero_to_one_is_refused(bad: float) -> None:
     with pytest.raises(ValueError, match=r"outside \[0, 1\]"):
-        one_layer(1, tail=2).encode(np.zeros(1), KEY, np.array([0.5, bad]))
+        one_layer(1, n_statistics=2).encode(np.zeros(1), KEY, np.array([0.5, bad]))
 
 
 @pytest.mark.parametrize(
-    ("vector", "tail"),
+    ("vector", "statistics"),
     [
         (np.zeros(2), np.zeros(1)),
         (np.zeros(4), np.zeros(1)),
@@ -245,9 +246,9 @@ def test_weight_outside_zero_to_one_is_refused(bad: float) -> None:
         (np.zeros(3, np.float16), np.zeros(1)),
     ],
 )
-def test_input_of_another_shape_or_type_is_refused(vector: NDArray[Any], tail: NDArray[Any] | None) -> None:
+def test_input_of_another_shape_or_type_is_refused(vector: NDArray[Any], statistics: NDArray[Any] | None) -> None:
     with pytest.raises(ValueError, match="not \\("):
-        one_layer(3, tail=1).encode(vector, KEY, tail)
+        one_layer(3, n_statistics=1).encode(vector, KEY, statistics)
 
 
 @pytest.mark.parametrize(
@@ -288,8 +289,8 @@ def test_empty_layers_are_refused() -> None:
         EncodedLayer(0, 1.0)
     with pytest.raises(ValueError, match="layer"):
         Quantisation((), 3)
-    with pytest.raises(ValueError, match="tail"):
-        one_layer(1, tail=-1)
+    with pytest.raises(ValueError, match="statistics"):
+        one_layer(1, n_statistics=-1)
 
 
 @pytest.mark.skipif(sys.gettrace() is not None, reason="a tracer allocates on its own")

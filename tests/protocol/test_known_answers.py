@@ -244,24 +244,25 @@ def test_sum_without_the_dropped_party_opens(case: dict[str, Any]) -> None:
 def test_fixed_point(case: dict[str, Any]) -> None:
     layers = tuple(EncodedLayer(size, float.fromhex(limit)) for size, limit in case["layers"])
     bits, n_max = case["modulus_bits"], case["n_max"]
-    quantisation = Quantisation(layers, case["n_max"], case["modulus_bits"], tail=len(case["tail"]))
+    quantisation = Quantisation(layers, case["n_max"], case["modulus_bits"], n_statistics=len(case["statistics"]))
     vector = [float.fromhex(text) for text in case["vector"]]
-    tail = [float.fromhex(text) for text in case["tail"]]
+    statistics = [float.fromhex(text) for text in case["statistics"]]
     assert quantisation.q_max == case["q_max"] == (2 ** (bits - 1) - 1) // n_max
-    encoded = quantisation.encode(np.array(vector), secret(case["rounding"]), np.array(tail))
+    encoded = quantisation.encode(np.array(vector), secret(case["rounding"]), np.array(statistics))
     limits = [layer.range for layer in layers for _ in range(layer.size)]
     drawn = oracle.keystream_words(bytes.fromhex(case["rounding"]), 16, len(vector))
     exact = [oracle.encode_exactly(x, c, case["q_max"], w) for x, c, w in zip(vector, limits, drawn, strict=True)]
-    of_tail = [round(Fraction(x) * ((2**31 - 1) // n_max)) for x in tail]
-    assert encoded.tolist() == case["encoded"] == [q % 2**32 for q in (*exact, *of_tail)]
+    of_statistics = [round(Fraction(x) * ((2**31 - 1) // n_max)) for x in statistics]
+    assert encoded.tolist() == case["encoded"] == [q % 2**32 for q in (*exact, *of_statistics)]
     packed = sum(q % 2**bits << bits * place for place, q in enumerate(exact))
-    on_wire = packed.to_bytes(-(-len(exact) * bits // 8), "little") + b"".join(q.to_bytes(4, "little") for q in of_tail)
+    on_wire = packed.to_bytes(-(-len(exact) * bits // 8), "little")
+    on_wire += b"".join(q.to_bytes(4, "little") for q in of_statistics)
     assert bytes(quantisation.pack(encoded)).hex() == case["packed"] == on_wire.hex()
     received = quantisation.unpack(on_wire)
-    assert received.tolist() == [*(q % 2**bits for q in exact), *of_tail]
+    assert received.tolist() == [*(q % 2**bits for q in exact), *of_statistics]
     assert case["clipped"] == sum(abs(x) > c for x, c in zip(vector, limits, strict=True))
     decoded = quantisation.decode(received, 1)
-    assert [value.hex() for value in (*decoded.vector.tolist(), *decoded.tail.tolist())] == case["decoded"]
+    assert [value.hex() for value in (*decoded.vector.tolist(), *decoded.statistics.tolist())] == case["decoded"]
     for text, q, limit in zip(case["decoded"], exact, limits, strict=False):
         true = Fraction(limit) * q / case["q_max"]
         assert abs(Fraction(float.fromhex(text)) - true) <= abs(true) / 2**51
@@ -295,16 +296,16 @@ def test_down_link_error_vector_is_refused(case: dict[str, Any]) -> None:
 
 def refused_encoding(case: dict[str, Any]) -> Any:
     """The act of an error vector; all but those about the terms share one encoding."""
-    terms = Quantisation((EncodedLayer(2, 1.0),), 4, 32, tail=1)
+    terms = Quantisation((EncodedLayer(2, 1.0),), 4, 32, n_statistics=1)
     match case["refused_at"]:
         case "terms":
             limit = float.fromhex(case["range"])
-            return lambda: Quantisation((EncodedLayer(2, limit),), case["n_max"], case["modulus_bits"], tail=1)
+            return lambda: Quantisation((EncodedLayer(2, limit),), case["n_max"], case["modulus_bits"], n_statistics=1)
         case "encode":
-            vector, tail = ([float.fromhex(text) for text in case[name]] for name in ("vector", "tail"))
-            return lambda: terms.encode(np.array(vector), Secret(bytes(32)), np.array(tail))
+            vector, statistics = ([float.fromhex(text) for text in case[name]] for name in ("vector", "statistics"))
+            return lambda: terms.encode(np.array(vector), Secret(bytes(32)), np.array(statistics))
         case "unpack":
-            narrow = Quantisation((EncodedLayer(3, 1.0),), 4, 20, tail=1)
+            narrow = Quantisation((EncodedLayer(3, 1.0),), 4, 20, n_statistics=1)
             return lambda: narrow.unpack(bytes.fromhex(case["packed"]))
     return lambda: terms.decode(np.array(case["words"], dtype=np.uint32), case["count"])
 
@@ -317,7 +318,7 @@ def test_fixed_point_error_vector_is_refused(case: dict[str, Any]) -> None:
 
 
 def test_fixed_point_error_vectors_differ_from_right_ones_in_one_thing() -> None:
-    terms = Quantisation((EncodedLayer(2, 1.0),), 4, 32, tail=1)
+    terms = Quantisation((EncodedLayer(2, 1.0),), 4, 32, n_statistics=1)
     encoded = terms.encode(np.zeros(2), Secret(bytes(32)), np.ones(1))
     assert encoded.tolist() == [0, 0, terms.q_max]
     reached = np.array([2 * terms.q_max, 2**32 - 2 * terms.q_max, 2 * terms.q_max], dtype=np.uint32)

@@ -73,11 +73,11 @@ def test_aggregator_sends_the_published_bytes_and_opens_the_published_sums(name:
         {
             "survivors": sorted(part.survivors),
             "vector": [x.hex() for x in part.decoded.vector.tolist()],
-            "tail": [x.hex() for x in part.decoded.tail.tolist()],
+            "statistics": [x.hex() for x in part.decoded.statistics.tolist()],
         }
         for part in opened.sums
     ]
-    assert sums == [{field: part[field] for field in ("survivors", "vector", "tail")} for part in one["sums"]]
+    assert sums == [{field: part[field] for field in ("survivors", "vector", "statistics")} for part in one["sums"]]
 
 
 @pytest.mark.parametrize("case", TO_SOURCE, ids=name_of)

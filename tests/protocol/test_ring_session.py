@@ -51,7 +51,7 @@ def assert_sum_is_exact(cohort: Cohort, drops: Mapping[int, float]) -> None:
     (one,) = opened.sums
     plain = quantisation(cohort.header.body).decode(cohort.sum_of(survivors), len(survivors))
     assert np.array_equal(one.decoded.vector, plain.vector)
-    assert np.array_equal(one.decoded.tail, plain.tail)
+    assert np.array_equal(one.decoded.statistics, plain.statistics)
     packed = quantisation(cohort.header.body).pack(cohort.sum_of(survivors))
     assert opened.sum_digest == sha256(packed).digest()
 

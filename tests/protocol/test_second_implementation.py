@@ -83,13 +83,13 @@ def test_every_key_share_and_seed_of_a_source_is_the_published_one(name: str) ->
             peers = [other.sources[peer] for peer in other.masks_with(source.own) if peer != source.own]
             found["self_seed"] = source.self_seed(other.ctx2).hex()
             found["pair_seeds"] = {str(peer.own): source.pair_seed(peer, other.ctx2).hex() for peer in peers}
-            reals = [float.fromhex(x) for x in (*published["input"], *published["tail"])]
+            reals = [float.fromhex(x) for x in (*published["input"], *published["statistics"])]
             rounding = bytes.fromhex(published["rounding"])
             found["encoded"] = other.terms.to_bytes(other.terms.encode(reals, rounding)).hex()
             found["masked"] = other.inputs[source.own].hex()
         if source.report:
             found["report_commitment"] = source.report_commitment.hex()
-        given = {"random", "report", "norms", "input", "tail", "rounding"}
+        given = {"random", "report", "norms", "input", "statistics", "rounding"}
         assert found == {field: value for field, value in published.items() if field not in given}
         assert source.rest == []
 
@@ -103,7 +103,7 @@ def test_every_sum_is_that_of_the_survivors_inputs_and_the_published_one(name: s
         columns = zip(*map(other.terms.from_bytes, clear), strict=True)
         assert words == [sum(column) % 2**width for column, width in zip(columns, other.terms.widths, strict=True)]
         assert other.terms.to_bytes(words).hex() == published["words"]
-        assert [x.hex() for x in other.terms.decode(words)] == [*published["vector"], *published["tail"]]
+        assert [x.hex() for x in other.terms.decode(words)] == [*published["vector"], *published["statistics"]]
 
 
 def grid_of(one: Any) -> list[tuple[int, float]]:

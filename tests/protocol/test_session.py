@@ -42,7 +42,7 @@ def assert_sum_is_exact(cohort: Cohort, drops: Mapping[int, int]) -> None:
     for one, total in zip(opened.sums, totals, strict=True):
         plain = quantisation(cohort.header.body).decode(total, len(one.survivors))
         assert np.array_equal(one.decoded.vector, plain.vector)
-        assert np.array_equal(one.decoded.tail, plain.tail)
+        assert np.array_equal(one.decoded.statistics, plain.statistics)
 
 
 @pytest.mark.parametrize("n", SIZES)
@@ -87,11 +87,11 @@ def test_sum_is_exact_with_as_many_inputs_at_the_range_as_the_ring_holds(bits: i
     cohort = Cohort(5, changes={"modulus_bits": bits})
     encoding = quantisation(cohort.header.body)
     extreme = np.repeat([layer.range for layer in encoding.layers], [layer.size for layer in encoding.layers])
-    tail = np.ones(encoding.tail)
-    cohort.encoded = lambda index: encoding.encode(extreme, rounding_of(index), tail)  # type: ignore[method-assign]
+    statistics = np.ones(encoding.n_statistics)
+    cohort.encoded = lambda index: encoding.encode(extreme, rounding_of(index), statistics)  # type: ignore[method-assign]
     opened = cohort.finish()
     np.testing.assert_allclose(opened.sums[0].decoded.vector, 5 * extreme, rtol=1e-12)
-    np.testing.assert_array_equal(opened.sums[0].decoded.tail, [5.0] * encoding.tail)
+    np.testing.assert_array_equal(opened.sums[0].decoded.statistics, [5.0] * encoding.n_statistics)
 
 
 def test_two_threads_and_any_order_of_arrival_give_the_same_sum_as_one() -> None:

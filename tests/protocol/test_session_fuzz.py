@@ -27,7 +27,7 @@ from securefda.protocol import aggregator, header_checks, masking
 from securefda.protocol import source as src
 from securefda.protocol.aggregator import AggregatorSession
 from securefda.protocol.agreement import REPORT_OPENING_BYTES, report_commitment
-from securefda.protocol.encoding import TAIL
+from securefda.protocol.encoding import N_STATISTICS
 from securefda.protocol.messages import Advertise, Checkpoint, Parcel, ShareBundle, Survivors, Visibility
 from securefda.protocol.secret import Secret
 from securefda.site.policy import verdict
@@ -160,7 +160,7 @@ def inputs_that_count_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def unmask(total: Any, **seeds: Any) -> None:
         real(total, **seeds)
-        total[:-TAIL] *= 2
+        total[:-N_STATISTICS] *= 2
 
     monkeypatch.setattr(aggregator, "unmask", unmask)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from securefda.protocol.encoding import TAIL
+from securefda.protocol.encoding import N_STATISTICS
 from securefda.protocol.messages import Header, Parcel
 from securefda.protocol.source import AwaitingShares, receive_shares
 from securefda.source.rounds import capped_input, release_masked
 from securefda.source.run import SourceRun
 
-KEPT, SAMPLES, LOSS, ACCURACY = range(-TAIL, 4 - TAIL)
+KEPT, SAMPLES, LOSS, ACCURACY = range(-N_STATISTICS, 4 - N_STATISTICS)
 """Where w, n and the sums of metrics stand in an encoded vector."""
 
 

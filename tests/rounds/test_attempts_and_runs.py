@@ -263,7 +263,7 @@ def test_a_late_message_changes_nothing(build: Callable[..., Federation]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("tail", "alarm"),
+    ("statistics", "alarm"),
     [
         ((0, 0), "a source lied about its contribution: a sum has no samples"),
         ((0, 1), "a source lied about its contribution: the sum of layer"),
@@ -272,13 +272,13 @@ def test_a_late_message_changes_nothing(build: Callable[..., Federation]) -> Non
     ],
 )
 def test_a_lie_in_the_statistics_loses_the_round_and_not_the_run(
-    build: Callable[..., Federation], tail: tuple[int, int], alarm: str
+    build: Callable[..., Federation], statistics: tuple[int, int], alarm: str
 ) -> None:
     """All three lie, so that no honest sum comes out; one clear line, and the model stays as it was."""
     federation = build(3, rounds=2)
 
     def lie(encoded: Any, header: Header) -> None:
-        encoded[[KEPT, SAMPLES]] = tail
+        encoded[[KEPT, SAMPLES]] = statistics
 
     federation.sources = {index: Liar(source, lie) for index, source in federation.sources.items()}
     federation.open()

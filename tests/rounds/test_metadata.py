@@ -122,12 +122,12 @@ UNITS = ErrorUnits.of(TargetStatistics(4, 2.0, 0.5))
 
 
 @pytest.mark.parametrize("weight", [1.0, 0.24])
-def test_the_tail_gives_back_what_went_in(weight: float) -> None:
+def test_encoded_statistics_give_back_what_went_in(weight: float) -> None:
     errors = DeltaErrors(3.0, 0.9 * UNITS.variance, 0.25 * UNITS.variance).times(weight)
     statistics = AggregateStatistics(0.7 * weight, weight, 1.5 * weight, 0.8 * weight, errors)
-    tail = encode_statistics(statistics, UNITS)
-    assert np.all((tail >= 0) & (tail <= weight))
-    back = decode_statistics(tail, UNITS)
+    encoded = encode_statistics(statistics, UNITS)
+    assert np.all((encoded >= 0) & (encoded <= weight))
+    back = decode_statistics(encoded, UNITS)
     assert (back.kept, back.weight, back.loss, back.accuracy) == pytest.approx(
         (statistics.kept, weight, statistics.loss, statistics.accuracy)
     )
@@ -151,6 +151,6 @@ def test_a_figure_that_is_no_number_is_refused() -> None:
 
 
 def test_errors_that_were_not_asked_for_leave_zeros_and_are_none_again() -> None:
-    tail = encode_statistics(AggregateStatistics(0.0, 0.5, 0.1, 0.1, DeltaErrors(1.0, 1.0, 1.0)), None)
-    assert np.all(tail[-3:] == 0)
-    assert decode_statistics(tail, None).errors is None
+    encoded = encode_statistics(AggregateStatistics(0.0, 0.5, 0.1, 0.1, DeltaErrors(1.0, 1.0, 1.0)), None)
+    assert np.all(encoded[-3:] == 0)
+    assert decode_statistics(encoded, None).errors is None

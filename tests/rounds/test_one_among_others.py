@@ -129,7 +129,7 @@ def negative_weight(encoded: Any, header: Header) -> None:
     """Nothing in the layers, and a weight that takes those of the three others away, but for a thousandth."""
     others = 3 * 24 / header.max_samples
     encoded[:] = 0
-    encoded[SAMPLES] = 2**32 - round((others - 0.001) * quantisation(header).tail_q_max)
+    encoded[SAMPLES] = 2**32 - round((others - 0.001) * quantisation(header).statistic_q_max)
 
 
 def honest(encoded: Any, header: Header) -> None:

@@ -55,7 +55,7 @@ def silence(federation: Federation, index: int, *, promised: bool = False) -> No
     object.__setattr__(site, "with_noise", not promised)
 
 
-def tails(federation: Federation) -> dict[int, tuple[int, int]]:
+def statistics_sent(federation: Federation) -> dict[int, tuple[int, int]]:
     """What each masked source puts in the places of loss and accuracy, once it does."""
     found: dict[int, tuple[int, int]] = {}
 
@@ -108,7 +108,7 @@ def asks(federation: Federation) -> list[bool]:
 def test_where_one_source_has_no_figures_nobodys_travel(build: Callable[..., Federation], plan: str) -> None:
     federation = build(plan)
     silence(federation, ME)
-    found = tails(federation)
+    found = statistics_sent(federation)
     federation.open().go()
 
     assert {index: join.metrics for index, (join,) in bodies(federation, Join).items()} == {
@@ -128,7 +128,7 @@ def test_where_one_source_has_no_figures_nobodys_travel(build: Callable[..., Fed
 @pytest.mark.parametrize("plan", PLANS)
 def test_where_every_source_has_figures_they_travel(build: Callable[..., Federation], plan: str) -> None:
     federation = build(plan, settings={"bits": 32})
-    found = tails(federation)
+    found = statistics_sent(federation)
     federation.open().go()
     sites = trained(federation)
 

@@ -276,10 +276,11 @@ def _refused_terms() -> list[dict[str, Any]]:
 
 
 def _refused_inputs() -> list[dict[str, Any]]:
-    """Two coordinates with range 1 and a tail of one, for up to four inputs in 32 bits."""
+    """Two coordinates with range 1 and one statistic, for up to four inputs in 32 bits."""
 
-    def case(why: str, vector: list[float], tail: float) -> dict[str, Any]:
-        return {"why": why, "refused_at": "encode", "vector": [x.hex() for x in vector], "tail": [tail.hex()]}
+    def case(why: str, vector: list[float], statistic: float) -> dict[str, Any]:
+        numbers = {"vector": [x.hex() for x in vector], "statistics": [statistic.hex()]}
+        return {"why": why, "refused_at": "encode", **numbers}
 
     return [
         case("not a number", [0.0, float("nan")], 1.0),
@@ -311,7 +312,7 @@ def _refused_sums() -> list[dict[str, Any]]:
 
 
 def _refused_bytes() -> list[dict[str, Any]]:
-    """Three words of 20 bits and a tail of one: eight bytes, of which four bits are left, and four."""
+    """Three words of 20 bits and one statistic: eight bytes, of which four bits are left, and four."""
 
     def case(why: str, data: str) -> dict[str, Any]:
         return {"why": why, "refused_at": "unpack", "packed": data}
@@ -330,12 +331,12 @@ def _encodings() -> list[dict[str, Any]]:
     cases = []
     for bits, n_max in ((32, 1), (32, 3), (32, 10), (32, 2**31 - 1), (24, 10), (20, 10), (20, 64), (16, 10), (16, 3)):
         clip = Quantisation((EncodedLayer(1, 1.0),), n_max, bits).q_max / 2**20
-        quantisation = Quantisation((EncodedLayer(7, clip), EncodedLayer(6, 0.1)), n_max, bits, tail=2)
+        quantisation = Quantisation((EncodedLayer(7, clip), EncodedLayer(6, 0.1)), n_max, bits, n_statistics=2)
         ties = [halves / 2**21 for halves in (0, 1, -1, 3, -5)]
         vector = np.array([*ties, clip, -2 * clip, 0.1, -0.1, 0.0123, -0.07, 7.0, -1e-9])
-        tail = np.array([1.0, 0.25])
+        statistics = np.array([1.0, 0.25])
         rounding = _hash(f"rounding {bits} {n_max}")
-        encoded = quantisation.encode(vector, Secret(rounding), tail)
+        encoded = quantisation.encode(vector, Secret(rounding), statistics)
         decoded = quantisation.decode(encoded, 1)
         cases.append(
             {
@@ -344,12 +345,12 @@ def _encodings() -> list[dict[str, Any]]:
                 "layers": [[layer.size, layer.range.hex()] for layer in quantisation.layers],
                 "q_max": quantisation.q_max,
                 "vector": [float(value).hex() for value in vector],
-                "tail": [float(value).hex() for value in tail],
+                "statistics": [float(value).hex() for value in statistics],
                 "rounding": rounding.hex(),
                 "encoded": [int(word) for word in encoded],
                 "packed": bytes(quantisation.pack(encoded)).hex(),
                 "clipped": int(np.count_nonzero(np.abs(vector) > [clip] * 7 + [0.1] * 6)),
-                "decoded": [float(value).hex() for value in (*decoded.vector, *decoded.tail)],
+                "decoded": [float(value).hex() for value in (*decoded.vector, *decoded.statistics)],
             }
         )
     return cases

@@ -150,13 +150,13 @@ class VectorCohort(Cohort):
         self.random = {index: Draws(Bytes("source", index)) for index in self.indices}  # type: ignore[misc]
 
     def reals(self, index: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Input and tail of a source, as it encodes them: at ``sum`` scaled to the caps, if there are any."""
+        """Input and statistics of a source, as it encodes them: at ``sum`` scaled to the caps, if there are any."""
         encoding = quantisation(self.header.body)
         vector = self._contribution(index)
         if self.report_of(index):
             scale_to_caps(vector, self._sizes, self.norms_of(index), self.caps)
-        tail = [self._number(index, place) for place in range(encoding.layer_length, encoding.length)]
-        return vector, np.array(tail) / 2**16
+        statistics = [self._number(index, place) for place in range(encoding.layer_length, encoding.length)]
+        return vector, np.array(statistics) / 2**16
 
     def _contribution(self, index: int) -> NDArray[np.float64]:
         """Exact multiples of 2^-17: at ``sum`` within the range, elsewhere in part beyond it."""
@@ -197,8 +197,8 @@ class VectorCohort(Cohort):
         return caps_for(reports, kappa=header.norm_cap.kappa, others=header.norm_cap.others).tolist()
 
     def encoded(self, index: int) -> RingVector:
-        vector, tail = self.reals(index)
-        return quantisation(self.header.body).encode(vector, rounding_of(index), tail)
+        vector, statistics = self.reals(index)
+        return quantisation(self.header.body).encode(vector, rounding_of(index), statistics)
 
     @staticmethod
     def _number(index: int, place: int) -> int:
@@ -328,7 +328,7 @@ def _source(cohort: VectorCohort, view: _View, index: int) -> dict[str, Any]:
 
 def _masking(cohort: VectorCohort, view: _View, index: int, pair: KeyPair, self_secret: Secret) -> dict[str, Any]:
     """The input of a source, the keys of its masks, and what became of it."""
-    vector, tail = cohort.reals(index)
+    vector, statistics = cohort.reals(index)
     seeds = {
         peer: agreement.pair_seed(pair, view.keys[peer].mask_key, own=index, peer=peer, ctx2=view.ctx2)
         for peer in sorted(cohort_with(index, view.cohorts) & view.ring.neighbours(index))
@@ -337,7 +337,7 @@ def _masking(cohort: VectorCohort, view: _View, index: int, pair: KeyPair, self_
         "self_seed": agreement.self_seed(self_secret, own=index, ctx2=view.ctx2).reveal().hex(),
         "pair_seeds": {str(peer): seed.reveal().hex() for peer, seed in seeds.items()},
         "input": [x.hex() for x in vector.tolist()],
-        "tail": [x.hex() for x in tail.tolist()],
+        "statistics": [x.hex() for x in statistics.tolist()],
         "rounding": rounding_of(index).reveal().hex(),
         "encoded": _packed(cohort, cohort.encoded(index)),
         "masked": cohort.vectors[index].hex(),
@@ -387,7 +387,7 @@ def _sum(cohort: Cohort, one: Any) -> dict[str, Any]:
         "survivors": sorted(one.survivors),
         "words": _packed(cohort, cohort.sum_of(sorted(one.survivors))),
         "vector": [x.hex() for x in one.decoded.vector.tolist()],
-        "tail": [x.hex() for x in one.decoded.tail.tolist()],
+        "statistics": [x.hex() for x in one.decoded.statistics.tolist()],
     }
 
 

@@ -69,20 +69,20 @@ def at_the_limit(header: Header, encoded: RingVector) -> None:
     weight.
     """
     encoding = quantisation(header)
-    parameters, tail = encoded[: header.n_params], encoded[header.n_params :]
+    parameters, statistics = encoded[: header.n_params], encoded[header.n_params :]
     parameters[::2] = encoding.q_max
     parameters[1::2] = 2**32 - encoding.q_max
-    tail[:] = 0
-    tail[1] = encoding.tail_q_max  # n
+    statistics[:] = 0
+    statistics[1] = encoding.statistic_q_max  # n
 
 
 def other_share(factor: float) -> Falsify:
     """Return a change that multiplies the share of the target's update, or of attention, by a factor."""
 
     def falsify(header: Header, encoded: RingVector) -> None:
-        tail = encoded[header.n_params :]
-        claimed = round(factor * int(tail[1]))  # tail[1] is n
-        tail[0] = np.asarray(claimed % 2**32, encoded.dtype)
+        statistics = encoded[header.n_params :]
+        claimed = round(factor * int(statistics[1]))  # statistics[1] is n
+        statistics[0] = np.asarray(claimed % 2**32, encoded.dtype)
 
     return falsify
 

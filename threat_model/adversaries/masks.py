@@ -65,5 +65,5 @@ def decode(header: Header, vector: RingVector) -> Decoded:
     steps = np.repeat([encoding.step(place) for place in range(len(header.layers))], [x.size for x in header.layers])
     unused = 32 - header.modulus_bits
     centred = np.left_shift(vector[: steps.size], np.uint32(unused)).view(np.int32) >> unused
-    kept, weight, *_ = vector[steps.size :].view(np.int32)  # the tail: w, n, and figures that travel with them
-    return Decoded(centred * steps, float(weight) / encoding.tail_q_max, float(kept) / encoding.tail_q_max)
+    kept, weight, *_ = vector[steps.size :].view(np.int32)  # the statistics: w, n, and figures that travel with them
+    return Decoded(centred * steps, float(weight) / encoding.statistic_q_max, float(kept) / encoding.statistic_q_max)

@@ -66,7 +66,7 @@ M = KEYSTREAM_PER_THREAD * 2 // (4 * len(PARTIES)) + 3
 """So long that a second thread is worth starting, and not a multiple of anything."""
 
 KEY = Secret(bytes(32))
-ENCODING = Quantisation((EncodedLayer(M - 2, 1.0),), n_max=6, tail=2)
+ENCODING = Quantisation((EncodedLayer(M - 2, 1.0),), n_max=6, n_statistics=2)
 
 
 def summed(order: Iterable[int], *, masked_by: int, unmasked_by: int) -> bytes:
@@ -80,7 +80,7 @@ def summed(order: Iterable[int], *, masked_by: int, unmasked_by: int) -> bytes:
         masking.mask(vector, own=own, self_seed=self_seeds[own], pair_seeds=seeds, threads=masked_by)
         masking.accumulate(total, vector)
     masking.unmask(total, self_seeds=self_seeds, dropped={}, threads=unmasked_by)
-    assert ENCODING.decode(total, len(PARTIES)).tail.tolist() == [0.0, 3.0]
+    assert ENCODING.decode(total, len(PARTIES)).statistics.tolist() == [0.0, 3.0]
     return sha256(total.data).digest()
 
 

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from securefda.bench.secagg.job import K_MIN, Job, update_of
 from securefda.errors import SecureFdaError
 from securefda.protocol import source as src
-from securefda.protocol.encoding import TAIL
+from securefda.protocol.encoding import N_STATISTICS
 from securefda.protocol.header_checks import History, SessionLimits, check_signed_header, quantisation
 from securefda.protocol.messages import Signed, Signer
 from securefda.protocol.roster import Roster
@@ -112,7 +112,7 @@ class Crowd:
         began = time.thread_time()
         ready = src.receive_shares(phase, decode_signed(data))  # type: ignore[arg-type]
         opened = time.thread_time()
-        alone = np.eye(TAIL)[1]  # n = 1, and every other figure zero
+        alone = np.eye(N_STATISTICS)[1]  # n = 1, and every other figure zero
         encoding = quantisation(phase.session.header.body)
         values = encoding.encode(update, Secret.random(self._random_bytes), alone)
         self._phases[index], message, vector = src.masked_input(ready, values, encoding)

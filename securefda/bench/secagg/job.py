@@ -14,7 +14,7 @@ from securefda.aggregator.headers import n_max_for
 from securefda.aggregator.ranges import narrowest
 from securefda.errors import ConfigError
 from securefda.parse import json_value
-from securefda.protocol.encoding import TAIL, EncodedLayer, Quantisation
+from securefda.protocol.encoding import N_STATISTICS, EncodedLayer, Quantisation
 from securefda.protocol.graph import smallest_graph
 from securefda.protocol.header_checks import default_threshold
 from securefda.protocol.messages import GraphTerms
@@ -90,7 +90,7 @@ class Job:
         """
         room = n_max_for(self.sources)
         layers = (EncodedLayer(self.params, CLIP),)
-        return Quantisation(layers, n_max=room, modulus_bits=narrowest(0, room), tail=TAIL)
+        return Quantisation(layers, n_max=room, modulus_bits=narrowest(0, room), n_statistics=N_STATISTICS)
 
     @property
     def fits_processes(self) -> bool:

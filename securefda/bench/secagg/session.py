@@ -27,7 +27,7 @@ from securefda.bench.secagg.crowd import STEPS, CrowdProcess, Seconds, Setting, 
 from securefda.bench.secagg.job import CLIP, SAMPLES, Job, update_of
 from securefda.protocol import aggregator as agg
 from securefda.protocol.aggregator import AggregatorSession
-from securefda.protocol.encoding import TAIL
+from securefda.protocol.encoding import N_STATISTICS
 from securefda.protocol.masking import Mask, add_masks, available_threads, useful_threads
 from securefda.protocol.messages import NO_CONTEXT, Header, Layer, RuleTerms, Signed, Signer, Visibility
 from securefda.protocol.roster import Roster
@@ -51,7 +51,7 @@ def raw_aes_ctr_gb_per_s() -> float:
 
 def keystream_add_gb_per_s(job: Job, threads: int = 1) -> float:
     """Measure all masks of one source, generated and added into a vector of the session's length."""
-    vector = np.zeros(job.params + TAIL, np.uint32)
+    vector = np.zeros(job.params + N_STATISTICS, np.uint32)
     masks = [Mask(Secret.random(os.urandom)) for _ in range(job.sources)]
     return _rate(job.sources * vector.nbytes, lambda: add_masks(vector, masks, threads=threads))
 
