@@ -227,8 +227,8 @@ class RunModel:
         journal.enter(header)
         if body.features is not None and isinstance(current.target, TargetFeatures):
             # Everyone gets the features. A gradient of the gap goes only to sources at sum; it has no entry of its own.
-            sent, how = body.features, current.target.how
-            noise = "gaussian noise" if how.noise else "none"
+            sent, settings = body.features, current.target.settings
+            noise = "gaussian noise" if settings.noise else "none"
             self._store_release(current, sent.digest, body.participants, noise)
             journal.event(
                 "features-released",
@@ -236,8 +236,8 @@ class RunModel:
                 rows=sent.rows,
                 width=sent.width,
                 features=sent.digest.hex(),
-                clip=repr(float(how.clip)),
-                noise=repr(float(how.noise)),
+                clip=repr(float(settings.clip)),
+                noise=repr(float(settings.noise)),
             )
         elif body.published_digest:
             at_sum = body.at(Visibility.SUM)

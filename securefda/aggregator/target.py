@@ -86,7 +86,7 @@ def target_only_of(data: bytes) -> TargetOnly:
         raise ConfigError("target-only", "the run's state holds a result that is damaged", hint=hint) from error
 
 
-def compared(summary: Summary, alone: TargetAlone | None, reporter: Reporter) -> Summary:
+def with_comparison(summary: Summary, alone: TargetAlone | None, reporter: Reporter) -> Summary:
     """Add the target's result alone to the summary of a finished run; if that training fails, a note says why."""
     if alone is None or not summary.rounds:
         return summary
@@ -170,13 +170,13 @@ class TargetFeatures:
     Attributes:
         values: float32 (T, d), as they are sent.
         gradient_of: maps a pull on them, float (T, d), to a gradient with respect to the model, float32 (m,).
-        how: how they were released.
+        settings: how they were released.
         attention: the gap statistic of the rows; None unless the rule has attention.
     """
 
     values: Vector
     gradient_of: Callable[[Vector], Vector]
-    how: FeatureSettings
+    settings: FeatureSettings
     attention: TargetAttention | None
 
     def followed(self, update: Vector64) -> Vector64:
@@ -192,7 +192,7 @@ class TargetFeatures:
         length = float(np.linalg.norm(gradient))
         if length == 0.0:
             return mean
-        return mean - gradient * (self.how.step * float(np.linalg.norm(mean)) / length)
+        return mean - gradient * (self.settings.step * float(np.linalg.norm(mean)) / length)
 
 
 TargetOutput: TypeAlias = TargetRound | TargetAttention | TargetFeatures

@@ -174,7 +174,7 @@ def mask_pair(master: Secret, *, own: int, ctx: bytes) -> KeyPair:
     return KeyPair(derive(master, salt=ctx, label=Label.MASK_KEY, parties=(own,)))
 
 
-def channel_pair(random_bytes: RandomBytes) -> KeyPair:
+def box_key_pair(random_bytes: RandomBytes) -> KeyPair:
     """Fresh pair for the share boxes. It depends on nothing that is ever reconstructed."""
     return KeyPair(Secret.random(random_bytes, KEY_BYTES))
 
@@ -206,7 +206,7 @@ def self_seed(self_secret: Secret, *, own: int, ctx2: bytes, block: int = 0) -> 
     return derive(self_secret, salt=ctx2, label=Label.SELF_MASK, parties=(own,), block=block)
 
 
-def commitment(self_secret: Secret, *, own: int, ctx: bytes) -> bytes:
+def self_secret_commitment(self_secret: Secret, *, own: int, ctx: bytes) -> bytes:
     """Commit to the self secret b_i: SHA-256 over (label, ctx, own, b_i), 32 bytes.
 
     It hides because b_i has 256 random bits, and binds because SHA-256 has no known collisions.
@@ -248,7 +248,7 @@ def check_self_secret(self_secret: Secret, *, owner: int, ctx: bytes, committed:
     Raises:
         CommitmentError: it is another one, so the owner or a share holder lied.
     """
-    if not constant_time.bytes_eq(commitment(self_secret, own=owner, ctx=ctx), committed):
+    if not constant_time.bytes_eq(self_secret_commitment(self_secret, own=owner, ctx=ctx), committed):
         raise CommitmentError(f"the self secret of party {owner} does not match its commitment")
 
 
@@ -296,12 +296,12 @@ class SharePair:
         element_of(self.self_secret)
 
 
-def box_key(own_pair: KeyPair | LoadedKey, peer_public: bytes, address: BoxAddress) -> Secret:
+def sealing_key(own_pair: KeyPair | LoadedKey, peer_public: bytes, address: BoxAddress) -> Secret:
     """AES-256-GCM key of the boxes from sender to recipient in this session; both ends derive the same.
 
     Args:
-        own_pair: channel pair of whichever end computes it.
-        peer_public: channel key that the other end advertised.
+        own_pair: box key pair of whichever end computes it.
+        peer_public: box key that the other end advertised.
         address: gives the direction and the transcript.
 
     Raises:

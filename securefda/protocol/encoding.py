@@ -292,7 +292,7 @@ def _encode_layer(
 # --- the aggregate statistics -----------------------------------------------------------------------------------------
 
 N_STATISTICS = 7
-"""Number of statistics behind the parameters, all weighted by samples: the share 1 - β_i of the target's update, 1, mean
+"""Number of statistics behind the parameters, weighted by samples: the share 1 - β_i of the target's update, 1, mean
 loss, accuracy, and the estimated errors of source_only, fedda_auto and fedgp_auto."""
 
 LOSS_BOUND = 64.0

@@ -122,7 +122,7 @@ class AwaitingKeyList:
     own: Signed[Advertise]
     master: Secret
     self_secret: Secret
-    channel: KeyPair
+    box_pair: KeyPair
     nonce: Secret
     report: Secret | None
 
@@ -135,7 +135,7 @@ class AwaitingRoll:
     own: Signed[Advertise]
     master: Secret
     self_secret: Secret
-    channel: KeyPair
+    box_pair: KeyPair
     nonce: Secret
 
 
@@ -149,7 +149,7 @@ class AwaitingNeighbours:
     ctx0: bytes
     master: Secret
     self_secret: Secret
-    channel: KeyPair
+    box_pair: KeyPair
     nonce: bytes
 
 
@@ -163,7 +163,7 @@ class AwaitingShares:
     u1: Mapping[int, Advertise]
     master: Secret
     self_secret: Secret
-    channel: KeyPair
+    box_pair: KeyPair
     own_shares: SharePair
     nonce: bytes
     report: Secret | None
@@ -243,21 +243,21 @@ def advertise(
     """
     index = session.signer.index
     master, self_secret = Secret.random(random_bytes), Secret.random(random_bytes)
-    channel, nonce = agreement.channel_pair(random_bytes), Secret.random(random_bytes)
+    box_pair, nonce = agreement.box_key_pair(random_bytes), Secret.random(random_bytes)
     opening = Secret(draw(random_bytes, agreement.REPORT_OPENING_BYTES) + report) if report else None
     own = session.sign(
         session.ctx,
         Advertise(
             mask_key=agreement.mask_pair(master, own=index, ctx=session.ctx).public,
-            box_key=channel.public,
-            self_mask_commitment=agreement.commitment(self_secret, own=index, ctx=session.ctx),
+            box_key=box_pair.public,
+            self_mask_commitment=agreement.self_secret_commitment(self_secret, own=index, ctx=session.ctx),
             nonce_commitment=nonce_commitment(nonce.reveal(), own=index, ctx=session.ctx),
             report_commitment=agreement.report_commitment(opening, own=index, ctx=session.ctx) if opening else b"",
         ),
     )
     if session.header.body.graph is not None:  # no norm cap holds there, hence no report
-        return AwaitingRoll(session, own, master, self_secret, channel, nonce), own
-    return AwaitingKeyList(session, own, master, self_secret, channel, nonce, opening), own
+        return AwaitingRoll(session, own, master, self_secret, box_pair, nonce), own
+    return AwaitingKeyList(session, own, master, self_secret, box_pair, nonce, opening), own
 
 
 def receive_key_list(
@@ -270,7 +270,7 @@ def receive_key_list(
     u1 = {item.sender: item.body for item in signed.body.advertisements}
     ctx1 = key_list_context(session.ctx, signed.body.advertisements)
     nonce = state.nonce.reveal()
-    secrets = (state.master, state.self_secret, state.channel.private)
+    secrets = (state.master, state.self_secret, state.box_pair.private)
     dealer = _Dealer(session, ctx1, complete(u1), u1, *secrets, nonce, state.report)
     answer = dealer.deal(random_bytes)
     state.nonce.erase()
@@ -284,7 +284,7 @@ def receive_roll(state: AwaitingRoll, signed: Signed[Roll]) -> tuple[AwaitingNei
     check_roll(signed.body, own=state.own, header=session.header.body)
     ctx0, nonce = roll_context(session.ctx, signed.body), state.nonce.reveal()
     state.nonce.erase()
-    master, self_secret, private = map(_moved_secret, (state.master, state.self_secret, state.channel.private))
+    master, self_secret, private = map(_moved_secret, (state.master, state.self_secret, state.box_pair.private))
     following = AwaitingNeighbours(session, state.own, signed.body, ctx0, master, self_secret, KeyPair(private), nonce)
     return following, session.sign(ctx0, Nonce(nonce))
 
@@ -303,7 +303,7 @@ def receive_neighbours(
     check_neighbours(items, ring=ring, roll=state.roll, own=state.own, roster=session.roster)
     check_own_neighbours(ring, own_index=me, header=header, limits=session.limits)
     u1 = {item.sender: item.body for item in (state.own, *items)}
-    secrets = (state.master, state.self_secret, state.channel.private)
+    secrets = (state.master, state.self_secret, state.box_pair.private)
     return _Dealer(session, ctx1, ring, u1, *secrets, state.nonce, None).deal(random_bytes)
 
 
@@ -325,12 +325,12 @@ class _Dealer:
         """Make an encrypted pair of shares for each other holder, with the norm report, and reveal the nonce."""
         session, me = self.session, self.session.signer.index
         pairs, readers = self._split(random_bytes), report_readers(session.header.body, me)
-        channel = KeyPair(self.private)
-        channel_key, boxes = channel.loaded(), []
+        box_pair = KeyPair(self.private)
+        box_private, boxes = box_pair.loaded(), []
         for peer in sorted(set(self.u1) - {me}):
             address, report = BoxAddress(self.ctx1, me, peer), self.report if peer in readers else None
             try:
-                key = agreement.box_key(channel_key, self.u1[peer].box_key, address)
+                key = agreement.sealing_key(box_private, self.u1[peer].box_key, address)
             except KeyAgreementError as error:
                 raise FaultyAggregatorError("KEY_INVALID", str(error)) from None
             boxes.append(ShareBox(peer, agreement.seal_box(key, address, pairs[peer], random_bytes, report)))
@@ -371,27 +371,27 @@ def receive_shares(state: AwaitingShares, signed: Signed[ShareDelivery]) -> Read
     cohorts = cohorts_of(header, state.ctx1, nonces) if header.graph is None else (u2,)
     check_own_cohort(cohorts, own_index=me, header=header, limits=limits)
     readers = report_readers(header, me)  # whose boxes hold a report for me: the same
-    key = state.channel.loaded()
+    key = state.box_pair.loaded()
     opened = {box.peer: _open(state, key, box, with_report=box.peer in readers) for box in signed.body.boxes}
     reports = {peer: report for peer, (_, report) in opened.items() if report}
     if state.report is not None:
         reports[me] = state.report.reveal()[agreement.REPORT_OPENING_BYTES :]
         state.report.erase()
     shares = {me: _moved(state.own_shares), **{peer: pair for peer, (pair, _) in opened.items()}}
-    state.channel.private.erase()
+    state.box_pair.private.erase()
     ctx2 = members_context(state.ctx1, u2)
     return ReadyToMask(session, ctx2, state.u1, cohorts, state.master, state.self_secret, shares, reports)
 
 
 def _open(
-    state: AwaitingShares, channel_key: LoadedKey, box: DeliveredBox, *, with_report: bool
+    state: AwaitingShares, box_private: LoadedKey, box: DeliveredBox, *, with_report: bool
 ) -> tuple[SharePair, bytes]:
     """The shares in a box, and the norm report without its opening."""
     session = state.session
     address = BoxAddress(state.ctx1, box.peer, session.signer.index)
     name = session.roster.by_index(box.peer).site_id
     try:
-        key = agreement.box_key(channel_key, state.u1[box.peer].box_key, address)
+        key = agreement.sealing_key(box_private, state.u1[box.peer].box_key, address)
         pair, report = agreement.open_box(
             key, address, box.box, report_bytes(session.header.body) if with_report else 0
         )
@@ -495,7 +495,7 @@ def receive_result(state: AwaitingResult, signed: Signed[Result]) -> None:
 def erase(state: Phase) -> None:
     """Overwrite the secrets that a phase still holds; called when a session dies before its end."""
     if isinstance(state, (AwaitingKeyList, AwaitingRoll, AwaitingNeighbours, AwaitingShares)):
-        state.channel.private.erase()
+        state.box_pair.private.erase()
     if isinstance(state, (AwaitingKeyList, AwaitingRoll, AwaitingNeighbours, AwaitingShares, ReadyToMask)):
         state.master.erase()
         state.self_secret.erase()

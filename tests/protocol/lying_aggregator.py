@@ -65,7 +65,7 @@ class Colluder:
 
     def __post_init__(self) -> None:
         random = Bytes("colluder", self.index, self.header.digest())
-        self.channel, self.mask_pair = agreement.channel_pair(random), agreement.channel_pair(random)
+        self.box_pair, self.mask_pair = agreement.box_key_pair(random), agreement.box_key_pair(random)
         self.nonce = random(32)
 
     def _sign(self, context: bytes, body: Any) -> AnySigned:
@@ -80,7 +80,7 @@ class Colluder:
             if self.index in report_readers(header, self.index)
             else b""
         )
-        return self._sign(ctx, Advertise(self.mask_pair.public, self.channel.public, bytes(32), commitment, to_report))
+        return self._sign(ctx, Advertise(self.mask_pair.public, self.box_pair.public, bytes(32), commitment, to_report))
 
     @property
     def _report(self) -> Secret:
@@ -88,7 +88,7 @@ class Colluder:
 
     def box(self, ctx1: bytes, recipient: int, box_key: bytes) -> DeliveredBox:
         address = BoxAddress(ctx1, self.index, recipient)
-        key = agreement.box_key(self.channel, box_key, address)
+        key = agreement.sealing_key(self.box_pair, box_key, address)
         report = self._report if recipient in report_readers(self.header.body, self.index) else None
         sealed = agreement.seal_box(key, address, NO_SHARES, Bytes("box", self.index, recipient, ctx1), report)
         return DeliveredBox(self.index, sealed, self.nonce)

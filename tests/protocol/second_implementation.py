@@ -265,13 +265,13 @@ class Source:
 
     def __init__(self, own: int, draws: list[bytes], ctx: bytes, codes: bytes) -> None:
         self.own, self.ctx = own, ctx
-        self.master, self.self_secret, self.channel, self.nonce = draws[:4]
+        self.master, self.self_secret, self.box_private, self.nonce = draws[:4]
         self.report = draws[4] + codes if codes else b""
         self.rest = draws[5:] if codes else draws[4:]
         preimage = oracle.fields(b"securefda/1/report-commitment", ctx, own, self.report)
         self.report_commitment = hashlib.sha256(preimage).digest() if codes else b""
         self.mask_private = derive(self.master, ctx, "mask-sk", own)
-        self.mask_key, self.box_key = public(self.mask_private), public(self.channel)
+        self.mask_key, self.box_key = public(self.mask_private), public(self.box_private)
         preimage = oracle.fields(b"securefda/1/self-commitment", ctx, own, self.self_secret)
         self.self_mask_commitment = hashlib.sha256(preimage).digest()
         self.nonce_commitment = labelled("nonce", ctx, index(own), self.nonce)
@@ -297,15 +297,15 @@ class Source:
             for holder in u1
         }
 
-    def channel_key(self, peer: Source, ctx1: bytes) -> bytes:
-        return derive(oracle.x25519(self.channel, peer.box_key), ctx1, "share-box", self.own, peer.own)
+    def sealing_key(self, peer: Source, ctx1: bytes) -> bytes:
+        return derive(oracle.x25519(self.box_private, peer.box_key), ctx1, "share-box", self.own, peer.own)
 
     def box(self, peer: Source, shares: tuple[bytes, bytes], ctx1: bytes) -> bytes:
         nonce = self.rest.pop(0)
         report = self.report if peer.report else b""
         plaintext = ctx1 + index(self.own) + index(peer.own) + shares[0] + shares[1] + report
         associated = oracle.fields(b"securefda/1/share-box", ctx1, self.own, peer.own)
-        return nonce + oracle.aes_gcm(self.channel_key(peer, ctx1), nonce, plaintext, associated)
+        return nonce + oracle.aes_gcm(self.sealing_key(peer, ctx1), nonce, plaintext, associated)
 
     def self_seed(self, ctx2: bytes) -> bytes:
         return derive(self.self_secret, ctx2, "self-mask", self.own)

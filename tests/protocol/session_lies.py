@@ -50,14 +50,14 @@ class Liar:
 
     Attributes:
         source: runs the honest code with the liar's real keys.
-        channels: its channel pair in each session, kept from erasure, so that it can seal other boxes.
+        box_pairs: its box key pair in each session, kept from erasure, so that it can seal other boxes.
         key_lists: the key list that it was shown in each session.
         reports: the norm report that it sends in each session, after the random bytes of its commitment.
         added: what was added to its input, by digest of the masked input; WIDTH + N_STATISTICS numbers in the ring.
     """
 
     source: Source
-    channels: dict[bytes, KeyPair] = field(default_factory=dict)
+    box_pairs: dict[bytes, KeyPair] = field(default_factory=dict)
     key_lists: dict[bytes, Signed[KeyList]] = field(default_factory=dict)
     reports: dict[bytes, Secret] = field(default_factory=dict)
     added: dict[bytes, Any] = field(default_factory=dict)
@@ -65,9 +65,9 @@ class Liar:
     def overhear(self, message: AnySigned) -> None:
         """Keep what a lie may need, before the honest code processes a message."""
         phase = self.source.phase
-        if isinstance(message.body, KeyList) and hasattr(phase, "channel") and len(phase.channel.private):
+        if isinstance(message.body, KeyList) and hasattr(phase, "box_pair") and len(phase.box_pair.private):
             session = message.envelope.session_id
-            self.channels[session] = KeyPair(Secret(phase.channel.private.reveal()))
+            self.box_pairs[session] = KeyPair(Secret(phase.box_pair.private.reveal()))
             self.key_lists[session] = message
             if phase.report is not None:
                 self.reports[session] = Secret(phase.report.reveal())
@@ -164,7 +164,7 @@ def _dealt_wrong(scene: Scene, box: Any) -> bytes:
     address = BoxAddress(ctx1, scene.message.sender, box.peer)
     theirs = next(item.body.box_key for item in key_list.advertisements if item.sender == box.peer)
     wrong = SharePair(Secret(b"\0" + STRANGER), Secret(b"\0" + STRANGER))
-    key = agreement.box_key(liar.channels[session], theirs, address)
+    key = agreement.sealing_key(liar.box_pairs[session], theirs, address)
     report = liar.reports.get(session) if len(box.box) > agreement.BOX_BYTES else None
     return agreement.seal_box(key, address, wrong, Bytes("wrong box", box.peer), report)
 

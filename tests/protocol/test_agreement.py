@@ -60,7 +60,7 @@ def test_salt_that_is_no_transcript_hash_is_refused(salt: bytes) -> None:
     with pytest.raises(ValueError, match="transcript hash"):
         agreement.derive(MASTER, salt=salt, label=Label.SELF_MASK, parties=(0,))
     with pytest.raises(ValueError, match="transcript hash"):
-        agreement.commitment(SELF_SECRET, own=0, ctx=salt)
+        agreement.self_secret_commitment(SELF_SECRET, own=0, ctx=salt)
     with pytest.raises(ValueError, match="transcript hash"):
         BoxAddress(salt, 0, 1)
 
@@ -73,9 +73,9 @@ def test_both_ends_derive_one_pair_seed_and_one_box_key_per_direction(a: bytes, 
     seed = agreement.pair_seed(first, second.public, own=low, peer=high, ctx2=CTX)
     assert seed == agreement.pair_seed(second, first.public, own=high, peer=low, ctx2=CTX)
     there, back = BoxAddress(CTX, low, high), BoxAddress(CTX, high, low)
-    key = agreement.box_key(first, second.public, there)
-    assert key == agreement.box_key(second, first.public, there)
-    assert key != agreement.box_key(first, second.public, back)
+    key = agreement.sealing_key(first, second.public, there)
+    assert key == agreement.sealing_key(second, first.public, there)
+    assert key != agreement.sealing_key(first, second.public, back)
     assert key != seed
 
 
@@ -114,8 +114,8 @@ def test_keys_of_another_length_are_refused(length: int) -> None:
             KeyPair(Secret(bytes(length)))
 
 
-def test_channel_pair_takes_its_private_key_from_the_random_source_alone() -> None:
-    assert agreement.channel_pair(oracle.tape("channel")).private.reveal() == oracle.tape("channel")(32)
+def test_box_key_pair_takes_its_private_key_from_the_random_source_alone() -> None:
+    assert agreement.box_key_pair(oracle.tape("box")).private.reveal() == oracle.tape("box")(32)
 
 
 def test_opened_master_gives_the_advertised_pair() -> None:
@@ -134,7 +134,7 @@ def test_other_master_owner_or_transcript_misses_the_advertised_key(secret: Secr
     ("secret", "owner", "ctx"), [(MASTER, 2, CTX), (SELF_SECRET, 1, CTX), (SELF_SECRET, 2, OTHER_CTX)]
 )
 def test_other_self_secret_owner_or_transcript_misses_the_commitment(secret: Secret, owner: int, ctx: bytes) -> None:
-    committed = agreement.commitment(SELF_SECRET, own=2, ctx=CTX)
+    committed = agreement.self_secret_commitment(SELF_SECRET, own=2, ctx=CTX)
     agreement.check_self_secret(SELF_SECRET, owner=2, ctx=CTX, committed=committed)
     with pytest.raises(CommitmentError, match=f"party {owner}"):
         agreement.check_self_secret(secret, owner=owner, ctx=ctx, committed=committed)
@@ -170,7 +170,7 @@ def test_commitment_binds_norm_report_owner_and_session() -> None:
         agreement.report_commitment(Secret(b"\1" + bytes(31) + b"codes"), own=1, ctx=CTX),
         agreement.report_commitment(report, own=2, ctx=CTX),
         agreement.report_commitment(report, own=1, ctx=bytes(32)),
-        agreement.commitment(report, own=1, ctx=CTX),
+        agreement.self_secret_commitment(report, own=1, ctx=CTX),
     )
     assert len({usual, *others}) == 1 + len(others)
 

@@ -92,7 +92,7 @@ def test_mask_keys_and_commitments_of_every_party() -> None:
         private = oracle.hkdf_sha256(bytes.fromhex(party["master"]), ctx, info, 32)
         assert pair.private.reveal().hex() == private.hex() == party["mask_private"]
         assert pair.public.hex() == oracle.x25519(private, base).hex() == party["mask_public"]
-        committed = agreement.commitment(secret(party["self_secret"]), own=own, ctx=ctx)
+        committed = agreement.self_secret_commitment(secret(party["self_secret"]), own=own, ctx=ctx)
         preimage = oracle.fields(b"securefda/1/self-commitment", ctx, own, bytes.fromhex(party["self_secret"]))
         assert committed.hex() == hashlib.sha256(preimage).hexdigest() == party["commitment"]
 
@@ -157,7 +157,7 @@ def test_share_box_opens_at_the_other_end_and_matches_gcm_by_hand() -> None:
     address = BoxAddress(bytes.fromhex(case["ctx1"]), case["sender"], case["recipient"])
     ends = [KeyPair(secret(private)) for private in case["private_keys"]]
     for mine, theirs in ((0, 1), (1, 0)):
-        key = agreement.box_key(ends[mine], bytes.fromhex(case["public_keys"][theirs]), address)
+        key = agreement.sealing_key(ends[mine], bytes.fromhex(case["public_keys"][theirs]), address)
         assert key.reveal().hex() == case["key"]
     shares = SharePair(secret(case["share_of_master"]), secret(case["share_of_self_secret"]))
     nonce = bytes.fromhex(case["random"])[-12:]

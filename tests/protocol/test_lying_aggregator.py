@@ -57,7 +57,7 @@ def test_source_refuses_mask_key_of_low_order_and_its_input_stays_as_it_was() ->
     cohort.phases[COLLUDER] = src.AwaitingKeyList(
         cohort.sessions[COLLUDER],
         low_order,
-        *(getattr(cohort.phases[COLLUDER], name) for name in ("master", "self_secret", "channel", "nonce", "report")),
+        *(getattr(cohort.phases[COLLUDER], name) for name in ("master", "self_secret", "box_pair", "nonce", "report")),
     )
     del cohort.outbox[COLLUDER]
     cohort.collect()

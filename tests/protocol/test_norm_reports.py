@@ -89,7 +89,7 @@ def with_report(cohort: Cohort, bundle: Signed[ShareBundle], recipient: int, rep
     """The bundle of a source with another report in the box for one recipient, sealed with its own key."""
     phase, sender = cohort.phases[bundle.sender], bundle.sender
     address = BoxAddress(phase.ctx1, sender, recipient)
-    key = agreement.box_key(phase.channel, phase.u1[recipient].box_key, address)
+    key = agreement.sealing_key(phase.box_pair, phase.u1[recipient].box_key, address)
     nothing = SharePair(Secret(bytes(33)), Secret(bytes(33)))
     box = agreement.seal_box(key, address, nothing, cohort.random[sender], Secret(report))
     boxes = tuple(replace(one, box=box) if one.peer == recipient else one for one in bundle.body.boxes)

@@ -78,7 +78,7 @@ def test_every_key_share_and_seed_of_a_source_is_the_published_one(name: str) ->
             dealt = other.shares[source.own].items()
             found["shares"] = {str(i): {"master": a.hex(), "self_secret": b.hex()} for i, (a, b) in dealt}
             peers = [other.sources[peer] for peer in other.holders[source.own] if peer != source.own]
-            found["box_keys"] = {str(peer.own): source.channel_key(peer, other.ctx1).hex() for peer in peers}
+            found["box_keys"] = {str(peer.own): source.sealing_key(peer, other.ctx1).hex() for peer in peers}
         if source.own in other.u2:
             peers = [other.sources[peer] for peer in other.masks_with(source.own) if peer != source.own]
             found["self_seed"] = source.self_seed(other.ctx2).hex()

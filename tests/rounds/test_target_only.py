@@ -9,7 +9,7 @@ import pytest
 from safetensors import safe_open
 
 from securefda import __version__
-from securefda.aggregator.target import TargetAlone, compared
+from securefda.aggregator.target import TargetAlone, with_comparison
 from securefda.errors import TrainingError
 from securefda.local.simulator import simulate
 from securefda.operations.notes import Note
@@ -96,7 +96,7 @@ def test_a_process_that_starts_again_does_not_train_again(tmp_path: Path) -> Non
 def test_where_it_fails_the_run_is_as_it_was_and_a_note_says_why(tmp_path: Path) -> None:
     summary, notes = play(tmp_path, "strategy.compare-target-only=false"), Notes()
     alone = TargetAlone(fails, None, Kept())  # type: ignore[arg-type]  # what it is measured on is not reached
-    assert compared(summary, alone, notes) == summary
+    assert with_comparison(summary, alone, notes) == summary
     assert notes.notes[-1] == "no comparison with the target alone: target: the loss is NaN"
 
 

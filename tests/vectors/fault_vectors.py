@@ -144,7 +144,7 @@ def _low_order_mask_key() -> dict[str, Any]:
     cohort = begun(USUAL).until(0)
     own = cohort.outbox[colluder]
     low_order = resigned(own, replace(own.body, mask_key=bytes(32)))
-    held = (getattr(cohort.phases[colluder], name) for name in ("master", "self_secret", "channel", "nonce", "report"))
+    held = (getattr(cohort.phases[colluder], name) for name in ("master", "self_secret", "box_pair", "nonce", "report"))
     cohort.phases[colluder] = src.AwaitingKeyList(cohort.sessions[colluder], low_order, *held)
     del cohort.outbox[colluder]
     cohort.collect()

@@ -97,7 +97,7 @@ def keys() -> object:
                 "self_secret": SELF_SECRETS[own].reveal().hex(),
                 "mask_private": pair.private.reveal().hex(),
                 "mask_public": pair.public.hex(),
-                "commitment": agreement.commitment(SELF_SECRETS[own], own=own, ctx=CTX).hex(),
+                "commitment": agreement.self_secret_commitment(SELF_SECRETS[own], own=own, ctx=CTX).hex(),
                 "self_seed": agreement.self_seed(SELF_SECRETS[own], own=own, ctx2=CTX2).reveal().hex(),
                 "pair_seeds": {str(peer): seed.reveal().hex() for peer, seed in _pair_seeds(own).items()},
             }
@@ -145,8 +145,8 @@ def _invalid_shares() -> list[dict[str, Any]]:
 def boxes() -> object:
     address = BoxAddress(CTX1, sender=0, recipient=2)
     tape = Tape("box")
-    ends = (agreement.channel_pair(tape), agreement.channel_pair(tape))
-    key = agreement.box_key(ends[0], ends[1].public, address)
+    ends = (agreement.box_key_pair(tape), agreement.box_key_pair(tape))
+    key = agreement.sealing_key(ends[0], ends[1].public, address)
     held = [Secret((2**256 + value).to_bytes(shamir.SHARE_BYTES, "big")) for value in (296, 0)]
     box = agreement.seal_box(key, address, SharePair(held[0], held[1]), tape)
     return {

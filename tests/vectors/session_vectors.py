@@ -303,14 +303,14 @@ class _View:
 def _source(cohort: VectorCohort, view: _View, index: int) -> dict[str, Any]:
     """What a source drew and computed, as far as it got."""
     drawn = cohort.random[index].drawn  # type: ignore[attr-defined]
-    master, self_secret, channel, nonce = (Secret(one) for one in drawn[:4])
-    pair, box_pair = agreement.mask_pair(master, own=index, ctx=view.ctx), KeyPair(channel)
+    master, self_secret, box_private, nonce = (Secret(one) for one in drawn[:4])
+    pair, box_pair = agreement.mask_pair(master, own=index, ctx=view.ctx), KeyPair(box_private)
     fields: dict[str, Any] = {
         "random": [one.hex() for one in drawn],
         "mask_private_key": pair.private.reveal().hex(),
         "mask_key": pair.public.hex(),
         "box_key": box_pair.public.hex(),
-        "self_mask_commitment": agreement.commitment(self_secret, own=index, ctx=view.ctx).hex(),
+        "self_mask_commitment": agreement.self_secret_commitment(self_secret, own=index, ctx=view.ctx).hex(),
         "nonce_commitment": nonce_commitment(nonce.reveal(), own=index, ctx=view.ctx).hex(),
         "report": cohort.report_of(index).hex(),
     }
@@ -358,10 +358,11 @@ def _shares(
 
 
 def _box_keys(view: _View, index: int, pair: KeyPair) -> dict[str, str]:
-    return {
-        str(peer): agreement.box_key(pair, view.keys[peer].box_key, BoxAddress(view.ctx1, index, peer)).reveal().hex()
-        for peer in sorted(view.ring.neighbours(index))
-    }
+    keys = {}
+    for peer in sorted(view.ring.neighbours(index)):
+        address = BoxAddress(view.ctx1, index, peer)
+        keys[str(peer)] = agreement.sealing_key(pair, view.keys[peer].box_key, address).reveal().hex()
+    return keys
 
 
 def _packed(cohort: Cohort, vector: RingVector) -> str:

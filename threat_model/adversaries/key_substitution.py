@@ -24,7 +24,7 @@ class _Impostor:
 
     master: Secret
     self_secret: Secret
-    channel: KeyPair
+    box_pair: KeyPair
     nonce: bytes
 
 
@@ -61,7 +61,7 @@ class KeySubstitution(MaliciousAggregator):
             index: _Impostor(
                 Secret.random(random_bytes),
                 Secret.random(random_bytes),
-                agreement.channel_pair(random_bytes),
+                agreement.box_key_pair(random_bytes),
                 random_bytes(32),
             )
             for index in self.only
@@ -81,8 +81,8 @@ class KeySubstitution(MaliciousAggregator):
         impostor, ctx = self._impostors[index], self.heard.views[self.victim].ctx
         keys = Advertise(
             mask_key=agreement.mask_pair(impostor.master, own=index, ctx=ctx).public,
-            box_key=impostor.channel.public,
-            self_mask_commitment=agreement.commitment(impostor.self_secret, own=index, ctx=ctx),
+            box_key=impostor.box_pair.public,
+            self_mask_commitment=agreement.self_secret_commitment(impostor.self_secret, own=index, ctx=ctx),
             nonce_commitment=nonce_commitment(impostor.nonce, own=index, ctx=ctx),
         )
         body = replace(honest.body, **{name: getattr(keys, name) for name in self.fields})
@@ -113,7 +113,7 @@ class KeySubstitution(MaliciousAggregator):
             for secret in (impostor.master, impostor.self_secret)
         )
         address = BoxAddress(view.ctx1, sender, victim)
-        key = agreement.box_key(impostor.channel, view.keys[victim].box_key, address)
+        key = agreement.sealing_key(impostor.box_pair, view.keys[victim].box_key, address)
         box = agreement.seal_box(key, address, SharePair(master, self_secret), random_bytes)
         return DeliveredBox(sender, box, impostor.nonce)
 
@@ -124,7 +124,7 @@ class KeySubstitution(MaliciousAggregator):
         view, shares = self.heard.views[owner], {}
         for box in self.heard.bundles[owner].body.boxes:
             address = BoxAddress(view.ctx1, owner, box.peer)
-            key = agreement.box_key(self._impostors[box.peer].channel, view.keys[owner].box_key, address)
+            key = agreement.sealing_key(self._impostors[box.peer].box_pair, view.keys[owner].box_key, address)
             pair, _ = agreement.open_box(key, address, box.box, len(box.box) - agreement.BOX_BYTES)
             shares[box.peer] = (pair.master if kind is MasterShare else pair.self_secret).reveal()
         return shares

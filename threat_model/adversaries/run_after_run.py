@@ -31,8 +31,8 @@ class AsksInManyRuns(AsksByCoordinate):
     def codes_in(self, session: Heard) -> Mapping[int, bytes]:
         """Return the contents of the boxes for the colluding source, opened with its key of the session."""
         ((colluder, source),) = self.colluders.items()
-        channel, length, found = source.secrets_of(session.session_id).channel, report_bytes(session.header), {}
-        if channel is None:
+        box_private, length, found = source.secrets_of(session.session_id).box_private, report_bytes(session.header), {}
+        if box_private is None:
             return {}
         for sender, bundle in session.bundles.items():
             for box in bundle.body.boxes:
@@ -40,7 +40,7 @@ class AsksInManyRuns(AsksByCoordinate):
                     continue
                 view = session.views[sender]
                 address = BoxAddress(view.ctx1, sender, colluder)
-                key = agreement.box_key(KeyPair(channel), view.keys[sender].box_key, address)
+                key = agreement.sealing_key(KeyPair(box_private), view.keys[sender].box_key, address)
                 _, report = agreement.open_box(key, address, box.box, length)
                 found[sender] = report.reveal()[agreement.REPORT_OPENING_BYTES :] if report else b""
         return found

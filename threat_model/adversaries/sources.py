@@ -17,7 +17,7 @@ class Copied:
 
     master: Secret | None = None
     self_secret: Secret | None = None
-    channel: Secret | None = None
+    box_private: Secret | None = None
     nonce: bytes = b""
     shares: dict[int, SharePair] = field(default_factory=dict)
 
@@ -61,7 +61,7 @@ class ColludingSource(SourceRun):
         known = self.copied.setdefault(self._round.header.envelope.session_id, Copied())
         if isinstance(phase, steps.AwaitingKeyList | steps.AwaitingRoll):
             known.master, known.self_secret = _again(phase.master), _again(phase.self_secret)
-            known.channel, known.nonce = _again(phase.channel.private), phase.nonce.reveal()
+            known.box_private, known.nonce = _again(phase.box_pair.private), phase.nonce.reveal()
         if isinstance(phase, steps.AwaitingSurvivors):
             known.shares = {
                 owner: SharePair(_again(pair.master), _again(pair.self_secret)) for owner, pair in phase.shares.items()
