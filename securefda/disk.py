@@ -1,7 +1,6 @@
 """Atomic file writes, private keys that only their owner can read, and an identity of a file that copies lack.
 
-Functions that write raise OSError; the caller says in words of its own what could not be written, or lets
-:func:`writing_errors` say it.
+Functions that write raise OSError; the caller reports what could not be written, or uses :func:`writing_errors`.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """Parsing of TOML and JSON from others within bounds; everything else is refused with one line.
 
-Python's parsers recurse for every level of nesting, and so does most of what walks over their result. Long before that,
-``tomllib`` takes minutes over a dotted key of 100,000 parts. So brackets and dots are counted first, by one pass over
-the text that does not recurse. Nothing of this project is nested more than eight levels deep.
+Python's parsers recurse for every level of nesting, as does most code that walks over their result. Even before that
+fails, ``tomllib`` takes minutes for a dotted key of 100,000 parts. So one pass over the text, without recursion, counts
+brackets and dots first. Nothing in this project is nested more than eight levels deep. No other module of the package
+parses with ``tomllib`` or ``json``; a test checks that.
 
-Nothing else in the package calls ``tomllib`` or ``json`` to parse; a test holds that. Pure.
-
-JSON for bytes that get signed: one encoding per value, and readers that accept no other type in its place.
+The module also has JSON for bytes that get signed: one encoding per value, and readers that accept no other type. Pure.
 """
 
 from __future__ import annotations

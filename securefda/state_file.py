@@ -3,13 +3,14 @@
 A change is in the file when the call returns, and on the disk (``synchronous=FULL``, write-ahead log) unless the call
 says otherwise.
 
-**Copies of the process.** A fork holds the same session secrets and the same place in the file. If both went on, they
-would mask two inputs with one set of masks, whose difference is then in clear. So only the original goes on.
+**Copies of the process.** A fork has the same session secrets and the same position in the file. If both processes went
+on, they would mask two inputs with the same masks, which reveals the difference of the inputs. So only the original may
+go on.
 
-**Copies of the file.** A file that was copied or put back has forgotten what left since. Two things are kept where a
-copy does not take them along. The file system's own number of the file is written into it: a copy is another file. And
-the count of releases stands in the *name* of a marker beside it: copying an old folder over a newer one brings back old
-contents, but cannot take away a newer name.
+**Copies of the file.** A file that was copied or restored does not know what has left since. Two things are kept where
+a copy does not include them. The file system's own number of the file is written into it: a copy has another number.
+And the count of releases is in the *name* of a marker beside it: copying an old folder over a newer one restores old
+contents, but cannot remove a newer name.
 """
 
 from __future__ import annotations

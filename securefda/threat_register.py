@@ -1,7 +1,7 @@
 """The threat register and the results of the last test run: two files of the source tree, strictly parsed.
 
-``threats.toml`` says what is claimed. ``.last-run.json`` beside it says which tests of these claims ran last and how
-they ended; ``threat_model/recorder.py`` writes it. Nothing here imports the tree, which is not part of the package.
+``threats.toml`` holds the claims. ``.last-run.json`` beside it holds the last result of each test of these claims;
+``threat_model/recorder.py`` writes it. Nothing here imports the source tree, which is not part of the package.
 """
 
 from __future__ import annotations

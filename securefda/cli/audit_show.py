@@ -1,7 +1,7 @@
 """The records of a log on a console: ``securefda audit show`` and ``tail``.
 
-They are printed as a table that is written as it grows, or as one JSON envelope of which the records are the middle.
-Neither holds more than a few records at a time. The envelope's status comes behind the records, where it is known.
+The output is a table that is written as it grows, or one JSON envelope around the records. Neither holds more than a
+few records at a time. The envelope's status follows the records, when it is known.
 """
 
 from __future__ import annotations

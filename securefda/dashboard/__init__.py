@@ -2,7 +2,4 @@
 
 It reads what the site's process writes, but none of its secrets: no private key, state file, ledger, model or row. It
 writes nothing.
-
-It reads what the site's process writes, and nothing of its secrets: no private key, no state file, no ledger, no
-model, no row. It writes nothing.
 """

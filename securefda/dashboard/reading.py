@@ -1,7 +1,7 @@
 """Reading of a site's files: its rounds, summary, audit log and policy. Each look reads only what is new.
 
-The files may be half written, damaged, of another release, or gone: what can be read is shown, and the rest is a line
-among the problems. Nothing here is verified: ``securefda audit verify`` does that.
+Files may be half written, damaged, from another release, or missing: what can be read is shown, and the rest becomes a
+line among the problems. Nothing here is verified; ``securefda audit verify`` does that.
 """
 
 from __future__ import annotations

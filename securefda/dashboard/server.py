@@ -1,9 +1,9 @@
 """The server of the page: on 127.0.0.1, for readers with the token in the URL, and read-only.
 
-Every request must name this machine in its Host header, so that no page of another site can reach the server under a
-name of its own (DNS rebinding); must be a GET; and must have the token as the first part of its path. The token is in
-the path and not in a cookie: a browser sends a cookie of 127.0.0.1 to every port of it, also to those of other users.
-It is drawn again at each start, logged nowhere, and sent to no other page (Referrer-Policy).
+Every request must be a GET, must name this machine in its Host header, so that no page of another site can reach the
+server under its own name (DNS rebinding), and must have the token as the first part of its path. The token is in the
+path, not in a cookie, because a browser sends cookies of 127.0.0.1 to all of its ports, including those of other users.
+It is drawn anew at each start, logged nowhere, and sent to no other page (Referrer-Policy).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Estimates of the accuracy that an epsilon leaves, from training federations on a stand-in for the site's rows.
 
-The noise of each is what the planner gives for the site's own rows and ledger, and so is what training would be charged
-at the site. Accuracy is of the stand-in. It says how much noise costs a model of this size on so many rows, and which
-settings bear noise best; how hard the site's own task is, it cannot say.
+The planner gives the noise for each setting from the site's own rows and ledger, as training at the site would be
+charged. The accuracy is that of the stand-in. It shows how much accuracy noise costs a model of this size on this many
+rows, and which settings cope best with noise; it cannot show how hard the site's own task is.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Processes that one command starts, watches and ends: the sites of a run, or runs side by side.
 
-Each runs ``securefda`` in a session of its own, says over a socket what happens, and ends when that socket does
-(:mod:`securefda.local.launched`). They are copies of one process that has imported torch and nothing that a site has of
-its own, where the system has such copies: :mod:`securefda.local.fork_server` says why that keeps them apart. Else each
-starts by itself.
+Each runs ``securefda`` in a separate session, reports events over a socket, and ends when that socket does
+(:mod:`securefda.local.launched`). If the system supports it, they are copies of one process that has imported torch and
+nothing specific to a site; :mod:`securefda.local.fork_server` explains why copies are isolated. Otherwise each starts
+by itself.
 """
 
 from __future__ import annotations

@@ -1,22 +1,22 @@
 """Starts processes as ``python -m MODULE`` does, but without the second or more that each takes to import torch.
 
-A server imports torch once and runs a copy of itself for each process (:mod:`securefda.local.fork_server_program`).
-A copy is a process of its own. It shares with the others only pages of memory that none of them has written to, which
-hold code and what a module sets up when it is imported:
+A server imports torch once and forks a copy of itself for each process (:mod:`securefda.local.fork_server_program`). A
+copy is a separate process. It shares with the others only memory pages that none of them has written to, which hold
+code and what modules set up on import:
 
-* It is forked before there is anything to share: no key, no row, no connection, no file and no second thread. The
-  server refuses to fork with two. gRPC is imported by the copy; no device is in use before it.
+* It is forked before there is anything to share: no key, row, connection, file or second thread. The server refuses to
+  fork with two threads. The copy imports gRPC; no device is in use before it.
 * Keys, masks, shares and noise come from the kernel (``os.urandom``), which has no state in a process. OpenSSL and
-  ``random`` seed themselves anew in a copy; torch's and NumPy's generators are seeded anew.
-* It does nothing before this side has its process id. Where the server dies before it can say that, no copy runs, and
-  the process may be started in another way.
-* It has a session, an environment, a folder and descriptors of its own, and a signal or a crash ends it alone. It ends
-  as Python ends.
+  ``random`` reseed themselves in a copy; torch's and NumPy's generators are reseeded.
+* It does nothing before this side has its process id. If the server dies before it can send that, no copy runs, and the
+  process may be started in another way.
+* It has its own session, environment, folder and descriptors; a signal or a crash ends only this copy, and it exits as
+  Python does.
 
-What differs from a process that a shell starts: the copies of one server share the layout of their addresses and the
-seed of ``hash``, and ``ps`` shows the server's command line. So sites that are apart are started by ``exec``, each by
-its own operator; copies are for processes of one user on one machine, where that user could read them all anyway.
-Only Linux has them: on macOS libraries of the system cannot bear a fork.
+Unlike processes started from a shell, copies of one server share the layout of their addresses and the seed of
+``hash``, and ``ps`` shows the server's command line. Separate sites are therefore started by ``exec``, each by its
+operator; copies are for processes of one user on one machine, who could read them all anyway. Only Linux has copies:
+system libraries of macOS do not survive a fork.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
 """The fork server itself: ``python fork_server_program.py CONTROL GRACE MODULE...``.
 
-:mod:`securefda.local.fork_server` starts it, and says why its copies are processes like any other. It imports the
-modules, and then forks for each request on the socket CONTROL: a length, with the child's descriptors from 0 on, a gate
-and a channel; and so many bytes of JSON, a list of module, arguments, folder and environment. It answers on the channel
-with the child's process id and, once the child has ended, its exit code, in 8 bytes each. A byte that comes back is a
-signal for the child. The child runs once a byte comes through the gate, and ends where the gate closes without one: no
-child runs that the other side has not heard of. When CONTROL closes, the children have GRACE seconds to end by
-themselves; it kills those that are left, and ends.
+:mod:`securefda.local.fork_server` starts it and explains why its copies are isolated processes. It imports the modules
+and then forks for each request on the socket CONTROL. A request is a length, with the child's descriptors from 0 on, a
+gate and a channel; then this many bytes of JSON, a list of module, arguments, folder and environment. The answers on
+the channel are the child's process id and, once the child has ended, its exit code, in 8 bytes each. A byte received on
+the channel is a signal for the child. The child runs once a byte comes through the gate, and ends if the gate closes
+without one, so that no child runs unknown to the other side. When CONTROL closes, the children have GRACE seconds to
+end; the server kills the rest and ends.
 
-It has one thread, always: a fork copies no other, and what another has locked would stay locked in the child.
+It always has one thread: a fork copies no other thread, and locks that another thread holds would stay locked in the
+child.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The link between a site's process and ``securefda run``: it sends events, and ends when the launcher does.
 
-Both go over one socket, whose other end the launcher alone holds. The process writes JSON lines to it and reads nothing
-but its end, which comes however the launcher ends, killed or not, at once or while this process still starts.
+Both use one socket, whose other end only the launcher holds. The process writes JSON lines to it and reads only its
+end, which comes however and whenever the launcher ends, even while this process starts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """``securefda run``: enrol a temporary federation, start and watch one process per site, and collect the results.
 
-The processes are the ones that people start by hand from startup kits, with the same command; nothing is shared
-between them but this machine's loopback interface and the folder of each site. Each says over a socket what happens.
+They are the processes that people start by hand from startup kits, with the same commands. They share only this
+machine's loopback interface and the folder of each site. Each reports events over a socket.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A starting point for users: a federation on their own rows, with a policy, and a test that passes.
 
-The federation's file goes to every site. What it holds of an example's rows is said in its heading.
+The federation's file goes to every site; its heading says what it contains of an example's rows.
 """
 
 from __future__ import annotations

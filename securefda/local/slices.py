@@ -1,9 +1,9 @@
 """A simulated federation with its sources in other processes, by Ray: each process has a slice of the sources.
 
-The target stays here. Messages are passed on in the order in which one process would pass them: those to sources that
-wait in a row are handed to all slices at once, and answers are put in line as if the sources had answered one by one.
-So a run gives the same model as in one process. Files of sources are where that has them: slices on other machines
-need a run folder that all of them share.
+The target stays in this process. Messages are passed on in the same order as in one process: messages to several
+sources in a row go to all slices at once, and the answers are reordered as if the sources had answered one by one. A
+run therefore gives the same model as in one process. Each slice writes its sources' files on its own machine, so slices
+on other machines need a run folder that all of them share.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A trial of a task on one batch of each site, before a run: rows, labels, forward, loss, backward, metrics.
 
-What is found out stays on this machine: class counts and distances are of a site's rows.
+The findings stay on this machine, since class counts and distances reveal something about a site's rows.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Operational logs and metrics for those who look after a site's process, beside the audit log.
 
-Neither is evidence of anything, and nothing of a run depends on them: a log that cannot be written ends no run. Both
-are off unless a site turns them on, and what they need is imported only then.
+Neither is evidence of anything, and no run depends on them: a log that cannot be written ends no run. Both are off
+unless a site turns them on, and the packages that they need are imported only then.
 """
 
 from securefda.operations.watch import SourceWatch, TargetWatch, watch_source, watch_target

@@ -1,8 +1,8 @@
 """The run folder: the files of a run, complete at every moment, even after a crash or on a full disk.
 
 ``summary.json``, ``metrics.jsonl`` (a line per round), ``model.safetensors``, ``report.html``, and ``sites/SITE/``
-with what belongs to one site. A file is replaced as a whole, a line is appended as a whole; a reader never sees
-half of either.
+with the files of one site. Files are replaced, and lines appended, as a whole, so that a reader never sees half of
+either.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """The present state of a site's process: a small file that it keeps up to date for others at the site.
 
-A process opens it as it starts, and says at every change what it does. However the block ends, the state says so:
+A process opens it when it starts, and updates it at every change. At the end of the block, the state says how it ended:
 
     with state_file(folder, site="clinic", role="target") as state:
         state.set("waiting for sources", waiting_for=["hospital-a"])
         state.set("training", round=3, rounds=30, waiting_for=["hospital-a", "hospital-b"])
 
-``securefda status`` shows it; :func:`read_state` reads it, and :attr:`ProcessState.is_running` says whether the process
-that wrote it is still there. The file holds what the console shows, and no key, no update and no value of a row.
+``securefda status`` shows it; :func:`read_state` reads it, and :attr:`ProcessState.is_running` tells whether the process
+that wrote it still runs. The file contains what the console shows, and no key, update or value of a row.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The aggregator's address, the name in its certificate, and the description of a site to enrol.
-
-What is said about a site when it is enrolled.
-"""
+"""The aggregator's address, the name in its certificate, and the description of a site to enrol."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Enrolment: making a federation's files and changing who belongs to it.
 
-Layout below the federation's folder: ``ca/`` (the CA's keys and its copies of what it signed) and one startup kit
-per site, ``SITE/startup`` and ``SITE/local``. Each change makes the next roster epoch, which is of no use before
-every member has signed it. Members whose signing key is still below the folder sign at once; the others sign at
-home with :func:`countersign`, and :func:`merge_signatures` collects what they return. For a kit that has left, and for
+The federation's folder holds ``ca/`` (the CA's keys and its copies of what it signed) and one startup kit per site,
+``SITE/startup`` and ``SITE/local``. Each change makes the next roster epoch, which can be used once every member has
+signed it. Members whose signing key is still in the folder sign at once; the others sign at home with
+:func:`countersign`, and :func:`merge_signatures` collects their signatures. For a kit that has left the folder, and for
 a site that made its keys at home, ``SITE/startup`` holds the public files only.
 """
 

@@ -1,11 +1,11 @@
 """Enrolment of a site that makes its own keys: it sends a request, and joins with what the authority signed.
 
-New keys and the request lie in ``requested/`` of the kit. A package of the authority with these keys moves them to
-``startup/``, and the request to ``local/``; a package with the keys that are in ``startup/`` already is a new epoch of
-the roster. Every other package is refused: its authority enrolled a key that this site did not make.
+New keys and the request are in ``requested/`` of the kit. A package of the authority for these keys moves them to
+``startup/``, and the request to ``local/``; a package for the keys already in ``startup/`` brings a new epoch of the
+roster. Every other package is refused: its authority enrolled a key that this site did not make.
 
-A roster is of use once every member has signed it. A package whose roster this site has not signed gets the site's
-signature, to be sent back; a kit that is of use already stays as it is until a package with all signatures comes.
+A roster can be used once every member has signed it. If this site has not signed a package's roster, it signs it, and
+the signature is sent back. A kit that is already in use stays as it is until a package with all signatures comes.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """A site's startup kit: what enrolment hands to one site, checked as a whole before anything uses it.
 
-``startup/`` is read-only and comes from the CA; ``local/`` belongs to the site. ``kit.json`` is the CA's signed
-list of the public files. The two private keys are not in that list: they are bound through their public halves,
-which stand in the roster and in the certificate, so the CA need not keep a trace of them, nor ever have had them.
+``startup/`` is read-only and comes from the CA; ``local/`` belongs to the site. ``kit.json`` is the CA's signed list of
+the public files. The two private keys are not in that list: they are bound through their public halves in the roster
+and the certificate, so the CA need not keep them, nor ever have had them.
 
-A roster is changed because a site has to go: a key was stolen, a site has left. Putting the old ``startup/`` back, by
-mistake or because someone asks for it, would let it in again. So a site remembers in ``local/`` which roster it has
-used; that stays when ``startup/`` is replaced.
+A roster changes when a site must go, because it left or its key was stolen. Restoring the old ``startup/``, by mistake
+or at someone's request, would readmit that site. A site therefore remembers in ``local/`` which roster it has used;
+that stays when ``startup/`` is replaced.
 """
 
 from __future__ import annotations

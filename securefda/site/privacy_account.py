@@ -1,7 +1,7 @@
 """A site's privacy account: the ledger of the rows that it trains on, and the budget that its policy sets.
 
-The kit holds one ledger for each named data set, in ``local/ledgers``. A ledger is made once, by the site
-(``securefda budget init``), and never by training: a ledger that is missing is one that was lost.
+The kit holds one ledger for each named data set, in ``local/ledgers``. The site makes a ledger once (``securefda budget
+init``); training never does, so a missing ledger is a lost one.
 """
 
 from __future__ import annotations

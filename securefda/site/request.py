@@ -1,13 +1,13 @@
 """A site's request to be enrolled: its public keys, proof that it has the private ones, and what it asks to be.
 
 A site makes its keys at home and sends this request; the authority answers with a certificate and a roster. No private
-key travels. Both keys sign the same bytes, which name both, the site and its federation: a key of somebody else, one
-that was put in later, or a request of another federation has no valid proof. There is no third key: a session's
-exchange keys are made for that session, and the signing key signs them. A site that has keys already signs the request
-for new ones by its present signing key, too: another request in its place is seen without a telephone.
+key travels. Both keys sign the same bytes, which name both keys, the site and its federation: somebody else's key, a
+key inserted later, or a request of another federation has no valid proof. There is no third key: a session's exchange
+keys are made for that session, and the signing key signs them. A site that already has keys also signs the request for
+new ones with its present signing key, so that a substituted request is detected without a phone call.
 
-The fingerprint is what two people compare by telephone. It follows from the keys and the site's id alone, so that the
-same fingerprint can be computed from the request and from every roster with these keys.
+Two people compare the fingerprint by telephone. It depends only on the keys and the site's id, so it can be computed
+from the request and from every roster with these keys.
 
 Pure. A request is a value that was checked when it was built or parsed. Parsing accepts its one encoding only.
 """

@@ -1,12 +1,12 @@
 """Files sealed by a passphrase: private keys in a kit, and a kit on its way to its site.
 
 A sealed file is a header of 37 bytes and the contents under AES-256-GCM: magic (8), log2 of scrypt's cost (1), salt
-(16), nonce (12). The key is scrypt's, with r = 8 and p = 1; the header is authenticated with the contents. Anyone who
-opens a file with the right passphrase knows that it is whole, and that someone with this passphrase made it.
+(16), nonce (12). The key is scrypt's, with r = 8 and p = 1; the header is authenticated with the contents. If the right
+passphrase opens a file, the file is intact, and someone with this passphrase made it.
 
-A process gets the passphrase from the file descriptor that SECUREFDA_PASSPHRASE_FD numbers, from systemd's credential
-``securefda-passphrase``, or by asking at its terminal. It is never an argument or the value of a variable: both can be
-read by others.
+A process gets the passphrase from the file descriptor numbered in SECUREFDA_PASSPHRASE_FD, from systemd's credential
+``securefda-passphrase``, or by asking at its terminal. It is never an argument or the value of a variable, since others
+can read both.
 """
 
 from __future__ import annotations

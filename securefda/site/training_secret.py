@@ -1,8 +1,8 @@
 """The secret from which a site's training without noise draws; in a study, the run's seed takes its place.
 
-The secret has 32 bytes and lies in the half of the kit that is the site's own. The site makes it when it starts for the
-first time. The maker of the kits does not, for that is often the target, and the target is whom it is kept from. It
-stays when the site gets new keys, and no other site ever needs it: a site that has lost it makes another one.
+The secret has 32 bytes and is in the site's own half of the kit. The site makes it at its first start. The maker of the
+kits does not, because that is often the target, from which it must be kept. It stays when the site gets new keys, and
+no other site ever needs it: a site that has lost it makes another one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The interface of a task: the model, the loss and the data of one learning problem, and how to load a user's own.
 
 A task is a class that a federation names as ``task.factory = "package.module:Class"``. Every site makes its own
-instance and asks it for its own rows only; nothing in a task talks to another site.
+instance and asks it for its own rows only; a task never communicates with another site.
 """
 
 from __future__ import annotations

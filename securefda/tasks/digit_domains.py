@@ -1,8 +1,8 @@
 """Digit domains: one digit out of ten, printed, written by hand or photographed; each site has a domain of its own.
 
-Four of the five domains with which Peng et al. 2020 (Federated Adversarial Domain Adaptation, ICLR) compare methods for
-a target without labels can be had or made here; the fifth, SVHN, is read where its files are. The model is that of the
-paper's Tables 7 and 8, at a width of choice.
+Of the five domains with which Peng et al. 2020 (Federated Adversarial Domain Adaptation, ICLR) compare methods for a
+target without labels, four are available or made here; the fifth, SVHN, is read from its files. The model is that of
+the paper's Tables 7 and 8, with a width to choose.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Derivation of a tabular task's options from one example CSV file: its format and the type of each column.
 
-The options go to every site. So of the example's rows they hold round numbers alone, and no category that fewer than
-`FEWEST_OF_A_CATEGORY` rows have. That is a courtesy to the rows and no guarantee: what is private should be replaced
-by public numbers, by hand.
+The options go to every site, so they contain only round numbers, and no category that fewer than `FEWEST_OF_A_CATEGORY`
+rows of the example have. This is no guarantee of privacy: replace private values by public numbers by hand.
 """
 
 from __future__ import annotations

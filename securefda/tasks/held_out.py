@@ -1,7 +1,8 @@
 """The choice of a site's held-out rows. Each row's content alone decides, never the rows beside it.
 
-A split by row numbers, or by a permutation of them, changes as a whole when one row is added. Then one row more would
-change many rows of the training data, which no bound on one row covers. Here, one row more is one row more.
+A split by row numbers, or by a permutation of them, can change completely when one row is added. One more row would
+then change many rows of the training data, which no bound on one row covers. With this split, one more row changes one
+row only.
 """
 
 from __future__ import annotations

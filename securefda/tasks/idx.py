@@ -1,7 +1,7 @@
 """IDX files, the format of MNIST and similar data: a header with the sizes, then bytes, plain or gzipped.
 
-A file is read as what a stranger may have prepared: sizes are bounded before anything is allocated, and no more is
-read, or unpacked, than the header promises and one byte.
+A file may come from a stranger: sizes are bounded before anything is allocated, and at most one byte more than the
+header promises is read, or unpacked.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Digit images made offline: over photographs, or drawn from fonts.
 
-Both are of the kind of two domains of Ganin and Lempitsky (2015): MNIST-M, and synthetic numbers. The photographs are
-the two that scikit-learn carries (CC BY 2.0, by danielbuechele and vultilion), the fonts those that matplotlib carries
-(DejaVu, STIX and Computer Modern). Neither package is imported: its files are read.
+They resemble two domains of Ganin and Lempitsky (2015): MNIST-M, and synthetic numbers. The photographs are the two in
+scikit-learn (CC BY 2.0, by danielbuechele and vultilion), the fonts those in matplotlib (DejaVu, STIX and Computer
+Modern). Neither package is imported: its files are read.
 
 The same generator gives the same images, with the same versions of NumPy and Pillow.
 """

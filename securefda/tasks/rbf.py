@@ -1,7 +1,7 @@
 """RBF: a regression on synthetic data, with a shift and sample sizes to choose.
 
-After the synthetic experiment of Jiang et al. 2024 (Figure 5 and Appendix C.1), which asks when the estimated error of
-a rule says which rule is best.
+It follows the synthetic experiment of Jiang et al. 2024 (Figure 5 and Appendix C.1), which asks when the estimated
+errors of the rules show which rule is best.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Rows that stand in for a site's own, drawn or public, to try settings on.
 
-Whoever tries settings on the rows themselves spends some of their budget before training has begun.
+Trying settings on the rows themselves would spend some of their budget before training starts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Tables without code: each site's rows in a CSV file, numbers and categories; the label is a class or a number.
 
-All that sites must have in common stands in the federation's options: columns, categories, scaling, classes. Nothing
-is learnt from a site's rows before training, so one row changes no other, and DP-SGD can bound what a row changes.
-How a file is written (separator, decimal mark, encoding) is each site's own.
+The federation's options contain all that sites must have in common: columns, categories, scaling, classes. Nothing is
+learnt from a site's rows before training, so one row changes no other, and DP-SGD can bound the effect of a row. Each
+site has its own file format: separator, decimal mark, encoding.
 """
 
 from __future__ import annotations

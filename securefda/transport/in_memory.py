@@ -1,8 +1,8 @@
 """A network inside one process: every message is encoded, waits for its turn as bytes, and is parsed again.
 
-The simulator, the threat model's stage and the tests pass their messages through it. TLS, time and loss do not exist
-here: a deadline passes when nothing moves any more. What happens to a message under way, and what a site's process
-does around each of its steps, is for subclasses to say.
+The simulator, the threat model's stage and the tests use it. TLS, time and loss do not exist here: a deadline passes
+when no message is left. Subclasses decide what happens to a message in transit, and what a site's process does around
+each of its steps.
 """
 
 from __future__ import annotations

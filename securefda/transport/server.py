@@ -1,6 +1,6 @@
 """The aggregator's end of the transport: the only listener of a federation.
 
-It answers three calls. Each begins by finding out which site calls.
+It answers three calls. Each first identifies the calling site.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Mutual TLS 1.3: credentials from PEM bytes, pins of public keys, and reasons for failed handshakes.
 
-A federation's CA issues one ECDSA certificate per site. Either side trusts that CA alone, and the pin, SHA-256 of a
-certificate's SubjectPublicKeyInfo, ties the connection to one entry of the roster: the aggregator looks a source's
-pin up, a source accepts no other aggregator than the one it has the pin of.
+A federation's CA issues one ECDSA certificate per site. Both sides trust only that CA. The pin, the SHA-256 of a
+certificate's SubjectPublicKeyInfo, ties the connection to one entry of the roster: the aggregator looks up a source's
+pin, and a source accepts only the aggregator whose pin it has.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Vectors beside messages: splitting and assembly, offers for download, and uploads.
 
-A vector is put together with a running digest. The aggregator takes only the length that it asked for, and each message
-once. It keeps a vector only for as long as a message still needs it.
+A vector is assembled with a running digest. The aggregator accepts only the length that it asked for, and each message
+once. It keeps a vector only as long as a message still needs it.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Messages to bytes and back: the only module that knows both the message types and the protobuf schema.
 
-Every message is one entry of a table, which names the fields that are more than copied; writing and reading both follow
-from it. A field has the same name in the message type and in the schema.
+Every message is one entry of a table, which names the fields that need more than copying; writing and reading both use
+it. A field has the same name in the message type and in the schema.
 
-Reading is strict. Bytes that are not exactly one valid message (an unknown field or enum value, a missing body, a
-wrong length, too many elements, text that is not UTF-8, an encoding longer than needed, a body that breaks its own
-invariants) raise one type of error, and nothing of protobuf ever reaches a caller.
+Reading is strict. Bytes that are not exactly one valid message raise one type of error: an unknown field or enum value,
+a missing body, a wrong length, too many elements, text that is not UTF-8, an encoding longer than needed, or a body
+that breaks its own invariants. No error of protobuf ever reaches a caller.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The engines that compute a suite's runs: processes of this machine, Ray, or submitit, which uses Slurm.
 
-All give the same results to the last bit: a run is one process on one thread, wherever it is. What engines other than
-the local one do is no part of a federation; each run is simulated as a whole.
+All give the same results to the last bit: a run is one process on one thread, wherever it runs. Other engines than the
+local one do not split a federation; each run is simulated as a whole.
 """
 
 from __future__ import annotations

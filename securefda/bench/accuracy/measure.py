@@ -3,8 +3,8 @@
     done = bench_accuracy(Request("fed-heart", level="sum", data_dir=Path("data")), Path("runs/fed-heart"))
     done.results.mean("fedgp_auto", done.results.columns[0])
 
-A run is a simulated federation: at `sum` masked, at `cohort` and `individual` as its policies permit. What has finished
-is kept in the folder at once; the same request goes on where it was.
+A run is a simulated federation: at `sum` masked, at `cohort` and `individual` as its policies permit. Each finished run
+is kept in the folder at once; the same request continues where it stopped.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Published figures for comparison, in percent on the target's test rows.
 
-All but `DIGIT_FIVE` are of Jiang, Zhang, Koyejo, ICLR 2024.
-
-Names of rules and columns are those of :mod:`securefda.bench.accuracy.suites`.
+All but `DIGIT_FIVE` are from Jiang, Zhang, Koyejo, ICLR 2024. Rules and columns are named as in
+:mod:`securefda.bench.accuracy.suites`.
 """
 
 from __future__ import annotations

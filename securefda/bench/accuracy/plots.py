@@ -1,7 +1,4 @@
-"""The plots of a suite, as SVG, and their style. The same figures give the same files.
-
-How the plots of studies look.
-"""
+"""The plots of a suite, as SVG, and their style. The same figures give the same files."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The folder of a suite: one line for every finished run, and the settings common to all runs.
 
-``settings.json`` is written before the first run, ``runs.jsonl`` grows by a line when a run has finished. The process
-that measures holds a lock, so that two processes never add to one folder.
+``settings.json`` is written before the first run; ``runs.jsonl`` gets a line after each run. The measuring process
+holds a lock, so that two processes never add to one folder.
 """
 
 from __future__ import annotations

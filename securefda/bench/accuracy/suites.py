@@ -1,7 +1,7 @@
 """The suites of ``securefda bench accuracy``, as data: the rules, the columns, and the requirements.
 
-To add a rule, add a line to `RULES`, and its name to a group or to a suite here. Everything that no line sets is as in
-the sample federation of the data set, the same for all rules and columns.
+To add a rule, add a line to `RULES`, and its name to a group or to a suite here. Settings that no line sets are those
+of the data set's sample federation, the same for all rules and columns.
 """
 
 from __future__ import annotations

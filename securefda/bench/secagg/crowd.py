@@ -1,7 +1,7 @@
 """The sources of a measured session, all in one process: messages enter and leave as bytes, as over the network.
 
-What is measured is the processor time of each source's steps, parsing and serialising included; there is no
-transport, no TLS and no disk. The aggregator's side is in :mod:`securefda.bench.secagg.session`.
+It measures the processor time of each source's steps, including parsing and serialising, without transport, TLS or
+disk. The aggregator's side is in :mod:`securefda.bench.secagg.session`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """One process of a measured federation: ``python -m securefda.bench.secagg.party aggregator|sources JOB [SITE ...]``.
 
-Kits, TLS, transport, run and rounds are those of the services; random vectors stand in for training. The aggregator
-reads one visibility per line from stdin, makes a run of it, and prints one JSON line of figures for each.
-
-A site that does not train: random vectors in place of updates, so that only the round itself is measured. Of a run of
-two rounds that is the second.
+Kits, TLS, transport, run and rounds are those of the services. Random vectors replace training, so that only the round
+itself is measured: the second of a run of two. The aggregator reads one visibility per line from stdin, makes a run of
+it, and prints one JSON line of figures for each.
 """
 
 from __future__ import annotations

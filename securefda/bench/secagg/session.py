@@ -1,9 +1,8 @@
 """One masking session of the real state machines: the cost of every step for each side in processor time and bytes.
 
-The aggregator is this process, the sources are one other; only bytes pass between them. Nothing is sampled or
-extrapolated: every source does every step, whatever N and m.
-
-What a session is made of, without a network: the cipher, the masks of one source, and throw-away identities.
+The aggregator is this process, and all sources are one other; only bytes pass between them. Nothing is sampled or
+extrapolated: every source does every step, whatever N and m. The module also measures parts of a session without a
+network: the cipher and the masks of one source.
 """
 
 from __future__ import annotations

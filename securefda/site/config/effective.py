@@ -1,6 +1,6 @@
 """The settings that a process really has: each value, where it came from, and how it differs from a run's.
 
-What an option's name marks as a secret is never shown.
+Options whose name marks them as a secret are never shown.
 """
 
 from __future__ import annotations

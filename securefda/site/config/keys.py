@@ -1,7 +1,7 @@
 """The values and the meaning of every settings key: for the manual, ``config explain`` and comments in files.
 
-The text of a key is the docstring that stands in the code: the string below the field, or the field's entry under
-"Attributes:". Names in backquotes are code.
+A key's text is its docstring in the code: the string below the field, or the field's entry under "Attributes:". Names
+in backquotes are code.
 """
 
 from __future__ import annotations

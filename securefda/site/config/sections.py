@@ -1,7 +1,7 @@
 """The tables of the configuration files, one class each, with defaults, units and bounds.
 
-The functions at the end make of them the values that rules and training take. They import these packages when they
-run: reading a configuration needs no torch.
+The functions at the end turn them into the values that rules and training take. They import these packages when called,
+so that reading a configuration does not need torch.
 """
 
 from __future__ import annotations

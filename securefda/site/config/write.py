@@ -1,7 +1,7 @@
 """The settings and policy of each site's process, derived from a federation's configuration.
 
-``run`` gives its processes every setting. A startup kit gets only what matters, with a comment on each key, for a
-person to read and to change; every other key has its default.
+``run`` gives its processes every setting. A startup kit contains only the important ones, each with a comment for the
+person who edits it; all other keys have their defaults.
 """
 
 from __future__ import annotations

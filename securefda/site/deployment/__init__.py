@@ -1,7 +1,7 @@
 """Deployment files for a site's process, written beside its kit.
 
 A folder ``SITE.deploy`` holds a systemd unit, a compose file, or a base and an overlay for Kustomize. Nothing in it is
-secret, and nothing in it says more than the kit's public files do.
+secret, and it contains no more than the kit's public files.
 """
 
 from __future__ import annotations
