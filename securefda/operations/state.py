@@ -6,8 +6,8 @@ A process opens it when it starts, and updates it at every change. At the end of
         state.set("waiting for sources", waiting_for=["hospital-a"])
         state.set("training", round=3, rounds=30, waiting_for=["hospital-a", "hospital-b"])
 
-``securefda status`` shows it; :func:`read_state` reads it, and :attr:`ProcessState.is_running` tells whether the process
-that wrote it still runs. The file contains what the console shows, and no key, update or value of a row.
+``securefda status`` shows it; :func:`read_state` reads it, and :attr:`ProcessState.is_running` tells whether the
+process that wrote it still runs. The file contains what the console shows, and no key, update or value of a row.
 """
 
 from __future__ import annotations
