@@ -42,7 +42,7 @@ from securefda.local.simulator import simulate
 from securefda.operations.progress import SilentReporter
 from securefda.operations.run_folder import read_run
 from securefda.operations.trained import trained_model
-from securefda.training.features import features_of
+from securefda.training.features import extract_features
 
 FIGURES, PLOT = (Path(__file__).with_suffix(suffix) for suffix in (".json", ".svg"))
 TARGET = "mnist-m"
@@ -93,7 +93,7 @@ def run_cell(job: Job) -> Figures:
         sources = job.config.federation.sources
         own = task.test_data(TARGET).features[:ROWS]
         theirs = torch.cat([task.test_data(site).features[: ROWS // len(sources)] for site in sources])
-        target, others = (features_of(task, model, rows) for rows in (own, theirs))
+        target, others = (extract_features(task, model, rows) for rows in (own, theirs))
     return Figures(
         accuracy=round(result.accuracy, 2),
         distance=round(a_distance(target, others), 2),

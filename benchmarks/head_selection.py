@@ -27,7 +27,7 @@ from securefda.operations.run_folder import SUMMARY_FILE
 from securefda.operations.trained import trained_model
 from securefda.site.config import load_federation
 from securefda.tasks.fed_heart import HOSPITALS
-from securefda.training.neighbours import KnnSettings, WithNeighbours
+from securefda.training.neighbours import KnnModel, KnnSettings
 
 NEIGHBOURS, WEIGHTS, SCALES = (5, 10, 20), (0.0, 0.25, 0.5, 0.75, 0.9), (0.3, 1.0, 3.0)
 _LOG_LOSS = "log loss"
@@ -63,7 +63,7 @@ def judged(run: Path) -> dict[KnnSettings, dict[str, float]]:
     found = {}
     with torch.no_grad():
         for head in heads():
-            outputs = WithNeighbours(model, known, head)(held_out.features)
+            outputs = KnnModel(model, known, head)(held_out.features)
             metrics = task.metrics(outputs, held_out.labels)
             found[head] = {_LOG_LOSS: float(task.loss(outputs, held_out.labels)), _ACCURACY: metrics["accuracy"]}
     return found

@@ -24,7 +24,7 @@ from securefda.rules import (
 from securefda.site.config import FederationConfig, strategy_of, training_settings
 from securefda.tasks import Samples, TaskSettings, Unlabelled, load_task
 from securefda.training import LocalResult, TrainingSettings, Vector
-from securefda.training.pseudo import PseudoSettings, PseudoTrainer
+from securefda.training.pseudo import PseudoLabelSettings, PseudoTrainer
 from securefda.training.trainer import SiteTrainer
 
 
@@ -66,7 +66,7 @@ class OfflineSites:
         steps = self._target.steps(len(self._rows))
         return self._trainer(self._site, rows, replace(self._target, batch_size=len(rows) // steps))
 
-    def target_on_pseudo_labels(self, pseudo: PseudoSettings) -> PseudoTrainer:
+    def target_on_pseudo_labels(self, pseudo: PseudoLabelSettings) -> PseudoTrainer:
         """Trains on the same rows without their labels."""
         rows = Unlabelled(self._rows.features)
         return PseudoTrainer(self._task, self._site, rows, self._target, self._seed, pseudo=pseudo)

@@ -26,7 +26,7 @@ from variants import MOST_SEEDS, VariantCell, found_in, mean_and_spread, measure
 from securefda.aggregator.target import train_target
 from securefda.operations.records import REPORTED_ROUNDS
 from securefda.rules import round_plan
-from securefda.training.pseudo import PseudoSettings
+from securefda.training.pseudo import PseudoLabelSettings
 
 PSEUDO = "training.target.labels=pseudo"
 VARIANTS = {
@@ -93,7 +93,7 @@ def run_cell(job: Job) -> Figures:
     sites, training = OfflineSites(job.config, job.seed), job.config.training.target
     strategy, target = sites.strategy, sites.target
     if training.labels == "pseudo":
-        target = sites.target_on_pseudo_labels(PseudoSettings(training.pseudo_threshold, training.pseudo_share))
+        target = sites.target_on_pseudo_labels(PseudoLabelSettings(training.pseudo_threshold, training.pseudo_share))
     accuracies: list[float] = []
     confident: list[int] = []
     trained: list[bool] = []

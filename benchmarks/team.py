@@ -28,11 +28,11 @@ import torch
 from studies import as_text, shown, this_machine
 
 from securefda.privacy.private_training import train_private
-from securefda.source.follower import train_as_told
+from securefda.source.follower import follow_order
 from securefda.tasks import Samples, TaskSettings
 from securefda.tasks.digit_domains import DigitDomains
 from securefda.training import NoiseSettings, TrainingSettings, build_model, model_to_vector, train_local
-from securefda.training.team import Team, Told, joined_team
+from securefda.training.team import Team, TrainingOrder, joined_team
 
 FIGURES = Path(__file__).with_suffix(".json")
 ROWS, BATCH, ROUNDS, TURNS = 512, 128, 3, 5
@@ -59,7 +59,7 @@ def round_seconds(settings: TrainingSettings, team: Team | None) -> list[float]:
         model = build_model(task, 0)
         began = time.perf_counter()
         if team is not None:
-            team.tell(Told(received, settings, 0))
+            team.send(TrainingOrder(received, settings, 0))
         if settings.dp is None:
             train_local(task, model, received, data, settings=settings, seed=0, site="site", team=team)
         else:
@@ -77,8 +77,8 @@ def member(place: Mapping[str, str], settings: TrainingSettings, results: Any) -
             results.put(round_seconds(settings, team))
             return
         task, data = task_and_rows()
-        while isinstance(told := team.hear(), Told):
-            train_as_told(task, "site", data, told, team)
+        while isinstance(order := team.receive(), TrainingOrder):
+            follow_order(task, "site", data, order, team)
 
 
 def seconds_of(count: int, settings: TrainingSettings) -> list[float]:

@@ -51,7 +51,7 @@ from securefda.site.privacy_account import (
 from securefda.site.training_secret import REPEATABLE
 from securefda.tasks import Rows, Samples, Task, TaskSettings, Unlabelled, load_task, rows_of, unlabelled_target
 from securefda.training import PersonalMemory, SecretSeed
-from securefda.training.pseudo import PseudoSettings, PseudoTrainer
+from securefda.training.pseudo import PseudoLabelSettings, PseudoTrainer
 from securefda.training.team import Team
 from securefda.training.trainer import SiteTrainer
 from securefda.transport.dialer import Endpoint
@@ -276,7 +276,7 @@ def trainer_at(
         rows = rows if left_after is None else left_after
         if isinstance(training, TargetTrainingSection) and training.labels == "pseudo":
             how = (task, site, Unlabelled(rows.features), settings, seed)
-            pseudo = PseudoSettings(training.pseudo_threshold, training.pseudo_share)
+            pseudo = PseudoLabelSettings(training.pseudo_threshold, training.pseudo_share)
             return PseudoTrainer(*how, pseudo=pseudo, secret=secret, before_round=ahead, memory=memory), ()
         plain = SiteTrainer(
             task,

@@ -38,8 +38,8 @@ from securefda.source.site import SourceSite
 from securefda.source.store import SourceStore
 from securefda.tasks import Samples
 from securefda.training import Evaluation, LayerTable, LocalResult, Vector
-from securefda.training.alignment import Aligned
-from securefda.training.features import SeenGap
+from securefda.training.alignment import FeatureAlignment
+from securefda.training.features import ClusterGap
 from securefda.transport import wire
 
 TARGET = 0
@@ -96,10 +96,10 @@ def known_update(index: int, round_number: int, received: Vector) -> Vector:
     return numbers.uniform(-0.5, 0.5, received.size).astype(np.float32)
 
 
-def known_gap(received: Vector, round_number: int, run_id: str) -> SeenGap:  # noqa: ARG001 - the interface of a look
+def known_gap(received: Vector, round_number: int, run_id: str) -> ClusterGap:  # noqa: ARG001 - the interface of a look
     """Return the target's statistic of its features: one half, with a small known gradient."""
     gradient = np.float32(1e-4) * known_update(TARGET, round_number, received)
-    return SeenGap(0.5, gradient, lambda update: first_order_gain(gradient, update))
+    return ClusterGap(0.5, gradient, lambda update: first_order_gain(gradient, update))
 
 
 def known_look(received: Vector, round_number: int, run_id: str, plan: RoundPlan) -> TargetOutput:
@@ -166,7 +166,7 @@ class KnownUpdates:
         attempt: int = 0,  # noqa: ARG002
         fewest_steps: int = 1,
         on_step: Callable[[Vector], None] | None = None,
-        align: Aligned | None = None,
+        align: FeatureAlignment | None = None,
     ) -> LocalResult:
         """Return the known update of this round, and for features a known pull; observers see steps of rising
         length.

@@ -33,11 +33,11 @@ from securefda.site.config import (
 )
 from securefda.site.config.effective import secret_options, without_secrets
 from securefda.tasks import Rows, Samples, Task, Unlabelled
-from securefda.training import OwnRows, PersonalMemory, PersonalModel, SecretSeed, Vector, require_steps
+from securefda.training import PersonalMemory, PersonalModel, PersonalTrainer, SecretSeed, Vector, require_steps
 from securefda.training.batch_norm import Statistic
 from securefda.training.neighbours import KnnSettings
-from securefda.training.personal import Drawn, FineTuned, Mixture, Neighbours, OwnHead
-from securefda.training.seeds import Seed, derive_seed, generator_of
+from securefda.training.personal import Apfl, Ditto, FedRepHead, FineTuned, KnnPer
+from securefda.training.seeds import Seed, derive_seed, new_generator
 from securefda.training.site_features import SiteFeatures
 from securefda.training.trainer import Trainer
 
@@ -246,7 +246,9 @@ def target_site(
         if rows.test is not None and compares and strategy.rule is not Rule.TARGET_ONLY:
             alone = TargetAlone(trainer_alone, rows.test, store)
         if strategy.is_personal and (rows.test is not None or strategy.asks_neighbours):
-            personal = personal_of(strategy, OwnRows(task, site_id, rows.trained_on, training, seed, secret), store)
+            personal = personal_of(
+                strategy, PersonalTrainer(task, site_id, rows.trained_on, training, seed, secret), store
+            )
             head = rows.trained_on if strategy.asks_neighbours else None
     return TargetSite(
         signer=member.signer,
@@ -287,7 +289,7 @@ def without_share(rows: Samples, share: float, site_id: str, seed: Seed) -> tupl
         lacks = "train on" if count else "choose a model by"
         why = f"{share:g} of the {len(rows)} training rows at {site_id} leaves none to {lacks}"
         raise ConfigError("strategy.validation-share", why, hint="set another share, or 0 for none")
-    order = torch.randperm(len(rows), generator=generator_of(derive_seed(seed, site_id, "validation")))
+    order = torch.randperm(len(rows), generator=new_generator(derive_seed(seed, site_id, "validation")))
     left, taken = (
         Samples(rows.features[chosen], rows.labels[chosen])
         for chosen in (order[count:].sort().values, order[:count].sort().values)
@@ -295,7 +297,7 @@ def without_share(rows: Samples, share: float, site_id: str, seed: Seed) -> tupl
     return left, taken
 
 
-def personal_of(strategy: Strategy, rows: OwnRows, memory: PersonalMemory) -> PersonalModel | None:
+def personal_of(strategy: Strategy, rows: PersonalTrainer, memory: PersonalMemory) -> PersonalModel | None:
     """The model of the target's own that a strategy measures it with; None where that is the common model.
 
     Raises:
@@ -303,16 +305,16 @@ def personal_of(strategy: Strategy, rows: OwnRows, memory: PersonalMemory) -> Pe
         ConfigError: ``training.personal-layers``, all layers would stay at their site.
     """
     if strategy.asks_neighbours:
-        return Neighbours(rows, KnnSettings(strategy.knn_neighbours, strategy.knn_weight, strategy.knn_scale))
+        return KnnPer(rows, KnnSettings(strategy.knn_neighbours, strategy.knn_weight, strategy.knn_scale))
     match strategy.rule:
         case Rule.PERSONALIZED_FEDAVG:
             return FineTuned(rows, strategy.personal_epochs)
         case Rule.DITTO:
-            return Drawn(rows, memory, epochs=strategy.personal_epochs, strength=strategy.ditto_lambda)
+            return Ditto(rows, memory, epochs=strategy.personal_epochs, strength=strategy.ditto_lambda)
         case Rule.APFL:
-            return Mixture(rows, memory, alpha=strategy.apfl_alpha, adaptive=strategy.apfl_adaptive)
+            return Apfl(rows, memory, alpha=strategy.apfl_alpha, adaptive=strategy.apfl_adaptive)
         case Rule.FEDREP:
-            return OwnHead(rows, memory)
+            return FedRepHead(rows, memory)
     return None
 
 

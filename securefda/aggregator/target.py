@@ -26,9 +26,9 @@ from securefda.rules import Contribution, Gain, RoundPlan, Rule, StepStatistics,
 from securefda.tasks import Samples
 from securefda.text import counted
 from securefda.training import FEWEST_TARGET_STEPS, LocalResult, PersonalMemory, Vector
-from securefda.training.alignment import Alignment
-from securefda.training.features import SeenGap
-from securefda.training.personal import vector_of
+from securefda.training.alignment import AlignmentRule
+from securefda.training.features import ClusterGap
+from securefda.training.personal import vector_from_bytes
 from securefda.training.site_features import SiteFeatures
 from securefda.training.trainer import Trainer
 
@@ -140,7 +140,7 @@ class TargetAttention:
     gain_of: Callable[[Vector | Vector64], float] | None
 
     @classmethod
-    def of(cls, seen: SeenGap, plan: RoundPlan, down_link: DownLink) -> TargetAttention:
+    def of(cls, seen: ClusterGap, plan: RoundPlan, down_link: DownLink) -> TargetAttention:
         """Round the gradient as it is sent, so that all levels compute gains from the same gradient."""
         gradient = rounded(seen.gradient, down_link, "the gradient of the gap")
         return cls(seen.gap, gradient, seen.gain_of if plan.attention_gain is Gain.EXACT else None)
@@ -235,7 +235,7 @@ class UnlabelledTarget:
         if rule.attends:
             self.site.require_clusters(self.attention_rows)
         if rule.releases_features:
-            self.site.require_releasable(self.features.rows, Alignment(rule.value))
+            self.site.require_releasable(self.features.rows, AlignmentRule(rule.value))
 
     def look(self, model: Vector, round_number: int, run_id: str, plan: RoundPlan) -> TargetOutput:
         """What the target computes in a round that begins with ``model``, float32 (m,).
@@ -262,7 +262,7 @@ class UnlabelledTarget:
         place, label = f"{run_id} features", _ROUND.pack(round_number)
         kept = self.memory.personal(place, round_number + 1)
         if kept is not None and kept.startswith(label):
-            return vector_of(kept[_ROUND.size :], values.ravel()).reshape(values.shape)
+            return vector_from_bytes(kept[_ROUND.size :], values.ravel()).reshape(values.shape)
         from securefda.privacy.noise import NoiseSource  # noqa: PLC0415 - it imports Opacus
 
         noise = NoiseSource(self.random_bytes)

@@ -41,10 +41,10 @@ from securefda.tasks import (
 )
 from securefda.tasks.tabular import Tabular
 from securefda.training import TrainingSettings, build_model, derive_seed, layer_table
-from securefda.training.batch_norm import fitted
+from securefda.training.batch_norm import settings_for_model
 from securefda.training.local import FEWEST_TARGET_STEPS, accuracy_in, require_steps
-from securefda.training.pseudo import guessed
-from securefda.training.seeds import generator_of, seeded_torch
+from securefda.training.pseudo import predict_labels
+from securefda.training.seeds import new_generator, seeded_torch
 from securefda.training.vectors import layer_sizes
 
 _FAR = 20.0
@@ -202,7 +202,7 @@ def _check_site(task: Task, site: str, settings: TrainingSettings, seed: int, po
             _require_two_labels(site, "train", train)
             _require_two_labels(site, "test", test)
         model = build_model(task, derive_seed(seed, "model"))
-        settings = fitted(settings, model)
+        settings = settings_for_model(settings, model)
         require_steps(site, len(train), settings, FEWEST_TARGET_STEPS if is_target else 1)
         found.batch = _try_batch(task, model, site, train, settings)
         if settings.vary:
@@ -235,7 +235,7 @@ def _check_unlabelled(
         if test is not None:
             _add_split(task, found, "test", test)
         model = build_model(task, derive_seed(seed, "model"))
-        settings = fitted(settings, model)
+        settings = settings_for_model(settings, model)
         tried = train.features[_places(len(train), settings.batch_size)]
         _evaluated(task, model, tried)
         found.batch = {"rows": float(len(tried))}
@@ -273,7 +273,7 @@ def _try_guesses(task: Task, model: nn.Module, site: str, features: Tensor, sett
         DataError, TrainingError: the task's own code fails, or what it returns cannot be trained on.
     """
     outputs = _evaluated(task, model, features)
-    labels, _ = guessed(task, outputs)
+    labels, _ = predict_labels(task, outputs)
     with task_code(type(task), "row_losses"):
         losses = task.row_losses(outputs, labels)
     if losses.shape != (len(features),):
@@ -284,7 +284,7 @@ def _try_guesses(task: Task, model: nn.Module, site: str, features: Tensor, sett
 
 def _varied(task: Task, features: Tensor) -> Tensor:
     with task_code(type(task), "varied"):
-        varied: object = task.varied(features, generator_of(0))
+        varied: object = task.varied(features, new_generator(0))
     if not isinstance(varied, Tensor) or varied.shape != features.shape:
         name, shape = type(task).__name__, tuple(features.shape)
         raise TrainingError(f"task {name}: varied does not keep the shape {shape} of a batch")

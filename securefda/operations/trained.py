@@ -33,8 +33,8 @@ from securefda.rules.strategy import Head
 from securefda.tasks import Samples, Task, TaskSettings, load_task, task_code
 from securefda.text import counted
 from securefda.training import build_model, derive_seed, layer_table, model_to_vector
-from securefda.training.batch_norm import statistics_of
-from securefda.training.neighbours import KnnSettings, WithNeighbours
+from securefda.training.batch_norm import running_statistics
+from securefda.training.neighbours import KnnModel, KnnSettings
 
 _BATCH_ROWS = 512
 _FETCH = "fetch the run folder again"
@@ -54,7 +54,7 @@ def trained_model(
 ) -> tuple[Task, nn.Module]:
     """Return the task of a run and its common model, in evaluation mode on the CPU.
 
-    Where the target's own rows have a say (`strategy.head = "knn"`, or the rule `knn_per`), it is a ``WithNeighbours``:
+    Where the target's own rows have a say (`strategy.head = "knn"`, or the rule `knn_per`), it is a ``KnnModel``:
     its outputs are logarithms of the probabilities of both, and its ``model`` is the common one.
 
     Args:
@@ -111,7 +111,7 @@ def trained_model(
     except SafetensorError as error:
         raise ConfigError(str(file), f"is no model file: {error}", hint=_FETCH) from error
     expected = dict(layer_table(model)) | {
-        name: tuple(statistic.shape) for name, statistic in statistics_of(model).items()
+        name: tuple(statistic.shape) for name, statistic in running_statistics(model).items()
     }
     if {name: tuple(tensor.shape) for name, tensor in tensors.items()} != expected:
         raise ConfigError(str(file), f"has other layers than the model of {summary['task']}", hint=_FETCH)
@@ -125,7 +125,7 @@ def trained_model(
         return task, model
     said = KnnSettings(strategy["knn-neighbours"], strategy["knn-weight"], strategy["knn-scale"])
     with task_code(type(task), "the model"):
-        return task, WithNeighbours(model, _rows_of(run / HEAD_FILE, summary["run_id"]), said).eval()
+        return task, KnnModel(model, _rows_of(run / HEAD_FILE, summary["run_id"]), said).eval()
 
 
 def _rows_of(file: Path, run_id: str) -> Samples:

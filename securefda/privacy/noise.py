@@ -249,7 +249,7 @@ def _add_noise(source: NoiseSource, optimizer: DPOptimizer, team: Team | None) -
     if team is None or team.leads:
         noisy = source.added_to(noisy, _std(optimizer), overwrite=True)
     if team is not None:
-        team.lead_with(noisy)
+        team.broadcast_step(noisy)
     for parameter, part in zip(optimizer.params, torch.split(noisy, [len(values) for values in sums]), strict=True):
         parameter.grad = part.view_as(parameter)
         _mark_as_processed(parameter.summed_grad)

@@ -46,7 +46,7 @@ from securefda.training.device import choose_device
 from securefda.training.local import LocalResult, StepObserver, require_steps
 from securefda.training.seeds import secret_torch, seeded_torch
 from securefda.training.settings import NoiseSettings, TrainingSettings
-from securefda.training.team import Team, steps_together
+from securefda.training.team import Team, shared_steps
 from securefda.training.vectors import FlatModel
 
 _WORD_BYTES = 8
@@ -166,7 +166,7 @@ def train_private(
             torch.from_numpy(draw_rows(len(data), schedule.sampling_rate, random_bytes))
             for _ in range(schedule.steps_per_round)
         )
-        with steps_together(team, drawn) as steps:
+        with shared_steps(team, drawn) as steps:
             for rows in steps:
                 step((rows if team is None else team.share(rows)).to(device))
                 if on_step is not None and before is not None:

@@ -19,9 +19,9 @@ from securefda.protocol.secret import RandomBytes
 from securefda.site.privacy_account import PrivacyAccount
 from securefda.tasks import Samples, Task
 from securefda.training import LocalResult, TrainingSettings, Vector
-from securefda.training.alignment import Aligned
-from securefda.training.team import Team, Told
-from securefda.training.trainer import Planned, SiteTrainer
+from securefda.training.alignment import FeatureAlignment
+from securefda.training.team import Team, TrainingOrder
+from securefda.training.trainer import PlannedRound, SiteTrainer
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -88,10 +88,10 @@ class PrivateTrainer(SiteTrainer):
             max_grad_norm=dp.max_grad_norm,
         )
 
-    def planned(self, factor: float) -> Planned:
+    def planned(self, factor: float) -> PlannedRound:
         """Return the work of a round with this factor of the learning rate."""
         steps = schedule_of(self.settings, self.samples).steps_per_round
-        return Planned(self.samples, steps, self.settings.with_learning_rate_factor(factor).learning_rate)
+        return PlannedRound(self.samples, steps, self.settings.with_learning_rate_factor(factor).learning_rate)
 
     def train(
         self,
@@ -103,7 +103,7 @@ class PrivateTrainer(SiteTrainer):
         attempt: int = 0,
         fewest_steps: int = 1,
         on_step: Callable[[Vector], None] | None = None,
-        align: Aligned | None = None,
+        align: FeatureAlignment | None = None,
     ) -> LocalResult:
         """Charge the round, then train it from ``received``, float32 (m,).
 
@@ -126,7 +126,7 @@ class PrivateTrainer(SiteTrainer):
         settings = self.settings.with_learning_rate_factor(factor)
         reservation = self.account.reserve(self.event(run_id, round_number, attempt))
         if self.team is not None:
-            self.team.tell(Told(received, settings, None))
+            self.team.send(TrainingOrder(received, settings, None))
         result = train_private(
             self.task,
             self.module,

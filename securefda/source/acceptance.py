@@ -29,7 +29,7 @@ from securefda.source.model_bound import (
     require_initial,
 )
 from securefda.source.site import SourceSite
-from securefda.training.trainer import Planned
+from securefda.training.trainer import PlannedRound
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -119,7 +119,7 @@ def accept_header(
 class Charging(Protocol):
     """A trainer whose rounds are charged to a ledger."""
 
-    def planned(self, factor: float) -> Planned:
+    def planned(self, factor: float) -> PlannedRound:
         """Rows, steps and learning rate of a round with this learning rate factor."""
 
 

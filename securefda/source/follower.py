@@ -10,7 +10,7 @@ from securefda.rules import TargetLabels
 from securefda.site.config import SourceConfig
 from securefda.tasks import Samples, Task
 from securefda.training import build_model, train_local
-from securefda.training.team import Assignment, FromSystem, Team, TeamGoneError, Told
+from securefda.training.team import Assignment, SystemSeed, Team, TeamGoneError, TrainingOrder
 
 
 def follow(config: SourceConfig, team: Team) -> None:
@@ -20,7 +20,7 @@ def follow(config: SourceConfig, team: Team) -> None:
         TrainingError: the leader or another process is gone, or has other rows.
         DataError, ConfigError: the task or its rows are unfit.
     """
-    given = team.hear()
+    given = team.receive()
     if not isinstance(given, Assignment):
         return
     task = task_among(config.task, given.target, given.sources, config.source.seed, TargetLabels.GIVEN)
@@ -28,9 +28,9 @@ def follow(config: SourceConfig, team: Team) -> None:
     team.require_same_rows(given.site, data)
     if config.training.threads:
         torch.set_num_threads(config.training.threads)
-    while isinstance(told := team.hear(), Told):
+    while isinstance(order := team.receive(), TrainingOrder):
         try:
-            train_as_told(task, given.site, data, told, team)
+            follow_order(task, given.site, data, order, team)
         except TeamGoneError:
             raise
         except TrainingError:
@@ -39,17 +39,17 @@ def follow(config: SourceConfig, team: Team) -> None:
             # The leader has met the same error, and says it.
 
 
-def train_as_told(task: Task, site: str, data: Samples, told: Told, team: Team) -> None:
+def follow_order(task: Task, site: str, data: Samples, order: TrainingOrder, team: Team) -> None:
     """Take this process's part in one round.
 
     Raises:
         TrainingError, DataError: as for ``train_local`` and ``train_private``.
     """
     model = build_model(task, 0)
-    if told.settings.dp is None:
-        seed = FromSystem() if told.layers_seed is None else team.layers_seed(told.layers_seed)
-        train_local(task, model, told.received, data, settings=told.settings, seed=seed, site=site, team=team)
+    if order.settings.dp is None:
+        seed = SystemSeed() if order.layers_seed is None else team.layers_seed(order.layers_seed)
+        train_local(task, model, order.received, data, settings=order.settings, seed=seed, site=site, team=team)
         return
     from securefda.privacy.private_training import train_private  # noqa: PLC0415 - it imports Opacus
 
-    train_private(task, model, told.received, data, settings=told.settings, site=site, team=team)
+    train_private(task, model, order.received, data, settings=order.settings, site=site, team=team)

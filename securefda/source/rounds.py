@@ -58,7 +58,7 @@ from securefda.source.between_rounds import receipt_for
 from securefda.source.model_bound import TakenResult
 from securefda.source.site import SourceSite
 from securefda.training import Vector
-from securefda.training.alignment import Aligned, Alignment
+from securefda.training.alignment import AlignmentRule, FeatureAlignment
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,9 @@ def begin_round(site: SourceSite, accepted: AcceptedRound) -> tuple[SourceRound,
         header.rule.learning_rate_factor,
         run_id=header.run_id.hex(),
         attempt=header.attempt,
-        align=None if accepted.features is None else Aligned(Alignment(header.rule.rule), accepted.features),
+        align=None
+        if accepted.features is None
+        else FeatureAlignment(AlignmentRule(header.rule.rule), accepted.features),
     )
     metrics = metrics_of(header, result.loss, result.accuracy)
     record = SiteLine(

@@ -162,7 +162,7 @@ def source_site(
     task = task_of(config.task, member.roster, seed)
     data = training_rows(task, site_id)
     if team is not None:
-        team.tell(
+        team.send(
             Assignment(site_id, member.roster.target.site_id, tuple(one.site_id for one in member.roster.sources))
         )
         team.require_same_rows(site_id, data)

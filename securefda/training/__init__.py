@@ -1,4 +1,4 @@
-"""Local training on torch: a round at a site, the device it runs on, and the model as one vector."""
+"""Local training on torch: a round at a site, its device, and the model as one vector."""
 
 from securefda.protocol.encoding import Vector
 from securefda.training.batch_norm import estimate_statistics
@@ -13,7 +13,7 @@ from securefda.training.local import (
     train_local,
 )
 from securefda.training.memory import PersonalMemory
-from securefda.training.personal import OwnRows, PersonalModel
+from securefda.training.personal import PersonalModel, PersonalTrainer
 from securefda.training.seeds import SecretSeed, derive_seed
 from securefda.training.settings import AlignmentSettings, NoiseSettings, TrainingSettings
 from securefda.training.vectors import (
@@ -33,9 +33,9 @@ __all__ = [
     "LayerTable",
     "LocalResult",
     "NoiseSettings",
-    "OwnRows",
     "PersonalMemory",
     "PersonalModel",
+    "PersonalTrainer",
     "SecretSeed",
     "StepObserver",
     "TrainingSettings",

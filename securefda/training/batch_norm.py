@@ -30,13 +30,13 @@ Statistic = NDArray[np.float32] | NDArray[np.int64]
 """A running mean or variance, or the number of batches behind them."""
 
 
-def norms_of(model: nn.Module) -> list[tuple[str, _BatchNorm]]:
-    """Every BatchNorm layer of a model with its name, in the order of ``named_modules``."""
+def batch_norm_layers(model: nn.Module) -> list[tuple[str, _BatchNorm]]:
+    """Return the name and module of every BatchNorm layer of a model, in the order of ``named_modules``."""
     return [(name, module) for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
 
 
 def require_fit_norms(model: nn.Module) -> None:
-    """Refuse a layer that normalises over rows in a way that sites cannot federate.
+    """Check that sites can federate every layer that normalises over rows.
 
     Raises:
         TrainingError: a BatchNorm without running statistics, without a shape, or with statistics that are not float32
@@ -65,35 +65,35 @@ def require_fit_norms(model: nn.Module) -> None:
                 raise TrainingError(why, hint="make the layer torch.float32, on the CPU")
 
 
-def fitted(settings: TrainingSettings, model: nn.Module) -> TrainingSettings:
-    """The settings as they hold for ``model``: with BatchNorm, a batch has two rows or more."""
-    return replace(settings, smallest_batch=2) if norms_of(model) else settings
+def settings_for_model(settings: TrainingSettings, model: nn.Module) -> TrainingSettings:
+    """Return the settings with the smallest batch that ``model`` allows: two rows with BatchNorm, else one."""
+    return replace(settings, smallest_batch=2) if batch_norm_layers(model) else settings
 
 
 # --- the statistics themselves ----------------------------------------------------------------------------------------
 
 
-def statistics_of(model: nn.Module) -> dict[str, Tensor]:
-    """The running statistics of all BatchNorm layers, by their names in PyTorch; empty where there is no such layer."""
+def running_statistics(model: nn.Module) -> dict[str, Tensor]:
+    """Return the running statistics of all BatchNorm layers by their names in PyTorch; empty without such a layer."""
     return {
         f"{name}.{kind}".lstrip("."): buffer
-        for name, module in norms_of(model)
+        for name, module in batch_norm_layers(model)
         for kind, buffer in module.named_buffers(recurse=False)
     }
 
 
 def statistics_to_bytes(model: nn.Module) -> bytes:
-    """The running statistics in their order, to be kept at this site."""
-    return b"".join(buffer.detach().cpu().numpy().tobytes() for buffer in statistics_of(model).values())
+    """Return the running statistics in their order, as float32 and int64, little-endian."""
+    return b"".join(buffer.detach().cpu().numpy().tobytes() for buffer in running_statistics(model).values())
 
 
 def bytes_to_statistics(state: bytes, model: nn.Module) -> None:
-    """Write what :func:`statistics_to_bytes` gave into ``model``.
+    """Load the statistics that :func:`statistics_to_bytes` returned into ``model``.
 
     Raises:
-        TrainingError: it is of another model.
+        TrainingError: they belong to another model.
     """
-    buffers = statistics_of(model)
+    buffers = running_statistics(model)
     needed = sum(buffer.numel() * buffer.element_size() for buffer in buffers.values())
     if len(state) != needed:
         raise TrainingError(
@@ -112,20 +112,20 @@ def bytes_to_statistics(state: bytes, model: nn.Module) -> None:
 def estimate_statistics(task: Task, model: nn.Module, rows: Rows) -> None:
     """Replace the running statistics of ``model``, as it stands, by moments of ``rows``; without BatchNorm, do nothing.
 
-    The rows pass once, in their order, in the fewest parts of at most 1,024 that differ by no more than one row; every
+    The rows pass once, in their order, in the fewest parts of at most 1,024 that differ by no more than one row. Every
     BatchNorm layer normalises by the part, and all other layers are in evaluation mode. A layer's ``running_mean`` and
-    ``running_var`` become the means over the parts of what it saw, whatever its momentum. What they were before does
-    not matter. So on the CPU, with the same number of threads, the same rows and parameters give the same bits.
+    ``running_var`` become means over the parts, whatever its momentum and its earlier statistics. So on the CPU, with
+    the same number of threads, the same rows and parameters give the same bits.
 
     Args:
-        task: of the model, for messages.
-        model: left in evaluation mode.
+        task: the model's task, for messages.
+        model: the model; it is left in evaluation mode.
         rows: at least 2, with labels or without.
 
     Raises:
         DataError: the task's own code, or torch on its behalf, fails.
     """
-    norms = [norm for _, norm in norms_of(model)]
+    norms = [norm for _, norm in batch_norm_layers(model)]
     if not norms:
         return
     device = next(model.parameters()).device
@@ -137,8 +137,8 @@ def estimate_statistics(task: Task, model: nn.Module, rows: Rows) -> None:
 
 @contextmanager
 def normalising_by_batch(model: nn.Module) -> Iterator[None]:
-    """Let the BatchNorm layers of ``model`` normalise by what passes, and keep their running statistics as they are."""
-    norms = [norm for _, norm in norms_of(model)]
+    """Let the BatchNorm layers of ``model`` normalise by the batch in the block, and keep their running statistics."""
+    norms = [norm for _, norm in batch_norm_layers(model)]
     for norm in norms:
         norm.track_running_stats = False
         norm.train()
@@ -152,7 +152,7 @@ def normalising_by_batch(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _estimating(model: nn.Module, norms: list[_BatchNorm]) -> Iterator[None]:
-    """A model in evaluation mode whose BatchNorm layers average over all that they see in the block, from nothing."""
+    """Put a model into evaluation mode, but let its BatchNorm layers average anew over all batches in the block."""
     momenta = [norm.momentum for norm in norms]
     model.eval()
     for norm in norms:
@@ -173,8 +173,8 @@ class SiteStatistics:
     A model without BatchNorm has none, and no method does anything.
 
     Args:
-        task: of the model, for messages.
-        model: newly built; its statistics are those of the first round.
+        task: the model's task, for messages.
+        model: the model, newly built; its statistics are those of the first round.
         rows: the site's training rows.
         memory: keeps the statistics between rounds.
     """
@@ -188,7 +188,7 @@ class SiteStatistics:
         """Load the statistics of this site's last round before ``round_number`` into the model.
 
         Raises:
-            TrainingError: they are of another model.
+            TrainingError: they belong to another model.
         """
         if self._first:
             kept = self._memory.personal(statistics_key(run_id), round_number)
@@ -200,7 +200,7 @@ class SiteStatistics:
             self._memory.keep_personal(statistics_key(run_id), round_number, statistics_to_bytes(self._model))
 
     def estimate(self, vector: Vector) -> None:
-        """Load those with which the model is evaluated, see :func:`estimate_statistics`; those of the last are cached.
+        """Load the statistics for evaluation, see :func:`estimate_statistics`; those of the last vector are cached.
 
         Args:
             vector: the model's present parameters, float32 (m,).

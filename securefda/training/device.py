@@ -1,6 +1,7 @@
-"""Where to train: CUDA if there is a usable GPU, else Apple's MPS, else the CPU; or what the config says.
+"""The device and the number of threads that train.
 
-How many threads of the CPU a step of training uses: as many as its work is worth, not as many as there are cores.
+The device is CUDA if there is a usable GPU, else Apple's MPS, else the CPU, unless the settings name one. A step uses
+as many threads as its work is worth, not as many as there are cores.
 
 A step of a small model takes microseconds. Handing parts of it to other threads, and waiting for them, takes longer,
 and far longer where other processes use the same cores.
@@ -50,7 +51,7 @@ def choose_device(name: str = "auto") -> torch.device:
 
 
 def describe_device(device: torch.device, threads: int = 0) -> str:
-    """Return a line for people, for example "cuda:0 (NVIDIA H200)" or, with ``threads``, "cpu (2 threads)"."""
+    """Return the device for display, such as "cuda:0 (NVIDIA H200)" or, with ``threads``, "cpu (2 threads)"."""
     if device.type == "cuda":
         return f"{device} ({torch.cuda.get_device_name(device)})"
     if device.type == "cpu" and threads:
@@ -59,17 +60,17 @@ def describe_device(device: torch.device, threads: int = 0) -> str:
 
 
 WORK_PER_THREAD = 20_000_000
-"""Multiply-adds of a forward pass that are worth a thread: some milliseconds of a step. ``benchmarks/threads.py`` shows
-what more threads give on a machine."""
+"""Multiply-adds of a forward pass that are worth a thread: some milliseconds of a step. ``benchmarks/threads.py``
+measures the effect of more threads."""
 
 
 def choose_threads(setting: int, work: Callable[[], int], env: Mapping[str, str] = os.environ) -> int:
-    """Return the number of threads for steps of so much work.
+    """Return the number of threads that a step of training uses.
 
     Args:
         setting: ``training.threads``; 0 leaves the choice to the environment, and then to the work.
-        work: counts the multiply-adds of one forward pass over a batch, see :func:`multiply_adds`, where that is asked.
-        env: ``OMP_NUM_THREADS`` in it gives the number; ``OMP_THREAD_LIMIT`` the most, as OpenMP has it.
+        work: counts the multiply-adds of one forward pass over a batch, see :func:`multiply_adds`; called if needed.
+        env: environment; ``OMP_NUM_THREADS`` is the number and ``OMP_THREAD_LIMIT`` the most, as in OpenMP.
     """
     if setting:
         return setting
@@ -81,14 +82,14 @@ def choose_threads(setting: int, work: Callable[[], int], env: Mapping[str, str]
 
 
 def multiply_adds(model: nn.Module, features: Tensor) -> int:
-    """Return how many multiply-adds of matrices and kernels a forward pass takes for one row.
+    """Return the number of multiply-adds of a forward pass for one row.
 
-    Counted in layers that have a ``weight`` of two dimensions or more, once for each position of their output; at
-    least the number of parameters. What a model computes by functions alone is not seen.
+    It counts layers with a ``weight`` of two dimensions or more, once for each position of their output, and returns at
+    least the number of parameters. Functions without a layer do not count.
 
     Args:
-        model: on the CPU; it is run once, in evaluation mode, and put back into its own.
-        features: rows, of which the first is tried.
+        model: the model, on the CPU; it runs once in evaluation mode, and then returns to its own mode.
+        features: rows, (n, ...); only the first passes through the model.
     """
     counted = 0
 

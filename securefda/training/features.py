@@ -1,9 +1,9 @@
-"""The features of a site's rows under a model, how well they cluster without labels, and in which direction better.
+"""The features of rows under a model: their extraction, their clusters without labels, and gradients through them.
 
-A model's features are what its last linear layer takes. Under some rules the target releases those of some rows, and
-follows through the model what pulls them. k-means puts the rows into as many clusters as that layer has
-outputs. The gap statistic of the clusters (:mod:`securefda.rules.gap`) says how well that works; its gradient with
-respect to the model, the clusters being fixed, is what a target publishes under ``fada_attention``.
+The features of a row are the input of the model's last linear layer. Under some rules the target releases the features
+of some rows and moves its model along the sources' pull on them. Under others k-means puts the rows into as many
+clusters as that layer has outputs. The gap statistic (:mod:`securefda.rules.gap`) measures the clusters. Its gradient
+with respect to the model, for fixed clusters, is the vector that a target publishes under ``fada_attention``.
 """
 
 from __future__ import annotations
@@ -25,22 +25,23 @@ from securefda.training.batch_norm import normalising_by_batch
 from securefda.training.vectors import gradient_to_vector
 
 Clusters = NDArray[np.int32]
-"""Number of each row's cluster, (T,)."""
+"""Index of each row's cluster, int32 (T,)."""
 
 _ROWS = 1024
-"""The most in a pass through the model."""
+"""Most rows in a pass through the model."""
 
-_STARTS = 4
+_KMEANS_STARTS = 4
+"""Random starts of k-means, of which the best counts."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class SeenGap:
-    """How the features of a site's rows cluster under a model.
+class ClusterGap:
+    """The gap statistic of the clustered features of a site's rows under a model.
 
     Attributes:
-        gap: the gap statistic, in [0, 1].
+        gap: the statistic, in [0, 1].
         gradient: its gradient with respect to the federated parameters, float32 (m,).
-        gain_of: by how much an update, (m,), lowers the statistic, the rows being clustered again after it.
+        gain_of: returns by how much an update, (m,), lowers the statistic; the rows are clustered again for it.
     """
 
     gap: float
@@ -49,10 +50,10 @@ class SeenGap:
 
 
 def last_linear(model: nn.Module) -> nn.Linear:
-    """The layer whose input are the features.
+    """Return the model's last linear layer, whose inputs are the features.
 
     Raises:
-        TrainingError: there is none.
+        TrainingError: the model has none.
     """
     found = [module for module in model.modules() if isinstance(module, nn.Linear)]
     if not found:
@@ -64,7 +65,7 @@ def last_linear(model: nn.Module) -> nn.Linear:
 
 
 def require_trained_features(model: nn.Module) -> None:
-    """Refuse a model whose features nothing is learnt of. Raises TrainingError."""
+    """Check that the model trains a layer before its last linear one; raise TrainingError if not."""
     own = {id(parameter) for parameter in last_linear(model).parameters()}
     if all(id(parameter) in own for parameter in model.parameters() if parameter.requires_grad):
         raise TrainingError(
@@ -74,15 +75,15 @@ def require_trained_features(model: nn.Module) -> None:
 
 
 def feature_width(model: nn.Module) -> int:
-    """How many numbers the features of a row have, d. Raises TrainingError where the model has no linear layer."""
+    """Return the number of features of a row, d; raise TrainingError if the model has no linear layer."""
     return last_linear(model).in_features
 
 
-def clusters_wanted(model: nn.Module, rows: int) -> int:
-    """How many clusters a model's features are put into: one for each class.
+def cluster_count(model: nn.Module, rows: int) -> int:
+    """Return the number of clusters of a model's features: one for each class, at least two.
 
     Raises:
-        TrainingError: the model has no linear layer, or there are too few ``rows``.
+        TrainingError: the model has no linear layer, or ``rows`` is not larger than the number of clusters.
     """
     classes = max(last_linear(model).out_features, 2)
     if rows <= classes:
@@ -93,8 +94,8 @@ def clusters_wanted(model: nn.Module, rows: int) -> int:
     return classes
 
 
-def features_of(task: Task, model: nn.Module, rows: Tensor) -> Vector:
-    """The features of ``rows`` under ``model``, as it stands and where it stands; float32 (T, d).
+def extract_features(task: Task, model: nn.Module, rows: Tensor) -> Vector:
+    """Return the features of ``rows``, (T, ...), under ``model`` with its present parameters; float32 (T, d).
 
     Raises:
         TrainingError: the model has no linear layer, or a feature is NaN or infinite.
@@ -102,26 +103,26 @@ def features_of(task: Task, model: nn.Module, rows: Tensor) -> Vector:
     """
     model.eval()
     with torch.no_grad():
-        parts = [part.cpu() for part in _parts(task, model, rows)]
+        parts = [part.cpu() for part in _feature_batches(task, model, rows)]
     features: Vector = torch.cat(parts).numpy()
     if not np.all(np.isfinite(features)):
         raise TrainingError("features of this site's rows hold NaN or infinity", hint="lower training.learning-rate")
     return features
 
 
-def cluster(features: Vector, count: int, seed: int, *, centres: Vector | None = None) -> Clusters:
-    """Put features, float32 (T, d), into ``count`` clusters by k-means.
+def cluster_features(features: Vector, count: int, seed: int, *, centres: Vector | None = None) -> Clusters:
+    """Cluster features by k-means; return the cluster of each row, int32 (T,).
 
-    The same features give the same clusters on one machine: one thread computes.
+    The same features give the same clusters on one machine, since one thread computes.
 
     Args:
-        features: more than ``count`` rows.
-        count: of clusters.
-        seed: of the first centres, where none are given.
-        centres: to begin with, (count, d).
+        features: float32 (T, d), T > ``count``.
+        count: number of clusters.
+        seed: seed of the first centres, if none are given.
+        centres: first centres, (count, d).
 
     Raises:
-        TrainingError: there are fewer than ``count`` different rows, as where a layer gives the same for every row.
+        TrainingError: fewer than ``count`` rows differ, as when a layer has the same output for every row.
     """
     different = len(np.unique(features, axis=0))
     if different < count:
@@ -134,14 +135,14 @@ def cluster(features: Vector, count: int, seed: int, *, centres: Vector | None =
     from sklearn.cluster import KMeans  # noqa: PLC0415
     from threadpoolctl import threadpool_limits  # noqa: PLC0415
 
-    how = {"init": "k-means++", "n_init": _STARTS} if centres is None else {"init": centres, "n_init": 1}
+    how = {"init": "k-means++", "n_init": _KMEANS_STARTS} if centres is None else {"init": centres, "n_init": 1}
     with threadpool_limits(limits=1):
         found: Clusters = KMeans(count, random_state=seed % 2**32, **how).fit_predict(features)
     return found
 
 
-def gap_of(features: Vector, clusters: Clusters) -> float:
-    """The gap statistic of features, (T, d).
+def clustering_gap(features: Vector, clusters: Clusters) -> float:
+    """Return the gap statistic of features, (T, d), in clusters, (T,).
 
     Raises:
         TrainingError: all rows have the same features.
@@ -152,13 +153,13 @@ def gap_of(features: Vector, clusters: Clusters) -> float:
         raise TrainingError(f"the target's rows cannot be clustered: {error}") from None
 
 
-def followed_pull(task: Task, model: nn.Module, rows: Tensor, pull: Vector) -> Vector:
-    """The gradient of (1/T) sum_t <pull_t, features_t> with respect to the federated parameters, float32 (m,).
+def pull_gradient(task: Task, model: nn.Module, rows: Tensor, pull: Vector) -> Vector:
+    """Return the gradient of (1/T) sum_t <pull_t, features_t> with respect to the federated parameters, float32 (m,).
 
     Args:
-        task: of the model.
-        model: as it stood when it gave the features.
-        rows: (T, ...).
+        task: the model's task.
+        model: the model under which the features were extracted.
+        rows: the rows of the features, (T, ...).
         pull: (T, d).
 
     Raises:
@@ -166,21 +167,21 @@ def followed_pull(task: Task, model: nn.Module, rows: Tensor, pull: Vector) -> V
     """
     model.eval()
     direction = torch.from_numpy(pull.astype(np.float32)) / len(rows)
-    return _gradient_along(task, model, rows, direction, "what the sources' pull comes to")
+    return _feature_gradient(task, model, rows, direction, "what the sources' pull comes to")
 
 
-def gap_direction(task: Task, model: nn.Module, rows: Tensor, features: Vector, clusters: Clusters) -> Vector:
-    """The gradient of the gap statistic with respect to the federated parameters of ``model``, float32 (m,).
+def clustering_gap_gradient(task: Task, model: nn.Module, rows: Tensor, features: Vector, clusters: Clusters) -> Vector:
+    """Return the gradient of the gap statistic with respect to the federated parameters, float32 (m,).
 
     The statistics of BatchNorm layers move with the parameters, since a site evaluates a model with moments of its own
     rows under that model. So the gradient goes through these moments, those of ``rows`` in parts of at most 1,024.
 
     Args:
-        task: of the model.
-        model: as it stood when it gave the ``features``, (T, d), of ``rows``.
-        rows: (T, ...).
-        features: as above.
-        clusters: of the rows, (T,).
+        task: the model's task.
+        model: the model under which the features were extracted.
+        rows: the rows of the features, (T, ...).
+        features: (T, d).
+        clusters: cluster of each row, (T,); fixed.
 
     Raises:
         TrainingError: the gradient holds NaN or infinity.
@@ -188,14 +189,14 @@ def gap_direction(task: Task, model: nn.Module, rows: Tensor, features: Vector, 
     model.eval()
     direction = torch.from_numpy(gap_gradient(features, clusters).astype(np.float32))
     with normalising_by_batch(model):
-        return _gradient_along(task, model, rows, direction, "the gradient of the gap")
+        return _feature_gradient(task, model, rows, direction, "the gradient of the gap")
 
 
-def _gradient_along(task: Task, model: nn.Module, rows: Tensor, direction: Tensor, what: str) -> Vector:
-    """The gradient of the inner product of a direction, (T, d), and the features, float32 (m,)."""
+def _feature_gradient(task: Task, model: nn.Module, rows: Tensor, direction: Tensor, what: str) -> Vector:
+    """Return the gradient of <direction, features>, both (T, d), float32 (m,); ``what`` names it in the error."""
     model.zero_grad(set_to_none=True)
     start = 0
-    for part in _parts(task, model, rows):
+    for part in _feature_batches(task, model, rows):
         torch.autograd.backward(part, direction[start : start + len(part)].to(part.device))
         start += len(part)
     gradient = gradient_to_vector(model)
@@ -205,16 +206,16 @@ def _gradient_along(task: Task, model: nn.Module, rows: Tensor, direction: Tenso
     return gradient
 
 
-def moved_centres(features: Vector, clusters: Clusters, count: int) -> Vector:
-    """The means of clusters that hold these rows, (count, d): where k-means begins once the model has moved."""
+def cluster_means(features: Vector, clusters: Clusters, count: int) -> Vector:
+    """Return the mean features of each cluster, (count, d): first centres for k-means after the model has moved."""
     centres: Vector = np.stack([features[clusters == number].mean(axis=0) for number in range(count)])
     return centres
 
 
-def _parts(task: Task, model: nn.Module, rows: Tensor) -> Iterator[Tensor]:
-    """The features of some rows after the other, (T_i, d), with whatever gradients are on."""
+def _feature_batches(task: Task, model: nn.Module, rows: Tensor) -> Iterator[Tensor]:
+    """Yield the features of the rows batch by batch, (T_i, d), with their graph if gradients are enabled."""
     layer, device = last_linear(model), next(model.parameters()).device
-    with _inputs_of(layer) as taken, task_code(type(task), "a forward pass"):
+    with _captured_inputs(layer) as taken, task_code(type(task), "a forward pass"):
         for some in torch.tensor_split(rows, -(-len(rows) // _ROWS)):
             taken.clear()
             model(some.to(device))
@@ -224,7 +225,8 @@ def _parts(task: Task, model: nn.Module, rows: Tensor) -> Iterator[Tensor]:
 
 
 @contextmanager
-def _inputs_of(layer: nn.Linear) -> Iterator[list[Tensor]]:
+def _captured_inputs(layer: nn.Linear) -> Iterator[list[Tensor]]:
+    """Collect the inputs of a layer in the block."""
     taken: list[Tensor] = []
     handle = layer.register_forward_pre_hook(lambda _, inputs: taken.append(inputs[0]))
     try:

@@ -17,13 +17,13 @@ from securefda.errors import TrainingError
 from securefda.protocol.encoding import Vector
 from securefda.tasks import Samples, Task, task_code
 from securefda.text import counted
-from securefda.training.batch_norm import fitted
+from securefda.training.batch_norm import settings_for_model
 from securefda.training.device import choose_device
 from securefda.training.optimizers import Optimizer, new_optimizer
-from securefda.training.seeds import Seed, derive_seed, generator_of, seeded_torch
+from securefda.training.seeds import Seed, derive_seed, new_generator, seeded_torch
 from securefda.training.settings import TrainingSettings
 from securefda.training.support import RowSupport
-from securefda.training.team import Team, steps_together
+from securefda.training.team import Team, shared_steps
 from securefda.training.vectors import FlatModel
 
 FEWEST_TARGET_STEPS = 2
@@ -34,10 +34,10 @@ _DATA_HINT = "lower training.learning-rate, or look at the site's data"
 _MORE_STEPS = "lower batch-size or raise epochs in the site's training settings"
 
 StepObserver = Callable[[Vector], None]
-"""Receives a step x_j (m,), parameters after minus before; the array is only valid during the call."""
+"""Receives a step x_j, float32 (m,): parameters after minus before. The array is valid during the call only."""
 
-Pull = Callable[[Tensor, Tensor], None]
-"""Adds a term to the gradient of a step, in place: takes (values, gradient), each (m,), and changes the gradient."""
+GradientTerm = Callable[[Tensor, Tensor], None]
+"""Adds a term to the gradient of a step in place; takes (values, gradient), both (m,)."""
 
 WHOLE_MODEL = slice(None)
 
@@ -96,14 +96,14 @@ class RoundOptions(TypedDict):
     on_step: StepObserver | None
 
 
-class Beside(Protocol):
-    """A module that trains beside the model, such as a domain classifier, and adds a term to its loss."""
+class AuxiliaryLoss(Protocol):
+    """A term added to the loss of each batch, such as that of a domain classifier trained beside the model."""
 
-    def watching(self) -> AbstractContextManager[None]:
-        """Context in which it observes the batches that pass through the model."""
+    def observing(self) -> AbstractContextManager[None]:
+        """Context in which it records the batches that pass through the model."""
 
     def added_loss(self, task: Task, labels: Tensor) -> Tensor:
-        """The term that it adds to the loss of the last batch; a scalar."""
+        """Return the term to add to the loss of the last batch, a scalar."""
 
 
 def train_local(
@@ -118,9 +118,9 @@ def train_local(
     fewest_steps: int = 1,
     on_step: StepObserver | None = None,
     trained: slice = WHOLE_MODEL,
-    pull: Pull | None = None,
+    add_gradient: GradientTerm | None = None,
     row_weights: Tensor | None = None,
-    beside: Beside | None = None,
+    auxiliary: AuxiliaryLoss | None = None,
     team: Team | None = None,
     optimizer: Optimizer | None = None,
     least_rows: int = 1,
@@ -132,44 +132,44 @@ def train_local(
     with Adam) while training, one vector for the update at the end, and one more if steps are observed.
 
     Args:
-        task: gives the loss.
+        task: computes the loss.
         model: from ``build_model``; its parameters are overwritten. BatchNorm's running statistics continue from their
             present values.
         received: the global model, (m,) float32; not changed.
         data: the site's training rows.
         settings: how to train, with the effective learning rate.
-        seed: of this site in this round, see ``round_seed``.
+        seed: this site's seed for the round, see ``round_seed``.
         site: site id, for messages.
         fewest_steps: refuse to train with fewer; ``FEWEST_TARGET_STEPS`` at the target.
         on_step: called after each step, in order.
         trained: the slice of the vector that is trained; all other parameters keep their exact values.
-        pull: called before each step to add to the gradient.
+        add_gradient: called before each step; adds a term to the gradient.
         row_weights: (n,), weight of each row's loss in the mean of its batch; None: 1 for each.
-        beside: adds a term to the loss of each batch; the reported loss excludes it.
+        auxiliary: a term added to the loss of each batch; the reported loss excludes it.
         team: processes that train together, each on its part of every batch. The leader decides the batches, and its
             result has the loss and the accuracy over all parts.
         optimizer: takes the steps; None: a new one from the settings.
         least_rows: parameters that fewer rows moved keep their received values, see :mod:`securefda.training.support`.
             If above 1, the batch of a step is processed in parts, so no row may depend on others of its batch; not
-            with ``team`` or ``beside``.
+            with ``team`` or ``auxiliary``.
 
     Raises:
         TrainingError: there are too few steps; a loss or the update is NaN or infinite; ``received`` has another
             length; or the metrics lack an accuracy in [0, 1].
         DataError: the task's own code, or torch on its behalf, fails.
     """
-    settings = fitted(settings, model)
+    settings = settings_for_model(settings, model)
     require_steps(site, len(data), settings, fewest_steps)
     device = choose_device(settings.device)
     with (
         seeded_torch(derive_seed(seed, "layers"), device),
         task_code(type(task), "training"),
-        nullcontext() if beside is None else beside.watching(),
+        nullcontext() if auxiliary is None else auxiliary.observing(),
     ):
         flat = FlatModel(model, received, device)
         flat.model.train()
         support = RowSupport(least_rows, len(data), flat.gradient) if least_rows > 1 else None
-        steps, seen = _run_steps(
+        steps, record = _run_steps(
             task,
             flat,
             data,
@@ -178,21 +178,21 @@ def train_local(
             site=site,
             on_step=on_step,
             trained=trained,
-            pull=pull,
+            add_gradient=add_gradient,
             row_weights=row_weights,
-            beside=beside,
+            auxiliary=auxiliary,
             team=team,
             optimizer=optimizer,
             support=support,
         )
-        accuracy = seen.accuracy(task) if team is None or team.leads else None
+        accuracy = record.accuracy(task) if team is None or team.leads else None
     flat.release_gradient()
     update: Vector = flat.values.cpu().numpy() - received
     if support is not None:
         support.hold_back(update)
     if not np.isfinite(update).all():
         raise TrainingError(f"{site}: the update is not finite after step {steps}", hint=_DATA_HINT)
-    return LocalResult(update, steps, len(data), seen.mean_loss, accuracy, settings.learning_rate)
+    return LocalResult(update, steps, len(data), record.mean_loss, accuracy, settings.learning_rate)
 
 
 def require_steps(site: str, samples: int, settings: TrainingSettings, fewest: int = FEWEST_TARGET_STEPS) -> None:
@@ -250,7 +250,7 @@ def accuracy_in(metrics: dict[str, float], task: Task) -> float:
     return accuracy
 
 
-class _Seen:
+class _RoundRecord:
     """Running record of a round of training: the loss over all rows, and the outputs of the current epoch."""
 
     def __init__(self, samples: int) -> None:
@@ -262,12 +262,12 @@ class _Seen:
     def mean_loss(self) -> float:
         return self._loss_sum / self._rows
 
-    def add(self, loss: float, rows: int, had: Iterable[tuple[Tensor, Tensor]]) -> None:
-        """Add a step: its mean loss over ``rows``, and this process's pairs of outputs and labels, if it had any."""
+    def add(self, loss: float, rows: int, outputs: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Add a step: its mean loss over ``rows``, and this process's pairs of outputs and labels, if any."""
         if self._rows % self._samples == 0:
             self._outputs.clear()  # a new epoch
         self._loss_sum, self._rows = self._loss_sum + loss * rows, self._rows + rows
-        self._outputs.extend(had)
+        self._outputs.extend(outputs)
 
     def collect(self, team: Team) -> None:
         """Gather the outputs of all processes at the leader."""
@@ -290,27 +290,27 @@ def _run_steps(
     site: str,
     on_step: StepObserver | None,
     trained: slice,
-    pull: Pull | None,
+    add_gradient: GradientTerm | None,
     row_weights: Tensor | None,
-    beside: Beside | None,
+    auxiliary: AuxiliaryLoss | None,
     team: Team | None,
     optimizer: Optimizer | None,
     support: RowSupport | None,
-) -> tuple[int, _Seen]:
+) -> tuple[int, _RoundRecord]:
     """Take all steps of the round; return their number and the record of losses and outputs."""
     device = flat.values.device
     features, labels = data.features.to(device), data.labels.to(device)
     weights = None if row_weights is None else row_weights.to(device)
     values, gradient = flat.values[trained], flat.gradient[trained]
     optimizer = optimizer or new_optimizer(len(values), settings, device)
-    chance = generator_of(derive_seed(seed, "variations"))
+    chance = new_generator(derive_seed(seed, "variations"))
     before = flat.values.clone() if on_step is not None else None
-    steps, seen = 0, _Seen(len(data))
-    with steps_together(team, batches(len(data), settings, derive_seed(seed, "batches"))) as of_steps:
-        for rows in of_steps:
+    steps, record = 0, _RoundRecord(len(data))
+    with shared_steps(team, batches(len(data), settings, derive_seed(seed, "batches"))) as step_rows:
+        for rows in step_rows:
             flat.gradient.zero_()
             batch = (rows if team is None else team.share(rows)).to(device)
-            mean_loss, had = torch.zeros((), device=device), []
+            mean_loss, batch_outputs = torch.zeros((), device=device), []
             for part in [batch] if support is None else support.parts(batch):
                 if not len(part):
                     continue
@@ -322,10 +322,10 @@ def _run_steps(
                 else:
                     loss = (weights[part] * task.row_losses(outputs, labels[part])).mean()
                 mean_loss += share * loss.detach()
-                if beside is not None:
-                    loss = loss + beside.added_loss(task, labels[part])
+                if auxiliary is not None:
+                    loss = loss + auxiliary.added_loss(task, labels[part])
                 (share * loss).backward()  # type: ignore[no-untyped-call]
-                had.append((outputs.detach(), labels[part]))
+                batch_outputs.append((outputs.detach(), labels[part]))
             if team is not None:
                 team.sum(mean_loss)
                 team.sum(flat.gradient, last=True)
@@ -333,21 +333,21 @@ def _run_steps(
             steps += 1
             if not math.isfinite(loss_value):
                 raise TrainingError(f"{site}: the loss is {loss_value} at step {steps}", hint=_DATA_HINT)
-            if pull is not None:
-                pull(flat.values, flat.gradient)
+            if add_gradient is not None:
+                add_gradient(flat.values, flat.gradient)
             optimizer.step(values, gradient)
-            seen.add(loss_value, len(rows), had)
+            record.add(loss_value, len(rows), batch_outputs)
             if on_step is not None and before is not None:
                 on_step(torch.sub(flat.values, before, out=before).cpu().numpy())
                 before.copy_(flat.values)
     if team is not None:
-        seen.collect(team)
-    return steps, seen
+        record.collect(team)
+    return steps, record
 
 
 def batches(samples: int, settings: TrainingSettings, seed: Seed) -> Iterator[Tensor]:
     """Yield the row numbers of each step: a new order in each epoch, the same order on every device."""
-    generator = generator_of(seed)
+    generator = new_generator(seed)
 
     def epochs() -> Iterator[Tensor]:
         for _ in range(settings.epochs):

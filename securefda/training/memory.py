@@ -9,7 +9,7 @@ class PersonalMemory(Protocol):
     """Keeps a site's own state across rounds and restarts. Each kind of state has a key, see :func:`state_keys`."""
 
     def personal(self, run_id: str, before: int) -> bytes | None:
-        """The state of the last round below ``before``; None if there is none. ``run_id`` is the key."""
+        """Return the state of the last round below ``before``, None if there is none. ``run_id`` is the key."""
 
     def keep_personal(self, run_id: str, round_number: int, state: bytes) -> None:
         """Keep the state of a round, and at least that of the last one below it. ``run_id`` is the key."""
@@ -19,27 +19,27 @@ class NoMemory:
     """Keeps nothing, so that all state starts anew in each round."""
 
     def personal(self, run_id: str, before: int) -> None:
-        """None: nothing was kept."""
+        """Return None: nothing was kept."""
 
     def keep_personal(self, run_id: str, round_number: int, state: bytes) -> None:
         """Discard the state."""
 
 
 def own_layers_key(run_id: str) -> str:
-    """Key of the layers or the model that a site trains for itself."""
+    """Return the key of the layers or the model that a site trains for itself."""
     return run_id
 
 
 def statistics_key(run_id: str) -> str:
-    """Key of the running statistics of BatchNorm."""
+    """Return the key of the running statistics of BatchNorm."""
     return f"{run_id} statistics"
 
 
 def private_modules_key(run_id: str) -> str:
-    """Key of the modules that a source trains beside the model, under rules that compare features."""
+    """Return the key of the modules that a source trains beside the model, under rules that compare features."""
     return f"{run_id} alignment"
 
 
 def state_keys(run_id: str) -> tuple[str, ...]:
-    """All keys under which a source keeps its own state of a run."""
+    """Return all keys under which a source keeps its own state of a run."""
     return own_layers_key(run_id), statistics_key(run_id), private_modules_key(run_id)

@@ -90,11 +90,11 @@ def new_optimizer(size: int, settings: TrainingSettings, device: torch.device) -
 
 
 def gradient_weights(settings: TrainingSettings, steps: int) -> Vector64:
-    """How much of the gradient of each step is in the mean of ``steps`` steps, float64 (steps,), up to the sign.
+    """Return the weight of each step's gradient in the mean of ``steps`` steps, up to the sign, float64 (steps,).
 
-    With Adam, of that gradient over its root mean square, which is taken to stay what it is.
+    With Adam, the weight is that of the gradient over its root mean square, which is assumed constant.
     """
-    left = steps - np.arange(steps)  # steps that still have a gradient in their memory, the gradient's own with them
+    left = steps - np.arange(steps)  # number of steps from each step to the last
     if settings.optimizer == "sgd":
         gain = (1 - settings.momentum**left) / (1 - settings.momentum)
     else:
@@ -106,5 +106,5 @@ def gradient_weights(settings: TrainingSettings, steps: int) -> Vector64:
 
 
 def _blocks(vector: Tensor) -> list[Tensor]:
-    """Views of a vector, in order: the whole of it on a GPU, pieces on a CPU."""
+    """Return views of a vector in order: the whole vector on a GPU, pieces on a CPU."""
     return list(torch.split(vector, _BLOCK if vector.device.type == "cpu" else max(1, len(vector))))

@@ -1,11 +1,11 @@
-"""Training a target without labels on its own confident predictions: pseudo-labels (Lee 2013), made in every round.
+"""Pseudo-labels (Lee 2013): a target without labels trains on its own confident predictions, made anew in every round.
 
-A row counts where the model that the round begins with is at least as sure of a label as the threshold says. The label
-is that of the row as it is; it is trained on the row a little changed, where the task can change it. Labels that are
-frequent among those rows count less, so that all have one weight: else a model soon gives every row the same label.
+A row counts if the model with which the round begins predicts its label with at least the threshold's confidence. The
+label is predicted from the row as it is. Training uses a varied row if the task can vary rows. Frequent labels count
+less, so that all labels have the same total weight; otherwise a model soon predicts the same label for every row.
 
-The loss of every other row is left out of the mean, and the steps are those of a target with labels: their number does
-not tell how many rows counted. Where fewer count than the least share, the target does not train.
+Rows that do not count have weight 0 in the mean loss. The steps are those of a target with labels, so their number does
+not reveal how many rows counted. If fewer rows count than the least share, the target does not train.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 from securefda.errors import TrainingError
 from securefda.protocol.encoding import Vector
 from securefda.tasks import Samples, Task, Unlabelled, task_code
-from securefda.training.alignment import Aligned
+from securefda.training.alignment import FeatureAlignment
 from securefda.training.local import LocalResult, outputs_of, train_local
 from securefda.training.memory import PersonalMemory
 from securefda.training.seeds import SecretSeed
@@ -31,12 +31,12 @@ _TRIED_ROWS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class PseudoSettings:
-    """When pseudo-labels count.
+class PseudoLabelSettings:
+    """Conditions for training on pseudo-labels.
 
     Attributes:
-        threshold: how sure of a label the model has to be for the row to count, in (0, 1).
-        share: which share of the rows has to count for the target to train, in (0, 1].
+        threshold: least confidence in a label for its row to count, in (0, 1).
+        share: least share of rows that count for the target to train, in (0, 1].
     """
 
     threshold: float
@@ -44,16 +44,16 @@ class PseudoSettings:
 
 
 class PseudoTrainer(SiteTrainer):
-    """As :class:`SiteTrainer`, on rows without labels.
+    """A :class:`SiteTrainer` for rows without labels.
 
     Args:
         task, site, settings, seed, secret, before_round, memory: as for :class:`SiteTrainer`.
-        data: the rows.
-        pseudo: when their pseudo-labels count.
+        data: the site's rows.
+        pseudo: when pseudo-labels count.
 
     Raises:
-        ConfigError: the task says of no label how sure the model is of it; also as for :class:`SiteTrainer`.
-        TrainingError, DataError: as for :class:`SiteTrainer` and :func:`guessed`.
+        ConfigError: the task does not implement ``guesses``; also as for :class:`SiteTrainer`.
+        TrainingError, DataError: as for :class:`SiteTrainer` and :func:`predict_labels`.
     """
 
     def __init__(
@@ -64,14 +64,14 @@ class PseudoTrainer(SiteTrainer):
         settings: TrainingSettings,
         seed: int,
         *,
-        pseudo: PseudoSettings,
+        pseudo: PseudoLabelSettings,
         secret: SecretSeed | None = None,
         before_round: Callable[[], None] | None = None,
         memory: PersonalMemory | None = None,
     ) -> None:
         super().__init__(task, site, data, settings, seed, secret=secret, before_round=before_round, memory=memory)
         self._pseudo = pseudo
-        guessed(task, outputs_of(task, self.module, data.features[:_TRIED_ROWS]))  # now, not after the warm-up
+        predict_labels(task, outputs_of(task, self.module, data.features[:_TRIED_ROWS]))  # now, not after the warm-up
 
     def train(
         self,
@@ -83,18 +83,18 @@ class PseudoTrainer(SiteTrainer):
         attempt: int = 0,  # noqa: ARG002 - nothing is charged
         fewest_steps: int = 1,
         on_step: Callable[[Vector], None] | None = None,
-        align: Aligned | None = None,  # noqa: ARG002 - the rules that have it train no target
+        align: FeatureAlignment | None = None,  # noqa: ARG002 - the rules that have it train no target
     ) -> LocalResult:
-        """Train one round from ``received``, float32 (m,). Where too few rows count, take no step at all.
+        """Train one round from ``received``, float32 (m,); take no step if too few rows count.
 
         Raises:
-            TrainingError, DataError: as for ``train_local``, and what :func:`guessed` raises.
+            TrainingError, DataError: as for ``train_local`` and :func:`predict_labels`.
         """
         self.before_round()
         settings, features = self.settings.with_learning_rate_factor(factor), self.rows.features
         self.prepare_to_evaluate(received)
-        labels, sure = guessed(self.task, outputs_of(self.task, self.module, features))
-        counts = sure >= self._pseudo.threshold  # of a model that gives NaN, no row
+        labels, confidence = predict_labels(self.task, outputs_of(self.task, self.module, features))
+        counts = confidence >= self._pseudo.threshold  # NaN does not count
         confident = int(counts.sum())
         if confident < max(1, self._pseudo.share * len(features)):
             still, rate = np.zeros_like(received), settings.learning_rate
@@ -110,18 +110,18 @@ class PseudoTrainer(SiteTrainer):
             site=self.site,
             fewest_steps=fewest_steps,
             on_step=on_step,
-            row_weights=balanced(labels, counts),
+            row_weights=balanced_row_weights(labels, counts),
         )
         self.keep_statistics(run_id, round_number)
         return replace(result, loss=None, accuracy=None, confident=confident)
 
 
-def balanced(labels: Tensor, counts: Tensor) -> Tensor:
-    """Weights (n,) of rows: 0 where they do not count; else equal in sum for every label, and 1 on average.
+def balanced_row_weights(labels: Tensor, counts: Tensor) -> Tensor:
+    """Return weights of rows, float32 (n,): 0 if a row does not count, else 1 on average; all labels have equal sums.
 
     Args:
-        labels: of the rows, (n, ...).
-        counts: which of them count, (n,), at least one.
+        labels: labels of the rows, (n, ...).
+        counts: whether each row counts, bool (n,); at least one does.
     """
     _, kind, often = torch.unique(labels[counts], dim=0, return_inverse=True, return_counts=True)
     weights = torch.zeros(len(labels))
@@ -129,20 +129,20 @@ def balanced(labels: Tensor, counts: Tensor) -> Tensor:
     return weights
 
 
-def guessed(task: Task, outputs: Tensor) -> tuple[Tensor, Tensor]:
-    """The labels that a model gives rows (n, ...), and how sure it is of each, (n,).
+def predict_labels(task: Task, outputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the labels that outputs predict, (n, ...), and the confidence in each, (n,), in [0, 1].
 
     Raises:
-        ConfigError: the task does not say how.
-        DataError: its own code fails.
-        TrainingError: it does not give one of both for each row.
+        ConfigError: the task does not implement ``guesses``.
+        DataError: the task's own code fails.
+        TrainingError: the task does not return one label and one confidence for each row.
     """
     with task_code(type(task), "guesses"):
-        labels, sure = task.guesses(outputs)
-    if len(labels) != len(outputs) or sure.shape != (len(outputs),):
-        shapes = f"{tuple(labels.shape)} and {tuple(sure.shape)}"
+        labels, confidence = task.guesses(outputs)
+    if len(labels) != len(outputs) or confidence.shape != (len(outputs),):
+        shapes = f"{tuple(labels.shape)} and {tuple(confidence.shape)}"
         raise TrainingError(
             f"task {type(task).__name__}: its guesses for {len(outputs)} rows have the shapes {shapes}",
             hint="guesses returns a label for each row, in the form of Samples.labels, and one number in [0, 1]",
         )
-    return labels, sure
+    return labels, confidence

@@ -1,8 +1,8 @@
-"""Seeds: every random choice has its own, derived from another seed and from what the choice is for.
+"""Seeds: every random choice has its own, derived from another seed and from the purpose of the choice.
 
-What all sites must agree on, the split of the data and the first model, follows from the run's seed, an ``int`` that
-each of them knows. What a site trains with, its batches and what its layers draw, follows from a :class:`SecretSeed`:
-of the same run, round and site it is the same, and no other site can repeat it.
+Choices on which all sites must agree, such as the split of the data and the first model, follow from the run's seed, an
+``int`` that all sites know. A site's training, its batches and random layers, follows from a :class:`SecretSeed`. For
+the same run, round and site it is the same, and no other site can repeat it.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ _SEED_BITS = 63
 _LABEL = "securefda/1/seed"
 _GLOBAL_GENERATORS = threading.Lock()
 _TWISTER_AT, _TWISTER_WORDS = 24, 624
-"""Where torch's state of the CPU generator holds that of the Mersenne Twister, each word of 32 bits in 8 bytes."""
+"""Place and length of the Mersenne Twister's state in a CPU generator's: words of 32 bits in 8 bytes each."""
 
 
 class SecretSeed(Protocol):
-    """A seed that one site alone knows; no text of it shows it."""
+    """A seed that one site alone knows; its repr does not show it."""
 
     def of(self, *parts: str | int) -> SecretSeed:
-        """The seed for the purpose that ``parts`` names, as :func:`derive_seed` has it."""
+        """Return the seed for the purpose that ``parts`` name, as in :func:`derive_seed`."""
 
     def stream(self) -> Callable[[int], bytes]:
-        """A function that returns the next n bytes of a stream; the stream restarts with every call of this method."""
+        """Return a function that gives the next n bytes of a stream; every call of this method restarts the stream."""
 
 
 Seed = int | SecretSeed
@@ -41,10 +41,10 @@ def derive_seed(seed: int, *parts: str | int) -> int: ...
 @overload
 def derive_seed(seed: SecretSeed, *parts: str | int) -> SecretSeed: ...
 def derive_seed(seed: Seed, *parts: str | int) -> Seed:
-    """Return the seed for the purpose that ``parts`` names, for example (site, round, "training").
+    """Return the seed for the purpose that ``parts`` name, for example (site, round, "training").
 
-    Of an ``int`` it is one in [0, 2**63): SHA-256 over the label, the seed and the parts. A secret one derives it
-    itself.
+    From an ``int`` it is an int in [0, 2**63), by SHA-256 over the label, the seed and the parts. A secret seed derives
+    another secret seed.
 
     Raises:
         TypeError: a part is neither str nor int.
@@ -56,9 +56,9 @@ def derive_seed(seed: Seed, *parts: str | int) -> Seed:
 
 
 def round_seed(seed: Seed, site: str, run_id: str, round_number: int, *purpose: str) -> Seed:
-    """Return the seed of a site's training in a round; of each attempt at the round it is the same.
+    """Return the seed of a site's training in a round, or of another purpose; it is the same at every attempt.
 
-    A public seed leaves the run id out, which is drawn at random: runs of one seed are to be alike, in a study say.
+    A public seed leaves the run id out, since it is random, and runs of a study with one seed have to be alike.
     """
     if isinstance(seed, int):
         return derive_seed(seed, site, round_number, *purpose)
@@ -66,7 +66,7 @@ def round_seed(seed: Seed, site: str, run_id: str, round_number: int, *purpose: 
 
 
 def encode_parts(*parts: str | int) -> bytes:
-    """Return the parts, each with its type and length, so that no two lists share bytes.
+    """Return an injective encoding of the parts: each with its type and length.
 
     ("ab", "c"), ("a", "bc") and ("abc",) differ, and so do 1 and "1".
 
@@ -83,8 +83,8 @@ def encode_parts(*parts: str | int) -> bytes:
     return encoded
 
 
-def generator_of(seed: Seed) -> torch.Generator:
-    """A generator on the CPU of its own. Of a secret seed it has the whole state, of an int 32 bits of it."""
+def new_generator(seed: Seed) -> torch.Generator:
+    """Return a new CPU generator. A secret seed fills its whole state; an int only seeds it with 32 bits."""
     generator = torch.Generator()
     if isinstance(seed, int):
         return generator.manual_seed(seed)
@@ -94,7 +94,7 @@ def generator_of(seed: Seed) -> torch.Generator:
 
 @contextmanager
 def seeded_torch(seed: Seed, device: torch.device) -> Iterator[None]:
-    """Run a block with torch's global generators seeded, and put those of the CPU and of a CUDA ``device`` back.
+    """Seed torch's global generators for a block; then restore those of the CPU and of a CUDA ``device``.
 
     Layers draw their first weights, and dropout its masks, from the global generators. These belong to the process,
     so blocks in other threads wait for this one. Generators of accelerators other than CUDA are left seeded.
@@ -110,10 +110,10 @@ def seeded_torch(seed: Seed, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def secret_torch(random_bytes: Callable[[int], bytes], device: torch.device) -> Iterator[None]:
-    """As :func:`seeded_torch`, with generators that cannot be guessed: ``random_bytes(n)`` returns n bytes.
+    """Fill torch's global generators from ``random_bytes(n)`` for a block; then restore them. They cannot be guessed.
 
-    Of a seed the CPU's generator keeps 32 bits, which can all be tried. So its whole state, a Mersenne Twister's, is
-    drawn. A GPU's keeps the 64 bits of its seed.
+    The CPU's generator keeps only 32 bits of a seed, and all of them can be tried. So its whole state, a Mersenne
+    Twister's, is drawn. A GPU's generator keeps 64 bits of its seed.
     """
     with _own_generators(device):
         _seed(int.from_bytes(random_bytes(8), "little"), device)
@@ -122,7 +122,7 @@ def secret_torch(random_bytes: Callable[[int], bytes], device: torch.device) -> 
 
 
 def _fill(generator: torch.Generator, random_bytes: Callable[[int], bytes]) -> None:
-    """Draw the whole state of a generator on the CPU, which has been seeded just now or was never drawn from."""
+    """Draw the whole state of a CPU generator, which must be newly seeded or unused."""
     words = np.frombuffer(random_bytes(4 * _TWISTER_WORDS), dtype="<u4").astype(np.int64)
     state = generator.get_state()
     state[_TWISTER_AT : _TWISTER_AT + 8 * _TWISTER_WORDS].view(torch.int64).copy_(torch.from_numpy(words))
@@ -130,7 +130,7 @@ def _fill(generator: torch.Generator, random_bytes: Callable[[int], bytes]) -> N
 
 
 def _seed(seed: int, device: torch.device) -> None:
-    """Seed the generators that layers on ``device`` draw from: the CPU's, and where it is not the CPU its own."""
+    """Seed the CPU's generator and, if ``device`` is not the CPU, the device's."""
     if device.type == "cpu":  # torch's own function prepares accelerators too, for 0.3 ms each time
         torch.default_generator.manual_seed(seed)
     else:
@@ -141,7 +141,7 @@ def _seed(seed: int, device: torch.device) -> None:
 def _own_generators(device: torch.device) -> Iterator[None]:
     with _GLOBAL_GENERATORS:
         cpu, gpus = torch.get_rng_state(), dict[int, torch.Tensor]()
-        if device.type == "cuda":  # only the GPU in use: to ask all for their state would start them
+        if device.type == "cuda":  # only the GPU in use: asking the others for their state would start them
             gpu = torch.cuda.current_device() if device.index is None else device.index
             gpus[gpu] = torch.cuda.get_rng_state(gpu)
         try:

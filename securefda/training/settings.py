@@ -1,4 +1,4 @@
-"""How a site trains in a round."""
+"""Settings of a site's training."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def _require(holds: bool, key: str, why: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class NoiseSettings:
-    """DP-SGD: what a step does to the gradients of the rows that it drew.
+    """DP-SGD: clipping of each row's gradient, and noise on their sum.
 
     Attributes:
         noise_multiplier: standard deviation of the noise over ``max_grad_norm``, > 0.
         max_grad_norm: the gradient of each row, over all layers, is scaled down to this norm, > 0.
-        ghost_clipping: find the norms without holding every row's gradient: less memory and time.
-        correct_projection: take the noise off the length of the update on which FedGP projects.
+        ghost_clipping: compute the norms without each row's gradient, in less memory and time.
+        correct_projection: subtract the noise from the squared length of the update onto which FedGP projects.
 
     Raises:
         ConfigError: a value outside these bounds; ``key`` is the kebab-case name.
@@ -44,14 +44,15 @@ class NoiseSettings:
 
 @dataclass(frozen=True, slots=True)
 class AlignmentSettings:
-    """What the losses of rules that compare features count, beside the model's own.
+    """Weights of the losses that rules that compare features add to the model's own.
 
     Attributes:
-        adversarial: weight of what makes features alike, >= 0.
-        entropy: under ``fada``, of what keeps classes out of the features of one domain (Eqs. 6 and 7), >= 0.
-        information: under ``fada``, of what the two parts of the features tell of each other (Eq. 8), >= 0.
-        reconstruction: under ``fada``, of the distance of features from what is made of their parts, >= 0.
-        private_learning_rate: of the modules that stay at a source, with Adam, > 0.
+        adversarial: weight of the loss that makes features alike, >= 0.
+        entropy: under ``fada``, weight of the losses that keep classes out of a domain's own features (Eqs. 6 and 7),
+            >= 0.
+        information: under ``fada``, weight of the mutual information of the two parts of the features (Eq. 8), >= 0.
+        reconstruction: under ``fada``, weight of the distance of features from their reconstruction, >= 0.
+        private_learning_rate: learning rate of the private modules of a source, with Adam, > 0.
 
     Raises:
         ConfigError: a value outside these bounds; ``key`` is the kebab-case name.
@@ -81,20 +82,20 @@ class TrainingSettings:
         learning_rate: > 0.
         batch_size: rows per step, >= 1; the last batch of an epoch may be smaller, or larger: see ``smallest_batch``.
         epochs: passes over the site's rows per round, >= 1.
-        max_steps: of a round, which ends there whatever ``epochs`` says; 0 for no bound. Not with ``dp``, whose ledger
-            counts whole epochs.
+        max_steps: most steps of a round, which may end it before its ``epochs``; 0 for no bound. Not with ``dp``, whose
+            ledger counts whole epochs.
         momentum: heavy-ball momentum of "sgd" in [0, 1); 0 with "adam".
         weight_decay: L2 penalty added to the gradient, >= 0.
         device: "auto", "cpu", "cuda" or "mps".
-        threads: of the CPU, that compute one step; 0 takes as many as the step is worth, usually one.
+        threads: CPU threads that compute a step; 0 takes as many as the step is worth, usually one.
         dp: train by DP-SGD with this noise; None for plain training.
-        personal_layers: how many of the last layers, one for each parameter tensor, stay at this site (FedRep); 0 for
-            none. Not with ``dp``, whose ledger does not count their epochs.
-        head_epochs: passes over the rows in which these are trained, before the ``epochs`` of the others; >= 1.
-        align: weights under rules that compare features.
-        vary: change rows at random before a step trains on them, in the way of ``Task.varied``; not with ``dp``.
-        smallest_batch: a last batch of an epoch with fewer rows joins the batch before it. Follows from the model: 2
-            where it has BatchNorm, which has no variance of one row, else 1.
+        personal_layers: number of last layers, one for each parameter tensor, that stay at this site (FedRep). Not with
+            ``dp``, whose ledger does not count their epochs.
+        head_epochs: passes over the rows that train these layers, before the ``epochs`` of the others; >= 1.
+        align: weights of losses under rules that compare features.
+        vary: vary rows at random before a step, by ``Task.varied``; not with ``dp``.
+        smallest_batch: a last batch of an epoch with fewer rows joins the batch before it. It follows from the model: 2
+            with BatchNorm, which needs a variance over rows, else 1.
 
     Raises:
         ConfigError: a value outside these bounds; ``key`` is the kebab-case name.

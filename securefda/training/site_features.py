@@ -8,19 +8,19 @@ from torch import Tensor
 
 from securefda.errors import TrainingError
 from securefda.protocol.encoding import Vector, Vector64
-from securefda.training.alignment import Alignment, require_fit
+from securefda.training.alignment import AlignmentRule, require_alignable
 from securefda.training.features import (
-    SeenGap,
-    cluster,
-    clusters_wanted,
-    features_of,
-    followed_pull,
-    gap_direction,
-    gap_of,
-    moved_centres,
+    ClusterGap,
+    cluster_count,
+    cluster_features,
+    cluster_means,
+    clustering_gap,
+    clustering_gap_gradient,
+    extract_features,
+    pull_gradient,
     require_trained_features,
 )
-from securefda.training.seeds import generator_of
+from securefda.training.seeds import new_generator
 from securefda.training.site_model import SiteModel
 
 
@@ -36,13 +36,13 @@ class SiteFeatures:
     def __init__(self, site: SiteModel) -> None:
         self._site = site
 
-    def require_releasable(self, rows: int, rule: Alignment) -> None:
+    def require_releasable(self, rows: int, rule: AlignmentRule) -> None:
         """Check that :meth:`release` can give features of ``rows`` rows for this rule.
 
         Raises:
             TrainingError: the model has no features or does not fit the rule, or there are fewer rows.
         """
-        require_fit(rule, self._site.module)
+        require_alignable(rule, self._site.module)
         if rows > self._site.samples:
             raise TrainingError(
                 f"there are {self._site.samples} training rows, and features of {rows} are to be released",
@@ -50,13 +50,13 @@ class SiteFeatures:
             )
 
     def release(self, vector: Vector, round_number: int, run_id: str, *, rows: int, clip: float) -> Vector:
-        """Features of some of this site's rows under a model, float32 (T, d), to be published to the sources.
+        """Return features of some of this site's rows under a model, float32 (T, d), to publish to the sources.
 
         Args:
             vector: the model with which the round begins, float32 (m,).
-            round_number: of that round.
-            run_id: of the run.
-            rows: T.
+            round_number: number of that round.
+            run_id: id of the run.
+            rows: number of rows, T.
             clip: longest L2 norm of a row's features; longer ones are scaled down. 0 for no bound.
 
         Raises:
@@ -65,7 +65,7 @@ class SiteFeatures:
         site = self._site
         site.before_round()
         site.prepare_to_evaluate(vector)
-        features = features_of(site.task, site.module, self._released_rows(round_number, run_id, rows))
+        features = extract_features(site.task, site.module, self._released_rows(round_number, run_id, rows))
         if features.shape[1] != site.feature_width:
             raise TrainingError(
                 f"the model's last linear layer takes {features.shape[1]} numbers of a row, "
@@ -78,25 +78,25 @@ class SiteFeatures:
         return features
 
     def pull_gradient(self, vector: Vector, round_number: int, run_id: str, pull: Vector, *, rows: int) -> Vector:
-        """The step in parameters that moves the released features along a pull: (1/T) sum_t J_t^T pull_t, float32 (m,).
+        """Return the step that moves the released features along a pull: (1/T) sum_t J_t^T pull_t, float32 (m,).
 
         Args:
             vector, round_number, run_id, rows: as for :meth:`release`.
-            pull: on the features of :meth:`release`, (T, d).
+            pull: pull on the features of :meth:`release`, (T, d).
 
         Raises:
             TrainingError: the gradient is not finite.
         """
         site = self._site
         site.prepare_to_evaluate(vector)
-        return followed_pull(site.task, site.module, self._released_rows(round_number, run_id, rows), pull)
+        return pull_gradient(site.task, site.module, self._released_rows(round_number, run_id, rows), pull)
 
     def _released_rows(self, round_number: int, run_id: str, rows: int) -> Tensor:
-        draws = generator_of(self._site.round_seed(run_id, round_number, "released features"))
+        draws = new_generator(self._site.round_seed(run_id, round_number, "released features"))
         return self._drawn(draws, rows)
 
     def _drawn(self, draws: torch.Generator, rows: int) -> Tensor:
-        """At most ``rows`` rows at random, in their order, (T, ...)."""
+        """Return at most ``rows`` rows at random, in their order, (T, ...)."""
         chosen = torch.randperm(self._site.samples, generator=draws)[:rows].sort().values
         return self._site.rows.features[chosen]
 
@@ -107,34 +107,34 @@ class SiteFeatures:
             TrainingError: the model has no linear layer, or there are too few rows.
         """
         require_trained_features(self._site.module)
-        clusters_wanted(self._site.module, min(rows, self._site.samples))
+        cluster_count(self._site.module, min(rows, self._site.samples))
 
-    def cluster_gap(self, vector: Vector, round_number: int, run_id: str, *, rows: int) -> SeenGap:
-        """The gap statistic of the clusters of this site's rows under a model, with its gradient.
+    def cluster_gap(self, vector: Vector, round_number: int, run_id: str, *, rows: int) -> ClusterGap:
+        """Return the gap statistic of the clusters of this site's rows under a model, with its gradient.
 
         Args:
             vector: the model with which a round begins, float32 (m,).
-            round_number: of that round.
-            run_id: of the run.
-            rows: the most rows to draw.
+            round_number: number of that round.
+            run_id: id of the run.
+            rows: most rows to draw.
 
         Raises:
             TrainingError: the rows cannot be clustered, or a feature is not finite.
         """
         site = self._site
         site.before_round()
-        draws = generator_of(site.round_seed(run_id, round_number, "clusters"))
+        draws = new_generator(site.round_seed(run_id, round_number, "clusters"))
         drawn, first = self._drawn(draws, rows), int(torch.randint(2**31, (1,), generator=draws))
         site.prepare_to_evaluate(vector)
-        count = clusters_wanted(site.module, len(drawn))
-        features = features_of(site.task, site.module, drawn)
-        clusters = cluster(features, count, first)
-        gap = gap_of(features, clusters)
+        count = cluster_count(site.module, len(drawn))
+        features = extract_features(site.task, site.module, drawn)
+        clusters = cluster_features(features, count, first)
+        gap = clustering_gap(features, clusters)
 
         def gain_of(update: Vector | Vector64) -> float:
             site.prepare_to_evaluate((vector + update).astype(np.float32))
-            moved = features_of(site.task, site.module, drawn)
-            again = cluster(moved, count, first, centres=moved_centres(moved, clusters, count))
-            return gap - gap_of(moved, again)
+            moved = extract_features(site.task, site.module, drawn)
+            again = cluster_features(moved, count, first, centres=cluster_means(moved, clusters, count))
+            return gap - clustering_gap(moved, again)
 
-        return SeenGap(gap, gap_direction(site.task, site.module, drawn, features, clusters), gain_of)
+        return ClusterGap(gap, clustering_gap_gradient(site.task, site.module, drawn, features, clusters), gain_of)

@@ -11,7 +11,7 @@ from securefda.errors import TrainingError
 from securefda.protocol.encoding import Vector
 from securefda.protocol.transcript import architecture_digest
 from securefda.tasks import Rows, Samples, Task, Unlabelled, task_code
-from securefda.training.batch_norm import SiteStatistics, Statistic, fitted, statistics_of
+from securefda.training.batch_norm import SiteStatistics, Statistic, running_statistics, settings_for_model
 from securefda.training.device import choose_device, choose_threads, multiply_adds
 from securefda.training.features import feature_width
 from securefda.training.local import Evaluation, evaluate
@@ -50,7 +50,7 @@ class SiteModel:
         settings: how it trains.
         seed: seed of the run; the initial model depends on it alone.
         secret: seed of all other random choices. None: the run's seed, so that anyone can repeat the training.
-        before_round: called before each use of the rows; an exception from it ends the round before they are touched.
+        before_round: called before the rows are used in a round; an exception from it ends the round.
         memory: keeps what stays at this site between rounds. None: all of it starts anew in each round.
 
     Raises:
@@ -78,7 +78,7 @@ class SiteModel:
         self.device = choose_device(settings.device)  # so that a missing device is reported at the start of the process
         self.repeatable = self.device.type == "cpu"
         self.module = build_model(task, derive_seed(seed, "model"))
-        self.settings = fitted(settings, self.module)
+        self.settings = settings_for_model(settings, self.module)
         self.layers = layer_table(self.module)
         self.sizes = layer_sizes(self.layers)
         self.architecture_digest = architecture_digest(self.layers)
@@ -111,15 +111,15 @@ class SiteModel:
             return choose_threads(self.settings.threads, lambda: batch * multiply_adds(self.module, self.rows.features))
 
     def initial_model(self) -> Vector:
-        """The first model of the run, float32 (m,): a function of the run's seed alone."""
+        """Return the first model of the run, float32 (m,): a function of the run's seed alone."""
         return model_to_vector(build_model(self.task, derive_seed(self._seed, "model")))
 
     def round_seed(self, run_id: str, round_number: int, *purpose: str) -> Seed:
-        """The seed of this site's random choices for a purpose in a round, the same at every attempt."""
+        """Return the seed of this site's random choices for a purpose in a round; it is the same at every attempt."""
         return round_seed(self._draws_from, self.site, run_id, round_number, *purpose)
 
     def labelled_rows(self, purpose: str = "to train on") -> Samples:
-        """The rows with their labels; ``purpose`` ends the message of the error.
+        """Return the rows with their labels; ``purpose`` ends the message of the error.
 
         Raises:
             TrainingError: the rows have no labels.
@@ -144,16 +144,16 @@ class SiteModel:
         self._statistics.estimate(vector)
 
     def evaluate(self, vector: Vector, data: Samples) -> Evaluation:
-        """Loss and metrics of a model, float32 (m,), over ``data``, with this site's :meth:`statistics`."""
+        """Return loss and metrics of a model, float32 (m,), over ``data``, with this site's :meth:`statistics`."""
         self.prepare_to_evaluate(vector)
         return evaluate(self.task, self.module, data)
 
     def statistics(self, vector: Vector) -> dict[str, Statistic]:
-        """The running statistics with which this site evaluates a model, float32 (m,), by their names in PyTorch.
+        """Return the running statistics for this site's evaluation of a model, float32 (m,), by their names in PyTorch.
 
         They are computed from this site's training rows, see :func:`estimate_statistics`. Empty without BatchNorm.
         """
-        if not statistics_of(self.module):
+        if not running_statistics(self.module):
             return {}
         self.prepare_to_evaluate(vector)
-        return {name: buffer.cpu().numpy().copy() for name, buffer in statistics_of(self.module).items()}
+        return {name: buffer.cpu().numpy().copy() for name, buffer in running_statistics(self.module).items()}

@@ -1,11 +1,10 @@
 """Several processes of one site that train its rounds together, as torchrun starts them; each may have a GPU.
 
-One of them leads: it alone speaks to the aggregator and has the site's keys, ledger and log. The others follow. In each
-step the leader says which rows it takes, each process computes the gradient of its part of them, and the parts are
-summed over all processes, which then take the same step. So the update is that of one process but for rounding, and for
-what layers draw, such as dropout.
+One process leads: it alone talks to the aggregator and has the site's keys, ledger and log. The others follow. In each
+step the leader chooses the rows, each process computes the gradient of its part of them, and all processes take the
+same step by the sum. So the update is that of one process, except for rounding and for random layers such as dropout.
 
-All processes are on one machine and talk over its loopback interface, without encryption.
+All processes run on one machine and talk over its loopback interface, without encryption.
 """
 
 from __future__ import annotations
@@ -32,18 +31,18 @@ from securefda.training.seeds import Seed, derive_seed
 from securefda.training.settings import TrainingSettings
 
 _PATIENCE = timedelta(days=365)
-"""A follower waits between rounds for as long as a run may pause; one whose leader is gone hears of that at once."""
+"""Longest wait of a follower between rounds; it is told at once if the leader is gone."""
 
 _DONE, _GIVEN_UP = -1, -2
-"""In the place of a number of rows: the round is over; it ends early, and nothing is collected."""
+"""Sent in place of a number of rows: the round is over, or it ends early and nothing is gathered."""
 
 _LOOPBACK = "lo"
-_AGAIN = "see what each of them printed last; then start all of them again"
+_RESTART_HINT = "see what each of them printed last; then start all of them again"
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Whose rows a team trains on: site ids of its own site, of the target and of all sources of its federation."""
+    """The rows that a team trains on, by the site ids of its own site, the target and all sources of the federation."""
 
     site: str
     target: str
@@ -51,13 +50,13 @@ class Assignment:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Told:
-    """What followers need to know of a round.
+class TrainingOrder:
+    """An order to the followers to train a round.
 
     Attributes:
-        received: the model that it begins with, float32 (m,).
-        settings: how to train, learning rate as it is to be used.
-        layers_seed: from which what layers draw follows, where training is repeatable; None elsewhere.
+        received: the model with which the round begins, float32 (m,).
+        settings: how to train, with the effective learning rate.
+        layers_seed: seed of random layers if training is repeatable; None: followers draw from the operating system.
     """
 
     received: Vector
@@ -65,20 +64,20 @@ class Told:
     layers_seed: int | None
 
 
-class FromSystem:
-    """A :class:`~securefda.training.seeds.SecretSeed` that is nobody's: all that it gives is drawn anew."""
+class SystemSeed:
+    """A :class:`~securefda.training.seeds.SecretSeed` without a value: its bytes come from the operating system."""
 
     def of(self, *_: str | int) -> Self:
-        """Itself."""
+        """Return this seed: it is the same for every purpose."""
         return self
 
     def stream(self) -> Callable[[int], bytes]:
-        """The operating system's."""
+        """Return ``os.urandom``."""
         return os.urandom
 
 
 class TeamGoneError(TrainingError):
-    """A process of the team has ended, or has left a step in the middle."""
+    """A process of the team has ended, or has left a step before its end."""
 
     exit_code = ExitCode.FAILED
 
@@ -86,12 +85,12 @@ class TeamGoneError(TrainingError):
 class Team:
     """The processes of a site that train together.
 
-    ``in_step`` says that the others wait for this process's part of a step. One that leaves such a step cannot meet
-    the others again.
+    ``in_step`` is set while the others wait for this process's part of a step. A process that fails then cannot
+    continue with the team.
 
     Args:
-        rank: of this process; 0 leads.
-        count: of all processes, at least two.
+        rank: number of this process; 0 leads.
+        count: number of processes, at least 2.
     """
 
     def __init__(self, rank: int, count: int) -> None:
@@ -100,27 +99,35 @@ class Team:
 
     @property
     def leads(self) -> bool:
-        """Whether this process is the one that speaks to the aggregator."""
+        """Whether this process leads, and so talks to the aggregator."""
         return self.rank == 0
 
     # --- between rounds ---
 
-    def tell(self, told: object) -> None:
-        """Tell all followers something: an :class:`Assignment`, :class:`Told` for each round, and None to end with."""
-        if self.in_step:
-            raise TeamGoneError("the processes that train together have lost each other", hint=_AGAIN)
-        with self._together():
-            dist.broadcast_object_list([told], src=0)
+    def send(self, message: object) -> None:
+        """Send a message to all followers: an :class:`Assignment`, a :class:`TrainingOrder` per round, or None to end.
 
-    def hear(self) -> Any:
-        """What the leader tells next."""
+        Raises:
+            TeamGoneError: the team is in a step, or a process is gone.
+        """
+        if self.in_step:
+            raise TeamGoneError("the processes that train together have lost each other", hint=_RESTART_HINT)
+        with self._collective():
+            dist.broadcast_object_list([message], src=0)
+
+    def receive(self) -> Any:
+        """Wait for the leader's next message and return it.
+
+        Raises:
+            TeamGoneError: a process is gone.
+        """
         box: list[Any] = [None]
-        with self._together():
+        with self._collective():
             dist.broadcast_object_list(box, src=0)
         return box[0]
 
     def require_same_rows(self, site: str, data: Samples) -> None:
-        """Refuse to begin unless all processes have loaded the same rows in the same order.
+        """Check that all processes have loaded the same rows in the same order.
 
         Raises:
             TrainingError: they have not.
@@ -128,10 +135,10 @@ class Team:
         digest = sha256()
         for part in (data.features, data.labels):
             digest.update(part.contiguous().numpy().tobytes())
-        of_all: list[Any] = [None] * self.count
-        with self._together():
-            dist.all_gather_object(of_all, digest.hexdigest())
-        if len(set(of_all)) > 1:
+        digests: list[Any] = [None] * self.count
+        with self._collective():
+            dist.all_gather_object(digests, digest.hexdigest())
+        if len(set(digests)) > 1:
             raise TrainingError(
                 f"{site}: its processes have loaded different rows",
                 hint="have the task's train_data return the same rows in the same order whenever it is called",
@@ -140,85 +147,85 @@ class Team:
     # --- in a round ---
 
     def layers_seed(self, seed: Seed) -> Seed:
-        """What layers of this process draw from: different in each process, and the leader's as without a team."""
+        """Return the seed of random layers: a different one in each process, at the leader ``seed`` itself."""
         return seed if self.leads else derive_seed(seed, "process", self.rank)
 
     def _steps(self, rows: Iterable[Tensor]) -> Generator[Tensor]:
         if not self.leads:
-            yield from self._steps_of_leader()
+            yield from self._leader_steps()
             return
         sign = _GIVEN_UP
         try:
-            for of_step in rows:
-                self._sent(torch.tensor([len(of_step)]))
-                self._sent(of_step.to("cpu", torch.int64))
+            for step_rows in rows:
+                self._broadcast(torch.tensor([len(step_rows)]))
+                self._broadcast(step_rows.to("cpu", torch.int64))
                 self.in_step = True
-                yield of_step
+                yield step_rows
             sign = _DONE
         finally:
-            if not self.in_step:  # else a follower waits for this process's part, and can be told nothing
-                self._sent(torch.tensor([sign]))
+            if not self.in_step:  # else followers wait for this process's part and take no other message
+                self._broadcast(torch.tensor([sign]))
 
-    def _steps_of_leader(self) -> Generator[Tensor]:
+    def _leader_steps(self) -> Generator[Tensor]:
         number = 0
         try:
-            while (number := int(self._sent(torch.zeros(1, dtype=torch.int64)))) >= 0:
-                rows = self._sent(torch.zeros(number, dtype=torch.int64))
+            while (number := int(self._broadcast(torch.zeros(1, dtype=torch.int64)))) >= 0:
+                rows = self._broadcast(torch.zeros(number, dtype=torch.int64))
                 self.in_step = True
                 yield rows
         finally:
-            if number >= 0 and not self.in_step:  # this process gives up where the leader does, who says so next
-                number = int(self._sent(torch.zeros(1, dtype=torch.int64)))
+            if number >= 0 and not self.in_step:  # this process gives up as the leader does, whose sign comes next
+                number = int(self._broadcast(torch.zeros(1, dtype=torch.int64)))
         if number == _GIVEN_UP:
             raise TrainingError("the leading process has given the round up")
 
     def share(self, rows: Tensor) -> Tensor:
-        """This process's part of a step's rows; perhaps none."""
+        """Return this process's part of a step's rows, perhaps empty."""
         return rows.tensor_split(self.count)[self.rank]
 
     def sum(self, tensor: Tensor, *, last: bool = False) -> None:
-        """Put the sum over all processes in the place of a tensor; with ``last`` the step is over."""
-        with self._together():
+        """Replace a tensor by its sum over all processes; ``last`` ends the step."""
+        with self._collective():
             dist.all_reduce(tensor)
         self.in_step = not last
 
-    def lead_with(self, tensor: Tensor) -> None:
-        """Put the leader's tensor in the place of every process's; the step is over."""
-        with self._together():
+    def broadcast_step(self, tensor: Tensor) -> None:
+        """Replace a tensor by the leader's; this ends the step."""
+        with self._collective():
             dist.broadcast(tensor, src=0)
         self.in_step = False
 
     def collect(self, part: object) -> list[Any]:
-        """The parts of all processes, at the leader; nothing at the others."""
+        """Return the parts of all processes at the leader, in order of rank; an empty list at the others."""
         parts: list[Any] | None = [None] * self.count if self.leads else None
-        with self._together():
+        with self._collective():
             dist.gather_object(part, parts, dst=0)
         return parts or []
 
-    def _sent(self, tensor: Tensor) -> Tensor:
-        with self._together():
+    def _broadcast(self, tensor: Tensor) -> Tensor:
+        with self._collective():
             dist.broadcast(tensor, src=0)
         return tensor
 
     @contextmanager
-    def _together(self) -> Iterator[None]:
-        """What all processes do at the same time."""
+    def _collective(self) -> Iterator[None]:
+        """Raise TeamGoneError if a collective operation in the block fails."""
         try:
             yield
         except RuntimeError as error:
             raise TeamGoneError(
-                f"one of the {self.count} processes that train together is gone", hint=_AGAIN
+                f"one of the {self.count} processes that train together is gone", hint=_RESTART_HINT
             ) from error
 
     def dismiss(self) -> None:
-        """Send the followers home, unless they wait for a part of a step that will not come."""
+        """End the followers, unless they wait for a part of a step that will not come."""
         if self.leads and not self.in_step:
-            self.tell(None)
+            self.send(None)
 
 
 @contextmanager
-def steps_together(team: Team | None, rows: Iterable[Tensor]) -> Iterator[Iterable[Tensor]]:
-    """Yield the rows of each step of a round, the same in all processes of a team; only its leader's ``rows`` count."""
+def shared_steps(team: Team | None, rows: Iterable[Tensor]) -> Iterator[Iterable[Tensor]]:
+    """Yield the rows of each step of a round, the same in all processes of a team: those of the leader."""
     if team is None:
         yield rows
         return
@@ -226,37 +233,39 @@ def steps_together(team: Team | None, rows: Iterable[Tensor]) -> Iterator[Iterab
         yield steps
 
 
-def _meet(backend: str, rank: int, count: int) -> None:
-    """Wait for the others in a thread of its own: in this one a signal would be heard only once all of them are there.
+def _join_process_group(backend: str, rank: int, count: int) -> None:
+    """Join the team's process group, once all of its processes are there.
+
+    It waits in another thread, since this thread would handle a signal only after the wait.
 
     Raises:
-        TeamGoneError: one of them ended meanwhile, or the address at which they meet is taken.
+        TeamGoneError: a process ended meanwhile, or the address of the group is in use.
     """
     failed: list[RuntimeError] = []
 
-    def meet() -> None:
+    def join() -> None:
         try:
             dist.init_process_group(backend, rank=rank, world_size=count, timeout=_PATIENCE)
         except RuntimeError as error:
             failed.append(error)
 
-    waiting = threading.Thread(target=meet, daemon=True)  # which a process that was told to end leaves behind
+    waiting = threading.Thread(target=join, daemon=True)  # a process that has to end does not wait for it
     waiting.start()
     waiting.join()
     for error in failed:
         why = str(error).partition("\n")[0]
         raise TeamGoneError(
-            f"the {count} processes that train together do not find each other: {why}", hint=_AGAIN
+            f"the {count} processes that train together do not find each other: {why}", hint=_RESTART_HINT
         ) from error
 
 
 @contextmanager
 def joined_team(device: str, env: Mapping[str, str] = os.environ) -> Iterator[Team | None]:
-    """This process's team while the block runs; None outside torchrun, or where it started one process.
+    """Yield this process's team for the block; None outside torchrun, or if it started one process.
 
     Args:
-        device: as the settings name it. On GPUs each process takes the one of its number.
-        env: torchrun's variables, among them the address at which processes meet.
+        device: the device that the settings name. On GPUs each process takes the GPU of its rank.
+        env: torchrun's variables, among them the address of the process group.
 
     Raises:
         ConfigError: there are fewer GPUs than processes, or the processes are on several machines.
@@ -276,7 +285,7 @@ def joined_team(device: str, env: Mapping[str, str] = os.environ) -> Iterator[Te
     if os.path.exists(f"/sys/class/net/{_LOOPBACK}"):  # noqa: PTH110 - a file of the kernel
         os.environ.setdefault("GLOO_SOCKET_IFNAME", _LOOPBACK)
     backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
-    _meet(backend, rank, count)
+    _join_process_group(backend, rank, count)
     team = Team(rank, count)
     try:
         yield team

@@ -10,16 +10,16 @@ from securefda.errors import ConfigError, TrainingError
 from securefda.protocol.encoding import Vector
 from securefda.rules import Variance
 from securefda.tasks import Rows, Samples, Task
-from securefda.training.alignment import Aligned, train_aligned
-from securefda.training.batch_norm import norms_of
+from securefda.training.alignment import FeatureAlignment, train_aligned
+from securefda.training.batch_norm import batch_norm_layers
 from securefda.training.device import describe_device
 from securefda.training.local import Evaluation, LocalResult, RoundOptions, StepObserver, require_steps, train_local
 from securefda.training.memory import NoMemory, PersonalMemory, own_layers_key, private_modules_key
-from securefda.training.personal import head_size, train_with_head, vector_of
+from securefda.training.personal import head_size, train_with_head, vector_from_bytes
 from securefda.training.seeds import SecretSeed
 from securefda.training.settings import TrainingSettings
 from securefda.training.site_model import SiteModel
-from securefda.training.team import Team, Told
+from securefda.training.team import Team, TrainingOrder
 from securefda.training.variance import (
     cross_fitted_variance,
     fixed_point_variance,
@@ -30,7 +30,7 @@ from securefda.training.vectors import LayerTable
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlannedRound:
     """The known quantities of a round before training: rows, steps, and the effective learning rate."""
 
     samples: int
@@ -39,7 +39,7 @@ class Planned:
 
 
 class Trainer(Protocol):
-    """What a round needs from a trainer; :class:`SiteTrainer` is the one that trains on the site's rows."""
+    """The trainer that a round needs; :class:`SiteTrainer` implements it on a site's rows."""
 
     layers: LayerTable
     sizes: tuple[int, ...]
@@ -49,14 +49,14 @@ class Trainer(Protocol):
 
     @property
     def feature_width(self) -> int:
-        """How many numbers the features of a row have, d; 0 where the model has none."""
+        """Number of features of a row, d; 0 if the model has none."""
 
     @property
     def n_params(self) -> int:
         """Number of federated parameters, m."""
 
     def initial_model(self) -> Vector:
-        """The first model of the run, float32 (m,), the same at every site."""
+        """Return the first model of the run, float32 (m,), the same at every site."""
 
     def train(
         self,
@@ -68,25 +68,25 @@ class Trainer(Protocol):
         attempt: int = 0,
         fewest_steps: int = 1,
         on_step: StepObserver | None = None,
-        align: Aligned | None = None,
+        align: FeatureAlignment | None = None,
     ) -> LocalResult:
         """Train one round from ``received``, float32 (m,). Private training charges its ledger by run and attempt.
 
-        With ``align``, training also pulls this site's features towards the target's, and the result has the pull on
-        the target's features.
+        With ``align``, training also makes this site's features like the target's, and the result has the pull on the
+        target's features.
         """
 
     def step_variance(
         self, received: Vector, round_number: int, factor: float, kind: Variance, *, run_id: str = ""
     ) -> float:
-        """sigma^2 of the mean step of :meth:`train`, in squared parameter units."""
+        """Return sigma^2 of the mean step of :meth:`train`, in squared parameter units."""
 
     def evaluate(self, vector: Vector, data: Samples) -> Evaluation:
-        """Loss and metrics of a model, float32 (m,), over ``data``."""
+        """Return loss and metrics of a model, float32 (m,), over ``data``."""
 
 
 class SiteTrainer(SiteModel):
-    """A site's model that the site trains: :meth:`train` is one order from beginning to end.
+    """A site's model with its training: :meth:`train` carries out one order of a round from beginning to end.
 
     ``trains_on`` describes the device for display, such as "cpu (1 thread)".
 
@@ -122,7 +122,7 @@ class SiteTrainer(SiteModel):
             why = f"layers that stay at this site are trained in one process, and there are {team.count}"
             raise ConfigError("training.personal-layers", why, hint="set it to 0, or start the site without torchrun")
         super().__init__(task, site, rows, settings, seed, secret=secret, before_round=before_round, memory=memory)
-        if team is not None and norms_of(self.module):
+        if team is not None and batch_norm_layers(self.module):
             raise TrainingError(
                 f"the model has BatchNorm, and each of {team.count} processes would take the statistics of its part",
                 hint="use torch.nn.GroupNorm, or start the site without torchrun",
@@ -137,7 +137,7 @@ class SiteTrainer(SiteModel):
 
     def _require_countable(self) -> None:
         """Check that the rows that move a parameter can be counted."""
-        if norms_of(self.module):
+        if batch_norm_layers(self.module):
             raise TrainingError(
                 f"{self.site}: the model has BatchNorm, through which each row moves what others move",
                 hint="use torch.nn.GroupNorm, or set release.min-rows = 1 in policy.toml",
@@ -157,7 +157,7 @@ class SiteTrainer(SiteModel):
         attempt: int = 0,  # noqa: ARG002 - nothing is charged for plain training
         fewest_steps: int = 1,
         on_step: StepObserver | None = None,
-        align: Aligned | None = None,
+        align: FeatureAlignment | None = None,
     ) -> LocalResult:
         """Train one round from ``received``, float32 (m,).
 
@@ -168,7 +168,7 @@ class SiteTrainer(SiteModel):
         rows = self.labelled_rows()
         self.before_round()
         if align is not None:
-            self._require_alone(align)
+            self._require_comparable(align)
         self.prepare_to_train(run_id, round_number)
         settings = self.settings.with_learning_rate_factor(factor)
         seed = self.round_seed(run_id, round_number)
@@ -190,20 +190,20 @@ class SiteTrainer(SiteModel):
             if isinstance(self.memory, NoMemory):
                 raise ValueError("memory: layers that stay at this site have to be kept")
             key = own_layers_key(run_id)
-            head = vector_of(self.memory.personal(key, round_number), received[-self._head_size :])
+            head = vector_from_bytes(self.memory.personal(key, round_number), received[-self._head_size :])
             result, head = train_with_head(self.task, self.module, received, head, rows, **options)
             self.memory.keep_personal(key, round_number, head.astype("<f4").tobytes())
         else:
             if self.team is not None:
-                self.team.tell(Told(received, settings, seed if isinstance(seed, int) else None))
+                self.team.send(TrainingOrder(received, settings, seed if isinstance(seed, int) else None))
             result = train_local(
                 self.task, self.module, received, rows, team=self.team, least_rows=self._least_rows, **options
             )
         self.keep_statistics(run_id, round_number)
         return result
 
-    def _require_alone(self, align: Aligned) -> None:
-        """Refuse to compare features where rows are counted or several processes train."""
+    def _require_comparable(self, align: FeatureAlignment) -> None:
+        """Check that this site can compare features: it counts no rows and trains in one process."""
         if self._least_rows > 1:
             raise TrainingError(
                 f"{self.site} counts the rows that move a parameter, and {align.kind} moves a pull on features",
@@ -224,13 +224,14 @@ class SiteTrainer(SiteModel):
 
         Args:
             received: the model with which the round begins, float32 (m,).
-            round_number: of that round; every attempt at it draws the same numbers.
-            factor: of the learning rate.
-            kind: the estimator; not ``steps``, which is computed from the steps of :meth:`train` themselves.
-            run_id: of the run.
+            round_number: number of the round; every attempt at it draws the same numbers.
+            factor: factor of the learning rate.
+            kind: the estimator, but not ``steps``, which is computed from the steps of :meth:`train`.
+            run_id: id of the run.
 
         Raises:
-            TrainingError: the rows have no labels; there are too few rows or batches; or a loss is not finite.
+            TrainingError: the rows have no labels; training is with noise; there are too few rows or batches; or a loss
+                is not finite.
             DataError: the task's own code fails.
         """
         rows = self.labelled_rows("to estimate a variance from")

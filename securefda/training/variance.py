@@ -1,7 +1,7 @@
-"""What the rows of the target say of sigma^2, beside its training of the round; `securefda.rules.variance` has the law.
+"""Estimates of sigma^2 at the target from more training than that of the round; see `securefda.rules.variance`.
 
-Both estimates take the rows alone into account that train, and what they find is one number. Neither changes what the
-target trains: they draw from seeds of their own.
+Both estimates use the training rows only and return one number. They draw from their own seeds, so the training of the
+round is the same with and without them.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from securefda.tasks import Samples, Task
 from securefda.text import counted
 from securefda.training.local import train_local
 from securefda.training.optimizers import ADAM_EPSILON, gradient_weights
-from securefda.training.seeds import Seed, derive_seed, generator_of
+from securefda.training.seeds import Seed, derive_seed, new_generator
 from securefda.training.settings import TrainingSettings
 
 
-class _StandingStill:
-    """An optimizer that notes gradients and moves nothing."""
+class _GradientRecorder:
+    """An optimizer that records gradients and moves nothing."""
 
     def __init__(self, statistics: GradientStatistics, weight_decay: float) -> None:
         self._statistics, self._weight_decay = statistics, weight_decay
@@ -35,7 +35,7 @@ class _StandingStill:
 def fixed_point_variance(
     task: Task, model: nn.Module, received: Vector, data: Samples, *, settings: TrainingSettings, seed: Seed, site: str
 ) -> float:
-    """sigma^2 of the mean step, in squared parameter units, from the gradients of one epoch's batches at ``received``.
+    """Estimate sigma^2 of the mean step, in squared parameter units, from one epoch's gradients at ``received``.
 
     It costs as much as an epoch.
 
@@ -44,34 +44,35 @@ def fixed_point_variance(
 
     Raises:
         TrainingError: an epoch has one batch; also as for ``train_local``.
-        DataError: as there.
+        DataError: as for ``train_local``.
     """
     require_batches(site, len(data), settings)
     statistics = GradientStatistics(len(received))
-    still = _StandingStill(statistics, settings.weight_decay)
+    recorder = _GradientRecorder(statistics, settings.weight_decay)
     epoch, weights = replace(settings, epochs=1, max_steps=0), gradient_weights(settings, settings.steps(len(data)))
-    train_local(task, model, received, data, settings=epoch, seed=seed, site=site, optimizer=still)
-    of_a_batch = statistics.batch_variance(over_length=ADAM_EPSILON if settings.optimizer == "adam" else None)
-    return step_variance(of_a_batch, weights, statistics.count)
+    train_local(task, model, received, data, settings=epoch, seed=seed, site=site, optimizer=recorder)
+    batch_variance = statistics.batch_variance(over_length=ADAM_EPSILON if settings.optimizer == "adam" else None)
+    return step_variance(batch_variance, weights, statistics.count)
 
 
 def cross_fitted_variance(
     task: Task, model: nn.Module, received: Vector, data: Samples, *, settings: TrainingSettings, seed: Seed, site: str
 ) -> float:
-    """sigma^2 of the mean step, in squared parameter units, from a run on each half of the rows.
+    """Estimate sigma^2 of the mean step, in squared parameter units, from a training on each half of the rows.
 
-    Halves are drawn at random. Their batches are half as large, so that each run has as many steps, and a row has as
-    many, as in the training of the round; about as many where rows or batches cannot be halved. It costs as much.
+    The halves are drawn at random. Their batches are half as large, so that each training has as many steps, and each
+    row is in as many, as in the round; about as many if rows or batches cannot be halved. It costs as much as a round.
 
     Args:
         task, model, received, data, settings, seed, site: as for ``train_local``.
 
     Raises:
         TrainingError: the halves are too small; also as for ``train_local``.
-        DataError: as there.
+        DataError: as for ``train_local``.
     """
     require_halves(site, len(data), settings)
-    order, half = torch.randperm(len(data), generator=generator_of(derive_seed(seed, "halves"))), halved(settings)
+    order = torch.randperm(len(data), generator=new_generator(derive_seed(seed, "halves")))
+    half = halved_settings(settings)
     steps = []
     for number, rows in enumerate((order[: len(data) // 2].sort().values, order[len(data) // 2 :].sort().values)):
         part, own = Samples(data.features[rows], data.labels[rows]), derive_seed(seed, "half", number)
@@ -80,13 +81,13 @@ def cross_fitted_variance(
     return halves_variance(*steps)
 
 
-def halved(settings: TrainingSettings) -> TrainingSettings:
-    """How a run on half of the rows trains."""
+def halved_settings(settings: TrainingSettings) -> TrainingSettings:
+    """Return the settings for half of the rows: batches of half the size."""
     return replace(settings, batch_size=max(settings.smallest_batch, settings.batch_size // 2))
 
 
 def require_batches(site: str, samples: int, settings: TrainingSettings) -> None:
-    """Raise TrainingError where an epoch over ``samples`` rows has fewer than two batches."""
+    """Raise TrainingError if an epoch over ``samples`` rows has fewer than two batches."""
     if len(settings.batch_sizes(samples)) < 2:
         raise TrainingError(
             f"{site}: {counted(samples, 'row')} in batches of {settings.batch_size} make one batch in an epoch, "
@@ -96,7 +97,7 @@ def require_batches(site: str, samples: int, settings: TrainingSettings) -> None
 
 
 def require_halves(site: str, samples: int, settings: TrainingSettings) -> None:
-    """Raise TrainingError where half of ``samples`` rows are too few for a batch."""
+    """Raise TrainingError if half of ``samples`` rows are too few for a batch."""
     if samples // 2 < settings.smallest_batch:
         raise TrainingError(
             f"{site}: {counted(samples, 'row')} cannot be halved, a batch needs at least {settings.smallest_batch}",

@@ -1,7 +1,7 @@
-"""A model as one vector: the federated parameters in order, flattened and joined, and the table of their shapes.
+"""A model as one vector: its federated parameters, flattened and joined in order, and the table of their shapes.
 
-Federated parameters are those of ``named_parameters()`` that require a gradient, in that order. One layer = one
-named parameter. Buffers are none, such as the running statistics of a BatchNorm.
+Federated parameters are those of ``named_parameters()`` that require a gradient, in that order. One layer is one named
+parameter. Buffers, such as the running statistics of a BatchNorm, are not federated.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ def layer_table(model: nn.Module) -> LayerTable:
 
 
 def frozen_digest(model: nn.Module) -> bytes:
-    """SHA-256 of the parameters that are not federated: names, shapes, values. Empty where there are none.
+    """Return the SHA-256 of names, shapes and values of the parameters that are not federated; empty without any.
 
-    What may differ from site to site is a buffer, and does not count.
+    Buffers may differ from site to site and do not count.
     """
     frozen = [(name, parameter) for name, parameter in model.named_parameters() if not parameter.requires_grad]
     if not frozen:
@@ -86,7 +86,7 @@ def model_to_vector(model: nn.Module) -> Vector:
 
 
 def gradient_to_vector(model: nn.Module) -> Vector:
-    """Return a new float32 vector (m,) with the gradients of the federated parameters; 0 where there is none."""
+    """Return a new float32 vector (m,) with the gradients of the federated parameters; 0 for those without one."""
     parts = [
         torch.zeros_like(parameter) if parameter.grad is None else parameter.grad for _, parameter in _federated(model)
     ]
@@ -110,8 +110,8 @@ def vector_to_model(vector: Vector, model: nn.Module) -> None:
 class FlatModel:
     """A model whose federated parameters and gradients are views into two flat tensors, ``values`` and ``gradient``.
 
-    A step then is a handful of operations on whole vectors, and what a round needs in memory is counted in vectors
-    of length m. The model keeps the views for as long as it lives: writing ``values`` moves the model.
+    A step is then a few operations on whole vectors, and memory is counted in vectors of length m. The model keeps the
+    views: writing ``values`` moves the model.
     """
 
     def __init__(self, model: nn.Module, vector: Vector, device: torch.device) -> None:
@@ -128,7 +128,7 @@ class FlatModel:
             parameter.grad = gradient.view(parameter.shape)
 
     def release_gradient(self) -> None:
-        """Let go of the gradient, so that its memory can be used for something else."""
+        """Free the memory of the gradient."""
         for _, parameter in _federated(self.model):
             parameter.grad = None
         self.gradient = torch.empty(0)
@@ -148,5 +148,5 @@ def _federated(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 
 def _tensor(vector: Vector) -> Tensor:
-    # torch warns about memory it may not write, though nothing here does; a view of a received message is such memory.
+    # torch warns about read-only memory, such as a view of a received message, though nothing here writes it.
     return torch.from_numpy(vector if vector.flags.writeable else vector.copy())

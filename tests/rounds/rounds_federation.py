@@ -54,7 +54,7 @@ from securefda.site.policy import SourcePolicy, default_policy
 from securefda.source.run import SourceRun, SourceSite
 from securefda.source.store import SourceStore
 from securefda.tasks import Samples, TaskSettings
-from securefda.training import OwnRows, PersonalMemory, TrainingSettings, Vector
+from securefda.training import PersonalMemory, PersonalTrainer, TrainingSettings, Vector
 from securefda.training.site_features import SiteFeatures
 from securefda.training.trainer import SiteTrainer
 from securefda.transport import wire
@@ -120,10 +120,10 @@ def trainer_of(
     return SiteTrainer(task, site_id(index), data, training_of(**settings), SEED, memory=memory)
 
 
-def rows_of(n: int, norm: str = "none", **settings: Any) -> OwnRows:
+def rows_of(n: int, norm: str = "none", **settings: Any) -> PersonalTrainer:
     """The target's rows, for a model of its own."""
     task = task_of(n, norm=norm)
-    return OwnRows(task, site_id(TARGET), task.train_data(site_id(TARGET)), training_of(**settings), SEED)
+    return PersonalTrainer(task, site_id(TARGET), task.train_data(site_id(TARGET)), training_of(**settings), SEED)
 
 
 @dataclass

@@ -19,7 +19,7 @@ from securefda.errors import FaultyAggregatorError, TrainingError
 from securefda.protocol.messages import PULL_LAYER, Advertise, DownLink, MaskedInput, Visibility
 from securefda.rules import Strategy, round_plan
 from securefda.training import Vector
-from securefda.training.alignment import Aligned, Alignment
+from securefda.training.alignment import AlignmentRule, FeatureAlignment
 from securefda.training.site_features import SiteFeatures
 from securefda.training.trainer import SiteTrainer
 
@@ -62,7 +62,9 @@ def test_a_round_is_the_mean_of_the_updates_and_the_targets_step_along_the_mean_
     features = site_features.release(model, 1, "", rows=FEATURES.rows, clip=0.0)
     rows, moved, pull = 0, np.zeros(len(model)), np.zeros(features.shape)
     for index in range(1, N + 1):
-        trained = trainer_of(N, index, norm="batch").train(model, 1, 1.0, align=Aligned(Alignment(rule), features))
+        trained = trainer_of(N, index, norm="batch").train(
+            model, 1, 1.0, align=FeatureAlignment(AlignmentRule(rule), features)
+        )
         assert trained.pull is not None
         rows += trained.samples
         moved += trained.samples * trained.update.astype(np.float64)
@@ -197,13 +199,13 @@ def test_features_of_another_width_than_the_model_has_are_refused_by_every_sourc
 def test_more_rows_than_there_are_are_refused_with_their_number() -> None:
     target = SiteFeatures(trainer_of(N, TARGET, norm="batch"))
     with pytest.raises(TrainingError, match="there are 12 training rows, and features of 13 are") as refused:
-        target.require_releasable(13, Alignment.F_DANN)
+        target.require_releasable(13, AlignmentRule.F_DANN)
     assert "strategy.feature-rows to 12" in refused.value.hint
-    target.require_releasable(12, Alignment.F_DANN)
+    target.require_releasable(12, AlignmentRule.F_DANN)
 
 
-@pytest.mark.parametrize("kind", [Alignment.F_DANN, Alignment.F_DAN, Alignment.FADA_ADVERSARIAL])
-def test_a_model_whose_features_are_its_rows_releases_none(kind: Alignment) -> None:
+@pytest.mark.parametrize("kind", [AlignmentRule.F_DANN, AlignmentRule.F_DAN, AlignmentRule.FADA_ADVERSARIAL])
+def test_a_model_whose_features_are_its_rows_releases_none(kind: AlignmentRule) -> None:
     target = SiteFeatures(trainer_of(N, TARGET))
     for refuses in (lambda: target.require_releasable(8, kind), lambda: target.require_clusters(1000)):
         with pytest.raises(TrainingError, match="one linear layer, and so its features are the rows themselves"):
@@ -212,9 +214,9 @@ def test_a_model_whose_features_are_its_rows_releases_none(kind: Alignment) -> N
 
 def test_a_model_without_two_parts_is_refused_under_fada() -> None:
     with pytest.raises(TrainingError, match="fada needs one that tells features of all domains from others") as refused:
-        SiteFeatures(trainer_of(N, TARGET)).require_releasable(8, Alignment.FADA)
+        SiteFeatures(trainer_of(N, TARGET)).require_releasable(8, AlignmentRule.FADA)
     assert "Disentangled" in refused.value.hint
-    SiteFeatures(trainer_of(N, TARGET, norm="parts")).require_releasable(8, Alignment.FADA)
+    SiteFeatures(trainer_of(N, TARGET, norm="parts")).require_releasable(8, AlignmentRule.FADA)
 
 
 def test_a_source_takes_features_that_are_longer_than_the_model_where_its_policy_allows_the_rule(

@@ -10,10 +10,10 @@ from rounds_federation import FEATURES, is_header
 from rounds_private import PrivateFederation
 
 from securefda.errors import PolicyRefusal, TrainingError
-from securefda.training.alignment import Aligned, Alignment
+from securefda.training.alignment import AlignmentRule, FeatureAlignment
 
 NOISY = 2
-RULES = [kind.value for kind in Alignment if kind is not Alignment.FADA]
+RULES = [kind.value for kind in AlignmentRule if kind is not AlignmentRule.FADA]
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -31,7 +31,7 @@ def test_it_refuses_the_rule_as_the_run_is_announced_and_names_why(rule: str, tm
 def test_its_trainer_refuses_before_anything_is_charged(tmp_path: Path) -> None:
     found = PrivateFederation(tmp_path, private={NOISY}, rule="source_only", rounds=2)
     trainer = found.sources[NOISY]._site.trainer
-    aligned = Aligned(Alignment.F_DANN, np.zeros((FEATURES.rows, 4), np.float32))
+    aligned = FeatureAlignment(AlignmentRule.F_DANN, np.zeros((FEATURES.rows, 4), np.float32))
     ledgers = {file: file.read_bytes() for file in tmp_path.rglob("*ledger*") if file.is_file()}
     assert ledgers
     with pytest.raises(TrainingError, match="trains with noise, and what f_dann sends beside the update") as refused:

@@ -13,7 +13,7 @@ from rounds_federation import SEED, TARGET, Federation, rows_of, task_of, traine
 
 from securefda.protocol.messages import Advertise, Header, Result, SourcesKeep, Update, Visibility
 from securefda.training import build_model, evaluate, vector_to_model
-from securefda.training.batch_norm import bytes_to_statistics, estimate_statistics, statistics_of
+from securefda.training.batch_norm import bytes_to_statistics, estimate_statistics, running_statistics
 from securefda.training.memory import statistics_key
 
 ROUNDS = 3
@@ -83,7 +83,7 @@ def test_every_site_keeps_statistics_of_its_own_rows(undisturbed: Undisturbed) -
         bytes_to_statistics(last, model)
         site = "target" if number == TARGET else f"source-{number}"
         mean = task_of(3).train_data(site).features.mean(dim=0).numpy()
-        found = statistics_of(model)["0.running_mean"].numpy()
+        found = running_statistics(model)["0.running_mean"].numpy()
         assert np.linalg.norm(found - mean) < 0.5 * np.linalg.norm(mean)  # on its way there from 0
 
 
@@ -141,6 +141,6 @@ def test_a_personal_strategy_measures_its_model_with_the_targets_rows(tmp_path: 
     own = rows_of(3, "batch")
     state = federation.store.personal(federation.run.run_id, ROUNDS + 1)
     assert state is not None
-    expected = own.evaluated(np.frombuffer(state, "<f4"), federation.run._site.test_data)
+    expected = own.evaluate(np.frombuffer(state, "<f4"), federation.run._site.test_data)
     assert federation.watch.lines[-1]["loss"] == expected.loss
     federation.close()

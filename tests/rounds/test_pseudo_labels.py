@@ -31,7 +31,7 @@ from securefda.samples import sample
 from securefda.site.config import FederationConfig, load_federation
 from securefda.tasks import Samples, Unlabelled
 from securefda.tasks.digits import Digits
-from securefda.training.pseudo import PseudoSettings, PseudoTrainer
+from securefda.training.pseudo import PseudoLabelSettings, PseudoTrainer
 
 PSEUDO = "training.target.labels=pseudo"
 FEW, NONE = "training.target.pseudo-threshold=0.15", "training.target.pseudo-threshold=0.9999999"
@@ -137,7 +137,7 @@ class Unlabelled12(Federation):
     def new_aggregator(self) -> AggregatorRun:
         run = super().new_aggregator()
         task, name = Sure(task_of(self.n).settings), site_id(TARGET)
-        rows, pseudo = Unlabelled(task.train_data(name).features), PseudoSettings(self.threshold, 0.1)
+        rows, pseudo = Unlabelled(task.train_data(name).features), PseudoLabelSettings(self.threshold, 0.1)
         trainer = PseudoTrainer(task, name, rows, training_of(), SEED, pseudo=pseudo)
         return AggregatorRun(replace(run._site, trainer=trainer), self.settings, self.store, self.watch)
 

@@ -35,10 +35,10 @@ from securefda.site.config import (
 from securefda.site.policy import default_policy
 from securefda.site.training_secret import REPEATABLE, TrainingSecret, secret_of_site
 from securefda.source.site import source_site
-from securefda.training import OwnRows, TrainingSettings, Vector, derive_seed, train_local
+from securefda.training import PersonalTrainer, TrainingSettings, Vector, derive_seed, train_local
 from securefda.training.local import batches
-from securefda.training.personal import FineTuned, Mixture, vector_of
-from securefda.training.seeds import encode_parts, generator_of, round_seed, seeded_torch
+from securefda.training.personal import Apfl, FineTuned, vector_from_bytes
+from securefda.training.seeds import encode_parts, new_generator, round_seed, seeded_torch
 from securefda.training.trainer import SiteTrainer
 
 RUN, OTHER_RUN = "0" * 32, "1" * 32
@@ -211,19 +211,19 @@ def test_the_targets_own_model_is_trained_on_the_rounds_own_batches() -> None:
     task, rows, memory = task_of(3), task_of(3).train_data("target"), Memory()
     settings = training_of(device="cpu", epochs=2)
     trainer = SiteTrainer(task, "target", rows, settings, SEED, secret=secret())
-    own = OwnRows(task, "target", rows, settings, SEED, secret())
+    own = PersonalTrainer(task, "target", rows, settings, SEED, secret())
     model = trainer.initial_model()
 
-    Mixture(own, memory, alpha=1.0, adaptive=False).train(model, RUN, 1, 1.0)
+    Apfl(own, memory, alpha=1.0, adaptive=False).train(model, RUN, 1, 1.0)
 
     update = trainer.train(model, 1, 1.0, run_id=RUN).update
-    assert np.allclose(vector_of(memory.state[8:], model), model + update, atol=1e-6)
+    assert np.allclose(vector_from_bytes(memory.state[8:], model), model + update, atol=1e-6)
     assert not np.allclose(update, trainer.train(model, 1, 1.0, run_id=OTHER_RUN).update, atol=1e-6)
 
 
 def test_the_targets_own_fine_tuning_draws_from_the_secret_too() -> None:
     task, rows, test = task_of(3), task_of(3).train_data("target"), task_of(3).test_data("target")
-    tuned = FineTuned(OwnRows(task, "target", rows, training_of(device="cpu"), SEED, secret()), 3)
+    tuned = FineTuned(PersonalTrainer(task, "target", rows, training_of(device="cpu"), SEED, secret()), 3)
     model = SiteTrainer(task, "target", rows, training_of(), SEED).initial_model()
 
     first, again, other = (tuned.evaluate(model, run_id, 1, test).loss for run_id in (RUN, RUN, OTHER_RUN))
@@ -276,7 +276,7 @@ def test_no_two_lists_of_parts_make_the_same_seed() -> None:
 
 def test_a_generator_has_its_whole_state_from_the_secret() -> None:
     """Of a seed torch keeps 32 bits, which can all be tried: here every word of the state is the stream's."""
-    state = generator_of(secret()).get_state()
+    state = new_generator(secret()).get_state()
     words = state[24 : 24 + 8 * 624].view(torch.int64).numpy()
     assert np.array_equal(words, np.frombuffer(secret().stream()(4 * 624), "<u4"))
 
@@ -300,7 +300,9 @@ def expanded(key: bytes, info: bytes) -> bytes:
 
 def test_no_text_shows_the_secret() -> None:
     texts = [repr(secret()), str(secret()), f"{secret().of(RUN)}", repr(secret().stream())]
-    texts.append(repr(OwnRows(task_of(3), "target", task_of(3).train_data("target"), training_of(), SEED, secret())))
+    texts.append(
+        repr(PersonalTrainer(task_of(3), "target", task_of(3).train_data("target"), training_of(), SEED, secret()))
+    )
     for text in texts:
         assert KEY.hex() not in text
         assert repr(KEY)[2:20] not in text

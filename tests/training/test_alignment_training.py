@@ -15,10 +15,10 @@ from torch.nn.functional import cross_entropy, logsigmoid
 from securefda.errors import ConfigError, TrainingError
 from securefda.tasks import Disentangled, Samples, Task, TaskSettings
 from securefda.training import AlignmentSettings, LocalResult, TrainingSettings, Vector, build_model, train_local
-from securefda.training.alignment import Aligned, Alignment, train_aligned
-from securefda.training.alignment.companion import Companion
+from securefda.training.alignment import AlignmentRule, FeatureAlignment, train_aligned
 from securefda.training.alignment.discrepancy import discrepancy, median_distance
-from securefda.training.features import feature_width, features_of
+from securefda.training.alignment.loss import AlignmentLoss
+from securefda.training.features import extract_features, feature_width
 from securefda.training.memory import private_modules_key
 from securefda.training.site_features import SiteFeatures
 from securefda.training.trainer import SiteTrainer
@@ -27,8 +27,8 @@ from securefda.training.vectors import model_to_vector, vector_to_model
 RUN = "0" * 32
 WIDTH, CLASSES, ROWS, T = 6, 3, 60, 20
 SETTINGS = TrainingSettings(optimizer="sgd", learning_rate=0.1, batch_size=20, device="cpu", threads=1)
-RULES = tuple(Alignment)
-LEARNING = tuple(rule for rule in RULES if rule is not Alignment.F_DAN)
+RULES = tuple(AlignmentRule)
+LEARNING = tuple(rule for rule in RULES if rule is not AlignmentRule.F_DAN)
 
 
 class Points(Task):
@@ -97,22 +97,24 @@ def site(name: str = "source-1", memory: Memory | None = None, **changed: Any) -
 
 def came_of(vector: Vector, rows: int = T) -> Vector:
     """Features of the target's first rows."""
-    return features_of(TASK, at(vector), TASK.train_data("target").features[:rows])
+    return extract_features(TASK, at(vector), TASK.train_data("target").features[:rows])
 
 
-def trained(kind: Alignment, *, features: Vector | None = None, **changed: Any) -> tuple[LocalResult, bytes]:
+def trained(kind: AlignmentRule, *, features: Vector | None = None, **changed: Any) -> tuple[LocalResult, bytes]:
     vector = first_model()
     features = came_of(vector) if features is None else features
     settings = replace(SETTINGS, **changed)
     how: dict[str, Any] = {"settings": settings, "seed": 3, "first": 4, "kept": None, "site": "source-1"}
-    return train_aligned(TASK, build_model(TASK, 0), vector, DATA, Aligned(kind, features), **how)
+    return train_aligned(TASK, build_model(TASK, 0), vector, DATA, FeatureAlignment(kind, features), **how)
 
 
-def companion(kind: Alignment, features: Vector, **weights: float) -> tuple[Companion, Any]:
+def companion(kind: AlignmentRule, features: Vector, **weights: float) -> tuple[AlignmentLoss, Any]:
     """With the model that it goes beside."""
     model: Any = at(first_model())
     torch.manual_seed(7)
-    return Companion(Aligned(kind, features), model, AlignmentSettings(**weights), DATA.features[:2]), model
+    return AlignmentLoss(
+        FeatureAlignment(kind, features), model, AlignmentSettings(**weights), DATA.features[:2]
+    ), model
 
 
 def standardised(features: Tensor, target: Tensor) -> Tensor:
@@ -122,10 +124,10 @@ def standardised(features: Tensor, target: Tensor) -> Tensor:
 # --- what a step minimises --------------------------------------------------------------------------------------------
 
 
-def added_gradient(kind: Alignment, **weights: float) -> tuple[Companion, Any, Tensor]:
+def added_gradient(kind: AlignmentRule, **weights: float) -> tuple[AlignmentLoss, Any, Tensor]:
     """Of what one batch adds to the loss, with respect to all parameters of the model, (m,)."""
     beside, model = companion(kind, came_of(first_model()), **weights)
-    with beside.watching():
+    with beside.observing():
         torch.manual_seed(9)
         model(DATA.features)
         loss = beside.added_loss(TASK, DATA.labels)
@@ -139,12 +141,12 @@ def gradient_of(loss: Tensor, model: nn.Module) -> Tensor:
     return torch.cat([part.flatten() for part in parts])
 
 
-@pytest.mark.parametrize("kind", [Alignment.FADA_ADVERSARIAL, Alignment.F_DANN])
-def test_the_adversarial_term_is_that_of_the_identifier_as_it_has_learnt(kind: Alignment) -> None:
+@pytest.mark.parametrize("kind", [AlignmentRule.FADA_ADVERSARIAL, AlignmentRule.F_DANN])
+def test_the_adversarial_term_is_that_of_the_identifier_as_it_has_learnt(kind: AlignmentRule) -> None:
     beside, model, gradient = added_gradient(kind, adversarial=0.3)
     target = torch.from_numpy(came_of(first_model()))
     logits = beside.modules["domain"](standardised(model.invariant(model.extractor(DATA.features)), target))
-    confused = -logsigmoid(-logits).mean() if kind is Alignment.FADA_ADVERSARIAL else logsigmoid(logits).mean()
+    confused = -logsigmoid(-logits).mean() if kind is AlignmentRule.FADA_ADVERSARIAL else logsigmoid(logits).mean()
 
     assert torch.allclose(gradient, gradient_of(0.3 * confused, model), atol=1e-7)
     assert gradient.abs().max() > 1e-4
@@ -152,7 +154,7 @@ def test_the_adversarial_term_is_that_of_the_identifier_as_it_has_learnt(kind: A
 
 
 def test_the_discrepancy_is_of_standardised_features() -> None:
-    _, model, gradient = added_gradient(Alignment.F_DAN, adversarial=0.3)
+    _, model, gradient = added_gradient(AlignmentRule.F_DAN, adversarial=0.3)
     target = torch.from_numpy(came_of(first_model()))
     own, sent = standardised(model.invariant(model.extractor(DATA.features)), target), standardised(target, target)
     loss = 0.3 * discrepancy(own, sent, median_distance(own, sent))
@@ -163,7 +165,7 @@ def test_the_discrepancy_is_of_standardised_features() -> None:
 
 def test_model_three_adds_entropy_information_and_reconstruction() -> None:
     weights = {"adversarial": 0.3, "entropy": 0.2, "information": 0.4, "reconstruction": 0.5}
-    beside, model, gradient = added_gradient(Alignment.FADA, **weights)
+    beside, model, gradient = added_gradient(AlignmentRule.FADA, **weights)
     target, private = torch.from_numpy(came_of(first_model())), beside.modules
     whole = model.extractor(DATA.features)
     features, specific = model.invariant(whole), model.specific(whole)
@@ -187,7 +189,7 @@ def test_model_three_adds_entropy_information_and_reconstruction() -> None:
 
 
 @pytest.mark.parametrize("kind", RULES)
-def test_with_no_weight_the_update_is_that_without_a_target(kind: Alignment) -> None:
+def test_with_no_weight_the_update_is_that_without_a_target(kind: AlignmentRule) -> None:
     nothing = AlignmentSettings(adversarial=0.0, entropy=0.0, information=0.0, reconstruction=0.0)
     alone = train_local(TASK, build_model(TASK, 0), first_model(), DATA, settings=SETTINGS, seed=3, site="source-1")
     weightless, _ = trained(kind, align=nothing)
@@ -199,11 +201,11 @@ def test_with_no_weight_the_update_is_that_without_a_target(kind: Alignment) -> 
 
 
 @pytest.mark.parametrize("kind", LEARNING)
-def test_the_identifier_learns_to_tell_the_target(kind: Alignment) -> None:
+def test_the_identifier_learns_to_tell_the_target(kind: AlignmentRule) -> None:
     vector = first_model()
     beside, model = companion(kind, came_of(vector), adversarial=0.0)
     settings = replace(SETTINGS, epochs=100)
-    train_local(TASK, model, vector, DATA, settings=settings, seed=3, site="source-1", beside=beside)
+    train_local(TASK, model, vector, DATA, settings=settings, seed=3, site="source-1", auxiliary=beside)
     target = torch.from_numpy(came_of(vector))
     with torch.no_grad():
         own = beside.modules["domain"](standardised(model.invariant(model.extractor(DATA.features)), target))
@@ -216,18 +218,20 @@ def test_the_identifier_learns_to_tell_the_target(kind: Alignment) -> None:
 # --- the pull, and how the target follows it --------------------------------------------------------------------------
 
 
-def the_targets_loss(kind: Alignment, beside: Companion, target: Tensor, own: Tensor, moments: Tensor) -> Tensor:
+def the_targets_loss(
+    kind: AlignmentRule, beside: AlignmentLoss, target: Tensor, own: Tensor, moments: Tensor
+) -> Tensor:
     """What a source wants the target to make small, of its features; the moments stay what they were."""
     sent = standardised(target, moments)
-    if kind is Alignment.F_DAN:
+    if kind is AlignmentRule.F_DAN:
         own = standardised(own, moments)
         return discrepancy(own, sent, median_distance(own, sent))
     logits = beside.modules["domain"](sent)
-    return logsigmoid(-logits).mean() if kind is Alignment.F_DANN else -logsigmoid(logits).mean()
+    return logsigmoid(-logits).mean() if kind is AlignmentRule.F_DANN else -logsigmoid(logits).mean()
 
 
 @pytest.mark.parametrize("kind", RULES)
-def test_the_pull_is_the_gradient_by_each_row_times_the_rows(kind: Alignment) -> None:
+def test_the_pull_is_the_gradient_by_each_row_times_the_rows(kind: AlignmentRule) -> None:
     features = came_of(first_model())
     beside, model = companion(kind, features)
     own = model.invariant(model.extractor(DATA.features)).detach()
@@ -241,10 +245,10 @@ def test_the_pull_is_the_gradient_by_each_row_times_the_rows(kind: Alignment) ->
 
 
 @pytest.mark.parametrize("kind", RULES)
-def test_only_f_dan_needs_features_of_own_rows_for_its_pull(kind: Alignment) -> None:
+def test_only_f_dan_needs_features_of_own_rows_for_its_pull(kind: AlignmentRule) -> None:
     beside, model = companion(kind, came_of(first_model()))
     own = model.invariant(model.extractor(DATA.features)).detach()
-    if kind is Alignment.F_DAN:
+    if kind is AlignmentRule.F_DAN:
         with pytest.raises(ValueError, match=r"^own: "):
             beside.pull()
     else:
@@ -252,7 +256,7 @@ def test_only_f_dan_needs_features_of_own_rows_for_its_pull(kind: Alignment) -> 
 
 
 @pytest.mark.parametrize("kind", LEARNING)
-def test_the_size_of_a_pull_does_not_depend_on_the_number_of_rows(kind: Alignment) -> None:
+def test_the_size_of_a_pull_does_not_depend_on_the_number_of_rows(kind: AlignmentRule) -> None:
     once = came_of(first_model())
     lengths = []
     for features in (once, np.concatenate([once] * 3)):
@@ -277,7 +281,7 @@ def test_follow_is_the_product_of_the_pull_and_the_features_slopes() -> None:
         before, sides = flat[0].item(), []
         for moved in (before + step, before - step):
             flat[0] = moved
-            sides.append(float((features_of(TASK, model, rows.double()) * pull).sum()) / T)
+            sides.append(float((extract_features(TASK, model, rows.double()) * pull).sum()) / T)
         flat[0] = before
         assert found[place] == pytest.approx((sides[0] - sides[1]) / (2 * step), rel=1e-2, abs=1e-5)
         place += flat.numel()
@@ -286,14 +290,14 @@ def test_follow_is_the_product_of_the_pull_and_the_features_slopes() -> None:
 def rows_released(vector: Vector, released: Vector) -> Tensor:
     """Which rows of the target these are features of."""
     everything = TASK.train_data("target").features
-    known = features_of(TASK, at(vector), everything)
+    known = extract_features(TASK, at(vector), everything)
     distances = np.abs(known[:, None, :] - released[None, :, :]).max(axis=2)
     assert distances.min(axis=0).max() < 1e-6
     return everything[torch.from_numpy(distances.argmin(axis=0))]
 
 
 @pytest.mark.parametrize("kind", RULES)
-def test_a_step_of_the_target_against_the_pull_lowers_the_sources_loss(kind: Alignment) -> None:
+def test_a_step_of_the_target_against_the_pull_lowers_the_sources_loss(kind: AlignmentRule) -> None:
     target, vector = SiteFeatures(site("target")), first_model()
     released = target.release(vector, 1, RUN, rows=T, clip=0.0)
     beside, model = companion(kind, released)
@@ -315,14 +319,14 @@ def test_a_step_of_the_target_against_the_pull_lowers_the_sources_loss(kind: Ali
 # --- what a source keeps ----------------------------------------------------------------------------------------------
 
 
-def rounds(source: SiteTrainer, kind: Alignment, numbers: range) -> list[LocalResult]:
+def rounds(source: SiteTrainer, kind: AlignmentRule, numbers: range) -> list[LocalResult]:
     vector = first_model()
-    aligned = Aligned(kind, came_of(vector))
+    aligned = FeatureAlignment(kind, came_of(vector))
     return [source.train(vector, number, 1.0, run_id=RUN, align=aligned) for number in numbers]
 
 
 @pytest.mark.parametrize("kind", LEARNING)
-def test_a_source_that_restarts_goes_on_with_its_private_modules(kind: Alignment) -> None:
+def test_a_source_that_restarts_goes_on_with_its_private_modules(kind: AlignmentRule) -> None:
     whole, broken = Memory(), Memory()
     expected = rounds(site(memory=whole), kind, range(1, 4))
     found = rounds(site(memory=broken), kind, range(1, 3)) + rounds(site(memory=broken), kind, range(3, 4))
@@ -341,15 +345,15 @@ def pull_of(result: LocalResult) -> Vector:
 
 def test_without_what_was_kept_a_round_is_another() -> None:
     kept, lost = Memory(), Memory()
-    rounds(site(memory=kept), Alignment.F_DANN, range(1, 3))
-    going_on = rounds(site(memory=kept), Alignment.F_DANN, range(3, 4))[0]
-    afresh = rounds(site(memory=lost), Alignment.F_DANN, range(3, 4))[0]
+    rounds(site(memory=kept), AlignmentRule.F_DANN, range(1, 3))
+    going_on = rounds(site(memory=kept), AlignmentRule.F_DANN, range(3, 4))[0]
+    afresh = rounds(site(memory=lost), AlignmentRule.F_DANN, range(3, 4))[0]
 
     assert not np.array_equal(pull_of(going_on), pull_of(afresh))
 
 
 @pytest.mark.parametrize("kind", RULES)
-def test_a_round_that_is_tried_again_gives_the_same(kind: Alignment) -> None:
+def test_a_round_that_is_tried_again_gives_the_same(kind: AlignmentRule) -> None:
     source = site(memory=Memory())
     rounds(source, kind, range(1, 2))
     once, again = rounds(source, kind, range(2, 3))[0], rounds(source, kind, range(2, 3))[0]
@@ -362,7 +366,7 @@ def test_private_modules_of_two_sites_differ_from_the_beginning() -> None:
     memories = [Memory(), Memory()]
     slow = AlignmentSettings(private_learning_rate=1e-9)
     for name, memory in zip(("source-1", "another"), memories, strict=True):
-        rounds(site(name, memory, align=slow), Alignment.F_DANN, range(1, 2))
+        rounds(site(name, memory, align=slow), AlignmentRule.F_DANN, range(1, 2))
     first, other = (np.frombuffer(memory.states[private_modules_key(RUN), 1], "<f4") for memory in memories)
 
     assert first.shape == other.shape
@@ -420,7 +424,7 @@ def with_nan(features: Vector) -> Vector:
 )
 def test_features_that_nothing_can_be_made_of_are_named(change: Any, why: str) -> None:
     memory, vector = Memory(), first_model()
-    aligned = Aligned(Alignment.F_DANN, change(came_of(vector)))
+    aligned = FeatureAlignment(AlignmentRule.F_DANN, change(came_of(vector)))
     with pytest.raises(TrainingError, match=why) as caught:
         site(memory=memory).train(vector, 1, 1.0, run_id=RUN, align=aligned)
 
@@ -438,16 +442,16 @@ def test_features_of_the_target_that_are_nan_are_not_released() -> None:
 def test_a_feature_that_is_still_at_the_target_does_not_outweigh_the_others() -> None:
     features = came_of(first_model())
     features[:, 0] = features[:, 0].mean()
-    result, _ = trained(Alignment.F_DANN, features=features, align=AlignmentSettings(adversarial=0.1))
-    known, _ = trained(Alignment.F_DANN, align=AlignmentSettings(adversarial=0.1))
+    result, _ = trained(AlignmentRule.F_DANN, features=features, align=AlignmentSettings(adversarial=0.1))
+    known, _ = trained(AlignmentRule.F_DANN, align=AlignmentSettings(adversarial=0.1))
 
     assert np.linalg.norm(result.update) < 3 * np.linalg.norm(known.update)
 
 
 @pytest.mark.parametrize("kind", RULES)
-def test_only_fada_needs_features_of_two_parts(kind: Alignment) -> None:
+def test_only_fada_needs_features_of_two_parts(kind: AlignmentRule) -> None:
     plain = SiteFeatures(site("target", task=Points(parts=False)))
-    if kind is not Alignment.FADA:
+    if kind is not AlignmentRule.FADA:
         plain.require_releasable(T, kind)
         return
     with pytest.raises(TrainingError, match="tells features of all domains from others"):
@@ -455,16 +459,16 @@ def test_only_fada_needs_features_of_two_parts(kind: Alignment) -> None:
 
 
 def test_more_rows_than_the_target_has_are_named() -> None:
-    SiteFeatures(site("target")).require_releasable(ROWS, Alignment.F_DANN)
+    SiteFeatures(site("target")).require_releasable(ROWS, AlignmentRule.F_DANN)
     with pytest.raises(TrainingError, match="there are 60 training rows, and features of 61 are to be released"):
-        SiteFeatures(site("target")).require_releasable(ROWS + 1, Alignment.F_DANN)
+        SiteFeatures(site("target")).require_releasable(ROWS + 1, AlignmentRule.F_DANN)
 
 
 def test_private_modules_of_another_model_are_named() -> None:
     memory = Memory()
     memory.keep_personal(private_modules_key(RUN), 1, b"\0" * 8)
     with pytest.raises(TrainingError, match="private modules that this site keeps are of another model"):
-        rounds(site(memory=memory), Alignment.F_DANN, range(2, 3))
+        rounds(site(memory=memory), AlignmentRule.F_DANN, range(2, 3))
 
 
 @pytest.mark.parametrize(
@@ -481,10 +485,10 @@ def test_weights_out_of_bounds_are_named(weights: dict[str, float], key: str) ->
     assert caught.value.key == key
 
 
-@pytest.mark.parametrize("kind", [Alignment.F_DANN, Alignment.FADA_ADVERSARIAL, Alignment.FADA])
-def test_the_losses_of_the_model_leave_no_gradient_in_private_modules(kind: Alignment) -> None:
+@pytest.mark.parametrize("kind", [AlignmentRule.F_DANN, AlignmentRule.FADA_ADVERSARIAL, AlignmentRule.FADA])
+def test_the_losses_of_the_model_leave_no_gradient_in_private_modules(kind: AlignmentRule) -> None:
     beside, model = companion(kind, came_of(first_model()), information=1.0, reconstruction=1.0)
-    with beside.watching():
+    with beside.observing():
         model(DATA.features)
         loss = beside.added_loss(TASK, DATA.labels)
     learnt = [parameter.grad.clone() for parameter in beside.modules.parameters()]

@@ -12,7 +12,13 @@ from securefda.rules import gap_statistic
 from securefda.tasks import Samples, Task, TaskSettings, Unlabelled
 from securefda.training import TrainingSettings, Vector
 from securefda.training.batch_norm import estimate_statistics, statistics_to_bytes
-from securefda.training.features import cluster, clusters_wanted, features_of, gap_direction, last_linear
+from securefda.training.features import (
+    cluster_count,
+    cluster_features,
+    clustering_gap_gradient,
+    extract_features,
+    last_linear,
+)
 from securefda.training.site_features import SiteFeatures
 from securefda.training.trainer import SiteTrainer
 from securefda.training.vectors import model_to_vector, vector_to_model
@@ -68,15 +74,15 @@ def test_features_are_what_the_last_linear_layer_takes() -> None:
         expected = model[:-1](ROWS)
 
     assert last_linear(model) is model[-1]
-    assert np.array_equal(features_of(TASK, model, ROWS), expected.numpy())
+    assert np.array_equal(extract_features(TASK, model, ROWS), expected.numpy())
 
 
 def test_gradient_is_that_of_the_statistic_with_respect_to_every_parameter() -> None:
     model = a_model(torch.float64)
     rows = ROWS.double()
-    features = features_of(TASK, model, rows)
-    clusters = cluster(features, CLASSES, 0)
-    direction = gap_direction(TASK, model, rows, features, clusters)
+    features = extract_features(TASK, model, rows)
+    clusters = cluster_features(features, CLASSES, 0)
+    direction = clustering_gap_gradient(TASK, model, rows, features, clusters)
     place, step = 0, 1e-5
     for parameter in model.parameters():
         flat = parameter.data.view(-1)
@@ -85,7 +91,7 @@ def test_gradient_is_that_of_the_statistic_with_respect_to_every_parameter() -> 
             around = []
             for moved in (before + step, before - step):
                 flat[number] = moved
-                around.append(gap_statistic(features_of(TASK, model, rows), clusters))
+                around.append(gap_statistic(extract_features(TASK, model, rows), clusters))
             flat[number] = before
             slope = (around[0] - around[1]) / (2 * step)
             assert direction[place + number] == pytest.approx(slope, rel=1e-3, abs=1e-7)
@@ -102,12 +108,12 @@ def test_gradient_follows_the_statistics_of_batch_norm_which_move_with_the_model
 
     def evaluated() -> Vector:
         estimate_statistics(TASK, model, Unlabelled(rows))
-        return features_of(TASK, model, rows)
+        return extract_features(TASK, model, rows)
 
     features = evaluated()
     kept = statistics_to_bytes(model)
-    clusters = cluster(features, CLASSES, 0)
-    direction = gap_direction(TASK, model, rows, features, clusters)
+    clusters = cluster_features(features, CLASSES, 0)
+    direction = clustering_gap_gradient(TASK, model, rows, features, clusters)
     assert statistics_to_bytes(model) == kept
     assert not any(module.training for module in model.modules())
 
@@ -125,8 +131,8 @@ def test_gradient_follows_the_statistics_of_batch_norm_which_move_with_the_model
 
 def test_the_last_layer_which_no_feature_depends_on_has_no_gradient() -> None:
     model = a_model()
-    features = features_of(TASK, model, ROWS)
-    direction = gap_direction(TASK, model, ROWS, features, cluster(features, CLASSES, 0))
+    features = extract_features(TASK, model, ROWS)
+    direction = clustering_gap_gradient(TASK, model, ROWS, features, cluster_features(features, CLASSES, 0))
     last = 8 * CLASSES + CLASSES
 
     assert direction.dtype == np.float32
@@ -137,13 +143,13 @@ def test_the_last_layer_which_no_feature_depends_on_has_no_gradient() -> None:
 
 def test_rows_go_through_the_model_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     model = a_model()
-    features = features_of(TASK, model, ROWS)
-    clusters = cluster(features, CLASSES, 0)
-    whole = gap_direction(TASK, model, ROWS, features, clusters)
+    features = extract_features(TASK, model, ROWS)
+    clusters = cluster_features(features, CLASSES, 0)
+    whole = clustering_gap_gradient(TASK, model, ROWS, features, clusters)
     monkeypatch.setattr("securefda.training.features._ROWS", 7)
 
-    assert np.allclose(features_of(TASK, model, ROWS), features, atol=1e-6)
-    assert np.allclose(gap_direction(TASK, model, ROWS, features, clusters), whole, rtol=1e-4, atol=1e-7)
+    assert np.allclose(extract_features(TASK, model, ROWS), features, atol=1e-6)
+    assert np.allclose(clustering_gap_gradient(TASK, model, ROWS, features, clusters), whole, rtol=1e-4, atol=1e-7)
 
 
 def test_a_target_sees_the_same_twice_and_other_rows_in_another_round() -> None:
@@ -167,12 +173,12 @@ def test_a_step_against_the_gradient_has_the_gain_that_the_gradient_promises() -
 
 def test_a_model_without_a_linear_layer_has_no_features() -> None:
     with pytest.raises(TrainingError, match="no linear layer") as refused:
-        clusters_wanted(nn.Sequential(nn.Conv2d(1, 3, 6), nn.Flatten()), 60)
+        cluster_count(nn.Sequential(nn.Conv2d(1, 3, 6), nn.Flatten()), 60)
     assert "torch.nn.Linear" in (refused.value.hint or "")
 
 
 def test_one_output_means_two_classes() -> None:
-    assert clusters_wanted(nn.Linear(4, 1), 60) == 2
+    assert cluster_count(nn.Linear(4, 1), 60) == 2
 
 
 def test_too_few_rows_cannot_be_clustered() -> None:
@@ -185,7 +191,7 @@ def test_features_that_are_not_finite_are_refused() -> None:
     model = a_model()
     vector_to_model(np.full_like(model_to_vector(model), np.nan), model)
     with pytest.raises(TrainingError, match="hold NaN or infinity"):
-        features_of(TASK, model, ROWS)
+        extract_features(TASK, model, ROWS)
 
 
 def test_a_layer_that_does_not_take_each_row_once_is_refused() -> None:
@@ -198,10 +204,10 @@ def test_a_layer_that_does_not_take_each_row_once_is_refused() -> None:
             return self.last(rows[:, 0, 0]) + self.last(rows[:, 0, 1])
 
     with pytest.raises(TrainingError, match="does not take each row once"):
-        features_of(TASK, Tokens(), ROWS)
+        extract_features(TASK, Tokens(), ROWS)
 
 
 def test_features_that_differ_too_little_cannot_be_clustered() -> None:
     features = np.repeat(np.eye(2, 8, dtype=np.float32), 30, axis=0)
     with pytest.raises(TrainingError, match="60 rows have 2 different values, and 3 clusters are wanted"):
-        cluster(features, CLASSES, 0)
+        cluster_features(features, CLASSES, 0)

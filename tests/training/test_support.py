@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from securefda.errors import ConfigError, TrainingError
 from securefda.tasks import Samples, Task, TaskSettings
 from securefda.training import TrainingSettings, Vector
-from securefda.training.alignment import Aligned, Alignment
+from securefda.training.alignment import AlignmentRule, FeatureAlignment
 from securefda.training.support import RowSupport
 from securefda.training.trainer import SiteTrainer
 
@@ -119,5 +119,8 @@ def test_a_pull_on_features_is_refused() -> None:
     trainer = trained(SETTINGS["one batch"], 2)[1]
     with pytest.raises(TrainingError, match="moves a pull on features"):
         trainer.train(
-            trainer.initial_model(), 1, 1.0, align=Aligned(Alignment.F_DANN, np.zeros((2, INPUTS), np.float32))
+            trainer.initial_model(),
+            1,
+            1.0,
+            align=FeatureAlignment(AlignmentRule.F_DANN, np.zeros((2, INPUTS), np.float32)),
         )

@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from securefda.errors import ConfigError, TrainingError
 from securefda.machine import place_of
 from securefda.privacy.private_training import train_private
-from securefda.source.follower import train_as_told
+from securefda.source.follower import follow_order
 from securefda.tasks import Samples, TaskSettings
 from securefda.tasks.classification import Classification
 from securefda.training import NoiseSettings, TrainingSettings, build_model, model_to_vector, train_local
-from securefda.training.alignment import Aligned, Alignment
-from securefda.training.team import Team, TeamGoneError, Told, joined_team
+from securefda.training.alignment import AlignmentRule, FeatureAlignment
+from securefda.training.team import Team, TeamGoneError, TrainingOrder, joined_team
 from securefda.training.trainer import SiteTrainer
 
 ROWS, WIDTH, CLASSES = 50, 6, 3
@@ -84,7 +84,7 @@ def led(work: Round, team: Team | None) -> list[Any]:
     for _ in range(work.rounds):
         model = build_model(TASK, SEED)
         if team is not None:
-            team.tell(Told(work.model, work.settings, SEED))
+            team.send(TrainingOrder(work.model, work.settings, SEED))
         how: dict[str, Any] = {"settings": work.settings, "site": "source-1", "team": team}
         try:
             if work.settings.dp is None:
@@ -109,9 +109,9 @@ def member(rank: int, count: int, port: int, work: Round, results: Any) -> None:
             results.put(led(work, team))
             return
         data = TASK.train_data("source-1")
-        while isinstance(told := team.hear(), Told):
+        while isinstance(order := team.receive(), TrainingOrder):
             try:
-                train_as_told(TASK, "source-1", data, told, team)
+                follow_order(TASK, "source-1", data, order, team)
             except TrainingError:
                 if team.in_step:
                     raise
@@ -224,11 +224,11 @@ def test_what_several_processes_cannot_train_is_refused_before_a_round() -> None
     assert trainer.trains_on.endswith(", 2 processes")
     features = np.zeros((4, 8), np.float32)
     with pytest.raises(TrainingError, match="trains in 2 processes, and f_dann wants a step's rows in one"):
-        trainer.train(first_model(), 1, 1.0, align=Aligned(Alignment.F_DANN, features))
+        trainer.train(first_model(), 1, 1.0, align=FeatureAlignment(AlignmentRule.F_DANN, features))
 
 
 def test_who_left_a_step_in_the_middle_can_tell_nothing_more() -> None:
     team = Team(0, 2)
     team.in_step = True
     with pytest.raises(TeamGoneError, match="have lost each other"):
-        team.tell(None)
+        team.send(None)

@@ -9,7 +9,7 @@ from training_tasks import Line
 from securefda.errors import TrainingError
 from securefda.tasks import Samples, Unlabelled
 from securefda.training import (
-    OwnRows,
+    PersonalTrainer,
     TrainingSettings,
     build_model,
     evaluate,
@@ -21,14 +21,14 @@ from securefda.training import (
 from securefda.training.batch_norm import (
     bytes_to_statistics,
     estimate_statistics,
-    fitted,
-    statistics_of,
+    running_statistics,
+    settings_for_model,
     statistics_to_bytes,
 )
 from securefda.training.local import batches, require_steps
 from securefda.training.memory import statistics_key
 from securefda.training.neighbours import KnnSettings
-from securefda.training.personal import FineTuned, Mixture, Neighbours
+from securefda.training.personal import Apfl, FineTuned, KnnPer
 from securefda.training.trainer import SiteTrainer
 
 SETTINGS = TrainingSettings(optimizer="sgd", learning_rate=0.001, batch_size=4)
@@ -89,7 +89,7 @@ def test_weight_and_bias_are_federated_and_the_statistics_are_not():
     names = [name for name, _ in layer_table(model)]
     assert names == ["0.weight", "0.bias", "1.weight", "1.bias", "3.weight", "3.bias", "4.weight", "4.bias"]
     assert model_to_vector(model).size == 3 + 3 + 12 + 4 + 4 + 4 + 4 + 1
-    assert list(statistics_of(model)) == [
+    assert list(running_statistics(model)) == [
         f"{layer}.{kind}" for layer in (0, 3) for kind in ("running_mean", "running_var", "num_batches_tracked")
     ]
 
@@ -99,7 +99,7 @@ def test_no_update_depends_on_the_running_statistics():
     results = []
     for scale in (1.0, 1000.0):
         model = build_model(task, 5)
-        statistics_of(model)["0.running_mean"].fill_(scale)
+        running_statistics(model)["0.running_mean"].fill_(scale)
         results.append(
             train_local(task, model, received, task.train_data("a"), settings=SETTINGS, seed=3, site="a").update
         )
@@ -112,12 +112,12 @@ def test_no_update_depends_on_the_running_statistics():
 
 @pytest.mark.parametrize(("rows", "sizes"), [(17, [4, 4, 4, 5]), (18, [4, 4, 4, 4, 2]), (16, [4] * 4), (5, [5])])
 def test_a_last_batch_of_one_row_joins_the_one_before_it(rows, sizes):
-    with_norm = fitted(SETTINGS, build_model(Normed(), 0))
+    with_norm = settings_for_model(SETTINGS, build_model(Normed(), 0))
     taken = list(batches(rows, with_norm, 1))
     assert [len(batch) for batch in taken] == sizes
     assert sorted(torch.cat(taken).tolist()) == list(range(rows))
     assert with_norm.steps(rows) == len(sizes)
-    assert fitted(SETTINGS, build_model(Line(), 0)) == SETTINGS
+    assert settings_for_model(SETTINGS, build_model(Line(), 0)) == SETTINGS
 
 
 def test_every_row_is_trained_on_where_the_last_batch_would_be_one():
@@ -139,7 +139,7 @@ def test_batches_of_one_row_are_refused_before_the_first_round(rows, batch_size)
 
 
 def test_steps_of_a_target_are_counted_with_the_joined_batch():
-    settings = fitted(SETTINGS, build_model(Normed(), 0))
+    settings = settings_for_model(SETTINGS, build_model(Normed(), 0))
     with pytest.raises(TrainingError, match="make 1 step"):
         require_steps("target", 5, settings)
     require_steps("target", 5, SETTINGS)
@@ -174,7 +174,7 @@ def test_they_begin_with_those_of_the_model_and_move_with_its_momentum():
     rounds(trainer(task, memory), 1)
     model, rows = build_model(task, 5), task.train_data("source-1").features
     bytes_to_statistics(memory.states[statistics_key(RUN), 1], model)
-    kept = statistics_of(model)
+    kept = running_statistics(model)
     assert torch.allclose(kept["0.running_mean"], 0.25 * rows.mean(dim=0))
     assert torch.allclose(kept["0.running_var"], 0.75 + 0.25 * rows.var(dim=0))
     assert int(kept["0.num_batches_tracked"]) == 1
@@ -185,7 +185,7 @@ def test_without_momentum_they_are_the_mean_over_all_batches_of_all_rounds():
     rounds(trainer(task, memory, TrainingSettings(batch_size=6)), 2)
     model = build_model(task, 5)
     bytes_to_statistics(memory.states[statistics_key(RUN), 2], model)
-    kept = statistics_of(model)
+    kept = running_statistics(model)
     assert int(kept["0.num_batches_tracked"]) == 6
     assert torch.allclose(kept["0.running_mean"], task.train_data("source-1").features.mean(dim=0), rtol=1e-4)
 
@@ -212,7 +212,7 @@ def test_a_model_is_evaluated_with_moments_of_the_rows_of_its_site(momentum):
     task = Normed(momentum=momentum)
     model, rows = build_model(task, 2), task.train_data("a")
     estimate_statistics(task, model, rows)
-    found = statistics_of(model)
+    found = running_statistics(model)
     first = rows.features
     hidden = model[1]((first - first.mean(dim=0)) / (first.var(dim=0, correction=0) + 1e-5).sqrt())
     for layer, seen in (("0", rows.features), ("3", hidden)):  # without dropout
@@ -229,7 +229,7 @@ def test_many_rows_are_averaged_over_parts_of_at_most_1024():
     parts = [rows.features[:684], rows.features[684:1367], rows.features[1367:]]
     mean = torch.stack([part.mean(dim=0) for part in parts]).mean(dim=0)
     variance = torch.stack([part.var(dim=0) for part in parts]).mean(dim=0)
-    found = statistics_of(model)
+    found = running_statistics(model)
     assert torch.allclose(found["0.running_mean"], mean, rtol=1e-5)
     assert torch.allclose(found["0.running_var"], variance, rtol=1e-4)
     assert int(found["0.num_batches_tracked"]) == 3
@@ -250,7 +250,7 @@ def test_a_site_measures_with_its_own_rows_whatever_it_trained_before():
     assert plain != fresh
     given = site.statistics(vector)
     assert {name: values.tolist() for name, values in given.items()} == {
-        name: values.tolist() for name, values in statistics_of(model).items()
+        name: values.tolist() for name, values in running_statistics(model).items()
     }
 
 
@@ -264,8 +264,8 @@ def test_each_model_has_statistics_of_its_own():
 
 def test_a_mixture_is_trained_where_the_last_batch_would_be_one_row():
     task = Normed(rows=17)
-    own, memory = OwnRows(task, "target", task.train_data("target"), SETTINGS, 5), Memory()
-    Mixture(own, memory, alpha=0.5, adaptive=False).train(model_to_vector(build_model(task, 5)), RUN, 1, 1.0)
+    own, memory = PersonalTrainer(task, "target", task.train_data("target"), SETTINGS, 5), Memory()
+    Apfl(own, memory, alpha=0.5, adaptive=False).train(model_to_vector(build_model(task, 5)), RUN, 1, 1.0)
     assert (RUN, 1) in memory.states
 
 
@@ -279,11 +279,14 @@ def test_labels_play_no_part_in_the_statistics():
 
 def test_the_models_of_the_targets_own_are_measured_with_its_rows_too():
     task = Normed()
-    own, vector = OwnRows(task, "target", task.train_data("target"), SETTINGS, 5), model_to_vector(build_model(task, 5))
+    own, vector = (
+        PersonalTrainer(task, "target", task.train_data("target"), SETTINGS, 5),
+        model_to_vector(build_model(task, 5)),
+    )
     asked, model = task.train_data("another site"), build_model(task, 5)
     estimate_statistics(task, model, own.data)
-    assert own.evaluated(vector, asked) == evaluate(task, model, asked)
-    tuned = own.trained(vector, RUN, 1, epochs=2)
+    assert own.evaluate(vector, asked) == evaluate(task, model, asked)
+    tuned = own.train(vector, RUN, 1, epochs=2)
     vector_to_model(tuned, model)
     estimate_statistics(task, model, own.data)
     assert FineTuned(own, 2).evaluate(vector, RUN, 1, asked) == evaluate(task, model, asked)
@@ -327,8 +330,11 @@ def test_a_norm_that_sites_cannot_federate_is_refused_with_a_hint(layer, why):
 
 def test_neighbours_are_found_with_the_statistics_of_the_targets_rows():
     task = Binary()
-    own, vector = OwnRows(task, "target", task.train_data("target"), SETTINGS, 5), model_to_vector(build_model(task, 5))
-    alone = Neighbours(own, KnnSettings(neighbours=1, weight=0.0, scale=1.0))  # the model's own probabilities
+    own, vector = (
+        PersonalTrainer(task, "target", task.train_data("target"), SETTINGS, 5),
+        model_to_vector(build_model(task, 5)),
+    )
+    alone = KnnPer(own, KnnSettings(neighbours=1, weight=0.0, scale=1.0))  # the model's own probabilities
     asked = task.train_data("another site")
     model = build_model(task, 5)
     estimate_statistics(task, model, own.data)

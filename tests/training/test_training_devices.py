@@ -13,7 +13,7 @@ from securefda.errors import ConfigError, DataError
 from securefda.tasks import Task
 from securefda.training import LocalResult, TrainingSettings, build_model, choose_device, evaluate, model_to_vector
 from securefda.training.local import train_local
-from securefda.training.personal import Mixture, OwnRows
+from securefda.training.personal import Apfl, PersonalTrainer
 from securefda.training.seeds import seeded_torch
 
 DEVICES = [
@@ -89,9 +89,9 @@ def test_a_model_of_the_targets_own_is_that_of_the_cpu(device: str) -> None:
     task = Line()
     received, kept = model_to_vector(build_model(task, 1)), {}
     for name in ("cpu", device):
-        rows = OwnRows(task, "target", task.train_data("target"), replace(SGD, device=name), 0)
+        rows = PersonalTrainer(task, "target", task.train_data("target"), replace(SGD, device=name), 0)
         memory = Memory()
-        Mixture(rows, memory, alpha=0.4, adaptive=True).train(received, "run", 1, 1.0)
+        Apfl(rows, memory, alpha=0.4, adaptive=True).train(received, "run", 1, 1.0)
         assert memory.state is not None
         kept[name] = np.frombuffer(memory.state[8:], dtype="<f4")
     np.testing.assert_allclose(kept[device], kept["cpu"], rtol=1e-4, atol=1e-6)

@@ -13,18 +13,18 @@ from training_tasks import SETTINGS, Line
 
 from securefda.errors import ConfigError, TrainingError
 from securefda.tasks import Samples
-from securefda.training import OwnRows, TrainingSettings, build_model, evaluate, model_to_vector, train_local
+from securefda.training import PersonalTrainer, TrainingSettings, build_model, evaluate, model_to_vector, train_local
 from securefda.training.local import batches
 from securefda.training.neighbours import KnnSettings
 from securefda.training.personal import (
-    Drawn,
+    Apfl,
+    Ditto,
+    FedRepHead,
     FineTuned,
-    Mixture,
-    Neighbours,
-    OwnHead,
+    KnnPer,
     head_size,
     train_with_head,
-    vector_of,
+    vector_from_bytes,
 )
 from securefda.training.seeds import derive_seed
 
@@ -83,19 +83,19 @@ class YesOrNo(Classes):
         return {"accuracy": float(((outputs > 0) == (labels > 0.5)).double().mean())}
 
 
-def rows(task: Line | None = None, settings: TrainingSettings = ALL_AT_ONCE) -> OwnRows:
+def rows(task: Line | None = None, settings: TrainingSettings = ALL_AT_ONCE) -> PersonalTrainer:
     task = task or Line(settings=SETTINGS)
-    return OwnRows(task, "target", task.train_data("target"), settings, 3)
+    return PersonalTrainer(task, "target", task.train_data("target"), settings, 3)
 
 
-def loss_at(vector: Tensor, own: OwnRows) -> Tensor:
+def loss_at(vector: Tensor, own: PersonalTrainer) -> Tensor:
     """The mean square error of a linear model of three weights and a bias, as a function of its vector."""
     return nn.functional.mse_loss(own.data.features @ vector[:3, None] + vector[3], own.data.labels)
 
 
 def test_ditto_descends_its_own_loss_and_the_pull_to_the_common_model() -> None:
     own, memory, strength = rows(), Memory(), 0.7
-    ditto = Drawn(own, memory, epochs=3, strength=strength)
+    ditto = Ditto(own, memory, epochs=3, strength=strength)
     v = torch.tensor(RECEIVED[0]).requires_grad_()
     for number, received in enumerate(RECEIVED, start=1):
         ditto.train(received, RUN, number, 0.5)
@@ -103,7 +103,7 @@ def test_ditto_descends_its_own_loss_and_the_pull_to_the_common_model() -> None:
             loss = loss_at(v, own) + strength / 2 * ((v - torch.tensor(received)) ** 2).sum()
             (slope,) = torch.autograd.grad(loss, v)
             v = (v - 0.5 * 0.1 * slope).detach().requires_grad_()
-        kept = vector_of(memory.personal(RUN, number + 1), received)
+        kept = vector_from_bytes(memory.personal(RUN, number + 1), received)
         assert np.allclose(kept, v.detach().numpy(), rtol=1e-5, atol=1e-6)
     expected = float(loss_at(v, own).detach())
     assert ditto.evaluate(RECEIVED[1], RUN, 2, own.data).loss == pytest.approx(expected, rel=1e-5)
@@ -115,8 +115,8 @@ def test_ditto_without_pull_is_training_alone_and_a_strong_pull_stays_with_the_c
     for strength in (0.0, 9.5):
         memory = Memory()
         for number, received in enumerate(RECEIVED, start=1):
-            Drawn(own, memory, epochs=40, strength=strength).train(received, RUN, number, 1.0)
-        ends.append(vector_of(memory.personal(RUN, 3), RECEIVED[1]))
+            Ditto(own, memory, epochs=40, strength=strength).train(received, RUN, number, 1.0)
+        ends.append(vector_from_bytes(memory.personal(RUN, 3), RECEIVED[1]))
     alone, drawn = (np.linalg.norm(end - RECEIVED[1]) for end in ends)
     assert drawn < 0.5 * alone
 
@@ -124,7 +124,7 @@ def test_ditto_without_pull_is_training_alone_and_a_strong_pull_stays_with_the_c
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_apfl_moves_both_models_and_an_adaptive_alpha_by_their_gradients(adaptive: bool) -> None:
     own, memory, rate = rows(), Memory(), 0.1
-    apfl = Mixture(own, memory, alpha=0.4, adaptive=adaptive)
+    apfl = Apfl(own, memory, alpha=0.4, adaptive=adaptive)
     v, alpha = torch.tensor(RECEIVED[0]), torch.tensor(0.4)
     for number, received in enumerate(RECEIVED, start=1):
         apfl.train(received, RUN, number, 1.0)
@@ -138,7 +138,7 @@ def test_apfl_moves_both_models_and_an_adaptive_alpha_by_their_gradients(adaptiv
         state = memory.personal(RUN, number + 1)
         assert state is not None
         assert struct.unpack_from("<d", state)[0] == pytest.approx(float(alpha.detach()), rel=1e-5)
-        assert np.allclose(vector_of(state[8:], received), v.detach().numpy(), rtol=1e-5, atol=1e-6)
+        assert np.allclose(vector_from_bytes(state[8:], received), v.detach().numpy(), rtol=1e-5, atol=1e-6)
     assert (float(alpha.detach()) != pytest.approx(0.4)) is adaptive
     mixture = (alpha * v + (1 - alpha) * torch.tensor(RECEIVED[1])).detach()
     expected = float(loss_at(mixture, own))
@@ -156,7 +156,7 @@ def test_apfl_trains_on_varied_rows_where_the_settings_say_so() -> None:
     def kept(task: Line, *, vary: bool, data: Samples | None = None) -> bytes | None:
         own, memory = rows(task, replace(ALL_AT_ONCE, vary=vary)), Memory()
         own = own if data is None else replace(own, data=data)
-        Mixture(own, memory, alpha=0.4, adaptive=True).train(RECEIVED[0], RUN, 1, 1.0)
+        Apfl(own, memory, alpha=0.4, adaptive=True).train(RECEIVED[0], RUN, 1, 1.0)
         return memory.personal(RUN, 2)
 
     plain = rows().data
@@ -170,12 +170,12 @@ def test_apfl_trains_on_varied_rows_where_the_settings_say_so() -> None:
 def test_apfl_of_weight_one_is_training_alone_over_the_rounds_own_batches(optimizer: str) -> None:
     settings = TrainingSettings(optimizer=optimizer, learning_rate=0.05, batch_size=6, epochs=2, device="cpu")
     own, memory = rows(settings=settings), Memory()
-    Mixture(own, memory, alpha=1.0, adaptive=False).train(RECEIVED[0], RUN, 1, 1.0)
+    Apfl(own, memory, alpha=1.0, adaptive=False).train(RECEIVED[0], RUN, 1, 1.0)
     state = memory.personal(RUN, 2)
     seed = derive_seed(3, "target", 1)
     plain = train_local(own.task, own.model, RECEIVED[0], own.data, settings=settings, seed=seed, site="target")
     assert state is not None
-    assert np.allclose(vector_of(state[8:], RECEIVED[0]), RECEIVED[0] + plain.update, atol=1e-6)
+    assert np.allclose(vector_from_bytes(state[8:], RECEIVED[0]), RECEIVED[0] + plain.update, atol=1e-6)
 
 
 def test_fine_tuning_is_measured_after_its_epochs_and_keeps_nothing() -> None:
@@ -185,8 +185,8 @@ def test_fine_tuning_is_measured_after_its_epochs_and_keeps_nothing() -> None:
     seen = FineTuned(own, 5).evaluate(model, RUN, 2, test)
     seed, settings = derive_seed(3, "target", 2, "personal"), replace(ALL_AT_ONCE, epochs=5)
     result = train_local(own.task, own.model, model, own.data, settings=settings, seed=seed, site="target")
-    assert seen == own.evaluated(model + result.update, test)
-    assert seen.loss < own.evaluated(model, test).loss
+    assert seen == own.evaluate(model + result.update, test)
+    assert seen.loss < own.evaluate(model, test).loss
     assert FineTuned(own, 5).evaluate(model, RUN, 2, test) == seen
 
 
@@ -221,7 +221,7 @@ def test_knn_per_mixes_the_models_probabilities_with_those_of_the_nearest_rows(t
     model = build_model(task, 1)
     asked = task.test_data("source-1")
     expected = torch.tensor(nearest_by_definition(task, model, 4, 0.3, 0.5))
-    knn = Neighbours(own, KnnSettings(4, 0.3, 0.5))
+    knn = KnnPer(own, KnnSettings(4, 0.3, 0.5))
     seen = knn.evaluate(model_to_vector(model), RUN, 1, asked)
     outputs = expected.log() if expected.shape[1] > 1 else expected.logit()
     assert seen.loss == pytest.approx(float(task.loss(outputs, asked.labels)), rel=1e-4)
@@ -232,17 +232,17 @@ def test_knn_per_of_no_weight_is_the_model_and_more_neighbours_than_rows_are_all
     task = Classes()
     own, vector = rows(task), model_to_vector(build_model(task, 1))
     asked = task.test_data("source-1")
-    plain = own.evaluated(vector, asked)
-    assert Neighbours(own, KnnSettings(1, 0.0, 1.0)).evaluate(vector, RUN, 1, asked).loss == pytest.approx(
+    plain = own.evaluate(vector, asked)
+    assert KnnPer(own, KnnSettings(1, 0.0, 1.0)).evaluate(vector, RUN, 1, asked).loss == pytest.approx(
         plain.loss, rel=1e-5
     )
-    losses = [Neighbours(own, KnnSettings(k, 1.0, 1.0)).evaluate(vector, RUN, 1, asked).loss for k in (30, 500)]
+    losses = [KnnPer(own, KnnSettings(k, 1.0, 1.0)).evaluate(vector, RUN, 1, asked).loss for k in (30, 500)]
     assert losses[0] == losses[1]
 
 
 def test_knn_per_refuses_a_task_whose_outputs_are_no_probabilities_before_the_first_round() -> None:
     with pytest.raises(TrainingError, match="one output for each class") as caught:
-        Neighbours(rows(), KnnSettings(4, 0.3, 0.5))
+        KnnPer(rows(), KnnSettings(4, 0.3, 0.5))
     assert caught.value.hint
 
 
@@ -260,7 +260,7 @@ def test_knn_per_refuses_a_model_whose_last_layer_is_used_twice() -> None:
     task = Classes()
     task.model = _Twice  # type: ignore[method-assign]
     with pytest.raises(TrainingError, match="is not given each row once"):
-        Neighbours(rows(task), KnnSettings(4, 0.3, 0.5))
+        KnnPer(rows(task), KnnSettings(4, 0.3, 0.5))
 
 
 SPLIT = TrainingSettings(
@@ -344,7 +344,7 @@ def test_the_target_is_measured_with_the_head_that_the_round_left() -> None:
     model, other = (model_to_vector(build_model(task, seed)) for seed in (1, 2))
     memory.keep_personal(RUN, 1, bytes(60))
     memory.keep_personal(RUN, 2, other[-15:].tobytes())
-    seen = OwnHead(own, memory).evaluate(model, RUN, 2, task.test_data("source-1"))
+    seen = FedRepHead(own, memory).evaluate(model, RUN, 2, task.test_data("source-1"))
     network = build_model(task, 0)
     nn.utils.vector_to_parameters(torch.from_numpy(np.concatenate([model[:-15], other[-15:]])), network.parameters())
     assert seen == evaluate(task, network, task.test_data("source-1"))
@@ -360,11 +360,11 @@ def test_a_head_of_every_layer_is_refused_by_its_key() -> None:
 
 def test_a_state_of_another_model_is_refused() -> None:
     with pytest.raises(TrainingError, match="8 bytes, and 16 are needed"):
-        vector_of(bytes(8), RECEIVED[0])
+        vector_from_bytes(bytes(8), RECEIVED[0])
 
 
 def test_a_model_of_its_own_that_diverges_is_one_clear_line() -> None:
     own = rows(settings=replace(ALL_AT_ONCE, learning_rate=1e30))
     with pytest.raises(TrainingError, match="target: its own model is not finite in round 1") as caught:
-        Mixture(own, Memory(), alpha=0.5, adaptive=False).train(RECEIVED[0], RUN, 1, 1.0)
+        Apfl(own, Memory(), alpha=0.5, adaptive=False).train(RECEIVED[0], RUN, 1, 1.0)
     assert caught.value.hint

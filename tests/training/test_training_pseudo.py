@@ -15,7 +15,7 @@ from securefda.tasks.digits import Digits
 from securefda.tasks.rbf import RadialBasis
 from securefda.tasks.variation import placed, recoloured, shifted
 from securefda.training import Vector, train_local
-from securefda.training.pseudo import PseudoSettings, PseudoTrainer, balanced, guessed
+from securefda.training.pseudo import PseudoLabelSettings, PseudoTrainer, balanced_row_weights, predict_labels
 from securefda.training.seeds import round_seed
 from securefda.training.settings import TrainingSettings
 
@@ -37,7 +37,7 @@ def rows_of(task: Digits) -> Unlabelled:
 def trainer(
     task: Digits, rows: Unlabelled | None = None, *, threshold: float = 0.12, share: float = 0.01
 ) -> PseudoTrainer:
-    return PseudoTrainer(task, "target", rows or rows_of(task), SGD, 3, pseudo=PseudoSettings(threshold, share))
+    return PseudoTrainer(task, "target", rows or rows_of(task), SGD, 3, pseudo=PseudoLabelSettings(threshold, share))
 
 
 def sureness(task: Digits, model: Vector) -> tuple[Tensor, Tensor]:
@@ -73,7 +73,7 @@ def test_only_rows_that_count_have_a_part_and_labels_are_the_models(steps: list[
         settings=SGD,
         seed=round_seed(3, "target", "", 2),
         site="target",
-        row_weights=balanced(labels, counts),
+        row_weights=balanced_row_weights(labels, counts),
     )
     assert np.array_equal(result.update, expected.update)
     assert (result.confident, result.loss, result.accuracy) == (int(counts.sum()), None, None)
@@ -139,9 +139,11 @@ def test_rows_are_varied_before_they_are_trained_on() -> None:
 def test_every_label_has_one_weight() -> None:
     labels = torch.tensor([0, 0, 0, 1, 1, 2, 2])
     counts = torch.tensor([True, True, True, True, False, False, False])
-    weights = balanced(labels, counts)
+    weights = balanced_row_weights(labels, counts)
     torch.testing.assert_close(weights, torch.tensor([2 / 3, 2 / 3, 2 / 3, 2.0, 0.0, 0.0, 0.0]))
-    torch.testing.assert_close(balanced(labels[:, None].float(), counts), weights)  # labels as numbers in a column
+    torch.testing.assert_close(
+        balanced_row_weights(labels[:, None].float(), counts), weights
+    )  # labels as numbers in a column
 
 
 class Odd(Digits):
@@ -167,13 +169,13 @@ def test_a_task_that_is_never_sure_is_refused_before_it_trains() -> None:
     task = RadialBasis(SETTINGS)
     rows = Unlabelled(task.train_data("target").features)
     with pytest.raises(ConfigError, match="does not say how sure a model is") as refusal:
-        PseudoTrainer(task, "target", rows, TrainingSettings(), 0, pseudo=PseudoSettings(0.9, 0.3))
+        PseudoTrainer(task, "target", rows, TrainingSettings(), 0, pseudo=PseudoLabelSettings(0.9, 0.3))
     assert "define guesses" in refusal.value.hint
 
 
 class TestWhatATaskGuesses:
     def test_classes_have_their_probability(self) -> None:
-        labels, sure = guessed(Digits(SETTINGS), torch.log(torch.tensor([[0.2, 0.7, 0.1], [0.6, 0.3, 0.1]])))
+        labels, sure = predict_labels(Digits(SETTINGS), torch.log(torch.tensor([[0.2, 0.7, 0.1], [0.6, 0.3, 0.1]])))
         assert labels.tolist() == [1, 0]
         torch.testing.assert_close(sure, torch.tensor([0.7, 0.6]))
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from securefda.tasks import Task
 from securefda.training import Vector, build_model, derive_seed, vector_to_model
-from securefda.training.features import features_of
+from securefda.training.features import extract_features
 
 Rows = NDArray[np.float64]
 
@@ -33,7 +33,7 @@ class InvertsFeatures:
     def __init__(self, task: Task, model: Vector, rows: NDArray[np.float32], seed: int) -> None:
         network = build_model(task, derive_seed(seed, "model"))
         vector_to_model(model, network)
-        self._features = features_of(task, network, torch.from_numpy(rows)).astype(np.float64)
+        self._features = extract_features(task, network, torch.from_numpy(rows)).astype(np.float64)
         self._rows = rows.reshape(len(rows), -1).astype(np.float64)
 
     def rebuilt(self, features: Vector, *, clip: float, noise: float) -> Rows:

@@ -50,7 +50,7 @@ from securefda.source.run_book import RunBook
 from securefda.source.store import SourceStore
 from securefda.tasks import Samples
 from securefda.training import Evaluation, LayerTable, LocalResult, Vector
-from securefda.training.alignment import Aligned
+from securefda.training.alignment import FeatureAlignment
 from securefda.transport.client import SourceChannel
 from securefda.transport.event_loop import in_thread
 from securefda.transport.limits import TransportSettings
@@ -95,7 +95,7 @@ class RandomTrainer:
         attempt: int = 0,
         fewest_steps: int = 1,
         on_step: Callable[[Vector], None] | None = None,
-        align: Aligned | None = None,
+        align: FeatureAlignment | None = None,
     ) -> LocalResult:
         """Return the update, at no cost."""
         del received, round_number, factor, run_id, attempt, fewest_steps, on_step, align

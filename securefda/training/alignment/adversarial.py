@@ -10,33 +10,33 @@ from torch.nn.functional import softplus
 
 
 def identification_loss(own: Tensor, target: Tensor) -> Tensor:
-    """Eq. 4, what a domain identifier minimises: -E log DI(own) - E log(1 - DI(target)).
+    """Return the loss of a domain identifier, Eq. 4: -E log DI(own) - E log(1 - DI(target)), a scalar.
 
     Args:
         own: logits of the source's rows, (n,).
-        target: of the target's, (T,).
+        target: logits of the target's rows, (T,).
     """
     return softplus(-own).mean() + softplus(target).mean()
 
 
 def source_confusion_loss(own: Tensor) -> Tensor:
-    """What a source's extractor minimises: -E log(1 - DI(own)), of logits (n,).
+    """Return the loss of a source's extractor, from logits (n,): -E log(1 - DI(own)), a scalar.
 
-    Eq. 5 has -E log DI here as printed, which would help the identifier; its text wants the identifier confused.
+    Eq. 5 prints -E log DI here, which would help the identifier; the text of the paper wants it confused.
     """
     return softplus(own).mean()
 
 
 def target_confusion_loss(target: Tensor) -> Tensor:
-    """The target's term of Eq. 5, of logits (T,): -E log DI(target)."""
+    """Return the target's term of Eq. 5, from logits (T,): -E log DI(target), a scalar."""
     return softplus(-target).mean()
 
 
 def reversed_source_loss(own: Tensor) -> Tensor:
-    """A source's term under gradient reversal, of logits (n,): minus its term of the identifier's loss."""
+    """Return a source's term under gradient reversal, from logits (n,): minus its term of the identifier's loss."""
     return -softplus(-own).mean()
 
 
 def reversed_target_loss(target: Tensor) -> Tensor:
-    """The target's term under gradient reversal, of logits (T,)."""
+    """Return the target's term under gradient reversal, from logits (T,): minus its term of the identifier's loss."""
     return -softplus(target).mean()

@@ -6,15 +6,15 @@ import torch
 from torch import Tensor
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
-"""Of the kernels' squared widths, times the median squared distance."""
+"""Squared widths of the kernels, in units of the median squared distance."""
 
 
 def median_distance(own: Tensor, target: Tensor) -> Tensor:
-    """The median of the squared distances between different rows of both, a number above 0.
+    """Return the median squared distance between two different rows of both sets together, a scalar above 0.
 
     Args:
-        own: (n, d).
-        target: (T, d).
+        own: features of the source's rows, (n, d).
+        target: features of the target's rows, (T, d).
     """
     rows = torch.cat([own, target]).detach()
     squared = torch.pdist(rows).square()
@@ -22,12 +22,12 @@ def median_distance(own: Tensor, target: Tensor) -> Tensor:
 
 
 def discrepancy(own: Tensor, target: Tensor, scale: Tensor) -> Tensor:
-    """The squared maximum mean discrepancy, at least 0 up to rounding, summed over Gaussian kernels.
+    """Return the squared maximum mean discrepancy, summed over Gaussian kernels; at least 0 up to rounding.
 
     Args:
-        own: (n, d).
-        target: (T, d).
-        scale: as :func:`median_distance` gives it.
+        own: features of the source's rows, (n, d).
+        target: features of the target's rows, (T, d).
+        scale: see :func:`median_distance`.
     """
     return _mean_kernel(own, own, scale) + _mean_kernel(target, target, scale) - 2 * _mean_kernel(own, target, scale)
 

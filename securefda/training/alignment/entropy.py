@@ -1,4 +1,4 @@
-"""Features that tell nothing of the class (Peng et al., ICLR 2020, Eq. 7)."""
+"""Entropy of a class identifier: the higher, the less features reveal of the class (Peng et al., ICLR 2020, Eq. 7)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from torch.nn.functional import log_softmax
 
 
 def mean_entropy(outputs: Tensor) -> Tensor:
-    """Mean entropy, in nats, of what a class identifier says of rows: logits (n, classes), or (n, 1) of two classes.
+    """Return the mean entropy of the predictions of a class identifier, in nats.
 
-    The extractor and the disentangler maximise it. Eq. 7 as printed is a likelihood; its text wants the entropy.
+    The extractor and the disentangler maximise it. Eq. 7 prints a likelihood; the text of the paper wants the entropy.
+
+    Args:
+        outputs: logits, (n, classes), or (n, 1) for two classes.
     """
     if outputs.shape[1] == 1:
         outputs = torch.cat([outputs, torch.zeros_like(outputs)], dim=1)

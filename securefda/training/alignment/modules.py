@@ -1,4 +1,4 @@
-"""Modules that stay at a source, as in Tables 7 and 8 of Peng et al. (ICLR 2020), and narrower where features are."""
+"""The private modules of a source: Tables 7 and 8 of Peng et al. (ICLR 2020), no wider than the features."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _WIDEST = 256
 
 
 class DomainIdentifier(nn.Module):
-    """Of features (n, d), the logit of each row being the source's, (n,)."""
+    """Maps features (n, d) to the logit that each row is the source's, (n,)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -17,17 +17,17 @@ class DomainIdentifier(nn.Module):
         self.layers = nn.Sequential(nn.Linear(width, hidden), nn.LeakyReLU(), nn.Linear(hidden, 1))
 
     def forward(self, features: Tensor) -> Tensor:
-        """See the class."""
+        """Return the logits, (n,)."""
         logits: Tensor = self.layers(features)[:, 0]
         return logits
 
 
 class ClassIdentifier(nn.Linear):
-    """Of domain-specific features (n, d), outputs as those of the model, (n, classes)."""
+    """Maps domain-specific features (n, d) to outputs such as the model's, (n, classes)."""
 
 
 class InformationEstimator(nn.Module):
-    """Of two parts of features, (n, d) and (n, e), one number for each pair, (n,)."""
+    """Maps two parts of features, (n, d) and (n, e), to a score of each pair, (n,)."""
 
     def __init__(self, first: int, second: int) -> None:
         super().__init__()
@@ -36,19 +36,19 @@ class InformationEstimator(nn.Module):
         self.out = nn.Linear(hidden, 1)
 
     def forward(self, first: Tensor, second: Tensor) -> Tensor:
-        """See the class."""
-        number: Tensor = self.out(nn.functional.leaky_relu(self.of_first(first) + self.of_second(second)))[:, 0]
-        return number
+        """Return the scores, (n,)."""
+        score: Tensor = self.out(nn.functional.leaky_relu(self.of_first(first) + self.of_second(second)))[:, 0]
+        return score
 
 
 class Reconstructor(nn.Module):
-    """Of two parts of features, (n, d) and (n, e), the features that they were made of, (n, f)."""
+    """Maps two parts of features, (n, d) and (n, e), to the extracted features, (n, f)."""
 
     def __init__(self, first: int, second: int, features: int) -> None:
         super().__init__()
         self.layer = nn.Linear(first + second, features)
 
     def forward(self, first: Tensor, second: Tensor) -> Tensor:
-        """See the class."""
-        made: Tensor = self.layer(torch.cat([first, second], dim=1))
-        return made
+        """Return the reconstruction, (n, f)."""
+        reconstruction: Tensor = self.layer(torch.cat([first, second], dim=1))
+        return reconstruction

@@ -9,11 +9,11 @@ from torch import nn
 
 from securefda.protocol.encoding import Vector
 from securefda.tasks import Samples, Task, task_code
-from securefda.training.alignment.companion import MOST_OWN_ROWS, Aligned, Alignment, Companion
+from securefda.training.alignment.loss import MOST_OWN_ROWS, AlignmentLoss, AlignmentRule, FeatureAlignment
 from securefda.training.device import choose_device
-from securefda.training.features import features_of
+from securefda.training.features import extract_features
 from securefda.training.local import LocalResult, StepObserver, train_local
-from securefda.training.seeds import Seed, derive_seed, generator_of, seeded_torch
+from securefda.training.seeds import Seed, derive_seed, new_generator, seeded_torch
 from securefda.training.settings import TrainingSettings
 
 
@@ -22,7 +22,7 @@ def train_aligned(
     model: nn.Module,
     received: Vector,
     data: Samples,
-    aligned: Aligned,
+    aligned: FeatureAlignment,
     *,
     settings: TrainingSettings,
     seed: Seed,
@@ -32,34 +32,28 @@ def train_aligned(
     fewest_steps: int = 1,
     on_step: StepObserver | None = None,
 ) -> tuple[LocalResult, bytes]:
-    """As :func:`securefda.training.train_local`, towards features that are like the target's.
+    """Train one round as :func:`securefda.training.train_local` does, with an alignment loss added.
 
     Args:
-        task: as there, and so are the others that are not named here.
-        model: as there.
-        received: as there.
-        data: as there.
-        aligned: how, and the features of the target's rows.
-        settings: as there, with the weights of the losses.
-        seed: as there.
-        first: of the private modules' first weights.
-        kept: the private modules after the site's last round; None in its first.
-        site: as there.
-        fewest_steps: as there.
-        on_step: as there.
+        task, model, received, data, seed, site, fewest_steps, on_step: as for ``train_local``.
+        aligned: the rule and the features of the target's rows.
+        settings: as for ``train_local``; ``settings.align`` has the weights of the losses.
+        first: seed of the private modules' first weights.
+        kept: the private modules after the site's last round, as returned then; None in its first round.
 
     Returns:
-        The result, with the pull on the target's features, and the private modules, to be kept.
+        The result, with the pull on the target's features, and the private modules as bytes, to be kept.
 
     Raises:
-        TrainingError: as there; features of another width, or a model that does not fit the rule.
-        DataError: as there.
+        TrainingError: as for ``train_local``; the features have another width than the model's, or the model does not
+            fit the rule.
+        DataError: as for ``train_local``.
     """
     device = choose_device(settings.device)
     with seeded_torch(first, device), task_code(type(task), "a forward pass"):
-        companion = Companion(aligned, model.to(device), settings.align, data.features[:2].to(device))
+        loss = AlignmentLoss(aligned, model.to(device), settings.align, data.features[:2].to(device))
     if kept is not None:
-        companion.restore(kept)
+        loss.restore(kept)
     result = train_local(
         task,
         model,
@@ -70,10 +64,10 @@ def train_aligned(
         site=site,
         fewest_steps=fewest_steps,
         on_step=on_step,
-        beside=companion,
+        auxiliary=loss,
     )
     own = None
-    if aligned.kind is Alignment.F_DAN:
-        chosen = torch.randperm(len(data), generator=generator_of(derive_seed(seed, "pull")))[:MOST_OWN_ROWS]
-        own = torch.from_numpy(features_of(task, model, data.features[chosen]))
-    return replace(result, pull=companion.pull(own)), companion.to_bytes()
+    if aligned.kind is AlignmentRule.F_DAN:
+        chosen = torch.randperm(len(data), generator=new_generator(derive_seed(seed, "pull")))[:MOST_OWN_ROWS]
+        own = torch.from_numpy(extract_features(task, model, data.features[chosen]))
+    return replace(result, pull=loss.pull(own)), loss.to_bytes()

@@ -1,4 +1,4 @@
-"""What goes beside a source's model under a rule that compares features: modules of its own, and their losses."""
+"""The alignment loss of a source under a rule that compares features, and the private modules that it needs."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ from securefda.training.settings import AlignmentSettings, TrainingSettings
 from securefda.training.vectors import FlatModel, model_to_vector
 
 MOST_OWN_ROWS = 512
-"""Of a source that a discrepancy is made of once it has trained."""
+"""Most rows of a source that enter the discrepancy from which the pull is computed."""
 
 _LEAST_SPREAD = 0.1
-"""Of the standard deviation over all features: one that hardly varies among the target's rows is divided by this."""
+"""Least spread of a feature, in standard deviations over all features; one that hardly varies is divided by this."""
 
 
-class Alignment(StrEnum):
-    """How features are made alike, by the names of the rules."""
+class AlignmentRule(StrEnum):
+    """The rules that compare features."""
 
     FADA_ADVERSARIAL = "fada_adversarial"
     FADA = "fada"
@@ -54,26 +54,27 @@ class Alignment(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Aligned:
-    """What a source trains with beside its own rows.
+class FeatureAlignment:
+    """The target's part of an alignment loss.
 
     Attributes:
-        kind: how.
-        features: of the target's rows, float32 (T, d).
+        kind: the rule.
+        features: features of the target's rows, float32 (T, d).
     """
 
-    kind: Alignment
+    kind: AlignmentRule
     features: Vector
 
 
-def require_fit(kind: Alignment, model: nn.Module) -> None:
-    """Refuse a model that cannot be trained so.
+def require_alignable(kind: AlignmentRule, model: nn.Module) -> None:
+    """Check that a model can be trained under a rule.
 
     Raises:
-        TrainingError: it has no linear layer or no other, or under ``fada`` is no `securefda.tasks.Disentangled`.
+        TrainingError: the model has no linear layer, or no other layer, or under ``fada`` is not a
+            `securefda.tasks.Disentangled`.
     """
     last_linear(model)
-    if kind is Alignment.FADA and not isinstance(model, Disentangled):
+    if kind is AlignmentRule.FADA and not isinstance(model, Disentangled):
         raise TrainingError(
             f"the model is a {type(model).__name__}, and fada needs one that tells features of all domains from others",
             hint='build it with securefda.tasks.Disentangled (digit_domains: task.options.model = "disentangled"), '
@@ -82,41 +83,43 @@ def require_fit(kind: Alignment, model: nn.Module) -> None:
     require_trained_features(model)
 
 
-class Companion:
-    """The private modules of a source, and what they add to the loss of the model.
+class AlignmentLoss:
+    """The term that a rule adds to a source's loss; it trains the source's private modules in each step.
 
-    Features are those that the model's last linear layer takes. Whatever compares them sees them standardised by the
-    moments of the target's, so that no setting depends on their scale.
+    Features are the inputs of the model's last linear layer. All comparisons use features standardised by the moments
+    of the target's, so that no setting depends on their scale.
 
     Args:
-        aligned: what came of the target.
-        model: of the task; not changed here.
-        settings: weights and learning rate.
-        sample: some rows, where the model trains.
+        aligned: the rule and the target's features.
+        model: the model that is trained; not changed here.
+        settings: weights of the losses and learning rate of the private modules.
+        sample: a few rows on the device that trains, (n, ...); they give the widths of the modules.
 
     Raises:
-        TrainingError: features of another width than the model's, of fewer than two rows, all alike, NaN or infinite;
-            or a model that does not fit.
+        TrainingError: the target's features have another width than the model's, fewer than two rows, no spread, or
+            NaN or infinity; or the model does not fit the rule.
     """
 
-    def __init__(self, aligned: Aligned, model: nn.Module, settings: AlignmentSettings, sample: Tensor) -> None:
-        require_fit(aligned.kind, model)
+    def __init__(
+        self, aligned: FeatureAlignment, model: nn.Module, settings: AlignmentSettings, sample: Tensor
+    ) -> None:
+        require_alignable(aligned.kind, model)
         width = feature_width(model)
         self._kind, self._settings, self._model = aligned.kind, settings, model
-        came = _checked(aligned.features, width).to(sample.device)
-        spread, self._middle = torch.std_mean(came, dim=0, correction=0)
+        received = _checked_features(aligned.features, width).to(sample.device)
+        spread, self._mean = torch.std_mean(received, dim=0, correction=0)
         overall = spread.square().mean().sqrt()
         if not overall > 0:
             raise TrainingError(
-                f"features of the target's {len(came)} rows are all alike",
+                f"features of the target's {len(received)} rows are all alike",
                 hint="the target has to lower training.learning-rate, or set another strategy.rule",
             )
         self._spread = spread.clamp_min(_LEAST_SPREAD * float(overall))
-        self._target = self._standardised(came)
+        self._target = self._standardised(received)
         self.modules = nn.ModuleDict()
-        if self._kind is not Alignment.F_DAN:
+        if self._kind is not AlignmentRule.F_DAN:
             self.modules["domain"] = DomainIdentifier(width)
-        if self._kind is Alignment.FADA and isinstance(model, Disentangled):
+        if self._kind is AlignmentRule.FADA and isinstance(model, Disentangled):
             model.eval()
             with torch.no_grad():
                 extracted = model.extractor(sample).flatten(1)
@@ -129,16 +132,16 @@ class Companion:
             self._flat = FlatModel(self.modules, model_to_vector(self.modules), sample.device)
             rate = TrainingSettings(optimizer="adam", learning_rate=settings.private_learning_rate)
             self._optimizer = new_optimizer(len(self._flat.values), rate, sample.device)
-        self._taken: list[Tensor] = []
+        self._features: list[Tensor] = []
         self._extracted: list[Tensor] = []
 
     # --- in a step of the model ---------------------------------------------------------------------------------------
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Keep the features of each batch that passes through the model, with their gradients."""
+    def observing(self) -> Iterator[None]:
+        """Record the features of each batch that passes through the model in the block, with their graph."""
         classifier = last_linear(self._model)
-        handles = [classifier.register_forward_pre_hook(lambda _, inputs: self._taken.append(inputs[0]))]
+        handles = [classifier.register_forward_pre_hook(lambda _, inputs: self._features.append(inputs[0]))]
         if isinstance(self._model, Disentangled):
             extractor = self._model.extractor
             handles.append(
@@ -149,34 +152,38 @@ class Companion:
         finally:
             for handle in handles:
                 handle.remove()
-            self._taken.clear()
+            self._features.clear()
             self._extracted.clear()
 
     def added_loss(self, task: Task, labels: Tensor) -> Tensor:
-        """What the batch that has just passed adds to the model's loss, after the private modules have learnt from it.
+        """Train the private modules on the last batch, then return the term to add to its loss, a scalar.
 
         Args:
-            task: gives the loss of outputs of the class identifier.
-            labels: of the batch.
+            task: computes the loss of the class identifier.
+            labels: labels of the batch.
 
         Raises:
             TrainingError: the model's last linear layer did not take each row once.
         """
-        if len(self._taken) != 1 or len(self._taken[0]) != len(labels):
+        if len(self._features) != 1 or len(self._features[0]) != len(labels):
             raise TrainingError("the model's last linear layer does not take each row once")
-        features, extracted = self._taken.pop().flatten(1), self._extracted.pop() if self._extracted else None
-        self._taken.clear()
+        features, extracted = self._features.pop().flatten(1), self._extracted.pop() if self._extracted else None
+        self._features.clear()
         weights, own = self._settings, self._standardised(features)
-        if self._kind is Alignment.F_DAN:
+        if self._kind is AlignmentRule.F_DAN:
             return weights.adversarial * discrepancy(own, self._target, median_distance(own, self._target))
-        if self._kind is not Alignment.FADA or extracted is None:
-            self._learn(identification_loss(self._domain(own.detach()), self._domain(self._target)))
+        if self._kind is not AlignmentRule.FADA or extracted is None:
+            self._train_modules(
+                identification_loss(self._domain_logits(own.detach()), self._domain_logits(self._target))
+            )
             with _frozen(self.modules):
-                return weights.adversarial * self._confusion(own)
-        return self._disentangling(task, features, own, extracted, labels)
+                return weights.adversarial * self._confusion_loss(own)
+        return self._disentangling_loss(task, features, own, extracted, labels)
 
-    def _disentangling(self, task: Task, features: Tensor, own: Tensor, extracted: Tensor, labels: Tensor) -> Tensor:
-        """Model III: Eqs. 4 to 8."""
+    def _disentangling_loss(
+        self, task: Task, features: Tensor, own: Tensor, extracted: Tensor, labels: Tensor
+    ) -> Tensor:
+        """Return the added loss of model III (``fada``), Eqs. 4 to 8."""
         weights, private = self._settings, self.modules
         assert isinstance(self._model, Disentangled)
         specific = self._model.specific(extracted).flatten(1)
@@ -187,8 +194,8 @@ class Companion:
             return information_bound(estimator(first, second), estimator(first, second[shuffled]))
 
         invariant, apart, whole = own.detach(), specific.detach(), extracted.detach()
-        self._learn(
-            identification_loss(self._domain(invariant), self._domain(self._target))
+        self._train_modules(
+            identification_loss(self._domain_logits(invariant), self._domain_logits(self._target))
             + task.loss(private["classes"](apart), labels)
             - information(invariant, apart)
             + reconstruction_loss(private["parts"](features.detach(), apart), whole)
@@ -196,51 +203,51 @@ class Companion:
         with _frozen(private):
             classes = private["classes"](specific)
             return (
-                weights.adversarial * self._confusion(own)
+                weights.adversarial * self._confusion_loss(own)
                 + weights.entropy * (task.loss(classes, labels) - mean_entropy(classes))
                 + weights.information * information(own, specific)
                 + weights.reconstruction * reconstruction_loss(private["parts"](features, specific), whole)
             )
 
-    def _confusion(self, own: Tensor) -> Tensor:
-        logits = self._domain(own)
-        return reversed_source_loss(logits) if self._kind is Alignment.F_DANN else source_confusion_loss(logits)
+    def _confusion_loss(self, own: Tensor) -> Tensor:
+        logits = self._domain_logits(own)
+        return reversed_source_loss(logits) if self._kind is AlignmentRule.F_DANN else source_confusion_loss(logits)
 
-    def _learn(self, loss: Tensor) -> None:
-        """One step of the private modules."""
+    def _train_modules(self, loss: Tensor) -> None:
+        """Take one step of the private modules."""
         assert self._flat is not None
         self._flat.gradient.zero_()
         loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.step(self._flat.values, self._flat.gradient)
 
-    def _domain(self, standardised: Tensor) -> Tensor:
+    def _domain_logits(self, standardised: Tensor) -> Tensor:
         logits: Tensor = self.modules["domain"](standardised)
         return logits
 
     def _standardised(self, features: Tensor) -> Tensor:
-        return (features - self._middle) / self._spread
+        return (features - self._mean) / self._spread
 
     # --- after a round ------------------------------------------------------------------------------------------------
 
     def pull(self, own: Tensor | None = None) -> Vector:
-        """T times the gradient of what the target is to make small by the features that it sent, float32 (T, d).
+        """Return T times the gradient of the target's loss with respect to its released features, float32 (T, d).
 
         Args:
-            own: features of this source's rows under the trained model, (n, d), at most ``MOST_OWN_ROWS``; only
-                ``f_dan`` compares the target's with them.
+            own: features of this source's rows under the trained model, (n, d), n <= ``MOST_OWN_ROWS``; needed under
+                ``f_dan`` only.
 
         Raises:
-            TrainingError: it is not finite.
+            TrainingError: the pull is not finite.
         """
         target = self._target.detach().clone().requires_grad_(True)
-        if self._kind is Alignment.F_DAN:
+        if self._kind is AlignmentRule.F_DAN:
             if own is None:
                 raise ValueError("own: f_dan compares the target's features with them")
             own = self._standardised(own.to(target.device))
             loss = discrepancy(own, target, median_distance(own, target))
         else:
-            logits = self._domain(target)
-            loss = reversed_target_loss(logits) if self._kind is Alignment.F_DANN else target_confusion_loss(logits)
+            logits = self._domain_logits(target)
+            loss = reversed_target_loss(logits) if self._kind is AlignmentRule.F_DANN else target_confusion_loss(logits)
         (gradient,) = torch.autograd.grad(loss, [target])
         found: Vector = (len(target) * gradient / self._spread).cpu().numpy()
         if not np.all(np.isfinite(found)):
@@ -251,14 +258,14 @@ class Companion:
         return found
 
     def to_bytes(self) -> bytes:
-        """The private modules, float32 little-endian; nothing where there are none."""
+        """Return the private modules' parameters, float32 little-endian; empty if the rule has none."""
         return b"" if self._flat is None else self._flat.values.cpu().numpy().astype("<f4").tobytes()
 
     def restore(self, kept: bytes) -> None:
-        """Make the private modules those of :meth:`to_bytes`.
+        """Load the parameters that :meth:`to_bytes` returned.
 
         Raises:
-            TrainingError: they are those of another model.
+            TrainingError: they belong to another model.
         """
         if len(kept) != 4 * (0 if self._flat is None else len(self._flat.values)):
             raise TrainingError(
@@ -269,8 +276,8 @@ class Companion:
             self._flat.values.copy_(torch.from_numpy(np.frombuffer(kept, "<f4").astype(np.float32)))
 
 
-def _checked(features: Vector, width: int) -> Tensor:
-    """Features of the target's rows as a tensor of its own, (T, width)."""
+def _checked_features(features: Vector, width: int) -> Tensor:
+    """Return the target's features as a new tensor, (T, width); raise TrainingError if they are unusable."""
     if features.ndim != 2 or features.shape[1] != width:
         raise TrainingError(
             f"features of the target's rows have the shape {features.shape}, and this model's are (T, {width})",
@@ -291,7 +298,7 @@ def _checked(features: Vector, width: int) -> Tensor:
 
 @contextmanager
 def _frozen(modules: nn.Module) -> Iterator[None]:
-    """Let gradients pass through ``modules`` and none stay in them."""
+    """Let gradients pass through ``modules`` in the block, but not accumulate in them."""
     modules.requires_grad_(False)
     try:
         yield
