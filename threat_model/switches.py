@@ -344,7 +344,7 @@ ROUNDING_AT_RANDOM = replaced(
 
 _NOTHING_CAPPED = contribution.AppliedCaps(0, sha256(b"").hexdigest(), 0, 0)
 NORM_CAP = replaced("scaling to the caps", contribution, "apply_caps", lambda _: lambda *_arguments: _NOTHING_CAPPED)
-"""Norm reports are exchanged, and no source scales its part of the sum down."""
+"""Norm reports are exchanged, and no source scales its contribution down."""
 
 
 def _with_bare_report(original: Callable[..., bytes]) -> Callable[..., bytes]:

@@ -190,7 +190,7 @@ class AggregatorRun:
 
     def waiting_for(self) -> tuple[str, ...]:
         """Site ids that the current phase waits for."""
-        return tuple(self._site.name(index) for index in sorted(self._missing()))
+        return tuple(self._site.name(index) for index in sorted(self._awaited()))
 
     def expected_upload(self, index: int) -> int:
         """Length of the vector that this source may upload now, in bytes; 0 for none."""
@@ -206,13 +206,13 @@ class AggregatorRun:
         """Process one message. Messages of a session are dropped unless its attempt is open."""
         match parcel.message.body:
             case Join():
-                return self._join(parcel.message)
+                return self._receive_join(parcel.message)
             case Checkpoint() | Cosigned():
-                return self._cosigning(parcel.message)
+                return self._receive_checkpoint(parcel.message)
             case Receipt():
-                return self._receipt(parcel.message)
+                return self._receive_receipt(parcel.message)
             case Refusal(key=key) if parcel.message.envelope.session_id == NO_SESSION:
-                return self._refused(parcel.message, key)
+                return self._receive_refusal(parcel.message, key)
         if not isinstance(self._phase, InAttempt):
             return []
         self._site.witness.journal.save()  # new cosignatures, while the sources are busy
@@ -292,7 +292,7 @@ class AggregatorRun:
         match self._phase:
             case Opening():
                 following = self._begin_or_resume()
-            case AskingCosigners(current=current) | AwaitingCosignatures(current=current) if not self._missing():
+            case AskingCosigners(current=current) | AwaitingCosignatures(current=current) if not self._awaited():
                 following = self._gathering(current), []
             case Gathering(current=current) if self._need_not_wait(current):
                 following = self._start_attempt(current)
@@ -305,7 +305,7 @@ class AggregatorRun:
                 following = self._conclude(current, ended)
             case Ending(farewell=farewell, error=error):
                 following = self._write_end(farewell, error)
-            case Closing(farewell=farewell, error=error) if not self._missing():
+            case Closing(farewell=farewell, error=error) if not self._awaited():
                 following = self._say_goodbye(farewell, error)
         return following
 
@@ -329,12 +329,12 @@ class AggregatorRun:
 
     def _report_phase(self) -> None:
         """Report the phase and the sources that it waits for, if either has changed."""
-        now = (self._phase.name, self.waiting_for(), self._asked())
+        now = (self._phase.name, self.waiting_for(), self._count_asked())
         if self._phase.name and now != self._reported:
             self._reporter.phase(*now)
         self._reported = now
 
-    def _asked(self) -> int:
+    def _count_asked(self) -> int:
         """Number of sources in the present phase, including those that it waits for."""
         match self._phase:
             case InAttempt(attempt=attempt):
@@ -624,7 +624,8 @@ class AggregatorRun:
 
     # --- Messages outside of an attempt -------------------------------------------------------------------------------
 
-    def _join(self, message: Signed[Body]) -> list[Send]:
+    def _receive_join(self, message: Signed[Body]) -> list[Send]:
+        """A source joins, perhaps again: it gets the schedule and the checkpoint to cosign, or learns why it cannot."""
         index, body, attendance = message.sender, message.body, self._attendance
         if attendance.refuses_join(message) or not isinstance(body, Join):
             return []
@@ -644,7 +645,7 @@ class AggregatorRun:
         schedule = [] if self._schedule is None else [Send(index, Parcel(self._schedule))]
         return [*lost, *schedule, *self._cosigners.ask_again(index), *self._advance()]
 
-    def _refused(self, message: Signed[Body], key: str) -> list[Send]:
+    def _receive_refusal(self, message: Signed[Body], key: str) -> list[Send]:
         """A source's policy forbids the run's schedule. If the others are too few without it, the run ends."""
         index, site = message.sender, self._site
         if self._schedule is None or index not in site.sources:
@@ -664,7 +665,7 @@ class AggregatorRun:
                     return self._advance((self._failed(run_refused(self._attendance.forbidden)), []))
         return self._advance()
 
-    def _cosigning(self, message: Signed[Body]) -> list[Send]:
+    def _receive_checkpoint(self, message: Signed[Body]) -> list[Send]:
         """A source cosigns the aggregator's log, or shows its own."""
         if self.done:
             return []
@@ -675,7 +676,7 @@ class AggregatorRun:
             self._accuse(message.sender, error)
         return sends + self._advance()
 
-    def _receipt(self, message: Signed[Body]) -> list[Send]:
+    def _receive_receipt(self, message: Signed[Body]) -> list[Send]:
         """A source has accepted the last result. The run does not wait for that."""
         try:
             self._model.receipts.take(message)
@@ -689,7 +690,7 @@ class AggregatorRun:
         self._reporter.note(Note.alarm_of(error))
         self._site.witness.journal.event("alarm", check=error.check, accused=[error.source_id])
 
-    def _missing(self) -> frozenset[int]:
+    def _awaited(self) -> frozenset[int]:
         """Sources that the phase waits for: first those that are absent; when all have joined, those yet to answer."""
         match self._phase:
             case InAttempt(attempt=attempt):

@@ -22,8 +22,8 @@ _STEPS, _RATE, _LENGTH = 4, 0.1, 0.5
 class AsksByCoordinate(MaliciousAggregator):
     """Publishes a g_T with one coordinate of a layer, then its negative, and so on through the layer.
 
-    Under FedGP with its filter a source's part of the layer is then as long as its update points that way, and zero
-    where it points the other way.
+    Under FedGP with its filter a source's contribution to the layer is then as long as its update points that way, and
+    zero where it points the other way.
 
     Args:
         seat: of the target.

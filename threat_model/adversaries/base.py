@@ -122,7 +122,7 @@ class MaliciousAggregator(Opens):
         return replace(plan, threshold=threshold, sum_quorum=threshold if at_sum_alone else plan.sum_quorum)
 
     def train(self, place: AttemptPosition, plan: RoundPlan) -> TargetOutput | None:
-        """Return the target's own part of a round."""
+        """Return what the target itself computes in a round."""
         look = self.seat.site.look
         if look is not None and plan.rule.looks_at_features:
             return look(self.model, place.round, self.run_id, plan)

@@ -52,7 +52,7 @@ def target_update_for(multiples: Multiples, updates: Mapping[int, Vector], sizes
 
 
 class CraftsTarget(SubtractsColluders):
-    """Publishes an update of its own making, loses those whose part of the sum is largest, and reads what is left.
+    """Publishes an update of its own making, loses those whose contribution is largest, and reads what is left.
 
     Powers: the target's key, what a target publishes, the relay, the loss of as many sources as the threshold allows;
     the strongest knowledge there is: every source's update and row count beforehand; the inputs, secrets and claims of
@@ -106,7 +106,7 @@ class CraftsTarget(SubtractsColluders):
         self.summed = set(cohort - self._lost)
 
     def _norms_after_caps(self) -> dict[int, float]:
-        """Return the norm of each source's part of the sum, computed from the known updates."""
+        """Return the norm of each source's contribution, computed from the known updates."""
         header, left = self.heard.header, {}
         terms = RoundTerms.of(header, quantisation(header))
         sizes = [layer.size for layer in header.layers]

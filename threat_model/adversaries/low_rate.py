@@ -17,7 +17,7 @@ class LowRate(MaliciousAggregator):
     below half a step of the encoding, the sum is the largest one's.
 
     Powers: the target's key, and the numbers that it publishes.
-    Goal: the update of the source whose part is largest.
+    Goal: the update of the source whose contribution is largest.
     Source: our own.
 
     Args:

@@ -251,7 +251,7 @@ class RaisesCap(AsksOneModelAgain):
     The first part that a higher kappa scales down is the longest one, and by that alone two sums then differ.
 
     Powers: the target's key, and the numbers of a header.
-    Goal: the update of the source whose part is longest.
+    Goal: the update of the source whose contribution is longest.
     Source: our own.
 
     Args:

@@ -80,7 +80,7 @@ def shares(stage: Stage) -> dict[int, float]:
 
 
 def of_others(stage: Stage) -> float:
-    """Length of what the others put into the sum, in lengths of the victim's own part."""
+    """Length of what the others put into the sum, in lengths of the victim's own contribution."""
     own = shares(stage)[VICTIM] * stage.weight(VICTIM) * stage.update(VICTIM).astype(np.float64)
     return float(np.linalg.norm(opened(stage) - own) / np.linalg.norm(own))
 
