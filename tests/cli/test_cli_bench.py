@@ -17,7 +17,7 @@ from securefda.bench.secagg.processes import split_into_groups
 from securefda.bench.secagg.session import PHASES, identities, measured_session
 from securefda.cli import main
 from securefda.errors import ConfigError, SecureFdaError
-from securefda.protocol.encoding import TAIL
+from securefda.protocol.encoding import N_STATISTICS
 
 _STEPS = tuple(step for step in STEPS if step != "r0_nonce")
 _PHASES = tuple(phase for phase in PHASES if phase != "r0_nonces")
@@ -77,7 +77,7 @@ def test_every_source_that_stays_does_every_step_and_one_that_leaves_only_two():
 
 def test_a_source_sends_its_masked_input_once_and_its_messages_are_counted():
     short, long = (measured_session(Job("", 3, params, 0)) for params in (1000, 2000))
-    masked = 2500 + 4 * TAIL
+    masked = 2500 + 4 * N_STATISTICS
     assert masked < short.up[1] < masked + 2000
     assert 2500 <= long.up[1] - short.up[1] < 2510  # the vector alone grew, but for the length that is announced
     assert 0 <= long.down[1] - short.down[1] < 10
