@@ -209,7 +209,7 @@ class UnlabelledTarget:
     """A target that does not use labels: what it does for a round is to look at the features of its rows.
 
     Attributes:
-        site: features of the target's rows.
+        site_features: the features of its rows.
         attention_rows: how many are clustered at most.
         features: how features are released.
         down_link: the format in which vectors travel: all levels go by the same numbers.
@@ -219,7 +219,7 @@ class UnlabelledTarget:
             knows that seed, and could take the noise off.
     """
 
-    site: SiteFeatures
+    site_features: SiteFeatures
     attention_rows: int
     features: FeatureSettings
     down_link: DownLink
@@ -233,9 +233,9 @@ class UnlabelledTarget:
             TrainingError: the model has no features, or there are too few rows.
         """
         if rule.attends:
-            self.site.require_clusters(self.attention_rows)
+            self.site_features.require_clusters(self.attention_rows)
         if rule.releases_features:
-            self.site.require_releasable(self.features.rows, AlignmentRule(rule.value))
+            self.site_features.require_releasable(self.features.rows, AlignmentRule(rule.value))
 
     def look(self, model: Vector, round_number: int, run_id: str, plan: RoundPlan) -> TargetOutput:
         """What the target computes in a round that begins with ``model``, float32 (m,).
@@ -247,12 +247,12 @@ class UnlabelledTarget:
             return self._attention(model, round_number, run_id, plan)
         attention = self._attention(model, round_number, run_id, plan) if plan.rule.attends else None
         how, place = self.features, (model, round_number, run_id)
-        values = self.site.release(*place, rows=how.rows, clip=how.clip)
+        values = self.site_features.release(*place, rows=how.rows, clip=how.clip)
         if how.noise:
             values = self._with_noise(values, round_number, run_id)
 
         def gradient_of(pull: Vector) -> Vector:
-            return self.site.pull_gradient(*place, pull, rows=how.rows)
+            return self.site_features.pull_gradient(*place, pull, rows=how.rows)
 
         values = rounded(values, self.down_link, "the features of the target's rows")
         return TargetFeatures(values, gradient_of, how, attention)
@@ -271,7 +271,7 @@ class UnlabelledTarget:
         return noisy
 
     def _attention(self, model: Vector, round_number: int, run_id: str, plan: RoundPlan) -> TargetAttention:
-        seen = self.site.cluster_gap(model, round_number, run_id, rows=self.attention_rows)
+        seen = self.site_features.cluster_gap(model, round_number, run_id, rows=self.attention_rows)
         return TargetAttention.of(seen, plan, self.down_link)
 
 

@@ -335,11 +335,11 @@ def with_pull(header: Header, update: Vector, pull: Vector | None) -> Vector:
     if not np.all(np.isfinite(pull)):
         raise TrainingError("the pull on the target's features holds NaN or infinity", hint=_LOWER_RATE)
     lengths = np.linalg.norm(pull.astype(np.float64), axis=1, keepdims=True)
-    bounded = pull * np.minimum(1.0, header.layers[-1].clip / np.maximum(lengths, _TINY))
+    bounded = pull * np.minimum(1.0, header.layers[-1].clip / np.maximum(lengths, _LEAST_LENGTH))
     return np.concatenate([update, bounded.astype(np.float32).ravel()])
 
 
-_TINY = 1e-30
+_LEAST_LENGTH = 1e-30  # against a division by zero
 _LOWER_RATE = "lower training.learning-rate at this site"
 
 

@@ -48,7 +48,7 @@ STATISTIC_BITS = 32
 """Width of a word of a statistic."""
 
 _BLOCK = 1 << 15  # float64 temporaries of 256 KiB, whatever the length of the vector
-_TINY = float(np.finfo(np.float64).tiny)
+_SMALLEST_NORMAL = float(np.finfo(np.float64).tiny)
 _DITHER_STEP, _DITHER_LEAST = 2.0**-16, 2.0**-17
 _ZEROS = memoryview(bytes(2 * _BLOCK))
 
@@ -112,7 +112,7 @@ class Quantisation:
         if self.n_max < 1 or self.q_max < 1:
             raise ValueError(f"n_max {self.n_max} leaves no resolution in {self.modulus_bits} bits")
         for number, layer in enumerate(self.layers):
-            if self.step(number) < _TINY or not math.isfinite(self.q_max / layer.range):
+            if self.step(number) < _SMALLEST_NORMAL or not math.isfinite(self.q_max / layer.range):
                 raise ValueError(f"range {layer.range} of layer {number} is beyond the steps of float64")
 
     @property

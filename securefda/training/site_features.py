@@ -23,6 +23,8 @@ from securefda.training.features import (
 from securefda.training.seeds import new_generator
 from securefda.training.site_model import SiteModel
 
+_LEAST_LENGTH = 1e-30  # against a division by zero
+
 
 class SiteFeatures:
     """The features of a target's rows, for rules that compare or cluster features. No labels are used.
@@ -74,7 +76,7 @@ class SiteFeatures:
             )
         if clip:
             lengths = np.linalg.norm(features.astype(np.float64), axis=1, keepdims=True)
-            features = (features * np.minimum(1.0, clip / np.maximum(lengths, 1e-30))).astype(np.float32)
+            features = (features * np.minimum(1.0, clip / np.maximum(lengths, _LEAST_LENGTH))).astype(np.float32)
         return features
 
     def pull_gradient(self, vector: Vector, round_number: int, run_id: str, pull: Vector, *, rows: int) -> Vector:
