@@ -31,6 +31,7 @@ import dp_cost
 import dp_speed
 import estimators
 import full_data
+import full_data_sweeps
 import gpu
 import kills
 import levels
@@ -95,6 +96,7 @@ def all_tables(folder: Path) -> dict[str, str]:
         "noisy_projection": noisy_projection.tables(figures("noisy_projection")["rows"]),
         "pseudo_labels": pseudo_labels.tables(figures("pseudo_labels")["rows"]),
         "full_data": full_data.tables(figures("full_data")["rows"]),
+        "full_data_sweeps": full_data_sweeps.tables(figures("full_data_sweeps")["rows"]),
         "varied_rows": varied_rows.tables(figures("varied_rows")["rows"]),
         "scale": scale.tables(figures("scale")["cells"]),
         "ray_engine": ray_engine.tables(figures("ray_engine")),
