@@ -39,6 +39,7 @@ import many_sources
 import masking_session
 import memory
 import networks
+import noise_mechanisms
 import noisy_projection
 import pooled_alignment
 import profile_rounds
@@ -93,6 +94,7 @@ def all_tables(folder: Path) -> dict[str, str]:
         "attacks": attacks.tables(figures("attacks")["rows"]),
         "attention": attention.tables(figures("attention")["rows"]),
         "estimators": estimators.tables(figures("estimators")["rows"]),
+        "noise_mechanisms": noise_mechanisms.tables(figures("noise_mechanisms")["rows"]),
         "noisy_projection": noisy_projection.tables(figures("noisy_projection")["rows"]),
         "pseudo_labels": pseudo_labels.tables(figures("pseudo_labels")["rows"]),
         "full_data": full_data.tables(figures("full_data")["rows"]),
