@@ -17,7 +17,7 @@ _PHASES: Final = {
     "training and update": "sources train and send their updates",
     "training and R0 advertise": "sources train and send their keys",
     "R0 advertise": "collecting keys",
-    "R0 nonces": "drawing by lot who shares with whom",
+    "R0 nonces": "drawing neighbours at random",
     "R1 shares": "collecting shares of the keys",
     "R2 masked input": "collecting masked updates",
     "R3 survivors": "collecting signatures of who is in the sum",

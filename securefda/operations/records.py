@@ -65,8 +65,8 @@ class SeenLine(TypedDict):
     """Mean accuracy over these rows, or null for the same reason."""
 
     clipped: NotRequired[int]
-    """Coordinates of the source's part that the clip or a range changed; present at `individual` alone, where the
-    aggregator clips. Elsewhere only the source knows."""
+    """Coordinates of the source's contribution that the clip or a range changed; present at `individual` alone, where
+    the aggregator clips. Elsewhere only the source knows."""
 
 
 class RoundLine(TypedDict, total=False):
@@ -182,10 +182,10 @@ class SiteLine(TypedDict, total=False):
     """Rule of the round."""
 
     capped: int
-    """Layers of its part that the norm cap scaled down."""
+    """Layers of its contribution that the norm cap scaled down."""
 
     zeroed: int
-    """Layers of its part that the norm cap set to zero."""
+    """Layers of its contribution that the norm cap set to zero."""
 
     refused: dict[str, str]
     """Present where this site's policy refused the header: the key, what was asked and what is allowed."""
@@ -238,10 +238,10 @@ class Release(Protocol):
 
 
 class NormCap(TypedDict):
-    """The norm cap in a run's settings. Only the source of a part knows how the cap changed it."""
+    """The norm cap in a run's settings. Only the source of a contribution knows how the cap changed it."""
 
     kappa: float
-    """The least ratio of the other parts' squared norm to that of each part."""
+    """The least ratio of the squared norm of the other contributions together to that of each contribution."""
 
     granularity: str
     """The scope of the cap: `layer` or `model`."""

@@ -23,8 +23,8 @@ from securefda.text import aligned, counted
 _NAMED = 10
 _NAMED_SITES = 6
 _CANCELLING = (
-    "FedGP ran without its filter, so a target that lies about its update could let the parts of sources that are "
-    "alike cancel each other, and a sum then shows the one that differs, whatever the norms"
+    "FedGP ran without its filter, so a target that lies about its update could let the contributions of sources that "
+    "are alike cancel each other, and a sum then shows the one that differs, whatever the norms"
 )
 
 
@@ -139,7 +139,7 @@ def levels_text(visibility: Mapping[str, str]) -> str:
 
 
 def norm_cap_text(norm_cap: NormCap) -> str:
-    """Describe the norm cap that was set; how it changed a part, only the part's source knows."""
+    """Describe the norm cap that was set; how it changed a contribution, only its source knows."""
     return f"kappa {norm_cap['kappa']:g} {'for the whole model' if norm_cap['granularity'] == 'model' else 'per layer'}"
 
 
@@ -304,8 +304,8 @@ def _bounded(levels: Mapping[str, str], norm_cap: Mapping[str, Any] | None) -> s
         "as large a squared norm as" if norm_cap["kappa"] == 1 else f"{norm_cap['kappa']:g} times the squared norm of"
     )
     return (
-        f" {where} the other sources that count held together at least {times} any one's part: a bound on lengths, not "
-        "on directions."
+        f" {where} the other sources that count held together at least {times} any one's contribution: a bound on "
+        "lengths, not on directions."
     )
 
 
@@ -321,17 +321,17 @@ def _of_the_sum(rule: str, filtered: bool, norm_cap: Mapping[str, Any] | None) -
     """Describe what the one sum shows of a single source."""
     by_layer = norm_cap is not None and norm_cap["granularity"] == "layer"
     if norm_cap is None:
-        shown = "nothing bounded how much of a sum is one source's part"
+        shown = "nothing bounded how much of a sum is one source's contribution"
     else:
         per = "per layer" if by_layer else "for the model as a whole"
         shown = (
-            "the sources at sum saw of each other how large a part of the sum was, to within a factor, one number "
+            "the sources at sum saw of each other how large each contribution was, to within a factor, one number "
             f"{per}; one that colludes could tell the aggregator"
         )
     if not (rule.startswith("fedgp") or rule == "auto"):
         return shown
     if filtered and not by_layer:
-        return f"{shown}; a layer in which one source alone points the target's way shows that source's part in the sum"
+        return f"{shown}; a layer in which one source alone points the target's way shows that source's contribution"
     if not filtered and norm_cap is not None:
         return f"{shown}; {_CANCELLING}"
     return shown

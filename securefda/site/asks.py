@@ -109,8 +109,9 @@ def _neighbours(config: AggregatorConfig) -> tuple[str, ...]:
         return ()
     share, colluders = config.session.dropouts, config.privacy.max_colluders
     return (
-        f'session.graph "k-regular": each source exchanges masks and shares with a few random neighbours, enough '
-        f"for {counted(colluders, 'colluding source')} and for {share:.0%} that drop out. The sum is over all.",
+        f'session.graph "k-regular": each source agrees on masks and exchanges shares of keys with a few random '
+        f"neighbours, enough for {counted(colluders, 'colluding source')} and for {share:.0%} that drop out. "
+        "The sum is over all.",
     )
 
 

@@ -264,7 +264,8 @@ class SourceRun:
             if message.envelope.session_id == self._ended_session:
                 return Skipped()
             raise FaultyAggregatorError("ORDER", f"{message.type_name} outside a session")
-        # Check POLICY of the specification: what the owner permits may have changed since the header.
+        # Check POLICY of the specification. The command reads a policy once; a program that embeds a source can
+        # replace it.
         self._site.require_permitted(self._round.header.body)
         if isinstance(message.body, Result):
             check_result(self._site, self._round, message)

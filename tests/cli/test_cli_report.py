@@ -252,7 +252,7 @@ def test_a_filter_shows_a_lone_source_unless_the_norm_cap_holds_in_every_layer(
         filtered=filtered,
         norm_cap=norm_cap and {"kappa": 1.0, "granularity": norm_cap},
     )
-    assert ("shows that source's part in the sum" in found) is is_said
+    assert ("shows that source's contribution" in found) is is_said
 
 
 @pytest.mark.parametrize(
@@ -286,12 +286,14 @@ def test_the_norm_cap_is_claimed_for_what_it_holds_and_its_numbers_are_said_to_b
         in (protected(levels, "fedgp_auto", norm_cap=by_layer))
     )
     assert "Over all layers of the sum together" in protected(levels, "fedgp_auto", norm_cap=on_model)
-    assert "at least 2 times the squared norm of any one's part" in protected(levels, "fedgp_auto", norm_cap=on_model)
+    assert "at least 2 times the squared norm of any one's contribution" in protected(
+        levels, "fedgp_auto", norm_cap=on_model
+    )
     assert "not on directions" in protected(levels, "fedgp_auto", norm_cap=on_model)
     text = unprotected(levels, "fedgp_auto", norm_cap=by_layer)
     assert "the sources at sum saw of each other how large a part of the sum was" in text
     assert "one number per layer; one that colludes could tell the aggregator" in text
-    assert "nothing bounded how much of a sum is one source's part" in unprotected(levels, "fedgp_auto")
+    assert "nothing bounded how much of a sum is one source's contribution" in unprotected(levels, "fedgp_auto")
 
 
 @pytest.mark.parametrize("level", ["individual", "cohort"])

@@ -16,7 +16,7 @@ from depth import DEEP
 from fork_server import REPOSITORY
 
 PAGE = REPOSITORY / "docs/how-to/deploy.md"
-HEADING = "### In ten commands, without a container engine"
+HEADING = "## In ten commands, without a container engine"
 MOST_COMMANDS = 10
 TOOLS = ("buildah", "mmdebstrap")
 ROOM = 20 << 30

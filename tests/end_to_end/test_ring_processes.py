@@ -30,4 +30,4 @@ def test_processes_sum_among_neighbours_and_their_logs_agree(
     assert (agreed, found["findings"], found["verdict"]["severity"]) == (0, [], "fine")
     assert (found["counts"]["headers"], found["counts"]["releases"]) == (2, 20)
     assert asked == 0
-    assert 'session.graph "k-regular": each source exchanges masks and shares with a few random neighbours' in words
+    assert 'session.graph "k-regular": each source agrees on masks and exchanges shares of keys with a few' in words

@@ -55,7 +55,7 @@ def test_session_of_fewer_than_two_sources_has_no_threshold(n: int) -> None:
 
 
 @given(st.sets(st.integers(0, 8)), st.sets(st.integers(0, 8)), st.integers(0, 8), st.integers(0, 3), st.integers(1, 9))
-def test_smallest_anonymity_is_that_of_the_worst_sum_of_the_quorum(
+def test_fewest_trusted_is_that_of_the_worst_sum_of_the_quorum(
     trusted: set[int], others: set[int], me: int, max_colluders: int, quorum: int
 ) -> None:
     others -= {me}

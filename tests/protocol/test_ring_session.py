@@ -255,7 +255,7 @@ def test_session_ends_where_too_few_neighbours_of_one_are_left(phase: int) -> No
 
 def test_more_missing_nonces_than_sources_let_pass_end_the_session() -> None:
     cohort = session(link=leaving({5: 0.5, 6: 0.5}))
-    with pytest.raises(QuorumLost, match="drawing by lot who shares with whom: 10 of at least 11"):
+    with pytest.raises(QuorumLost, match="drawing neighbours at random: 10 of at least 11"):
         cohort.finish()
     assert cohort.vectors == {}
 

@@ -97,7 +97,7 @@ def norm_cap_table(sources: Sources) -> Table | None:
     ]
     headings = ("rounds with caps", "layers in them", "scaled down", "reduced to nothing")
     columns = (("site", "text"), *((heading, "number") for heading in headings))
-    caption = "What the norm cap did to each source's part, as its own log says"
+    caption = "What the norm cap did to each source's contribution, as its own log says"
     return Table("caps", caption, columns, tuple(rows)) if rows else None
 
 

@@ -69,7 +69,7 @@ GLOSSARY: Final = (
     ("ε, δ", "What noise bounds: how much all that left a site can tell of any one row. Smaller is less. δ is the "
      "chance with which the bound need not hold."),
     ("β", "How much weight the rule gives to the sources against the target's own update."),
-    ("norm cap", "A bound on how large a source's part of the sum is, per layer."),
+    ("norm cap", "A bound on how large a source's contribution to the sum is, per layer."),
     ("refusal", "A site's own policy, or its checks, kept it from taking part. That is the policy at work."),
     ("abort, alarm", "A site ended a session; an alarm says that a check failed as no honest peer makes it fail."),
 )  # fmt: skip

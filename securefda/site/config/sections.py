@@ -370,8 +370,9 @@ class TargetTrainingSection(TrainingSection):
     labels: Literal["given", "none", "pseudo"] = "given"
     """What the target knows about the labels of its training rows. With `none` and `pseudo`, the task need not give
     any, and labels that it gives are hidden. With `none`, the target does not train, so only rules that need no labels
-    there can run: `source_only`. With `pseudo`, it trains under FedDA and FedGP on labels that the common model gives
-    its rows; at least one warm-up round is needed. Labels of test rows, if any, are used for measuring."""
+    there can run: `source_only`, `fada_attention`, `fada_adversarial`, `fada`, `f_dann`, `f_dan`.
+    With `pseudo`, it trains under FedDA and FedGP on labels that the common model gives its rows; at least one warm-up
+    round is needed. Labels of test rows, if any, are used for measuring."""
 
     pseudo_threshold: Annotated[float, Field(gt=0, lt=1)] = 0.9
     """With pseudo-labels, the least probability of a row's label under the model for the row to count."""
@@ -441,7 +442,8 @@ class PrivacySection(Settings):
     """Fewest members of a cohort when it forms; 0 means `min-others + max-colluders + 2`."""
 
     norm_cap_kappa: Annotated[float, Field(ge=0)] = 1.0
-    """The norm cap: least ratio of the squared norm of the other parts of a sum to that of each part; 0 for no cap."""
+    """The norm cap: least ratio of the squared norm of the other contributions to a sum to that of each contribution; 0
+    for no cap."""
 
     norm_cap_granularity: Literal["layer", "model"] = "layer"
     """Whether the norm cap holds in each layer or for the model as a whole."""
@@ -493,9 +495,9 @@ class SessionSection(Settings):
     """The masking session."""
 
     graph: Literal["complete", "k-regular"] = "complete"
-    """With which sources a source exchanges masks and shares: `complete`, with all others, for up to some hundred
-    sources; or `k-regular`, with a few random neighbours, for many sources. The sum is over all sources either way.
-    `k-regular` needs visibility `sum` and has no norm cap: `privacy.norm-cap-kappa` = 0."""
+    """With which sources a source agrees on masks and exchanges shares of keys: `complete`, with all others, for up to
+    some hundred sources; or `k-regular`, with a few random neighbours, for many sources. The sum is over all
+    sources either way. `k-regular` needs visibility `sum` and has no norm cap: `privacy.norm-cap-kappa` = 0."""
 
     dropouts: Annotated[float, Field(ge=0, lt=0.5)] = 0.1
     """Under `k-regular`, the share of the sources that may drop out of a session by chance. It and

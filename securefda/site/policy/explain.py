@@ -80,7 +80,8 @@ def _without_noise(policy: SourcePolicy, site: str) -> str:
             "amount about a row."
         )
     return line + (
-        "Sums still hide which source a part comes from. They do not hide what the parts reveal together: whether a "
+        "Sums still hide which source a contribution comes from. They do not hide what the contributions reveal "
+        "together: whether a "
         "row was trained on, or its values, may show in a sum and in every later model, and nothing bounds it."
     )
 
@@ -199,7 +200,7 @@ def _seen(facts: _Facts) -> tuple[str, ...]:
         sums += ", and of estimated errors of the rules"
     sum_line = (
         f"At level sum: one weighted sum per round over at least {policy.smallest_sum} of {facts.of_all} sources, in "
-        f"which {site}'s part is one term beside those of {facts.others}; with it the sums of {sums}."
+        f"which {site}'s contribution is one term beside those of {facts.others}; with it the sums of {sums}."
     )
     if policy.visibility is Visibility.INDIVIDUAL:
         names = {"samples": "its number of training rows", "loss": "its mean loss", "accuracy": "its accuracy"}
@@ -217,7 +218,7 @@ def _seen(facts: _Facts) -> tuple[str, ...]:
             f"At level cohort: one such sum per round over a cohort of at least {policy.smallest_sum} sources, drawn "
             f"at random again for every round, beside {facts.others}. Many rounds give many different sums that "
             f"contain {site}, and together they reveal more of it than one sum does. No norm cap holds for cohorts: "
-            "if its part is much larger than the others', such a sum shows it nearly alone."
+            "if its contribution is much larger than the others', such a sum shows it nearly alone."
         )
     return (*lines, sum_line, _norm_report(facts))
 
@@ -232,9 +233,9 @@ def _norm_report(facts: _Facts) -> str:
     count = "one number per layer" if policy.norm_cap.granularity == "layer" else "one number, or one per layer"
     line = (
         f"{condition}, norm reports tell the aggregator nothing by themselves. But the other sources in the sum see "
-        f"how large {site}'s part is: {count} in each round (the norm, weighted by rows, rounded down to a step of "
-        "2^(1/4), or of 2^(1/2) in a layer of fewer than 256 parameters). A source that colludes can pass it on to "
-        "the aggregator."
+        f"how large {site}'s contribution is: {count} in each round (the norm, weighted by rows, rounded down to a "
+        "step of 2^(1/4), or of 2^(1/2) in a layer of fewer than 256 parameters). A source that colludes can pass it "
+        "on to the aggregator."
     )
     if not policy.max_colluders:
         return line
@@ -355,24 +356,24 @@ def _norm_cap_claim(facts: _Facts) -> str:
     bounds, site = facts.policy.norm_cap, facts.site
     if bounds.kappa == 0:
         return (
-            f"This policy does not prevent sums in which {site}'s part is much larger than all others: with kappa = 0, "
-            "such a sum may show it nearly alone."
+            f"This policy does not prevent sums in which {site}'s contribution is much larger than all others: with "
+            "kappa = 0, such a sum may show it nearly alone."
         )
     place = (
         "in every layer" if bounds.granularity == "layer" else "over the model as a whole, though not in every layer,"
     )
     claim = (
         f"At level sum, a sum of which {site} makes up most: {place} the others that count together have at least "
-        f"{bounds.kappa:g} times the squared norm of its part. This bounds lengths, not directions: a sum shows the "
-        "direction that its parts share, and opposed parts cancel."
+        f"{bounds.kappa:g} times the squared norm of its contribution. This bounds lengths, not directions: a sum "
+        "shows the direction that its contributions share, and opposed contributions cancel."
     )
     projected = any(rule.projects and rule.value in facts.policy.allowed_rules for rule in Rule)
     if not (bounds.unfiltered_projection and projected):
         return claim
     return claim + (
         " This site permits FedGP without its filter (unfiltered-projection). The target's update then decides the "
-        "sign of each part as well. A target can craft it so that similar parts of the others cancel each other, and "
-        f"the sum is nearly {facts.site}'s part alone although all norms are as required."
+        "sign of each contribution as well. A target can craft it so that similar contributions of the others cancel "
+        f"each other, and the sum is nearly {facts.site}'s contribution alone although all norms are as required."
     )
 
 
@@ -423,7 +424,11 @@ def _assumptions(facts: _Facts) -> tuple[str, ...]:
         f"For the privacy budget: {ASSUMPTIONS}; the random numbers of {site}'s machine cannot be guessed.",
     )
     if policy.visibility is Visibility.INDIVIDUAL:
-        return (*common, "TLS 1.3 protects the data on the network; nothing protects it from the aggregator.")
+        return (
+            *common,
+            "TLS 1.3 protects messages on the network. Nothing is assumed of the aggregator, which may see each update "
+            "of this site.",
+        )
     helpers = (
         f"with at most max_colluders = {policy.max_colluders} of the other sources"
         if policy.max_colluders

@@ -46,18 +46,19 @@ Tasks that this site trains for, as "package.module:Class". Empty: whatever its 
     "architectures": """\
 SHA-256 digests of the model architectures that this site trains. Empty: only the one it builds itself.""",
     "norm-cap.kappa": """\
-At level "sum" the other sources' parts must together have at least kappa times the squared norm of this site's part.
-Otherwise large parts are scaled down until they do; a layer in which that is impossible is left out. With 0 there is
-no cap: a sum may then show this site's update nearly alone, for example if the target crafts its update so that only
-this site's agrees with it, or if FedGP's filter (strategy.filter) leaves no other source in a layer.""",
+At level "sum" the other sources' contributions must together have at least kappa times the squared norm of this
+site's contribution. Otherwise large contributions are scaled down until they do; a layer in which that is impossible is
+left out. With 0 there is no cap: a sum may then show this site's update nearly alone, for example if the target crafts
+its update so that only this site's agrees with it, or if FedGP's filter (strategy.filter) leaves no other source in a
+layer.""",
     "norm-cap.granularity": """\
 "layer": this must hold in each layer. "model": for the model as a whole; one layer may then be this site's alone.""",
     "norm-cap.unfiltered-projection": """\
 Whether FedGP may run at level "sum" without its filter (strategy.filter = false). The target's update then decides
-the sign of each part as well. A target can craft it so that the other sites' parts cancel each other, and the sum is
-this site's update although all norms are as required.""",
+the sign of each contribution as well. A target can craft it so that the other sites' contributions cancel each other,
+and the sum is this site's update although all norms are as required.""",
     "norm-cap.reports": """\
-For the caps, the other sources of a sum see the norm of this site's part, per layer and coarsely rounded; the
+For the caps, the other sources of a sum see the norm of this site's contribution, per layer and coarsely rounded; the
 aggregator does not. With max-colluders above 0, some of them may pass it on. "hidden": in that case this site takes
 part only if it trains with noise. "colluders-may-see": it takes part anyway.""",
     "quantisation.modulus-bits-min": """\
@@ -281,7 +282,7 @@ that.""",
         "architectures": _OWN_MODEL,
         "norm-cap.kappa": "-> the others have at least two thirds of all squared norms.",
         "norm-cap.granularity": "-> layer: a single one, such as an embedding, can reveal as much as the model.",
-        "norm-cap.unfiltered-projection": "-> no: with the filter, no part changes its sign.",
+        "norm-cap.unfiltered-projection": "-> no: with the filter, no contribution changes its sign.",
         "norm-cap.reports": "-> hidden: with dp.required, norm reports describe noisy updates only.",
         "quantisation.modulus-bits-min": "-> 16 bits: more bits would not hide anything better.",
         "quantisation.clip-min": "-> ten times smaller or larger than the usual clip of 1.",
@@ -350,7 +351,7 @@ update, keep only source_only, fedavg and fedda: under the others it can choose 
         "architectures": _OWN_MODEL,
         "norm-cap.kappa": "-> the others have at least half of all squared norms; with three hospitals, 2 is the most.",
         "norm-cap.granularity": "-> layer: a single one, such as an embedding, can reveal as much as the model.",
-        "norm-cap.unfiltered-projection": "-> no: with the filter, no part changes its sign.",
+        "norm-cap.unfiltered-projection": "-> no: with the filter, no contribution changes its sign.",
         "norm-cap.reports": "-> hidden: with max-colluders = 0, only the other hospitals see them, coarsely rounded.",
         "quantisation.modulus-bits-min": "-> 16 bits: more bits would not hide anything better.",
         "quantisation.clip-min": "-> a hundred times smaller or larger than the usual clip of 1.",
