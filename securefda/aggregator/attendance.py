@@ -173,12 +173,12 @@ class Attendance:
             self._why[index] = why
 
     def forget_trouble(self, indices: Iterable[int]) -> None:
-        """Sources are in the sum of a round: what was heard of them before is out of date."""
+        """Sources are in the sum of a round: their earlier trouble is out of date."""
         for index in indices:
             self._why.pop(index, None)
 
     def with_troubles(self, error: QuorumLost) -> QuorumLost:
-        """The error, with what was last heard of each source that is missing."""
+        """The error, with the last trouble of each source that is missing."""
         refusals = (f"the policy of {self._site.name(index)} refuses {key}" for index, key in self._consent.items())
         hints = dict.fromkeys(hint_for(key) for key in self._consent.values())
         # In the hint, which no other source reads

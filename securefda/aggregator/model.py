@@ -220,7 +220,7 @@ class RunModel:
         )
 
     def publish(self, current: CurrentRound, header: Signed[Header]) -> None:
-        """Write into store and log that an attempt begins, and what its header releases of the target."""
+        """Before anything is sent: store and log that an attempt begins, and what its header releases of the target."""
         body, journal = header.body, self._site.witness.journal
         current.begin(body)
         self._store.begin_attempt(current.number, current.attempt, RoundRequest.of(body))

@@ -297,7 +297,7 @@ def without_share(rows: Samples, share: float, site_id: str, seed: Seed) -> tupl
     return left, taken
 
 
-def personal_of(strategy: Strategy, rows: PersonalTrainer, memory: PersonalMemory) -> PersonalModel | None:
+def personal_of(strategy: Strategy, trainer: PersonalTrainer, memory: PersonalMemory) -> PersonalModel | None:
     """The model of the target's own that a strategy measures it with; None where that is the common model.
 
     Raises:
@@ -305,16 +305,16 @@ def personal_of(strategy: Strategy, rows: PersonalTrainer, memory: PersonalMemor
         ConfigError: ``training.personal-layers``, all layers would stay at their site.
     """
     if strategy.asks_neighbours:
-        return KnnPer(rows, KnnSettings(strategy.knn_neighbours, strategy.knn_weight, strategy.knn_scale))
+        return KnnPer(trainer, KnnSettings(strategy.knn_neighbours, strategy.knn_weight, strategy.knn_scale))
     match strategy.rule:
         case Rule.PERSONALIZED_FEDAVG:
-            return FineTuned(rows, strategy.personal_epochs)
+            return FineTuned(trainer, strategy.personal_epochs)
         case Rule.DITTO:
-            return Ditto(rows, memory, epochs=strategy.personal_epochs, strength=strategy.ditto_lambda)
+            return Ditto(trainer, memory, epochs=strategy.personal_epochs, strength=strategy.ditto_lambda)
         case Rule.APFL:
-            return Apfl(rows, memory, alpha=strategy.apfl_alpha, adaptive=strategy.apfl_adaptive)
+            return Apfl(trainer, memory, alpha=strategy.apfl_alpha, adaptive=strategy.apfl_adaptive)
         case Rule.FEDREP:
-            return FedRepHead(rows, memory)
+            return FedRepHead(trainer, memory)
     return None
 
 

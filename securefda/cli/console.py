@@ -136,21 +136,21 @@ class LineReporter:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._progressed = ProgressEstimate()
+        self._estimate = ProgressEstimate()
         self._last = ""
 
     def round_started(self, round_number: int, rounds: int) -> None:  # noqa: ARG002 - the finished round has a line
         """Remember how many rounds there are."""
-        self._progressed.rounds = rounds
+        self._estimate.rounds = rounds
 
     def phase(self, name: str, waiting_for: Sequence[str] = (), asked: int = 0) -> None:
         """Print which sites the run waits for."""
-        if waiting_for and (not self._progressed.rounds or verbosity() is Verbosity.VERBOSE):
+        if waiting_for and (not self._estimate.rounds or verbosity() is Verbosity.VERBOSE):
             self.note(phase_text(name, waiting_for, asked))
 
     def round_finished(self, line: RoundLine) -> None:
         """Write the round's line."""
-        self.note(self._progressed.text(line))
+        self.note(self._estimate.text(line))
 
     def note(self, note: Note | str) -> None:
         """Write the note, unless it repeats the line before."""
@@ -167,11 +167,11 @@ class BarReporter:
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._task = progress.add_task("", total=None, round="")
-        self._progressed = ProgressEstimate()
+        self._estimate = ProgressEstimate()
 
     def round_started(self, round_number: int, rounds: int) -> None:
         """Move the bar to this round."""
-        self._progressed.rounds = rounds
+        self._estimate.rounds = rounds
         self._progress.update(
             self._task, total=rounds, completed=round_number - 1, round=f"round {round_number} of {rounds}"
         )
@@ -183,7 +183,7 @@ class BarReporter:
     def round_finished(self, line: RoundLine) -> None:
         """Advance the bar and leave the round's line above it."""
         self._progress.update(self._task, completed=line["round"])
-        self.note(self._progressed.text(line))
+        self.note(self._estimate.text(line))
 
     def note(self, note: Note | str) -> None:
         """Leave the note above the bar."""

@@ -115,16 +115,16 @@ def new_tabular(folder: Path, file: Path, choices: Choices) -> NewFolder:
         DataError: the example cannot be read, or is too small.
     """
     name = _name_of(folder)
-    writing = guess_format(file, separator=choices.separator, decimal=choices.decimal, encoding=choices.encoding)
-    table = read_table(file, separator=writing.separator, encoding=writing.encoding)
-    found = guess(_without(table, choices.site_column), writing, choices.label, choices.group)
+    csv_format = guess_format(file, separator=choices.separator, decimal=choices.decimal, encoding=choices.encoding)
+    table = read_table(file, separator=csv_format.separator, encoding=csv_format.encoding)
+    found = guess(_without(table, choices.site_column), csv_format, choices.label, choices.group)
     read = TabularOptions(label=found.label, columns=found.columns, group=choices.group)
-    sites = _sites_of_table(file, table, read, writing, choices)
+    sites = _sites_of_table(file, table, read, csv_format, choices)
     if sites.write is not None:
-        writing = CsvFormat(writing.separator, writing.decimal, "utf-8")  # as the new files are written
+        csv_format = CsvFormat(csv_format.separator, csv_format.decimal, "utf-8")  # as the new files are written
     notes = [
         f"predicts {found.label.column}" + ("" if choices.label else ", the last column; --label names another"),
-        f"reads it with separator {writing.separator!r} and decimal mark {writing.decimal!r}",
+        f"reads it with separator {csv_format.separator!r} and decimal mark {csv_format.decimal!r}",
         *(f"{column}: {remark}" for column, remark in found.remarks.items()),
     ]
     heading = (
@@ -132,7 +132,7 @@ def new_tabular(folder: Path, file: Path, choices: Choices) -> NewFolder:
         "covers them: they show round numbers near mean and deviation, and the categories that at least "
         f"{FEWEST_OF_A_CATEGORY} rows have. What must not be shown, replace by public numbers: those of a textbook."
     )
-    options = _options_text(found, writing, choices.group, sites)
+    options = _options_text(found, csv_format, choices.group, sites)
     made = _make(folder, sites, tabular.FACTORY, options, heading, holds="SITE.csv", name=name)
     return NewFolder(made.folder, made.files, made.target, made.sources, (*notes, *made.notes))
 
@@ -216,15 +216,15 @@ def _without(table: Table, name: str) -> Table:
     return Table(table.path, {each: cells for each, cells in table.cells.items() if each != name}, table.lines)
 
 
-def _sites_of_table(file: Path, table: Table, read: TabularOptions, writing: CsvFormat, choices: Choices) -> _Sites:
+def _sites_of_table(file: Path, table: Table, read: TabularOptions, csv_format: CsvFormat, choices: Choices) -> _Sites:
     if choices.site_column:
-        return _sites_of_column(table, read, writing, plain(choices.site_column), choices.target)
+        return _sites_of_column(table, read, csv_format, plain(choices.site_column), choices.target)
     wanted = {read.label.column, *read.read, *([read.group] if read.group else [])}
-    found, left_out = _tables_beside(file, wanted, writing)
+    found, left_out = _tables_beside(file, wanted, csv_format)
     beside = {**found, file.stem: table}
     unlabelled = None
     if choices.target not in beside:
-        unlabelled = _unlabelled_target(file.parent, choices.target, wanted - {read.label.column}, writing)
+        unlabelled = _unlabelled_target(file.parent, choices.target, wanted - {read.label.column}, csv_format)
     if unlabelled is not None:
         beside[choices.target] = unlabelled
         left_out = [line for line in left_out if not line.startswith(f"{choices.target}.csv ")]
@@ -251,10 +251,10 @@ def _sites_of_table(file: Path, table: Table, read: TabularOptions, writing: Csv
         f"the four sites are made up: {DATA_FOLDER}/ holds a copy of the rows of {file.name}, dealt out by chance, so "
         f"no site differs from another. --site-column names a column that says where a row is from{others}"
     )
-    return _dealt(table, read, writing, rows_of, target=_MADE_UP_SITES[0], note=note)
+    return _dealt(table, read, csv_format, rows_of, target=_MADE_UP_SITES[0], note=note)
 
 
-def _sites_of_column(table: Table, read: TabularOptions, writing: CsvFormat, name: str, target: str) -> _Sites:
+def _sites_of_column(table: Table, read: TabularOptions, csv_format: CsvFormat, name: str, target: str) -> _Sites:
     rows_of: dict[str, list[int]] = {}
     for row, cell in enumerate(table.cells[name]):
         rows_of.setdefault(_site_id(cell), []).append(row)
@@ -265,7 +265,7 @@ def _sites_of_column(table: Table, read: TabularOptions, writing: CsvFormat, nam
     target = target or min(rows_of, key=lambda site: len(rows_of[site]))
     _require_sites(sorted(rows_of), target, f"column {name}", "each value is a site")
     note = f"the sites are the values of {name}: {DATA_FOLDER}/ holds a copy of the rows of {table.path.name}"
-    return _dealt(table, read, writing, rows_of, target=target, note=note)
+    return _dealt(table, read, csv_format, rows_of, target=target, note=note)
 
 
 def _require_sites(sites: Sequence[str], target: str, where: str, how: str) -> None:
@@ -280,7 +280,7 @@ def _require_sites(sites: Sequence[str], target: str, where: str, how: str) -> N
         raise DataError(where, why, hint=how)
 
 
-def _tables_beside(file: Path, wanted: set[str], writing: CsvFormat) -> tuple[dict[str, Table], list[str]]:
+def _tables_beside(file: Path, wanted: set[str], csv_format: CsvFormat) -> tuple[dict[str, Table], list[str]]:
     """Return site id -> each CSV file in the same folder with these columns, and why each other file is left out."""
     found: dict[str, Table] = {}
     left_out: list[str] = []
@@ -291,7 +291,7 @@ def _tables_beside(file: Path, wanted: set[str], writing: CsvFormat) -> tuple[di
             left_out.append(f"{path.name} (its name is no site id: lowercase letters, digits and hyphens)")
             continue
         try:
-            table = read_table(path, separator=writing.separator, encoding=writing.encoding)
+            table = read_table(path, separator=csv_format.separator, encoding=csv_format.encoding)
         except DataError as error:
             left_out.append(f"{path.name} ({error.why})")
             continue
@@ -302,12 +302,12 @@ def _tables_beside(file: Path, wanted: set[str], writing: CsvFormat) -> tuple[di
     return found, left_out
 
 
-def _unlabelled_target(folder: Path, target: str, wanted: set[str], writing: CsvFormat) -> Table | None:
+def _unlabelled_target(folder: Path, target: str, wanted: set[str], csv_format: CsvFormat) -> Table | None:
     """Return the target's table if only the label is missing from the columns that a model needs."""
     path = folder / f"{target}.csv"
     if not target or not path.is_file():
         return None
-    table = read_table(path, separator=writing.separator, encoding=writing.encoding)
+    table = read_table(path, separator=csv_format.separator, encoding=csv_format.encoding)
     return table if wanted <= table.cells.keys() else None
 
 
@@ -318,7 +318,7 @@ def _contents(table: Table, read: TabularOptions) -> list[tuple[bytes, str]]:
 def _dealt(
     table: Table,
     read: TabularOptions,
-    writing: CsvFormat,
+    csv_format: CsvFormat,
     rows_of: Mapping[str, Sequence[int]],
     *,
     target: str,
@@ -332,7 +332,7 @@ def _dealt(
         for site, rows in rows_of.items():
             part = table.part(rows)
             with open(data / f"{site}.csv", "x", encoding="utf-8", newline="", opener=_private) as file:
-                lines = csv.writer(file, delimiter=writing.separator, lineterminator="\n")
+                lines = csv.writer(file, delimiter=csv_format.separator, lineterminator="\n")
                 lines.writerow(part.cells)
                 lines.writerows(zip(*part.cells.values(), strict=True))
 
@@ -470,13 +470,13 @@ _POLICY_HEADING = """\
 """
 
 
-def _options_text(found: Guess, writing: CsvFormat, group: str, sites: _Sites) -> str:
+def _options_text(found: Guess, csv_format: CsvFormat, group: str, sites: _Sites) -> str:
     """Return the options of a tabular task, a line for each column, with the reason if it is not read."""
     label = found.label.model_dump(by_alias=True, exclude_defaults=True)
     lines = ["[task.options]"]
-    lines.append(f"separator = {_toml(writing.separator)}         # this and the next two: how files are written")
-    lines.append(f"decimal = {_toml(writing.decimal)}           # each site may change them in its own settings")
-    lines.append(f"encoding = {_toml(writing.encoding)}")
+    lines.append(f"separator = {_toml(csv_format.separator)}         # this and the next two: how files are written")
+    lines.append(f"decimal = {_toml(csv_format.decimal)}           # each site may change them in its own settings")
+    lines.append(f"encoding = {_toml(csv_format.encoding)}")
     if group:
         lines.append(f"group = {_toml(plain(group))}  # its rows stay on one side of the split")
     lines += [*_split_lines(sites.target_rows), "", "[task.options.label]"]

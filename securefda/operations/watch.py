@@ -130,17 +130,17 @@ class TargetWatch:
     def __init__(
         self,
         shown: Reporter,
-        book: _RunLog,
+        run_log: _RunLog,
         metrics: TargetMetrics | None,
         state: StateWriter,
         *,
         ready: threading.Event,
     ) -> None:
-        self._shown, self._book, self._metrics, self.state, self.ready = shown, book, metrics, state, ready
+        self._shown, self._run_log, self._metrics, self.state, self.ready = shown, run_log, metrics, state, ready
 
     def follow(self, run_id: Callable[[], str], connected: Callable[[], Collection[int]]) -> None:
         """Set the sources of what reports lack: the run's id (empty before there is one), and who is connected."""
-        self._book.run_id = run_id
+        self._run_log.run_id = run_id
         if self._metrics is not None:
             self._metrics.watch_connections(connected)
 
@@ -150,23 +150,23 @@ class TargetWatch:
             self._metrics.round_started(round_number)
             self._metrics.planned(rounds)
         self._shown.round_started(round_number, rounds)
-        self._book.round, self._book.phase = round_number, ""
-        self._book.write("info", f"round {round_number} of {rounds} begins")
-        self.state.set("beginning a round", round=round_number, rounds=rounds, run=self._book.run_id())
+        self._run_log.round, self._run_log.phase = round_number, ""
+        self._run_log.write("info", f"round {round_number} of {rounds} begins")
+        self.state.set("beginning a round", round=round_number, rounds=rounds, run=self._run_log.run_id())
 
     def phase(self, name: str, waiting_for: Sequence[str] = (), asked: int = 0) -> None:
         """The run enters a phase, or goes on waiting in it."""
         self._shown.phase(name, waiting_for, asked)
-        self._book.phase = name
-        self._book.write("debug", f"waiting for {', '.join(waiting_for)}" if waiting_for else "waiting for no site")
-        self.state.set(phase_words(name), waiting_for=waiting_for, waiting_of=asked, run=self._book.run_id())
+        self._run_log.phase = name
+        self._run_log.write("debug", f"waiting for {', '.join(waiting_for)}" if waiting_for else "waiting for no site")
+        self.state.set(phase_words(name), waiting_for=waiting_for, waiting_of=asked, run=self._run_log.run_id())
 
     def round_finished(self, line: RoundLine) -> None:
         """A round is over."""
         self._shown.round_finished(line)
-        self._book.round_over(line)
-        self._book.write("warning" if line.get("status") == "lost" else "info", _text_of(line))
-        self._book.phase = ""
+        self._run_log.round_over(line)
+        self._run_log.write("warning" if line.get("status") == "lost" else "info", _text_of(line))
+        self._run_log.phase = ""
         if line.get("status") != "lost":
             self.state.know(error="")
         if "target_epsilon" in line:
@@ -177,7 +177,7 @@ class TargetWatch:
     def note(self, note: Note | str) -> None:
         """Something an operator should read."""
         self._shown.note(note)
-        filed = self._book.note(note)
+        filed = self._run_log.note(note)
         if self._metrics is not None:
             self._metrics.noted(filed)
 
@@ -191,17 +191,17 @@ class SourceWatch:
     def __init__(
         self,
         shown: Reporter,
-        book: _RunLog,
+        run_log: _RunLog,
         metrics: SourceMetrics | None,
         target: str,
         state: StateWriter,
         *,
         ready: threading.Event,
     ) -> None:
-        self._shown, self._book, self._metrics, self._target = shown, book, metrics, target
+        self._shown, self._run_log, self._metrics, self._target = shown, run_log, metrics, target
         self.state, self._ready = state, ready
         self._run, self._was_connected, self._has_joined = "", False, False
-        book.run_id = lambda: self._run
+        run_log.run_id = lambda: self._run
 
     def hear(self, direction: object, peer: int, message: Signed[Body], wire_bytes: int, *, more: bool = False) -> None:
         """Observe a message: a header tells the run, and the message type the phase. Nothing else is used."""
@@ -210,7 +210,7 @@ class SourceWatch:
             self._run = message.body.run_id.hex()
         if isinstance(message.body, Schedule):
             self.state.know(rounds=message.body.rounds)
-        self._book.phase = _PHASES.get(type(message.body), self._book.phase)
+        self._run_log.phase = _PHASES.get(type(message.body), self._run_log.phase)
         if isinstance(message.body, Join):
             self._has_joined = True
             self._ready.set()  # first: a reader of the line finds the process so
@@ -254,12 +254,12 @@ class SourceWatch:
 
     def rounds(self, shown: SourceReporter) -> SourceReporter:
         """Return a reporter that logs and counts everything and passes it on to ``shown``."""
-        return _SourceRounds(shown, self._book, self._metrics, self._target, self)
+        return _SourceRounds(shown, self._run_log, self._metrics, self._target, self)
 
     def note(self, note: Note | str) -> None:
         """Something an operator should read."""
         self._shown.note(note)
-        self._book.note(note)
+        self._run_log.note(note)
 
     def round_started(self, round_number: int, rounds: int) -> None:
         """Pass it on; a source hears of rounds through :meth:`rounds`."""
@@ -278,25 +278,25 @@ class _SourceRounds:
     """Logs and counts the rounds of a source. Whatever ends a session ends its phase."""
 
     def __init__(
-        self, shown: SourceReporter, book: _RunLog, metrics: SourceMetrics | None, target: str, watch: SourceWatch
+        self, shown: SourceReporter, run_log: _RunLog, metrics: SourceMetrics | None, target: str, watch: SourceWatch
     ) -> None:
-        self._shown, self._book, self._metrics, self._target, self._watch = shown, book, metrics, target, watch
+        self._shown, self._run_log, self._metrics, self._target, self._watch = shown, run_log, metrics, target, watch
 
     def round_started(self, round_number: int, visibility: str, rule: str) -> None:
         """A header was accepted."""
         if self._metrics is not None:
             self._metrics.round_started(round_number)
         self._shown.round_started(round_number, visibility, rule)
-        self._book.round = round_number
-        self._book.write("info", f"round {round_number} begins: {rule}, visibility {visibility}", self._target)
+        self._run_log.round = round_number
+        self._run_log.write("info", f"round {round_number} begins: {rule}, visibility {visibility}", self._target)
         self._watch.does("training", round=round_number)
 
     def round_finished(self, record: SiteLine) -> None:
         """A result was accepted."""
         self._shown.round_finished(record)
         spent = f"; epsilon {record['epsilon']:.4f} is spent" if "epsilon" in record else ""
-        self._book.write("info", f"round {record['round']} is over{spent}", self._target)
-        self._book.phase = ""
+        self._run_log.write("info", f"round {record['round']} is over{spent}", self._target)
+        self._run_log.phase = ""
         spent_now = {"epsilon": record["epsilon"]} if "epsilon" in record else {}
         self._watch.does(f"waiting for {self._target} to begin the next round", waits=True, error="", **spent_now)
         if self._metrics is not None:
@@ -305,7 +305,7 @@ class _SourceRounds:
     def refused(self, refusal: PolicyRefusal, header: Signed[Header]) -> None:
         """The policy refused a header."""
         self._shown.refused(refusal, header)
-        self._book.write("warning", f"round {header.body.round} refused: {refusal}", self._target)
+        self._run_log.write("warning", f"round {header.body.round} refused: {refusal}", self._target)
         self._failed(refusal)
         if self._metrics is not None:
             self._metrics.refusal(refusal.key)
@@ -314,7 +314,7 @@ class _SourceRounds:
     def alarm(self, error: SecureFdaError) -> None:
         """A check failed, the aggregator ended a session, or the policy refused to go on with one."""
         self._shown.alarm(error)
-        self._book.write("warning" if isinstance(error, PolicyRefusal) else "error", str(error), self._target)
+        self._run_log.write("warning" if isinstance(error, PolicyRefusal) else "error", str(error), self._target)
         self._failed(error)
         if self._metrics is not None:
             if isinstance(error, PolicyRefusal):
@@ -325,7 +325,7 @@ class _SourceRounds:
                 self._metrics.abort(error.check)
 
     def _failed(self, error: SecureFdaError) -> None:
-        self._book.phase = ""
+        self._run_log.phase = ""
         self._watch.does(f"waiting for what {self._target} asks for next", waits=True, error=str(error))
 
 
@@ -347,7 +347,7 @@ def watch_target(
     """
     target, sources = roster.target.site_id, [entry.site_id for entry in roster.sources]
     with ExitStack() as stack:
-        book = _RunLog(_log(stack, logging, out, target, shown), frozenset(sources))
+        run_log = _RunLog(_log(stack, logging, out, target, shown), frozenset(sources))
         meters, ready = None, threading.Event()
         if metrics.port:
             from securefda.operations.metrics import TargetMetrics, served
@@ -358,11 +358,11 @@ def watch_target(
             from securefda.operations.tracking import tracked
 
             names = {"federation": roster.federation_id, "site": target}
-            places = tracked(metrics, out=out, run_id=book.run, note=shown.note, **names)
-            book.round_over = stack.enter_context(places).round_finished
-        stack.enter_context(book.process(target, "target"))
+            places = tracked(metrics, out=out, run_id=run_log.run, note=shown.note, **names)
+            run_log.round_over = stack.enter_context(places).round_finished
+        stack.enter_context(run_log.process(target, "target"))
         state = stack.enter_context(state_file(out, site=target, role="target"))
-        yield TargetWatch(shown, book, meters, state, ready=ready)
+        yield TargetWatch(shown, run_log, meters, state, ready=ready)
 
 
 @contextmanager
@@ -380,16 +380,16 @@ def watch_source(
             hint = "remove it: a source's own figures are in the metrics.jsonl of its run folder"
             raise ConfigError(f"metrics.{key}", "applies only to the target", hint=hint)
     with ExitStack() as stack:
-        book = _RunLog(_log(stack, logging, out, site, shown), frozenset((target,)))
+        run_log = _RunLog(_log(stack, logging, out, site, shown), frozenset((target,)))
         meters, ready = None, threading.Event()
         if metrics.port:
             from securefda.operations.metrics import SourceMetrics, served
 
             meters = SourceMetrics()
             stack.enter_context(served(meters.registry, metrics.host, metrics.port, ready.is_set))
-        stack.enter_context(book.process(site, "source"))
+        stack.enter_context(run_log.process(site, "source"))
         state = stack.enter_context(state_file(out, site=site, role="source"))
-        yield SourceWatch(shown, book, meters, target, state, ready=ready)
+        yield SourceWatch(shown, run_log, meters, target, state, ready=ready)
 
 
 def _log(stack: ExitStack, settings: LoggingSection, out: Path, site: str, shown: Reporter) -> OperationalLog | None:

@@ -58,7 +58,7 @@ class SessionLimits:
         return self.fewest_trusted(header.sum_quorum, header.at(Visibility.SUM), own_index)
 
     def shortage(self, quorum: int, members: Iterable[int], own_index: int) -> str | None:
-        """Why the worst sum of ``quorum`` of the ``members`` hides this source too little; None if it does not."""
+        """Why the worst sum of ``quorum`` of the ``members`` hides this source too little; None if it does enough."""
         trusted = self.fewest_trusted(quorum, members, own_index)
         if trusted >= self.min_others:
             return None
@@ -236,7 +236,7 @@ def _check_target_terms(header: Header) -> None:
     """g_T, or the gradient of the gap, must be published exactly if the rule needs it and a source is at ``sum``."""
     has_sum, attention = bool(header.at(Visibility.SUM)), header.rule.attention
     needs_gradient = attention is not None and attention.gain == "first-order" and has_sum
-    detail = "the gradient of the gap is published at sum only, under attention with first-order gains"
+    detail = "the gradient of the gap comes exactly under attention with first-order gains and a source at sum"
     require((header.gap_gradient_digest != b"") == needs_gradient, "HEADER_TARGET", detail)
     needs_target = header.rule.select or header.rule.rule not in _WITHOUT_TARGET_UPDATE
     if header.target is None:

@@ -112,7 +112,7 @@ def check_neighbours(
 
 
 def check_own_neighbours(ring: Ring, *, own_index: int, header: Header, limits: SessionLimits) -> None:
-    """SFDA-SA/2: this source's masks come off only with so many of its neighbours, who are then in the sum with it.
+    """SFDA-SA/2: enough trusted others are among any ``share_threshold`` neighbours, which is what unmasking needs.
 
     Raises:
         FaultyAggregatorError: RING_TRUST, which blames nobody: chance decides on the neighbours, and this source's

@@ -41,7 +41,7 @@ class PrivateTrainer(SiteTrainer):
     is trained and charged again.
 
     Args:
-        task, site, data, settings, seed: as for :class:`SiteTrainer`; ``settings.dp`` is set.
+        task, site, rows, settings, seed: as for :class:`SiteTrainer`; ``settings.dp`` is set.
         account: pays for the rounds.
         random_bytes: where noise and the rows of each step come from; anything but ``os.urandom`` is for tests.
         team: as there. This process alone draws rows and noise, and charges.
@@ -55,7 +55,7 @@ class PrivateTrainer(SiteTrainer):
         self,
         task: Task,
         site: str,
-        data: Samples,
+        rows: Samples,
         settings: TrainingSettings,
         seed: int,
         *,
@@ -63,10 +63,9 @@ class PrivateTrainer(SiteTrainer):
         random_bytes: RandomBytes = os.urandom,
         team: Team | None = None,
     ) -> None:
-        super().__init__(task, site, data, settings, seed, team=team)
-        require_separate_rows(task, self.module, data, settings)
-        schedule_of(settings, len(data))
-        self._rows = data
+        super().__init__(task, site, rows, settings, seed, team=team)
+        require_separate_rows(task, self.module, rows, settings)
+        schedule_of(settings, len(rows))
         self.repeatable = False
         self.account = account
         self._random_bytes = random_bytes
@@ -131,7 +130,7 @@ class PrivateTrainer(SiteTrainer):
             self.task,
             self.module,
             received,
-            self._rows,
+            self.labelled_rows(),
             settings=settings,
             site=self.site,
             fewest_steps=fewest_steps,

@@ -320,9 +320,9 @@ class Course:
         """
         if len(units) != len(self.groups):
             raise TrainingError(
-                f"what was kept of this site's updates has {len(units)} groups of layers, and {len(self.groups)} are "
-                "needed",
-                hint="give the settings of that run, or another --out folder",
+                f"the stored norms of this site's updates are of {len(units)} groups of layers, and this model has "
+                f"{len(self.groups)}",
+                hint="start with the settings of that run, or name another --out folder",
             )
         if self.moved is not None:
             since = f"the model moved {{}} units in {self.results} finished rounds"

@@ -134,11 +134,11 @@ async def _serve(
     """Dial the aggregator and take part until it says goodbye or this site cannot go on."""
     endpoint = endpoint_of(kit)
 
-    def on_trouble(trouble: LostConnection | None) -> None:
-        if trouble is None:
+    def on_lost(lost: LostConnection | None) -> None:
+        if lost is None:
             reporter.connected(endpoint.address)
         else:
-            reporter.unreachable(trouble.what, time.time() + trouble.left_s)
+            reporter.unreachable(lost.what, time.time() + lost.left_s)
 
     reporter.connecting(endpoint.address)
     channel = SourceChannel(
@@ -147,7 +147,7 @@ async def _serve(
         max_vector_bytes=rounds.vector_bytes(),
         settings=transport_settings(config.transport),
         observer=recorder,
-        on_trouble=on_trouble,
+        on_lost=on_lost,
     )
     await channel.open()
     grace_s = None

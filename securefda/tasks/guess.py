@@ -109,12 +109,12 @@ def _columns_by(separator: str, lines: Sequence[str]) -> int:
     return 0 if others or length < 2 else length
 
 
-def guess(table: Table, writing: CsvFormat, label: str = "", group: str = "") -> Guess:
+def guess(table: Table, csv_format: CsvFormat, label: str = "", group: str = "") -> Guess:
     """Guess the type of each column of an example.
 
     Args:
         table: the example's rows.
-        writing: how its file is written.
+        csv_format: how its file is written.
         label: the column to predict; default: the last one.
         group: the column that names what rows belong together; it is not read.
 
@@ -137,18 +137,20 @@ def guess(table: Table, writing: CsvFormat, label: str = "", group: str = "") ->
         if name == label:
             continue
         columns[name], remarks[name] = (
-            (Column(type="ignored"), "the group") if name == group else _column(name, table.cells[name], writing)
+            (Column(type="ignored"), "the group") if name == group else _column(name, table.cells[name], csv_format)
         )
     if all(column.type == "ignored" for column in columns.values()):
-        hint = f"separator {writing.separator!r}, decimal mark {writing.decimal!r}: name others, or look at the file"
+        hint = (
+            f"separator {csv_format.separator!r}, decimal mark {csv_format.decimal!r}: name others, or look at the file"
+        )
         raise DataError(str(table.path), f"no column but {label} holds numbers or categories", hint=hint)
-    return Guess(_label(table, label, writing), columns, {name: text for name, text in remarks.items() if text})
+    return Guess(_label(table, label, csv_format), columns, {name: text for name, text in remarks.items() if text})
 
 
-def _column(name: str, cells: Sequence[str], writing: CsvFormat) -> tuple[Column, str]:
+def _column(name: str, cells: Sequence[str], csv_format: CsvFormat) -> tuple[Column, str]:
     """Guess a column's type, with a note if there is something to say."""
     present = [cell for cell in cells if cell not in MISSING_VALUES]
-    numbers = _numbers(present, writing)
+    numbers = _numbers(present, csv_format)
     why = _not_read(name, present, numbers, len(cells))
     if why:
         return Column(type="ignored"), why
@@ -177,9 +179,9 @@ def _not_read(name: str, present: Sequence[str], numbers: Sequence[float], rows:
     return "" if len(_frequent(present)[0]) > 1 else "has one frequent value, and rare ones"
 
 
-def _numbers(present: Sequence[str], writing: CsvFormat) -> list[float]:
+def _numbers(present: Sequence[str], csv_format: CsvFormat) -> list[float]:
     """Return the cells as numbers; empty unless all are numbers."""
-    if not all(is_number(cell, writing.decimal) for cell in present):
+    if not all(is_number(cell, csv_format.decimal) for cell in present):
         return []
     return [float(cell.replace(",", ".")) for cell in present]
 
@@ -191,11 +193,11 @@ def _frequent(present: Sequence[str]) -> tuple[tuple[str, ...], bool]:
     return frequent, len(frequent) < len(counts)
 
 
-def _label(table: Table, name: str, writing: CsvFormat) -> Label:
+def _label(table: Table, name: str, csv_format: CsvFormat) -> Label:
     cells = table.cells[name]
     present = [cell for cell in cells if cell not in MISSING_VALUES]
     missing: Literal["drop-row", "refuse"] = "drop-row" if len(present) < len(cells) else "refuse"
-    numbers = _numbers(present, writing)
+    numbers = _numbers(present, csv_format)
     classes = sorted(set(map(category, present)))
     if 2 <= len(classes) <= _MOST_CLASSES:
         return Label(column=name, classes=tuple(classes), missing=missing)

@@ -226,7 +226,7 @@ class SourceChannel:
         observer: sees every message once, before it leaves or is handed up.
         random_bytes: source of randomness for the instance id.
         now: the present time, with its zone; for this site's own certificate.
-        on_trouble: hears of each attempt that failed and of each connection that broke, and None once there is one.
+        on_lost: hears of each attempt that failed and of each connection that broke, and None once there is one.
     """
 
     def __init__(
@@ -239,10 +239,10 @@ class SourceChannel:
         observer: MessageObserver = ignore,
         random_bytes: Callable[[int], bytes] = os.urandom,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
-        on_trouble: Callable[[LostConnection | None], None] = lambda _: None,
+        on_lost: Callable[[LostConnection | None], None] = lambda _: None,
     ) -> None:
         self._endpoint = endpoint
-        self._on_trouble = on_trouble
+        self._on_lost = on_lost
         self._max_vector_bytes = max_vector_bytes
         self._settings = settings or TransportSettings()
         self._observer = observer
@@ -388,7 +388,7 @@ class SourceChannel:
             if left_s <= 0:
                 deadline = f"gave up after {self._settings.reconnect_deadline_s:g} s"
                 raise ConnectionFailed(f"{why}; {deadline}", hint="check that the aggregator runs, and the network")
-            self._on_trouble(LostConnection(what, left_s))
+            self._on_lost(LostConnection(what, left_s))
             await asyncio.sleep(next(pauses))
 
     async def _converse(self, welcomed: Welcomed) -> str:
@@ -405,7 +405,7 @@ class SourceChannel:
             raise FaultyAggregatorError("WIRE", "the same process of the aggregator names another run")
         self._aggregator_id, self.run_id = welcomed.instance_id, welcomed.run_id
         self._connection = welcomed.connection
-        self._on_trouble(None)
+        self._on_lost(None)
         self._news.set()
         try:
             ended = await pump(welcomed.connection, self._link, welcomed.pace, self._accept)

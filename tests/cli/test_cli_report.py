@@ -291,7 +291,7 @@ def test_the_norm_cap_is_claimed_for_what_it_holds_and_its_numbers_are_said_to_b
     )
     assert "not on directions" in protected(levels, "fedgp_auto", norm_cap=on_model)
     text = unprotected(levels, "fedgp_auto", norm_cap=by_layer)
-    assert "the sources at sum saw of each other how large a part of the sum was" in text
+    assert "the sources at sum saw of each other how large each contribution was" in text
     assert "one number per layer; one that colludes could tell the aggregator" in text
     assert "nothing bounded how much of a sum is one source's contribution" in unprotected(levels, "fedgp_auto")
 
@@ -306,7 +306,7 @@ def test_the_norm_cap_is_not_claimed_where_nobody_was_at_sum(level: str) -> None
         }
     )
     assert "norm_cap" not in " ".join(words)
-    assert "part of the sum" not in " ".join(words)
+    assert "contribution" not in " ".join(words)
 
 
 def test_at_individual_nothing_is_said_to_be_hidden_from_the_aggregator() -> None:
@@ -357,7 +357,7 @@ def test_the_page_says_what_was_seen_of_whom_in_which_rounds(tmp_path: Path) -> 
     text = page_of(tmp_path).text
     assert "source-1, source-2 sum one weighted sum, the rule already applied 1–2, 4 90" in text
     assert "source-10 individual its own update, in clear 1–4 1,234" in text
-    assert "how large its part of the sum is" not in text
+    assert "how large its contribution is" not in text
 
 
 def test_cohorts_of_ever_other_members_are_counted_beyond_two_dozen(tmp_path: Path) -> None:

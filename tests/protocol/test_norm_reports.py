@@ -118,20 +118,20 @@ def test_aggregator_refuses_a_box_with_a_report_of_another_length(length: int) -
     assert (refused.value.source_id, refused.value.check) == (f"source-{COLLUDER}", "SHARE_BOX")
 
 
-class OtherRow(Cohort):
+class OtherReport(Cohort):
     """A session in which one source has another norm report."""
 
     def report_of(self, index: int) -> bytes:
         return bytes(2) if index == AT_SUM else super().report_of(index)
 
 
-def test_another_row_of_one_source_changes_the_transcript_of_all() -> None:
-    one, other = (kind(5, **MIXED).until(1) for kind in (Cohort, OtherRow))
+def test_another_report_of_one_source_changes_the_transcript_of_all() -> None:
+    one, other = (kind(5, **MIXED).until(1) for kind in (Cohort, OtherReport))
     assert one.report_of(AT_SUM) != other.report_of(AT_SUM)
     assert all(one.phases[index].ctx1 != other.phases[index].ctx1 for index in one.indices)
 
 
-def test_a_row_is_forgotten_with_the_phase_that_held_it() -> None:
+def test_a_report_is_forgotten_with_the_phase_that_held_it() -> None:
     cohort = Cohort(5, **MIXED).until(0)
     first = cohort.phases[AT_SUM]
     cohort.collect()

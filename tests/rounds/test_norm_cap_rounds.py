@@ -230,7 +230,7 @@ def test_who_is_lost_after_it_shared_counts_for_the_caps_and_not_in_the_sum(tmp_
     assert np.max(np.abs(federation.run.model - expected)) < 1e-6
 
 
-def with_rows(federation: Federation) -> dict[int, set[int]]:
+def with_reports(federation: Federation) -> dict[int, set[int]]:
     """For whom the boxes of each source are long enough for a norm report."""
     return {
         message.sender: {box.peer for box in message.body.boxes if len(box.box) > BOX_BYTES}
@@ -239,11 +239,11 @@ def with_rows(federation: Federation) -> dict[int, set[int]]:
     }
 
 
-def test_rows_travel_between_those_at_sum_alone(tmp_path: Path) -> None:
+def test_reports_travel_between_those_at_sum_alone(tmp_path: Path) -> None:
     permits = dict.fromkeys((3, 4, 5, 6), COHORT) | dict.fromkeys((7, 8, 9, 10), SUM)
     federation = play(Federation(tmp_path, 10, visibility=INDIVIDUAL, permits=permits, rule="fedgp_auto", rounds=1))
     at_sum = {index for index, level in permits.items() if level is SUM}
-    assert with_rows(federation) == {index: at_sum - {index} if index in at_sum else set() for index in permits}
+    assert with_reports(federation) == {index: at_sum - {index} if index in at_sum else set() for index in permits}
     committed = {
         message.sender: bool(message.body.report_commitment)
         for *_, message in federation.passed
@@ -252,10 +252,10 @@ def test_rows_travel_between_those_at_sum_alone(tmp_path: Path) -> None:
     assert committed == {index: index in at_sum for index in permits}
 
 
-def test_without_the_rule_there_are_no_rows_and_no_caps(tmp_path: Path) -> None:
+def test_without_a_norm_cap_there_are_no_reports_and_no_caps(tmp_path: Path) -> None:
     federation = play(Federation(tmp_path, N, rule="fedda_auto", rounds=1, settings={"kappa": 0.0}))
     assert header_in(federation).norm_cap is None
-    assert with_rows(federation) == {index: set() for index in range(1, N + 1)}
+    assert with_reports(federation) == {index: set() for index in range(1, N + 1)}
     assert {record["capped"] for records in federation.watch.records.values() for record in records} == {0}
 
 

@@ -62,8 +62,8 @@ def test_no_larger_cap_is_feasible(rule):
 
 
 @given(data=st.data(), rule=rules())
-def test_rule_holds_for_norms_that_are_larger_than_the_rows_say(data, rule):
-    """Reports are rounded down; each contribution is scaled to the cap by its exact norm, however far above that is."""
+def test_rule_holds_for_norms_that_are_larger_than_the_reports_say(data, rule):
+    """Reports are rounded down; a contribution is scaled to the cap by its exact norm, however far above its report."""
     reports, kappa, others = rule
     norms = reports * (1 + data.draw(st_numpy.arrays(np.float64, reports.shape, elements=st.floats(0, 1))))
 

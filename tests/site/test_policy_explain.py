@@ -63,7 +63,7 @@ def test_the_norm_cap_is_claimed_for_what_it_holds_for(granularity: str, claim: 
     text = " ".join(explain(policy, "lyon", 5).does_not_learn)
     assert claim in text
     assert "at least 1.5 times the squared norm" in text
-    assert "opposed parts cancel." in text
+    assert "opposed contributions cancel." in text
 
 
 def test_unfiltered_projections_are_explained_as_parts_that_cancel() -> None:
@@ -71,7 +71,7 @@ def test_unfiltered_projections_are_explained_as_parts_that_cancel() -> None:
         bounds = default_policy(unfiltered_projection=True).norm_cap.model_copy(update=changes)
         return explain(default_policy().model_copy(update={"norm_cap": bounds}), "lyon", 5).text()
 
-    cancel = "cancel each other, and the sum is nearly lyon's part alone"
+    cancel = "cancel each other, and the sum is nearly lyon's contribution alone"
     assert cancel in said()
     assert cancel not in said(unfiltered_projection=False)
     assert cancel not in said(kappa=0.0)  # that sums may show it alone is said there of every rule
@@ -151,7 +151,7 @@ def test_training_without_noise_is_explained_with_what_protects() -> None:
     found = explain(SourcePolicy(), "lyon", 5)
     assert "training without noise permitted" in found.summary
     assert WITHOUT in found.budget[0]
-    assert "Sums still hide which source a part comes from" in found.budget[0]
+    assert "Sums still hide which source a contribution comes from" in found.budget[0]
     assert "nothing bounds it" in found.budget[0]
     assert (
         "Such rounds are bounded: over all rounds and runs of a data set together, at most epsilon = 8"

@@ -276,7 +276,7 @@ async def test_a_source_hears_why_there_is_no_connection_and_that_it_is_back() -
             news.clear()
             await news.wait()
 
-    channel = sites.channel(1, address, FAST, on_trouble=hear)
+    channel = sites.channel(1, address, FAST, on_lost=hear)
     opening = asyncio.create_task(channel.open())
     await soon(until_trouble_is(True))
     async with sites.listening(FAST, address):

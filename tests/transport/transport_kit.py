@@ -165,7 +165,7 @@ class Sites:
         pin: bytes | None = None,
         max_vector_bytes: int = 1 << 22,
         observer: MessageObserver = ignore,
-        on_trouble: Callable[[LostConnection | None], None] = lambda _: None,
+        on_lost: Callable[[LostConnection | None], None] = lambda _: None,
     ) -> SourceChannel:
         endpoint = Endpoint(address, server_name, pin or self.target.pin, TARGET)
         return SourceChannel(
@@ -174,7 +174,7 @@ class Sites:
             max_vector_bytes=max_vector_bytes,
             settings=settings,
             observer=observer,
-            on_trouble=on_trouble,
+            on_lost=on_lost,
         )
 
     @asynccontextmanager

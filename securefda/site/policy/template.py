@@ -47,16 +47,16 @@ Tasks that this site trains for, as "package.module:Class". Empty: whatever its 
 SHA-256 digests of the model architectures that this site trains. Empty: only the one it builds itself.""",
     "norm-cap.kappa": """\
 At level "sum" the other sources' contributions must together have at least kappa times the squared norm of this
-site's contribution. Otherwise large contributions are scaled down until they do; a layer in which that is impossible is
-left out. With 0 there is no cap: a sum may then show this site's update nearly alone, for example if the target crafts
-its update so that only this site's agrees with it, or if FedGP's filter (strategy.filter) leaves no other source in a
-layer.""",
+site's contribution. Otherwise large contributions are scaled down until they do; a layer in which that is impossible
+is left out. With 0 there is no cap: a sum may then show this site's update nearly alone, for example if the target
+crafts its update so that only this site's agrees with it, or if FedGP's filter (strategy.filter) leaves no other
+source in a layer.""",
     "norm-cap.granularity": """\
 "layer": this must hold in each layer. "model": for the model as a whole; one layer may then be this site's alone.""",
     "norm-cap.unfiltered-projection": """\
 Whether FedGP may run at level "sum" without its filter (strategy.filter = false). The target's update then decides
-the sign of each contribution as well. A target can craft it so that the other sites' contributions cancel each other,
-and the sum is this site's update although all norms are as required.""",
+the sign of each contribution as well. A target can craft it so that the other sites' contributions cancel each
+other, and the sum is this site's update although all norms are as required.""",
     "norm-cap.reports": """\
 For the caps, the other sources of a sum see the norm of this site's contribution, per layer and coarsely rounded; the
 aggregator does not. With max-colluders above 0, some of them may pass it on. "hidden": in that case this site takes
