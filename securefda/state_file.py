@@ -282,7 +282,7 @@ _RUN_SCHEMA_VERSION = 13
 
 _COMMON_TABLES = """
 CREATE TABLE cosigned (origin TEXT PRIMARY KEY, size INTEGER NOT NULL, root BLOB NOT NULL);
-CREATE TABLE personal (run_id TEXT NOT NULL, round INTEGER NOT NULL, state BLOB NOT NULL, PRIMARY KEY (run_id, round));
+CREATE TABLE personal (name TEXT NOT NULL, round INTEGER NOT NULL, state BLOB NOT NULL, PRIMARY KEY (name, round));
 """
 
 
@@ -310,22 +310,22 @@ class RunStore(StateFile):
         with self._transaction() as database:
             database.execute("INSERT OR REPLACE INTO cosigned VALUES (?, ?, ?)", (origin, *head))
 
-    def personal(self, run_id: str, before: int) -> bytes | None:
+    def personal(self, key: str, before: int) -> bytes | None:
         """Return the stored state of the site's own model in the last round below ``before``; None if there is none."""
         self._process.require_original()
-        query = "SELECT state FROM personal WHERE run_id = ? AND round < ? ORDER BY round DESC LIMIT 1"
+        query = "SELECT state FROM personal WHERE name = ? AND round < ? ORDER BY round DESC LIMIT 1"
         with self._clear_errors():
-            row = self._database.execute(query, (run_id, before)).fetchone()
+            row = self._database.execute(query, (key, before)).fetchone()
         return None if row is None else bytes(row[0])
 
-    def keep_personal(self, run_id: str, round_number: int, state: bytes) -> None:
+    def keep_personal(self, key: str, round_number: int, state: bytes) -> None:
         """Keep the site's own model of a round, and of the round before it, from which this one can be trained
         again.
         """
         with self._transaction() as database:
-            database.execute("INSERT OR REPLACE INTO personal VALUES (?, ?, ?)", (run_id, round_number, state))
-            last = "(SELECT max(round) FROM personal WHERE run_id = ?1 AND round < ?2)"
-            database.execute(f"DELETE FROM personal WHERE run_id = ?1 AND round < {last}", (run_id, round_number))  # noqa: S608
+            database.execute("INSERT OR REPLACE INTO personal VALUES (?, ?, ?)", (key, round_number, state))
+            last = "(SELECT max(round) FROM personal WHERE name = ?1 AND round < ?2)"
+            database.execute(f"DELETE FROM personal WHERE name = ?1 AND round < {last}", (key, round_number))  # noqa: S608
 
 
 def _make_file(path: Path) -> str:

@@ -334,8 +334,8 @@ def run_refused(refusals: Mapping[str, str]) -> RunRefused:
 
 def with_hint(error: SecureFdaError, refused: Mapping[str, str]) -> SecureFdaError:
     """Why a round was lost, with a hint for the operator; ``refused`` has the keys of refusals by site id."""
-    error.hint = error.hint or "ask the sites that are named what happened there"
     if not isinstance(error, QuorumLost) or not refused:
+        error.hint = error.hint or "ask the sites that are named what happened there"
         return error
     refusals = (
         f"{name} {OWN_TROUBLE[key]} ({key}): its own log says why" if key in OWN_TROUBLE else f"{name} refused {key}"

@@ -95,7 +95,7 @@ class CurrentRound:
         number: counts from 1.
         plan: the round's rule and its parameters.
         attempt: number of the last attempt that began; 0 before the first.
-        request: what the first attempt asked of its sources; later ones must ask for the same. None before it.
+        request: what the attempts ask of their sources, all of them the same; None before the first.
         traffic_before: byte counts of the process when the round began.
         trained: whether the target has trained, which it does once for all attempts.
         target: the result of that training; None if the rule uses nothing of the target.

@@ -28,6 +28,7 @@ from securefda.text import counted
 from securefda.training import FEWEST_TARGET_STEPS, LocalResult, PersonalMemory, Vector
 from securefda.training.alignment import AlignmentRule
 from securefda.training.features import ClusterGap
+from securefda.training.memory import released_features_key
 from securefda.training.personal import vector_from_bytes
 from securefda.training.site_features import SiteFeatures
 from securefda.training.trainer import Trainer
@@ -259,7 +260,7 @@ class UnlabelledTarget:
 
     def _with_noise(self, values: Vector, round_number: int, run_id: str) -> Vector:
         """Features with the noise of this round; those that were released in it before, if any were."""
-        place, label = f"{run_id} features", _ROUND.pack(round_number)
+        place, label = released_features_key(run_id), _ROUND.pack(round_number)
         kept = self.memory.personal(place, round_number + 1)
         if kept is not None and kept.startswith(label):
             return vector_from_bytes(kept[_ROUND.size :], values.ravel()).reshape(values.shape)

@@ -296,7 +296,7 @@ class SourceStore(RunStore):
             database.execute("DELETE FROM trained WHERE run_id = ?", (run_id,))
             if not keeps_own:
                 own = [(key,) for key in state_keys(run_id.hex())]
-                database.executemany("DELETE FROM personal WHERE run_id = ?", own)
+                database.executemany("DELETE FROM personal WHERE name = ?", own)
         self._delete_models_no_longer_named()
 
     def answered(self, run_id: bytes) -> None:

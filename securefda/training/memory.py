@@ -1,4 +1,4 @@
-"""The state of a run that stays at a site between rounds: its own layers, running statistics and private modules."""
+"""The state of a run that stays at a site between rounds: layers, running statistics, modules, released features."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Protocol
 class PersonalMemory(Protocol):
     """Keeps a site's own state across rounds and restarts. Each kind of state has a key, see :func:`state_keys`."""
 
-    def personal(self, run_id: str, before: int) -> bytes | None:
-        """Return the state of the last round below ``before``, None if there is none. ``run_id`` is the key."""
+    def personal(self, key: str, before: int) -> bytes | None:
+        """Return the state of the last round below ``before``, None if there is none."""
 
-    def keep_personal(self, run_id: str, round_number: int, state: bytes) -> None:
-        """Keep the state of a round, and at least that of the last one below it. ``run_id`` is the key."""
+    def keep_personal(self, key: str, round_number: int, state: bytes) -> None:
+        """Keep the state of a round, and at least that of the last one below it."""
 
 
 class NoMemory:
     """Keeps nothing, so that all state starts anew in each round."""
 
-    def personal(self, run_id: str, before: int) -> None:
+    def personal(self, key: str, before: int) -> None:
         """Return None: nothing was kept."""
 
-    def keep_personal(self, run_id: str, round_number: int, state: bytes) -> None:
+    def keep_personal(self, key: str, round_number: int, state: bytes) -> None:
         """Discard the state."""
 
 
@@ -38,6 +38,11 @@ def statistics_key(run_id: str) -> str:
 def private_modules_key(run_id: str) -> str:
     """Return the key of the modules that a source trains beside the model, under rules that compare features."""
     return f"{run_id} alignment"
+
+
+def released_features_key(run_id: str) -> str:
+    """Return the key of the features with noise that a target released in a round, so that it releases them again."""
+    return f"{run_id} features"
 
 
 def state_keys(run_id: str) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ SETTINGS = ("strategy.rule=source_only", "strategy.rounds=3", "strategy.warm-up-
 def kept_in(folder: Path) -> list[tuple[int, bytes]]:
     """Round and bytes of the statistics that a site keeps in its run folder."""
     with closing(sqlite3.connect(folder / "state.sqlite")) as database:
-        query = "SELECT round, state FROM personal WHERE run_id LIKE '% statistics' ORDER BY round"
+        query = "SELECT round, state FROM personal WHERE name LIKE '% statistics' ORDER BY round"
         return database.execute(query).fetchall()
 
 
