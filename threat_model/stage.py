@@ -169,9 +169,7 @@ class Stage(MemoryNetwork[AggregatorEndpoint, SourceEndpoint]):
         site = source_site(index, self.roster, policy, self.updates, store, logs=logs)
         if index in self.rosters:
             roster = self.rosters[index]
-            trusted = frozenset(entry.index for entry in roster.sources)
-            witness = witness_at(logs, index, roster, store)
-            site = replace(site, roster=roster, limits=replace(site.limits, trusted=trusted), witness=witness)
+            site = replace(site, roster=roster, witness=witness_at(logs, index, roster, store))
         trainer = self.trainers.get(index, site.trainer)
         site = replace(site, trainer=trainer, with_noise=hasattr(trainer, "account"))  # then there are no figures
         self._sites[index] = site

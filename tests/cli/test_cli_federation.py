@@ -339,7 +339,7 @@ def test_explain_of_a_target_says_what_it_asks_for_and_sends(kits: Path, capsys:
     text = capsys.readouterr().out
     assert text.startswith("target is the target: it has no policy")
     assert "visibility sum: one sum of the sources' updates per round." in text
-    assert "in rounds of fedgp_auto, target's own update and statistics as well" in text
+    assert "in rounds of fedgp_auto, also target's own update and statistics" in text
     settings = kits / "target" / "local" / "settings.toml"
     settings.write_text(settings.read_text().replace('"fedgp_auto"', '"fedavg"'))
     assert main(["policy", "explain", str(kits / "target"), "--format", "json"]) == 0

@@ -118,7 +118,7 @@ class Witness(Tap):
         from securefda.source import follower  # noqa: PLC0415
         from securefda.training.team import Team  # noqa: PLC0415
 
-        real_together, real_train = Team._together, follower.follow_order
+        real_together, real_train = Team._collective, follower.follow_order
 
         @contextmanager
         def together(self_: Team) -> Iterator[None]:
@@ -131,7 +131,7 @@ class Witness(Tap):
             real_train(*arguments)
             self._countdowns.reach("training")
 
-        Team._together, follower.follow_order = together, train  # type: ignore[method-assign]
+        Team._collective, follower.follow_order = together, train  # type: ignore[method-assign]
 
 
 def main() -> int:

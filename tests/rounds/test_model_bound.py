@@ -332,7 +332,7 @@ def test_first_round_of_a_source_is_measured_by_its_own_update(check: str, model
 @pytest.mark.parametrize("units", [(), UNITS[:1], (*UNITS, 1.0)], ids=["none", "too few", "too many"])
 def test_units_of_other_groups_check_nothing_and_are_refused(units: tuple[float, ...]) -> None:
     """Were they compared as far as they go, a group without a unit could move anywhere."""
-    with pytest.raises(TrainingError, match=f"has {len(units)} groups of layers, and 2 are needed") as caught:
+    with pytest.raises(TrainingError, match=f"are of {len(units)} groups of layers, and this model has 2") as caught:
         course_of(Origin(3), moved((400, 1e6)), None, TrainedFrom(2, MODEL, units), layers=LAYERS, limit=10)
     assert "another --out folder" in caught.value.hint
 
