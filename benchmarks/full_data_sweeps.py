@@ -1,4 +1,4 @@
-"""Fixed β, other noises and shifts, and other numbers of labelled rows, on the whole of MNIST and Fashion-MNIST.
+"""Fixed β, other noises and estimators, other numbers of labelled rows, on the whole of MNIST and Fashion-MNIST.
 
     python benchmarks/full_data_sweeps.py --measure --data-dir DIR --cache FOLDER [--sweeps NAME ...]
     python benchmarks/full_data_sweeps.py    from full_data_sweeps.json: print the tables
@@ -26,7 +26,6 @@ from studies import Cache, as_text, shown, this_machine
 from securefda.bench.accuracy.federated import use_one_thread
 from securefda.bench.accuracy.paper import (
     BETA_COLORED_MNIST,
-    LABEL_SHIFT,
     NOISY_FASHION,
     TARGET_SIZE_FASHION,
     Published,
@@ -58,12 +57,6 @@ class Sweep:
     published: Published
 
 
-def _shift(eta: float) -> tuple[str, ...]:
-    """The target holds 15 % of its images: its three classes with 1 - η, the other seven with η, 6,000 of each."""
-    images = 18_000 * (1 - eta) + 42_000 * eta
-    return f"task.options.eta={eta:g}", f"task.options.target-rows={round(0.15 * images)}"
-
-
 ALL_RULES = ("source_only", "target_only", "fedda", "fedgp", "fedda_auto", "fedgp_auto")
 SWEEPS = {
     "beta": Sweep(
@@ -78,7 +71,9 @@ SWEEPS = {
         ALL_RULES,
         NOISY_FASHION,
     ),
-    "shift": Sweep("label shift", {f"{eta:g}": _shift(eta) for eta in (0.3, 0.15, 0.05)}, ALL_RULES, LABEL_SHIFT),
+    "estimator": Sweep(
+        "noisy Fashion-MNIST", {"cross-fitted": ("strategy.variance=cross-fitted",)}, ("fedgp_auto",), NOISY_FASHION
+    ),
     "rows": Sweep(
         "noisy Fashion-MNIST",
         {str(rows): (f"task.options.target-rows={rows}",) for rows in (200, 500)},

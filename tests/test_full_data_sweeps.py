@@ -50,11 +50,6 @@ def test_every_run_is_one_that_loads_with_its_column_and_the_chosen_schedule(stu
     assert noises == [0.2, 0.4, 0.6]
 
 
-@pytest.mark.parametrize(("eta", "rows"), [(0.15, 3240), (0.5, 4500), (0.0, 2700)])
-def test_the_target_has_labels_for_15_percent_of_its_images(study, eta, rows):
-    assert study._shift(eta) == (f"task.options.eta={eta:g}", f"task.options.target-rows={rows}")
-
-
 def test_a_table_has_means_over_targets_beside_the_papers_figures(study):
     cells = all_cells(study)
     rows = study.rows_of(known_of(cells, lambda cell: 80.0 + (cell.like.target == "plus-90") * 3), cells)
