@@ -1,14 +1,14 @@
 """The encoding of the next round: the width of a word, and a range for each layer.
 
 Narrow words need tight ranges. These are computed from opened sums, which the target knows anyway: for each layer, the
-largest coordinate of a sum over n sources, divided by √n, with room above. This is about one source's contribution if
-contributions are unrelated, and √n times as much if they are equal. Before the first sum, words have 32 bits and each
-range is the clip.
+largest coordinate of a sum over n sources, divided by √n, with headroom above. This is about one source's contribution
+if contributions are unrelated, and √n times as much if they are equal. Before the first sum, words have 32 bits and
+each range is the clip.
 
 Under FedGP, a contribution depends on a cosine that is nearly zero in some rounds, so one round's sums say little about
 the next round. But in each layer, an orthogonal projection is at most as long as the target's update. So a layer's
-range is at least ``ROOM`` times the root mean square of the target's update in it. At most one coordinate in ``ROOM²``
-of a projection exceeds that.
+range is at least ``HEADROOM`` times the root mean square of the target's update in it. At most one coordinate in
+``HEADROOM²`` of a projection exceeds that.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from securefda.training import Vector
 RESOLUTION_BITS = 14
 """Bits that ``auto`` gives to one source's coordinate, with its sign; the other bits of a word are for the sum."""
 
-ROOM = 16.0
+HEADROOM = 16.0
 """Ratio of a range to the largest coordinate that is expected from a source."""
 
 SMALL_LAYER = 256
-"""A layer with fewer coordinates gets more room, since its largest coordinate varies more from round to round."""
+"""A layer with fewer coordinates gets more headroom, since its largest coordinate varies more from round to round."""
 
-ROOM_IN_SMALL_LAYERS = 128.0
-"""``ROOM`` for small layers."""
+HEADROOM_IN_SMALL_LAYERS = 128.0
+"""``HEADROOM`` for small layers."""
 
 FADE = 0.8
 """Weight of a layer's earlier largest coordinate in the next round."""
@@ -89,11 +89,11 @@ def format_for(
     """
     if bits == WORD_BITS[-1] or peaks is None or not peaks.any():
         return WordFormat.wide(clip, len(sizes))
-    room = np.where(np.array(sizes) < SMALL_LAYER, ROOM_IN_SMALL_LAYERS, ROOM)
-    expected = room * peaks
+    headroom = np.where(np.array(sizes) < SMALL_LAYER, HEADROOM_IN_SMALL_LAYERS, HEADROOM)
+    expected = headroom * peaks
     if projected is not None:
         squares = np.add.reduceat(np.square(projected, dtype=np.float64), _starts(sizes))
-        expected = np.maximum(expected, ROOM * np.sqrt(squares / np.array(sizes)))
+        expected = np.maximum(expected, HEADROOM * np.sqrt(squares / np.array(sizes)))
     ranges = np.clip(expected, _LEAST_RANGE * clip, clip)
     ranges[peaks == 0] = clip  # the layer was zero in all sums, so the size of its contributions is unknown
     return WordFormat(bits, tuple(ranges.tolist()))

@@ -7,7 +7,8 @@ sent. The protocol is Bonawitz et al. 2017, Figure 4, with the rounds for malici
 :mod:`.checks`.
 
 A header with a graph makes the session one of SFDA-SA/2: nonces are revealed before the shares and decide who is whose
-neighbour. From then on, a source exchanges shares and masks only with its neighbours; in SFDA-SA/1 with all sources.
+neighbour. From then on, a source agrees on masks and exchanges shares only with its neighbours; in SFDA-SA/1 with all
+sources.
 """
 
 from __future__ import annotations

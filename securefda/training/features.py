@@ -174,7 +174,8 @@ def clustering_gap_gradient(task: Task, model: nn.Module, rows: Tensor, features
     """Return the gradient of the gap statistic with respect to the federated parameters, float32 (m,).
 
     The statistics of BatchNorm layers move with the parameters, since a site evaluates a model with moments of its own
-    rows under that model. So the gradient goes through these moments, those of ``rows`` in parts of at most 1,024.
+    rows under that model. So the gradient goes through moments: those of ``rows`` in parts of at most 1,024, where a
+    site evaluates with moments of all its rows.
 
     Args:
         task: the model's task.

@@ -48,7 +48,7 @@ class PseudoTrainer(SiteTrainer):
 
     Args:
         task, site, settings, seed, secret, before_round, memory: as for :class:`SiteTrainer`.
-        data: the site's rows.
+        rows: the site's rows.
         pseudo: when pseudo-labels count.
 
     Raises:
@@ -60,7 +60,7 @@ class PseudoTrainer(SiteTrainer):
         self,
         task: Task,
         site: str,
-        data: Unlabelled,
+        rows: Unlabelled,
         settings: TrainingSettings,
         seed: int,
         *,
@@ -69,9 +69,9 @@ class PseudoTrainer(SiteTrainer):
         before_round: Callable[[], None] | None = None,
         memory: PersonalMemory | None = None,
     ) -> None:
-        super().__init__(task, site, data, settings, seed, secret=secret, before_round=before_round, memory=memory)
+        super().__init__(task, site, rows, settings, seed, secret=secret, before_round=before_round, memory=memory)
         self._pseudo = pseudo
-        predict_labels(task, outputs_of(task, self.module, data.features[:_TRIED_ROWS]))  # now, not after the warm-up
+        predict_labels(task, outputs_of(task, self.module, rows.features[:_TRIED_ROWS]))  # now, not after the warm-up
 
     def train(
         self,

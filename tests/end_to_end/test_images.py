@@ -19,7 +19,7 @@ PAGE = REPOSITORY / "docs/how-to/deploy.md"
 HEADING = "## In ten commands, without a container engine"
 MOST_COMMANDS = 10
 TOOLS = ("buildah", "mmdebstrap")
-ROOM = 20 << 30
+DISK_SPACE = 20 << 30
 """Bytes: each layer of each image is a whole copy of its files."""
 
 OF_PIP = ("index", "find-links", "cert", "proxy")
@@ -42,8 +42,8 @@ def why_not() -> str:
         return f"needs {' and '.join(missing)}"
     if os.geteuid() != 0:
         return "needs root"
-    if shutil.disk_usage(tempfile.gettempdir()).free < ROOM:
-        return f"needs {ROOM >> 30} GB in {tempfile.gettempdir()}"
+    if shutil.disk_usage(tempfile.gettempdir()).free < DISK_SPACE:
+        return f"needs {DISK_SPACE >> 30} GB in {tempfile.gettempdir()}"
     if "BUILD_OPTIONS" not in os.environ:
         listed = [sys.executable, "-m", "pip", "config", "list"]
         keys = subprocess.run(listed, check=True, capture_output=True, text=True).stdout

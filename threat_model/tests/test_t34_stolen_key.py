@@ -166,25 +166,34 @@ def going_by(roster: Roster, site: SourceSite, reporter: SourceReporter) -> Coll
     return ColludingSource(replace(site, roster=roster), reporter)
 
 
-def thief_stage(staged: MakesStage, roster: Roster, claim: Roster) -> Stage:
+def thief_stage(staged: MakesStage, roster: Roster, claim: Roster, min_others: int = 2) -> Stage:
     """The honest sources have ``roster``; the target goes by the old one, and its header says ``claim``."""
     return staged(
         aggregator=partial(PlaceForThief, thief=THIEF, claim=claim),
         sources={THIEF: partial(going_by, claim)},
         roster=OLD,
         rosters=dict.fromkeys(HONEST, roster),
+        settings={"min_others": min_others},
     )
 
 
 @pytest.mark.threat("T34")
 @pytest.mark.parametrize(
-    ("roster", "claim", "check"),
-    [(STRUCK, OLD, "trusted-peers"), (RENEWED, OLD, "HEADER_ROSTER"), (STRUCK, STRUCK, "trusted-peers")],
-    ids=["struck", "renewed", "struck, lying"],
+    ("roster", "claim", "min_others", "check"),
+    [
+        (STRUCK, OLD, 1, "HEADER_ROSTER"),
+        (RENEWED, OLD, 2, "HEADER_ROSTER"),
+        (STRUCK, STRUCK, 1, "HEADER_PARTICIPANTS"),
+        (STRUCK, OLD, 2, "trusted-peers"),  # one other source is left, and two are wanted
+        (STRUCK, STRUCK, 2, "trusted-peers"),
+    ],
+    ids=["struck", "renewed", "struck, lying", "struck, two wanted", "struck, lying, two wanted"],
 )
-def test_header_that_counts_the_thief_is_refused(staged: MakesStage, roster: Roster, claim: Roster, check: str) -> None:
-    stage = thief_stage(staged, roster, claim).play()
-    for index in HONEST:  # who has struck the thief trusts one other source, and wants two
+def test_header_that_counts_the_thief_is_refused(
+    staged: MakesStage, roster: Roster, claim: Roster, min_others: int, check: str
+) -> None:
+    stage = thief_stage(staged, roster, claim, min_others).play()
+    for index in HONEST:
         assert stage.refusals(index) == stage.alarms(index) == [check]
         assert stage.said(index, Advertise) == []
     assert stage.adversary.attack() is None

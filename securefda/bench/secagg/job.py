@@ -88,9 +88,9 @@ class Job:
 
         No sum of these vectors is so small that a round would have a narrower range.
         """
-        room = n_max_for(self.sources)
+        n_max = n_max_for(self.sources)
         layers = (EncodedLayer(self.params, CLIP),)
-        return Quantisation(layers, n_max=room, modulus_bits=narrowest(0, room), n_statistics=N_STATISTICS)
+        return Quantisation(layers, n_max=n_max, modulus_bits=narrowest(0, n_max), n_statistics=N_STATISTICS)
 
     @property
     def fits_processes(self) -> bool:
