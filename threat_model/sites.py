@@ -96,13 +96,13 @@ def known_update(index: int, round_number: int, received: Vector) -> Vector:
     return numbers.uniform(-0.5, 0.5, received.size).astype(np.float32)
 
 
-def known_gap(received: Vector, round_number: int, run_id: str) -> ClusterGap:  # noqa: ARG001 - the interface of a look
+def known_gap(received: Vector, round_number: int, run_id: str) -> ClusterGap:  # noqa: ARG001 - as of SiteFeatures
     """Return the target's statistic of its features: one half, with a small known gradient."""
     gradient = np.float32(1e-4) * known_update(TARGET, round_number, received)
     return ClusterGap(0.5, gradient, lambda update: first_order_gain(gradient, update))
 
 
-def known_look(received: Vector, round_number: int, run_id: str, plan: RoundPlan) -> TargetOutput:
+def known_output(received: Vector, round_number: int, run_id: str, plan: RoundPlan) -> TargetOutput:
     """Return an honest target's part from :func:`known_gap`, with :func:`known_features` if the rule needs them."""
     attention = TargetAttention.of(known_gap(received, round_number, run_id), plan, DownLink.FLOAT32)
     if not plan.rule.releases_features:
@@ -247,7 +247,7 @@ def target_site(roster: Roster, updates: UpdateRule, clock: Callable[[], float],
         clock=clock,
         traffic=lambda: ({}, {}),
         witness=witness,
-        look=known_look,
+        output_from_features=known_output,
     )
 
 

@@ -161,8 +161,8 @@ class RunModel:
         site, run, factor = self._site, self._run_id.hex(), current.plan.learning_rate_factor
         began = site.clock()
         attempt = current.attempt + 1
-        if site.look is not None and current.plan.rule.looks_at_features:
-            current.target = site.look(self.vector, current.number, run, current.plan)
+        if site.output_from_features is not None and current.plan.rule.uses_target_features:
+            current.target = site.output_from_features(self.vector, current.number, run, current.plan)
             current.trained = True
             current.add_seconds("train_target", site.clock() - began)
             return
@@ -219,11 +219,14 @@ class RunModel:
             peaks_after(before, outcome.partial_sums, summed_sizes(self._site.trainer, current.target)),
         )
 
-    def publish(self, current: CurrentRound, header: Signed[Header]) -> None:
-        """Before anything is sent: store and log that an attempt begins, and what its header releases of the target."""
+    def publish(self, current: CurrentRound, header: Signed[Header], request: RoundRequest) -> None:
+        """Before anything is sent: store and log that an attempt begins, and what its header releases of the target.
+
+        ``request`` is what the header asks of the sources.
+        """
         body, journal = header.body, self._site.witness.journal
-        current.begin(body)
-        self._store.begin_attempt(current.number, current.attempt, RoundRequest.of(body))
+        current.begin(body, request)
+        self._store.begin_attempt(current.number, current.attempt, request)
         journal.enter(header)
         if body.features is not None and isinstance(current.target, TargetFeatures):
             # Everyone gets the features. A gradient of the gap goes only to sources at sum; it has no entry of its own.

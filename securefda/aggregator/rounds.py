@@ -145,9 +145,9 @@ class CurrentRound:
         """Whether sources were at ``sum`` in the first attempt."""
         return self.request is not None and self.request.at_sum
 
-    def begin(self, header: Header) -> None:
-        """Note that an attempt begins with this header."""
-        self.attempt, self.with_metrics, self.request = header.attempt, header.metrics, RoundRequest.of(header)
+    def begin(self, header: Header, request: RoundRequest) -> None:
+        """Note that an attempt begins with this header, which asks for ``request``."""
+        self.attempt, self.with_metrics, self.request = header.attempt, header.metrics, request
         self.sum_kind = sum_kind(header.rule, header.levels)
         self.levels = dict(zip(header.participants, header.levels, strict=True))
 

@@ -463,9 +463,10 @@ class AggregatorRun:
         self._train_target(current)
         with_metrics = self._attendance.all_hand_in_metrics(plan.participants)
         header = self._model.header(current, plan, with_metrics=with_metrics)
-        if current.request is not None and current.request.terms != RoundRequest.of(header.body).terms:
+        request = RoundRequest.of(header.body)
+        if current.request is not None and current.request.terms != request.terms:
             return self._give_up_retry(current), []
-        self._model.publish(current, header)
+        self._model.publish(current, header, request)
         return self._open_attempt(current, header)
 
     def _end_without_plan(self, current: CurrentRound, ready: frozenset[int], error: ConfigError) -> Ending:

@@ -12,7 +12,7 @@ from typing import cast
 import torch
 
 from securefda.aggregator.store import AggregatorStore
-from securefda.aggregator.target import FeatureSettings, Look, TargetAlone, UnlabelledTarget
+from securefda.aggregator.target import FeatureSettings, OutputFromFeatures, TargetAlone, UnlabelledTarget
 from securefda.audit.journal import logs_folder
 from securefda.audit.witness import Witness
 from securefda.bootstrap import Member, run_info, target_rows, task_of, trainer_at, training_rows, witness_of
@@ -55,8 +55,8 @@ class TargetSite:
     have a say in it where they do. ``alone`` is what the run is compared with, if it is. ``validation`` are the rows by
     which the best model is chosen, if it is. ``statistics`` gives the running statistics that a model is measured with,
     by name, see :meth:`SiteModel.statistics`.
-    ``look`` is what the target does under a rule that looks at the features of its rows: for a model, the number of the
-    round, the run, and the plan of the round.
+    ``output_from_features`` computes the output of a round under a rule that uses the features of the target's rows;
+    see :meth:`UnlabelledTarget.output`.
     """
 
     signer: Signer
@@ -75,7 +75,7 @@ class TargetSite:
     alone: TargetAlone | None = None
     validation: Samples | None = None
     statistics: Callable[[Vector], Mapping[str, Statistic]] = lambda _: {}
-    look: Look | None = None
+    output_from_features: OutputFromFeatures | None = None
 
     @property
     def sources(self) -> frozenset[int]:
@@ -215,8 +215,8 @@ def target_site(
         left_after=rows.trained_on,
     )
 
-    look = None
-    if strategy.rule.looks_at_features:
+    output_from_features = None
+    if strategy.rule.uses_target_features:
         asked, own = config.strategy, config.training
         unlabelled = UnlabelledTarget(
             SiteFeatures(trainer),
@@ -227,7 +227,7 @@ def target_site(
             os.urandom,
         )
         unlabelled.require(strategy.rule)
-        look = unlabelled.look
+        output_from_features = unlabelled.output
     if strategy.rule.adapts:
         require_steps(site_id, len(rows.trained_on), trainer.settings)
         trainer.require_variance(strategy.variance)
@@ -266,7 +266,7 @@ def target_site(
         alone=alone,
         validation=rows.validation,
         statistics=trainer.statistics,
-        look=look,
+        output_from_features=output_from_features,
     )
 
 

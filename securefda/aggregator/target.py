@@ -199,7 +199,7 @@ class TargetFeatures:
 TargetOutput: TypeAlias = TargetRound | TargetAttention | TargetFeatures
 """What the target computed in a round: its update, or features of its rows."""
 
-Look: TypeAlias = Callable[[Vector, int, str, RoundPlan], TargetOutput]
+OutputFromFeatures: TypeAlias = Callable[[Vector, int, str, RoundPlan], TargetOutput]
 """Computes the output of a target without labels from a model, the number of the round, the run, and the plan."""
 
 _ROUND = struct.Struct("<I")
@@ -207,7 +207,7 @@ _ROUND = struct.Struct("<I")
 
 @dataclass(frozen=True, slots=True)
 class UnlabelledTarget:
-    """A target that does not use labels: what it does for a round is to look at the features of its rows.
+    """A target that does not use labels: it computes its output from the features of its rows.
 
     Attributes:
         site_features: the features of its rows.
@@ -238,8 +238,8 @@ class UnlabelledTarget:
         if rule.releases_features:
             self.site_features.require_releasable(self.features.rows, AlignmentRule(rule.value))
 
-    def look(self, model: Vector, round_number: int, run_id: str, plan: RoundPlan) -> TargetOutput:
-        """What the target computes in a round that begins with ``model``, float32 (m,).
+    def output(self, model: Vector, round_number: int, run_id: str, plan: RoundPlan) -> TargetOutput:
+        """Return the target's output of a round that begins with ``model``, float32 (m,).
 
         Raises:
             TrainingError: the rows cannot be clustered, or a feature is not finite.

@@ -123,7 +123,7 @@ class Rule(StrEnum):
         return self in _RELEASING
 
     @property
-    def looks_at_features(self) -> bool:
+    def uses_target_features(self) -> bool:
         """Whether the target uses the features of its rows and no labels."""
         return self.attends or self.releases_features
 

@@ -30,7 +30,7 @@ from securefda.aggregator.rounds import CurrentRound
 from securefda.aggregator.run import AggregatorRun
 from securefda.aggregator.site import TargetSite, personal_of
 from securefda.aggregator.store import AggregatorStore
-from securefda.aggregator.target import FeatureSettings, Look, UnlabelledTarget
+from securefda.aggregator.target import FeatureSettings, OutputFromFeatures, UnlabelledTarget
 from securefda.audit.journal import MessageRecorder, RunInfo
 from securefda.audit.witness import Witness
 from securefda.bootstrap import Member, witness_of
@@ -283,11 +283,11 @@ class Federation(MemoryNetwork[AggregatorRun, SourceRun]):
         self.link = intact
         return self
 
-    def look_of(self, trainer: SiteTrainer) -> Look | None:
-        if not self.settings.strategy.rule.looks_at_features:
+    def output_from_features(self, trainer: SiteTrainer) -> OutputFromFeatures | None:
+        if not self.settings.strategy.rule.uses_target_features:
             return None
         how = (self.features, self.settings.down_link, self.store, os.urandom)
-        return UnlabelledTarget(SiteFeatures(trainer), 1000, *how).look
+        return UnlabelledTarget(SiteFeatures(trainer), 1000, *how).output
 
     def new_aggregator(self) -> AggregatorRun:
         self.store = AggregatorStore(self.folder / "target.sqlite")
@@ -297,7 +297,7 @@ class Federation(MemoryNetwork[AggregatorRun, SourceRun]):
             signer=signer(TARGET),
             roster=self.roster,
             trainer=trainer,
-            look=self.look_of(trainer),
+            output_from_features=self.output_from_features(trainer),
             test_data=Points(TaskSettings("target", ("source-1",), SEED)).test_data("target"),
             random_bytes=os.urandom,
             clock=lambda: self.now,

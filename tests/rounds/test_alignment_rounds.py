@@ -13,7 +13,13 @@ import pytest
 from rounds_federation import FEATURES, TARGET, Federation, is_header, site_id, task_of, trainer_of, training_of
 
 from securefda.aggregator.store import AggregatorStore
-from securefda.aggregator.target import FeatureSettings, Look, TargetFeatures, TargetOutput, UnlabelledTarget
+from securefda.aggregator.target import (
+    FeatureSettings,
+    OutputFromFeatures,
+    TargetFeatures,
+    TargetOutput,
+    UnlabelledTarget,
+)
 from securefda.audit.reading import open_log
 from securefda.errors import FaultyAggregatorError, TrainingError
 from securefda.protocol.messages import PULL_LAYER, Advertise, DownLink, MaskedInput, Visibility
@@ -141,7 +147,7 @@ def released(memory: AggregatorStore, round_number: int, *, run_id: str = "run",
     how = FeatureSettings(rows=8, clip=1.0, noise=noise, step=0.1)
     target = UnlabelledTarget(SiteFeatures(trainer), 1000, how, DownLink.FLOAT32, memory, os.urandom)
     plan = round_plan(Strategy(rule="f_dann", rounds=3, warm_up_rounds=0), round_number)
-    part = target.look(trainer.initial_model(), round_number, run_id, plan)
+    part = target.output(trainer.initial_model(), round_number, run_id, plan)
     assert isinstance(part, TargetFeatures)
     return part.values
 
@@ -172,12 +178,12 @@ def test_noise_on_features_does_not_follow_from_the_seed_of_the_run(tmp_path: Pa
 class OtherWidth(Federation):
     """Its target releases one number less of each row than the model of the run has."""
 
-    def look_of(self, trainer: SiteTrainer) -> Look:
-        look = super().look_of(trainer)
-        assert look is not None
+    def output_from_features(self, trainer: SiteTrainer) -> OutputFromFeatures:
+        compute = super().output_from_features(trainer)
+        assert compute is not None
 
         def narrow(*place: Any) -> TargetOutput:
-            part = look(*place)
+            part = compute(*place)
             return replace(part, values=part.values[:, 1:].copy()) if isinstance(part, TargetFeatures) else part
 
         return narrow

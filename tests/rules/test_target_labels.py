@@ -20,7 +20,7 @@ def plans(rule: Rule) -> list[RoundPlan]:
 def trains_the_target(rule: Rule) -> bool:
     rounds = plans(rule)
     return rule.is_personal or any(
-        plan.select or not (plan.rule is Rule.SOURCE_ONLY or plan.rule.looks_at_features) for plan in rounds
+        plan.select or not (plan.rule is Rule.SOURCE_ONLY or plan.rule.uses_target_features) for plan in rounds
     )
 
 
@@ -31,7 +31,7 @@ def test_a_rule_needs_labels_where_it_trains_the_target(rule: Rule) -> None:
 
 @pytest.mark.parametrize("rule", Rule)
 def test_every_rule_runs_on_given_labels_but_for_those_that_look_at_features_in_their_place(rule: Rule) -> None:
-    assert (TargetLabels.GIVEN in rule.target_labels) == (not rule.looks_at_features)
+    assert (TargetLabels.GIVEN in rule.target_labels) == (not rule.uses_target_features)
 
 
 def test_pseudo_labels_are_for_rules_that_weigh_the_target_by_itself() -> None:

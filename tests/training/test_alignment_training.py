@@ -95,21 +95,21 @@ def site(name: str = "source-1", memory: Memory | None = None, **changed: Any) -
     return SiteTrainer(task, name, task.train_data(name), replace(SETTINGS, **changed), 5, memory=memory)
 
 
-def came_of(vector: Vector, rows: int = T) -> Vector:
+def target_features(vector: Vector, rows: int = T) -> Vector:
     """Features of the target's first rows."""
     return extract_features(TASK, at(vector), TASK.train_data("target").features[:rows])
 
 
 def trained(kind: AlignmentRule, *, features: Vector | None = None, **changed: Any) -> tuple[LocalResult, bytes]:
     vector = first_model()
-    features = came_of(vector) if features is None else features
+    features = target_features(vector) if features is None else features
     settings = replace(SETTINGS, **changed)
     how: dict[str, Any] = {"settings": settings, "seed": 3, "first": 4, "kept": None, "site": "source-1"}
     return train_aligned(TASK, build_model(TASK, 0), vector, DATA, FeatureAlignment(kind, features), **how)
 
 
-def companion(kind: AlignmentRule, features: Vector, **weights: float) -> tuple[AlignmentLoss, Any]:
-    """With the model that it goes beside."""
+def alignment_loss(kind: AlignmentRule, features: Vector, **weights: float) -> tuple[AlignmentLoss, Any]:
+    """Return the alignment loss of a model with the run's first parameters, and that model."""
     model: Any = at(first_model())
     torch.manual_seed(7)
     return AlignmentLoss(
@@ -126,12 +126,12 @@ def standardised(features: Tensor, target: Tensor) -> Tensor:
 
 def added_gradient(kind: AlignmentRule, **weights: float) -> tuple[AlignmentLoss, Any, Tensor]:
     """Of what one batch adds to the loss, with respect to all parameters of the model, (m,)."""
-    beside, model = companion(kind, came_of(first_model()), **weights)
-    with beside.observing():
+    alignment, model = alignment_loss(kind, target_features(first_model()), **weights)
+    with alignment.observing():
         torch.manual_seed(9)
         model(DATA.features)
-        loss = beside.added_loss(TASK, DATA.labels)
-    return beside, model, gradient_of(loss, model)
+        loss = alignment.added_loss(TASK, DATA.labels)
+    return alignment, model, gradient_of(loss, model)
 
 
 def gradient_of(loss: Tensor, model: nn.Module) -> Tensor:
@@ -143,19 +143,19 @@ def gradient_of(loss: Tensor, model: nn.Module) -> Tensor:
 
 @pytest.mark.parametrize("kind", [AlignmentRule.FADA_ADVERSARIAL, AlignmentRule.F_DANN])
 def test_the_adversarial_term_is_that_of_the_identifier_as_it_has_learnt(kind: AlignmentRule) -> None:
-    beside, model, gradient = added_gradient(kind, adversarial=0.3)
-    target = torch.from_numpy(came_of(first_model()))
-    logits = beside.modules["domain"](standardised(model.invariant(model.extractor(DATA.features)), target))
+    alignment, model, gradient = added_gradient(kind, adversarial=0.3)
+    target = torch.from_numpy(target_features(first_model()))
+    logits = alignment.modules["domain"](standardised(model.invariant(model.extractor(DATA.features)), target))
     confused = -logsigmoid(-logits).mean() if kind is AlignmentRule.FADA_ADVERSARIAL else logsigmoid(logits).mean()
 
     assert torch.allclose(gradient, gradient_of(0.3 * confused, model), atol=1e-7)
     assert gradient.abs().max() > 1e-4
-    assert all(parameter.requires_grad for parameter in beside.modules.parameters())
+    assert all(parameter.requires_grad for parameter in alignment.modules.parameters())
 
 
 def test_the_discrepancy_is_of_standardised_features() -> None:
     _, model, gradient = added_gradient(AlignmentRule.F_DAN, adversarial=0.3)
-    target = torch.from_numpy(came_of(first_model()))
+    target = torch.from_numpy(target_features(first_model()))
     own, sent = standardised(model.invariant(model.extractor(DATA.features)), target), standardised(target, target)
     loss = 0.3 * discrepancy(own, sent, median_distance(own, sent))
 
@@ -165,8 +165,8 @@ def test_the_discrepancy_is_of_standardised_features() -> None:
 
 def test_model_three_adds_entropy_information_and_reconstruction() -> None:
     weights = {"adversarial": 0.3, "entropy": 0.2, "information": 0.4, "reconstruction": 0.5}
-    beside, model, gradient = added_gradient(AlignmentRule.FADA, **weights)
-    target, private = torch.from_numpy(came_of(first_model())), beside.modules
+    alignment, model, gradient = added_gradient(AlignmentRule.FADA, **weights)
+    target, private = torch.from_numpy(target_features(first_model())), alignment.modules
     whole = model.extractor(DATA.features)
     features, specific = model.invariant(whole), model.specific(whole)
     own = standardised(features, target)
@@ -203,13 +203,13 @@ def test_with_no_weight_the_update_is_that_without_a_target(kind: AlignmentRule)
 @pytest.mark.parametrize("kind", LEARNING)
 def test_the_identifier_learns_to_tell_the_target(kind: AlignmentRule) -> None:
     vector = first_model()
-    beside, model = companion(kind, came_of(vector), adversarial=0.0)
+    alignment, model = alignment_loss(kind, target_features(vector), adversarial=0.0)
     settings = replace(SETTINGS, epochs=100)
-    train_local(TASK, model, vector, DATA, settings=settings, seed=3, site="source-1", auxiliary=beside)
-    target = torch.from_numpy(came_of(vector))
+    train_local(TASK, model, vector, DATA, settings=settings, seed=3, site="source-1", auxiliary=alignment)
+    target = torch.from_numpy(target_features(vector))
     with torch.no_grad():
-        own = beside.modules["domain"](standardised(model.invariant(model.extractor(DATA.features)), target))
-        sent = beside.modules["domain"](standardised(target, target))
+        own = alignment.modules["domain"](standardised(model.invariant(model.extractor(DATA.features)), target))
+        sent = alignment.modules["domain"](standardised(target, target))
 
     assert float((own > 0).double().mean()) > 0.9
     assert float((sent < 0).double().mean()) > 0.9
@@ -219,25 +219,25 @@ def test_the_identifier_learns_to_tell_the_target(kind: AlignmentRule) -> None:
 
 
 def the_targets_loss(
-    kind: AlignmentRule, beside: AlignmentLoss, target: Tensor, own: Tensor, moments: Tensor
+    kind: AlignmentRule, alignment: AlignmentLoss, target: Tensor, own: Tensor, moments: Tensor
 ) -> Tensor:
     """What a source wants the target to make small, of its features; the moments stay what they were."""
     sent = standardised(target, moments)
     if kind is AlignmentRule.F_DAN:
         own = standardised(own, moments)
         return discrepancy(own, sent, median_distance(own, sent))
-    logits = beside.modules["domain"](sent)
+    logits = alignment.modules["domain"](sent)
     return logsigmoid(-logits).mean() if kind is AlignmentRule.F_DANN else -logsigmoid(logits).mean()
 
 
 @pytest.mark.parametrize("kind", RULES)
 def test_the_pull_is_the_gradient_by_each_row_times_the_rows(kind: AlignmentRule) -> None:
-    features = came_of(first_model())
-    beside, model = companion(kind, features)
+    features = target_features(first_model())
+    alignment, model = alignment_loss(kind, features)
     own = model.invariant(model.extractor(DATA.features)).detach()
     target = torch.from_numpy(features).requires_grad_()
-    (expected,) = torch.autograd.grad(the_targets_loss(kind, beside, target, own, target.detach()), [target])
-    pull = beside.pull(own)
+    (expected,) = torch.autograd.grad(the_targets_loss(kind, alignment, target, own, target.detach()), [target])
+    pull = alignment.pull(own)
 
     assert pull.dtype == np.float32
     assert np.allclose(pull, T * expected.numpy(), rtol=1e-4, atol=1e-6)
@@ -246,22 +246,22 @@ def test_the_pull_is_the_gradient_by_each_row_times_the_rows(kind: AlignmentRule
 
 @pytest.mark.parametrize("kind", RULES)
 def test_only_f_dan_needs_features_of_own_rows_for_its_pull(kind: AlignmentRule) -> None:
-    beside, model = companion(kind, came_of(first_model()))
+    alignment, model = alignment_loss(kind, target_features(first_model()))
     own = model.invariant(model.extractor(DATA.features)).detach()
     if kind is AlignmentRule.F_DAN:
         with pytest.raises(ValueError, match=r"^own: "):
-            beside.pull()
+            alignment.pull()
     else:
-        assert np.array_equal(beside.pull(), beside.pull(own))
+        assert np.array_equal(alignment.pull(), alignment.pull(own))
 
 
 @pytest.mark.parametrize("kind", LEARNING)
 def test_the_size_of_a_pull_does_not_depend_on_the_number_of_rows(kind: AlignmentRule) -> None:
-    once = came_of(first_model())
+    once = target_features(first_model())
     lengths = []
     for features in (once, np.concatenate([once] * 3)):
-        beside, _ = companion(kind, features)
-        lengths.append(np.linalg.norm(beside.pull(torch.from_numpy(came_of(first_model()) + 1))[:T]))
+        alignment, _ = alignment_loss(kind, features)
+        lengths.append(np.linalg.norm(alignment.pull(torch.from_numpy(target_features(first_model()) + 1))[:T]))
 
     assert lengths[1] == pytest.approx(lengths[0], rel=1e-3)
 
@@ -300,17 +300,17 @@ def rows_released(vector: Vector, released: Vector) -> Tensor:
 def test_a_step_of_the_target_against_the_pull_lowers_the_sources_loss(kind: AlignmentRule) -> None:
     target, vector = SiteFeatures(site("target")), first_model()
     released = target.release(vector, 1, RUN, rows=T, clip=0.0)
-    beside, model = companion(kind, released)
+    alignment, model = alignment_loss(kind, released)
     own = model.invariant(model.extractor(DATA.features)).detach()
-    gradient = target.pull_gradient(vector, 1, RUN, beside.pull(own), rows=T)
+    gradient = target.pull_gradient(vector, 1, RUN, alignment.pull(own), rows=T)
     moved = (vector - 0.001 * gradient / np.linalg.norm(gradient)).astype(np.float32)
     after = target.release(moved, 1, RUN, rows=T, clip=0.0)
     moments = torch.from_numpy(released)
     losses = [
-        float(the_targets_loss(kind, beside, torch.from_numpy(features), own, moments).detach())
+        float(the_targets_loss(kind, alignment, torch.from_numpy(features), own, moments).detach())
         for features in (released, after)
     ]
-    expected = float(np.sum(beside.pull(own) * (after - released))) / T
+    expected = float(np.sum(alignment.pull(own) * (after - released))) / T
 
     assert losses[1] < losses[0]
     assert losses[1] - losses[0] == pytest.approx(expected, rel=0.2)
@@ -321,7 +321,7 @@ def test_a_step_of_the_target_against_the_pull_lowers_the_sources_loss(kind: Ali
 
 def rounds(source: SiteTrainer, kind: AlignmentRule, numbers: range) -> list[LocalResult]:
     vector = first_model()
-    aligned = FeatureAlignment(kind, came_of(vector))
+    aligned = FeatureAlignment(kind, target_features(vector))
     return [source.train(vector, number, 1.0, run_id=RUN, align=aligned) for number in numbers]
 
 
@@ -424,7 +424,7 @@ def with_nan(features: Vector) -> Vector:
 )
 def test_features_that_nothing_can_be_made_of_are_named(change: Any, why: str) -> None:
     memory, vector = Memory(), first_model()
-    aligned = FeatureAlignment(AlignmentRule.F_DANN, change(came_of(vector)))
+    aligned = FeatureAlignment(AlignmentRule.F_DANN, change(target_features(vector)))
     with pytest.raises(TrainingError, match=why) as caught:
         site(memory=memory).train(vector, 1, 1.0, run_id=RUN, align=aligned)
 
@@ -440,7 +440,7 @@ def test_features_of_the_target_that_are_nan_are_not_released() -> None:
 
 
 def test_a_feature_that_is_still_at_the_target_does_not_outweigh_the_others() -> None:
-    features = came_of(first_model())
+    features = target_features(first_model())
     features[:, 0] = features[:, 0].mean()
     result, _ = trained(AlignmentRule.F_DANN, features=features, align=AlignmentSettings(adversarial=0.1))
     known, _ = trained(AlignmentRule.F_DANN, align=AlignmentSettings(adversarial=0.1))
@@ -487,12 +487,12 @@ def test_weights_out_of_bounds_are_named(weights: dict[str, float], key: str) ->
 
 @pytest.mark.parametrize("kind", [AlignmentRule.F_DANN, AlignmentRule.FADA_ADVERSARIAL, AlignmentRule.FADA])
 def test_the_losses_of_the_model_leave_no_gradient_in_private_modules(kind: AlignmentRule) -> None:
-    beside, model = companion(kind, came_of(first_model()), information=1.0, reconstruction=1.0)
-    with beside.observing():
+    alignment, model = alignment_loss(kind, target_features(first_model()), information=1.0, reconstruction=1.0)
+    with alignment.observing():
         model(DATA.features)
-        loss = beside.added_loss(TASK, DATA.labels)
-    learnt = [parameter.grad.clone() for parameter in beside.modules.parameters()]
+        loss = alignment.added_loss(TASK, DATA.labels)
+    learnt = [parameter.grad.clone() for parameter in alignment.modules.parameters()]
     loss.backward()
 
-    assert all(torch.equal(one.grad, old) for one, old in zip(beside.modules.parameters(), learnt, strict=True))
+    assert all(torch.equal(one.grad, old) for one, old in zip(alignment.modules.parameters(), learnt, strict=True))
     assert any(parameter.grad is not None and parameter.grad.any() for parameter in model.parameters())

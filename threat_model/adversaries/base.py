@@ -123,9 +123,9 @@ class MaliciousAggregator(Opens):
 
     def train(self, place: AttemptPosition, plan: RoundPlan) -> TargetOutput | None:
         """Return what the target itself computes in a round."""
-        look = self.seat.site.look
-        if look is not None and plan.rule.looks_at_features:
-            return look(self.model, place.round, self.run_id, plan)
+        compute = self.seat.site.output_from_features
+        if compute is not None and plan.rule.uses_target_features:
+            return compute(self.model, place.round, self.run_id, plan)
         return train_target(self.seat.site.trainer, self.model, place.round, plan)
 
     def model_for(self, index: int) -> Vector:  # noqa: ARG002 - for overriding

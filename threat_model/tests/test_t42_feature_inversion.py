@@ -52,7 +52,7 @@ def released(memory: AggregatorStore, clip: float, noise: float, round_number: i
     how = FeatureSettings(rows=ROWS, clip=clip, noise=noise, step=0.0)
     unlabelled = UnlabelledTarget(target(), 1000, how, DownLink.FLOAT32, memory, os.urandom)
     plan = round_plan(Strategy(rule="f_dann", rounds=5, warm_up_rounds=0), round_number)
-    part = unlabelled.look(trained(), round_number, "", plan)
+    part = unlabelled.output(trained(), round_number, "", plan)
     assert isinstance(part, TargetFeatures)
     return part.values
 
