@@ -169,22 +169,51 @@ def train_local(
         flat = FlatModel(model, received, device)
         flat.model.train()
         support = RowSupport(least_rows, len(data), flat.gradient) if least_rows > 1 else None
-        steps, record = _run_steps(
-            task,
-            flat,
-            data,
-            settings=settings,
-            seed=seed,
-            site=site,
-            on_step=on_step,
-            trained=trained,
-            add_gradient=add_gradient,
-            row_weights=row_weights,
-            auxiliary=auxiliary,
-            team=team,
-            optimizer=optimizer,
-            support=support,
-        )
+
+        def run_steps() -> tuple[int, _RoundRecord]:
+            # A function, so that the vectors that it holds are freed before the update is computed.
+            loss = _Loss(
+                task,
+                flat.model,
+                data.features.to(device),
+                data.labels.to(device),
+                weights=None if row_weights is None else row_weights.to(device),
+                variations=new_generator(derive_seed(seed, "variations")) if settings.vary else None,
+                auxiliary=auxiliary,
+            )
+            values, gradient = flat.values[trained], flat.gradient[trained]
+            stepper = optimizer or new_optimizer(len(values), settings, device)
+            before = flat.values.clone() if on_step is not None else None
+            steps, record = 0, _RoundRecord(len(data))
+            with shared_steps(team, batches(len(data), settings, derive_seed(seed, "batches"))) as step_rows:
+                for rows in step_rows:
+                    flat.gradient.zero_()
+                    batch = (rows if team is None else team.share(rows)).to(device)
+                    mean_loss, outputs = torch.zeros((), device=device), list[tuple[Tensor, Tensor]]()
+                    for part in [batch] if support is None else support.parts(batch):
+                        if len(part):  # weighted by its share, each part's mean adds up to the mean over all rows
+                            part_loss, of_part = loss.backward(part, len(part) / len(rows))
+                            mean_loss += part_loss
+                            outputs.append(of_part)
+                    if team is not None:
+                        team.sum(mean_loss)
+                        team.sum(flat.gradient, last=True)
+                    loss_value = mean_loss.item()
+                    steps += 1
+                    if not math.isfinite(loss_value):
+                        raise TrainingError(f"{site}: the loss is {loss_value} at step {steps}", hint=_DATA_HINT)
+                    if add_gradient is not None:
+                        add_gradient(flat.values, flat.gradient)
+                    stepper.step(values, gradient)
+                    record.add(loss_value, len(rows), outputs)
+                    if on_step is not None and before is not None:
+                        on_step(torch.sub(flat.values, before, out=before).cpu().numpy())
+                        before.copy_(flat.values)
+            if team is not None:
+                record.collect(team)
+            return steps, record
+
+        steps, record = run_steps()
         accuracy = record.accuracy(task) if team is None or team.leads else None
     flat.release_gradient()
     update: Vector = flat.values.cpu().numpy() - received
@@ -280,69 +309,44 @@ class _RoundRecord:
         return accuracy_in(task.metrics(outputs, labels), task)
 
 
-def _run_steps(
-    task: Task,
-    flat: FlatModel,
-    data: Samples,
-    *,
-    settings: TrainingSettings,
-    seed: Seed,
-    site: str,
-    on_step: StepObserver | None,
-    trained: slice,
-    add_gradient: GradientTerm | None,
-    row_weights: Tensor | None,
-    auxiliary: AuxiliaryLoss | None,
-    team: Team | None,
-    optimizer: Optimizer | None,
-    support: RowSupport | None,
-) -> tuple[int, _RoundRecord]:
-    """Take all steps of the round; return their number and the record of losses and outputs."""
-    device = flat.values.device
-    features, labels = data.features.to(device), data.labels.to(device)
-    weights = None if row_weights is None else row_weights.to(device)
-    values, gradient = flat.values[trained], flat.gradient[trained]
-    optimizer = optimizer or new_optimizer(len(values), settings, device)
-    chance = new_generator(derive_seed(seed, "variations"))
-    before = flat.values.clone() if on_step is not None else None
-    steps, record = 0, _RoundRecord(len(data))
-    with shared_steps(team, batches(len(data), settings, derive_seed(seed, "batches"))) as step_rows:
-        for rows in step_rows:
-            flat.gradient.zero_()
-            batch = (rows if team is None else team.share(rows)).to(device)
-            mean_loss, batch_outputs = torch.zeros((), device=device), []
-            for part in [batch] if support is None else support.parts(batch):
-                if not len(part):
-                    continue
-                # Weighted by its share, each part's mean adds up to the mean over all rows of the step.
-                share, given = len(part) / len(rows), features[part]
-                outputs = flat.model(task.varied(given, chance) if settings.vary else given)
-                if weights is None:
-                    loss = task.loss(outputs, labels[part])
-                else:
-                    loss = (weights[part] * task.row_losses(outputs, labels[part])).mean()
-                mean_loss += share * loss.detach()
-                if auxiliary is not None:
-                    loss = loss + auxiliary.added_loss(task, labels[part])
-                (share * loss).backward()  # type: ignore[no-untyped-call]
-                batch_outputs.append((outputs.detach(), labels[part]))
-            if team is not None:
-                team.sum(mean_loss)
-                team.sum(flat.gradient, last=True)
-            loss_value = mean_loss.item()
-            steps += 1
-            if not math.isfinite(loss_value):
-                raise TrainingError(f"{site}: the loss is {loss_value} at step {steps}", hint=_DATA_HINT)
-            if add_gradient is not None:
-                add_gradient(flat.values, flat.gradient)
-            optimizer.step(values, gradient)
-            record.add(loss_value, len(rows), batch_outputs)
-            if on_step is not None and before is not None:
-                on_step(torch.sub(flat.values, before, out=before).cpu().numpy())
-                before.copy_(flat.values)
-    if team is not None:
-        record.collect(team)
-    return steps, record
+@dataclass(frozen=True, slots=True, repr=False)
+class _Loss:
+    """The loss of a model on a site's rows.
+
+    Attributes:
+        task: computes it.
+        model: is on the device of the rows, in training mode.
+        features, labels: of all rows, (n, ...).
+        weights: of the rows, (n,); None: 1 for each.
+        variations: draws how rows are varied; None: they are not.
+        auxiliary: a term that is added for the gradient alone.
+    """
+
+    task: Task
+    model: nn.Module
+    features: Tensor
+    labels: Tensor
+    weights: Tensor | None
+    variations: torch.Generator | None
+    auxiliary: AuxiliaryLoss | None
+
+    def backward(self, rows: Tensor, share: float) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Add the gradient of ``share`` times the mean loss of rows, by their numbers (b,), to the model's gradient.
+
+        Returns:
+            ``share`` times the loss without the auxiliary term, a scalar; and the rows' outputs and labels.
+        """
+        given, labels = self.features[rows], self.labels[rows]
+        outputs = self.model(given if self.variations is None else self.task.varied(given, self.variations))
+        if self.weights is None:
+            loss = self.task.loss(outputs, labels)
+        else:
+            loss = (self.weights[rows] * self.task.row_losses(outputs, labels)).mean()
+        reported = share * loss.detach()
+        if self.auxiliary is not None:
+            loss = loss + self.auxiliary.added_loss(self.task, labels)
+        (share * loss).backward()  # type: ignore[no-untyped-call]
+        return reported, (outputs.detach(), labels)
 
 
 def batches(samples: int, settings: TrainingSettings, seed: Seed) -> Iterator[Tensor]:
