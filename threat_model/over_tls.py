@@ -1,7 +1,10 @@
-"""The attacker's aggregator, with arbitrary messages to real source processes.
+"""The attacker's aggregator on the transport of the real one: gRPC over mutual TLS.
 
-It listens where a federation's sources dial, with the target's kit and the transport of the real aggregator. The
-victims are processes, started as people start them; the attacker runs on an event loop in a thread of the test.
+:class:`OverTls` listens where a federation's sources dial, with the target's kit. The victims are processes, started as
+people start them; the attacker runs on an event loop in a thread of the test.
+
+:func:`play_over_tls` plays a stage whose sites, all in the test's process, have the ends of the transport between them.
+A mitigation can be switched off there.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -23,18 +26,38 @@ from securefda.audit.journal import MessageRecorder
 from securefda.bootstrap import Member, credentials_of, source_of_pin, transport_settings
 from securefda.operations.progress import SilentReporter
 from securefda.protocol.header_checks import quantisation
-from securefda.protocol.messages import NO_CONTEXT, NO_SESSION, Body, Goodbye, Parcel, Send, Signed, SourcesKeep
+from securefda.protocol.messages import (
+    NO_CONTEXT,
+    NO_SESSION,
+    Body,
+    Goodbye,
+    Parcel,
+    Send,
+    Signed,
+    SourcesKeep,
+    Visibility,
+)
 from securefda.site.config import load_aggregator
 from securefda.site.kit import load_kit
+from securefda.source.process import SourceDriver
+from securefda.source.run import SourceRun
+from securefda.transport.client import SourceChannel
+from securefda.transport.dialer import Endpoint
 from securefda.transport.event_loop import in_thread
-from securefda.transport.events import Event, Joined, Received
+from securefda.transport.events import Joined, Received
+from securefda.transport.in_memory import Passed
+from securefda.transport.limits import TransportSettings
 from securefda.transport.observer import TrafficMeter
 from securefda.transport.server import AggregatorServer
+from securefda.transport.tls import Credentials
 from threat_model.adversaries.base import MaliciousAggregator
-from threat_model.sites import AggregatorSeat
+from threat_model.sites import TARGET, AggregatorSeat
+from threat_model.stage import Stage
 
 PATIENCE_S = 60.0
 """A test does not wait longer for a source's process; nothing is timed by it."""
+
+_USUAL = TransportSettings()
 
 AttackerT = TypeVar("AttackerT", bound=MaliciousAggregator)
 
@@ -64,8 +87,7 @@ class OverTls(Generic[AttackerT]):
         self._loop, self._news, self._listens = asyncio.new_event_loop(), threading.Condition(), threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._task: asyncio.Task[None] | None = None
-        self._server: AggregatorServer | None = None
-        self._joined: set[int] = set()
+        self._end: _AttackersEnd
         self._is_done = False
         self._failure: BaseException | None = None
 
@@ -96,10 +118,7 @@ class OverTls(Generic[AttackerT]):
 
     def dismiss(self) -> None:
         """Say goodbye to the sources, as after a run that was completed."""
-        farewell = Goodbye(completed=True, rounds=len(self.adversary.sessions), reason="")
-        shown = Parcel(self.adversary.signer.sign(NO_SESSION, NO_CONTEXT, farewell))
-        sends = [Send(entry.index, shown) for entry in self._kit.roster.sources]
-        asyncio.run_coroutine_threadsafe(self._send(sends), self._loop).result(PATIENCE_S)
+        asyncio.run_coroutine_threadsafe(self._end.send(self._end.farewell()), self._loop).result(PATIENCE_S)
 
     def _require_alive(self) -> None:
         if self._failure is not None:
@@ -131,30 +150,26 @@ class OverTls(Generic[AttackerT]):
 
     async def _play(self) -> None:
         await in_thread(self.adversary.open)
-        server = self._server = await self._listen()
+        self._end = await self._listen()
         self._listens.set()
         try:
             while True:
-                event = await server.receive()
-                if isinstance(event, Joined):
-                    self._joined.add(event.index)
                 instance = self.adversary.instance
-                sends = await in_thread(partial(self._hear, event))
+                sends = await self._end.hear()
                 if self.adversary.instance == instance:
-                    await self._send(sends)
+                    await self._end.send(sends)
                 else:
-                    await server.stop(1.0)
-                    server = self._server = await self._listen()
+                    await self._end.server.stop(1.0)
+                    self._end = await self._listen()
                 with self._news:
                     self._is_done = self.adversary.done
                     self._news.notify_all()
         finally:
-            await server.stop(1.0)
+            await self._end.server.stop(1.0)
 
-    async def _listen(self) -> AggregatorServer:
+    async def _listen(self) -> _AttackersEnd:
         """Listen on a new connection, in the run that the attacker names."""
         kit, adversary = self._kit, self.adversary
-        self._joined.clear()
         journal = adversary.seat.site.witness.journal
         server = AggregatorServer(
             self._config.transport.listen,
@@ -165,22 +180,106 @@ class OverTls(Generic[AttackerT]):
             observer=MessageRecorder(journal, kit.roster, kit.roster.target.index, run=adversary.run_id),
         )
         await server.start()
-        return server
+        return _AttackersEnd(server, adversary, lambda parcel: self.came.append(parcel.message))
 
-    def _hear(self, event: Event) -> list[Send]:
+
+class _AttackersEnd:
+    """The attacker at its end of the transport; ``came`` hears what sources send before the attacker does."""
+
+    def __init__(
+        self, server: AggregatorServer, adversary: MaliciousAggregator, came: Callable[[Parcel], None]
+    ) -> None:
+        self.server = server
+        self._adversary, self._came = adversary, came
+        self._joined: set[int] = set()
+
+    async def hear(self) -> list[Send]:
+        """Wait for one event; return what the attacker says to it."""
+        event = await self.server.receive()
+        if isinstance(event, Joined):
+            self._joined.add(event.index)
         if not isinstance(event, Received):
             return []
-        self.came.append(event.parcel.message)
-        return self.adversary.receive(event.parcel)
+        self._came(event.parcel)
+        return await in_thread(partial(self._adversary.receive, event.parcel))
 
-    async def _send(self, sends: Sequence[Send]) -> None:
+    async def send(self, sends: Sequence[Send]) -> None:
         """Allow the uploads of the session, then announce it to those connected; others get it later."""
-        server = self._server
-        if server is None:
-            return
+        server, adversary = self.server, self._adversary
         if any(send.parcel.vectors for send in sends):
             server.drop_attachments()
-        length = quantisation(self.adversary.heard.header).nbytes if self.adversary.sessions else 0
-        for entry in self._kit.roster.sources:
-            server.expect_upload(entry.index, length)
+        for entry in adversary.roster.sources:
+            server.expect_upload(entry.index, self._upload_of(entry.index))
         await server.send([(send.to, send.parcel) for send in sends if send.to in self._joined])
+
+    def _upload_of(self, index: int) -> int:
+        """Return the length of a source's contribution to the session, in bytes."""
+        adversary = self._adversary
+        if not adversary.sessions:
+            return 0
+        header = adversary.heard.header
+        in_clear = index in header.at(Visibility.INDIVIDUAL)
+        return 4 * adversary.seat.site.trainer.n_params if in_clear else quantisation(header).nbytes
+
+    def farewell(self) -> list[Send]:
+        """Return the goodbyes to all sources, as after a run that was completed."""
+        adversary = self._adversary
+        body = Goodbye(completed=True, rounds=len(adversary.sessions), reason="")
+        shown = Parcel(adversary.signer.sign(NO_SESSION, NO_CONTEXT, body))
+        return [Send(entry.index, shown) for entry in adversary.roster.sources]
+
+
+def play_over_tls(stage: Stage, target: Credentials, sources: Mapping[int, Credentials]) -> Stage:
+    """Play a stage to the attacker's last question and its goodbye. Every message goes over gRPC with mutual TLS.
+
+    Args:
+        stage: an attacker as its aggregator, and recorded, so that both ends write each message into their logs.
+        target: certificate and key of the aggregator.
+        sources: those of the sources, by roster index.
+    """
+
+    async def play() -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            await _play_over_tls(stage, target, sources)
+
+    asyncio.run(play())
+    return stage
+
+
+async def _play_over_tls(stage: Stage, target: Credentials, sources: Mapping[int, Credentials]) -> None:
+    adversary: MaliciousAggregator = stage.adversary
+    pins = {credentials.pin: index for index, credentials in sources.items()}
+    server = AggregatorServer(
+        "127.0.0.1:0", target, pins.get, run_id=adversary.run, settings=_USUAL, observer=stage.observers[TARGET]
+    )
+    address = await server.start()
+    end = _AttackersEnd(server, adversary, partial(_note_arrival, stage))
+    try:
+        adversary.open()
+        async with asyncio.TaskGroup() as parts:
+            for index, own in sources.items():
+                endpoint = Endpoint(address, "target", target.pin, TARGET)
+                parts.create_task(_take_part(stage, index, endpoint, own))
+            while not adversary.done:
+                await end.send(await end.hear())
+            await end.send(end.farewell())
+    finally:
+        await server.stop(1.0)
+
+
+def _note_arrival(stage: Stage, parcel: Parcel) -> None:
+    stage.passed.append(Passed(parcel.message.sender, TARGET, parcel.message, parcel.vectors))
+
+
+async def _take_part(stage: Stage, index: int, endpoint: Endpoint, own: Credentials) -> None:
+    """Be a source of the stage, driven as the process of a source is."""
+    rounds = stage.sources[index]
+    assert isinstance(rounds, SourceRun)
+    channel = SourceChannel(
+        endpoint, own, max_vector_bytes=rounds.vector_bytes(), settings=_USUAL, observer=stage.observers[index]
+    )
+    await channel.open()
+    try:
+        await SourceDriver(rounds, channel, SilentReporter()).drive()
+    finally:
+        await channel.close(1.0)

@@ -1,11 +1,13 @@
 """A malicious aggregator over mutual TLS: every source is a process, names what it refuses, and ends as documented.
 
 The same attackers play against real classes in threat_model/tests, where they succeed with the mitigation switched off.
+Where the mitigation is a key of the policy, they succeed here, against a process whose policy leaves it off.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from collections.abc import Callable, Iterable
 from contextlib import closing
@@ -23,17 +25,21 @@ from e2e_processes import Kits, Process, assert_one_clear_line, kits
 from securefda.audit.kept import read_kept
 from securefda.audit.reconcile.evidence import Evidence, Exhibit
 from securefda.audit.statements import Statement, StatementReader
+from securefda.bootstrap import rows_of_site
 from securefda.cli import main
 from securefda.errors import ExitCode
-from securefda.protocol.messages import Advertise, MaskedInput, Receipt, Refusal, ShareBundle
+from securefda.protocol.messages import Advertise, MaskedInput, Receipt, Refusal, ShareBundle, Update
 from securefda.protocol.roster import Roster
+from securefda.site.config import load_source
 from securefda.site.kit import load_kit
 from threat_model.adversaries.drains_budgets import AbortsRounds
 from threat_model.adversaries.framing import Accuser, SessionAgain
+from threat_model.adversaries.lone_coordinates import ReadsLoneRows
 from threat_model.adversaries.low_rate import LowRate
 from threat_model.adversaries.made_model import AsksAndAborts, AsksByModel
 from threat_model.adversaries.run_after_run import RenamesRun, RunAfterRun
 from threat_model.over_tls import OverTls
+from threat_model.scores import RECOVERED_COSINE, cosine
 from threat_model.sites import AggregatorSeat
 
 PARAMETERS, BIAS = 9610, 1
@@ -302,3 +308,54 @@ def test_two_runs_under_one_session_id_prove_nothing_against_a_process_that_answ
     accuser = Accuser([one.data for one in said], [roster], [bytes.fromhex(run) for run in sorted(runs)])
     assert accuser.proved(federation.names, Random(0), 300) == set()
     assert (code, found["findings_total"], found["conduct"], len(runs)) == (ExitCode.OK, 0, [], 2)
+
+
+# T17: a row that alone turns a unit on, read from one source's update.
+
+ONE_STEP = (
+    *ONE_ROUND,
+    "privacy.visibility=individual",
+    "training.source.optimizer=sgd",
+    "training.source.learning-rate=0.5",
+    "training.source.batch-size=8",
+    "training.source.epochs=1",
+)
+
+
+def ask_for_rows(federation: Kits, site: str, least: int) -> None:
+    """The owner of a site lets nothing leave behind which fewer rows are."""
+    policy = federation.kit(site) / "local" / "policy.toml"
+    text, counts = re.subn(r"(?m)^min-rows = 1$", f"min-rows = {least}", policy.read_text())
+    # Rows are not counted under rules that compare features.
+    text, rules = re.subn(r"(?m)^allowed-rules = \[[^]]*\]", 'allowed-rules = ["source_only"]', text)
+    assert counts == rules == 1
+    policy.write_text(text)
+    assert main(["policy", "sign", str(federation.kit(site))]) == 0
+
+
+def rows_read(tmp_path: Path, least: int) -> int:
+    """How many rows of the one source, which keeps back what fewer than ``least`` rows moved, the attacker rebuilds."""
+    with kits(tmp_path, 1, settings=ONE_STEP, task="e2e_tasks:FewRows") as federation:
+        (site,) = federation.names
+        ask_for_rows(federation, site, least)
+        with attacked(federation, ReadsLoneRows) as attacker:
+            source = federation.start(site)
+            attacker.until_done()
+            attacker.dismiss()
+            assert source.end() == ExitCode.OK
+        assert [len(attacker.said(1, kind)) for kind in (Update, Receipt)] == [1, 1]
+        config, roster = load_source(federation.kit(site) / "local" / "settings.toml"), attacker.adversary.roster
+        images, rows = attacker.adversary.images(), rows_of_site(config, roster, site).features.numpy()
+        return sum(max(cosine(image, row) for image in images) > RECOVERED_COSINE for row in rows)
+
+
+@pytest.mark.threat("T17")
+def test_no_row_is_read_from_the_update_of_a_process_whose_policy_asks_for_three(tmp_path: Path) -> None:
+    assert rows_read(tmp_path, least=3) == 0
+
+
+@pytest.mark.threat("T17")
+@pytest.mark.control
+def test_every_row_is_read_from_the_update_of_a_process_whose_policy_asks_for_one(tmp_path: Path) -> None:
+    """No switch: the policy's own ``release.min-rows``."""
+    assert rows_read(tmp_path, least=1) == 8

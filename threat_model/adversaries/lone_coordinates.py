@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from threat_model.adversaries.base import MaliciousAggregator
 from threat_model.adversaries.masks import Vector64
-from threat_model.sites import INPUTS, OUTPUTS
 
 _MOVED = 1e-9
 
@@ -17,9 +16,9 @@ _MOVED = 1e-9
 class ReadsLoneCoordinates(MaliciousAggregator):
     """Follows the protocol, and reads the parts of the sum that belong to one row.
 
-    Powers: what an honest aggregator sees at ``sum``. It knows the model, whose first layer has a weight for each of
-    ``INPUTS`` features and each of ``OUTPUTS`` units, and a bias; and which features one source alone has, such as the
-    code of a disease that only one hospital treats. It controls no source.
+    Powers: what an honest aggregator sees at ``sum``. It knows the model, whose first layer has a weight for each
+    feature and unit, and a bias; and which features one source alone has, such as the code of a disease that only one
+    hospital treats. It controls no source.
     Goal: what that source made of such a feature, and with one row the row's class; rows that alone turn a unit on.
     Source: rows of an embedding: Zhu et al. 2019 (which rows of it moved tells the words); units: Phong et al. 2018,
     Boenisch et al. 2023 ("When the Curious Abandon Honesty"), here of a model that nobody made for it.
@@ -49,7 +48,28 @@ class ReadsLoneCoordinates(MaliciousAggregator):
         return scaled
 
     def _layer(self) -> tuple[Vector64, Vector64]:
-        """Return weights (outputs, inputs) and bias (outputs,) of the first layer, of the sum."""
+        """Return weights (outputs, inputs) and bias (outputs,) of the first layer, of what was opened."""
+        (_, shape), (_, (outputs,)) = self.seat.site.trainer.layers[:2]
+        size = int(np.prod(shape))
+        opened = self.opened()
+        return opened[:size].reshape(shape), opened[size : size + outputs]
+
+    def opened(self) -> Vector64:
+        """Return the sum, (m,)."""
         opened: Any = self.aggregate()
-        flat = opened.vector[: OUTPUTS * (INPUTS + 1)]
-        return flat[: OUTPUTS * INPUTS].reshape(OUTPUTS, INPUTS), flat[OUTPUTS * INPUTS :]
+        vector: Vector64 = opened.vector
+        return vector
+
+
+class ReadsLoneRows(ReadsLoneCoordinates):
+    """Reads the same of one source's update, which it gets in clear.
+
+    Powers: what an honest aggregator sees at ``individual`` of one source.
+    Goal: rows that alone turn a unit of the first layer on.
+    Source: as of :class:`ReadsLoneCoordinates`.
+    """
+
+    def opened(self) -> Vector64:
+        """Return the update, (m,)."""
+        (update,) = self.heard.clear.values()
+        return update.astype(np.float64)

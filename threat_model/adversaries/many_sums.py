@@ -257,16 +257,17 @@ class RaisesCap(AsksOneModelAgain):
     Args:
         seat: of the target.
         most: kappa of the last round; the first has that of the run's settings.
+        gives_up: every round after the second has the first one's kappa again.
     """
 
-    def __init__(self, seat: AggregatorSeat, *, most: float) -> None:
+    def __init__(self, seat: AggregatorSeat, *, most: float, gives_up: bool = False) -> None:
         super().__init__(seat)
-        self._most = most
+        self._most, self._gives_up = most, gives_up
 
     def header_for(self, index: int) -> Header | None:
         """Return a header with the kappa of this round."""
         header = super().header_for(index)
-        if header is None or header.norm_cap is None:
+        if header is None or header.norm_cap is None or (self._gives_up and len(self.sessions) > 2):
             return header
         rounds = self.seat.settings.strategy.rounds
         kappas = np.linspace(header.norm_cap.kappa, self._most, rounds)

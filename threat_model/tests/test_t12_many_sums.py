@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from securefda.audit.reading import open_log
+from securefda.audit.records import Entry
 from securefda.protocol.messages import Advertise, MaskedInput
 from securefda.protocol.secret import Secret
 from securefda.rules import Strategy
@@ -20,7 +22,9 @@ from securefda.site.policy import SourcePolicy, default_policy
 from securefda.site.training_secret import TrainingSecret
 from securefda.training import Vector
 from securefda.training.trainer import SiteTrainer
+from tests.transport.transport_kit import Sites
 from threat_model.adversaries.many_sums import LeavesOneOut, RaisesCap, TurnsTarget, WeighsAnew
+from threat_model.over_tls import play_over_tls
 from threat_model.private_sites import Candidates, plain_trainer, rows_of, sgd
 from threat_model.scores import RECOVERED_COSINE, cosine
 from threat_model.sites import CLIP, MAX_SAMPLES
@@ -56,12 +60,14 @@ def play(
     kappa: float = 0.0,
     threshold: int = 0,
     policies: Mapping[int, SourcePolicy] | None = None,
+    recorded: bool = False,
 ) -> Stage:
     return staged(
         N,
         aggregator=aggregator,
         trainers={index: site(index, batch) for index in ALL},
         policies=policies,
+        recorded=recorded,
         settings={"strategy": Strategy(rule=rule, rounds=rounds), "kappa": kappa, "threshold": threshold},  # type: ignore[arg-type]
     )
 
@@ -261,4 +267,43 @@ def test_longest_update_is_the_difference_of_two_sums_where_the_norm_cap_may_ris
     stage = raised(staged)
     with switched_off(checks_off("HEADER_TERMS"), roster=stage.roster):
         stage.play()
+    assert best(stage.adversary.attack(), updates(stage, LONGEST, WHOLE, 1)[0]) > 0.95
+
+
+# The same over gRPC with mutual TLS. Sites are in this process, so that the switch reaches the sources' code.
+
+
+def over_tls(staged: MakesStage, *, gives_up: bool = False, rounds: int = 16) -> Stage:
+    aggregator = partial(RaisesCap, most=2.0, gives_up=gives_up)
+    return play(staged, aggregator, batch=WHOLE, rounds=rounds, kappa=1.0, recorded=True)
+
+
+def in_the_log(stage: Stage, index: int) -> list[Entry]:
+    """The records of a source's own audit log, once the stage is closed."""
+    return [record.entry for record in open_log(stage.log(index)).records()]
+
+
+@pytest.mark.threat("T12")
+def test_raised_norm_cap_is_refused_over_tls_and_the_honest_round_after_it_is_answered(staged: MakesStage) -> None:
+    stage, sites = over_tls(staged, gives_up=True, rounds=3), Sites(N)
+    play_over_tls(stage, sites.target, sites.sources)
+    stage.close()
+    for index in ALL:
+        assert stage.refusals(index) == stage.alarms(index) == ["HEADER_TERMS"]
+        assert [one["round"] for one in stage.watches[index].records] == [1, 3]
+        log = in_the_log(stage, index)
+        assert [(one.facts["check"], one.facts["accused"]) for one in log if one.type == "alarm"] == [
+            ("HEADER_TERMS", ["target"])
+        ]
+        assert [one.round for one in log if one.decision and one.decision.verdict == "refused"] == [2]
+        assert [one.round for one in log if (one.direction, one.type) == ("sent", "MaskedInput")] == [1, 3]
+    assert stage.adversary.attack() is None
+
+
+@pytest.mark.threat("T12")
+@pytest.mark.control
+def test_longest_update_is_the_difference_of_two_sums_over_tls_where_the_norm_cap_may_rise(staged: MakesStage) -> None:
+    stage, sites = over_tls(staged), Sites(N)
+    with switched_off(checks_off("HEADER_TERMS"), roster=stage.roster):
+        play_over_tls(stage, sites.target, sites.sources)
     assert best(stage.adversary.attack(), updates(stage, LONGEST, WHOLE, 1)[0]) > 0.95
