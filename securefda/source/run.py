@@ -264,9 +264,6 @@ class SourceRun:
             if message.envelope.session_id == self._ended_session:
                 return Skipped()
             raise FaultyAggregatorError("ORDER", f"{message.type_name} outside a session")
-        # Check POLICY of the specification. The command reads a policy once; a program that embeds a source can
-        # replace it.
-        self._site.require_permitted(self._round.header.body)
         if isinstance(message.body, Result):
             check_result(self._site, self._round, message)
             finished, self._round = self._round, None
@@ -331,7 +328,10 @@ class SourceRun:
     # --- what a message that is not accepted leads to -------------------------------------------------------------
 
     def _refuse_by_policy(self, parcel: Parcel, refusal: PolicyRefusal) -> list[Parcel]:
-        """Refuse: the operator sees everything, the aggregator only the key. An open session ends."""
+        """Refuse: the operator sees everything, the aggregator only the key.
+
+        The policy is asked when a run is joined, and by its schedule and headers. It does not change within a run.
+        """
         standing, message = self.standing, parcel.message
         standing.refusal = without_frames(refusal)
         self._log("refused", self._header, check=refusal.key)
@@ -343,9 +343,7 @@ class SourceRun:
             case Header():
                 self._reporter.refused(refusal, message)  # type: ignore[arg-type]  # its body is a header
                 return [self._refuse(parcel, refusal.key)]
-        if standing.failure is None:
-            self._reporter.alarm(refusal)
-        return self._end_session("POLICY")
+        return []
 
     def _reject(self, parcel: Parcel, error: FaultyAggregatorError) -> list[Parcel]:
         """Answer a message that failed a check: name the check, and end an open session. There are three exceptions.

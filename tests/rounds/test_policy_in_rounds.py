@@ -1,4 +1,4 @@
-"""The site's own policy before every step: the aggregator gets a key, the site keeps all, and nothing leaves."""
+"""The site's own policy in a run: the aggregator gets a key, the site keeps all, and nothing leaves."""
 
 from __future__ import annotations
 
@@ -6,24 +6,17 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-from rounds_federation import TARGET, Federation, changed, until, without_schedules
+from rounds_federation import Federation, changed, until, without_schedules
 
 from securefda.errors import PolicyRefusal, SecureFdaError
 from securefda.operations.records import SiteLine, refused_line
 from securefda.operations.run_folder import METRICS_FILE, RunFolder, read_run
 from securefda.protocol.messages import (
-    Abort,
-    Consistency,
     Header,
-    KeyList,
     Parcel,
     Refusal,
     Result,
-    ShareDelivery,
     Signed,
-    Step,
-    Survivors,
     Visibility,
 )
 from securefda.site.policy import WorkLimits
@@ -32,14 +25,6 @@ from securefda.source.run import SourceRun
 from securefda.transport.wire import decode_signed, encode_signed
 
 ME = 2
-STEPS = {
-    KeyList: Step.ADVERTISE,
-    ShareDelivery: Step.SHARES,
-    Survivors: Step.SURVIVORS,
-    Consistency: Step.UNMASK,
-    Result: Step.RESULT,
-}
-BEFORE_RELEASE = (KeyList, ShareDelivery)
 
 
 class Keeper:
@@ -62,7 +47,7 @@ class Keeper:
 
 
 def tighten(federation: Federation, index: int, **changes: Any) -> None:
-    """The owner of a site changes its policy while the process runs."""
+    """Replace a site's policy, which its process never does, so that it refuses what it would have permitted."""
     policy = federation.policy(index, **changes)
     site = federation.sources[index]._site
     object.__setattr__(site, "policy", policy)
@@ -106,39 +91,6 @@ def test_lines_of_refusals_and_of_rounds_are_read_beside_each_other(tmp_path: Pa
     first, second = read_run(out.path).sites["source-2"]
     assert (first["round"], "refused" in first) == (1, False)
     assert (second["round"], second["refused"]["key"]) == (2, "allowed-rules")
-
-
-@pytest.mark.parametrize("kind", list(STEPS))
-def test_a_policy_that_changes_in_a_session_ends_it_at_the_next_step_and_nothing_leaves(
-    tmp_path: Path, kind: type
-) -> None:
-    federation = Federation(tmp_path, 4, rounds=1)
-    header = until(federation.open(), ME, Header)
-    for answer in federation.sources[ME].handle(header):
-        federation.submit(ME, answer)
-    parcel = until(federation, ME, kind)
-    tighten(federation, ME, allowed_rules=("source_only",))
-    answers = federation.sources[ME].handle(parcel)
-    assert [answer.message.body for answer in answers] == [Abort(STEPS[kind], "POLICY", TARGET)]
-    assert all(answer.vectors == () for answer in answers)
-    assert has_burnt(federation, header.message) == (kind not in BEFORE_RELEASE)  # type: ignore[arg-type]
-    assert federation.sources[ME].current is None
-    (alarm,) = federation.watch.alarms[ME]
-    assert isinstance(alarm, PolicyRefusal)
-    assert alarm.key == "allowed-rules"
-    assert federation.sources[ME].handle(parcel) == []
-    federation.close()
-
-
-def test_the_others_finish_the_round_that_a_policy_ended_at_one_source(tmp_path: Path) -> None:
-    federation = Federation(tmp_path, 4, rounds=1, rule="source_only").open()
-    parcel = until(federation, ME, KeyList)
-    tighten(federation, ME, allowed_rules=())
-    federation.arrives_next(TARGET, ME, parcel)
-    federation.go().close()
-    (line,) = federation.watch.lines
-    assert (line["status"], line["dropped"]) == ("finished", ["source-2"])
-    assert "source source-2 aborted at advertise: check POLICY failed" in federation.watch.text
 
 
 def test_an_update_in_clear_is_checked_before_its_fuse_burns(tmp_path: Path) -> None:
