@@ -156,6 +156,9 @@ class KnownUpdates:
         """Return zeros, at every site."""
         return np.zeros(N_PARAMS, np.float32)
 
+    def charged_round(self, factor: float) -> None:
+        """Return None: no ledger is charged."""
+
     def train(
         self,
         received: Vector,

@@ -171,7 +171,7 @@ class Stage(MemoryNetwork[AggregatorEndpoint, SourceEndpoint]):
             roster = self.rosters[index]
             site = replace(site, roster=roster, witness=witness_at(logs, index, roster, store))
         trainer = self.trainers.get(index, site.trainer)
-        site = replace(site, trainer=trainer, with_noise=hasattr(trainer, "account"))  # then there are no figures
+        site = replace(site, trainer=trainer, with_noise=trainer.charged_round(1.0) is not None)
         self._sites[index] = site
         self._record(index)
         return self._makes.get(index, SourceRun)(site, self.watches.setdefault(index, SiteWatch()))

@@ -87,8 +87,8 @@ class PrivateTrainer(SiteTrainer):
             max_grad_norm=dp.max_grad_norm,
         )
 
-    def planned(self, factor: float) -> PlannedRound:
-        """Return the work of a round with this factor of the learning rate."""
+    def charged_round(self, factor: float) -> PlannedRound:
+        """Return the round that the ledger is charged for with this learning rate factor."""
         steps = schedule_of(self.settings, self.samples).steps_per_round
         return PlannedRound(self.samples, steps, self.settings.with_learning_rate_factor(factor).learning_rate)
 

@@ -7,7 +7,6 @@ which the rest of the round relies on.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -29,7 +28,7 @@ from securefda.source.model_bound import (
     require_initial,
 )
 from securefda.source.site import SourceSite
-from securefda.training.trainer import PlannedRound
+from securefda.training.trainer import Trainer
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -115,15 +114,7 @@ def accept_header(
     return AcceptedRound(header, terms, level, model, vectors.published, vectors.features, origin, course)
 
 
-@runtime_checkable
-class Charging(Protocol):
-    """A trainer whose rounds are charged to a ledger."""
-
-    def planned(self, factor: float) -> PlannedRound:
-        """Rows, steps and learning rate of a round with this learning rate factor."""
-
-
-def require_worth_charging(trainer: object, header: Header, level: Visibility, target_update: Vector | None) -> None:
+def require_worth_charging(trainer: Trainer, header: Header, level: Visibility, target_update: Vector | None) -> None:
     """Refuse a round that cannot end in a release, before the ledger is charged for it.
 
     A charge is never refunded, so an aggregator whose published numbers fit no update could spend a source's budget
@@ -140,16 +131,16 @@ def require_worth_charging(trainer: object, header: Header, level: Visibility, t
         ConfigError: this site has more rows than the run allows for.
         LedgerError: the ledger cannot be read, or is in doubt.
     """
-    if not isinstance(trainer, Charging):
+    charged, target = trainer.charged_round(header.rule.learning_rate_factor), header.target
+    if charged is None:
         return
-    planned, target = trainer.planned(header.rule.learning_rate_factor), header.target
-    weight_of(header, planned.samples)
+    weight_of(header, charged.samples)
     if target is None:
         return
     try:  # the same checks as when the rule is evaluated on the trained update
         if header.rule.align:
-            ratio = target.learning_rate / planned.learning_rate
-            alignment_factor(target_steps=target.steps, source_steps=planned.steps, learning_rate_ratio=ratio)
+            ratio = target.learning_rate / charged.learning_rate
+            alignment_factor(target_steps=target.steps, source_steps=charged.steps, learning_rate_ratio=ratio)
         if level is Visibility.SUM and target_update is not None:
             squared = float(np.dot(target_update.astype(np.float64), target_update))
             if not np.isfinite(squared):

@@ -58,6 +58,9 @@ class Trainer(Protocol):
     def initial_model(self) -> Vector:
         """Return the first model of the run, float32 (m,), the same at every site."""
 
+    def charged_round(self, factor: float) -> PlannedRound | None:
+        """Return the round that a ledger is charged for with this learning rate factor; None if nothing is charged."""
+
     def train(
         self,
         received: Vector,
@@ -214,6 +217,10 @@ class SiteTrainer(SiteModel):
                 f"{self.site} trains in {self.team.count} processes, and {align.kind} wants a step's rows in one",
                 hint="start the site without torchrun, or set another strategy.rule at the target",
             )
+
+    def charged_round(self, factor: float) -> PlannedRound | None:  # noqa: ARG002 - nothing is charged
+        """Return None: training without noise charges no ledger."""
+        return None
 
     def step_variance(
         self, received: Vector, round_number: int, factor: float, kind: Variance, *, run_id: str = ""

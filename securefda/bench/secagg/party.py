@@ -85,6 +85,10 @@ class RandomTrainer:
         """Return zeros, float32 (m,)."""
         return np.zeros(self.n_params, np.float32)
 
+    def charged_round(self, factor: float) -> None:
+        """Return None: no ledger is charged."""
+        del factor
+
     def train(
         self,
         received: Vector,
