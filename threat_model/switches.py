@@ -31,7 +31,15 @@ from typing import Any
 import securefda.protocol
 from securefda.audit.log import AuditLog
 from securefda.errors import FaultyAggregatorError
-from securefda.protocol import agreement, contribution, encoding, envelope_checks, header_checks, masking
+from securefda.protocol import (
+    agreement,
+    contribution,
+    encoding,
+    envelope_checks,
+    header_checks,
+    masking,
+    session_checks,
+)
 from securefda.protocol import roster as roster_module
 from securefda.protocol import source as source_steps
 from securefda.protocol.masking import Mask, RingVector, add_masks
@@ -265,6 +273,11 @@ Either is enough.
 
 THRESHOLD_BOUND = replaced("2t > n + max_colluders", header_checks, "threshold_is_sound", lambda _: lambda *_: True)
 """Neither header check nor policy asks of the threshold that two views cannot both gather it."""
+
+TRUSTED_NEIGHBOURS = replaced(
+    "enough trusted neighbours on a ring", session_checks, "check_own_neighbours", lambda _: lambda *_, **__: None
+)
+"""A source masks with whichever neighbours the lot gives it."""
 
 MEMBER_SIGNATURES = method_replaced("signatures of the members", SignedRoster, "missing_signatures", lambda _, __: ())
 """A roster counts as soon as the CA has signed it."""

@@ -1,13 +1,13 @@
-"""T08 on a ring: the aggregator knows the neighbourhoods before it says who survived, and to whom."""
+"""T08 to T10 on a ring: the aggregator knows the neighbourhoods before the sources do."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from securefda.aggregator.headers import SessionPlan
+from securefda.aggregator.headers import AttemptPosition, SessionPlan
 from securefda.protocol.graph import Ring
-from securefda.protocol.messages import Consistency, Survivors
-from securefda.protocol.transcript import drawn_ring
+from securefda.protocol.messages import Consistency, KeyList, Survivors
+from securefda.protocol.transcript import drawn_ring, ring_context
 from threat_model.adversaries.base import MaliciousAggregator
 from threat_model.adversaries.masks import Decoded, Vector64
 from threat_model.adversaries.split_view import SplitView
@@ -154,3 +154,83 @@ class ListsByArc(MaliciousAggregator):
     def attack(self) -> Vector64 | None:
         """Return the weighted mean over those in the sum; None if some mask stayed on."""
         return opened.update if (opened := self.sum_over(self.summed)) is not None else None
+
+
+class RedrawsRing(SplitView):
+    """Gives up attempts at a round until a ring has sources of its own alone beside the victim.
+
+    These hold the other end of each of the victim's masks, and enough shares of its self secret.
+
+    Powers: the target's key, the relay, and all secrets of the ``colluders``, which may be made-up sites. It knows a
+    ring before the sources do, as soon as it has their nonces.
+    Goal: the victim's update.
+    Source: Bell et al. 2020, section 3: a graph is safe where no honest source has too many colluders beside it.
+
+    Args:
+        seat: of the target.
+        victim: roster index.
+        most: attempts after which it gives up; it gives up as well when the victim refuses one.
+    """
+
+    threat = "T10"
+
+    def __init__(self, seat: AggregatorSeat, *, victim: int, most: int = 400) -> None:
+        super().__init__(seat, victim=victim, second=frozenset())
+        self._most = most
+
+    def next_place(self) -> AttemptPosition | None:
+        """Return the next attempt at round 1, unless the last one had the ring that it waits for."""
+        tried = len(self.sessions)
+        is_over = tried == self._most or (tried > 0 and (self.victim in self.heard.refusals or self._has_its_ring()))
+        return None if is_over else AttemptPosition(self.run, 1, tried + 1, b"")
+
+    def key_list_for(self, index: int) -> KeyList | None:
+        """Return all keys, and nothing once the nonces have come and the ring is not the one that it waits for."""
+        return None if self.heard.nonces and not self._has_its_ring() else super().key_list_for(index)
+
+    def wants(self, ring: Ring) -> bool:
+        """Return whether this is the ring that it waits for."""
+        return ring.neighbours(self.victim) <= self.colluders.keys()
+
+    def _has_its_ring(self) -> bool:
+        nonces = self.nonces_for(self.victim)
+        if self.victim not in nonces:
+            return False
+        context = ring_context(self.heard.views[self.victim].ctx0, nonces)
+        return self.wants(drawn_ring(self.heard.header, context, nonces))
+
+
+class SplitsAmongColluders(RedrawsRing):
+    """Waits for a ring on which colluders stand on both sides of the victim, and splits the ring there.
+
+    They count in both views. So those who are shown that the victim survived and those who are shown that it was
+    dropped are each enough, with a graph that is made for fewer colluders.
+
+    Powers, goal and source: as :class:`RedrawsRing` and :class:`SplitsNeighbours`, with fewer colluders.
+    """
+
+    threat = "T09"
+
+    def wants(self, ring: Ring) -> bool:
+        """Return whether enough holders of the victim help in either view: each needs signatures of its own holders."""
+        second, enough = self._before(ring), self.heard.header.share_threshold
+
+        def of_view(holders: frozenset[int], *, dropped: bool) -> set[int]:
+            return {one for one in holders if one in self.colluders or (one in second) is dropped}
+
+        def helps(index: int) -> bool:
+            alike = of_view(ring.holders(index), dropped=index in second)
+            return index in self.colluders or len(alike) >= enough
+
+        helpers = [of_view(ring.holders(self.victim), dropped=dropped) for dropped in (False, True)]
+        return all(len(part) >= enough and all(map(helps, part)) for part in helpers)
+
+    def survivors_for(self, index: int) -> Survivors | None:
+        """Show those before the victim on the ring that it was dropped."""
+        self.second = self._before(ring_of(self, self.victim))
+        return super().survivors_for(index)
+
+    def _before(self, ring: Ring) -> frozenset[int]:
+        """Return the honest ones of the half of the ring before the victim."""
+        place, size = ring.order.index(self.victim), len(ring.order)
+        return frozenset(ring.order[(place - step) % size] for step in range(1, size // 2)) - self.colluders.keys()

@@ -1,4 +1,4 @@
-"""T05 to T11 in sessions of SFDA-SA/2, where sources share with neighbours alone: the same adversaries fail there."""
+"""T05 to T11 in sessions of SFDA-SA/2, where sources share with neighbours alone: adversaries fail there, too."""
 
 from __future__ import annotations
 
@@ -12,16 +12,34 @@ from securefda.site.policy import default_policy
 from threat_model.adversaries.colluders import SubtractsColluders
 from threat_model.adversaries.declared_dropped import DeclaredDropped
 from threat_model.adversaries.key_substitution import KeySubstitution
-from threat_model.adversaries.ring_views import CutsRing, ListsByArc, SplitsNeighbours, ring_of
-from threat_model.adversaries.round_again import RoundAgain
+from threat_model.adversaries.ring_views import (
+    CutsRing,
+    ListsByArc,
+    RedrawsRing,
+    SplitsAmongColluders,
+    SplitsNeighbours,
+    ring_of,
+)
+from threat_model.adversaries.round_again import RoundAgain, Way
 from threat_model.adversaries.sources import ColludingSource
 from threat_model.adversaries.survivor_lists import InBothLists
 from threat_model.scores import NOTHING_LEARNT_COSINE, cosine, is_recovered
 from threat_model.sites import CLIP, MAX_SAMPLES
 from threat_model.stage import MakesStage, Stage
-from threat_model.switches import ONE_KIND_PER_OWNER, SELF_MASK, checks_off, switched_off
+from threat_model.switches import (
+    ONE_KIND_PER_OWNER,
+    ONE_RUN,
+    RELEASE_FUSE,
+    SELF_MASK,
+    TRUSTED_NEIGHBOURS,
+    Switch,
+    checks_off,
+    switched_off,
+)
 
 VICTIM, N = 2, 12
+MOST = 400
+"""Attempts at a round that policies allow to an attacker who waits for a ring; it needs a few dozen."""
 
 
 def on_a_ring(staged: MakesStage, aggregator: Any, **options: Any) -> Stage:
@@ -215,7 +233,9 @@ def test_lists_that_differ_far_apart_make_one_sum_of_fewer_than_t_and_of_enough_
 
 
 def policy(**changes: Any) -> Any:
-    made = default_policy("sum", 2, changes.pop("max_colluders", 0), 2, clip=CLIP, max_samples=MAX_SAMPLES, kappa=0.0)
+    others, colluders = changes.pop("min_others", 2), changes.pop("max_colluders", 0)
+    attempts = changes.pop("attempts", 2)
+    made = default_policy("sum", others, colluders, attempts, clip=CLIP, max_samples=MAX_SAMPLES, kappa=0.0)
     return made.model_copy(update=changes)
 
 
@@ -225,6 +245,91 @@ def test_ring_against_fewer_colluders_than_a_source_assumes_is_refused(staged: M
     stage = on_a_ring(staged, adversary, policies={VICTIM: policy(max_colluders=1)}).play()
     assert stage.alarms(VICTIM) == ["HEADER_GRAPH"]
     assert stage.said(VICTIM, MaskedInput) == []
+
+
+def beside_three_colluders(staged: MakesStage) -> Stage:
+    """The graph is made for no colluder, and the victim assumes three; one other beside these is enough for it.
+
+    The attacker tries until they stand as it needs them, which takes 19 attempts on average.
+    """
+    return on_a_ring(
+        staged,
+        partial(SplitsAmongColluders, victim=VICTIM),
+        sources=dict.fromkeys((10, 11, 12), ColludingSource),
+        policies={VICTIM: policy(max_colluders=3, min_others=1, attempts=MOST)},
+        settings={"attempts": MOST, "min_others": 1},
+    )
+
+
+@pytest.mark.threat("T09")
+def test_colluders_beside_a_source_that_assumes_as_many_get_no_share_on_a_ring_made_for_none(
+    staged: MakesStage,
+) -> None:
+    stage = beside_three_colluders(staged).play()
+    assert stage.alarms(VICTIM) == ["HEADER_GRAPH"]
+    assert stage.said(VICTIM, ShareBundle) == stage.said(VICTIM, MaskedInput) == []
+    assert stage.adversary.attack() is None
+
+
+@pytest.mark.threat("T09")
+@pytest.mark.control
+def test_colluders_beside_a_source_open_it_where_it_does_not_ask_for_how_many_the_ring_is_made(
+    staged: MakesStage,
+) -> None:
+    stage = beside_three_colluders(staged)
+    with switched_off(checks_off("HEADER_GRAPH"), roster=stage.roster):
+        stage.play()
+    assert len(near(stage)) == 6
+    assert VICTIM in stage.adversary.opened_twice()
+    assert is_recovered(stage.adversary.attack(), stage.update(VICTIM), stage.precision(VICTIM))
+
+
+TRUSTED = {1, 3, 4}
+OWN = set(range(5, N + 1))
+"""Sources of the attacker: all but the victim and the three that it trusts."""
+
+
+def redrawn(staged: MakesStage, **changes: Any) -> Stage:
+    """The attacker tries until all neighbours of the victim are its own, which takes 17 attempts on average."""
+    return on_a_ring(
+        staged,
+        partial(RedrawsRing, victim=VICTIM),
+        sources=dict.fromkeys(OWN, ColludingSource),
+        policies={VICTIM: policy(attempts=MOST, **changes)},
+        settings={"attempts": MOST},
+    )
+
+
+def assert_victim_is_opened(stage: Stage) -> None:
+    assert near(stage) <= OWN
+    assert is_recovered(stage.adversary.attack(), stage.update(VICTIM), stage.precision(VICTIM))
+
+
+@pytest.mark.threat("T09")
+@pytest.mark.control
+def test_colluders_all_round_a_source_open_it_where_it_allows_for_none(staged: MakesStage) -> None:
+    """No switch: the victim's own max-colluders is 0."""
+    assert_victim_is_opened(redrawn(staged).play())
+
+
+@pytest.mark.threat("T10")
+def test_made_up_sources_all_round_a_source_that_does_not_trust_them_get_no_share(staged: MakesStage) -> None:
+    stage = redrawn(staged, trusted_peers=tuple(f"source-{index}" for index in TRUSTED)).play()
+    assert near(stage) <= OWN
+    assert stage.alarms(VICTIM) == ["RING_TRUST"]
+    assert stage.said(VICTIM, ShareBundle) == stage.said(VICTIM, MaskedInput) == []
+    assert stage.adversary.attack() is None
+
+
+@pytest.mark.threat("T10")
+@pytest.mark.control
+def test_made_up_sources_all_round_a_source_open_it_where_it_does_not_count_whom_it_trusts_beside_it(
+    staged: MakesStage,
+) -> None:
+    stage = redrawn(staged, trusted_peers=tuple(f"source-{index}" for index in TRUSTED))
+    with switched_off(TRUSTED_NEIGHBOURS, roster=stage.roster):
+        stage.play()
+    assert_victim_is_opened(stage)
 
 
 @pytest.mark.threat("T10")
@@ -248,3 +353,17 @@ def test_round_that_is_asked_for_again_without_one_source_is_refused_on_a_ring(s
         assert stage.refusals(index) == ["RELEASE_FUSE"]
         assert len(stage.said(index, MaskedInput)) == 1
     assert stage.adversary.attack() is None
+
+
+@pytest.mark.threat("T11")
+@pytest.mark.control
+@pytest.mark.parametrize(("way", "off"), [("attempt", RELEASE_FUSE), ("run", ONE_RUN)], ids=["attempt", "run"])
+def test_two_sums_of_a_ring_give_the_update_of_the_one_between_them_where_a_round_or_a_run_may_follow(
+    staged: MakesStage, way: Way, off: Switch
+) -> None:
+    stage = on_a_ring(staged, partial(RoundAgain, victim=VICTIM, way=way))
+    with switched_off(off, roster=stage.roster):
+        stage.play()
+    assert all(one.header.graph for one in stage.adversary.sessions)
+    assert len(stage.said(VICTIM, MaskedInput)) == 1
+    assert is_recovered(stage.adversary.attack(), stage.update(VICTIM), stage.precision(VICTIM))
