@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +13,7 @@ import typer
 
 from securefda.cli.options import OutputFormat, Overrides, RunInterruptedError, interruptible
 from securefda.cli.output import Format, print_error, print_result
-from securefda.errors import SecureFdaError
+from securefda.errors import ConfigError, SecureFdaError
 from securefda.text import aligned
 
 if TYPE_CHECKING:
@@ -20,10 +21,19 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Measure on this machine.")
 
+
+class Graph(StrEnum):
+    """The values of ``secagg --graph``, which are those of ``session.graph``."""
+
+    COMPLETE = "complete"
+    K_REGULAR = "k-regular"
+
+
 _COLUMNS = {
     "sources": "N",
     "params": "m",
     "dropped": "dropped",
+    "neighbours": "neighbours",
     "source_cpu_session_ms": "source CPU, ms",
     "source_message_bytes_up": "source up, bytes",
     "source_message_bytes_down": "source down, bytes",
@@ -61,6 +71,16 @@ def secagg(
             help="Sources that leave after their shares: one number, or one for each N.",
         ),
     ] = "0",
+    graph: Annotated[
+        Graph,
+        typer.Option("--graph", help="With whom a source shares: all others, or neighbours as many as are needed."),
+    ] = Graph.COMPLETE,
+    max_colluders: Annotated[
+        int | None,
+        typer.Option(
+            "--max-colluders", min=0, help="How many sources may collude, with k-regular; default: 0. Sets neighbours."
+        ),
+    ] = None,
     repeats: Annotated[
         int | None, typer.Option("--repeats", min=1, help="How often; default: 5, fewer where a session is large.")
     ] = None,
@@ -72,10 +92,14 @@ def secagg(
     """Measure a masking session: every step's cost, and real processes beside a plain round. Lists make a grid."""
     from securefda.bench.secagg.measure import bench_secagg, grid_jobs
 
+    if max_colluders is not None and graph is Graph.COMPLETE:
+        why, hint = "sets the neighbours of --graph k-regular", "name that graph too, or leave this option out"
+        raise ConfigError("--max-colluders", why, hint=hint)
     jobs = grid_jobs(
         _numbers("--sources", sources, least=3),
         _numbers("--params", params, least=1),
         _numbers("--dropped", dropped, least=0),
+        colluders=None if graph is Graph.COMPLETE else max_colluders or 0,
     )
     cells = []
     for job in jobs:

@@ -8,16 +8,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from securefda.aggregator.headers import Planner
 from securefda.bench.machine import cpu_seconds
 from securefda.bench.secagg import job as job_module
 from securefda.bench.secagg.crowd import STEPS, Setting, crowd
 from securefda.bench.secagg.job import Job, update_of
 from securefda.bench.secagg.measure import _check_sum, _checked, grid_jobs
+from securefda.bench.secagg.party import settings_of
 from securefda.bench.secagg.processes import split_into_groups
 from securefda.bench.secagg.session import PHASES, identities, measured_session
 from securefda.cli import main
 from securefda.errors import ConfigError, SecureFdaError
 from securefda.protocol.encoding import N_STATISTICS
+from securefda.protocol.messages import Visibility
 
 _STEPS = tuple(step for step in STEPS if step != "r0_nonce")
 _PHASES = tuple(phase for phase in PHASES if phase != "r0_nonces")
@@ -47,6 +50,51 @@ def test_bench_measures_a_session_of_real_processes_with_a_source_that_leaves(ca
     for name in (*(f"source_cpu_{step}_ms" for step in _STEPS), *(f"aggregator_cpu_{phase}_ms" for phase in _PHASES)):
         assert figures[name] > 0
     assert figures["run_as"] == "processes and state machines"
+
+
+def test_bench_measures_a_session_of_neighbours_in_processes_and_state_machines(capsys):
+    arguments = ["--sources", "12", "--params", "2000", "--dropped", "1", "--repeats", "1", "--processes", "2"]
+    code, envelope = bench(capsys, *arguments, "--graph", "k-regular")
+    assert code == 0, envelope
+    figures = envelope["data"]
+    assert (figures["graph"], figures["max_colluders"]) == ("k-regular", 0)
+    assert (figures["neighbours"], figures["share_threshold"], figures["threshold"]) == (6, 5, 11)
+    assert figures["run_as"] == "processes and state machines"
+    for name in ("phase_r0_nonces_s", "source_cpu_r0_nonce_ms", "aggregator_cpu_r0_nonces_ms"):  # no others have them
+        assert figures[name] > 0
+    assert 0 < figures["largest_error_of_the_mean"] < Job("", 12, 2000, 1, 0).encoding.step(0)
+
+
+@pytest.mark.parametrize("colluders", [None, 0, 1])
+def test_processes_play_the_session_that_the_state_machines_do(colluders):
+    job = Job("", 30, 10, 3, colluders)
+    names = dict(enumerate(job.site_ids, start=1))
+    plan = Planner(names, settings_of(job, Visibility.SUM)).plan(dict.fromkeys(names, Visibility.SUM))
+    assert (plan.graph, plan.threshold) == (job.graph, job.threshold)
+
+
+def test_more_colluders_take_more_neighbours_and_the_complete_graph_has_all():
+    few, more = grid_jobs([30], [10], [0], colluders=0) + grid_jobs([30], [10], [0], colluders=3)
+    assert few.neighbours < more.neighbours < Job("", 30, 10, 0).neighbours == 29
+
+
+def test_so_few_sources_that_each_needs_all_others_are_refused_before_anything_starts():
+    with pytest.raises(ConfigError, match="of 4 sources") as error:
+        grid_jobs([12, 4], [10], [0], colluders=0)
+    assert error.value.key == "--graph"
+
+
+def test_colluders_without_a_graph_that_is_made_for_them_are_refused(capsys):
+    code, envelope = bench(capsys, "--max-colluders", "1")
+    assert code == 4
+    assert envelope["message"].startswith("--max-colluders")
+    assert "--graph k-regular" in envelope["message"]
+
+
+def test_a_graph_that_there_is_not_is_refused(capsys):
+    code, envelope = bench(capsys, "--graph", "star")
+    assert code == 4
+    assert "--graph" in envelope["message"]
 
 
 def test_a_grid_has_a_cell_for_each_pair_and_says_which_are_no_processes(capsys, monkeypatch):
@@ -127,6 +175,9 @@ def test_a_list_with_another_thing_in_it_is_refused_by_the_name_of_its_option(op
 def test_sessions_too_large_for_processes_are_marked_and_measured_once():
     assert Job("", 100, 1_100_000, 0).fits_processes
     assert not Job("", 30, 11_000_000, 0).fits_processes
+    assert Job("", 200, 10, 0).fits_processes
+    assert not Job("", 201, 10, 0).fits_processes
+    assert Job("", 201, 10, 0).usual_repeats == 1
     assert Job("", 30, 11_000_000, 0).usual_repeats == 1
     assert Job("", 10, 1_100_000, 0).usual_repeats == 5
 

@@ -30,6 +30,9 @@ ROUNDS = 2
 MOST_IN_PROCESSES = 120_000_000
 """Parameters of all sources up to which each is a real process: at about seven vectors each, 3.4 GB of memory."""
 
+MOST_SOURCES_IN_PROCESSES = 200
+"""Sources up to which each is a real process: of 600 on two busy cores most missed the deadline of a step."""
+
 TARGET = "target"
 KITS = "kits"
 
@@ -79,8 +82,16 @@ class Job:
         given = {"fewest": self.threshold, "colluders": self.colluders, "dropouts": self.dropped}
         graph = smallest_graph(self.sources, least=K_MIN + self.colluders + 1, **given)
         if graph is None:
-            raise ConfigError("colluders", f"of {self.sources} sources each needs all others against so many")
+            why = f"of {self.sources} sources, {self.dropped} of which may drop out, each needs all others"
+            if self.colluders:
+                why += f" where {self.colluders} may collude"
+            raise ConfigError("--graph", why, hint="measure more sources, fewer that drop out, or the complete graph")
         return graph
+
+    @property
+    def neighbours(self) -> int:
+        """With how many others a source shares, and masks if all of them stay."""
+        return self.sources - 1 if self.graph is None else self.graph.degree
 
     @property
     def encoding(self) -> Quantisation:
@@ -94,13 +105,15 @@ class Job:
 
     @property
     def fits_processes(self) -> bool:
-        """Whether the machine can hold all sources' vectors at the same time."""
-        return self.sources * self.params <= MOST_IN_PROCESSES
+        """Whether the machine can hold all sources' vectors at the same time, and the sources are few enough."""
+        return self.sources <= MOST_SOURCES_IN_PROCESSES and self.sources * self.params <= MOST_IN_PROCESSES
 
     @property
     def usual_repeats(self) -> int:
         """The default number of repeats: a session that takes minutes is measured once."""
-        return 5 if self.sources * self.params <= MOST_IN_PROCESSES // 4 else 3 if self.fits_processes else 1
+        if not self.fits_processes:
+            return 1
+        return 5 if self.sources * self.params <= MOST_IN_PROCESSES // 4 else 3
 
     @property
     def site_ids(self) -> list[str]:

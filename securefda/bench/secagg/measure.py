@@ -38,22 +38,29 @@ _LIBRARIES = ("numpy", "cryptography", "grpcio", "torch")
 Figures = dict[str, Any]
 
 
-def grid_jobs(sources: Sequence[int], params: Sequence[int], dropped: Sequence[int]) -> list[Job]:
+def grid_jobs(
+    sources: Sequence[int], params: Sequence[int], dropped: Sequence[int], colluders: int | None = None
+) -> list[Job]:
     """Return the cells of a grid: every number of sources, with its number of dropouts, and every number of parameters.
 
     Args:
         sources: each N.
         params: each m.
         dropped: D for each N, or one for all.
+        colluders: for how many colluders the graph of a session of neighbours is; None for the complete graph.
 
     Raises:
-        ConfigError: more dropouts than a session survives, or neither one number of them nor one for each N.
+        ConfigError: more dropouts than a session survives, or neither one number of them nor one for each N; or too few
+            sources for neighbours.
     """
     if len(dropped) not in (1, len(sources)):
         numbers = f"{len(dropped)} numbers for {len(sources)} of sources"
         raise ConfigError("--dropped", numbers, hint="name one number, or one for each number of --sources")
     leaving = list(dropped) * len(sources) if len(dropped) == 1 else dropped
-    return [Job("", n, m, d) for n, d in zip(sources, leaving, strict=True) for m in params]
+    jobs = [Job("", n, m, d, colluders) for n, d in zip(sources, leaving, strict=True) for m in params]
+    for job in jobs:
+        _ = job.graph  # one that is not there is an error of the first cell, not of the last
+    return jobs
 
 
 def bench_secagg(job: Job, *, repeats: int | None = None, processes: int | None = None) -> Figures:
@@ -70,7 +77,7 @@ def bench_secagg(job: Job, *, repeats: int | None = None, processes: int | None 
     heartbeats instead, and one that is unplugged after six.
 
     Args:
-        job: N, m and D; its folder is not used.
+        job: N, m, D and the graph; its folder is not used.
         repeats: how often everything is measured; None is :attr:`Job.usual_repeats`.
         processes: how many processes the sources share; None is one each, up to 16.
 
@@ -91,6 +98,10 @@ def bench_secagg(job: Job, *, repeats: int | None = None, processes: int | None 
         "params": job.params,
         "dropped": job.dropped,
         "threshold": job.threshold,
+        "graph": "complete" if job.graph is None else "k-regular",
+        "max_colluders": job.colluders or 0,
+        "neighbours": job.neighbours,
+        "share_threshold": job.threshold if job.graph is None else job.graph.threshold,
         "modulus_bits": job.encoding.modulus_bits,
         "repeats": repeats or job.usual_repeats,
         "run_as": "processes and state machines" if count else "state machines",

@@ -124,9 +124,9 @@ DEADLINE_S = 120.0
 CONTROL_FRAME_BYTES = 4096
 
 
-def settings_of(visibility: Visibility) -> RunSettings:
+def settings_of(job: Job, visibility: Visibility) -> RunSettings:
     """Return the settings of a run at this level of visibility, with the default width of words."""
-    return RunSettings(
+    usual = RunSettings(
         strategy=Strategy(rule=Rule.SOURCE_ONLY, rounds=ROUNDS),
         visibility=visibility,
         min_others=K_MIN,
@@ -142,6 +142,10 @@ def settings_of(visibility: Visibility) -> RunSettings:
         config_digest=b"",
         sources_keep=SourcesKeep.NONE,
     )
+    if job.graph is None:
+        return usual
+    dropouts = max(0.0, job.dropped - 0.5) / job.sources  # a share; times the sources it is rounded up
+    return replace(usual, max_colluders=job.graph.colluders, threshold=job.threshold, kappa=0.0, dropouts=dropouts)
 
 
 def transport_of(job: Job) -> TransportSettings:
@@ -221,7 +225,7 @@ class _Aggregator:
         store = AggregatorStore(Path(self._job.folder) / f"run-{self._runs}.sqlite")
         watch, kit = _Stopwatch(self._server), self._kit
         site = self._site(store)
-        run = AggregatorRun(site, settings_of(visibility), store, watch, self._run_id)
+        run = AggregatorRun(site, settings_of(self._job, visibility), store, watch, self._run_id)
         memory = PeakGrowth()
         try:
             await RunDriver(run, self._server, kit.roster, watch).drive()

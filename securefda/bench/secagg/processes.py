@@ -135,7 +135,10 @@ class Parties:
 def parties(job: Job, processes: int) -> Iterator[Parties]:
     """Enrol a temporary federation and run it: up to ``processes`` processes of sources, and an aggregator's."""
     address = free_address()
-    policy = default_policy("individual", K_MIN, 0)
+    kappa = 1.0 if job.graph is None else 0.0  # norm caps do not work among neighbours
+    policy = default_policy("individual", K_MIN, job.colluders or 0, kappa=kappa)
+    n_max = max(policy.quantisation.n_max, job.encoding.n_max)
+    policy = policy.model_copy(update={"quantisation": policy.quantisation.model_copy(update={"n_max": n_max})})
     sources = [SiteSpec(site, "source", site) for site in job.site_ids]
     init_federation(
         job.kits,

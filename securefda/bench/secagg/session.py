@@ -51,13 +51,13 @@ def raw_aes_ctr_gb_per_s() -> float:
 def keystream_add_gb_per_s(job: Job, threads: int = 1) -> float:
     """Measure all masks of one source, generated and added into a vector of the session's length."""
     vector = np.zeros(job.params + N_STATISTICS, np.uint32)
-    masks = [Mask(Secret.random(os.urandom)) for _ in range(job.sources)]
-    return _rate(job.sources * vector.nbytes, lambda: add_masks(vector, masks, threads=threads))
+    masks = [Mask(Secret.random(os.urandom)) for _ in range(job.neighbours + 1)]
+    return _rate(len(masks) * vector.nbytes, lambda: add_masks(vector, masks, threads=threads))
 
 
 def threads_of_masks(job: Job) -> int:
     """Return how many threads share the masks of one source on this machine."""
-    return useful_threads(job.sources * 4 * job.params, available_threads())
+    return useful_threads((job.neighbours + 1) * 4 * job.params, available_threads())
 
 
 def _rate(size: int, run: Callable[[], object]) -> float:
