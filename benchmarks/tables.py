@@ -53,7 +53,7 @@ import startup
 import team
 import varied_rows
 import word_widths
-from mutators import package_of
+from mutators import PACKAGES, package_of
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -115,7 +115,7 @@ def all_tables(folder: Path) -> dict[str, str]:
             "ratios": ratios_table(figures("model_step")["cases"]),
             "walk": walk_table(figures("model_step")["rounds_to_an_imprinting_model"]),
         },
-        "mutants": {"killed": killed_table([figures("mutants_before"), figures("mutants_after")])},
+        "mutants": {"killed": killed_table([figures(f"mutants_{one}") for one in ("before", "after", "redrawn")])},
     }
     return {f"{file}/{name}": table for file, tables in by_file.items() for name, table in tables.items()}
 
@@ -179,18 +179,21 @@ def walk_table(rounds: Mapping[str, int]) -> str:
 
 
 def killed_table(runs: Sequence[Mapping[str, Any]]) -> str:
-    """How many mutants of each package the tests of each revision killed; packages have the names of the last one."""
-    rows = []
+    """How many mutants of each package, and of all, the tests of each revision killed, of how many."""
+    names, rows = list(PACKAGES), []
     for run in runs:
-        killed = [row["mutant"].split(":")[0] for row in run["results"] if row["outcome"] == "killed"]
-        packages = [row["package"] for row in run["unmutated"]]
-        folders = [file.split("/")[1] for file in killed]
-        owners = Counter(
-            folder if folder in packages else package_of(file) for folder, file in zip(folders, killed, strict=True)
-        )
-        rows.append([f"`{run['revision'][:7]}`", *(str(owners[one]) for one in packages), str(len(killed))])
-    names = [row["package"] for row in runs[-1]["unmutated"]]
-    return _markdown(("revision", *names, f"of {len(runs[0]['results'])}"), rows)
+        former = [row["package"] for row in run["unmutated"]]  # in the order of the present names
+        present = {old: old if old in names else new for old, new in zip(former, names, strict=False)}
+        measured, killed = Counter[str](), Counter[str]()
+        for row in run["results"]:
+            file = row["mutant"].split(":")[0]
+            folder = file.split("/")[1]
+            package = present[folder] if folder in present else package_of(file)
+            measured[package] += 1
+            killed[package] += row["outcome"] == "killed"
+        cells = [f"{killed[name]} of {measured[name]}" if measured[name] else "–" for name in names]
+        rows.append([f"`{run['revision'][:7]}`", *cells, f"{killed.total()} of {measured.total()}"])
+    return _markdown(("revision", *names, "all"), rows)
 
 
 def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -119,6 +119,13 @@ def test_weak_graph_is_named(change: dict[str, int], says: str) -> None:
     assert says in fault
 
 
+def test_graph_of_two_neighbours_and_two_shares_is_the_smallest() -> None:
+    smallest = GraphTerms(degree=2, threshold=2, colluders=0, dropouts=0, silent=0)
+    for change in ({"degree": 1}, {"threshold": 1}):
+        with pytest.raises(ValueError, match="at least 2"):
+            replace(smallest, **change)
+
+
 def test_more_silent_members_ask_for_a_higher_threshold() -> None:
     thresholds = [least_threshold(120, n=1000, fewest=900, colluders=50, silent=silent) for silent in range(6)]
     assert thresholds == sorted(thresholds)
