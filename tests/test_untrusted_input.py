@@ -374,7 +374,7 @@ READERS = {
     "operations.state.read_state": Reader(
         in_file("status.json", lambda file: read_state(file.parent)), b'{"schema_version":1,"x":@}'
     ),
-    "operations.state._run_folder": TomlReader(in_file("settings.toml", lambda file: find_states(file, {})), b""),
+    "operations.state._folders": TomlReader(in_file("settings.toml", lambda file: find_states(file, {})), b""),
     "bench.secagg.processes._figures": Reader(
         lambda _, data: processes._figures(as_text(data)), raises=SecureFdaError, takes=True
     ),

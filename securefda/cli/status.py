@@ -20,12 +20,13 @@ def status(
 ) -> None:
     """Say what a process is doing, in which round it is and whom it waits for; or that it is gone.
 
-    Of a run on one machine it says so for every site.
+    Of a run on one machine it says so for every site. Of a kit with several runs it shows the one that goes on, or the
+    last one.
     """
     from securefda.operations.state import find_states
 
     found = find_states(place, os.environ)
     moment = now().timestamp()
-    lines = [printable(line) for _, state in found for line in state.lines(moment)]
-    states = [asdict(state) | {"running": state.is_running, "folder": str(folder)} for folder, state in found]
+    lines = [printable(line) for one in found for line in one.lines(moment)]
+    states = [asdict(one.state) | {"running": one.state.is_running, "folder": str(one.folder)} for one in found]
     print_result(output, {"processes": states}, "\n".join(lines))

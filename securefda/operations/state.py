@@ -312,32 +312,81 @@ def _start_of(process: int) -> str:
         return ""
 
 
-def find_states(place: Path, env: Mapping[str, str]) -> list[tuple[Path, ProcessState]]:
+@dataclass(frozen=True, slots=True)
+class FoundState:
+    """A state that was found.
+
+    Attributes:
+        folder: in which it lies.
+        state: of the process.
+        runs: run folders of the kit among which this one was chosen; 1 where there was no choice.
+    """
+
+    folder: Path
+    state: ProcessState
+    runs: int = 1
+
+    def lines(self, now: float) -> list[str]:
+        """Describe the state as :meth:`ProcessState.lines` does, and name the folder where there are several."""
+        lines = self.state.lines(now)
+        if self.runs > 1:
+            which = "goes on" if self.state.is_running else "changed last"
+            lines.append(f"  in {self.folder}, which {which} of {self.runs} run folders of this kit")
+        return lines
+
+
+def find_states(place: Path, env: Mapping[str, str]) -> list[FoundState]:
     """Find the states in a run folder and its sites' folders, or of the process with a kit or settings file.
+
+    Of a kit with several runs, in the folder that its settings name and beside it in ``local/``, those that go on are
+    found; where none does, the one whose state changed last.
 
     Args:
         place: a run folder, a startup kit, or the settings file of a site's process.
         env: environment variables, for settings.
 
     Returns:
-        Each with the folder that it lies in; at least one.
+        At least one.
 
     Raises:
         ConfigError: there is none, or what there is cannot be read.
     """
-    folders, hint = [place], "name the run folder of a process, its startup kit or its settings file"
     settings = place if place.is_file() else place / LOCAL / SETTINGS_FILE
     if settings.is_file():
-        folders = [_run_folder(settings, env)]
-        hint = f"was it started with --out? then name that folder; else it would be in {folders[0]}"
-    elif not place.is_dir():
+        return _states_of_kit(place, *_folders(settings, env))
+    hint = "name the run folder of a process, its startup kit or its settings file"
+    if not place.is_dir():
         raise ConfigError(str(place), "is neither a folder nor a file", hint=hint)
-    else:
-        folders += sorted(path for path in (place / SITES_FOLDER).glob("*") if path.is_dir())
-    found = [(folder, state) for folder in folders if (state := read_state(folder)) is not None]
+    folders = [place, *sorted(path for path in (place / SITES_FOLDER).glob("*") if path.is_dir())]
+    found = [FoundState(folder, state) for folder in folders if (state := read_state(folder)) is not None]
     if not found:
         raise ConfigError(str(place), "no process has said here what it does", hint=hint)
     return found
+
+
+def _states_of_kit(place: Path, out: Path, kit: Path) -> list[FoundState]:
+    folders = {folder.resolve(): folder for folder in [file.parent for file in (kit / LOCAL).glob(f"*/{STATE_FILE}")]}
+    folders[out.resolve()] = out
+    found: list[tuple[Path, ProcessState]] = []
+    damaged: list[ConfigError] = []
+    for folder in folders.values():
+        try:
+            state = read_state(folder)
+        except ConfigError as error:  # perhaps of a run long ago, by another version
+            damaged.append(error)
+        else:
+            found += [] if state is None else [(folder, state)]
+    if not found:
+        if damaged:
+            raise damaged[0]
+        hint = (
+            "a process that was started just now says it after some seconds; "
+            f"was it started with --out? then name that folder; else it would be in {out}"
+        )
+        raise ConfigError(str(place), "no process has said here what it does", hint=hint)
+    going_on = [one for one in found if one[1].is_running]
+    chosen = going_on or [max(found, key=lambda one: one[1].changed)]
+    return [FoundState(folder, state, len(found)) for folder, state in chosen]
 
 
 def require_ended(run: Path) -> None:
@@ -352,7 +401,10 @@ def require_ended(run: Path) -> None:
         raise ConfigError(str(run), f"is in use by {', '.join(running)}", hint="end the run first, with Ctrl-C")
 
 
-def _run_folder(settings: Path, env: Mapping[str, str]) -> Path:
+def _folders(settings: Path, env: Mapping[str, str]) -> tuple[Path, Path]:
+    """Return the run folder and the kit that a settings file names."""
     if "aggregator" in read_toml(settings):
-        return load_aggregator(settings, (), env).aggregator.out
-    return load_source(settings, (), env).source.out
+        aggregator = load_aggregator(settings, (), env).aggregator
+        return aggregator.out, aggregator.kit
+    source = load_source(settings, (), env).source
+    return source.out, source.kit

@@ -210,7 +210,7 @@ def test_a_run_folder_has_the_states_of_all_its_sites(tmp_path: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         StateWriter(folder, site, "source")
     (tmp_path / "sites" / "quiet").mkdir()
-    assert [state.site for _, state in find_states(tmp_path, {})] == ["clinic", "a", "b"]
+    assert [found.state.site for found in find_states(tmp_path, {})] == ["clinic", "a", "b"]
 
 
 def test_status_finds_a_process_by_its_settings_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -218,10 +218,55 @@ def test_status_finds_a_process_by_its_settings_file(tmp_path: Path, capsys: pyt
     settings.write_text('[source]\nkit = "kit"\nout = "here"\n[task]\nfactory = "securefda.tasks.digits:Digits"\n')
     (tmp_path / "here").mkdir()
     assert main(["status", str(settings)]) == 4
-    assert f"would be in {tmp_path / 'here'}" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"would be in {tmp_path / 'here'}" in said
+    assert "a process that was started just now says it after some seconds" in said
     writer(tmp_path / "here").set("training\x1b[2J", round=3)
     assert main(["status", str(settings)]) == 0
     assert "source hospital-a: training?[2J, round 3, since" in capsys.readouterr().out
+
+
+@pytest.fixture
+def kit(tmp_path: Path) -> Path:
+    """A kit with two runs: ``run``, as in its settings, and ``run-2``, which began later."""
+    local = tmp_path / "hospital-a" / "local"
+    (local / "run").mkdir(parents=True)
+    (local / "run-2").mkdir()
+    settings = '[source]\nkit = ".."\nout = "run"\n[task]\nfactory = "securefda.tasks.digits:Digits"\n'
+    (local / "settings.toml").write_text(settings)
+    time = Clock()
+    for name in ("run", "run-2"):
+        state = writer(local / name, time)
+        time.now += 60
+        state.set(ENDED, round=3)
+        time.now += 60
+    return local.parent
+
+
+def test_status_of_a_kit_shows_the_run_that_goes_on_and_names_its_folder(
+    kit: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("run", "run-2"):
+        state = writer(kit / "local" / name)
+        state.set("training", round=7)
+        for place in (kit, kit / "local" / "settings.toml"):
+            assert main(["status", str(place)]) == 0
+            shown = capsys.readouterr().out
+            assert "source hospital-a: training, round 7" in shown
+            assert shown.endswith(f"  in {kit / 'local' / name}, which goes on of 2 run folders of this kit\n")
+            assert "the run is over" not in shown
+        state.set(ENDED)
+
+
+def test_status_of_a_kit_shows_the_last_run_where_none_goes_on(kit: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", str(kit)]) == 0
+    assert f"  in {kit / 'local' / 'run-2'}, which changed last of 2" in capsys.readouterr().out
+    (kit / "local" / "run-2" / STATE_FILE).write_text("{")
+    assert main(["status", str(kit)]) == 0
+    assert capsys.readouterr().out.endswith("round 3: the run is over\n")
+    (kit / "local" / "run" / STATE_FILE).write_text("{")
+    assert main(["status", str(kit)]) == 4
+    assert "is not JSON" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("place", ["", "missing"])

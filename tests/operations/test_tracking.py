@@ -6,6 +6,7 @@ import json
 import re
 import socket
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from securefda.operations.metrics import SourceMetrics, TargetMetrics
 from securefda.operations.tracking import Tracked, figures_of
 from securefda.site.config import LoggingSection, MetricsSection
 
-BOARD = Path(__file__).parents[2] / "services" / "grafana.json"
+ROOT = Path(__file__).parents[2]
+BOARD = ROOT / "services" / "grafana.json"
 RUN = "0123456789abcdef" * 2
 
 
@@ -85,6 +87,17 @@ def test_a_source_is_not_asked_for_the_targets_figures(tmp_path: Path, key: str)
         watch_source(Console(), LoggingSection(), settings, out=tmp_path, roster=roster(), site=site),
     ):
         pass
+
+
+def test_the_settings_in_the_manual_are_a_sources_but_for_the_targets_three(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "how-to" / "watch-a-run.md").read_text(encoding="utf-8")
+    for_all, for_a_target = (tomllib.loads(block) for block in re.findall(r"```toml\n(.*?)```", page, re.DOTALL))
+    assert for_all["metrics"].pop("port") > 0  # other tests may use it
+    logging, metrics = LoggingSection(**for_all["logging"]), MetricsSection(**for_all["metrics"])
+    site = roster().sources[0].site_id
+    with watch_source(Console(), logging, metrics, out=tmp_path, roster=roster(), site=site):
+        assert (tmp_path / for_all["logging"]["file"]).exists()
+    assert for_a_target.keys() == {"results", "tensorboard", "mlflow"}
 
 
 class Full:
