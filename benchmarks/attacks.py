@@ -36,7 +36,10 @@ FIGURES, PLOT = HERE / "attacks.json", HERE / "attacks.svg"
 STUDIES = MEMBERSHIP, PROPERTY, DIVISION, OPTIMISATION = "membership", "property", "division", "optimisation"
 _DATA = DIGITS, HEART, FASHION = "digits", "fed-heart", "fashion-mnist"
 SEED = 0
-EPSILONS = (None, 8.0, 4.0, 1.0)
+NOISY = (8.0, 4.0, 1.0)
+EPSILONS = (None, *NOISY)
+FEW = 5
+"""Rounds on Fashion-MNIST."""
 
 Row = Mapping[str, Any]
 
@@ -127,7 +130,32 @@ def cells() -> list[Cell]:
     made += [Cell(OPTIMISATION, FASHION, SUM, 1, ONE_STEP, None, 8, 1)]
     made += [Cell(MEMBERSHIP, DIGITS, SUM, 10, steps, one) for one in (8.0, 1.0)]
     made += [Cell(MEMBERSHIP, DIGITS, SUM, n, steps, 4.0) for n in (1, 3, 10)]
-    made += [Cell(MEMBERSHIP, FASHION, SUM, n, own, rounds=5) for n in (1, 3)]
+    made += [Cell(MEMBERSHIP, FASHION, SUM, n, own, rounds=FEW) for n in (1, 3)]
+    made += [Cell(MEMBERSHIP, FASHION, SUM, n, steps, rounds=FEW) for n in (1, 3, 10)]
+    made += [Cell(MEMBERSHIP, FASHION, SUM, n, steps, 8.0, rounds=FEW) for n in (1, 3, 10)]
+    made += [Cell(MEMBERSHIP, DIGITS, SUM, 5, steps, one) for one in NOISY]
+    made += [Cell(PROPERTY, DIGITS, SUM, n, own) for n in (5, 10)]
+    made += [Cell(MEMBERSHIP, DIGITS, TARGET, n, steps) for n in (5, 10)]
+    made += [Cell(MEMBERSHIP, DIGITS, DIFFERENCE, n, steps) for n in (5, 10)]
+    made += [Cell(OPTIMISATION, FASHION, SUM, n, ONE_STEP, None, 1, 1) for n in (5, 10)]
+    made += [Cell(OPTIMISATION, FASHION, SUM, 1, ONE_STEP, one, 1, 1) for one in NOISY]
+    made += [Cell(PROPERTY, DIGITS, SUM, 3, own, one) for one in NOISY]
+    made += [Cell(MEMBERSHIP, HEART, SUM, n, steps, one) for one in (4.0, 1.0) for n in (1, 3)]
+    made += [Cell(DIVISION, DIGITS, SUM, n, ONE_STEP, 8.0, 8, 1) for n in (5, 10)]
+    made += [Cell(DIVISION, DIGITS, SUM, n, ONE_STEP, one, 8, 1) for one in (4.0, 1.0) for n in (1, 3, 5, 10)]
+    made += [Cell(DIVISION, DIGITS, SUM, n, own, None, 44, 1) for n in (5, 10)]
+    made += [Cell(PROPERTY, HEART, SUM, 3, steps, 4.0)]
+    made += [Cell(MEMBERSHIP, FASHION, SUM, n, steps, one, rounds=FEW) for one in (4.0, 1.0) for n in (1, 3, 10)]
+    made += [Cell(PROPERTY, FASHION, SUM, n, steps, rounds=FEW) for n in (1, 3, 5, 10)]
+    made += [Cell(MEMBERSHIP, DIGITS, seen, 3, steps, one) for seen in (TARGET, DIFFERENCE) for one in (4.0, 1.0)]
+    made += [Cell(MEMBERSHIP, HEART, seen, 3, steps, one) for seen in (TARGET, DIFFERENCE) for one in (None, 8.0)]
+    made += [Cell(MEMBERSHIP, DIGITS, STRANGERS, 5, steps)]
+    made += [Cell(PROPERTY, FASHION, SUM, 3, steps, one, rounds=FEW) for one in (8.0, 1.0)]
+    made += [Cell(MEMBERSHIP, FASHION, SUM, 5, steps, one, rounds=FEW) for one in EPSILONS]
+    made += [Cell(MEMBERSHIP, FASHION, seen, 3, steps, rounds=FEW) for seen in (TARGET, DIFFERENCE)]
+    made += [Cell(PROPERTY, DIGITS, SUM, n, own, 8.0) for n in (5, 10)]
+    made += [Cell(MEMBERSHIP, DIGITS, seen, 10, steps, 8.0) for seen in (TARGET, DIFFERENCE)]
+    made += [Cell(MEMBERSHIP, DIGITS, STRANGERS, n, steps, one) for n, one in ((10, 8.0), (3, 4.0), (3, 1.0))]
     return made
 
 

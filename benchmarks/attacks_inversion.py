@@ -7,7 +7,7 @@ the units shows, to a cosine of at least `ALIKE`.
 By optimisation (Geiping et al. 2020): images are changed until the direction of their gradient is that of what was
 opened, with a penalty on total variation; the attacker knows all labels. It takes what was opened for one step of
 gradient descent, which in a round of several steps it is not. Counted: the distance of the nearest image from each of
-the victim's rows, and how often the row is the one that it is nearest to among `DECOYS` others of its class and it.
+the victim's rows, and how often the row is the one that it is nearest to among it and at most `DECOYS` others of its class at its source.
 """
 
 from __future__ import annotations
@@ -47,12 +47,14 @@ class Optimised:
     Attributes:
         psnr: of the nearest image, median, in dB; ``blind`` that of the mean of the decoys.
         named: rows that are nearer to their image than all decoys; of ``rows_seen``.
+        decoys: of a row, the fewest.
     """
 
     psnr: float
     blind: float
     named: int
     rows_seen: int
+    decoys: int
 
 
 def psnr(estimate: Tensor, secret: Tensor) -> float:
@@ -95,8 +97,8 @@ def _quotients(opened: Vector64, inputs: int) -> Vector64:
 def optimised(game: Game, rows: int, repetitions: int, seed: int, iterations: int = ITERATIONS) -> Optimised:
     """Rebuild rows by optimisation."""
     rng = np.random.default_rng(seed)
-    pool = game.candidates
-    found, blind, named = [], [], 0
+    pool = game.sites.spare
+    found, blind, counts, named = [], [], [], 0
     for number in range(repetitions):
         drawn = with_rows(game, rows, rng)
         run = play(drawn, np.ones(rows, dtype=bool), derive_seed(seed, number))
@@ -107,11 +109,12 @@ def optimised(game: Game, rows: int, repetitions: int, seed: int, iterations: in
             nearest = alike[int(torch.argmin((alike - row).square().flatten(1).sum(1)))]
             decoys = pool.features[(pool.labels == label) & ((pool.features - row).flatten(1).abs().sum(1) > 0)]
             decoys = decoys[:DECOYS]
+            counts.append(len(decoys))
             found.append(psnr(nearest, row))
             blind.append(psnr(decoys.mean(0), row))
             distance = (nearest - row).square().sum()
             named += bool((distance < (decoys - nearest).square().flatten(1).sum(1)).all())
-    return Optimised(float(np.median(found)), float(np.median(blind)), named, repetitions * rows)
+    return Optimised(float(np.median(found)), float(np.median(blind)), named, repetitions * rows, min(counts))
 
 
 def matched(game: Game, model: Vector, opened: Vector64, labels: Tensor, iterations: int, seed: int) -> Tensor:

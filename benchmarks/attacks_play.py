@@ -57,7 +57,8 @@ DELTA = 1e-5
 CLIP_NORM = 1.0
 ROUNDS = 10
 FIRST_MODEL = 0
-DIGIT_ROWS, FASHION_ROWS = 44, 60
+ROWS = 44
+"""Of each source of digits and of Fashion-MNIST; the victim has about as many of twice as many candidates."""
 HEART_SOURCES = ("cleveland", "hungarian", "va")
 
 
@@ -93,6 +94,7 @@ class Federation:
         candidates: rows of which the victim has some.
         others: the rows of each other source, in their order; ``pools`` are those that they are drawn from.
         test: rows that the target tests on.
+        spare: all rows of the victim's source, candidates among them.
     """
 
     task: Task
@@ -100,6 +102,7 @@ class Federation:
     others: tuple[Samples, ...]
     pools: tuple[Samples, ...]
     test: Samples
+    spare: Samples
 
     def among(self, sources: int) -> Federation:
         """The same with as many sources, the victim among them."""
@@ -115,9 +118,12 @@ class Federation:
         return replace(self, candidates=_first(self.candidates, candidates))
 
     def of_target(self, sources: int) -> Federation:
-        """The same where the target is the victim, beside so many sources."""
+        """The same where the target is the victim, beside so many sources; the last of all is the former victim."""
+        former = _first(self.candidates, len(self.candidates) // 2)
         return replace(
-            self, candidates=_first(self.task.oracle_data(), len(self.candidates)), others=self.others[:sources]
+            self,
+            candidates=_first(self.task.oracle_data(), len(self.candidates)),
+            others=(*self.others, former)[:sources],
         )
 
 
@@ -128,24 +134,26 @@ def federation(data: str, folder: Path | None = None) -> Federation:
         case "digits":
             sources = _names(10)
             task: Task = DigitsWithBlanks(TaskSettings("target", sources))
-            pool = _first(_joined(task.train_data(sources[0]), task.test_data(sources[0])), 2 * DIGIT_ROWS)
-            rows = DIGIT_ROWS
+            spare = _joined(task.train_data(sources[0]), task.test_data(sources[0]))
+            candidates, rows = _first(spare, 2 * ROWS), ROWS
         case "fed-heart":
             sources = HEART_SOURCES
             place = None if folder is None else folder / "fed_heart"
             options = {"scaling": "public"}
             task = FedHeartWithBlanks(TaskSettings("switzerland", sources, data_dir=place, options=options))
-            pool, rows = task.train_data(sources[0]), 10**6
+            spare = candidates = task.train_data(sources[0])
+            rows = 10**6
         case "fashion-mnist":
-            sources = _names(9)
+            sources = _names(10)
             place = None if folder is None else folder / "fashion_mnist"
             task = FashionWithBlanks(TaskSettings("target", sources, data_dir=place))
-            pool, rows = _first(task.train_data(sources[0]), 2 * FASHION_ROWS), FASHION_ROWS
+            spare = task.train_data(sources[0])
+            candidates, rows = _first(spare, 2 * ROWS), ROWS
         case _:
             raise ValueError(f"no data set is named {data}")
     pools = tuple(task.train_data(source) for source in sources[1:])
     others = tuple(_first(rows_there, rows) for rows_there in pools)
-    return Federation(task, pool, others, pools, task.test_data(task.settings.target))
+    return Federation(task, candidates, others, pools, task.test_data(task.settings.target), spare)
 
 
 def _names(count: int) -> tuple[str, ...]:

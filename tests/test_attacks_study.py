@@ -82,7 +82,7 @@ def test_others_hide_a_part_and_a_difference_shows_it(study, play):
 def test_strangers_have_other_rows_in_every_run_and_as_many(study, play):
     sites = game(study, seen=study.STRANGERS, sources=3).sites
     one, other = (sites.with_strangers(np.random.default_rng(seed)) for seed in (0, 1))
-    assert [len(rows) for rows in one.others] == [len(rows) for rows in sites.others] == [play.DIGIT_ROWS] * 2
+    assert [len(rows) for rows in one.others] == [len(rows) for rows in sites.others] == [play.ROWS] * 2
     assert not np.array_equal(one.others[0].features, other.others[0].features)
 
 
