@@ -35,7 +35,9 @@ HERE = Path(__file__).parent
 FIGURES, PLOT = HERE / "attacks.json", HERE / "attacks.svg"
 STUDIES = MEMBERSHIP, PROPERTY, DIVISION, OPTIMISATION = "membership", "property", "division", "optimisation"
 _DATA = DIGITS, HEART, FASHION = "digits", "fed-heart", "fashion-mnist"
+_NAMES = {DIGITS: "Digits", HEART: "Fed-Heart", FASHION: "Fashion-MNIST"}
 SEED = 0
+SOURCES = (1, 3, 5, 10)
 NOISY = (8.0, 4.0, 1.0)
 EPSILONS = (None, *NOISY)
 FEW = 5
@@ -195,6 +197,10 @@ CONTROLS = {
         "from sums", 90, lambda row: row["found"][membership.SUMS]["rates"][0][0]
     ),
     Cell(PROPERTY, DIGITS, SUM, 1, EXAMPLE): Control("R2", 0.5, lambda row: row["explained"][0]),
+    Cell(MEMBERSHIP, FASHION, SUM, 1, TWO_STEPS, rounds=FEW): Control(
+        "from sums", 90, lambda row: row["found"][membership.SUMS]["rates"][0][0]
+    ),
+    Cell(PROPERTY, FASHION, SUM, 1, TWO_STEPS, rounds=FEW): Control("R2", 0.5, lambda row: row["explained"][0]),
     Cell(PROPERTY, HEART, SUM, 1, TWO_STEPS): Control("R2", 0.5, lambda row: row["explained"][0]),
     Cell(DIVISION, DIGITS, SUM, 1, ONE_STEP, None, 1, 1): Control(
         "share rebuilt", 1.0, lambda row: row["found"] / row["rows_seen"]
@@ -234,11 +240,13 @@ def tables(rows: Sequence[Row]) -> dict[str, str]:
         "sentences": "\n".join(f"- {line}" for line in sentences(rows)),
         "sums": _sums_table(opened),
         "model": _model_table([row for row in opened if row["seen"] == SUM]),
-        "others": _others_table([row for row in members if row["seen"] in {DIFFERENCE, TARGET}]),
+        "others": _others_table(sorted((row for row in members if row["seen"] in {DIFFERENCE, TARGET}), key=_by_seen)),
         "bounds": _bounds_table(sorted((row for row in members if row["ledger"] is not None), key=_order)),
         "property": _property_table(sorted((row for row in rows if row["study"] == PROPERTY), key=_order)),
         "division": _division_table([row for row in rows if row["study"] == DIVISION]),
-        "optimisation": _optimisation_table([row for row in rows if row["study"] == OPTIMISATION]),
+        "optimisation": _optimisation_table(
+            sorted((row for row in rows if row["study"] == OPTIMISATION), key=_by_rows)
+        ),
     }
 
 
@@ -248,30 +256,39 @@ def _order(row: Row) -> tuple[Any, ...]:
     return (_DATA.index(row["data"]), -row["rows"], row["schedule"] != TWO_STEPS, noise, row["seen"], row["sources"])
 
 
+def _by_seen(row: Row) -> tuple[Any, ...]:
+    return (row["seen"] != TARGET, *_order(row))
+
+
+def _by_rows(row: Row) -> tuple[Any, ...]:
+    return (row["rows"], EPSILONS.index(row["epsilon"]), row["sources"])
+
+
 def sentences(rows: Sequence[Row]) -> list[str]:
     """What was found, in plain words, for people who decide; from the rows that are there."""
     at = {Cell(*(row[name] for name in _KEY)): row for row in rows}
     lines = []
-    for data, epsilons in ((DIGITS, EPSILONS), (HEART, (None, 8.0))):
-        for epsilon in epsilons:
-            wanted = [Cell(MEMBERSHIP, data, SUM, sources, TWO_STEPS, epsilon) for sources in (1, 3, 10)]
+    for data, rounds in ((DIGITS, ROUNDS), (HEART, ROUNDS), (FASHION, FEW)):
+        for epsilon in EPSILONS:
+            wanted = [Cell(MEMBERSHIP, data, SUM, n, TWO_STEPS, epsilon, rounds=rounds) for n in SOURCES]
             if present := [at[cell] for cell in wanted if cell in at]:
                 strangers = [at[one] for cell in wanted if (one := replace(cell, seen=STRANGERS)) in at]
                 lines.append(_members(present, strangers))
     for count in (1, 8, 44):
-        found = [at.get(Cell(DIVISION, DIGITS, SUM, sources, ONE_STEP, None, count, 1)) for sources in (1, 3, 10)]
+        found = [at.get(Cell(DIVISION, DIGITS, SUM, sources, ONE_STEP, None, count, 1)) for sources in SOURCES]
         if present := [row for row in found if row is not None]:
             shown_rows = ", ".join(
                 f"{100 * row['found'] / row['rows_seen']:.0f} of 100 at N = {row['sources']}" for row in present
             )
             what = "the only row of each source" if count == 1 else f"{count} rows of each source in one step"
             lines.append(f"Rows rebuilt by division from {what}, without noise: {shown_rows}.")
-    for epsilon in EPSILONS:
-        if row := at.get(Cell(PROPERTY, HEART, SUM, 3, TWO_STEPS, epsilon)):
-            lines.append(
-                f"{HEART.title()}, {_noise_in_words(row)}, N = 3: the share of women among a hospital's rows is "
-                f"guessed to {row['error']:.0f} points; guessing the mean is off by {row['blind']:.0f}."
-            )
+    for data, schedule, rounds in ((DIGITS, EXAMPLE, ROUNDS), (HEART, TWO_STEPS, ROUNDS), (FASHION, TWO_STEPS, FEW)):
+        for epsilon in EPSILONS:
+            if row := at.get(Cell(PROPERTY, data, SUM, 3, schedule, epsilon, rounds=rounds)):
+                lines.append(
+                    f"{_NAMES[data]}, {_noise_in_words(row)}, N = 3: the share of {_group(row)} among a source's rows "
+                    f"is guessed to {row['error']:.1f} points; guessing the mean is off by {row['blind']:.1f}."
+                )
     return lines
 
 
@@ -279,7 +296,7 @@ def told(rows: Sequence[Row]) -> dict[tuple[int, float | None], tuple[int, int]]
     """What `securefda.site.policy.measured` has to say: members found of 100, in sums and in the model."""
     at = {Cell(*(row[name] for name in _KEY)): row for row in rows}
     found = {}
-    for sources in TOLD:
+    for sources in SOURCES:
         for epsilon in EPSILONS:
             row = at[Cell(MEMBERSHIP, DIGITS, SUM, sources, TWO_STEPS, epsilon)]
             sums, model = (row["found"][one]["rates"][0][0] for one in (membership.SUMS, membership.MODEL))
@@ -292,8 +309,8 @@ def _of_100(percent: float) -> int:
     return round(percent) if percent == 100 else min(99, round(percent))
 
 
-TOLD = (1, 3, 10)
-"""Sources of which a policy's words tell."""
+def _group(row: Row) -> str:
+    return "women" if row["data"] == HEART else "one class"
 
 
 def _noise_in_words(row: Row) -> str:
@@ -305,7 +322,7 @@ def _members(rows: Sequence[Row], strangers: Sequence[Row]) -> str:
     known, unknown = (", ".join(_found(row, membership.SUMS) for row in one) for one in (rows, strangers))
     model = ", ".join(_found(row, membership.MODEL) for row in rows)
     text = (
-        f"{rows[0]['data'].title()}, {_noise_in_words(rows[0])}: an attacker who knows all rows, but not which of them "
+        f"{_NAMES[rows[0]['data']]}, {_noise_in_words(rows[0])}: an attacker who knows all rows, but not which of them "
         f"are yours, finds, of 100 members, {known} in what {rows[0]['rounds']} rounds open, at one false alarm in a "
         f"hundred. From the final model alone it finds {model}."
     )
@@ -366,12 +383,12 @@ def _model_table(rows: Sequence[Row]) -> str:
 
 
 def _others_table(rows: Sequence[Row]) -> str:
-    head = ("seen", "N", "noise", "cosine with the site's update", "found at 1 %", "at 0.1 %", "AUC")
+    head = ("seen", "data", "N", "noise", "cosine with the site's update", "found at 1 %", "at 0.1 %", "AUC")
     return _markdown(
         head,
         [
             (
-                *(row["seen"], str(row["sources"]), _noise(row), f"{row['cosine']:.2f}"),
+                *(row["seen"], row["data"], str(row["sources"]), _noise(row), f"{row['cosine']:.2f}"),
                 *(*map(_rate, row["found"][membership.SUMS]["rates"]), f"{row['found'][membership.SUMS]['auc']:.3f}"),
             )
             for row in rows
@@ -404,7 +421,7 @@ def _property_table(rows: Sequence[Row]) -> str:
         least, most = row["shares"]
         lines.append(
             (
-                *(row["data"], "women" if row["data"] == HEART else "one class", f"{least:.0f} to {most:.0f}"),
+                *(row["data"], _group(row), f"{least:.0f} to {most:.0f}"),
                 *(row["schedule"], str(row["sources"]), _noise(row)),
                 *(f"{explained:.2f} ({low:.2f} to {high:.2f})", f"{row['error']:.1f}", f"{row['blind']:.1f}"),
             )
@@ -413,22 +430,22 @@ def _property_table(rows: Sequence[Row]) -> str:
 
 
 def _division_table(rows: Sequence[Row]) -> str:
-    head = ("rows of each source", "training", "noise", *(f"N = {n}" for n in (1, 3, 5, 10)))
+    head = ("rows of each source", "training", "noise", *(f"N = {n}" for n in SOURCES))
     lines = {}
     for row in rows:
-        line = lines.setdefault((str(row["rows"]), row["schedule"], _noise(row)), dict.fromkeys((1, 3, 5, 10), "–"))
+        line = lines.setdefault((str(row["rows"]), row["schedule"], _noise(row)), dict.fromkeys(SOURCES, "–"))
         line[row["sources"]] = f"{row['found']} of {row['rows_seen']}"
     return _markdown(head, [(*key, *line.values()) for key, line in lines.items()])
 
 
 def _optimisation_table(rows: Sequence[Row]) -> str:
-    head = ("N", "rows of each source", "training", "named", "PSNR, dB", "of the mean of decoys")
+    head = ("rows of each source", "noise", "N", "named", "decoys, at least", "PSNR, dB", "of the mean of decoys")
     return _markdown(
         head,
         [
             (
-                *(str(row["sources"]), str(row["rows"]), row["schedule"], f"{row['named']} of {row['rows_seen']}"),
-                *(f"{row['psnr']:.1f}", f"{row['blind']:.1f}"),
+                *(str(row["rows"]), _noise(row), str(row["sources"]), f"{row['named']} of {row['rows_seen']}"),
+                *(str(row["decoys"]), f"{row['psnr']:.1f}", f"{row['blind']:.1f}"),
             )
             for row in rows
         ],
@@ -437,21 +454,23 @@ def _optimisation_table(rows: Sequence[Row]) -> str:
 
 _COLOURS = {None: "#d55e00", 8.0: "#0072b2", 4.0: "#e69f00", 1.0: "#009e73"}
 _MARKERS = {None: "o", 8.0: "s", 4.0: "^", 1.0: "D"}
-_PLACES = {1: 0, 3: 1, 5: 2, 10: 3}
+_PLACES = {sources: place for place, sources in enumerate(SOURCES)}
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:
     """Members found at one false alarm in a hundred, and rows rebuilt, by the number of sources."""
     with mpl.rc_context(style("attacks")):
-        figure = Figure(figsize=(11, 3.8), layout="constrained")
-        sums, model, rebuilt = figure.subplots(1, 3)
-        found = [row for row in rows if (row["study"], row["data"], row["seen"]) == (MEMBERSHIP, DIGITS, SUM)]
-        for axes, attacker, title in (
-            (sums, membership.SUMS, "from ten sums"),
-            (model, membership.MODEL, "from the final model"),
+        figure = Figure(figsize=(11, 8), layout="constrained")
+        (sums, model), (fashion, rebuilt) = figure.subplots(2, 2)
+        rows = sorted(rows, key=lambda row: row["sources"])
+        found = [row for row in rows if (row["study"], row["seen"], row["schedule"]) == (MEMBERSHIP, SUM, TWO_STEPS)]
+        for axes, data, attacker, title in (
+            (sums, DIGITS, membership.SUMS, "digits, from ten sums"),
+            (model, DIGITS, membership.MODEL, "digits, from the final model"),
+            (fashion, FASHION, membership.SUMS, "Fashion-MNIST, from five sums"),
         ):
-            _members_panel(axes, [row for row in found if row["schedule"] == TWO_STEPS], attacker)
-            axes.set_title(f"members found {title}", loc="left")
+            _members_panel(axes, [row for row in found if row["data"] == data], attacker)
+            axes.set_title(f"members found: {title}", loc="left")
             axes.set_ylabel("% of members, at 1 % false alarms")
         strangers = [row for row in rows if row["seen"] == STRANGERS and row["epsilon"] is None]
         _rates_line(
@@ -459,7 +478,9 @@ def plot(rows: Sequence[Row], path: Path) -> None:
         )
         _by_sources(sums, 103, (0.12, 0.52))
         _by_sources(model, 15, "upper right")
-        _rebuilt_panel(rebuilt, [row for row in rows if row["study"] == DIVISION and row["schedule"] == ONE_STEP])
+        _by_sources(fashion, 103, (0.12, 0.4))
+        in_one_step = [row for row in rows if row["study"] == DIVISION and row["schedule"] == ONE_STEP]
+        _rebuilt_panel(rebuilt, [row for row in in_one_step if row["epsilon"] in {None, 8.0}])
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
@@ -484,7 +505,7 @@ def _rates_line(axes: Axes, rows: Sequence[Row], attacker: str, aside: float = 0
 
 
 def _rebuilt_panel(axes: Axes, rows: Sequence[Row]) -> None:
-    lines = list(dict.fromkeys((row["rows"], row["epsilon"]) for row in rows))
+    lines = sorted({(row["rows"], row["epsilon"]) for row in rows}, key=lambda line: (line[1] is not None, line))
     colours = ("#333333", "#cc79a7", "#e69f00", "#0072b2")
     for (count, epsilon), colour in zip(lines, colours, strict=True):
         found = [row for row in rows if (row["rows"], row["epsilon"]) == (count, epsilon)]
@@ -497,7 +518,7 @@ def _rebuilt_panel(axes: Axes, rows: Sequence[Row]) -> None:
             markersize=5,
             label=f"{count} row{'s' if count > 1 else ''} a source{noise}",
         )
-    axes.set_title("rows rebuilt from one step", loc="left")
+    axes.set_title("rows rebuilt: digits, from one step", loc="left")
     axes.set_ylabel("% of the source's rows")
     _by_sources(axes, 103, "center right")
 

@@ -7,7 +7,8 @@ the units shows, to a cosine of at least `ALIKE`.
 By optimisation (Geiping et al. 2020): images are changed until the direction of their gradient is that of what was
 opened, with a penalty on total variation; the attacker knows all labels. It takes what was opened for one step of
 gradient descent, which in a round of several steps it is not. Counted: the distance of the nearest image from each of
-the victim's rows, and how often the row is the one that it is nearest to among it and at most `DECOYS` others of its class at its source.
+the victim's rows, and how often it is nearer to the row than to all decoys: up to `DECOYS` others of the row's class at
+its source.
 """
 
 from __future__ import annotations

@@ -94,6 +94,14 @@ def test_what_the_target_publishes_is_its_own_update(study, play):
     assert not np.allclose(run.opened[0], run.models[1] - run.models[0])  # the sources move the model too
 
 
+def test_a_target_beside_all_sources_has_the_former_victim_among_them(study, play):
+    sites = game(study, seen=study.TARGET, sources=10).sites
+    former = game(study, sources=1).candidates
+    assert [len(rows) for rows in sites.others] == [play.ROWS] * 10
+    assert np.array_equal(sites.others[9].features, former.features[: play.ROWS])
+    assert not any(np.array_equal(rows.features, sites.others[9].features) for rows in sites.others[:9])
+
+
 @pytest.mark.parametrize(
     "changes",
     [{"sources": 1}, {"sources": 3}, {"seen": "target's update", "sources": 3}],
@@ -166,6 +174,15 @@ def test_optimisation_names_a_row_alone(study):
     assert found.psnr > found.blind + 3
 
 
+def test_decoys_are_other_rows_of_the_class_and_the_fewest_are_told(study):
+    inversion = importlib.import_module("attacks_inversion")
+    found = study.Cell(study.OPTIMISATION, study.DIGITS, study.SUM, 1, study.ONE_STEP, None, 1).game(None)
+    one_class = found.sites.candidates.labels == 3
+    alike = type(found.candidates)(found.candidates.features[one_class], found.candidates.labels[one_class])
+    sites = replace(found.sites, candidates=alike, spare=alike)
+    assert inversion.optimised(replace(found, sites=sites), 1, 2, seed=0, iterations=1).decoys == len(alike) - 1
+
+
 def test_a_share_is_guessed_from_an_update(study):
     shares = importlib.import_module("attacks_property")
     cell = study.Cell(study.PROPERTY, study.DIGITS, study.SUM, 1, study.EXAMPLE)
@@ -200,6 +217,24 @@ def committed(study):
 def test_the_whole_grid_is_committed(study):
     names = [study.Cell(*(row[name] for name in study._KEY)) for row in committed(study)]
     assert names == study.cells()
+
+
+def test_each_data_set_has_a_sentence_for_each_noise(study):
+    said = study.sentences(committed(study))
+    for data in ("Digits", "Fed-Heart", "Fashion-MNIST"):
+        for noise in ("without noise", "with noise at ε = 8", "with noise at ε = 4", "with noise at ε = 1"):
+            (line,) = [line for line in said if line.startswith(f"{data}, {noise}: ")]
+            assert "(N = 1), " in line
+
+
+def test_lines_of_the_plot_go_from_few_sources_to_many(study, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(study, "_rates_line", lambda axes, rows, *more, **look: drawn.append(rows))
+    study.plot(committed(study), tmp_path / "plot.svg")
+    assert (tmp_path / "plot.svg").read_text().startswith("<?xml")
+    lines = [[row["sources"] for row in rows] for rows in drawn]
+    assert len(lines) == 13  # three panels with four noises, and strangers
+    assert all(line == sorted(line) and len(line) > 1 for line in lines)
 
 
 def test_committed_figures_meet_the_requirements(study):

@@ -206,11 +206,12 @@ def test_the_target_pays_with_its_update_only_under_rules_that_publish_it() -> N
     [
         (default_policy("individual"), "updates in clear: "),
         (SourcePolicy(min_others=2), "sums over 3 sources: "),
-        (SourcePolicy(min_others=8, max_colluders=4), "sums over 3 sources: "),  # colluders hide nobody
+        (SourcePolicy(min_others=8, max_colluders=4), "sums over 5 sources: "),  # colluders hide nobody
+        (SourcePolicy(min_others=8), "sums over 5 sources: "),
         (SourcePolicy(min_others=40), "sums over 10 sources: "),
         (REQUIRING, "sums over 3 sources: "),
     ],
-    ids=["in clear", "three", "nine without the colluders", "more than measured", "with noise"],
+    ids=["in clear", "three", "nine without the colluders", "nine", "more than measured", "with noise"],
 )
 def test_what_attacks_found_is_said_for_no_more_sources_than_hide_a_site(policy: SourcePolicy, what: str) -> None:
     said = explain(policy, "lyon").budget[-1]
