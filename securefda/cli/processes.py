@@ -49,6 +49,7 @@ def start_aggregator(
     from securefda.local.launched import launched
     from securefda.machine import place_of, without_collections
     from securefda.operations.report import report_after
+    from securefda.operations.run_folder import require_run_folder
     from securefda.operations.summary_text import run_text
     from securefda.site.config import load_aggregator
 
@@ -58,6 +59,8 @@ def start_aggregator(
             why = f"started {count} processes, and the target trains in one"
             raise ConfigError("torchrun", why, hint="start the target without torchrun; sources may be started by it")
         folder = settings.aggregator.out
+        if launcher is None:  # else its starter has looked, and put the settings there
+            require_run_folder(folder, "aggregator.out" if out is None else "--out")
         # Who launched this process writes the report, which then has the last words of the sources too
         report = report_after(folder) if launcher is None else nullcontext()
         with interruptible(folder), report, console_reporter() as reporter:
@@ -83,6 +86,7 @@ def start_source(
     from securefda.cli.console import console_reporter
     from securefda.local.launched import launched
     from securefda.machine import place_of, without_collections
+    from securefda.operations.run_folder import require_run_folder
     from securefda.site.config import load_source
 
     with launched(launcher) as ours:
@@ -91,6 +95,8 @@ def start_source(
         if place_of()[0]:
             _follow(settings)
             return
+        if launcher is None:  # else its starter has looked, and put the settings there
+            require_run_folder(folder, "source.out" if out is None else "--out")
         with interruptible(folder), console_reporter(knows_rounds=False) as reporter:
             reporter.phase("starting")
             with without_collections():

@@ -115,6 +115,7 @@ def demo(
     from securefda.site.config import load_federation
 
     folder = out or default_out("demo")
+    _require_demo_folder(folder)
     settings = {rule: [*overrides, f"strategy.rule={rule}"] for rule in (DEMO_RULE, *DEMO_COMPARED)}
     configs = {}
     for rule, given in settings.items():
@@ -144,6 +145,14 @@ def demo(
     print_result(output, data | {"protected": words[0], "unprotected": words[1]}, text)
 
 
+def _require_demo_folder(folder: Path) -> None:
+    """Refuse a folder with other files than an earlier demo's; that one's runs are refused each by itself."""
+    from securefda.operations.run_folder import require_run_folder
+
+    if not (folder / DEMO_RULE).is_dir():
+        require_run_folder(folder)
+
+
 def _one_run(
     file: Path,
     out: Path | None,
@@ -154,13 +163,14 @@ def _one_run(
     fresh: bool,
     simulated: _Simulated | None = None,
 ) -> None:
-    from securefda.operations.run_folder import clear_run
+    from securefda.operations.run_folder import clear_run, require_run_folder
     from securefda.operations.state import require_ended
     from securefda.operations.summary_text import run_text
     from securefda.site.config import load_federation
 
     config = load_federation(file, overrides, os.environ, note=say)
     folder = out or default_out(config.federation.name)
+    require_run_folder(folder)
     if fresh or not simulated:
         require_ended(folder)
     if fresh:

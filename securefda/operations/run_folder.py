@@ -12,7 +12,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -101,6 +101,41 @@ _WRITTEN = (
 """The files that a run may write into its folder, including logs under the usual names."""
 
 
+_ONLY_OF_A_RUN = {SUMMARY_FILE, METRICS_FILE, SITES_FOLDER, "state.sqlite", "status.json"}
+"""Names that only a run folder has; the first that a site's process writes is among them."""
+
+_NOBODYS = {"lost+found"}  # of a disk that is mounted for runs
+
+
+def require_run_folder(path: Path, key: str = "--out") -> None:
+    """Check that a run may be written into ``path``: it is missing or empty, or holds a run already.
+
+    Args:
+        path: the folder.
+        key: which names it, for the error.
+
+    Raises:
+        ConfigError: it holds other files, or is no folder. Nothing was written.
+    """
+    if not path.exists():
+        return
+    if not path.is_dir():
+        raise ConfigError(key, f"{path} is no folder", hint="name a new folder, or an empty one")
+    names = sorted({entry.name for entry in path.iterdir()} - _NOBODYS)
+    strange = _strange(names)
+    if strange and not _ONLY_OF_A_RUN & set(names):
+        why = f"{path} holds {strange[0]}{_and_more(strange)}, and is no run folder"
+        raise ConfigError(key, why, hint="name a new folder, or an empty one")
+
+
+def _strange(names: Sequence[str]) -> list[str]:
+    return [name for name in names if not any(fnmatch(name, form) for form in _WRITTEN)]
+
+
+def _and_more(names: Sequence[str]) -> str:
+    return f" and {len(names) - 1} more" if len(names) > 1 else ""
+
+
 def clear_run(path: Path) -> None:
     """Delete the run in ``path``, all of it; a folder that is not there or empty is left as it is.
 
@@ -111,11 +146,10 @@ def clear_run(path: Path) -> None:
     if path.is_symlink() or (path.exists() and not path.is_dir()):
         raise ConfigError(str(path), "is no folder", hint="name the run folder itself")
     entries = sorted(path.iterdir()) if path.exists() else []
-    strange = [entry.name for entry in entries if not any(fnmatch(entry.name, form) for form in _WRITTEN)]
+    strange = _strange([entry.name for entry in entries])
     if strange:
-        more = f" and {len(strange) - 1} more" if len(strange) > 1 else ""
         hint = "nothing was deleted; move it away, or name another folder"
-        raise ConfigError(str(path), f"holds {strange[0]}{more}, which no run writes", hint=hint)
+        raise ConfigError(str(path), f"holds {strange[0]}{_and_more(strange)}, which no run writes", hint=hint)
     marks = {SUMMARY_FILE, METRICS_FILE, "kits", SITES_FOLDER}
     if entries and not marks & {entry.name for entry in entries}:
         raise ConfigError(str(path), "is no run folder", hint=f"nothing was deleted; a run folder holds {METRICS_FILE}")

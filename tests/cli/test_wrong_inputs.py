@@ -742,8 +742,15 @@ FILES = {
     ),
     "out-is-a-file": Wrong(
         "simulate federation.toml --out federation.toml",
-        "federation.toml: cannot be written: File exists",
-        "name another folder with --out",
+        "--out: federation.toml is no folder",
+        "name a new folder, or an empty one",
+        again=SIMULATE,
+        then=FURTHER,
+    ),
+    "out-of-other-files": Wrong(
+        "simulate federation.toml --out .",
+        ", and is no run folder",
+        "name a new folder, or an empty one",
         again=SIMULATE,
         then=FURTHER,
     ),
@@ -1784,8 +1791,8 @@ PROCESSES = {
     ),
     "out-of-a-source-is-a-file": Wrong(
         f"source start --config {SETTINGS} --out federation.toml",
-        "federation.toml/state.sqlite: ",
-        "choose a folder that can be written",
+        "--out: federation.toml is no folder",
+        "name a new folder, or an empty one",
         again=f"source start --config {SETTINGS} --set x=1",
         then="x: unknown key",
     ),

@@ -40,6 +40,14 @@ def test_an_unknown_key_is_named_with_the_nearest_known_one(federation: Kits) ->
     assert_one_clear_line(aggregator, ExitCode.CONFIG, "strategy.round", hint="strategy.rounds")
 
 
+@pytest.mark.parametrize(("site", "key"), [("target", "aggregator.out"), ("source-1", "source.out")])
+def test_a_folder_of_other_files_is_no_run_folder(federation: Kits, tmp_path: Path, site: str, key: str) -> None:
+    (tmp_path / "thesis.tex").touch()
+    process = federation.start(site, f"{key}={tmp_path}")
+    assert_one_clear_line(process, ExitCode.CONFIG, key, "thesis.tex", hint="a new folder, or an empty one")
+    assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]
+
+
 def test_a_task_that_cannot_be_imported_is_named(federation: Kits) -> None:
     source = federation.start("source-1", "task.factory=no_such_module:Task")
     assert_one_clear_line(source, ExitCode.CONFIG, "task.factory", "no_such_module", hint="PYTHONPATH")

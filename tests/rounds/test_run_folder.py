@@ -19,7 +19,7 @@ from securefda.aggregator.store import AggregatorStore, TargetRelease
 from securefda.errors import ConfigError, QuorumLost, SecureFdaError, Terminated
 from securefda.operations.recording import RecordingReporter
 from securefda.operations.records import RoundLine, Summary, summarise
-from securefda.operations.run_folder import RunFolder, append_line, read_run, replace_file
+from securefda.operations.run_folder import RunFolder, append_line, read_run, replace_file, require_run_folder
 from securefda.operations.summary_text import run_text
 from securefda.privacy.events import Budget
 from securefda.site.config import AggregatorConfig, ProcessSection, TaskSection
@@ -105,6 +105,30 @@ def test_a_damaged_line_is_named(tmp_path: Path) -> None:
 def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is no run folder"):
         read_run(tmp_path)
+
+
+@pytest.mark.parametrize("names", [[], ["kits"], ["site.log"], ["lost+found"], ["state.sqlite", "my-own-name.txt"]])
+def test_a_run_may_begin_or_go_on_in_an_empty_folder_and_in_a_runs(tmp_path: Path, names: list[str]) -> None:
+    for name in names:
+        (tmp_path / name).touch()
+    require_run_folder(tmp_path)
+    require_run_folder(tmp_path / "new")
+
+
+@pytest.mark.parametrize(
+    ("names", "why"),
+    [
+        (["notes.txt"], "notes.txt, and is no run folder"),
+        (["thesis.tex", "kits", "model.pt", "figures"], "figures and 1 more, and is no run folder"),
+    ],
+)
+def test_no_run_begins_in_a_folder_of_other_files(tmp_path: Path, names: list[str], why: str) -> None:
+    for name in names:
+        (tmp_path / name).touch()
+    with pytest.raises(ConfigError, match=f"^--out: {re.escape(str(tmp_path))} holds {why}$"):
+        require_run_folder(tmp_path)
+    with pytest.raises(ConfigError, match=r"^--out: .* is no folder$"):
+        require_run_folder(tmp_path / names[0])
 
 
 def test_a_figure_that_is_not_finite_becomes_null(tmp_path: Path) -> None:
