@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from securefda.cli.options import OutputFormat, Overrides, file_or_sample, now, numbers
+from securefda.cli.options import OutputFormat, Overrides, file_or_sample, now, numbers, terminable
 from securefda.cli.output import Format, bound_text, print_result, say, width_of
 from securefda.errors import ConfigError
 from securefda.privacy.events import ACCOUNTANTS, ASSUMPTIONS, GUARANTEE, TERMS
@@ -323,13 +323,15 @@ def advise(
         seeds=seeds,
         time_limit_s=time_limit,
     )
-    whole = None if federation is None else load_federation(federation, [], os.environ)
-    seen: list[Rows] = []
-    site = _site(config, overrides, seen.append)
-    with without_collections():
-        from securefda.local.advising import advise as advise_on  # with torch, for which no wrong file has to wait
+    with terminable():
+        whole = None if federation is None else load_federation(federation, [], os.environ)
+        seen: list[Rows] = []
+        site = _site(config, overrides, seen.append)
+        say("starting")
+        with without_collections():
+            from securefda.local.advising import advise as advise_on  # with torch, for which no wrong file has to wait
 
-    found = advise_on(question, site, site.budget(), seen[0].features.shape[1:], whole, say=say)
+        found = advise_on(question, site, site.budget(), seen[0].features.shape[1:], whole, say=say)
     paste = _plan_toml(found.plan, found.request, site, found.strategy)
     print_result(output, advice_json(found, site) | {"toml": paste}, advice_text(found, site, list(paste.values())))
 

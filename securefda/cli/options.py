@@ -134,8 +134,12 @@ class RunTerminatedError(RunInterruptedError):
 
 
 @contextmanager
-def interruptible(out: Path, goes_on: str = "") -> Iterator[None]:
-    """Turn Ctrl-C or SIGTERM during a run into an error that says what is left of it, and how to go on."""
+def terminable() -> Iterator[None]:
+    """Turn SIGTERM into :class:`Terminated`, so that what is open is closed, and temporary files go.
+
+    Raises:
+        RunTerminatedError: it came.
+    """
 
     def terminate(_number: int, _frame: object) -> None:
         raise Terminated
@@ -143,8 +147,21 @@ def interruptible(out: Path, goes_on: str = "") -> Iterator[None]:
     before = signal.signal(signal.SIGTERM, terminate)
     try:
         yield
-    except KeyboardInterrupt as error:
-        kind = RunTerminatedError if isinstance(error, Terminated) else RunInterruptedError
-        raise kind("interrupted", hint=f"every finished round is in {out}{goes_on}") from None
+    except Terminated:
+        raise RunTerminatedError("interrupted") from None
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def interruptible(out: Path, goes_on: str = "") -> Iterator[None]:
+    """Turn Ctrl-C or SIGTERM during a run into an error that says what is left of it, and how to go on."""
+    hint = f"every finished round is in {out}{goes_on}"
+    try:
+        with terminable():
+            yield
+    except RunTerminatedError as error:
+        error.hint = hint
+        raise
+    except KeyboardInterrupt:
+        raise RunInterruptedError("interrupted", hint=hint) from None

@@ -60,6 +60,7 @@ _ANYTHING = 1e9
 _MEMORY = "/dev/shm"  # noqa: S108 - the runs' own folders in it have random names
 """A folder in memory, if there is one: the runs' files are not kept, and waiting for a disk takes most of the time."""
 
+_MORE_TIME = "raise --time-limit, or ask about fewer --epsilon"
 _LARGER_BATCH = 4
 _MOST_LABELS = 100
 
@@ -84,7 +85,7 @@ def advise(
         budget: of the site's rows.
         shape: of the features of one row.
         federation: the whole federation's file, for what this site's settings do not say; None for the defaults.
-        say: hears of every run, in one line.
+        say: hears of every run as it begins and as it ends, in one line each.
         clock: seconds, for the time limit.
 
     Raises:
@@ -105,10 +106,16 @@ def advise(
     if advised is None or advised.plan is None:
         if error is not None:
             raise error
-        hint = "raise --time-limit, or ask about fewer --epsilon"
-        raise ConfigError("--time-limit", f"{question.time_limit_s:g} s are too few for a run with noise", hint=hint)
+        why = f"{question.time_limit_s:g} s are too few for a run with noise"
+        measured = [f"{_named(cell)}: accuracy {cell.accuracy:.3f}" for cell in best.values()]
+        why += f"; so far: {'; '.join(measured)}" if measured else ""
+        raise ConfigError("--time-limit", why, hint=_MORE_TIME)
     alone = fmean(best[None].alone) if None in best and best[None].alone else None
     notes += _warnings(best, advised, bench.guess, alone)
+    if out_of_time:
+        whole = question.seeds * sum(not cell.failed for cell in cells)
+        runs = sum(len(cell.accuracies) for cell in cells if not cell.failed)
+        notes.insert(0, f"the table is incomplete: {runs} of {whole} runs ended in time; {_MORE_TIME}")
     failed = sum(bool(cell.failed) for cell in cells)
     if failed:
         notes.append(f"{failed} of {counted(len(cells), 'setting')} ended early and count for nothing, first: {error}")
@@ -141,6 +148,7 @@ def _train(
     """
     began, done, error = clock(), 0.0, None
     jobs = [(cell, seed) for seed in range(question.seeds) for cell in cells]
+    say(f"{counted(len(jobs), 'run')} on a stand-in, within about {duration(question.time_limit_s)}")
     for number, (cell, seed) in enumerate(jobs, start=1):
         used, work = clock() - began, bench.work(cell)
         if cell.failed:
@@ -150,6 +158,8 @@ def _train(
             for one in cells:
                 one.accuracies = one.accuracies[:whole]
             return error, True
+        name = f"run {number} of {len(jobs)}: {_named(cell)}"
+        say(f"{name}: trains")
         try:
             cell.accuracies.append(bench.run(cell, seed))
             result = f"accuracy {cell.accuracies[-1]:.3f}"
@@ -161,7 +171,7 @@ def _train(
         left = so_far / done * sum(bench.work(one) for one, _ in jobs[number:] if not one.failed)
         left = min(left, max(0.0, question.time_limit_s - so_far))
         about = f", at most {duration(left)} left" if left >= 1 else ""
-        say(f"run {number} of {len(jobs)}: {_named(cell)}: {result}, {duration(so_far - used)}{about}")
+        say(f"{name}: {result}, {duration(so_far - used)}{about}")
     return error, False
 
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+import signal
+import subprocess
+import sys
 import time
 import tomllib
 from dataclasses import dataclass
@@ -15,6 +19,7 @@ from budget_owner import Owner, spent
 
 from securefda.bootstrap import rows_of_site
 from securefda.cli import main
+from securefda.errors import ConfigError
 from securefda.local.advice import Advice, Question
 from securefda.local.advising import advise
 from securefda.privacy.accountants import epsilon
@@ -26,6 +31,7 @@ from securefda.site.config import load_aggregator
 from securefda.site.policy import SourcePolicy
 
 NOW = int(time.time())
+PROGRESS = re.compile(r"starting$|\d+ runs? on a stand-in, within about |run \d+ of \d+: ")
 QUICK = ("--rounds", "2", "--batch", "36", "--seeds", "1")
 WARDS = """\
 [federation]
@@ -91,7 +97,7 @@ class Ward:
 
     def data(self, *arguments: str) -> dict[str, Any]:
         code, out, err = self.run(*arguments, "--format", "json")
-        assert (code, [line for line in err.splitlines() if not line.startswith("run ")]) == (0, [])
+        assert (code, [line for line in err.splitlines() if not PROGRESS.match(line)]) == (0, [])
         found: dict[str, Any] = json.loads(out)["data"]
         return found
 
@@ -269,14 +275,38 @@ def test_no_run_begins_that_would_not_end_in_time(tmp_path: Path, capsys: pytest
         return advise(question, site, site.budget(), (3,), say=said.append, clock=lambda: next(ticks))
 
     # The clock goes on by 10 s whenever it is asked.
-    assert not advised(90_000).out_of_time
-    assert len(said) == 9
+    whole = advised(90_000)
+    assert not whole.out_of_time
+    assert not any("incomplete" in note for note in whole.notes)
+    assert said[0].startswith("9 runs on a stand-in, within about ")
+    assert said[1] == "run 1 of 9: no noise, 2 rounds, batch 20: trains"
+    assert re.match(r"run 1 of 9: no noise, 2 rounds, batch 20: accuracy \d", said[2])
+    assert len(said) == 1 + 2 * 9
     cut = advised(120)
     assert cut.out_of_time
-    assert 3 < len(said) < 9
-    assert {len(cell.accuracies) for cell in cut.cells} == {len(said) // 3}
-    with pytest.raises(Exception, match="--time-limit: 1 s are too few for a run with noise"):
+    begun = sum(line.endswith(": trains") for line in said)
+    assert 3 < begun < 9
+    assert {len(cell.accuracies) for cell in cut.cells} == {begun // 3}
+    assert cut.notes[0].startswith(f"the table is incomplete: {begun // 3 * 3} of 9 runs ended in time; raise")
+    few = "--time-limit: 1 s are too few for a run with noise; so far: no noise, 2 rounds, batch 20: accuracy"
+    with pytest.raises(ConfigError, match=few):
         advised(1)
+    assert len(said) == 1 + 2
+
+
+def test_sigterm_ends_it_while_it_trains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ward = Ward.founded(tmp_path, capsys, "north")
+    command = [sys.executable, "-m", "securefda.cli", "budget", "advise", "--config", str(ward.kit), "--rounds", "999"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            while not (line := process.stderr.readline()).endswith(": trains\n"):
+                assert line, "it ended before it trained"
+            process.send_signal(signal.SIGTERM)
+            out, err = process.communicate()
+        finally:
+            process.kill()
+    assert (process.returncode, out, err.splitlines()[-1]) == (143, "", "error: interrupted")
 
 
 @pytest.mark.parametrize(

@@ -1791,7 +1791,7 @@ PROCESSES = {
     ),
     "out-of-a-source-is-a-file": Wrong(
         f"source start --config {SETTINGS} --out federation.toml",
-        "--out: federation.toml is no folder",
+        "federation.toml is no folder",
         "name a new folder, or an empty one",
         again=f"source start --config {SETTINGS} --set x=1",
         then="x: unknown key",
