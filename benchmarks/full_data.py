@@ -13,7 +13,6 @@ requirement of `BARS` does not hold or was not measured with every seed.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,10 +20,18 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from full_data_runs import RULES, SEEDS, STUDIES, VALIDATION_SEED, Cell, measured_cells, run_cell, searched_cells
+from full_data_runs import (
+    SEEDS,
+    STUDIES,
+    VALIDATION_SEED,
+    Cell,
+    command_line,
+    measured_cells,
+    run_missing,
+    searched_cells,
+)
 from studies import Cache, as_text, shown, this_machine
 
-from securefda.bench.accuracy.federated import use_one_thread
 from securefda.bench.accuracy.paper import COLORED_MNIST, LABEL_SHIFT, MEAN, NOISY_FASHION, Published
 
 HERE = Path(__file__).parent
@@ -47,7 +54,7 @@ def rows_of(known: Known) -> list[dict[str, Any]]:
     """A row for each study and rule whose factor was chosen, with the seeds that every target has."""
     rows = []
     for name, study in STUDIES.items():
-        for rule in RULES:
+        for rule in study.rules:
             factor = chosen(name, rule, known)
             if factor is None:
                 continue
@@ -198,40 +205,25 @@ def _markdown(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 
-def measure(studies: Sequence[str], data_dir: Path, cache: Cache) -> None:
-    """Run what the cache lacks, one after the other: for each study the search, then all seeds; keep and write each."""
-    use_one_thread()
+def measure(studies: Sequence[str], data_dir: Path, cache: Cache, figures: Path) -> None:
+    """Run what the cache lacks: for each study the search, then all seeds. Write the figures after each run."""
+
+    def write() -> None:
+        figures.write_text(as_text(rows_of(cache.read()), this_machine()))
+
     for name in studies:
-        for cell in searched_cells(name):
-            _measure(cell, data_dir, cache)
-        factors = {rule: chosen(name, rule, cache.read()) for rule in RULES}
-        for cell in measured_cells(name, {rule: factor for rule, factor in factors.items() if factor is not None}):
-            _measure(cell, data_dir, cache)
-
-
-def _measure(cell: Cell, data_dir: Path, cache: Cache) -> None:
-    if cell.key in cache.read():
-        return
-    figures = run_cell(cell, data_dir)
-    cache.add(cell, figures)
-    FIGURES.write_text(as_text(rows_of(cache.read()), this_machine()))
-    print(f"{cell.key}: {figures.accuracy:.2f}, {figures.cpu_s:.0f} s", flush=True)
+        run_missing(searched_cells(name), data_dir, cache, write)
+        factors = {rule: chosen(name, rule, cache.read()) for rule in STUDIES[name].rules}
+        known = {rule: factor for rule, factor in factors.items() if factor is not None}
+        run_missing(measured_cells(name, known), data_dir, cache, write)
+    write()
 
 
 def main() -> int:
     """Measure if asked to, then print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--measure", action="store_true")
-    parser.add_argument("--data-dir", type=Path)
-    parser.add_argument("--cache", type=Path)
-    parser.add_argument("--studies", nargs="+", choices=STUDIES, default=list(STUDIES), metavar="STUDY")
-    parser.add_argument("--check", action="store_true")
-    parser.add_argument("--figures", type=Path, default=FIGURES)
-    asked = parser.parse_args()
+    asked = command_line(__doc__.splitlines()[0], FIGURES, STUDIES)
     if asked.measure:
-        if asked.data_dir is None or asked.cache is None:
-            parser.error("--measure needs --data-dir and --cache")
-        measure(asked.studies, asked.data_dir, Cache(asked.cache, "full_data"))
+        measure(asked.only, asked.data_dir, Cache(asked.cache, "full_data"), asked.figures)
     rows = json.loads(asked.figures.read_text())["rows"]
     print(shown(tables(rows)))
     wrong = misses(rows)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+from typing import Protocol
 
-from securefda.bench.accuracy.federated import Job, run
+from studies import Cache
+
+from securefda.bench.accuracy.federated import Job, run, use_one_thread
 from securefda.samples import sample
 from securefda.site.config import load_federation
 
@@ -17,6 +21,17 @@ VALIDATION_SEED = 10
 """Of the search; in no table."""
 SEEDS = (0, 1, 2)
 WARM_UP = 2
+
+ADAPTED = ("target_only", "finetune_offline", "fedda_auto", "fedgp_auto")
+LOCAL = ("target_only", "finetune_offline")
+"""Rules whose target trains at one rate, the study's times the factor, and hardly ever asks the sources."""
+FIXED = ("source_only", "fedda", "fedgp")
+"""Rules that ask nothing of the target's statistics; β is 0.5 where a rule has one."""
+VARIANTS: Mapping[str, tuple[str, ...]] = {
+    f"{rule}, cross-fitted": (f"strategy.rule={rule}", "strategy.variance=cross-fitted")
+    for rule in ("fedda_auto", "fedgp_auto")
+}
+"""What a table calls a rule with another setting -> its settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +48,7 @@ class Study:
         factors: on both learning rates after the warm-up; one of them is chosen for each rule. One above 1 is on the
             target's alone.
         more_factors: tried as well for `LOCAL` rules, so that none of them wants a rate that it was not given.
+        rules: that are compared, as tables call them.
         targets: who takes turns as the target; one empty name for the example's own.
     """
 
@@ -44,16 +60,15 @@ class Study:
     rate: float
     factors: tuple[float, ...]
     more_factors: tuple[float, ...]
+    rules: tuple[str, ...]
     targets: tuple[str, ...] = ("",)
 
     def factors_of(self, rule: str) -> tuple[float, ...]:
-        """What is tried for a rule."""
+        """What is tried for a rule; source_only may keep its rate."""
+        if rule == "source_only":
+            return (*self.factors, 1.0)
         return (*self.factors, *self.more_factors) if rule in LOCAL else self.factors
 
-
-RULES = ("target_only", "finetune_offline", "fedda_auto", "fedgp_auto")
-LOCAL = ("target_only", "finetune_offline")
-"""Rules whose target trains at one rate, the study's times the factor, and hardly ever asks the sources."""
 
 _FASHION = (
     *("training.source.epochs=1", "training.source.learning-rate=0.01", "training.source.batch-size=64"),
@@ -71,6 +86,7 @@ STUDIES = {
         rate=0.005,
         factors=(0.1, 0.25),
         more_factors=(0.05, 0.5),
+        rules=(*FIXED, *ADAPTED, *VARIANTS),
     ),
     # 25 steps of 4, as many as with one copy of the 100 rows; in 52 rounds a copy is used about once
     "new noise at every use": Study(
@@ -82,6 +98,7 @@ STUDIES = {
         rate=0.005,
         factors=(0.1,),
         more_factors=(0.05, 0.25),
+        rules=ADAPTED,
     ),
     # 15 % of the target's images at this shift, as in the authors' published code
     "label shift": Study(
@@ -96,6 +113,7 @@ STUDIES = {
         rate=0.005,
         factors=(0.1, 0.25),
         more_factors=(0.5,),
+        rules=(*FIXED, *ADAPTED, *VARIANTS),
     ),
     "ColoredMNIST": Study(
         "colored_mnist",
@@ -109,9 +127,27 @@ STUDIES = {
         rate=0.002,
         factors=(0.25, 0.5, 1.0, 2.0),
         more_factors=(4.0,),
+        rules=(*ADAPTED, *VARIANTS),
         targets=("plus-90", "plus-80", "minus-90"),
     ),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a run gave.
+
+    Attributes:
+        accuracy: percent on the target's test rows, mean over the last five rounds.
+        accuracies: of every round.
+        beta: mean over sources and rounds; None where no round had one.
+        cpu_s: seconds of one core.
+    """
+
+    accuracy: float
+    accuracies: tuple[float, ...]
+    beta: float | None
+    cpu_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +172,7 @@ class Cell:
         rounds, after = (study.local_rounds, 1.0) if local else (study.rounds, min(self.factor, 1.0))
         rate = study.rate * (self.factor if local else max(self.factor, 1.0))
         settings = (
-            *(*study.settings, *_target(study, self.target), f"strategy.rule={self.rule}"),
+            *(*study.settings, *_target(study, self.target), *VARIANTS.get(self.rule, (f"strategy.rule={self.rule}",))),
             *(f"strategy.rounds={rounds}", f"strategy.warm-up-rounds={WARM_UP}"),
             *(f"training.target.learning-rate={rate:g}", f"strategy.lr-after-warm-up={after:g}"),
             *((f"strategy.finetune-rounds={rounds - WARM_UP}",) if self.rule == "finetune_offline" else ()),
@@ -144,47 +180,65 @@ class Cell:
         )
         return Job(load_federation(sample(study.example), settings, {}), self.seed)
 
+    def run(self, data_dir: Path, given: Sequence[str] = ()) -> Figures:
+        """Run it in this process; ``given`` are settings on top of the study's."""
+        began = time.process_time()
+        result = run(self.job(data_dir, given))
+        betas = [beta for of_source in result.betas.values() for beta in of_source if beta is not None]
+        return Figures(
+            result.accuracy,
+            tuple(round(accuracy, 2) for accuracy in result.accuracies),
+            fmean(betas) if betas else None,
+            round(time.process_time() - began, 1),
+        )
+
 
 def _target(study: Study, target: str) -> tuple[str, ...]:
     sources = json.dumps([site for site in study.targets if site != target])
     return (f"federation.target={target}", f"federation.sources={sources}") if target else ()
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """What a run gave.
+class AnyCell(Protocol):
+    """One run, of the study or of a sweep."""
 
-    Attributes:
-        accuracy: percent on the target's test rows, mean over the last five rounds.
-        accuracies: of every round.
-        beta: mean over sources and rounds; None where no round had one.
-        cpu_s: seconds of one core.
-    """
+    @property
+    def key(self) -> str:
+        """Its name in the cache."""
 
-    accuracy: float
-    accuracies: tuple[float, ...]
-    beta: float | None
-    cpu_s: float
+    def run(self, data_dir: Path) -> Figures:
+        """Run it in this process."""
 
 
-def run_cell(cell: Cell, data_dir: Path, given: Sequence[str] = ()) -> Figures:
-    """Run it in this process; ``given`` are settings on top of the study's."""
-    began = time.process_time()
-    result = run(cell.job(data_dir, given))
-    betas = [beta for of_source in result.betas.values() for beta in of_source if beta is not None]
-    spent = time.process_time() - began
-    return Figures(
-        result.accuracy,
-        tuple(round(accuracy, 2) for accuracy in result.accuracies),
-        fmean(betas) if betas else None,
-        round(spent, 1),
-    )
+def run_missing(cells: Iterable[AnyCell], data_dir: Path, cache: Cache, write: Callable[[], None]) -> None:
+    """Run the cells that the cache lacks, one after the other; keep what each gave and write the figures."""
+    use_one_thread()
+    for cell in cells:
+        if cell.key not in cache.read():
+            found = cell.run(data_dir)
+            cache.add(cell, found)
+            write()
+            print(f"{cell.key}: {found.accuracy:.2f}, {found.cpu_s:.0f} s", flush=True)
+
+
+def command_line(title: str, figures: Path, parts: Iterable[str]) -> argparse.Namespace:
+    """What was asked of either script; ``parts`` are the studies or sweeps that ``--only`` may name."""
+    parser = argparse.ArgumentParser(description=title)
+    parser.add_argument("--measure", action="store_true")
+    parser.add_argument("--data-dir", type=Path)
+    parser.add_argument("--cache", type=Path)
+    parser.add_argument("--only", nargs="+", choices=list(parts), default=list(parts), metavar="NAME")
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--figures", type=Path, default=figures)
+    asked = parser.parse_args()
+    if asked.measure and (asked.data_dir is None or asked.cache is None):
+        parser.error("--measure needs --data-dir and --cache")
+    return asked
 
 
 def searched_cells(name: str) -> Iterator[Cell]:
     """All factors of every rule and target of a study, with the validation seed."""
     study = STUDIES[name]
-    for rule in RULES:
+    for rule in study.rules:
         for factor in study.factors_of(rule):
             for target in study.targets:
                 yield Cell(name, target, rule, factor, VALIDATION_SEED)

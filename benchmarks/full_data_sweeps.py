@@ -1,17 +1,17 @@
-"""Fixed β, other noises and estimators, other numbers of labelled rows, on the whole of MNIST and Fashion-MNIST.
+"""Fixed β, other noises, shifts and numbers of labelled rows, on the whole of MNIST and Fashion-MNIST.
 
-    python benchmarks/full_data_sweeps.py --measure --data-dir DIR --cache FOLDER [--sweeps NAME ...]
-    python benchmarks/full_data_sweeps.py    from full_data_sweeps.json: print the tables
+    python benchmarks/full_data_sweeps.py --measure --data-dir DIR --cache FOLDER    run what FOLDER lacks
+    python benchmarks/full_data_sweeps.py [--check]    from full_data_sweeps.json: print the tables
 
 Every run is one of ``full_data.py`` with one setting changed, and with the schedule that was chosen there for the rule.
-No schedule was chosen for a rule with a fixed β: it takes that of the rule with auto-β. source_only keeps its rate.
+The column of the setting that is unchanged comes from ``full_data.json``.
 
-A study that was stopped goes on where it was; its figures are written after every run.
+A study that was stopped goes on where it was; its figures are written after every run. ``--check`` ends with 1 where a
+seed is missing.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,12 +20,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from full_data_runs import STUDIES, Cell, run_cell
+from full_data_runs import ADAPTED, FIXED, SEEDS, STUDIES, Cell, Figures, command_line, run_missing
 from studies import Cache, as_text, shown, this_machine
 
-from securefda.bench.accuracy.federated import use_one_thread
 from securefda.bench.accuracy.paper import (
     BETA_COLORED_MNIST,
+    LABEL_SHIFT,
     NOISY_FASHION,
     TARGET_SIZE_FASHION,
     Published,
@@ -33,11 +33,11 @@ from securefda.bench.accuracy.paper import (
 
 HERE = Path(__file__).parent
 FIGURES = HERE / "full_data_sweeps.json"
-SCHEDULES = HERE / "full_data.json"
+UNCHANGED = HERE / "full_data.json"
 SCHEDULE_OF = {"fedda": "fedda_auto", "fedgp": "fedgp_auto"}
-"""Rule -> the rule whose factor on the learning rates it takes, where that is another."""
-OWN_SCHEDULE = {"source_only": 1.0}
-"""Rule -> its factor, of rules that the search left out."""
+"""Rule -> the rule whose factor on the learning rates it takes, in studies that chose none for it."""
+
+Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Sweep:
 
     Attributes:
         study: of `full_data_runs.STUDIES`, that a run is like otherwise.
-        columns: value as a table shows it -> its settings.
+        columns: value as a table shows it -> its settings; none for the study's own value.
         rules: that are run at every value.
         published: the paper's table.
     """
@@ -57,7 +57,14 @@ class Sweep:
     published: Published
 
 
-ALL_RULES = ("source_only", "target_only", "fedda", "fedgp", "fedda_auto", "fedgp_auto")
+def _shift(eta: float) -> tuple[str, ...]:
+    """Settings of a label shift; 15 % of the target's images are labelled, of 6,000 in a class."""
+    majority, minority = 18_000, 42_000
+    rows = round(0.15 * (majority * (1 - eta) + minority * eta))
+    return (f"task.options.eta={eta:g}", f"task.options.target-rows={rows}")
+
+
+RULES = tuple(rule for rule in (*FIXED, *ADAPTED) if rule != "finetune_offline")
 SWEEPS = {
     "beta": Sweep(
         "ColoredMNIST",
@@ -67,18 +74,18 @@ SWEEPS = {
     ),
     "noise": Sweep(
         "noisy Fashion-MNIST",
-        {f"{noise:g}": (f"task.options.noise={noise:g}",) for noise in (0.2, 0.4, 0.6)},
-        ALL_RULES,
+        {"0.2": ("task.options.noise=0.2",), "0.4": (), "0.6": ("task.options.noise=0.6",)},
+        RULES,
         NOISY_FASHION,
-    ),
-    "estimator": Sweep(
-        "noisy Fashion-MNIST", {"cross-fitted": ("strategy.variance=cross-fitted",)}, ("fedgp_auto",), NOISY_FASHION
     ),
     "rows": Sweep(
         "noisy Fashion-MNIST",
-        {str(rows): (f"task.options.target-rows={rows}",) for rows in (200, 500)},
-        ALL_RULES[1:],
+        {"100": (), "200": ("task.options.target-rows=200",), "500": ("task.options.target-rows=500",)},
+        RULES[1:],
         TARGET_SIZE_FASHION,
+    ),
+    "eta": Sweep(
+        "label shift", {"0.3": _shift(0.3), "0.15": (), "0.05": _shift(0.05)}, (*FIXED, *ADAPTED), LABEL_SHIFT
     ),
 }
 
@@ -96,27 +103,26 @@ class SweepCell:
         """Its name in the cache."""
         return f"{self.sweep} {self.column}: {self.like.key}"
 
+    def run(self, data_dir: Path) -> Figures:
+        """Run it in this process."""
+        return self.like.run(data_dir, SWEEPS[self.sweep].columns[self.column])
 
-def cells(sweep: str, seeds: Sequence[int], factors: Mapping[tuple[str, str], float]) -> Iterator[SweepCell]:
+
+def cells(sweep: str, factors: Mapping[tuple[str, str], float]) -> Iterator[SweepCell]:
     """Every run of a sweep, seed by seed.
 
     Args:
         sweep: of `SWEEPS`.
-        seeds: of the runs.
         factors: on the learning rates after warm-up, by study and rule.
     """
     of = SWEEPS[sweep]
-    for seed in seeds:
-        for column in of.columns:
+    changed = [column for column, settings in of.columns.items() if settings]
+    for seed in SEEDS:
+        for column in changed:
             for rule in of.rules:
-                factor = OWN_SCHEDULE.get(rule) or factors[of.study, SCHEDULE_OF.get(rule, rule)]
+                schedule = rule if (of.study, rule) in factors else SCHEDULE_OF[rule]
                 for target in STUDIES[of.study].targets:
-                    yield SweepCell(sweep, column, Cell(of.study, target, rule, factor, seed))
-
-
-def chosen_factors(schedules: Path) -> dict[tuple[str, str], float]:
-    """The factors that ``full_data.py`` chose, by study and rule."""
-    return {(row["study"], row["rule"]): row["factor"] for row in json.loads(schedules.read_text())["rows"]}
+                    yield SweepCell(sweep, column, Cell(of.study, target, rule, factors[of.study, schedule], seed))
 
 
 def rows_of(known: Mapping[str, Mapping[str, Any]], of: Sequence[SweepCell]) -> list[dict[str, Any]]:
@@ -140,58 +146,74 @@ def rows_of(known: Mapping[str, Mapping[str, Any]], of: Sequence[SweepCell]) -> 
     return rows
 
 
-def tables(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """A table of each sweep in Markdown, with the paper's figures in brackets."""
-    return {name: _table(sweep, [row for row in rows if row["sweep"] == name]) for name, sweep in SWEEPS.items()}
+def unchanged_rows(of_study: Sequence[Row]) -> list[dict[str, Any]]:
+    """Rows of the columns whose setting is the study's own, from those of ``full_data.json``."""
+    return [
+        {"sweep": name, "column": column, "rule": row["rule"], "seeds": row["seeds"], "beta": row["beta"]}
+        | {"accuracy": [fmean(of_seed) for of_seed in zip(*row["accuracy"].values(), strict=True)]}
+        for name, sweep in SWEEPS.items()
+        for column, settings in sweep.columns.items()
+        for row in of_study
+        if not settings and row["study"] == sweep.study and row["rule"] in sweep.rules and row["seeds"]
+    ]
 
 
-def _table(sweep: Sweep, rows: Sequence[Mapping[str, Any]]) -> str:
-    by_cell = {(row["rule"], row["column"]): row for row in rows}
+def misses(rows: Sequence[Row]) -> list[str]:
+    """A line for each column and rule that lacks a seed."""
+    seeds = {(row["sweep"], row["column"], row["rule"]): row["seeds"] for row in rows}
+    wanted = [
+        (name, column, rule)
+        for name, sweep in SWEEPS.items()
+        for column, settings in sweep.columns.items()
+        for rule in sweep.rules
+        if settings
+    ]
+    return [f"MISSING: {', '.join(cell)}: lacks a seed" for cell in wanted if seeds.get(cell) != list(SEEDS)]
+
+
+def tables(rows: Sequence[Row], of_study: Sequence[Row]) -> dict[str, str]:
+    """A table of each sweep in Markdown, with the paper's figures in brackets; ``of_study`` are rows of full_data."""
+    by_cell = {(row["sweep"], row["rule"], row["column"]): row for row in [*rows, *unchanged_rows(of_study)]}
+    return {name: _table(name, by_cell) for name in SWEEPS}
+
+
+def _table(name: str, by_cell: Mapping[tuple[str, str, str], Row]) -> str:
+    sweep = SWEEPS[name]
     head = ["rule", *sweep.columns]
     lines = [
-        [rule, *(_cell(by_cell.get((rule, column)), sweep.published.figure(rule, column)) for column in sweep.columns)]
+        [rule, *(_cell(by_cell.get((name, rule, one)), sweep.published.figure(rule, one)) for one in sweep.columns)]
         for rule in sweep.rules
     ]
     return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *lines))
 
 
-def _cell(row: Mapping[str, Any] | None, published: float | None) -> str:
+def _cell(row: Row | None, published: float | None) -> str:
     if row is None:
         return "–"
-    beta = "" if row["beta"] is None or not row["rule"].endswith("_auto") else f", β {row['beta']:.2f}"
-    return f"{fmean(row['accuracy']):.1f}{beta}" + ("" if published is None else f" ({published:.1f})")
-
-
-def measure(sweeps: Sequence[str], seeds: Sequence[int], data_dir: Path, cache: Cache, figures: Path) -> None:
-    """Run what the cache lacks, one after the other; write all figures after each."""
-    use_one_thread()
-    factors = chosen_factors(SCHEDULES)
-    everything = [cell for name in SWEEPS for cell in cells(name, seeds, factors)]
-    for cell in everything:
-        if cell.sweep not in sweeps or cell.key in cache.read():
-            continue
-        found = run_cell(cell.like, data_dir, SWEEPS[cell.sweep].columns[cell.column])
-        cache.add(cell, found)
-        figures.write_text(as_text(rows_of(cache.read(), everything), this_machine()))
-        print(f"{cell.key}: {found.accuracy:.2f}, {found.cpu_s:.0f} s", flush=True)
+    beta = f", β {row['beta']:.2f}" if row["beta"] is not None and row["rule"].endswith("_auto") else ""
+    papers = "" if published is None else f" ({published:.1f})"
+    return f"{fmean(row['accuracy']):.1f}{beta}{papers}" + ("" if len(row["seeds"]) == len(SEEDS) else " *")
 
 
 def main() -> int:
     """Measure if asked to, then print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--measure", action="store_true")
-    parser.add_argument("--data-dir", type=Path)
-    parser.add_argument("--cache", type=Path)
-    parser.add_argument("--sweeps", nargs="+", choices=SWEEPS, default=list(SWEEPS), metavar="SWEEP")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0], metavar="SEED")
-    parser.add_argument("--figures", type=Path, default=FIGURES)
-    asked = parser.parse_args()
+    asked = command_line(__doc__.splitlines()[0], FIGURES, SWEEPS)
+    of_study = json.loads(UNCHANGED.read_text())["rows"]
     if asked.measure:
-        if asked.data_dir is None or asked.cache is None:
-            parser.error("--measure needs --data-dir and --cache")
-        measure(asked.sweeps, asked.seeds, asked.data_dir, Cache(asked.cache, "full_data_sweeps"), asked.figures)
-    print(shown(tables(json.loads(asked.figures.read_text())["rows"])))
-    return 0
+        factors = {(row["study"], row["rule"]): row["factor"] for row in of_study}
+        everything = [cell for name in SWEEPS for cell in cells(name, factors)]
+        cache = Cache(asked.cache, "full_data_sweeps")
+
+        def write() -> None:
+            asked.figures.write_text(as_text(rows_of(cache.read(), everything), this_machine()))
+
+        run_missing((cell for cell in everything if cell.sweep in asked.only), asked.data_dir, cache, write)
+        write()
+    rows = json.loads(asked.figures.read_text())["rows"]
+    print(shown(tables(rows, of_study)))
+    wrong = misses(rows)
+    print(*wrong, sep="\n", file=sys.stderr)
+    return 1 if asked.check and wrong else 0
 
 
 if __name__ == "__main__":

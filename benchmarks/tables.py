@@ -98,7 +98,7 @@ def all_tables(folder: Path) -> dict[str, str]:
         "noisy_projection": noisy_projection.tables(figures("noisy_projection")["rows"]),
         "pseudo_labels": pseudo_labels.tables(figures("pseudo_labels")["rows"]),
         "full_data": full_data.tables(figures("full_data")["rows"]),
-        "full_data_sweeps": full_data_sweeps.tables(figures("full_data_sweeps")["rows"]),
+        "full_data_sweeps": full_data_sweeps.tables(figures("full_data_sweeps")["rows"], figures("full_data")["rows"]),
         "varied_rows": varied_rows.tables(figures("varied_rows")["rows"]),
         "scale": scale.tables(figures("scale")["cells"]),
         "ray_engine": ray_engine.tables(figures("ray_engine")),
