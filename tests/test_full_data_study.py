@@ -23,7 +23,7 @@ def study():
 def all_cells(study):
     for name, of in study.STUDIES.items():
         yield from study.searched_cells(name)
-        yield from study.measured_cells(name, {rule: best_factor(of, rule) for rule in study.RULES})
+        yield from study.measured_cells(name, {rule: best_factor(of, rule) for rule in of.rules})
 
 
 def best_factor(of, rule):
@@ -45,7 +45,8 @@ def test_every_cell_is_a_federation_with_the_rates_of_its_factor(study, tmp_path
     assert len({cell.key for cell in cells}) == len(cells)
     for cell in cells:
         config, of = cell.job(tmp_path).config, study.STUDIES[cell.study]
-        assert config.strategy.rule == cell.rule
+        rule, _, variance = cell.rule.partition(", ")
+        assert (config.strategy.rule, config.strategy.variance) == (rule, variance or "steps")
         assert config.privacy.visibility == "sum"
         local = cell.rule in ("target_only", "finetune_offline")
         assert config.strategy.rounds == (of.local_rounds if local else of.rounds)
@@ -118,7 +119,7 @@ def test_a_cell_runs(study, real_data, monkeypatch):
     runs = sys.modules["full_data_runs"]
     of = replace(runs.STUDIES["ColoredMNIST"], local_rounds=6)
     monkeypatch.setitem(runs.STUDIES, "ColoredMNIST", of)
-    found = runs.run_cell(runs.Cell("ColoredMNIST", "minus-90", "target_only", 1.0, 0), real_data)
+    found = runs.Cell("ColoredMNIST", "minus-90", "target_only", 1.0, 0).run(real_data)
     assert len(found.accuracies) == 6
     assert 0 < found.accuracy < 100
     assert found.beta is None
