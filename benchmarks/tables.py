@@ -35,6 +35,7 @@ import full_data_sweeps
 import gpu
 import kills
 import levels
+import lone_sources
 import many_sources
 import masking_session
 import memory
@@ -97,6 +98,7 @@ def all_tables(folder: Path) -> dict[str, str]:
         "noise_mechanisms": noise_mechanisms.tables(figures("noise_mechanisms")["rows"]),
         "noisy_projection": noisy_projection.tables(figures("noisy_projection")["rows"]),
         "pseudo_labels": pseudo_labels.tables(figures("pseudo_labels")["rows"]),
+        "lone_sources": lone_sources.tables(figures("lone_sources")["rows"]),
         "full_data": full_data.tables(figures("full_data")["rows"]),
         "full_data_sweeps": full_data_sweeps.tables(figures("full_data_sweeps")["rows"], figures("full_data")["rows"]),
         "varied_rows": varied_rows.tables(figures("varied_rows")["rows"]),

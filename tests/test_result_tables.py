@@ -12,7 +12,7 @@ FILES = (
     *("levels", "dp_cost", "round_cost", "scale", "audit_log", "audit_mutations", "gpu", "studies", "federated"),
     *("profile_rounds", "profile_rounds_kinds", "shares", "startup", "word_widths", "masking_session"),
     *("alignment", "attention", "pseudo_labels", "offline_rounds", "dp_speed", "memory", "rule_evaluation"),
-    *("varied_rows", "full_data", "full_data_sweeps", "noise_mechanisms", "noisy_projection"),
+    *("varied_rows", "full_data", "full_data_sweeps", "noise_mechanisms", "noisy_projection", "lone_sources"),
     *("networks", "kills", "soak"),
     *("attacks", "attacks_play", "attacks_membership", "attacks_property", "attacks_inversion"),
 )
