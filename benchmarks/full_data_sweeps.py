@@ -1,4 +1,4 @@
-"""Fixed β, other noises, shifts and numbers of labelled rows, on the whole of MNIST and Fashion-MNIST.
+"""Fixed β, other noises, shifts, numbers of labelled rows and visibility, on the whole of MNIST and Fashion-MNIST.
 
     python benchmarks/full_data_sweeps.py --measure --data-dir DIR --cache FOLDER    run what FOLDER lacks
     python benchmarks/full_data_sweeps.py [--check]    from full_data_sweeps.json: print the tables
@@ -7,7 +7,7 @@ Every run is one of ``full_data.py`` with one setting changed, and with the sche
 The column of the setting that is unchanged comes from ``full_data.json``.
 
 A study that was stopped goes on where it was; its figures are written after every run. ``--check`` ends with 1 where a
-seed is missing.
+seed is missing, or where a rule at ``sum`` is more than half a point away from the same at ``individual``.
 """
 
 from __future__ import annotations
@@ -37,6 +37,9 @@ UNCHANGED = HERE / "full_data.json"
 SCHEDULE_OF = {"fedda": "fedda_auto", "fedgp": "fedgp_auto"}
 """Rule -> the rule whose factor on the learning rates it takes, in studies that chose none for it."""
 
+MOST_BETWEEN_LEVELS = 0.5
+"""Points of accuracy."""
+
 Row = Mapping[str, Any]
 
 
@@ -64,6 +67,8 @@ def _shift(eta: float) -> tuple[str, ...]:
     return (f"task.options.eta={eta:g}", f"task.options.target-rows={rows}")
 
 
+_LEVELS = {"sum": (), "individual": ("privacy.visibility=individual",)}
+LEVEL_RULES = ("fedda", "fedgp", "fedda_auto", "fedgp_auto")
 RULES = tuple(rule for rule in (*FIXED, *ADAPTED) if rule != "finetune_offline")
 SWEEPS = {
     "beta": Sweep(
@@ -87,6 +92,8 @@ SWEEPS = {
     "eta": Sweep(
         "label shift", {"0.3": _shift(0.3), "0.15": (), "0.05": _shift(0.05)}, (*FIXED, *ADAPTED), LABEL_SHIFT
     ),
+    "level-noise": Sweep("noisy Fashion-MNIST", _LEVELS, LEVEL_RULES, NOISY_FASHION),
+    "level-shift": Sweep("label shift", _LEVELS, LEVEL_RULES, LABEL_SHIFT),
 }
 
 
@@ -158,23 +165,34 @@ def unchanged_rows(of_study: Sequence[Row]) -> list[dict[str, Any]]:
     ]
 
 
-def misses(rows: Sequence[Row]) -> list[str]:
-    """A line for each column and rule that lacks a seed."""
-    seeds = {(row["sweep"], row["column"], row["rule"]): row["seeds"] for row in rows}
+def misses(rows: Sequence[Row], of_study: Sequence[Row]) -> list[str]:
+    """A line for each column and rule that lacks a seed, and for each rule whose two levels differ too much."""
+    by_cell = _by_cell(rows, of_study)
     wanted = [
-        (name, column, rule)
-        for name, sweep in SWEEPS.items()
-        for column, settings in sweep.columns.items()
-        for rule in sweep.rules
-        if settings
+        (name, rule, column) for name, sweep in SWEEPS.items() for rule in sweep.rules for column in sweep.columns
     ]
-    return [f"MISSING: {', '.join(cell)}: lacks a seed" for cell in wanted if seeds.get(cell) != list(SEEDS)]
+    lacking = [cell for cell in wanted if cell not in by_cell or by_cell[cell]["seeds"] != list(SEEDS)]
+    wrong = [f"MISSING: {', '.join(cell)}: lacks a seed" for cell in lacking]
+    for name in ("level-noise", "level-shift"):
+        for rule in LEVEL_RULES:
+            levels = [by_cell.get((name, rule, level)) for level in _LEVELS]
+            if None in levels:
+                continue
+            masked, clear = (fmean(row["accuracy"]) for row in levels if row is not None)
+            if abs(masked - clear) > MOST_BETWEEN_LEVELS:
+                wrong.append(f"MISSED: {name}, {rule}: sum has {masked:.1f}, individual {clear:.1f}")
+    return wrong
 
 
 def tables(rows: Sequence[Row], of_study: Sequence[Row]) -> dict[str, str]:
     """A table of each sweep in Markdown, with the paper's figures in brackets; ``of_study`` are rows of full_data."""
-    by_cell = {(row["sweep"], row["rule"], row["column"]): row for row in [*rows, *unchanged_rows(of_study)]}
+    by_cell = _by_cell(rows, of_study)
     return {name: _table(name, by_cell) for name in SWEEPS}
+
+
+def _by_cell(rows: Sequence[Row], of_study: Sequence[Row]) -> dict[tuple[str, str, str], Row]:
+    """By sweep, rule and column."""
+    return {(row["sweep"], row["rule"], row["column"]): row for row in [*rows, *unchanged_rows(of_study)]}
 
 
 def _table(name: str, by_cell: Mapping[tuple[str, str, str], Row]) -> str:
@@ -211,7 +229,7 @@ def main() -> int:
         write()
     rows = json.loads(asked.figures.read_text())["rows"]
     print(shown(tables(rows, of_study)))
-    wrong = misses(rows)
+    wrong = misses(rows, of_study)
     print(*wrong, sep="\n", file=sys.stderr)
     return 1 if asked.check and wrong else 0
 

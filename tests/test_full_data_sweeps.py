@@ -86,13 +86,26 @@ def test_the_unchanged_column_is_that_of_the_study(study, cells):
     assert not any("90.0" in line for line in noise)
 
 
-def test_a_mean_lacks_no_target_and_a_missing_seed_is_said(study, cells):
+@pytest.fixture(scope="module")
+def of_study(study):
+    """All rows of ``full_data.json``, at 80 with every seed."""
+    runs = sys.modules["full_data_runs"]
+    return [row_of_study(name, rule, [80.0] * 3) for name, of in runs.STUDIES.items() for rule in of.rules]
+
+
+def test_levels_that_differ_by_more_than_half_a_point_are_said(study, cells, of_study):
+    known = known_of(cells, lambda cell: 80.0 + 0.6 * (cell.sweep == "level-shift" and cell.like.rule == "fedda"))
+    wrong = study.misses(study.rows_of(known, cells), of_study)
+    assert wrong == ["MISSED: level-shift, fedda: sum has 80.0, individual 80.6"]
+
+
+def test_a_mean_lacks_no_target_and_a_missing_seed_is_said(study, cells, of_study):
     without = [cell for cell in cells if (cell.sweep, cell.column, cell.like.rule) == ("beta", "0.4", "fedda")]
     known = known_of(cells, lambda _: 80.0)
-    assert study.misses(study.rows_of(known, cells)) == []
+    assert study.misses(study.rows_of(known, cells), of_study) == []
     del known[without[0].key]
     rows = study.rows_of(known, cells)
-    assert study.misses(rows) == ["MISSING: beta, 0.4, fedda: lacks a seed"]
+    assert study.misses(rows, of_study) == ["MISSING: beta, fedda, 0.4: lacks a seed"]
     assert "| fedda | 80.0 (77.0) | 80.0 (65.2) * | 80.0 (54.1) | 80.0 (50.6) |" in study.tables(rows, [])["beta"]
     for cell in without:
         known.pop(cell.key, None)
