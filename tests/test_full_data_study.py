@@ -60,7 +60,7 @@ def test_every_cell_is_a_federation_with_the_rates_of_its_factor(study, tmp_path
 def test_rules_that_cost_less_have_no_fewer_rounds_and_factors(study):
     for of in study.STUDIES.values():
         assert of.local_rounds >= of.rounds
-        assert set(of.factors_of("target_only")) > set(of.factors_of("fedgp_auto"))
+        assert set(of.factors_of("target_only")) >= set(of.factors_of("fedgp_auto"))
 
 
 def test_the_validation_seed_alone_chooses_and_is_in_no_table(study):
