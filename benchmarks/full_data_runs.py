@@ -113,7 +113,7 @@ STUDIES = {
         rate=0.005,
         factors=(0.1, 0.25),
         more_factors=(0.5,),
-        rules=(*FIXED, *ADAPTED, *VARIANTS),
+        rules=(*ADAPTED, *VARIANTS),
     ),
     "ColoredMNIST": Study(
         "colored_mnist",

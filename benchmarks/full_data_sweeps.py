@@ -89,11 +89,8 @@ SWEEPS = {
         RULES[1:],
         TARGET_SIZE_FASHION,
     ),
-    "eta": Sweep(
-        "label shift", {"0.3": _shift(0.3), "0.15": (), "0.05": _shift(0.05)}, (*FIXED, *ADAPTED), LABEL_SHIFT
-    ),
-    "level-noise": Sweep("noisy Fashion-MNIST", _LEVELS, LEVEL_RULES, NOISY_FASHION),
-    "level-shift": Sweep("label shift", _LEVELS, LEVEL_RULES, LABEL_SHIFT),
+    "eta": Sweep("label shift", {"0.3": _shift(0.3), "0.15": (), "0.05": _shift(0.05)}, ADAPTED, LABEL_SHIFT),
+    "level": Sweep("noisy Fashion-MNIST", _LEVELS, LEVEL_RULES, NOISY_FASHION),
 }
 
 
@@ -173,14 +170,13 @@ def misses(rows: Sequence[Row], of_study: Sequence[Row]) -> list[str]:
     ]
     lacking = [cell for cell in wanted if cell not in by_cell or by_cell[cell]["seeds"] != list(SEEDS)]
     wrong = [f"MISSING: {', '.join(cell)}: lacks a seed" for cell in lacking]
-    for name in ("level-noise", "level-shift"):
-        for rule in LEVEL_RULES:
-            levels = [by_cell.get((name, rule, level)) for level in _LEVELS]
-            if None in levels:
-                continue
-            masked, clear = (fmean(row["accuracy"]) for row in levels if row is not None)
-            if abs(masked - clear) > MOST_BETWEEN_LEVELS:
-                wrong.append(f"MISSED: {name}, {rule}: sum has {masked:.1f}, individual {clear:.1f}")
+    for rule in LEVEL_RULES:
+        levels = [by_cell.get(("level", rule, level)) for level in _LEVELS]
+        if None in levels:
+            continue
+        masked, clear = (fmean(row["accuracy"]) for row in levels if row is not None)
+        if abs(masked - clear) > MOST_BETWEEN_LEVELS:
+            wrong.append(f"MISSED: {rule}: sum has {masked:.1f}, individual {clear:.1f}")
     return wrong
 
 
