@@ -3,7 +3,8 @@
     python benchmarks/full_data_sweeps.py --measure --data-dir DIR --cache FOLDER    run what FOLDER lacks
     python benchmarks/full_data_sweeps.py [--check]    from full_data_sweeps.json: print the tables
 
-Every run is one of ``full_data.py`` with one setting changed, and with the schedule that was chosen there for the rule.
+Every run is one of ``full_data.py`` with one setting changed, and with the schedule that was chosen there for the rule;
+rules with a fixed β on ColoredMNIST, for which none was, keep the study's rates.
 The column of the setting that is unchanged comes from ``full_data.json``.
 
 A study that was stopped goes on where it was; its figures are written after every run. ``--check`` ends with 1 where a
@@ -34,8 +35,6 @@ from securefda.bench.accuracy.paper import (
 HERE = Path(__file__).parent
 FIGURES = HERE / "full_data_sweeps.json"
 UNCHANGED = HERE / "full_data.json"
-SCHEDULE_OF = {"fedda": "fedda_auto", "fedgp": "fedgp_auto"}
-"""Rule -> the rule whose factor on the learning rates it takes, in studies that chose none for it."""
 
 MOST_BETWEEN_LEVELS = 0.5
 """Points of accuracy."""
@@ -117,16 +116,16 @@ def cells(sweep: str, factors: Mapping[tuple[str, str], float]) -> Iterator[Swee
 
     Args:
         sweep: of `SWEEPS`.
-        factors: on the learning rates after warm-up, by study and rule.
+        factors: on the learning rates after warm-up, by study and rule; 1 where none was chosen.
     """
     of = SWEEPS[sweep]
     changed = [column for column, settings in of.columns.items() if settings]
     for seed in SEEDS:
         for column in changed:
             for rule in of.rules:
-                schedule = rule if (of.study, rule) in factors else SCHEDULE_OF[rule]
+                factor = factors.get((of.study, rule), 1.0)
                 for target in STUDIES[of.study].targets:
-                    yield SweepCell(sweep, column, Cell(of.study, target, rule, factors[of.study, schedule], seed))
+                    yield SweepCell(sweep, column, Cell(of.study, target, rule, factor, seed))
 
 
 def rows_of(known: Mapping[str, Mapping[str, Any]], of: Sequence[SweepCell]) -> list[dict[str, Any]]:

@@ -43,7 +43,7 @@ def test_every_run_is_one_that_loads_with_its_column_and_the_chosen_schedule(stu
     assert len({cell.key for cell in cells}) == len(cells)
     for cell in cells:
         of, rule = cell.like.study, cell.like.rule
-        assert cell.like.factor == (factors.get((of, rule)) or factors[of, f"{rule}_auto"])
+        assert cell.like.factor == factors.get((of, rule), 1.0)
     jobs = {
         cell.key: cell.like.job(tmp_path, study.SWEEPS[cell.sweep].columns[cell.column])
         for cell in cells
