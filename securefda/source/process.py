@@ -6,16 +6,18 @@ Long work such as training runs in a thread beside the event loop, so that heart
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import os
 import time
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
 from securefda.audit.journal import MessageRecorder
 from securefda.bootstrap import Member, credentials_of, endpoint_of, transport_settings
-from securefda.errors import FaultyAggregatorError, PolicyRefusal, SecureFdaError
+from securefda.errors import ConfigError, FaultyAggregatorError, PolicyRefusal, SecureFdaError
 from securefda.machine import give_free_memory_back, map_large_blocks
 from securefda.operations import SourceWatch, watch_source
 from securefda.operations.notes import Note
@@ -42,6 +44,7 @@ from securefda.transport.event_loop import in_thread, run_interruptibly
 from securefda.transport.wire import encode_signed
 
 STATE_FILE = "state.sqlite"
+LOCK_FILE = "source.lock"
 INTERRUPTED_GRACE_S = 1.0
 ANOTHER_RUN = "to take part in another one, name a new folder: --out FOLDER"
 
@@ -53,7 +56,7 @@ def main(config: SourceConfig, reporter: Reporter, *, accept_run: bool = False, 
     one, which leads them.
 
     Raises:
-        ConfigError: the folder belongs to another run.
+        ConfigError: the folder belongs to another run, or another process of this site is running.
         PolicyRefusal: this site's policy allowed none of the rounds, or not this run.
         FaultyAggregatorError: the aggregator failed a check, and no round was finished.
         RunEnded: the aggregator ended the run early.
@@ -62,6 +65,12 @@ def main(config: SourceConfig, reporter: Reporter, *, accept_run: bool = False, 
     map_large_blocks()
     kit = load_kit(config.source.kit, datetime.now(UTC), expected_role="source")
     use_kit(kit)
+    with _only_process(kit.local, config.source.out):
+        _take_part(config, kit, reporter, accept_run=accept_run, team=team)
+
+
+def _take_part(config: SourceConfig, kit: Kit, reporter: Reporter, *, accept_run: bool, team: Team | None) -> None:
+    """The life of the process, once it is the only one of its site."""
     # Read once: the policy in force is the one whose digest the audit log will hold.
     policy_path, policy_file = kit.signed_policy()
     policy = parse_policy(policy_file, policy_path)
@@ -91,6 +100,31 @@ def main(config: SourceConfig, reporter: Reporter, *, accept_run: bool = False, 
         if (kept := rounds.standing.kept_round) is not None:
             watch.note(f"{site_id}: the final model, of round {kept}, is {out / MODEL_FILE}")
         rounds.standing.require_success(finished_rounds=shown.rounds_finished)
+
+
+@contextmanager
+def _only_process(local: Path, out: Path) -> Iterator[None]:
+    """Hold the lock of a kit's folder ``local``; ``out`` is this process's run folder, for others to name.
+
+    An aggregator lets a new process of a site take the place of the old one. So a second one that was started by
+    mistake, with another run folder, would end the first.
+    """
+    descriptor = os.open(local / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            folder = os.read(descriptor, 4096).decode(errors="replace") or "another folder"
+            raise ConfigError(
+                str(local.parent),
+                f"another process of this site is running, with the run folder {folder}",
+                hint="let it go on, or stop it first",
+            ) from None
+        os.truncate(descriptor, 0)
+        os.write(descriptor, str(out).encode())
+        yield
+    finally:
+        os.close(descriptor)
 
 
 class _SourceReporter:

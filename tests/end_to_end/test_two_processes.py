@@ -31,11 +31,19 @@ def test_a_second_target_or_source_of_a_kit_ends_and_the_run_goes_on(tmp_path: P
     with kits(tmp_path, settings=SHORT) as made:
         target = made.start("target").until("listens on")
         source = made.start("source-1").until("joined")
-        for site in ("target", "source-1"):
-            second = made.start(site)
+        second = made.start("target")
+        assert_one_clear_line(
+            second, ExitCode.CONFIG, "target/local/run/state.sqlite: another process uses it", hint="stop it"
+        )
+        elsewhere = tmp_path / "elsewhere"
+        for flags in ((), ("--out", str(elsewhere))):
             assert_one_clear_line(
-                second, ExitCode.CONFIG, f"{site}/local/run/state.sqlite: another process uses it", hint="stop it"
+                made.start("source-1", flags=flags),
+                ExitCode.CONFIG,
+                f"another process of this site is running, with the run folder {made.kit('source-1')}/local/run",
+                hint="let it go on, or stop it first",
             )
+        assert not elsewhere.exists()
         others = [made.start(site) for site in ("source-2", "source-3")]
         assert [process.end() for process in (target, source, *others)] == [0] * 4
         assert made.summary()["rounds"] == 3
