@@ -10,7 +10,7 @@ import fcntl
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from securefda.privacy.events import TERMS
 from securefda.protocol.messages import Header, Parcel, Signed
 from securefda.site.config import SourceConfig
 from securefda.site.kit import Kit, load_kit, use_kit
-from securefda.site.policy import parse_policy
+from securefda.site.policy import SourcePolicy, parse_policy
 from securefda.site.training_secret import secret_of_site
 from securefda.source.rounds import SourceRound
 from securefda.source.run import SourceRun
@@ -65,15 +65,26 @@ def main(config: SourceConfig, reporter: Reporter, *, accept_run: bool = False, 
     map_large_blocks()
     kit = load_kit(config.source.kit, datetime.now(UTC), expected_role="source")
     use_kit(kit)
-    with _only_process(kit.local, config.source.out):
-        _take_part(config, kit, reporter, accept_run=accept_run, team=team)
-
-
-def _take_part(config: SourceConfig, kit: Kit, reporter: Reporter, *, accept_run: bool, team: Team | None) -> None:
-    """The life of the process, once it is the only one of its site."""
     # Read once: the policy in force is the one whose digest the audit log will hold.
     policy_path, policy_file = kit.signed_policy()
     policy = parse_policy(policy_file, policy_path)
+    # Where the policy allows one run, a second process can only be there by mistake.
+    alone = _only_process(kit.local, config.source.out) if policy.release.max_runs <= 1 else nullcontext()
+    with alone:
+        _take_part(config, kit, policy, policy_file, reporter, accept_run=accept_run, team=team)
+
+
+def _take_part(
+    config: SourceConfig,
+    kit: Kit,
+    policy: SourcePolicy,
+    policy_file: bytes,
+    reporter: Reporter,
+    *,
+    accept_run: bool,
+    team: Team | None,
+) -> None:
+    """The life of the process, once nothing speaks against a second one of its site."""
     member = Member.of(kit)
     runs = RunBook(run_book_file(kit.root), policy.release, accept_run=accept_run)
     store = SourceStore(config.source.out / STATE_FILE, runs)
@@ -106,8 +117,8 @@ def _take_part(config: SourceConfig, kit: Kit, reporter: Reporter, *, accept_run
 def _only_process(local: Path, out: Path) -> Iterator[None]:
     """Hold the lock of a kit's folder ``local``; ``out`` is this process's run folder, for others to name.
 
-    An aggregator lets a new process of a site take the place of the old one. So a second one that was started by
-    mistake, with another run folder, would end the first.
+    An aggregator lets a new process of a site take the place of the old one: a second one, with another run folder,
+    would end the first.
     """
     descriptor = os.open(local / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
     try:
