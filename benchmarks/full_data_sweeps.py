@@ -1,4 +1,4 @@
-"""Fixed β, other noises, shifts, numbers of labelled rows and visibility, on the whole of MNIST and Fashion-MNIST.
+"""Fixed β, other noises, shifts and numbers of labelled rows, on the whole of MNIST and Fashion-MNIST.
 
     python benchmarks/full_data_sweeps.py --measure --data-dir DIR --cache FOLDER    run what FOLDER lacks
     python benchmarks/full_data_sweeps.py [--check]    from full_data_sweeps.json: print the tables
@@ -8,7 +8,7 @@ rules with a fixed β on ColoredMNIST, for which none was, keep the study's rate
 The column of the setting that is unchanged comes from ``full_data.json``.
 
 A study that was stopped goes on where it was; its figures are written after every run. ``--check`` ends with 1 where a
-seed is missing, or where a rule at ``sum`` is more than half a point away from the same at ``individual``.
+seed is missing.
 """
 
 from __future__ import annotations
@@ -35,9 +35,6 @@ from securefda.bench.accuracy.paper import (
 HERE = Path(__file__).parent
 FIGURES = HERE / "full_data_sweeps.json"
 UNCHANGED = HERE / "full_data.json"
-
-MOST_BETWEEN_LEVELS = 0.5
-"""Points of accuracy."""
 
 Row = Mapping[str, Any]
 
@@ -66,8 +63,6 @@ def _shift(eta: float) -> tuple[str, ...]:
     return (f"task.options.eta={eta:g}", f"task.options.target-rows={rows}")
 
 
-_LEVELS = {"sum": (), "individual": ("privacy.visibility=individual",)}
-LEVEL_RULES = ("fedda", "fedgp", "fedda_auto", "fedgp_auto")
 RULES = tuple(rule for rule in (*FIXED, *ADAPTED) if rule != "finetune_offline")
 SWEEPS = {
     "beta": Sweep(
@@ -89,7 +84,6 @@ SWEEPS = {
         TARGET_SIZE_FASHION,
     ),
     "eta": Sweep("label shift", {"0.3": _shift(0.3), "0.15": (), "0.05": _shift(0.05)}, ADAPTED, LABEL_SHIFT),
-    "level": Sweep("noisy Fashion-MNIST", _LEVELS, LEVEL_RULES, NOISY_FASHION),
 }
 
 
@@ -162,21 +156,13 @@ def unchanged_rows(of_study: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def misses(rows: Sequence[Row], of_study: Sequence[Row]) -> list[str]:
-    """A line for each column and rule that lacks a seed, and for each rule whose two levels differ too much."""
+    """A line for each column and rule that lacks a seed."""
     by_cell = _by_cell(rows, of_study)
     wanted = [
         (name, rule, column) for name, sweep in SWEEPS.items() for rule in sweep.rules for column in sweep.columns
     ]
     lacking = [cell for cell in wanted if cell not in by_cell or by_cell[cell]["seeds"] != list(SEEDS)]
-    wrong = [f"MISSING: {', '.join(cell)}: lacks a seed" for cell in lacking]
-    for rule in LEVEL_RULES:
-        levels = [by_cell.get(("level", rule, level)) for level in _LEVELS]
-        if None in levels:
-            continue
-        masked, clear = (fmean(row["accuracy"]) for row in levels if row is not None)
-        if abs(masked - clear) > MOST_BETWEEN_LEVELS:
-            wrong.append(f"MISSED: {rule}: sum has {masked:.1f}, individual {clear:.1f}")
-    return wrong
+    return [f"MISSING: {', '.join(cell)}: lacks a seed" for cell in lacking]
 
 
 def tables(rows: Sequence[Row], of_study: Sequence[Row]) -> dict[str, str]:
