@@ -31,6 +31,11 @@ _PHASES: Final = {
 """A phase's name in logs, metrics and records, and what people read of it."""
 
 
+def said_of(site: str, message: str) -> str:
+    """Return a message that begins with the site that it is of, which it may do already."""
+    return message if message.startswith((f"{site}: ", f"{site}, ")) else f"{site}: {message}"
+
+
 def aligned(rows: Sequence[Sequence[str]]) -> str:
     """Lay out rows as columns, two blanks apart; nothing is cut off, whatever the width of the terminal."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

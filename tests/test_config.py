@@ -428,7 +428,7 @@ def test_nobody_is_asked_for_more_than_the_run_asks_whatever_a_site_permits(file
         ('name = "digits"', "", "federation.name", "missing"),
         ('name = "digits"', 'name = "Digits!"', "federation.name", "lowercase letters"),
         ('"source-2"', '"source-1"', "federation.sources", "source-1 is named twice"),
-        ('"source-2"', '"target"', "federation.sources", "target is named twice"),
+        ('"source-2"', '"target"', "federation.sources", "target is the target"),
         ('"source-2"', '"-2"', "federation.sources.1", "hyphen"),
         ("securefda.tasks.digits:Digits", "securefda.tasks.digits", "task.factory", "package.module:Class"),
         ("securefda.tasks.digits:Digits", "os.system:a b", "task.factory", "package.module:Class"),

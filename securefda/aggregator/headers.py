@@ -171,7 +171,7 @@ class Planner:
         have = [self.names[index] for index in sorted(present)]
         missing = [self.names[index] for index in sorted(set(self.names) - set(present))]
         which = f"the missing sources ({why.why})" if len(have) >= needed else "the missing sources"
-        hint = f"start {which}, and the sites that ended with this run: it goes on after its last finished round"
+        hint = f"start {which}, and restart every site that has ended: the run goes on after its last finished round"
         return QuorumLost("join", needed, have, missing, hint=hint)
 
 

@@ -622,9 +622,6 @@ def _unlocated(walk: Walk, needed: int) -> Finding:
     return Finding("edited", last, exact=False, what="records and tiles behind this place are not what was signed")
 
 
-_AFTER_THE_LAST: Final = "not signed, since the sites had cosigned for the last time before; nothing proves this part"
-
-
 def _notes(walk: Walk, outside: Sequence[Head]) -> tuple[str, ...]:
     notes = []
     if outside and walk.covered < outside[-1].size <= walk.levels.size:  # the party died before it had saved it
@@ -632,6 +629,9 @@ def _notes(walk: Walk, outside: Sequence[Head]) -> tuple[str, ...]:
     if walk.backwards:
         notes.append(f"{walk.backwards} records are older than one before them by more than 5 minutes")
     if (behind := walk.levels.size - walk.covered) > 0:
-        why = "not signed yet, which the next one does" if being_written(walk.folder) else _AFTER_THE_LAST
-        notes.append(f"{counted(behind, 'record')} behind the newest checkpoint: {why}")
+        written = f"{counted(behind, 'record')} written after the newest checkpoint"
+        if being_written(walk.folder):
+            notes.append(f"{written}: the next checkpoint will sign {'it' if behind == 1 else 'them'}")
+        else:
+            notes.append(f"{written}, for which the sites no longer cosign at the end: nothing proves this part")
     return tuple(notes)

@@ -120,7 +120,8 @@ def _usage_error(error: TyperException) -> UsageError:
         message = re.sub(theirs, ours, message)
     message = re.sub(r" \(Possible options: (.*)\)", _near_options, message)
     what, _, suggestion = message.partition(". ")
-    suggestion = re.sub(r"^Did you mean '(.*)'\?", r"did you mean \1?", suggestion)
+    if suggestion.startswith("Did you mean "):  # 'run', 'runs'?
+        suggestion = f"did you mean {suggestion.removeprefix('Did you mean ').replace(chr(39), '')}"
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "securefda"
     if what.endswith("is not readable"):

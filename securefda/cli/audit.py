@@ -41,7 +41,7 @@ _Type = Annotated[list[str] | None, typer.Option("--type", metavar="TYPE", help=
 _Direction = Annotated[list[str] | None, typer.Option("--direction", metavar="sent|received|event", help="Likewise.")]
 _Disclosure = Annotated[
     list[str] | None,
-    typer.Option("--disclosure", metavar="individual|cohort|sum", help="Of messages that disclose at this level."),
+    typer.Option("--disclosure", metavar="individual|cohort|sum", help="Of messages that disclose at this visibility."),
 ]
 _From = Annotated[
     str | None, typer.Option("--from", metavar="TIME", help="Not before, for example 2026-11-21T12:00; UTC.")

@@ -63,6 +63,7 @@ class ProgressEstimate:
         self._first = 0
         self._best: tuple[tuple[float, float], int] | None = None
         self._seconds: list[float] = []
+        self._gloss = " (where one would have made up most of the sum)"  # said once
 
     def text(self, line: RoundLine) -> str:
         """Return one line about a round that is over, and include it in the estimates.
@@ -90,7 +91,8 @@ class ProgressEstimate:
         if survivors or line.get("rule") not in RULES_WITHOUT_SOURCES:
             parts.append(counted(survivors, "source"))
         if emptied := line.get("emptied"):
-            parts.append(f"norm caps left sources out of {counted(len(emptied), 'layer')}")
+            parts.append(f"norm caps left sources out of {counted(len(emptied), 'layer')}{self._gloss}")
+            self._gloss = ""
         if line.get("dropped"):
             parts.append(f"dropped {some_of(line['dropped'])}")
         parts.extend(f"{site} refused {key}" for site, key in line.get("refused", {}).items())

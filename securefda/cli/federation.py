@@ -367,7 +367,7 @@ def _founded_text(enrolment: Enrolment) -> str:
             "then, at the target:",
             f"  securefda preflight {target}",
             f"  securefda aggregator start --config {target / 'local' / 'settings.toml'}",
-            f"and at every source, as at {source.name}:",
+            f"and at every source, as at {source.name} (while the aggregator does not run: preflight --offline):",
             f"  securefda preflight {source}",
             f"  securefda source start --config {source / 'local' / 'settings.toml'}",
         ]

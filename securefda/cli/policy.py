@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -75,7 +76,7 @@ def _verdict_rows(verdict: Verdict) -> list[tuple[str, str, str]]:
     error = verdict.error
     if error is None:
         unsigned = "" if verdict.signed else "; its signature was not checked, name the kit for that"
-        return [(verdict.site, "permitted", f"at level {verdict.level}{unsigned}")]
+        return [(verdict.site, "permitted", f"at visibility {verdict.level}{unsigned}")]
     if isinstance(error, PolicyRefusal):
         row = (verdict.site, "refused", f"{error.key}: asked {error.asked}, allowed {error.allowed}")
     else:
@@ -122,7 +123,7 @@ def explain(
     if site and sources and site not in sources:
         why = f"is no source of the federation in {federation}"
         raise ConfigError(f"--site {site}", why, hint=f"sources: {', '.join(sources)}")
-    with naming(name):
+    with naming(name) if file.kit is not None else nullcontext():
         found = load_policy(file.path)
     if sources and name in sources:
         require_satisfiable(found, name, sources)

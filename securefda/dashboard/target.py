@@ -286,7 +286,7 @@ def _seen(rounds: Sequence[RoundLine]) -> Section:
     rows = [
         (row["members"], row["level"], row["what"], row["rounds"], row["rows"]) for row in seen_rows(_finished(rounds))
     ]
-    head = ("of whom", "level", "what", "rounds", "rows")
+    head = ("of whom", "visibility", "what", "rounds", "rows")
     parts = [Table("What the aggregator saw", head, rows, frozenset({4}))] if rows else []
     return Section("seen", "What the aggregator saw", parts)
 

@@ -24,6 +24,7 @@ from securefda.local.fork_server import ForkedProcess, ForkServer, ForkServerErr
 from securefda.machine import usable_cores
 from securefda.parse import json_value
 from securefda.site.config import child_environment
+from securefda.text import said_of
 
 _MODULE = "securefda.cli"
 _PRELOADED = (
@@ -41,7 +42,7 @@ class ProcessFailed(SecureFdaError):
     """A child process ended with an error; message, hint and exit code are its own."""
 
     def __init__(self, name: str, result: Mapping[str, Any]) -> None:
-        super().__init__(f"{name}: {result['message'].removeprefix(f'{name}: ')}", hint=result["hint"])
+        super().__init__(said_of(name, result["message"]), hint=result["hint"])
         self.exit_code = ExitCode(result["exit_code"])
         self.name = str(result.get("error_code", ""))
         """The error's own name, where it has one."""

@@ -30,6 +30,7 @@ from securefda.source.run import SourceRun
 from securefda.source.run_book import RunBook, run_book_file
 from securefda.source.site import SourceSite, source_site
 from securefda.source.store import SourceStore
+from securefda.text import said_of
 from securefda.transport.in_memory import MemoryNetwork, Passed
 from securefda.transport.observer import MessageObserver, TrafficMeter, ignore
 from securefda.transport.wire import encode_signed
@@ -48,7 +49,7 @@ class SiteFailed(SecureFdaError):
     @classmethod
     def of(cls, site: str, error: SecureFdaError) -> Self:
         """Wrap a site's own error."""
-        return cls(f"{site}: {str(error).removeprefix(f'{site}: ')}", error.hint, error.exit_code, error.code)
+        return cls(said_of(site, str(error)), error.hint, error.exit_code, error.code)
 
     @property
     def code(self) -> str:

@@ -40,6 +40,7 @@ from securefda.tasks import (
     unlabelled_target,
 )
 from securefda.tasks.tabular import Tabular
+from securefda.text import said_of
 from securefda.training import TrainingSettings, build_model, derive_seed, layer_table
 from securefda.training.batch_norm import settings_for_model
 from securefda.training.local import FEWEST_TARGET_STEPS, accuracy_in, require_steps
@@ -59,8 +60,7 @@ class TaskCheckError(SecureFdaError):
     exit_code = ExitCode.CONFIG
 
     def __init__(self, error: SecureFdaError, site: str = "") -> None:
-        message = str(error)
-        super().__init__(message if message.startswith(site) else f"{site}: {message}", hint=error.hint)
+        super().__init__(said_of(site, str(error)) if site else str(error), hint=error.hint)
 
 
 @dataclass(frozen=True, slots=True)

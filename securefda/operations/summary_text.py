@@ -52,7 +52,7 @@ def run_text(summary: Summary, folder: Path) -> str:
     spread = f"median {cosine['median']:.2f}, {cosine['smallest']:.2f} to {cosine['largest']:.2f}" if cosine else ""
     privacy = [
         ("rounds by rule", ", ".join(f"{rule} {count}" for rule, count in rules.items()) if len(rules) > 1 else ""),
-        ("levels", levels_text(summary.visibility)),
+        ("visibility", levels_text(summary.visibility)),
         ("norm cap", norm_cap_text(summary.norm_cap) if summary.norm_cap else ""),
         (f"{published_name(rules)} sent to sources", releases_text(summary.target_releases)),
         ("cosine of g_T and update", spread),

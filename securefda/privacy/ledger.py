@@ -295,7 +295,10 @@ class Ledger:
 
     def _exhausted(self, of: str, budget: Budget, before: float, after: float) -> BudgetExhausted:
         what = f"privacy budget of data set {self._data.name}, {of}, at delta {budget.delta:g} by {budget.accountant}"
-        hint = "more noise, fewer steps or a smaller sampling rate cost less: securefda budget plan"
+        hint = (
+            "stop here, raise the budget (a source: dp.target-epsilon in its signed policy), or train on other rows; "
+            "rounds with more noise or fewer steps cost less: securefda budget plan"
+        )
         return BudgetExhausted(before, budget.epsilon, max(0.0, after - before), what=what, hint=hint)
 
     @contextmanager

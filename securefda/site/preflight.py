@@ -313,7 +313,7 @@ def preflight(
             line = f"not looked for at {address or kit.endpoints.aggregator}: --offline"
             findings.append(Finding("aggregator", Level.WARN, line, "leave --offline out before the run"))
         else:
-            run("aggregator", lambda: shake_hands(kit, now, address=address, timeout_s=timeout_s))
+            run("aggregator", lambda: _reach(kit, now, address, timeout_s))
     disks = [("disk", partial(_check_disk, folder, min_free_bytes)) for folder in _folders(path, probes)]
     for check, probe in (*disks, ("policy", probes.policy), ("device", probes.device), ("data", probes.data)):
         if probe is not None:
@@ -324,6 +324,14 @@ def preflight(
 def exit_code(findings: tuple[Finding, ...]) -> ExitCode:
     """The exit code of the first check that failed, or ``OK``; a warning fails nothing."""
     return next((finding.exit_code for finding in findings if finding.level is Level.FAIL), ExitCode.OK)
+
+
+def _reach(kit: Kit, now: datetime, address: Address | None, timeout_s: float) -> str:
+    try:
+        return shake_hands(kit, now, address=address, timeout_s=timeout_s)
+    except ConnectionFailed as error:  # as before the aggregator was started
+        error.hint = f"{error.hint}; to leave this check out: --offline"
+        raise
 
 
 def _port(kit: Kit, address: Address | None, probes: Probes) -> list[Finding]:

@@ -66,9 +66,9 @@ def guess_format(path: Path, *, separator: str = "", decimal: str = "", encoding
     try:
         data = read_whole(path)
     except OSError as error:
-        raise DataError(
-            str(path), f"cannot be read: {error.strerror}", hint=reading_hint(error, "check the path")
-        ) from error
+        is_folder = isinstance(error, IsADirectoryError)
+        hint = "name the target's CSV file in it" if is_folder else "check the path"
+        raise DataError(str(path), f"cannot be read: {error.strerror}", hint=reading_hint(error, hint)) from error
     tried = encoding or _encoding_of(data)
     try:
         text = data.decode(tried)

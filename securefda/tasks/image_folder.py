@@ -207,7 +207,7 @@ class ImageFolder(Classification):
         try:
             found = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and entry.name[0] != ".")
         except OSError as error:
-            hint = f"the images of a class lie in {folder}/CLASS"
+            hint = f"set task.data-dir to the folder that holds {site}/CLASS/*.png"
             raise DataError(f"{site}: {folder}", f"cannot be read: {error.strerror}", hint=hint) from error
         known = (*self.options.classes, *([UNLABELLED] if self.settings.lacks_labels(site) else []))
         unknown = [name for name in found if name not in known]

@@ -277,7 +277,8 @@ def read_table(path: Path, *, separator: str = ",", encoding: str = "utf-8", who
     try:
         text = read_whole(path).decode("utf-8-sig" if encoding.lower().replace("_", "-") == "utf-8" else encoding)
     except OSError as error:
-        raise DataError(key, f"cannot be read: {error.strerror}", hint=reading_hint(error, "check the path")) from error
+        hint = f"set task.data-dir to the folder that holds {path.name}" if who else "check the path"
+        raise DataError(key, f"cannot be read: {error.strerror}", hint=reading_hint(error, hint)) from error
     except UnicodeError as error:
         hint = 'set task.options.encoding; files of Windows are often "cp1252"'
         raise DataError(key, f"is not {encoding} text", hint=hint) from error

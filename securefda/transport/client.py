@@ -387,7 +387,10 @@ class SourceChannel:
             left_s = last_contact + self._settings.reconnect_deadline_s - loop.time()
             if left_s <= 0:
                 deadline = f"gave up after {self._settings.reconnect_deadline_s:g} s"
-                raise ConnectionFailed(f"{why}; {deadline}", hint="check that the aggregator runs, and the network")
+                raise ConnectionFailed(
+                    f"{why}; {deadline}",
+                    hint="check that the aggregator runs, and no other program at its address, and the network",
+                )
             self._on_lost(LostConnection(what, left_s))
             await asyncio.sleep(next(pauses))
 

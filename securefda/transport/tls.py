@@ -176,7 +176,7 @@ async def fetch_server_certificate(address: str, *, server_name: str, ca: bytes,
     except ssl.SSLError as error:
         raise ConnectionFailed(
             f"aggregator at {address} does not speak TLS 1.3: {error.reason or 'handshake broken off'}",
-            hint="check that address and port are the aggregator's",
+            hint="another program may listen there: check that address and port are the aggregator's",
         ) from error
     except OSError as error:
         raise Unreachable(address, plain_reason(error, timeout_s)) from error

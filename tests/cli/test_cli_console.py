@@ -124,3 +124,11 @@ def test_words_of_a_peer_cannot_steer_the_terminal_nor_begin_a_line_of_their_own
         reporter.note("source-1 refused: \x1b[2J\x1b]0;title\x07\nround 50 of 50: accuracy 1.000")
     assert "source-1 refused: ?[2J?]0;title??round 50 of 50: accuracy 1.000\n" in stream.getvalue()
     assert "\x1b[2J" not in stream.getvalue()
+
+
+def test_what_norm_caps_did_is_explained_once() -> None:
+    progressed = ProgressEstimate()
+    line = {"round": 1, "survivors": ["north"], "emptied": ["head.weight"]}
+    gloss = "left sources out of 1 layer (where one would have made up most of the sum)"
+    assert gloss in progressed.text(line)
+    assert "left sources out of 1 layer, " in f"{progressed.text(line | {'round': 2})}, "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -327,10 +328,13 @@ def test_explain_takes_the_number_of_sources_from_a_federation_file(
     assert main(["policy", "explain", str(file), FEDERATION]) == 0
     assert "N = 5" in capsys.readouterr().out
     assert main(["policy", "explain", str(file)]) == 0
-    assert "N =" not in capsys.readouterr().out
+    words = capsys.readouterr().out
+    assert "N =" not in words
+    assert words.startswith("This site permits at most visibility sum")
+    assert not re.search(r"(- |\. )this site", words)
     file.write_text(NAMED_POLICIES["strict"].text("here"))
     assert main(["policy", "explain", str(file), FEDERATION, "--site", "source-1"]) == 4
-    assert "error: min-others: source-1 asks for" in capsys.readouterr().err
+    assert "error: min-others: source-1 wants" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", sorted(NAMED_POLICIES))
@@ -354,7 +358,7 @@ def test_an_unknown_template_is_refused_with_those_that_there_are(capsys: pytest
 def test_sign_shows_what_is_signed_and_the_kit_works_again(kits: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kit = own(kits, "source-1", permits(min_others=3))
     out = capsys.readouterr().out
-    assert "source-1 permits at most level sum, with min-others = 3" in out
+    assert "source-1 permits at most visibility sum, with min-others = 3" in out
     assert f"source-1 signed {kit / 'local' / 'policy.toml'} for digits" in out
     assert load_signed_policy(load_kit(kit, datetime.now(UTC))).min_others == 3
 
@@ -416,7 +420,7 @@ def test_preflight_of_all_kits_finds_that_no_level_satisfies_all(
     assert found["levels"]["message"].startswith("max-visibility: ")
     assert "source-2" in found["levels"]["message"]
     assert found["policy"]["message"].startswith(
-        "min-others: source-2 asks for min-others = 2 others, beyond max-colluders = 1 colluders"
+        "min-others: source-2 wants min-others = 2 other sources in every sum, beside max-colluders = 1 that may collude"
     )
     own(kits, "source-2", permits(min_others=1))
     found = findings(sources, capsys)

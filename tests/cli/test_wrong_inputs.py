@@ -254,6 +254,7 @@ ARGUMENTS = {
     "misspelt-subcommand": usage(
         "federation inti", "no such command 'inti'", "federation init --help", hint="did you mean init"
     ),
+    "misspelt-command-near-two": usage("rn", "no such command 'rn'", "run --help", hint="did you mean run, runs?"),
     "misspelt-command": usage("simulat", "no such command 'simulat'", "simulate --help", hint="did you mean simulate"),
     "no-argument": usage("run", "missing argument 'FEDERATION.toml'", "run --help"),
     "cut-option": usage(
@@ -631,8 +632,8 @@ FILES = {
     ),
     "a-source-that-is-the-target": Wrong(
         SIMULATE,
-        "site target is named twice",
-        "every site has its own id",
+        "site target is the target",
+        "name it in federation.target or here, not in both",
         harm=change("federation.toml", '"source-2"', '"target"'),
         follow=fetched("federation.toml"),
         then=FURTHER,

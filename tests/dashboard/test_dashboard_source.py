@@ -81,7 +81,7 @@ def test_training_without_noise_is_not_called_safe(source: Site) -> None:
 def test_the_policy_is_said_in_words_with_its_signature(source: Site) -> None:
     shown = Pages(source.kit).look()
     summary, signature = shown.lines("policy")
-    assert summary.startswith("hospital-a permits at most level sum")
+    assert summary.startswith("hospital-a permits at most visibility sum")
     assert signature == "Signed by hospital-a."
     assert "What it cannot learn" in shown.html
 

@@ -107,7 +107,7 @@ def test_too_few_sources_end_the_run_with_who_is_missing_and_the_hints_lead_to_i
     with kits(tmp_path, settings=("strategy.rounds=1", "strategy.warm-up-rounds=0")) as federation:
         aggregator = federation.start("target", "transport.join-deadline-s=12")
         sources = [federation.start(site) for site in federation.names[:2]]
-        hint = "start the missing sources, and the sites that ended with this run"
+        hint = "start the missing sources, and restart every site that has ended"
         assert_one_clear_line(aggregator, ExitCode.QUORUM, "2 of at least 3", "missing: source-3", hint=hint)
         why = "the aggregator ended the run: gathering sources: 2 of at least 3 sources; missing: source-3"
         for source in sources:

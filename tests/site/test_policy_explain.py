@@ -38,13 +38,18 @@ def test_without_a_federation_no_number_of_sources_is_made_up() -> None:
 @pytest.mark.parametrize(("level", "count"), [("sum", 1), ("cohort", 2), ("individual", 3)])
 def test_each_level_that_a_header_may_ask_for_is_explained(level: str, count: int) -> None:
     learns = explain(default_policy(level), "lyon", 5).learns  # type: ignore[arg-type]
-    named = [name for name in ("individual", "cohort", "sum") if any(f"At level {name}:" in line for line in learns)]
+    named = [
+        name for name in ("individual", "cohort", "sum") if any(f"At visibility {name}:" in line for line in learns)
+    ]
     assert named == ["individual", "cohort", "sum"][3 - count :]
 
 
 def test_at_individual_nothing_is_said_to_be_hidden_and_the_numbers_that_leave_are_named() -> None:
     found = explain(NAMED_POLICIES["research-open"].policy, "lyon", 5)
-    assert found.does_not_learn[0] == "If it asks for level individual, nothing of lyon's update stays hidden from it."
+    assert (
+        found.does_not_learn[0]
+        == "If it asks for visibility individual, nothing of lyon's update stays hidden from it."
+    )
     assert "its number of training rows, its mean loss, its accuracy" in found.learns[0]
     only_rows = explain(default_policy("individual"), "lyon", 5).learns[0]
     assert "its number of training rows. " in only_rows
@@ -115,8 +120,10 @@ def test_what_too_few_rows_moved_is_said_to_stay_only_where_the_policy_has_it_so
 
 def test_no_norm_cap_is_claimed_for_cohorts() -> None:
     found = explain(default_policy("cohort"), "lyon", 5)
-    assert any(line.startswith("At level cohort: ") and "No norm cap holds" in line for line in found.learns)
-    assert all(line.startswith("At level sum, ") for line in found.does_not_learn if "times the squared norm" in line)
+    assert any(line.startswith("At visibility cohort: ") and "No norm cap holds" in line for line in found.learns)
+    assert all(
+        line.startswith("At visibility sum, ") for line in found.does_not_learn if "times the squared norm" in line
+    )
 
 
 REQUIRING = SourcePolicy(dp=DpPolicy(required=True, target_epsilon=1.0, target_delta=1e-6))
@@ -125,7 +132,7 @@ WITHOUT = "The ledger does not count such rounds, and after one of them no epsil
 
 def test_a_required_budget_is_said_with_its_unit_what_it_covers_and_what_counts_it() -> None:
     found = explain(REQUIRING, "lyon", 5)
-    assert found.summary.startswith("lyon permits at most level sum")
+    assert found.summary.startswith("lyon permits at most visibility sum")
     assert "noise required, epsilon at most 1 at delta 1e-06" in found.summary
     text = " ".join(found.budget)
     assert (

@@ -237,7 +237,7 @@ def test_unfit_rows_are_counted_and_no_cell_is_quoted(
 
 
 BAD_FILES = {
-    "no file": (None, "cannot be read: No such file", "check the path"),
+    "no file": (None, "cannot be read: No such file", "set task.data-dir to the folder that holds north.csv"),
     "no rows": ([HEADER], "has no rows", "the first line names the columns"),
     "nothing": ([], "has no rows", ""),
     "another separator": ([line.replace(";", "\t") for line in [HEADER, *german_rows(3)]], "has no column", '"\\t"'),

@@ -76,7 +76,8 @@ class VerifiedLogs(Check):
                 yield Notice(what, log.party, care=True)
                 continue
             if found is not None and found.kind == "missing-cosignature" and not self.run.has_completed(log.party):
-                doubt = f"a holder of its key could have made what follows record {found.index}"
+                doubt = "a run that is stopped early leaves this, and a holder of its key could have made what follows "
+                doubt += f"record {found.index}"
                 yield Notice(f"{found.what}; {doubt}", log.party, care=True)
             yield from (Notice(note, log.party) for note in (*log.verification.notes, *log.kept.notes))
             if log.party not in self.run.whole:

@@ -62,7 +62,7 @@ GLOSSARY: Final = (
      "cosigns it once it has seen that it continues the one before. So a site cannot tell two stories unnoticed."),
     ("verified", "The records are those that the site signed, in their order, none missing, none changed."),
     ("evidence", "The signed messages that a site keeps beside its log. They prove to a third person what passed."),
-    ("individual, cohort, sum", "At which level the target sees an update: by itself and in clear; as a term of a "
+    ("individual, cohort, sum", "At which visibility the target sees an update: by itself and in clear; as a term of a "
      "cohort's sum; or as a term of one sum over all."),
     ("masked", "An update that only the sum over enough sources makes readable."),
     ("g_T", "The target's own update, which some rules send to the sources."),

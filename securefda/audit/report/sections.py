@@ -195,7 +195,7 @@ def flows_table(sources: Sources) -> Table:
         rows.append(
             _row(item.sender, item.receiver, f"{item.type} message", level, f"{item.messages:,}", f"{item.rounds:,}")
         )
-    columns = (*_columns("from", "to", "what", "level"), ("messages each", _NUMBER), ("rounds each", _NUMBER))
+    columns = (*_columns("from", "to", "what", "visibility"), ("messages each", _NUMBER), ("rounds each", _NUMBER))
     left = len(found) + len(unreported(sources.tables)) - len(rows)
     note = f"{counted(left, 'more kind')} of disclosures are not listed." if left else ""
     return Table("flows", "Disclosures in total, by kind and level", columns, tuple(rows), note)

@@ -94,7 +94,10 @@ class FederationSection(Settings):
 
     @check
     def _sites_differ(self) -> Self:
-        seen = {self.target}
+        if self.target in self.sources:
+            why = f"site {self.target} is the target"
+            raise ConfigError("federation.sources", why, hint="name it in federation.target or here, not in both")
+        seen = set[str]()
         for site in self.sources:
             if site in seen:
                 raise ConfigError("federation.sources", f"site {site} is named twice", hint="every site has its own id")

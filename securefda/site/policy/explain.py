@@ -6,6 +6,7 @@ It says what the aggregator can learn of a site, what the privacy budget bounds,
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 
 from securefda.privacy.events import ASSUMPTIONS
@@ -44,8 +45,9 @@ def _bound(policy: SourcePolicy) -> str:
     dp = policy.dp
     return (
         f"over all rounds and runs of a data set together, at most epsilon = {dp.target_epsilon:g} at delta = "
-        f"{dp.target_delta:g} for each row, added or removed. {_odds(dp.target_epsilon)} This holds at every level, "
-        "against the aggregator, every other site and any holder of the model, even if they all work together."
+        f"{dp.target_delta:g} for each row, added or removed. {_odds(dp.target_epsilon)} This holds at every "
+        "visibility, against the aggregator, every other site and any holder of the model, even if they all work "
+        "together."
     )
 
 
@@ -148,14 +150,19 @@ def explain(policy: SourcePolicy, site: str, sources: int | None = None) -> Expl
     """
     facts = _Facts(policy, site, "the federation's" if sources is None else f"the federation's N = {sources}")
     return Explanation(
-        summary=_summary(facts, sources),
-        learns=(*_seen(facts), *_always_seen(facts)),
-        does_not_learn=_hidden(facts),
-        budget=explain_budget(policy, site),
-        target_pays=_target_pays(facts),
-        keeps=_model_left(facts),
-        assumes=_assumptions(facts),
+        summary=_capitalised(_summary(facts, sources)),
+        learns=tuple(map(_capitalised, (*_seen(facts), *_always_seen(facts)))),
+        does_not_learn=tuple(map(_capitalised, _hidden(facts))),
+        budget=tuple(map(_capitalised, explain_budget(policy, site))),
+        target_pays=tuple(map(_capitalised, _target_pays(facts))),
+        keeps=tuple(map(_capitalised, _model_left(facts))),
+        assumes=tuple(map(_capitalised, _assumptions(facts))),
     )
+
+
+def _capitalised(text: str) -> str:
+    """Return sentences with capitals where they begin with the words for a site without a name."""
+    return re.sub(r"(^|\. )this site\b", r"\1This site", text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +183,7 @@ class _Facts:
 
 def _summary(facts: _Facts, sources: int | None) -> str:
     policy = facts.policy
-    line = f"{facts.site} permits at most level {policy.max_visibility}, with min-others = {policy.min_others}"
+    line = f"{facts.site} permits at most visibility {policy.max_visibility}, with min-others = {policy.min_others}"
     line += (
         f", max-colluders = {policy.max_colluders}, kappa = {policy.norm_cap.kappa:g} per {policy.norm_cap.granularity}"
     )
@@ -199,24 +206,24 @@ def _seen(facts: _Facts) -> tuple[str, ...]:
     if SELECTION in policy.allowed_rules:
         sums += ", and of estimated errors of the rules"
     sum_line = (
-        f"At level sum: one weighted sum per round over at least {policy.smallest_sum} of {facts.of_all} sources, in "
-        f"which {site}'s contribution is one term beside those of {facts.others}; with it the sums of {sums}."
+        f"At visibility sum: one weighted sum per round over at least {policy.smallest_sum} of {facts.of_all} sources, "
+        f"in which {site}'s contribution is one term beside those of {facts.others}; with it the sums of {sums}."
     )
     if policy.visibility is Visibility.INDIVIDUAL:
         names = {"samples": "its number of training rows", "loss": "its mean loss", "accuracy": "its accuracy"}
         beside = ", ".join(names[name] for name in names if name in policy.metadata.may_leave)
-        clear = f"At level individual: {site}'s own update of every round, in clear, with {beside}. "
+        clear = f"At visibility individual: {site}'s own update of every round, in clear, with {beside}. "
         if policy.dp.required:
             clear += "Only noise bounds what it reveals about one row (see below). "
         else:
             clear += "An update without noise can reveal much about the rows behind it. "
         if set(policy.metadata.may_leave) - {"samples"}:
             clear += "Mean loss and accuracy leave only in rounds in which no source trains with noise. "
-        lines.append(clear + "min-others, max-colluders and norm-cap.kappa protect nothing at this level.")
+        lines.append(clear + "min-others, max-colluders and norm-cap.kappa protect nothing at this visibility.")
     if policy.visibility <= Visibility.COHORT:
         lines.append(
-            f"At level cohort: one such sum per round over a cohort of at least {policy.smallest_sum} sources, drawn "
-            f"at random again for every round, beside {facts.others}. Many rounds give many different sums that "
+            f"At visibility cohort: one such sum per round over a cohort of at least {policy.smallest_sum} sources, "
+            f"drawn at random again for every round, beside {facts.others}. Many rounds give many different sums that "
             f"contain {site}, and together they reveal more of it than one sum does. No norm cap holds for cohorts: "
             "if its contribution is much larger than the others', such a sum shows it nearly alone."
         )
@@ -229,7 +236,7 @@ _LENGTHS_WITHOUT_DIRECTION = ("source_only", "fedavg", "fedda")
 def _norm_report(facts: _Facts) -> str:
     """Describe what the other sources of a sum see for the caps, and what a colluding one could pass on."""
     site, policy = facts.site, facts.policy
-    condition = "If the header sets a norm cap" if policy.norm_cap.kappa == 0 else "At level sum"
+    condition = "If the header sets a norm cap" if policy.norm_cap.kappa == 0 else "At visibility sum"
     count = "one number per layer" if policy.norm_cap.granularity == "layer" else "one number, or one per layer"
     line = (
         f"{condition}, norm reports tell the aggregator nothing by themselves. But the other sources in the sum see "
@@ -339,7 +346,7 @@ def _hidden(facts: _Facts) -> tuple[str, ...]:
         "before training, and only the key that forbids it leaves.",
     )
     if policy.visibility is Visibility.INDIVIDUAL:
-        return (f"If it asks for level individual, nothing of {site}'s update stays hidden from it.", *always)
+        return (f"If it asks for visibility individual, nothing of {site}'s update stays hidden from it.", *always)
     helped = (
         f", and whichever {policy.max_colluders} of the other sources collude with it" if policy.max_colluders else ""
     )
@@ -363,7 +370,7 @@ def _norm_cap_claim(facts: _Facts) -> str:
         "in every layer" if bounds.granularity == "layer" else "over the model as a whole, though not in every layer,"
     )
     claim = (
-        f"At level sum, a sum of which {site} makes up most: {place} the others that count together have at least "
+        f"At visibility sum, a sum of which {site} makes up most: {place} the others that count together have at least "
         f"{bounds.kappa:g} times the squared norm of its contribution. This bounds lengths, not directions: a sum "
         "shows the direction that its contributions share, and opposed contributions cancel."
     )
@@ -385,23 +392,23 @@ def _target_pays(facts: _Facts) -> tuple[str, ...]:
     unlabelled = []
     if attending:
         unlabelled.append(
-            f"With {', '.join(attending)} at level sum, every source sees the gradient of the gap, which depends on "
-            "the features of the target's rows. Nothing bounds what it reveals about one of them."
+            f"With {', '.join(attending)} at visibility sum, every source sees the gradient of the gap, which depends "
+            "on the features of the target's rows. Nothing bounds what it reveals about one of them."
         )
     if releasing:
         unlabelled.append(
             f"With {', '.join(releasing)}, every source sees features of some of the target's rows in each round, at "
-            "every level, and can try to reconstruct the rows from them. The target's own settings must allow it."
+            "every visibility, and can try to reconstruct the rows from them. The target's own settings must allow it."
         )
     if not published:
         return tuple(unlabelled)
     return (
-        f"With the rules {', '.join(published)} at level sum, every source sees the target's own update g_T of the "
-        "round, since the rule runs at the sources. The published change of the model partly shows it anyway (in this "
-        "project's studies, the median cosine of the two was between 0.3 and 1.0, by task and rule; the target's "
+        f"With the rules {', '.join(published)} at visibility sum, every source sees the target's own update g_T of "
+        "the round, since the rule runs at the sources. The published change of the model partly shows it anyway (in "
+        "this project's studies, the median cosine of the two was between 0.3 and 1.0, by task and rule; the target's "
         "report has that of each round). No source's policy protects the target's rows; noise in the target's own "
         "training (its training.dp) bounds what g_T reveals about one of them.",
-        "At levels cohort and individual g_T stays at the target.",
+        "At visibility cohort and individual, g_T stays at the target.",
         *unlabelled,
     )
 

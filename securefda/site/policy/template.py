@@ -30,7 +30,7 @@ HEADING = """\
 COMMENTS: Mapping[str, str] = {
     "max-visibility": """\
 The most that the aggregator may see of this site's updates.
-"sum":        one weighted sum over all sources at this level, in which this site's update is one term.
+"sum":        one weighted sum over all sources at this visibility, in which this site's update is one term.
 "cohort":     one weighted sum over a few sources, drawn at random for every round, this site among them.
 "individual": this site's own update, in clear, every round.""",
     "min-others": "A sum must contain at least this many other sources that this site trusts ...",
@@ -46,7 +46,7 @@ Tasks that this site trains for, as "package.module:Class". Empty: whatever its 
     "architectures": """\
 SHA-256 digests of the model architectures that this site trains. Empty: only the one it builds itself.""",
     "norm-cap.kappa": """\
-At level "sum" the other sources' contributions must together have at least kappa times the squared norm of this
+At visibility "sum" the other sources' contributions must together have at least kappa times the squared norm of this
 site's contribution. Otherwise large contributions are scaled down until they do; a layer in which that is impossible
 is left out. With 0 there is no cap: a sum may then show this site's update nearly alone, for example if the target
 crafts its update so that only this site's agrees with it, or if FedGP's filter (strategy.filter) leaves no other
@@ -54,7 +54,7 @@ source in a layer.""",
     "norm-cap.granularity": """\
 "layer": this must hold in each layer. "model": for the model as a whole; one layer may then be this site's alone.""",
     "norm-cap.unfiltered-projection": """\
-Whether FedGP may run at level "sum" without its filter (strategy.filter = false). The target's update then decides
+Whether FedGP may run at visibility "sum" without its filter (strategy.filter = false). The target's update then decides
 the sign of each contribution as well. A target can craft it so that the other sites' contributions cancel each
 other, and the sum is this site's update although all norms are as required.""",
     "norm-cap.reports": """\
@@ -129,8 +129,8 @@ In training without noise, how many of this site's rows must have moved a parame
 leave. Otherwise a one-hot feature of one row, or a unit that one row activates, would show that row. Other parameters
 keep their values. With 3, training takes longer and no rule that compares features is allowed. 1: all leave.""",
     "metadata.may-leave": """\
-What may leave in clear beside an update at level "individual": "samples", "loss", "accuracy" of the training rows.
-At the other two levels these numbers leave only inside the sum. In rounds in which any source trains by DP-SGD, loss
+What may leave in clear beside an update at visibility "individual": "samples", "loss", "accuracy" of the training rows.
+At the other two these numbers leave only inside the sum. In rounds in which any source trains by DP-SGD, loss
 and accuracy do not leave at all.""",
 }
 """Dotted key -> its comment; empty if the comment of the key before covers both."""
@@ -270,7 +270,7 @@ _STRICT = NamedPolicy(
         release=ReleaseLimits(max_attempts=1, max_rounds=50, max_runs=0, max_unfinished=3),
     ),
     {
-        "max-visibility": "-> the level that shows the least.",
+        "max-visibility": "-> the visibility that shows the least.",
         "min-others": "-> four: a sum over five sites, this one among them, says little about any single one.",
         "max-colluders": "-> one other source may collude with the aggregator. With it, a sum takes six sources.",
         "trusted-peers": "-> list the sites that you know: an unknown one might belong to the aggregator.",

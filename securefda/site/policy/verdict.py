@@ -87,8 +87,11 @@ def require_satisfiable(policy: SourcePolicy, site: str, sources: Sequence[str])
     if policy.visibility is Visibility.INDIVIDUAL:
         return
     if policy.smallest_sum > n:
-        asked = f"min-others = {policy.min_others} others, beyond max-colluders = {policy.max_colluders} colluders"
-        why = f"{site} asks for {asked}: {policy.smallest_sum} sources with itself, and the federation has {n}"
+        beside = f", beside max-colluders = {policy.max_colluders} that may collude" if policy.max_colluders else ""
+        why = (
+            f"{site} wants min-others = {policy.min_others} other sources in every sum{beside}: with its own "
+            f"{policy.smallest_sum} sources, and the federation has {n}"
+        )
         raise ConfigError("min-others", why, hint="lower min-others or max-colluders, or enrol more sources")
     trusted = set(policy.trusted_peers or sources) - {site}
     needed = policy.min_others + policy.max_colluders
