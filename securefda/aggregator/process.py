@@ -72,7 +72,7 @@ def main(config: AggregatorConfig, reporter: Reporter) -> Summary:
         secret, about_secret = secret_of_site(config.aggregator, config.training, kit.local)
         site = target_site(config, member, meter.counts, store, secret=secret)
         watch.note(f"{kit.site_id} trains on {site.trains_on}")
-        for note in (*about_secret, *site.notes, *([TERMS] if site.notes else [])):
+        for note in (*about_secret, *site.notes, *([TERMS] if config.training.with_noise else [])):
             watch.note(note)
         run = AggregatorRun(site, settings, store, recording)
         origin = ModelOrigin(config.task.factory, run.run_id, site.trainer.architecture_digest)

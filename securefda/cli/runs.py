@@ -112,11 +112,10 @@ def rm(
     output: OutputFormat = Format.TXT,
 ) -> None:
     """Delete runs, with models, logs and kits. It asks first; a folder that holds anything else is left as it is."""
-    from securefda.operations.run_folder import read_run
-    from securefda.operations.runs import delete_run
+    from securefda.operations.runs import delete_run, require_deletable
 
     for run in runs:
-        read_run(run)
+        require_deletable(run)
     if not yes:
         if not sys.stdin.isatty():
             raise ConfigError(

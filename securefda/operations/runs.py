@@ -170,22 +170,30 @@ def comparison(runs: Sequence[FoundRun]) -> str:
     return aligned(rows) + ("" if differing else "\n\nno setting differs that a summary holds")
 
 
-def delete_run(path: Path) -> None:
-    """Delete a run with its folder.
+def require_deletable(path: Path) -> None:
+    """Refuse a folder that :func:`delete_run` would not delete, as far as that can be seen without trying.
 
     Raises:
-        ConfigError: the folder holds no run or something else as well, or the run goes on, or it belongs to a startup
-            kit, whose state is what keeps a site from releasing twice. Nothing was deleted.
-        SecureFdaError: a file cannot be deleted.
+        ConfigError: the folder holds no run, or the run goes on, or it belongs to a startup kit, whose state is what
+            keeps a site from releasing twice.
     """
-    place = path.absolute()
-    if any((parent / "startup").is_dir() for parent in place.parents):
+    if any((parent / "startup").is_dir() for parent in path.absolute().parents):
         hint = "a run of experiments is its own folder; a site's run is forgotten with its kit"
         raise ConfigError(str(path), "belongs to a startup kit, and remembers what the site released", hint=hint)
     read_run(path)
     require_ended(path)
+
+
+def delete_run(path: Path) -> None:
+    """Delete a run with its folder.
+
+    Raises:
+        ConfigError: as of :func:`require_deletable`, or the folder holds something else as well. Nothing was deleted.
+        SecureFdaError: a file cannot be deleted.
+    """
+    require_deletable(path)
     clear_run(path)
-    place.rmdir()
+    path.absolute().rmdir()
 
 
 def _run_folders(folder: Path, deepest: int) -> Iterator[Path]:

@@ -102,7 +102,7 @@ def _take_part(
         watch.note(f"{site_id} trains on {site.trains_on}")
         if accept_run:
             watch.note("--accept-run: one run beyond release.max-runs may begin; rounds without a result are forgiven")
-        for note in (*about_secret, *site.notes, *([TERMS] if site.notes else [])):
+        for note in (*about_secret, *site.notes, *([TERMS] if config.training.with_noise else [])):
             watch.note(note)
         rounds = SourceRun(site, watch.rounds(shown))
         with closing(site.witness.journal) as journal:

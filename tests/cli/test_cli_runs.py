@@ -233,7 +233,8 @@ def test_the_run_of_a_startup_kit_is_not_deleted(
 ) -> None:
     (tmp_path / "kit" / "startup").mkdir(parents=True)
     run = Path(shutil.copytree(runs / "a", tmp_path / "kit" / "local" / "run"))
-    assert "startup kit" in refused(capsys, "runs", "rm", run, "--yes")
+    for confirmed in ((), ("--yes",)):  # nothing that is refused anyway is asked for
+        assert "startup kit" in refused(capsys, "runs", "rm", run, *confirmed)
     assert (run / "summary.json").exists()
 
 

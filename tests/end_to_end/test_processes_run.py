@@ -185,3 +185,11 @@ def test_the_target_draws_from_its_secret_and_only_a_study_from_the_seed(tmp_pat
             digests[name] = read_run(out).rounds[0]["model_digest"]
     assert digests["study"] == digests["simulated"]
     assert len({digests[name] for name in ("secret", "again", "study")}) == 3
+
+
+def test_a_target_without_labels_hears_nothing_of_an_epsilon_that_nobody_has(tmp_path: Path) -> None:
+    settings = ("training.target.labels=none", "strategy.rule=source_only")
+    with kits(tmp_path, settings=settings) as federation:
+        started = federation.start("target").until("listens on")
+        assert "labels" in started.text
+        assert "differential privacy" not in started.text
