@@ -633,5 +633,5 @@ def _notes(walk: Walk, outside: Sequence[Head]) -> tuple[str, ...]:
         if being_written(walk.folder):
             notes.append(f"{written}: the next checkpoint will sign {'it' if behind == 1 else 'them'}")
         else:
-            notes.append(f"{written}, for which the sites no longer cosign at the end: nothing proves this part")
+            notes.append(f"{written}, when the sites had cosigned for the last time: nothing proves this part")
     return tuple(notes)

@@ -52,7 +52,7 @@ def test_log_passes_at_every_size_and_says_what_is_not_signed_yet(tmp_path: Path
     assert (result.size, result.covered, result.finding) == (size + 1, size, None)
     assert result.notes == ("1 record written after the newest checkpoint: the next checkpoint will sign it",)
     (note,) = verify(tmp_path / "run-1").notes
-    assert note.endswith("for which the sites no longer cosign at the end: nothing proves this part")
+    assert note.endswith("when the sites had cosigned for the last time: nothing proves this part")
 
 
 @pytest.mark.parametrize("first", range(18, 22))
