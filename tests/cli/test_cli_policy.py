@@ -420,7 +420,7 @@ def test_preflight_of_all_kits_finds_that_no_level_satisfies_all(
     assert found["levels"]["message"].startswith("max-visibility: ")
     assert "source-2" in found["levels"]["message"]
     assert found["policy"]["message"].startswith(
-        "min-others: source-2 wants min-others = 2 other sources in every sum, beside max-colluders = 1"
+        "min-others: source-2 asks for min-others = 2 beside max-colluders = 1, so for"
     )
     own(kits, "source-2", permits(min_others=1))
     found = findings(sources, capsys)

@@ -129,8 +129,8 @@ In training without noise, how many of this site's rows must have moved a parame
 leave. Otherwise a one-hot feature of one row, or a unit that one row activates, would show that row. Other parameters
 keep their values. With 3, training takes longer and no rule that compares features is allowed. 1: all leave.""",
     "metadata.may-leave": """\
-What may leave in clear beside an update at visibility "individual": "samples", "loss", "accuracy" of the training rows.
-At the other two these numbers leave only inside the sum. In rounds in which any source trains by DP-SGD, loss
+What may leave in clear beside an update at visibility "individual": "samples", "loss", "accuracy" of the training
+rows. At the other two these numbers leave only inside the sum. In rounds in which any source trains by DP-SGD, loss
 and accuracy do not leave at all.""",
 }
 """Dotted key -> its comment; empty if the comment of the key before covers both."""

@@ -87,10 +87,10 @@ def require_satisfiable(policy: SourcePolicy, site: str, sources: Sequence[str])
     if policy.visibility is Visibility.INDIVIDUAL:
         return
     if policy.smallest_sum > n:
-        beside = f", beside max-colluders = {policy.max_colluders} that may collude" if policy.max_colluders else ""
+        beside = f" beside max-colluders = {policy.max_colluders}" if policy.max_colluders else ""
         why = (
-            f"{site} wants min-others = {policy.min_others} other sources in every sum{beside}: with its own "
-            f"{policy.smallest_sum} sources, and the federation has {n}"
+            f"{site} asks for min-others = {policy.min_others}{beside}, so for {policy.smallest_sum} sources in every "
+            f"sum, itself among them, and the federation has {n}"
         )
         raise ConfigError("min-others", why, hint="lower min-others or max-colluders, or enrol more sources")
     trusted = set(policy.trusted_peers or sources) - {site}
