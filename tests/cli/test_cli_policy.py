@@ -206,7 +206,7 @@ def test_contradictions_name_site_and_key_in_check_sign_and_preflight(
     file.write_text(policy_text("source-3", permits(min_others=9)))
     code, found = envelope(["policy", "check", str(file), FEDERATION, "--site", "source-3"], capsys)
     assert code == 4
-    assert found["message"].startswith("min-others: source-3 asks for min-others = 9 others")
+    assert found["message"].startswith("min-others: source-3 asks for min-others = 9, so for 10 sources")
 
 
 def test_an_unknown_key_is_named_with_the_nearest_and_the_site(kits: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -334,7 +334,7 @@ def test_explain_takes_the_number_of_sources_from_a_federation_file(
     assert not re.search(r"(- |\. )this site", words)
     file.write_text(NAMED_POLICIES["strict"].text("here"))
     assert main(["policy", "explain", str(file), FEDERATION, "--site", "source-1"]) == 4
-    assert "error: min-others: source-1 wants" in capsys.readouterr().err
+    assert "error: min-others: source-1 asks for min-others = 4 beside max-colluders = 1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", sorted(NAMED_POLICIES))
