@@ -327,7 +327,6 @@ def advise(
         whole = None if federation is None else load_federation(federation, [], os.environ)
         seen: list[Rows] = []
         site = _site(config, overrides, seen.append)
-        say("starting")
         with without_collections():
             from securefda.local.advising import advise as advise_on  # with torch, for which no wrong file has to wait
 

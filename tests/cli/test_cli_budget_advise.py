@@ -31,7 +31,7 @@ from securefda.site.config import load_aggregator
 from securefda.site.policy import SourcePolicy
 
 NOW = int(time.time())
-PROGRESS = re.compile(r"starting$|\d+ runs? on a stand-in, within about |run \d+ of \d+: ")
+PROGRESS = re.compile(r"\d+ runs? on a stand-in, within about |run \d+ of \d+: ")
 QUICK = ("--rounds", "2", "--batch", "36", "--seeds", "1")
 WARDS = """\
 [federation]
@@ -187,7 +187,7 @@ def test_the_target_gets_its_strategy_and_its_budget_to_paste(bare: Owner) -> No
     assert code == 0
     assert "noise at the target" in out
     assert "# for KIT/local/settings.toml [strategy] rounds = 3" in out
-    assert len([line for line in err.splitlines() if line.startswith("run ")]) == 2
+    assert len([line for line in err.splitlines() if line.endswith(": trains")]) == 2
     pasted = tomllib.loads(found["toml"]["settings"])
     assert pasted["strategy"]["rounds"] == 2
     assert pasted["privacy"]["budget"] == {"target-epsilon": 2, "target-delta": 1e-5, "accountant": "rdp"}

@@ -248,7 +248,7 @@ def test_a_source_that_no_round_had_is_said_to_have_taken_no_part(tmp_path: Path
     setting = {"federation": "f", "target": "t", "sources": ["source-1", "source-2"], "seed": 0, "training": training}
     one = line(1, levels={"source-1": "sum"}, refused={"source-2": "allowed-rules"})
     rows = dict(re.findall(r"(.+?)  +(.*)", run_text(summary_of([one], setting=setting), tmp_path)))
-    assert (rows["took no part"], rows["levels"]) == ("source-2", "sum: source-1")
+    assert (rows["took no part"], rows["visibility"]) == ("source-2", "sum: source-1")
     assert rows["refused by source-2"] == "allowed-rules in 1 round"
     both = line(1, levels={"source-1": "sum", "source-2": "sum"})
     assert "took no part" not in run_text(summary_of([both], setting=setting), tmp_path)

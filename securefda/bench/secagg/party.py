@@ -125,8 +125,17 @@ CONTROL_FRAME_BYTES = 4096
 
 
 def settings_of(job: Job, visibility: Visibility) -> RunSettings:
-    """Return the settings of a run at this level of visibility, with the default width of words."""
-    usual = RunSettings(
+    """Return the settings of a run of this job at a visibility."""
+    usual = settings_among_all(visibility)
+    if job.graph is None:
+        return usual
+    dropouts = max(0.0, job.dropped - 0.5) / job.sources  # a share; times the sources it is rounded up
+    return replace(usual, max_colluders=job.graph.colluders, threshold=job.threshold, kappa=0.0, dropouts=dropouts)
+
+
+def settings_among_all(visibility: Visibility) -> RunSettings:
+    """Return the settings of a run in which all sources are neighbours, with the default width of words."""
+    return RunSettings(
         strategy=Strategy(rule=Rule.SOURCE_ONLY, rounds=ROUNDS),
         visibility=visibility,
         min_others=K_MIN,
@@ -142,10 +151,6 @@ def settings_of(job: Job, visibility: Visibility) -> RunSettings:
         config_digest=b"",
         sources_keep=SourcesKeep.NONE,
     )
-    if job.graph is None:
-        return usual
-    dropouts = max(0.0, job.dropped - 0.5) / job.sources  # a share; times the sources it is rounded up
-    return replace(usual, max_colluders=job.graph.colluders, threshold=job.threshold, kappa=0.0, dropouts=dropouts)
 
 
 def transport_of(job: Job) -> TransportSettings:
