@@ -54,8 +54,8 @@ source in a layer.""",
     "norm-cap.granularity": """\
 "layer": this must hold in each layer. "model": for the model as a whole; one layer may then be this site's alone.""",
     "norm-cap.unfiltered-projection": """\
-Whether FedGP may run at visibility "sum" without its filter (strategy.filter = false). The target's update then decides
-the sign of each contribution as well. A target can craft it so that the other sites' contributions cancel each
+Whether FedGP may run at visibility "sum" without its filter (strategy.filter = false). The target's update then
+decides the sign of each contribution as well. A target can craft it so that the other sites' contributions cancel each
 other, and the sum is this site's update although all norms are as required.""",
     "norm-cap.reports": """\
 For the caps, the other sources of a sum see the norm of this site's contribution, per layer and coarsely rounded; the
