@@ -55,8 +55,8 @@ source in a layer.""",
 "layer": this must hold in each layer. "model": for the model as a whole; one layer may then be this site's alone.""",
     "norm-cap.unfiltered-projection": """\
 Whether FedGP may run at visibility "sum" without its filter (strategy.filter = false). The target's update then
-decides the sign of each contribution as well. A target can craft it so that the other sites' contributions cancel each
-other, and the sum is this site's update although all norms are as required.""",
+decides the sign of each contribution as well. A target can craft it so that the other sites' contributions cancel
+each other, and the sum is this site's update although all norms are as required.""",
     "norm-cap.reports": """\
 For the caps, the other sources of a sum see the norm of this site's contribution, per layer and coarsely rounded; the
 aggregator does not. With max-colluders above 0, some of them may pass it on. "hidden": in that case this site takes
