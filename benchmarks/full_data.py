@@ -1,6 +1,6 @@
 """The paper's tables on the whole of MNIST and Fashion-MNIST: every rule with a schedule that was chosen for it.
 
-    python benchmarks/full_data.py --measure --data-dir DIR --cache FOLDER    run what FOLDER lacks, write the figures
+    python benchmarks/full_data.py --measure --data-dir DIR --cache FOLDER [--only STUDY ...]    run what FOLDER lacks
     python benchmarks/full_data.py [--check]    from full_data.json: print the tables
 
 Every run is a simulated federation at ``sum`` (`full_data_runs.py` has the grid). What is chosen for each rule and data

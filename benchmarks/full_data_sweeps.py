@@ -1,6 +1,6 @@
 """Fixed β, other noises, shifts and numbers of labelled rows, on the whole of MNIST and Fashion-MNIST.
 
-    python benchmarks/full_data_sweeps.py --measure --data-dir DIR --cache FOLDER    run what FOLDER lacks
+    python benchmarks/full_data_sweeps.py --measure --data-dir DIR --cache FOLDER [--only NAME ...]    run what lacks
     python benchmarks/full_data_sweeps.py [--check]    from full_data_sweeps.json: print the tables
 
 Every run is one of ``full_data.py`` with one setting changed, and with the schedule that was chosen there for the rule;

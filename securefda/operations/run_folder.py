@@ -104,7 +104,7 @@ _WRITTEN = (
 _ONLY_OF_A_RUN = {SUMMARY_FILE, METRICS_FILE, SITES_FOLDER, "state.sqlite", "status.json"}
 """Names that only a run folder has; the first that a site's process writes is among them."""
 
-_NOBODYS = {"lost+found"}  # of a disk that is mounted for runs
+_IGNORED = {"lost+found"}  # of a disk that is mounted for runs
 
 
 def require_run_folder(path: Path, key: str = "--out") -> None:
@@ -121,7 +121,7 @@ def require_run_folder(path: Path, key: str = "--out") -> None:
         return
     if not path.is_dir():
         raise ConfigError(key, f"{path} is no folder", hint="name a new folder, or an empty one")
-    names = sorted({entry.name for entry in path.iterdir()} - _NOBODYS)
+    names = sorted({entry.name for entry in path.iterdir()} - _IGNORED)
     strange = _strange(names)
     if strange and not _ONLY_OF_A_RUN & set(names):
         why = f"{path} holds {strange[0]}{_and_more(strange)}, and is no run folder"

@@ -1782,6 +1782,16 @@ PROCESSES = {
         again=f"source start --config {SETTINGS} --out federation.toml",
         then="federation.toml",
     ),
+    "lock-of-a-source-is-a-folder": Wrong(
+        f"source start --config {SETTINGS}",
+        "source.lock: cannot be opened: Is a directory",
+        "give this user the kit's folder",
+        harm=acts(lambda: Path(f"{SOURCE}/local/source.lock").mkdir()),
+        follow=acts(
+            lambda: Path(f"{SOURCE}/local/source.lock").rmdir(), lambda: Path(f"{SOURCE}/startup/tls.key").chmod(0o644)
+        ),
+        then="tls.key: is open to others",
+    ),
     "a-second-process-of-a-source": Wrong(
         f"source start --config {SETTINGS}",
         "state.sqlite: another process uses it",

@@ -213,7 +213,7 @@ def test_the_target_pays_with_its_update_only_under_rules_that_publish_it() -> N
     [
         (default_policy("individual"), "updates in clear: "),
         (SourcePolicy(min_others=2), "sums over 3 sources: "),
-        (SourcePolicy(min_others=8, max_colluders=4), "sums over 5 sources: "),  # colluders hide nobody
+        (SourcePolicy(min_others=8, max_colluders=4), "sums over 5 sources: "),  # colluders do not hide an update
         (SourcePolicy(min_others=8), "sums over 5 sources: "),
         (SourcePolicy(min_others=40), "sums over 10 sources: "),
         (REQUIRING, "sums over 3 sources: "),
