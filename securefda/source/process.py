@@ -120,11 +120,7 @@ def _only_process(local: Path, out: Path) -> Iterator[None]:
     An aggregator lets a new process of a site take the place of the old one: a second one, with another run folder,
     would end the first.
     """
-    try:
-        descriptor = os.open(local / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError as error:
-        why = f"cannot be opened: {error.strerror}"
-        raise ConfigError(str(local / LOCK_FILE), why, hint="give this user the kit's folder local/") from error
+    descriptor = os.open(local / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

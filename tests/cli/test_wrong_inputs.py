@@ -1784,8 +1784,8 @@ PROCESSES = {
     ),
     "lock-of-a-source-is-a-folder": Wrong(
         f"source start --config {SETTINGS}",
-        "source.lock: cannot be opened: Is a directory",
-        "give this user the kit's folder",
+        "source.lock: cannot be used: Is a directory",
+        "check the path and the permissions of its folder",
         harm=acts(lambda: Path(f"{SOURCE}/local/source.lock").mkdir()),
         follow=acts(
             lambda: Path(f"{SOURCE}/local/source.lock").rmdir(), lambda: Path(f"{SOURCE}/startup/tls.key").chmod(0o644)
