@@ -146,6 +146,18 @@ def cells() -> list[Cell]:
     made += [Cell(MEMBERSHIP, FASHION, SUM, 3, steps, one, rounds=FEW) for one in (4.0, 1.0)]
     made += [Cell(MEMBERSHIP, DIGITS, TARGET, 10, steps)]
     made += [Cell(OPTIMISATION, FASHION, SUM, 10, ONE_STEP, None, 1, 1)]
+    made += [Cell(PROPERTY, DIGITS, SUM, n, own) for n in (5, 10)]
+    made += [Cell(PROPERTY, DIGITS, SUM, 3, steps, one) for one in (None, *NOISY)]
+    made += [Cell(PROPERTY, FASHION, SUM, 3, steps, 8.0, rounds=FEW)]
+    made += [Cell(PROPERTY, FASHION, SUM, 10, steps, rounds=FEW)]
+    made += [Cell(MEMBERSHIP, FASHION, SUM, 5, steps, rounds=FEW)]
+    made += [Cell(MEMBERSHIP, DIGITS, seen, 3, steps, one) for seen in (TARGET, DIFFERENCE) for one in (4.0, 1.0)]
+    made += [Cell(MEMBERSHIP, DIGITS, DIFFERENCE, n, steps) for n in (5, 10)]
+    made += [Cell(OPTIMISATION, FASHION, SUM, 5, ONE_STEP, None, 1, 1)]
+    made += [Cell(OPTIMISATION, FASHION, SUM, 3, ONE_STEP, 8.0, 1, 1)]
+    made += [Cell(MEMBERSHIP, FASHION, SUM, 1, steps, one, rounds=FEW) for one in (4.0, 1.0)]
+    made += [Cell(PROPERTY, FASHION, SUM, 3, steps, 1.0, rounds=FEW)]
+    made += [Cell(MEMBERSHIP, FASHION, SUM, 10, steps, one, rounds=FEW) for one in (4.0, 1.0)]
     return made
 
 
