@@ -11,7 +11,7 @@ import typer
 
 from securefda.cli.options import Kit, OutputFormat, file_or_sample, now
 from securefda.cli.output import Format, print_error, print_result, print_text
-from securefda.errors import ConfigError, PolicyRefusal, SecureFdaError
+from securefda.errors import ConfigError, SecureFdaError
 from securefda.text import aligned
 
 if TYPE_CHECKING:
@@ -59,29 +59,35 @@ def check(
 
 
 def _verdict_json(verdict: Verdict) -> dict[str, Any]:
+    """The first refusal, which is what a source would end with, stands beside the list of all."""
     common = {"site": verdict.site, "policy": str(verdict.path), "signed": verdict.signed}
-    match verdict.error:
-        case None:
-            return common | {"verdict": "permitted", "level": verdict.level}
-        case PolicyRefusal() as refusal:
-            asked = {"key": refusal.key, "asked": str(refusal.asked), "allowed": str(refusal.allowed)}
-            return common | {"verdict": "refused"} | asked | {"hint": refusal.hint}
-        case error:
-            key = error.key if isinstance(error, ConfigError) else ""
-            return common | {"verdict": "unusable", "key": key, "message": str(error), "hint": error.hint}
+    if (error := verdict.unusable) is not None:
+        key = error.key if isinstance(error, ConfigError) else ""
+        return common | {"verdict": "unusable", "key": key, "message": str(error), "hint": error.hint}
+    if not verdict.refusals:
+        return common | {"verdict": "permitted", "level": verdict.level}
+    refusals = [
+        {"key": refusal.key, "asked": str(refusal.asked), "allowed": str(refusal.allowed), "hint": refusal.hint}
+        for refusal in verdict.refusals
+    ]
+    return common | {"verdict": "refused"} | refusals[0] | {"refusals": refusals}
 
 
 def _verdict_rows(verdict: Verdict) -> list[tuple[str, str, str]]:
-    """Return site, verdict and reason."""
-    error = verdict.error
-    if error is None:
-        unsigned = "" if verdict.signed else "; its signature was not checked, name the kit for that"
-        return [(verdict.site, "permitted", f"at visibility {verdict.level}{unsigned}")]
-    if isinstance(error, PolicyRefusal):
-        row = (verdict.site, "refused", f"{error.key}: asked {error.asked}, allowed {error.allowed}")
+    """Return site, verdict and reason; hints and further reasons below."""
+    if (error := verdict.unusable) is not None:
+        answer, reasons = "unusable", [(str(error), error.hint)]
+    elif verdict.refusals:
+        answer = "refused"
+        reasons = [
+            (f"{refusal.key}: asked {refusal.asked}, allowed {refusal.allowed}", refusal.hint)
+            for refusal in verdict.refusals
+        ]
     else:
-        row = (verdict.site, "unusable", str(error))
-    return [row, ("", "", f"-> {error.hint}")] if error.hint else [row]
+        unsigned = "" if verdict.signed else "; its signature was not checked, name the kit for that"
+        answer, reasons = "permitted", [(f"at visibility {verdict.level}{unsigned}", "")]
+    lines = [line for reason, hint in reasons for line in (reason, f"-> {hint}" if hint else "") if line]
+    return [(verdict.site, answer, lines[0]), *(("", "", line) for line in lines[1:])]
 
 
 @app.command("explain")

@@ -8,12 +8,13 @@ from datetime import datetime
 from pathlib import Path
 
 from securefda.disk import read_file
-from securefda.errors import ConfigError, SecureFdaError
+from securefda.errors import ConfigError, PolicyRefusal, SecureFdaError
 from securefda.protocol.header_checks import SessionLimits
 from securefda.protocol.messages import Header, Signed
 from securefda.site.config import FederationConfig, load_federation, strategy_of
 from securefda.site.kit import Kit, PolicyFile
-from securefda.site.policy import SourcePolicy, check_header_by_policy, check_task, check_training, require_satisfiable
+from securefda.site.policy import SourcePolicy, require_satisfiable
+from securefda.site.policy.verdict import refusals_of_header, refusals_of_task, refusals_of_training
 from securefda.transport.wire import WireError, decode_signed
 
 
@@ -28,13 +29,25 @@ class PolicyCheckError(SecureFdaError):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The answer of one policy: its ``level`` if it permits the headers, else the ``error``."""
+    """The answer of one policy.
+
+    Attributes:
+        level: at which the site takes part, if its policy permits the headers.
+        refusals: one for each key that forbids something, in the order in which a source would find them.
+        unusable: why the policy cannot be compared with the headers at all.
+    """
 
     site: str
     path: Path
     signed: bool
     level: str = ""
-    error: SecureFdaError | None = None
+    refusals: tuple[PolicyRefusal, ...] = ()
+    unusable: SecureFdaError | None = None
+
+    @property
+    def error(self) -> SecureFdaError | None:
+        """What a source with this policy would end with; None where it takes part."""
+        return self.unusable or next(iter(self.refusals), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +68,14 @@ class AskedHeaders:
     noise: tuple[float, float] | None = None
     has_names: bool = True
 
-    def compare_with(self, policy: SourcePolicy, site: str) -> str:
-        """Compare the headers with a site's policy; returns the level at which the site takes part.
+    def level_of(self, site: str) -> str:
+        """The level at which a site takes part."""
+        return self.headers[0].level_of(self.indices[site]).label
+
+    def refusals_by(self, policy: SourcePolicy, site: str) -> tuple[PolicyRefusal, ...]:
+        """Compare the headers with a site's policy; returns the first refusal of each key.
 
         Raises:
-            PolicyRefusal: the policy refuses.
             ConfigError: no header over these sources could satisfy it.
             FaultyAggregatorError: the headers do not name the site.
         """
@@ -68,14 +84,15 @@ class AskedHeaders:
             require_satisfiable(policy, site, tuple(self.indices))
             trusted = frozenset(self.indices[peer] for peer in policy.trusted_peers or self.indices)
             limits = SessionLimits(min_others=policy.min_others, max_colluders=policy.max_colluders, trusted=trusted)
+        found: list[PolicyRefusal] = []
         if self.factory:
-            check_task(policy, self.factory)
+            found += refusals_of_task(policy, self.factory)
         if self.noise is not None:
-            check_training(policy, *self.noise)
+            found += refusals_of_training(policy, *self.noise)
         with_noise = self.noise is None or self.noise[0] > 0
         for header in self.headers:
-            check_header_by_policy(policy, header, own, limits, with_noise=with_noise)
-        return self.headers[0].level_of(own).label
+            found += refusals_of_header(policy, header, own, limits, with_noise=with_noise)
+        return tuple({refusal.key: refusal for refusal in reversed(found)}.values())[::-1]
 
 
 def headers_of_federation(config: FederationConfig, permitted: Mapping[str, str]) -> AskedHeaders:
@@ -172,15 +189,18 @@ def verdicts_on(
         names = _names(files, sites, tuple(compared.indices), f"the federation of {asked}")
     verdicts = []
     for name, file, policy in zip(names, files, loaded, strict=True):
+        signed = file.kit is not None
         try:
             if isinstance(policy, SecureFdaError):
                 raise policy
-            verdicts.append(Verdict(name, file.path, file.kit is not None, level=compared.compare_with(policy, name)))
+            refusals = compared.refusals_by(policy, name)
         except SecureFdaError as error:
-            verdicts.append(Verdict(name, file.path, file.kit is not None, error=error))
-    first = compared.headers[0]
-    here = {name: index for name, index in compared.indices.items() if index in first.participants}
-    return verdicts, {name: first.level_of(index).label for name, index in here.items()}
+            verdicts.append(Verdict(name, file.path, signed, unusable=error))
+        else:
+            level = "" if refusals else compared.level_of(name)
+            verdicts.append(Verdict(name, file.path, signed, level, refusals))
+    here = [name for name, index in compared.indices.items() if index in compared.headers[0].participants]
+    return verdicts, {name: compared.level_of(name) for name in here}
 
 
 def _names(files: Sequence[PolicyFile], sites: Sequence[str], sources: Sequence[str], where: str) -> list[str]:

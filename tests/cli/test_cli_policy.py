@@ -96,6 +96,21 @@ def test_check_names_site_key_asked_allowed_and_hint_and_ends_with_10(
     assert err.startswith("error: source-2: policy refuses min-others")
 
 
+def test_check_names_every_key_that_refuses_once(kits: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    encoding = permits().quantisation.model_copy(update={"clip_min": 30.0, "clip_max": 40.0})  # of every layer
+    changes = {"min_others": 4, "max_colluders": 0, "allowed_rules": ("fedavg",), "quantisation": encoding}
+    own(kits, "source-2", permits(**changes))
+    code, found = envelope(["policy", "check", *all_sources(kits), FEDERATION], capsys)
+    refused = found["data"]["policies"][1]
+    keys = ["min-others", "allowed-rules", "quantisation.clip-min"]
+    assert (code, [item["key"] for item in refused["refusals"]]) == (10, keys)
+    assert {key: refused[key] for key in ("key", "asked", "allowed", "hint")} == refused["refusals"][0]
+    assert main(["policy", "check", str(kits / "source-2"), FEDERATION]) == 10
+    out, err = capsys.readouterr()
+    assert [key for key in keys if f" {key}: asked " in out] == keys
+    assert err.count("error: ") == 1
+
+
 @pytest.mark.parametrize(
     ("changes", "key"),
     [

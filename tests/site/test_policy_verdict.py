@@ -19,6 +19,7 @@ from securefda.protocol.messages import (
     Layer,
     NormCapTerms,
     RuleTerms,
+    Schedule,
     SourcesKeep,
     TargetTerms,
     Update,
@@ -27,7 +28,7 @@ from securefda.protocol.messages import (
 from securefda.rules.strategy import Rule
 from securefda.settings import known_keys
 from securefda.site.policy import SourcePolicy, check_header_by_policy, check_metadata, check_task, check_training
-from securefda.site.policy.verdict import check_metrics
+from securefda.site.policy.verdict import check_metrics, check_schedule
 
 Asks = Callable[[SourcePolicy], None]
 ROSTER = roster()
@@ -53,6 +54,27 @@ def asked_of_noise() -> Asks:
 
 def asking(**changes: Any) -> Asks:
     return asked_by(replace(header_at_every_limit(), **changes))
+
+
+def scheduled(*, with_noise: bool = False, **changes: Any) -> Asks:
+    """A run whose headers come to what the policy just allows."""
+    header = header_at_every_limit()
+    schedule = Schedule(
+        run_id=bytes(16),
+        rounds=50,
+        rules=(header.rule,),
+        learning_rate=0.25,
+        clip=1.0,
+        modulus_bits=header.modulus_bits,
+        n_max=header.n_max,
+        max_samples=header.max_samples,
+        training_deadline_ms=header.training_deadline_ms,
+        phase_deadline_ms=header.phase_deadline_ms,
+        norm_cap_kappa=norms().kappa,
+        norm_cap_granularity=norms().granularity,
+        sources_keep=header.sources_keep,
+    )
+    return lambda policy: check_schedule(policy, replace(schedule, **changes), with_noise=with_noise)
 
 
 def norms(**changes: Any) -> NormCapTerms:
@@ -153,6 +175,14 @@ CASES = [
     Case("release.max-attempts", asking(attempt=4), 4),
     Case("model.keep", asking(sources_keep=SourcesKeep.NONE), "any"),
     Case("release.max-rounds", asking(round=51), 51),
+    Case("model.keep", scheduled(sources_keep=SourcesKeep.NONE), "any", at=scheduled()),
+    Case("norm-cap.granularity", scheduled(norm_cap_granularity=Granularity.MODEL), "model", at=scheduled()),
+    Case(
+        "norm-cap.unfiltered-projection",
+        scheduled(rules=(rule("fedgp_auto", filtered=False),)),
+        True,
+        at=scheduled(),
+    ),
     Case("metadata.may-leave", updating(loss=0.5), ("samples", "loss"), at=updating()),
     Case("metadata.may-leave", updating(accuracy=0.5), ("samples", "accuracy"), at=updating()),
 ]
@@ -394,16 +424,19 @@ def test_every_accepted_header_satisfies_every_inequality(
 
 
 @pytest.mark.parametrize("rule", [rule.value for rule in Rule if rule.releases_features])
-def test_a_pull_on_features_is_refused_in_a_header_to_a_site_that_trains_with_noise(rule: str) -> None:
+def test_a_pull_on_features_is_refused_in_a_header_and_a_schedule_to_a_site_that_trains_with_noise(rule: str) -> None:
     terms = replace(header_at_every_limit().rule, rule=rule)
     header = replace(header_at_every_limit(), rule=terms)
     policy = POLICY.model_copy(update={"allowed_rules": (rule,)})
     limits = policy.session_limits(ROSTER)
     check_header_by_policy(policy, header, ME, limits)
-    with pytest.raises(PolicyRefusal) as caught:
-        check_header_by_policy(policy, header, ME, limits, with_noise=True)
-    assert (caught.value.key, caught.value.asked) == ("dp.pull", f"{rule}, with a pull on the target's features")
-    assert "compares no features" in caught.value.hint
+    scheduled(rules=(terms,))(policy)
+    of_noise = scheduled(rules=(terms,), with_noise=True)
+    for ask in (of_noise, lambda policy: check_header_by_policy(policy, header, ME, limits, with_noise=True)):
+        with pytest.raises(PolicyRefusal) as caught:
+            ask(policy)
+        assert (caught.value.key, caught.value.asked) == ("dp.pull", f"{rule}, with a pull on the target's features")
+        assert "compares no features" in caught.value.hint
 
 
 @pytest.mark.parametrize("handed_in", [True, False])

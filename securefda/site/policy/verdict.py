@@ -1,18 +1,22 @@
 """Checks by a site's policy: of headers, schedules, tasks, training and messages.
 
-A refusal names the first key that forbids the request. `plan_levels` finds a visibility level for each source that no
+A ``check`` raises for the first key that forbids the request; the functions that yield refusals go through all keys.
+`plan_levels` finds a visibility level for each source that no
 policy forbids, and `require_satisfiable` checks before any round whether a policy can be met at all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from securefda.errors import ConfigError, FaultyAggregatorError, PolicyRefusal
 from securefda.protocol.header_checks import SessionLimits, threshold_is_sound
 from securefda.protocol.messages import Granularity, Header, RuleTerms, Schedule, SourcesKeep, Update, Visibility
 from securefda.rules.strategy import Rule
 from securefda.site.policy.model import SELECTION, SourcePolicy, require_known_peers
+
+Refusals = Iterator[PolicyRefusal]
+"""What a policy has against a request, in the order in which a source looks."""
 
 
 def plan_levels(permitted: Mapping[str, Visibility], smallest_sum: int) -> dict[str, Visibility]:
@@ -168,27 +172,48 @@ def check_header_by_policy(
         PolicyRefusal: names the first key, what the header asks for, and what is allowed.
         FaultyAggregatorError: HEADER_PARTICIPANTS, the header does not name this site.
     """
+    _raise_first(refusals_of_header(policy, header, own_index, limits, with_noise=with_noise))
+
+
+def refusals_of_header(
+    policy: SourcePolicy,
+    header: Header,
+    own_index: int,
+    limits: SessionLimits | None = None,
+    *,
+    with_noise: bool = False,
+) -> Refusals:
+    """Yield every refusal with which :func:`check_header_by_policy` could end, that one first; a key can come twice.
+
+    Raises:
+        FaultyAggregatorError: HEADER_PARTICIPANTS, the header does not name this site.
+    """
     if own_index not in header.participants:
         raise FaultyAggregatorError("HEADER_PARTICIPANTS", "the header does not name this site")
-    _check_visibility(policy, header, own_index, limits)
+    yield from _refusals_of_visibility(policy, header, own_index, limits)
     if header.norm_cap is not None and header.level_of(own_index) is Visibility.SUM:
-        _check_norm_reports(policy, with_noise=with_noise)
-    _check_rule(policy, header.rule)
-    _check_pull(header.rule, with_noise=with_noise)
+        yield from _refusals_of_norm_reports(policy, with_noise=with_noise)
+    yield from _refusals_of_rule(policy, header.rule)
+    yield from _refusals_of_pull(header.rule, with_noise=with_noise)
     digest = header.architecture_digest.hex()
     if policy.architectures and digest not in policy.architectures:
-        raise _refusal("architectures", digest, f"one of the {len(policy.architectures)} listed")
-    _check_encoding(policy, header, {layer.name: layer.clip for layer in header.layers})
+        yield _refusal("architectures", digest, f"one of the {len(policy.architectures)} listed")
+    yield from _refusals_of_encoding(policy, header, {layer.name: layer.clip for layer in header.layers})
     model_bytes, most = 4 * header.n_summed, policy.limits.model_bytes_max
     if model_bytes > most:
-        raise _refusal("limits.model-bytes-max", f"{model_bytes}", f"at most {most}")
-    _check_work(policy, header, header.target.learning_rate if header.target else None)
-    _check_keep(policy, header.sources_keep)
+        yield _refusal("limits.model-bytes-max", f"{model_bytes}", f"at most {most}")
+    yield from _refusals_of_work(policy, header, header.target.learning_rate if header.target else None)
+    yield from _refusals_of_keep(policy, header.sources_keep)
     release = policy.release
     if header.attempt > release.max_attempts:
-        raise _refusal("release.max-attempts", f"attempt {header.attempt}", f"up to {release.max_attempts}")
+        yield _refusal("release.max-attempts", f"attempt {header.attempt}", f"up to {release.max_attempts}")
     if header.round > release.max_rounds:
-        raise _refusal("release.max-rounds", f"round {header.round}", f"up to {release.max_rounds}")
+        yield _refusal("release.max-rounds", f"round {header.round}", f"up to {release.max_rounds}")
+
+
+def _raise_first(refusals: Refusals) -> None:
+    for refusal in refusals:
+        raise refusal
 
 
 def check_schedule(policy: SourcePolicy, schedule: Schedule, *, with_noise: bool = False) -> None:
@@ -205,19 +230,24 @@ def check_schedule(policy: SourcePolicy, schedule: Schedule, *, with_noise: bool
     Raises:
         PolicyRefusal: names the first key, what the run will ask for, and what is allowed.
     """
+    _raise_first(_refusals_of_schedule(policy, schedule, with_noise=with_noise))
+
+
+def _refusals_of_schedule(policy: SourcePolicy, schedule: Schedule, *, with_noise: bool) -> Refusals:
     for terms in schedule.rules:
-        _check_rule(policy, terms)
-        _check_pull(terms, with_noise=with_noise)
+        yield from _refusals_of_rule(policy, terms)
+        yield from _refusals_of_pull(terms, with_noise=with_noise)
         if policy.visibility is Visibility.SUM:  # it is at no other level
-            _check_unfiltered(policy, terms)
+            yield from _refusals_of_projection(policy, terms)
         adapts = terms.select or any(terms.rule == rule.value and rule.adapts for rule in Rule)
-        _check_work(policy, schedule, schedule.learning_rate * terms.learning_rate_factor if adapts else None)
+        rate = schedule.learning_rate * terms.learning_rate_factor if adapts else None
+        yield from _refusals_of_work(policy, schedule, rate)
     if policy.visibility is Visibility.SUM:
-        _check_kappa(policy, schedule.norm_cap_kappa, schedule.norm_cap_granularity)
-    _check_encoding(policy, schedule, {"": schedule.clip})
-    _check_keep(policy, schedule.sources_keep)
+        yield from _refusals_of_kappa(policy, schedule.norm_cap_kappa, schedule.norm_cap_granularity)
+    yield from _refusals_of_encoding(policy, schedule, {"": schedule.clip})
+    yield from _refusals_of_keep(policy, schedule.sources_keep)
     if schedule.rounds > policy.release.max_rounds:
-        raise _refusal("release.max-rounds", f"{schedule.rounds} rounds", f"up to {policy.release.max_rounds}")
+        yield _refusal("release.max-rounds", f"{schedule.rounds} rounds", f"up to {policy.release.max_rounds}")
 
 
 def check_task(policy: SourcePolicy, factory: str) -> None:
@@ -226,8 +256,13 @@ def check_task(policy: SourcePolicy, factory: str) -> None:
     Raises:
         PolicyRefusal: ``allowed-tasks`` lists others.
     """
+    _raise_first(refusals_of_task(policy, factory))
+
+
+def refusals_of_task(policy: SourcePolicy, factory: str) -> Refusals:
+    """Yield the refusal that :func:`check_task` raises, if any."""
     if policy.allowed_tasks and factory not in policy.allowed_tasks:
-        raise _refusal("allowed-tasks", factory, ", ".join(policy.allowed_tasks))
+        yield _refusal("allowed-tasks", factory, ", ".join(policy.allowed_tasks))
 
 
 def check_training(policy: SourcePolicy, noise_multiplier: float, max_grad_norm: float) -> None:
@@ -242,20 +277,25 @@ def check_training(policy: SourcePolicy, noise_multiplier: float, max_grad_norm:
         PolicyRefusal: ``dp.required`` or ``dp.max-grad-norm``; or ``norm-cap.reports``, if every header would be
             refused for it.
     """
+    _raise_first(refusals_of_training(policy, noise_multiplier, max_grad_norm))
+
+
+def refusals_of_training(policy: SourcePolicy, noise_multiplier: float, max_grad_norm: float) -> Refusals:
+    """Yield every refusal with which :func:`check_training` could end, that one first."""
     with_noise, largest = noise_multiplier > 0, policy.dp.max_grad_norm
     if policy.dp.required and not with_noise:
-        raise _refusal("dp.required", "training without noise", "DP-SGD alone")
+        yield _refusal("dp.required", "training without noise", "DP-SGD alone")
     if with_noise and not max_grad_norm <= largest:
-        raise _refusal("dp.max-grad-norm", f"{max_grad_norm:g}", f"at most {largest:g}")
+        yield _refusal("dp.max-grad-norm", f"{max_grad_norm:g}", f"at most {largest:g}")
     if policy.visibility is Visibility.SUM and policy.norm_cap.kappa > 0:
-        _check_norm_reports(policy, with_noise=with_noise)
+        yield from _refusals_of_norm_reports(policy, with_noise=with_noise)
 
 
-def _check_norm_reports(policy: SourcePolicy, *, with_noise: bool) -> None:
+def _refusals_of_norm_reports(policy: SourcePolicy, *, with_noise: bool) -> Refusals:
     """Refuse norm reports that the policy hides: only noise bounds what a colluder could pass on."""
     if policy.max_colluders and not with_noise and policy.norm_cap.reports == "hidden":
         asked = f"a norm report that max-colluders = {policy.max_colluders} colluders would see"
-        raise _refusal("norm-cap.reports", asked, "such a report only of training with noise")
+        yield _refusal("norm-cap.reports", asked, "such a report only of training with noise")
 
 
 def check_metadata(policy: SourcePolicy, update: Update) -> None:
@@ -301,45 +341,50 @@ def rules_that_send_features(policy: SourcePolicy) -> tuple[str, ...]:
     return tuple(name for name in policy.allowed_rules if name in _RELEASING_RULES)
 
 
-def _check_visibility(policy: SourcePolicy, header: Header, own_index: int, limits: SessionLimits | None) -> None:
+def _refusals_of_visibility(
+    policy: SourcePolicy, header: Header, own_index: int, limits: SessionLimits | None
+) -> Refusals:
     level = header.level_of(own_index)
     if level < policy.visibility:
-        raise _refusal("max-visibility", level.label, policy.max_visibility)
+        yield _refusal("max-visibility", level.label, policy.max_visibility)
     if level is Visibility.INDIVIDUAL:
         return
     quorum = header.fewest_at_sum if level is Visibility.SUM else header.cohort_quorum
     # Sources can be lost on the way, and the others still open the sum. So the smallest sum that can open must suffice.
     others = min(len(header.at(level)), quorum) - 1 - policy.max_colluders
     if others < policy.min_others:
-        raise _refusal("min-others", f"a sum with {max(0, others)} others that count", f"at least {policy.min_others}")
+        yield _refusal("min-others", f"a sum with {max(0, others)} others that count", f"at least {policy.min_others}")
     n = len(header.masked)
     if not threshold_is_sound(header.threshold, n, policy.max_colluders):
         lowest = (n + policy.max_colluders) // 2 + 1
-        raise _refusal(
+        yield _refusal(
             "max-colluders",
             f"threshold {header.threshold} of {n}",
             f"{lowest} to {n} with max-colluders = {policy.max_colluders}",
         )
     if level is Visibility.SUM:
-        _check_trusted(policy, header, own_index, limits)
-        _check_norm_cap(policy, header, own_index, limits)
+        if others >= policy.min_others:  # too few others are too few trusted ones as well
+            yield from _refusals_of_trust(policy, header, own_index, limits)
+        yield from _refusals_of_norm_cap(policy, header, own_index, limits)
 
 
-def _check_trusted(policy: SourcePolicy, header: Header, own_index: int, limits: SessionLimits | None) -> None:
+def _refusals_of_trust(policy: SourcePolicy, header: Header, own_index: int, limits: SessionLimits | None) -> Refusals:
     if limits is None:
         return
     others = limits.fewest_trusted_at_sum(header, own_index)
     if others < limits.min_others:
-        raise _refusal("trusted-peers", f"a sum with {max(0, others)} trusted others", f"at least {policy.min_others}")
+        yield _refusal("trusted-peers", f"a sum with {max(0, others)} trusted others", f"at least {policy.min_others}")
 
 
-def _check_norm_cap(policy: SourcePolicy, header: Header, own_index: int, limits: SessionLimits | None) -> None:
+def _refusals_of_norm_cap(
+    policy: SourcePolicy, header: Header, own_index: int, limits: SessionLimits | None
+) -> Refusals:
     """If FedGP's filter leaves a source alone in a layer, the cap there is 0. Without it, contributions can cancel."""
     asked = header.norm_cap
     if asked is not None:
         left = header.sum_quorum - 1 - policy.max_colluders
         if asked.others > left:
-            raise _refusal(
+            yield _refusal(
                 "max-colluders",
                 f"norms of {asked.others} others",
                 f"at most {left} with max-colluders = {policy.max_colluders}",
@@ -347,73 +392,73 @@ def _check_norm_cap(policy: SourcePolicy, header: Header, own_index: int, limits
         if limits is not None:  # the session checks this too; there it would accuse the aggregator
             left = limits.fewest_trusted_at_sum(header, own_index)
             if asked.others > left:
-                raise _refusal("trusted-peers", f"norms of {asked.others} others", f"at most {left} trusted ones")
+                yield _refusal("trusted-peers", f"norms of {asked.others} others", f"at most {left} trusted ones")
     kappa, granularity = (0.0, Granularity.LAYER) if asked is None else (asked.kappa, asked.granularity)
-    _check_kappa(policy, kappa, granularity)
-    _check_unfiltered(policy, header.rule)
+    yield from _refusals_of_kappa(policy, kappa, granularity)
+    yield from _refusals_of_projection(policy, header.rule)
 
 
-def _check_kappa(policy: SourcePolicy, kappa: float, granularity: Granularity) -> None:
+def _refusals_of_kappa(policy: SourcePolicy, kappa: float, granularity: Granularity) -> Refusals:
     bounds = policy.norm_cap
     if bounds.kappa == 0:
         return
     if kappa < bounds.kappa:
-        raise _refusal("norm-cap.kappa", f"{kappa:g}" if kappa else "no norm cap", f"at least {bounds.kappa:g}")
+        yield _refusal("norm-cap.kappa", f"{kappa:g}" if kappa else "no norm cap", f"at least {bounds.kappa:g}")
     if granularity is Granularity.MODEL and bounds.terms is Granularity.LAYER:
-        raise _refusal("norm-cap.granularity", "model", "layer")
+        yield _refusal("norm-cap.granularity", "model", "layer")
 
 
-def _check_unfiltered(policy: SourcePolicy, terms: RuleTerms) -> None:
+def _refusals_of_projection(policy: SourcePolicy, terms: RuleTerms) -> Refusals:
     unfiltered = terms.rule in _PROJECTING_RULES and not terms.filter
     if policy.norm_cap.kappa and unfiltered and not policy.norm_cap.unfiltered_projection:
-        raise _refusal("norm-cap.unfiltered-projection", "true", "false")
+        yield _refusal("norm-cap.unfiltered-projection", "true", "false")
 
 
-def _check_rule(policy: SourcePolicy, terms: RuleTerms) -> None:
+def _refusals_of_rule(policy: SourcePolicy, terms: RuleTerms) -> Refusals:
     allowed = ", ".join(policy.allowed_rules) or "none"
     # A source contributes nothing to a round of the target alone; it can only be asked for estimated errors.
     only_errors = terms.select and terms.rule == Rule.TARGET_ONLY
     if terms.rule not in policy.allowed_rules and not only_errors:
-        raise _refusal("allowed-rules", terms.rule, allowed)
+        yield _refusal("allowed-rules", terms.rule, allowed)
     if terms.select and SELECTION not in policy.allowed_rules:
-        raise _refusal("allowed-rules", f"{SELECTION}, estimated errors of rules", allowed)
+        yield _refusal("allowed-rules", f"{SELECTION}, estimated errors of rules", allowed)
     bound, most = terms.attention.bound if terms.attention else 0.0, policy.limits.attention_bound_max
     if bound > most:
-        raise _refusal("limits.attention-bound-max", f"{bound:g}", f"at most {most:g}")
+        yield _refusal("limits.attention-bound-max", f"{bound:g}", f"at most {most:g}")
 
 
-def _check_pull(terms: RuleTerms, *, with_noise: bool) -> None:
+def _refusals_of_pull(terms: RuleTerms, *, with_noise: bool) -> Refusals:
     """Refuse a pull on the target's features if training has noise: no ledger counts the pull."""
     if with_noise and terms.rule in _RELEASING_RULES:
-        raise _refusal("dp.pull", f"{terms.rule}, with a pull on the target's features", "what noise protects")
+        yield _refusal("dp.pull", f"{terms.rule}, with a pull on the target's features", "what noise protects")
 
 
-def _check_encoding(policy: SourcePolicy, asked: Header | Schedule, clips: Mapping[str, float]) -> None:
+def _refusals_of_encoding(policy: SourcePolicy, asked: Header | Schedule, clips: Mapping[str, float]) -> Refusals:
     """``clips`` maps layer names to clips; the name "" stands for all layers."""
     bounds = policy.quantisation
     if asked.modulus_bits < bounds.modulus_bits_min:
-        raise _refusal("quantisation.modulus-bits-min", asked.modulus_bits, f"at least {bounds.modulus_bits_min}")
+        yield _refusal("quantisation.modulus-bits-min", asked.modulus_bits, f"at least {bounds.modulus_bits_min}")
     for layer, clip in clips.items():
         found = f"{clip:g} in layer {layer}" if layer else f"{clip:g}"
         if clip < bounds.clip_min:
-            raise _refusal("quantisation.clip-min", found, f"at least {bounds.clip_min:g}")
+            yield _refusal("quantisation.clip-min", found, f"at least {bounds.clip_min:g}")
         if clip > bounds.clip_max:
-            raise _refusal("quantisation.clip-max", found, f"at most {bounds.clip_max:g}")
+            yield _refusal("quantisation.clip-max", found, f"at most {bounds.clip_max:g}")
     if asked.n_max > bounds.n_max:
-        raise _refusal("quantisation.n-max", asked.n_max, f"at most {bounds.n_max}")
+        yield _refusal("quantisation.n-max", asked.n_max, f"at most {bounds.n_max}")
     if asked.max_samples < bounds.max_samples_min:
-        raise _refusal("quantisation.max-samples-min", asked.max_samples, f"at least {bounds.max_samples_min}")
+        yield _refusal("quantisation.max-samples-min", asked.max_samples, f"at least {bounds.max_samples_min}")
     if asked.max_samples > bounds.max_samples_max:
-        raise _refusal("quantisation.max-samples-max", asked.max_samples, f"at most {bounds.max_samples_max}")
+        yield _refusal("quantisation.max-samples-max", asked.max_samples, f"at most {bounds.max_samples_max}")
 
 
-def _check_keep(policy: SourcePolicy, asked: SourcesKeep) -> None:
+def _refusals_of_keep(policy: SourcePolicy, asked: SourcesKeep) -> Refusals:
     if policy.model.keep not in ("any", asked.label):
         found = f'model.sources-keep = "{asked.label}"'
-        raise _refusal("model.keep", found, f'"{policy.model.keep}" alone')
+        yield _refusal("model.keep", found, f'"{policy.model.keep}" alone')
 
 
-def _check_work(policy: SourcePolicy, asked: Header | Schedule, learning_rate: float | None) -> None:
+def _refusals_of_work(policy: SourcePolicy, asked: Header | Schedule, learning_rate: float | None) -> Refusals:
     """``learning_rate`` is the target's; None if the round does not publish it."""
     limits = policy.limits
     most = {
@@ -423,6 +468,6 @@ def _check_work(policy: SourcePolicy, asked: Header | Schedule, learning_rate: f
     }
     for key, (value, bound) in most.items():
         if value > bound:
-            raise _refusal(f"limits.{key}", f"{value}", f"at most {bound}")
+            yield _refusal(f"limits.{key}", f"{value}", f"at most {bound}")
     if learning_rate is not None and learning_rate < limits.learning_rate_min:
-        raise _refusal("limits.learning-rate-min", f"{learning_rate:g}", f"at least {limits.learning_rate_min:g}")
+        yield _refusal("limits.learning-rate-min", f"{learning_rate:g}", f"at least {limits.learning_rate_min:g}")
