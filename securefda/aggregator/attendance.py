@@ -221,11 +221,15 @@ class CosignerTracker:
         """Show it to a source that came or came back, unless it is faulty. Raises AuditError."""
         return [] if index in self.faulty else [self.ask(index)]
 
-    def note_known(self, index: int, known: int) -> None:
-        """A new process of a source said how much of the aggregator's log it has cosigned."""
+    def replaced(self, index: int) -> None:
+        """A new process of a source has connected. It is asked once it has joined, whatever the old one answered."""
         self.cosigned.discard(index)
         self._have_shown.discard(index)
         self._times_shown.pop(index, None)
+
+    def note_known(self, index: int, known: int) -> None:
+        """A new process of a source said how much of the aggregator's log it has cosigned."""
+        self.replaced(index)
         self._witness.hear(index, known)
 
     def receive(self, message: Signed[Body]) -> list[Send]:

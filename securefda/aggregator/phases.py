@@ -44,11 +44,22 @@ class AskingCosigners:
 
 
 @dataclass(frozen=True, slots=True)
-class AwaitingCosignatures:
-    """The target has trained, if that was worth it, and the run waits for cosignatures.
+class CatchingUp:
+    """The target has trained, if that was worth it. Due as soon as the run has heard what happened meanwhile.
 
-    ``began`` is moved forward by the time of training, which is recorded separately.
+    No header leaves before that: a source may have left or restarted while the target trained, and a round that counts
+    on its old process could be lost. ``began`` leaves out the training, which is recorded separately.
     """
+
+    current: CurrentRound
+    began: float
+    deadline: float
+    name: ClassVar[str] = "witness"
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitingCosignatures:
+    """The run waits for cosignatures of the sources that are connected."""
 
     current: CurrentRound
     began: float
@@ -126,9 +137,9 @@ class Ended:
     name: ClassVar[str] = ""
 
 
-RoundPhase = AskingCosigners | AwaitingCosignatures | Gathering | InAttempt | AttemptOver
+RoundPhase = AskingCosigners | CatchingUp | AwaitingCosignatures | Gathering | InAttempt | AttemptOver
 """Phases within a round."""
-TimedRoundPhase = AskingCosigners | AwaitingCosignatures | Gathering | InAttempt
+TimedRoundPhase = AskingCosigners | CatchingUp | AwaitingCosignatures | Gathering | InAttempt
 """The phases whose time is part of the round's record."""
 DuePhase = TimedRoundPhase | BetweenRounds | Closing
 """Phases that have a deadline."""
@@ -145,11 +156,14 @@ TRANSITIONS: Mapping[tuple[type[Phase], type[Phase]], str] = MappingProxyType(
         (Opening, BetweenRounds): "the target's own round is over, or an interrupted round is lost",
         (Opening, Ending): f"every round was over before a restart, or {_FAILS}",
         (Opening, Ended): "the run was complete before a restart",
-        (AskingCosigners, AwaitingCosignatures): "the requests have left, and the target has trained",
+        (AskingCosigners, CatchingUp): "the requests have left, and the target has trained if enough are connected",
         (AskingCosigners, Gathering): "every source has cosigned",
         (AskingCosigners, Ending): _FAILS,
+        (CatchingUp, AwaitingCosignatures): "nothing that happened meanwhile is left to hear",
+        (CatchingUp, Ending): f"too few sources are left, or {_FAILS}",
         (AwaitingCosignatures, Gathering): "every source has cosigned, or the deadline passes",
         (AwaitingCosignatures, Ending): _FAILS,
+        (Gathering, CatchingUp): "the sources are there, and the target has trained only now",
         (Gathering, InAttempt): "all that can take part are ready, or enough are and the run need not wait",
         (Gathering, AttemptOver): "a second attempt would ask the sources for something else",
         (Gathering, Ending): f"too few sources can take part, or {_FAILS}",

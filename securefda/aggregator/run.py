@@ -34,6 +34,7 @@ from securefda.aggregator.phases import (
     AttemptOver,
     AwaitingCosignatures,
     BetweenRounds,
+    CatchingUp,
     Closing,
     DuePhase,
     Ended,
@@ -227,6 +228,7 @@ class AggregatorRun:
     def replaced(self, index: int, why: str) -> list[Send]:
         """A new process of a source has connected: an attempt loses the old one, and the new one will join."""
         self._attendance.replaced(index, why)
+        self._cosigners.replaced(index)
         return self._phase.attempt.lose(index, why) + self._advance() if isinstance(self._phase, InAttempt) else []
 
     def misbehaved(self, index: int, check: str, detail: str) -> list[Send]:
@@ -252,6 +254,9 @@ class AggregatorRun:
         match self._phase:
             case AskingCosigners() as asking:
                 following = self._train_meanwhile(asking), []
+            case CatchingUp(current=current, began=began):
+                due = self._site.clock() + self._settings.phase_deadline_s
+                following = AwaitingCosignatures(current, began, due), []
             case AwaitingCosignatures(current=current):
                 following = self._gathering(current), []
             case Gathering(current=current):
@@ -339,7 +344,7 @@ class AggregatorRun:
         match self._phase:
             case InAttempt(attempt=attempt):
                 return attempt.asked
-            case AskingCosigners() | AwaitingCosignatures() | Closing():
+            case AskingCosigners() | CatchingUp() | AwaitingCosignatures() | Closing():
                 return len(self._attendance.connected - self._cosigners.faulty)
             case Gathering(current=current):
                 return len(self._candidates.expected(current))
@@ -424,14 +429,14 @@ class AggregatorRun:
     def _plan_of(self, number: int) -> RoundPlan:
         return round_plan(self._settings.strategy, number, last_errors(self._store.records()))
 
-    def _train_meanwhile(self, asking: AskingCosigners) -> AwaitingCosignatures:
+    def _train_meanwhile(self, asking: AskingCosigners) -> CatchingUp:
         """Train the target while sources cosign, if enough sources are connected for the round."""
         current, clock = asking.current, self._site.clock
         paused = clock()
         if self._candidates.suffice(current, self._candidates.expected(current) & self._attendance.present):
             self._train_target(current)
         now = clock()
-        return AwaitingCosignatures(current, asking.began + (now - paused), now + self._settings.phase_deadline_s)
+        return CatchingUp(current, began=asking.began + (now - paused), deadline=now)
 
     def _train_target(self, current: CurrentRound) -> None:
         if not current.trained:
@@ -453,14 +458,20 @@ class AggregatorRun:
     # --- From attempt to attempt --------------------------------------------------------------------------------------
 
     def _start_attempt(self, current: CurrentRound) -> Change:
-        """Plan an attempt of the sources that are ready, and open it with a header that asks for the same as before."""
+        """Plan an attempt of the sources that are ready, and open it with a header that asks for the same as before.
+
+        If the target has yet to train for the round, it does that instead, and the run hears what happened meanwhile.
+        """
         ready = self._candidates.ready(current)
         try:
             plan = self._candidates.plan(current, ready)
         except ConfigError as error:
             return self._end_without_plan(current, ready, error), []
         self._progress = replace(self._progress, attempted=True)
-        self._train_target(current)
+        if not current.trained:
+            self._train_target(current)
+            now = self._site.clock()
+            return CatchingUp(current, began=now, deadline=now), []
         with_metrics = self._attendance.all_hand_in_metrics(plan.participants)
         header = self._model.header(current, plan, with_metrics=with_metrics)
         request = RoundRequest.of(header.body)
@@ -661,7 +672,8 @@ class AggregatorRun:
         match self._phase:
             case InAttempt(attempt=attempt):
                 return attempt.lose(index, "it takes no part any more") + self._advance()
-            case AskingCosigners(current=current) | AwaitingCosignatures(current=current) | Gathering(current=current):
+            case AskingCosigners() | CatchingUp() | AwaitingCosignatures() | Gathering() as phase:
+                current = phase.current
                 if not self._candidates.enough_left(current):
                     return self._advance((self._failed(run_refused(self._attendance.forbidden)), []))
         return self._advance()
@@ -696,7 +708,7 @@ class AggregatorRun:
         match self._phase:
             case InAttempt(attempt=attempt):
                 return attempt.waiting_for
-            case AskingCosigners() | AwaitingCosignatures() | Closing():
+            case AskingCosigners() | CatchingUp() | AwaitingCosignatures() | Closing():
                 return frozenset(self._attendance.connected - self._cosigners.cosigned - self._cosigners.faulty)
             case Gathering(current=current):
                 expected = self._candidates.expected(current)

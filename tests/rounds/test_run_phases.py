@@ -17,6 +17,7 @@ from securefda.aggregator.phases import (
     AttemptOver,
     AwaitingCosignatures,
     BetweenRounds,
+    CatchingUp,
     Closing,
     Ended,
     Ending,
@@ -81,7 +82,9 @@ def at_rest(folder: Path, phase: type[Phase]) -> Federation:
     if phase is not BetweenRounds:
         federation.expire()
         federation.deliver_all()
-    if phase in (AwaitingCosignatures, Ended):
+    if phase in (CatchingUp, AwaitingCosignatures, Ended):
+        federation.expire()
+    if phase is AwaitingCosignatures:
         federation.expire()
     return federation
 
@@ -129,11 +132,12 @@ OUTCOMES: dict[type[Phase], dict[str, Outcome]] = {
     NotOpened: {"open": Gathering, "join": RAISES, "fail": RAISES},
     AskingCosigners: {
         "open": RAISES,
-        "cosign": InAttempt,
+        "cosign": CatchingUp,  # the last one, so that the target trains at once
         "left": Gathering,
-        "expire": AwaitingCosignatures,
+        "expire": CatchingUp,
         "fail": Closing,
     },
+    CatchingUp: {"open": RAISES, "expire": AwaitingCosignatures, "fail": Closing},
     AwaitingCosignatures: {
         "open": RAISES,
         "cosign": InAttempt,
@@ -141,7 +145,7 @@ OUTCOMES: dict[type[Phase], dict[str, Outcome]] = {
         "expire": Gathering,
         "fail": Closing,
     },
-    Gathering: {"open": RAISES, "cosign": InAttempt, "expire": Closing, "fail": Closing},
+    Gathering: {"open": RAISES, "cosign": CatchingUp, "expire": Closing, "fail": Closing},
     InAttempt: {
         "open": RAISES,
         "join": InAttempt,  # the next one, as with the two below: every source is still there
@@ -185,6 +189,7 @@ def test_what_a_driver_reads_follows_from_the_phase(tmp_path: Path, phase: type[
     run = federation.run
     waits_for = {
         AskingCosigners: ("source-2",),
+        CatchingUp: ("source-2",),
         AwaitingCosignatures: ("source-2",),
         Gathering: ("source-2",),
         InAttempt: ("source-1", "source-2", "source-3"),
@@ -298,11 +303,14 @@ SCENARIOS: dict[Change, Callable[[Path], Federation]] = {
     (Opening, BetweenRounds): target_alone,
     (Opening, Ending): killed_before_the_last_word,
     (Opening, Ended): started_again_when_complete,
-    (AskingCosigners, AwaitingCosignatures): a_silent_source,
+    (AskingCosigners, CatchingUp): a_silent_source,
     (AskingCosigners, Gathering): undisturbed,
     (AskingCosigners, Ending): failing(AskingCosigners),
+    (CatchingUp, AwaitingCosignatures): undisturbed,
+    (CatchingUp, Ending): failing(CatchingUp),
     (AwaitingCosignatures, Gathering): a_silent_source,
     (AwaitingCosignatures, Ending): failing(AwaitingCosignatures),
+    (Gathering, CatchingUp): undisturbed,
     (Gathering, InAttempt): undisturbed,
     (Gathering, AttemptOver): another_question,
     (Gathering, Ending): nobody_connected,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
 from known_sites import known_key, known_roster
@@ -41,6 +42,23 @@ class Watch(SilentReporter):
         self.notes: list[str] = []
         self.lines: list[RoundLine | SiteLine] = []
         self.alarms: list[str] = []
+        self.phases: list[str] = []
+        self._holds: dict[tuple[str, int], threading.Event] = {}
+
+    @contextmanager
+    def hold(self, phase: str, number: int) -> Iterator[None]:
+        """Keep the run in the thread that reports this phase for the ``number``-th time, until the block ends."""
+        event = self._holds[phase, number] = threading.Event()
+        try:
+            yield
+        finally:
+            event.set()
+
+    def phase(self, name: str, waiting_for: Iterable[str] = (), asked: int = 0) -> None:
+        del waiting_for, asked
+        self.phases.append(name)
+        if (event := self._holds.get((name, self.phases.count(name)))) is not None:
+            event.wait()
 
     def note(self, note: Note | str) -> None:
         self.notes.append(str(note))
@@ -105,8 +123,10 @@ class Driven:
     ) -> None:
         self._folder, self._sites, self._stack = folder, Sites(4), ExitStack()
         self.roster = known_roster("study", ["target", *(f"source-{index}" for index in range(1, 5))])
-        self.watch, self.sent = Watch(), []
-        """Roster index and type of every message that the aggregator says it has sent."""
+        self.watch = Watch()
+        self.sent: list[tuple[int, str]] = []
+        self.received: list[tuple[int, str]] = []
+        """Roster index and type of every message that the aggregator says it has sent, or received."""
         self._processes: list[Process] = []
         self.run = self._run(rounds, phase_deadline_s, join_deadline_s)
         self.address = ""
@@ -145,8 +165,7 @@ class Driven:
         self, direction: Direction, peer: int, message: Signed[Body], wire_bytes: int, *, more: bool = False
     ) -> None:
         del wire_bytes, more
-        if direction is Direction.SENT:
-            self.sent.append((peer, message.type_name))
+        (self.sent if direction is Direction.SENT else self.received).append((peer, message.type_name))
 
     async def note(self, text: str) -> None:
         """Wait until the run has noted this."""

@@ -6,6 +6,7 @@ import asyncio
 import os
 from pathlib import Path
 
+import pytest
 from driver_kit import Driven, Process
 from transport_kit import TARGET, Proxy, Sites, header, joined, next_event, note, number_of, scenario, soon
 
@@ -15,6 +16,7 @@ from securefda.transport.limits import UNREAD_MESSAGES
 from securefda.transport.observer import Direction
 
 VICTIM, HELD = 4, 3
+TRAINING = "training at the target"
 A_NEW_ONE = "source-4: a new process of it has connected"
 
 
@@ -126,6 +128,31 @@ async def test_a_new_process_gets_nothing_before_it_has_joined(tmp_path: Path) -
         await soon(driving)
         assert federation.watch.lines[0]["survivors"] == ["source-1", "source-2", "source-3"]
         assert VICTIM not in {peer for peer, _ in federation.sent[said:]}
+
+
+@pytest.mark.parametrize("number", [1, 2])
+@scenario
+async def test_a_source_that_restarts_while_the_target_trains_is_in_the_round(tmp_path: Path, number: int) -> None:
+    """In round 1 the target trains after all have cosigned, later meanwhile; in both, before the header."""
+    federation = Driven(tmp_path, rounds=2)
+    async with federation.driven() as (_, driving):
+        with federation.watch.hold(TRAINING, number):
+            *_, victim = processes = [await federation.process(index) for index in (1, 2, 3, VICTIM)]
+            for one in processes:
+                one.start()
+            while federation.watch.phases.count(TRAINING) < number:
+                await asyncio.sleep(0.01)
+            while [kind for _, kind in federation.received].count("Cosigned") < number * len(processes):
+                await asyncio.sleep(0.01)
+            await victim.kill()
+            again = await federation.process(VICTIM)
+        again.start()
+        await soon(driving)
+        assert A_NEW_ONE in federation.watch.notes
+        assert [line["survivors"] for line in federation.watch.lines] == [
+            ["source-1", "source-2", "source-3", "source-4"]
+        ] * 2
+        assert not [text for text in federation.watch.notes if "without a result" in text]
 
 
 @scenario
