@@ -304,7 +304,7 @@ def _origin(key: str, file: Path, origins: Mapping[str, str]) -> str:
     for name, where in origins.items():
         if inside.startswith(f"{name}.") or f"{name}.".startswith(inside):  # one is the other, or a table around it
             return where
-    return file.name
+    return str(file)
 
 
 def nearest_choice(given: str, why: str) -> str:

@@ -106,8 +106,8 @@ def test_errors_of_a_file_come_with_a_hint_each(tmp_path: Path, capsys: pytest.C
     )
     assert main(["simulate", str(file)]) == 4
     assert capsys.readouterr().err == (
-        "error: task.factry: unknown key (federation.toml)\nhint: did you mean task.factory?\n"
-        "error: session.clip: must be above 0, not 0 (federation.toml)\n"
+        f"error: task.factry: unknown key ({file})\nhint: did you mean task.factory?\n"
+        f"error: session.clip: must be above 0, not 0 ({file})\n"
         "hint: securefda config explain session.clip says what it takes\n"
     )
     assert main(["simulate", str(file), "--format", "json"]) == 4

@@ -185,7 +185,7 @@ def test_folder_without_a_register_ends_with_4(tmp_path: Path, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("file", "text", "error"),
     [
-        ("threats.toml", "[[threat]]\nidd = 1\n", "threat.0.idd: unknown key (threats.toml)"),
+        ("threats.toml", "[[threat]]\nidd = 1\n", "threat.0.idd: unknown key ({folder}/threats.toml)"),
         ("threats.toml", "[[threat", "not valid TOML"),
         (LAST_RUN_FILE, "{", "is no record of a test run"),
         (LAST_RUN_FILE, '{"full-run": null, "tests": {}, "more": 1}', "is no record of a test run"),
@@ -198,7 +198,7 @@ def test_malformed_file_ends_with_4_and_one_line(
     (folder / file).write_text(text)
     assert main(["threats", "--register", str(folder)]) == 4
     err = capsys.readouterr().err.splitlines()
-    assert error in err[0]
+    assert error.format(folder=folder) in err[0]
     assert err[1].startswith("hint: ")
 
 
