@@ -185,7 +185,7 @@ def level_charts(rounds: Sequence[RoundLine]) -> list[Chart]:
         lowest = min(value for _, value in cosines)
         limits = (-0.03 if lowest >= 0 else -1.03, 1.03)  # a line that is nearly 1 all along shall look like it
         svg = lines_figure({"cosine": cosines}, "cosine", "cosine", limits=limits)
-        charts.append(Chart("g_T and the published change of the model", cosine_sentence(rounds), svg))
+        charts.append(Chart("The target's update and the published change of the model", cosine_sentence(rounds), svg))
     if counted := [(line["round"], line["confident_rows"]) for line in rounds if "confident_rows" in line]:
         caption = (
             "Rows of the target whose pseudo-label counted: the model that the round began with was sure enough of it. "
@@ -243,18 +243,22 @@ def listed(names: Sequence[str], most: int) -> str:
 
 
 def cosine_sentence(rounds: Sequence[RoundLine]) -> str:
-    """Explain the cosine of g_T and the published change of the model; empty if no round has one."""
+    """Explain the cosine of the target's update and the published change of the model; empty if no round has one."""
     values = [cosine for line in rounds if (cosine := line.get("target_cosine")) is not None]
     if not values:
         return ""
     was_sent = any(line.get("target_update_to") for line in rounds)
-    who = "Sources at sum saw g_T, and everybody" if was_sent else "g_T itself stayed at the target; everybody"
+    who = (
+        "Sources at sum saw the target's update, and everybody"
+        if was_sent
+        else "The update stayed at the target; everybody"
+    )
     middle = median(values)
     seen = (
-        f"{who} sees how the model changes: nearly parallel to it (median cosine {middle:.2f}), so hiding g_T would "
-        "not hide what it tells of the target's rows."
+        f"{who} sees how the model changes: nearly parallel to it (median cosine {middle:.2f}), so hiding the "
+        "update would not hide what it tells of the target's rows."
         if middle >= _NEARLY_PARALLEL
-        else f"{who} sees how the model changes: with a median cosine of {middle:.2f} that shows part of g_T only."
+        else f"{who} sees how the model changes: with a median cosine of {middle:.2f} that shows a part of the update."
     )
     if any("target_epsilon" in line for line in rounds):
         return f"{seen} The target trained with noise, which bounds what either tells of one of its rows."
@@ -308,10 +312,10 @@ def _facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Strategy", ", ".join(strategy)),
         ("Rounds by rule", ", ".join(f"{rule}: {count}" for rule, count in rules.items())),
         ("Took no part", ", ".join(absent_sources(summary.get("visibility") or {}, summary.get("setting") or {}))),
-        ("Levels", levels_text(summary.get("visibility") or {})),
+        ("Visibility", levels_text(summary.get("visibility") or {})),
         ("Norm cap", norm_cap_text(summary["norm_cap"]) if summary.get("norm_cap") else ""),
-        (f"{published_name(rules)} sent to sources", releases_text(releases) if releases else ""),
-        ("target's privacy", spent_text(privacy) if (privacy := summary.get("target_privacy")) else ""),
+        (f"{published_name(rules).capitalize()} sent to sources", releases_text(releases) if releases else ""),
+        ("Target's privacy", spent_text(privacy) if (privacy := summary.get("target_privacy")) else ""),
         ("Refused (rounds)", ", ".join(refusals)),
         ("Dropped (rounds)", ", ".join(dropped)),
         ("Best model", best_text(summary["best"]) if summary.get("best") else ""),

@@ -49,13 +49,18 @@ def run_text(summary: Summary, folder: Path) -> str:
     rows.extend((f"dropped {site}", f"in {counted(count, 'round')}") for site, count in summary.dropped.items())
     for site, keys in summary.refusals.items():
         rows.extend((f"refused by {site}", f"{key} in {counted(count, 'round')}") for key, count in keys.items())
-    spread = f"median {cosine['median']:.2f}, {cosine['smallest']:.2f} to {cosine['largest']:.2f}" if cosine else ""
+    spread = (
+        f"of the target's update and the change of the model: median {cosine['median']:.2f}, "
+        f"{cosine['smallest']:.2f} to {cosine['largest']:.2f}"
+        if cosine
+        else ""
+    )
     privacy = [
         ("rounds by rule", ", ".join(f"{rule} {count}" for rule, count in rules.items()) if len(rules) > 1 else ""),
         ("visibility", levels_text(summary.visibility)),
         ("norm cap", norm_cap_text(summary.norm_cap) if summary.norm_cap else ""),
         (f"{published_name(rules)} sent to sources", releases_text(summary.target_releases)),
-        ("cosine of g_T and update", spread),
+        ("cosine", spread),
         ("target's privacy", spent_text(summary.target_privacy) if summary.target_privacy else ""),
     ]
     rows.extend((name, text) for name, text in privacy if text)
@@ -140,12 +145,14 @@ def levels_text(visibility: Mapping[str, str]) -> str:
 
 def norm_cap_text(norm_cap: NormCap) -> str:
     """Describe the norm cap that was set; how it changed a contribution, only its source knows."""
-    return f"kappa {norm_cap['kappa']:g} {'for the whole model' if norm_cap['granularity'] == 'model' else 'per layer'}"
+    where = "over the whole model" if norm_cap["granularity"] == "model" else "in each layer"
+    times = "" if norm_cap["kappa"] == 1 else f"{norm_cap['kappa']:g} times "
+    return f"kappa {norm_cap['kappa']:g}: {where}, the others together have at least {times}a source's squared norm"
 
 
 def published_name(rules: Iterable[str]) -> str:
     """Return the name of what the target publishes beside the model under these rules."""
-    return next((PUBLISHED_OF_THE_TARGET[rule] for rule in rules if rule in PUBLISHED_OF_THE_TARGET), "g_T")
+    return next((PUBLISHED_OF_THE_TARGET[rule] for rule in rules if rule in PUBLISHED_OF_THE_TARGET), "target's update")
 
 
 def releases_text(releases: TargetReleases) -> str:

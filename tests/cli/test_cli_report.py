@@ -393,18 +393,21 @@ def test_emptied_layers_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("cosine", "words"),
-    [(0.97, "so hiding g_T would not hide what it tells"), (0.3, "median cosine of 0.30 that shows part of g_T only")],
+    [
+        (0.97, "so hiding the update would not hide what it tells"),
+        (0.3, "median cosine of 0.30 that shows a part of the update"),
+    ],
 )
 def test_the_cosine_is_said_to_show_what_it_shows(tmp_path: Path, cosine: float, words: str) -> None:
     write_run(tmp_path, [line(n, target_cosine=cosine, target_update_to=SITES) for n in (1, 2)])
     text = page_of(tmp_path).text
     assert words in text
-    assert "Sources at sum saw g_T" in text
+    assert "Sources at sum saw the target's update" in text
 
 
 def test_a_target_that_keeps_its_update_is_not_said_to_have_shown_it(tmp_path: Path) -> None:
     write_run(tmp_path, [line(1, target_cosine=0.97, target_update_to=[])], level="individual")
-    assert "g_T itself stayed at the target" in page_of(tmp_path).text
+    assert "The update stayed at the target" in page_of(tmp_path).text
 
 
 def test_estimated_errors_are_drawn_with_how_often_each_rule_was_chosen(tmp_path: Path) -> None:

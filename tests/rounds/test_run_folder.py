@@ -20,7 +20,7 @@ from securefda.errors import ConfigError, QuorumLost, SecureFdaError, Terminated
 from securefda.operations.recording import RecordingReporter
 from securefda.operations.records import RoundLine, Summary, summarise
 from securefda.operations.run_folder import RunFolder, append_line, read_run, replace_file, require_run_folder
-from securefda.operations.summary_text import run_text
+from securefda.operations.summary_text import norm_cap_text, run_text
 from securefda.privacy.events import Budget
 from securefda.site.config import AggregatorConfig, ProcessSection, TaskSection
 
@@ -273,6 +273,18 @@ def test_releases_of_the_targets_update_are_counted_by_header_update_and_recipie
         "noise": "none",
     }
     assert summary_of([]).target_releases == {"headers": 0, "updates": 0, "recipients": {}, "noise": "none"}
+
+
+@pytest.mark.parametrize(
+    ("kappa", "granularity", "words"),
+    [
+        (1.0, "layer", "kappa 1: in each layer, the others together have at least a source's squared norm"),
+        (2.5, "layer", "kappa 2.5: in each layer, the others together have at least 2.5 times a source's squared norm"),
+        (1.0, "model", "kappa 1: over the whole model, the others together have at least a source's squared norm"),
+    ],
+)
+def test_a_norm_cap_is_told_by_what_it_ensures(kappa: float, granularity: str, words: str) -> None:
+    assert norm_cap_text({"kappa": kappa, "granularity": granularity}) == words
 
 
 def test_cosine_and_rules_are_of_finished_rounds() -> None:
