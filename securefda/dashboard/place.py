@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 from securefda.audit.keys import keys_of_kit
 from securefda.errors import ConfigError
 from securefda.operations.run_folder import METRICS_FILE, MODEL_FILE, SITES_FOLDER, SUMMARY_FILE
-from securefda.operations.state import STATE_FILE, read_state
+from securefda.operations.state import STATE_FILE, read_state, states_of_kit
 from securefda.parse import json_value
 from securefda.settings import read_toml
 from securefda.site.kit import KIT_FILE, LOCAL, SETTINGS_FILE, STARTUP
@@ -74,8 +74,9 @@ def find_place(asked: Path) -> Place:
 
 
 def _of_kit(asked: Path, kit: Path) -> Place:
-    """Return the place of a kit and its run folder; in ``securefda run``, the site's folder is found beside the
-    kits.
+    """Return the place of a kit and its run folder: of several that of the run that goes on, or of the last one.
+
+    In ``securefda run``, the site's folder is found beside the kits.
     """
     if not (kit / STARTUP / KIT_FILE).is_file():
         raise ConfigError(str(asked), f"is no startup kit: {STARTUP}/ has no {KIT_FILE}", hint=_HINT)
@@ -89,6 +90,9 @@ def _of_kit(asked: Path, kit: Path) -> Place:
     settings = kit / LOCAL / SETTINGS_FILE
     paths = _paths_in(settings) if settings.is_file() else {}
     run = paths.get("out", kit / LOCAL / _DEFAULT_OUT)
+    with suppress(ConfigError):  # that a state is damaged is for its reader to say
+        for found in states_of_kit(kit, run)[:1]:
+            run = found.folder
     return Place(asked, run, "target" if role == "target" else "source", site, kit, settings)
 
 

@@ -353,7 +353,14 @@ def find_states(place: Path, env: Mapping[str, str]) -> list[FoundState]:
     """
     settings = place if place.is_file() else place / LOCAL / SETTINGS_FILE
     if settings.is_file():
-        return _states_of_kit(place, *_folders(settings, env))
+        out, kit = _folders(settings, env)
+        if found := states_of_kit(kit, out):
+            return found
+        hint = (
+            "a process that was started just now says it after some seconds; "
+            f"was it started with --out? then name that folder; else it would be in {out}"
+        )
+        raise ConfigError(str(place), "no process has said here what it does", hint=hint)
     hint = "name the run folder of a process, its startup kit or its settings file"
     if not place.is_dir():
         raise ConfigError(str(place), "is neither a folder nor a file", hint=hint)
@@ -364,7 +371,15 @@ def find_states(place: Path, env: Mapping[str, str]) -> list[FoundState]:
     return found
 
 
-def _states_of_kit(place: Path, out: Path, kit: Path) -> list[FoundState]:
+def states_of_kit(kit: Path, out: Path) -> list[FoundState]:
+    """Find the states in the run folder that a kit's settings name, and in those beside it in ``local/``.
+
+    Returns:
+        Those of processes that go on; where none does, the one that changed last, if there is any.
+
+    Raises:
+        ConfigError: what there is cannot be read.
+    """
     folders = {folder.resolve(): folder for folder in [file.parent for file in (kit / LOCAL).glob(f"*/{STATE_FILE}")]}
     folders[out.resolve()] = out
     found: list[tuple[Path, ProcessState]] = []
@@ -379,11 +394,7 @@ def _states_of_kit(place: Path, out: Path, kit: Path) -> list[FoundState]:
     if not found:
         if damaged:
             raise damaged[0]
-        hint = (
-            "a process that was started just now says it after some seconds; "
-            f"was it started with --out? then name that folder; else it would be in {out}"
-        )
-        raise ConfigError(str(place), "no process has said here what it does", hint=hint)
+        return []
     going_on = [one for one in found if one[1].is_running]
     chosen = going_on or [max(found, key=lambda one: one[1].changed)]
     return [FoundState(folder, state, len(found)) for folder, state in chosen]

@@ -10,6 +10,7 @@ from watched_sites import SOURCES, TARGET, Site
 
 from securefda.dashboard.place import find_place
 from securefda.errors import ConfigError
+from securefda.operations.state import StateWriter
 
 
 @pytest.mark.parametrize("below", ["", "local", "local/run"])
@@ -25,6 +26,18 @@ def test_a_kits_settings_name_another_run_folder(source: Site, tmp_path: Path) -
     settings = source.kit / "local" / "settings.toml"
     settings.write_text(settings.read_text().replace('out = "run"', f'out = "{tmp_path}/elsewhere"'))
     assert find_place(source.kit).run == tmp_path / "elsewhere"
+
+
+def test_of_several_runs_of_a_kit_the_one_that_goes_on_is_shown(source: Site) -> None:
+    local = source.kit / "local"
+    for name in ("run", "run-2"):
+        (local / name).mkdir(exist_ok=True)
+        state = StateWriter(local / name, SOURCES[0], "source", interval_s=0)
+        state.set("training")
+        assert find_place(source.kit).run == local / name
+        state.set("ended")
+    assert find_place(source.kit).run == local / "run-2"  # it ended last
+    assert find_place(local / "run").run == local / "run"
 
 
 def _run_of_processes(folder: Path, kits: Path) -> Path:
