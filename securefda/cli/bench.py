@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from securefda.cli.options import OutputFormat, Overrides, RunInterruptedError, interruptible
+from securefda.cli.options import OutputFormat, Overrides, RunInterruptedError, interruptible, terminable
 from securefda.cli.output import Format, print_error, print_result
 from securefda.errors import ConfigError, SecureFdaError
 from securefda.text import aligned
@@ -102,12 +102,14 @@ def secagg(
         colluders=None if graph is Graph.COMPLETE else max_colluders or 0,
     )
     cells = []
-    for job in jobs:
-        began = time.monotonic()
-        cells.append(bench_secagg(job, repeats=repeats, processes=processes))
-        if len(jobs) > 1:
-            sys.stderr.write(f"measured N = {job.sources}, m = {job.params} in {time.monotonic() - began:.0f} s\n")
-            sys.stderr.flush()
+    with terminable():
+        for job in jobs:
+            began = time.monotonic()
+            cells.append(bench_secagg(job, repeats=repeats, processes=processes))
+            if len(jobs) > 1:
+                took = f"{time.monotonic() - began:.0f} s"
+                sys.stderr.write(f"measured N = {job.sources}, m = {job.params} in {took}\n")
+                sys.stderr.flush()
     if len(jobs) == 1:
         print_result(
             output, cells[0], aligned([(key.replace("_", " "), _text(value)) for key, value in cells[0].items()])

@@ -67,6 +67,19 @@ def test_a_run_takes_all_of_its_processes_with_it(tmp_path: Path, number: signal
     assert len(record.rounds) >= 2
 
 
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_measurement_takes_all_of_its_processes_and_keys_with_it(tmp_path: Path, number: signal.Signals) -> None:
+    command = ["bench", "secagg", "--sources", "3", "--params", "10", "--repeats", "100000"]
+    measurement = Process(command, env={"TMPDIR": str(tmp_path)}, by_exec=True)
+    eventually(lambda: len(list(tmp_path.glob("securefda-bench-*/source-*"))) == 3)  # each takes part in a run
+    children = children_of(measurement.process.pid)
+    assert len(children) >= 4
+    measurement.interrupt(number)
+    assert (measurement.end(), measurement.err[-1]) == (ENDED[number], "error: interrupted"), measurement.text
+    assert [child for child in children if Path(f"/proc/{child}").exists()] == []
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_sites_that_are_told_to_end_lose_nothing(tmp_path: Path) -> None:
     """Each is told so in round 3, in which the target does not end training, since it is the first after the warm-up.
 

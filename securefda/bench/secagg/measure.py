@@ -72,9 +72,8 @@ def bench_secagg(job: Job, *, repeats: int | None = None, processes: int | None 
     are measured as well: the second round of a run, since the first has words of 32 bits. All take turns with the raw
     cipher, so that they see the same load. Such a session counts from where its header is made, with every source
     ready, to the signed result and the model on disk. The sources hold random vectors. Those that drop out hang up and
-    end their process
-    as soon as their shares have left, which the aggregator hears at once; one that is killed is noticed after three
-    heartbeats instead, and one that is unplugged after six.
+    end their process as soon as their shares have left, which the aggregator hears at once; one that is killed is
+    noticed after three heartbeats instead, and one that is unplugged after six.
 
     Args:
         job: N, m, D and the graph; its folder is not used.
