@@ -165,15 +165,18 @@ def reset(
 
     The rounds stay in the ledger, and every later showing names the reset and its reason.
     """
+    from securefda.privacy.ledger import check_reason
     from securefda.privacy.ledger_storage import charged
 
-    site = _site(config, overrides)
+    with _reason_named():
+        check_reason(reason)
     if not yes:
         raise ConfigError(
             "--yes",
             f"is missing: after a reset nothing counts as spent, {_RESET_MEANS}",
             hint="add --yes if that is meant",
         )
+    site = _site(config, overrides)
     rows = _signed(site, "reset", reason)
     lost = charged(rows[:-1])
     _print_statement(output, site, rows, f"reset; charges that count no more: {len(lost)}, {_RESET_MEANS}")

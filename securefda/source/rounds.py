@@ -141,9 +141,11 @@ class SourceRound:
         return 3 * phase_s
 
     def erase(self) -> None:
-        """Erase the secrets of the masking session, if there is one."""
+        """Erase the secrets of the masking session, if there is one, and the key of the rounding that waits for it."""
         if not isinstance(self.phase, AwaitingClearResult):
             session_steps.erase(self.phase)
+        if self.pending is not None:
+            self.pending.rounding.erase()
 
 
 def begin_round(site: SourceSite, accepted: AcceptedRound) -> tuple[SourceRound, Parcel]:

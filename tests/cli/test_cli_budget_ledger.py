@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from budget_owner import ROUND, Owner, spent
 
+from securefda.cli import main
 from securefda.privacy.accountants import epsilon
 from securefda.privacy.events import ASSUMPTIONS, GUARANTEE, TERMS, DpEvent
 
@@ -102,6 +103,14 @@ def test_a_budget_that_is_not_above_0_is_refused_with_its_key(bare: Owner, value
     assert (code, err.startswith("error: privacy.budget.target-epsilon: ")) == (4, True)
     assert not bare.ledger.exists()
     assert not target.ledger.exists()
+
+
+@pytest.mark.parametrize(("arguments", "option"), [(["--reason", "x"], "--yes"), (["--reason", " "], "--reason")])
+def test_a_reset_that_cannot_be_is_refused_before_a_row_is_read(
+    arguments: list[str], option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["budget", "reset", "--config", "nowhere.toml", *arguments]) == 4
+    assert capsys.readouterr().err.startswith(f"error: {option}: ")
 
 
 def test_reset_counts_from_zero_only_with_yes_and_is_shown_for_ever(owner: Owner) -> None:

@@ -20,6 +20,8 @@ ME = 1
 DAY_S = 86_400
 A, B, C = (bytes([number]) * 16 for number in (1, 2, 3))
 FOLDER, OTHER_FOLDER = "12.34", "56.78"
+REFUSED = 3
+"""Exit code of a process; Python's own, after any other error, is 1."""
 
 
 @pytest.fixture
@@ -329,13 +331,13 @@ def test_a_new_run_does_not_set_the_count_back(
 
 
 def begin(path: Path, header: Signed[Header], go: object) -> None:
-    """A process of the site; ends with 0 where its run may begin."""
+    """A process of the site; ends with 0 where its run may begin, and with ``REFUSED`` where the policy forbids it."""
     go.wait()  # type: ignore[attr-defined]
     own = RunBook(path, ReleaseLimits())
     try:
         own.begin_attempt(header, header.body.run_id.hex())
     except PolicyRefusal:
-        raise SystemExit(1) from None
+        raise SystemExit(REFUSED) from None
     finally:
         own.close()
 
@@ -353,7 +355,7 @@ def test_of_two_runs_that_begin_at_once_one_begins(tmp_path: Path, header: Calla
     for process in processes:
         process.join(30)
 
-    assert sorted(process.exitcode or 0 for process in processes) == [0, 1]
+    assert sorted(process.exitcode for process in processes) == [0, REFUSED]
 
 
 def test_a_source_that_refuses_a_run_says_so_and_trains_nothing(tmp_path: Path) -> None:

@@ -260,7 +260,7 @@ def test_a_message_that_fails_a_check_ends_the_session_and_erases_its_secrets(
 ) -> None:
     honest = until(federation, ME, expected)
     assert me._round is not None
-    secrets = secrets_in(me._round.phase)
+    secrets = secrets_in(me._round)
     assert secrets
     assert any(len(secret) for secret in secrets)
     forged = replace(honest.message, signature=bytes(64))
@@ -289,7 +289,7 @@ def test_silence_ends_the_session_with_a_word_and_erases_its_secrets(
 ) -> None:
     honest = until(federation, ME, expected)
     assert me._round is not None
-    secrets = secrets_in(me._round.phase)
+    secrets = secrets_in(me._round)
     answer = answer_of(me.expire())
     assert (type(answer), answer.check) == (Abort, "DEADLINE")
     assert [len(secret) for secret in secrets] == [0] * len(secrets)
