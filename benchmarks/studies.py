@@ -60,9 +60,11 @@ class Cache:
         return {line["cell"]: line["figures"] for line in map(json.loads, lines)}
 
     def add(self, cell: Cell, figures: Any) -> None:
-        """Keep one."""
-        with self._path.open("a") as file:
-            file.write(json.dumps({"cell": cell.key, "figures": asdict(figures)}) + "\n")
+        """Keep one; a line that was cut off goes first."""
+        line = json.dumps({"cell": cell.key, "figures": asdict(figures)})
+        with self._path.open("ab") as file:
+            file.truncate(self._path.read_bytes().rfind(b"\n") + 1)
+            file.write(f"{line}\n".encode())
 
 
 def measure(
