@@ -1,21 +1,13 @@
 """The study of features that are alike: its grid, and its table."""
 
-import importlib
-import sys
-from pathlib import Path
-
 import pytest
-
-BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+from benchmark_studies import imported_study
 
 
 @pytest.fixture(scope="module")
 def study():
-    sys.path.insert(0, str(BENCHMARKS))
-    yield importlib.import_module("alignment")
-    sys.path.remove(str(BENCHMARKS))
-    for name in ("alignment", "federated", "studies", "variants"):
-        sys.modules.pop(name, None)
+    with imported_study("alignment") as module:
+        yield module
 
 
 def test_every_cell_is_a_federation_of_the_other_three_domains_under_its_rule(study):

@@ -1,28 +1,21 @@
 """The study of dynamic attention: its grid, how gains become weights and rows, and what its check asks."""
 
-import importlib
 import json
 import math
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from benchmark_studies import imported_study
 
 from securefda.rules.attention import DEFAULT_BOUND, DEFAULT_TEMPERATURE
 from securefda.site.config.sections import StrategySection
 
-BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
-OURS = ("attention", "offline_rounds", "federated", "studies", "variants")
-
 
 @pytest.fixture(scope="module")
 def study():
-    sys.path.insert(0, str(BENCHMARKS))
-    yield importlib.import_module("attention")
-    sys.path.remove(str(BENCHMARKS))
-    for name in OURS:
-        sys.modules.pop(name, None)
+    with imported_study("attention") as module:
+        yield module
 
 
 def gains(*by_source):

@@ -1,24 +1,17 @@
 """The studies of bad networks, kills and the long run: what their tables say, and which figures do not pass."""
 
-import importlib
 import json
 import sys
-from pathlib import Path
 
 import pytest
-
-BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
-STUDIES = ("networks", "kills", "soak")
+from benchmark_studies import importable_studies
 
 
 @pytest.fixture(scope="module")
 def study():
     """Imports a study by name."""
-    sys.path.insert(0, str(BENCHMARKS))
-    yield importlib.import_module
-    sys.path.remove(str(BENCHMARKS))
-    for name in (*STUDIES, "studies"):
-        sys.modules.pop(name, None)
+    with importable_studies() as imported:
+        yield imported
 
 
 NAMES = ("none", "cuts", "slow")

@@ -1,22 +1,14 @@
 """The study of features without labels: the distance, its runs, its picture and its table."""
 
-import importlib
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
-
-BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+from benchmark_studies import imported_study
 
 
 @pytest.fixture(scope="module")
 def study():
-    sys.path.insert(0, str(BENCHMARKS))
-    yield importlib.import_module("domain_features")
-    sys.path.remove(str(BENCHMARKS))
-    for name in ("domain_features", "federated", "studies"):
-        sys.modules.pop(name, None)
+    with imported_study("domain_features") as module:
+        yield module
 
 
 def test_features_that_are_alike_have_a_distance_near_zero_and_those_far_apart_of_two(study):

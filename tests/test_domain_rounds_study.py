@@ -1,21 +1,13 @@
 """The study of rounds without labels: what it computes of what was measured."""
 
-import importlib
-import sys
-from pathlib import Path
-
 import pytest
-
-BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+from benchmark_studies import imported_study
 
 
 @pytest.fixture(scope="module")
 def rounds():
-    sys.path.insert(0, str(BENCHMARKS))
-    yield importlib.import_module("domain_rounds")
-    sys.path.remove(str(BENCHMARKS))
-    for name in ("domain_rounds", "studies"):
-        sys.modules.pop(name, None)
+    with imported_study("domain_rounds") as module:
+        yield module
 
 
 def row(rule, level, seconds):

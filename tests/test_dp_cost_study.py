@@ -1,32 +1,21 @@
 """The study of what a privacy budget costs: the noise of its cells, and its tables, on figures that are made up."""
 
-import importlib.util
 import json
 import math
 import sys
-from pathlib import Path
 
 import pytest
+from benchmark_studies import imported_study
 
 from securefda.privacy.accountants import epsilon
 from securefda.privacy.events import DpEvent
 from securefda.privacy.planning import Schedule
 
-BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
-OURS = ("dp_cost", "dp_cost_runs", "federated", "studies")
-
 
 @pytest.fixture(scope="module")
 def study():
-    sys.path.insert(0, str(BENCHMARKS))
-    spec = importlib.util.spec_from_file_location("dp_cost", BENCHMARKS / "dp_cost.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["dp_cost"] = module
-    spec.loader.exec_module(module)
-    yield module
-    sys.path.remove(str(BENCHMARKS))
-    for name in OURS:
-        sys.modules.pop(name, None)
+    with imported_study("dp_cost") as module:
+        yield module
 
 
 @pytest.fixture(scope="module")

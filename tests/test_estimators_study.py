@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
-from pathlib import Path
 
 import pytest
+from benchmark_studies import imported_study
 
 from securefda.rules import Rule
-
-BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
-OURS = ("estimators", "offline_rounds", "federated", "studies", "variants")
 
 
 @pytest.fixture(scope="module")
 def study():
-    sys.path.insert(0, str(BENCHMARKS))
-    yield importlib.import_module("estimators")
-    sys.path.remove(str(BENCHMARKS))
-    for name in OURS:
-        sys.modules.pop(name, None)
+    with imported_study("estimators") as module:
+        yield module
 
 
 def short(study, cell, monkeypatch, rounds=3):

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 
 import pytest
-
-BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+from benchmark_studies import imported_study
 
 
 @pytest.fixture(scope="module")
 def study() -> Iterator[ModuleType]:
-    sys.path.insert(0, str(BENCHMARKS))
-    yield importlib.import_module("lone_sources")
-    sys.path.remove(str(BENCHMARKS))
-    for name in ("lone_sources", "offline_rounds", "federated", "studies", "variants"):
-        sys.modules.pop(name, None)
+    with imported_study("lone_sources") as module:
+        yield module
 
 
 def test_caps_by_layer_leave_no_source_alone_and_caps_on_the_model_do(study, tmp_path):

@@ -1,23 +1,17 @@
 """The study of sessions among neighbours: its bounds and its extrapolation, on figures that are made up."""
 
-import importlib
 import json
 import math
 import sys
-from pathlib import Path
 
 import pytest
-
-BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+from benchmark_studies import BENCHMARKS, imported_study
 
 
 @pytest.fixture(scope="module")
 def study():
-    sys.path.insert(0, str(BENCHMARKS))
-    yield importlib.import_module("many_sources")
-    sys.path.remove(str(BENCHMARKS))
-    for name in ("many_sources", "many_sources_runs", "studies"):
-        sys.modules.pop(name, None)
+    with imported_study("many_sources") as module:
+        yield module
 
 
 def cell(study, sources, colluders, **figures):

@@ -1,22 +1,16 @@
 """The study of what a masking session costs: its bounds, on figures that are made up."""
 
-import importlib
 import json
 import sys
-from pathlib import Path
 
 import pytest
-
-BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+from benchmark_studies import BENCHMARKS, imported_study
 
 
 @pytest.fixture(scope="module")
 def study():
-    sys.path.insert(0, str(BENCHMARKS))
-    yield importlib.import_module("masking_session")
-    sys.path.remove(str(BENCHMARKS))
-    for name in ("masking_session", "studies"):
-        sys.modules.pop(name, None)
+    with imported_study("masking_session") as module:
+        yield module
 
 
 @pytest.fixture

@@ -1,26 +1,21 @@
 """The study of mutants: where a mistake can be put, that it is put there alone, and how two runs are compared."""
 
 import ast
-import importlib
 import json
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from benchmark_studies import BENCHMARKS, imported_study
 
-BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 ROOT = BENCHMARKS.parent
 
 
 @pytest.fixture(scope="module")
 def study():
-    sys.path.insert(0, str(BENCHMARKS))
-    yield importlib.import_module("mutants")
-    sys.path.remove(str(BENCHMARKS))
-    for name in ("mutants", "mutators", "studies"):
-        sys.modules.pop(name, None)
+    with imported_study("mutants") as module:
+        yield module
 
 
 @pytest.fixture(scope="module")

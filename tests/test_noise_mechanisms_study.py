@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
+from benchmark_studies import imported_study
 from opacus.accountants import RDPAccountant
-
-BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 
 
 @pytest.fixture(scope="module")
 def study() -> Iterator[ModuleType]:
-    sys.path.insert(0, str(BENCHMARKS))
-    yield importlib.import_module("noise_mechanisms")
-    sys.path.remove(str(BENCHMARKS))
-    sys.modules.pop("noise_mechanisms", None)
+    with imported_study("noise_mechanisms") as module:
+        yield module
 
 
 def test_what_one_row_adds_in_different_epochs_is_orthogonal_and_of_norm_one(study):

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
+from benchmark_studies import BENCHMARKS, imported_study
 
 from securefda.aggregator.target import train_target
 from securefda.rules import Contribution, Rule, contribute, round_plan
 
-BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
-OURS = ("noisy_projection", "dp_cost_runs", "offline_rounds", "federated", "studies")
-
 
 @pytest.fixture(scope="module")
 def study():
-    sys.path.insert(0, str(BENCHMARKS))
-    yield importlib.import_module("noisy_projection")
-    sys.path.remove(str(BENCHMARKS))
-    for name in OURS:
-        sys.modules.pop(name, None)
+    with imported_study("noisy_projection") as module:
+        yield module
 
 
 @pytest.fixture(scope="module")

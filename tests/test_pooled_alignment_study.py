@@ -1,22 +1,14 @@
 """The study of alignment in one place: its grid, its losses, and its table."""
 
-import importlib
-import sys
-from pathlib import Path
-
 import pytest
 import torch
-
-BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+from benchmark_studies import imported_study
 
 
 @pytest.fixture(scope="module")
 def study():
-    sys.path.insert(0, str(BENCHMARKS))
-    yield importlib.import_module("pooled_alignment")
-    sys.path.remove(str(BENCHMARKS))
-    for name in ("pooled_alignment", "federated", "studies", "variants"):
-        sys.modules.pop(name, None)
+    with imported_study("pooled_alignment") as module:
+        yield module
 
 
 def test_every_cell_has_its_rule_and_its_rows(study):

@@ -1,26 +1,20 @@
 """The profile of rounds: what a process times and counts, what becomes a row, and real processes that do it."""
 
-import importlib
 import sqlite3
 import sys
 import threading
 from pathlib import Path
 
 import pytest
+from benchmark_studies import imported_study
 
 ROOT = Path(__file__).resolve().parents[1]
-BENCHMARKS = ROOT / "benchmarks"
-OURS = ("profile_rounds", "profile_rounds_kinds", "shares", "round_cost", "round_cost_runs", "round_cost_task")
-SHARED = ("federated", "studies")
 
 
 @pytest.fixture(scope="module")
 def study():
-    sys.path.insert(0, str(BENCHMARKS))
-    yield importlib.import_module("profile_rounds")
-    sys.path.remove(str(BENCHMARKS))
-    for name in (*OURS, *SHARED):
-        sys.modules.pop(name, None)
+    with imported_study("profile_rounds") as module:
+        yield module
 
 
 @pytest.fixture(scope="module")

@@ -1,23 +1,16 @@
 """The study of Ray's cost: its bars, what it compares, and its table."""
 
-import importlib
 import json
 import sys
-from pathlib import Path
 
 import pytest
-
-BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
-OURS = ("ray_engine", "round_cost_runs", "round_cost_task", "studies", "federated")
+from benchmark_studies import imported_study
 
 
 @pytest.fixture(scope="module")
 def study():
-    sys.path.insert(0, str(BENCHMARKS))
-    yield importlib.import_module("ray_engine")
-    sys.path.remove(str(BENCHMARKS))
-    for name in OURS:
-        sys.modules.pop(name, None)
+    with imported_study("ray_engine") as module:
+        yield module
 
 
 @pytest.fixture

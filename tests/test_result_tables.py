@@ -1,31 +1,17 @@
 """The tables of the results pages: what is written between markers, and which pages are refused."""
 
-import importlib
 import json
-import sys
-from pathlib import Path
 
 import pytest
+from benchmark_studies import BENCHMARKS, imported_study
 
-BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
-FILES = (
-    *("levels", "dp_cost", "round_cost", "scale", "audit_log", "audit_mutations", "gpu", "studies", "federated"),
-    *("profile_rounds", "profile_rounds_kinds", "shares", "startup", "word_widths", "masking_session"),
-    *("alignment", "attention", "pseudo_labels", "offline_rounds", "dp_speed", "memory", "rule_evaluation"),
-    *("varied_rows", "full_data", "full_data_sweeps", "noise_mechanisms", "noisy_projection", "lone_sources"),
-    *("networks", "kills", "soak"),
-    *("attacks", "attacks_play", "attacks_membership", "attacks_property", "attacks_inversion"),
-)
 BLOCK = "<!-- table: some/table -->\n\n| old |\n\n<!-- end -->"
 
 
 @pytest.fixture(scope="module")
 def tables():
-    sys.path.insert(0, str(BENCHMARKS))
-    yield importlib.import_module("tables")
-    sys.path.remove(str(BENCHMARKS))
-    for name in ("tables", *FILES, *(f"{name}_runs" for name in FILES), "round_cost_task"):
-        sys.modules.pop(name, None)
+    with imported_study("tables") as module:
+        yield module
 
 
 @pytest.fixture

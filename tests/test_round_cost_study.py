@@ -5,25 +5,18 @@ import json
 import sys
 import threading
 from dataclasses import asdict
-from pathlib import Path
 
 import pytest
 import torch
+from benchmark_studies import imported_study
 
 from securefda.tasks import TaskSettings
-
-BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
-OURS = ("round_cost", "round_cost_runs", "round_cost_shares", "round_cost_task", "audit_rounds_shares")
-SHARED = ("federated", "studies")
 
 
 @pytest.fixture(scope="module")
 def study():
-    sys.path.insert(0, str(BENCHMARKS))
-    yield importlib.import_module("round_cost")
-    sys.path.remove(str(BENCHMARKS))
-    for name in (*OURS, *SHARED):
-        sys.modules.pop(name, None)
+    with imported_study("round_cost") as module:
+        yield module
 
 
 @pytest.fixture(scope="module")

@@ -3,22 +3,16 @@
 import importlib
 import json
 import sys
-from pathlib import Path
 
 import pytest
-
-BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
-STUDIES = ("dp_speed", "rule_evaluation", "memory")
+from benchmark_studies import importable_studies
 
 
 @pytest.fixture(scope="module")
 def study():
     """Imports a study by name."""
-    sys.path.insert(0, str(BENCHMARKS))
-    yield importlib.import_module
-    sys.path.remove(str(BENCHMARKS))
-    for name in (*STUDIES, "studies"):
-        sys.modules.pop(name, None)
+    with importable_studies() as imported:
+        yield imported
 
 
 @pytest.fixture

@@ -1,24 +1,17 @@
 """The study of start-up: its bars, what it takes of a command, and its tables."""
 
-import importlib
 import json
 import sys
 import time
-from pathlib import Path
 
 import pytest
-
-BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
-OURS = ("startup", "round_cost_runs", "round_cost_task", "studies", "federated")
+from benchmark_studies import imported_study
 
 
 @pytest.fixture(scope="module")
 def study():
-    sys.path.insert(0, str(BENCHMARKS))
-    yield importlib.import_module("startup")
-    sys.path.remove(str(BENCHMARKS))
-    for name in OURS:
-        sys.modules.pop(name, None)
+    with imported_study("startup") as module:
+        yield module
 
 
 def runs(*walls, processor=1.0):

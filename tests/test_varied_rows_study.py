@@ -1,21 +1,13 @@
 """The study of varied rows: its grid, and its table."""
 
-import importlib
-import sys
-from pathlib import Path
-
 import pytest
-
-BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+from benchmark_studies import imported_study
 
 
 @pytest.fixture(scope="module")
 def study():
-    sys.path.insert(0, str(BENCHMARKS))
-    yield importlib.import_module("varied_rows")
-    sys.path.remove(str(BENCHMARKS))
-    for name in ("varied_rows", "pseudo_labels", "offline_rounds", "federated", "studies", "variants"):
-        sys.modules.pop(name, None)
+    with imported_study("varied_rows") as module:
+        yield module
 
 
 def test_every_cell_is_a_federation_of_the_other_three_domains_that_varies_as_it_says(study):

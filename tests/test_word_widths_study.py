@@ -1,25 +1,18 @@
 """The study of what narrow words cost: its grid, how figures become rows, and what its check asks."""
 
-import importlib
 import json
 import sys
-from pathlib import Path
 
 import pytest
+from benchmark_studies import imported_study
 
 from securefda.protocol.packing import WORD_BITS
-
-BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
-OURS = ("word_widths", "word_widths_runs", "federated", "studies")
 
 
 @pytest.fixture(scope="module")
 def study():
-    sys.path.insert(0, str(BENCHMARKS))
-    yield importlib.import_module("word_widths")
-    sys.path.remove(str(BENCHMARKS))
-    for name in OURS:
-        sys.modules.pop(name, None)
+    with imported_study("word_widths") as module:
+        yield module
 
 
 @pytest.fixture(scope="module")

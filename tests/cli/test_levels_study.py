@@ -1,26 +1,16 @@
 """The tables and the check of ``benchmarks/levels.py``, on figures that are made up."""
 
-import importlib.util
 import json
 import sys
-from pathlib import Path
 
 import pytest
-
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+from benchmark_studies import imported_study
 
 
 @pytest.fixture(scope="module")
 def levels():
-    sys.path.insert(0, str(BENCHMARKS))
-    spec = importlib.util.spec_from_file_location("levels", BENCHMARKS / "levels.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["levels"] = module
-    spec.loader.exec_module(module)
-    yield module
-    sys.path.remove(str(BENCHMARKS))
-    for name in ("levels", "levels_runs", "federated", "studies"):
-        sys.modules.pop(name, None)
+    with imported_study("levels") as module:
+        yield module
 
 
 def figures(accuracy=70.0, predictions="same"):

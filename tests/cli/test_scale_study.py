@@ -1,26 +1,16 @@
 """The growth check of ``benchmarks/scale.py``, on figures that are made up."""
 
-import importlib.util
 import json
 import sys
-from pathlib import Path
 
 import pytest
-
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+from benchmark_studies import imported_study
 
 
 @pytest.fixture(scope="module")
 def scale():
-    sys.path.insert(0, str(BENCHMARKS))
-    spec = importlib.util.spec_from_file_location("scale", BENCHMARKS / "scale.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["scale"] = module
-    spec.loader.exec_module(module)
-    yield module
-    sys.path.remove(str(BENCHMARKS))
-    for name in ("scale", "studies"):
-        sys.modules.pop(name, None)
+    with imported_study("scale") as module:
+        yield module
 
 
 @pytest.fixture
