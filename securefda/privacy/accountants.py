@@ -37,6 +37,9 @@ an order can be too small by this much, and even negative."""
 _PRV_LIMIT = 50.0
 """PRV is not tried if epsilon by RDP is above this, since its grid grows with epsilon until the memory is full."""
 
+_LEAST_NOISE = 1e-100
+"""Below it, epsilon is not computed. Opacus divides by the square, and where that overflows its series never ends."""
+
 LEAST_PRV_DELTA = 1e-10
 """Smallest delta for PRV. The errors of its transforms are near 1e-16 per step and add up, so that below about 1e-11
 it can be far below the exact epsilon."""
@@ -111,6 +114,8 @@ def opacus_rdp() -> ModuleType:
 
 
 def _rdp(noise_multiplier: float, sampling_rate: float, order: float) -> float:
+    if noise_multiplier < _LEAST_NOISE:
+        return math.inf
     compute_rdp = opacus_rdp().compute_rdp
     try:
         value = float(compute_rdp(q=sampling_rate, noise_multiplier=noise_multiplier, steps=1, orders=float(order)))

@@ -187,11 +187,13 @@ def test_child_of_a_fork_cannot_write(folder: Path) -> None:
     with opened(folder) as log:
         child = os.fork()
         if child == 0:
+            code = 0
             try:
                 log.append(entry(0))
             except AuditError:
-                os._exit(7)
-            os._exit(0)
+                code = 7
+            finally:
+                os._exit(code)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
         assert log.append(entry(0)) == 0
 

@@ -166,7 +166,10 @@ def test_delta_of_one_over_the_rows_or_more_is_warned_of_under_its_option(
         ([*SCHEDULE, *DELTA, "--epsilon", "1e-9"], "--epsilon: 1e-09 cannot be kept over 50 rounds"),
         ([*SCHEDULE, *DELTA, "--noise", "0"], "--noise: must be a number above 0"),
         ([*SCHEDULE, *DELTA, "--noise", "inf"], "--noise: must be a number above 0"),
-        ([*SCHEDULE, *DELTA, "--noise", "1e-200"], "--noise: with 1e-200 no finite epsilon is known"),
+        *(
+            ([*SCHEDULE, *DELTA, "--noise", noise], f"--noise: with {noise} no finite epsilon is known")
+            for noise in ("1e-154", "1e-160", "1e-200")
+        ),
         ([*SCHEDULE, "--noise", "1"], "missing option '--delta'"),
         (["--rounds", "2", *DELTA, "--noise", "1"], "missing option '--samples'"),
         ([*FEW, "--noise", "1", "--set", "training.epochs=2"], "--set: is of a site's settings"),
