@@ -203,7 +203,11 @@ def parse_settings(
             return settings
     for one in (one for error in errors for one in (error.errors if isinstance(error, ConfigErrors) else (error,))):
         key = re.sub(r"\.\d+$", "", one.key)
-        if not one.hint and key in every_key:
+        if one.hint or key not in every_key:
+            continue
+        if key.startswith("task.options."):  # `config explain` knows no options of tasks
+            one.hint = "the manual's page on the task says what it takes"
+        else:
             one.hint = f"securefda config explain {key} says what it takes"
     raise ConfigErrors.of(errors)
 

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -46,7 +47,7 @@ from securefda.training.batch_norm import settings_for_model
 from securefda.training.local import FEWEST_TARGET_STEPS, accuracy_in, require_steps
 from securefda.training.pseudo import predict_labels
 from securefda.training.seeds import new_generator, seeded_torch
-from securefda.training.vectors import layer_sizes
+from securefda.training.vectors import layer_sizes, model_to_vector
 
 _FAR = 20.0
 """A scaled number this far from 0 is probably in another unit."""
@@ -174,7 +175,8 @@ def _check(
     labels: TargetLabels,
 ) -> TaskFound:
     try:
-        table = layer_table(build_model(task, derive_seed(seed, "model")))
+        model = build_model(task, derive_seed(seed, "model"))
+        _require_same_model(task, model, build_model(task, derive_seed(seed, "model")))
     except TrainingError as error:
         raise TaskCheckError(error) from error
     found = tuple(
@@ -184,7 +186,18 @@ def _check(
         for site, settings in trained.items()
     )
     with_noise = any(settings.dp is not None for settings in trained.values())
+    table = layer_table(model)
     return TaskFound(factory, sum(layer_sizes(table)), len(table), with_noise, found)
+
+
+def _require_same_model(task: Task, model: nn.Module, again: nn.Module) -> None:
+    """Check that two first models of one seed are alike: else each site would begin with another one."""
+    if layer_table(model) == layer_table(again) and np.array_equal(
+        model_to_vector(model), model_to_vector(again), equal_nan=True
+    ):
+        return
+    hint = "draw its weights with torch alone, and take its sizes from the task's options: each site builds it"
+    raise TrainingError(f"task {type(task).__name__}: model() gives another model when it is called again", hint=hint)
 
 
 def _check_site(task: Task, site: str, settings: TrainingSettings, seed: int, policy: SourcePolicy | None) -> SiteFound:

@@ -279,6 +279,8 @@ def require_startup(path: Path) -> None:
         hint = f"join with the authority's package: securefda site join {path} PACKAGE --ca FINGERPRINT"
     elif kits := sorted(str(found.parent) for found in path.glob(f"*/{STARTUP}")):
         hint = f"name one of the kits in it: {names(kits)}"
+    elif (file := path / "federation.toml").is_file():
+        hint = f"it holds a federation's file: make kits with securefda federation init {file}, or name the file itself"
     raise ConfigError(str(path), f"is not a startup kit: it has no folder {STARTUP}/", hint=hint)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
@@ -270,12 +270,25 @@ def outputs_of(task: Task, model: nn.Module, features: Tensor) -> Tensor:
 
 
 def accuracy_in(metrics: dict[str, float], task: Task) -> float:
-    """Return the accuracy among the metrics of a task; raise TrainingError if it is missing or not in [0, 1]."""
-    if "accuracy" not in metrics:
-        raise TrainingError(f"task {type(task).__name__}: its metrics lack accuracy", hint="add it to metrics()")
-    accuracy = float(metrics["accuracy"])
+    """Return the accuracy among the metrics of a task.
+
+    Raises:
+        TrainingError: the metrics are no mapping, or hold no accuracy, or one that is no number from 0 to 1.
+    """
+    name = type(task).__name__
+    given: object = metrics
+    if not isinstance(given, Mapping):
+        hint = "metrics() returns a dictionary of numbers"
+        raise TrainingError(f"task {name}: its metrics are of type {type(given).__name__}", hint=hint)
+    if "accuracy" not in given:
+        raise TrainingError(f"task {name}: its metrics lack accuracy", hint="add it to metrics()")
+    try:
+        accuracy = float(given["accuracy"])
+    except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor of several numbers
+        said = f"of type {type(given['accuracy']).__name__}, not one number"
+        raise TrainingError(f"task {name}: its accuracy is {said}", hint="it must lie in [0, 1]") from None
     if not 0 <= accuracy <= 1:
-        raise TrainingError(f"task {type(task).__name__}: its accuracy is {accuracy:g}", hint="it must lie in [0, 1]")
+        raise TrainingError(f"task {name}: its accuracy is {accuracy:g}", hint="it must lie in [0, 1]")
     return accuracy
 
 

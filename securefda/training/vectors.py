@@ -28,13 +28,16 @@ def build_model(task: Task, seed: int) -> nn.Module:
     """Return a new model of the task on the CPU, its first weights a function of ``seed`` alone.
 
     Raises:
-        TrainingError: the model has a norm over rows that sites cannot federate, see
+        TrainingError: the model is no ``torch.nn.Module``; it has a norm over rows that sites cannot federate, see
             :func:`securefda.training.batch_norm.require_fit_norms`, no trainable parameter, or a trainable parameter
             that is lazy, not float32 or not on the CPU.
         DataError: the task's own code fails.
     """
     with seeded_torch(seed, torch.device("cpu")), task_code(type(task), "model"):
-        model = task.model()
+        model: object = task.model()
+    if not isinstance(model, nn.Module):
+        hint = "model() returns a torch.nn.Module"
+        raise TrainingError(f"task {type(task).__name__}: its model is of type {type(model).__name__}", hint=hint)
     require_fit_norms(model)
     federated = _federated(model)
     if not federated:

@@ -153,6 +153,16 @@ def test_alarms_aborts_and_refusals_stand_with_who_blames_whom(tmp_path: Path) -
     assert any("Alarm: header.previous-checkpoint; accused: target." in row[1] for row in page.tables["events"])
 
 
+def test_an_abort_that_several_sites_record_is_one_line_with_their_names_in_order(tmp_path: Path) -> None:
+    logs = Logs(tmp_path / "run")
+    logs.begin()
+    logs.round(1)
+    for site in ("source-3", TARGET, "source-1"):
+        logs.event(site, "aborted", 1, check="QUORUM", accused=[])
+    logs.close()
+    assert "source-1, source-3, target: 1 aborted session: QUORUM." in page_of(tmp_path / "run").text
+
+
 @pytest.mark.parametrize("here", [("source-2",), (TARGET,), (TARGET, "source-2")])
 def test_a_refusal_is_counted_once_however_many_tell_of_it(here: tuple[str, ...], tmp_path: Path) -> None:
     logs = Logs(tmp_path / "run")

@@ -99,6 +99,19 @@ def test_a_file_without_a_table_of_ours_is_refused(tmp_path: Path, capsys: pytes
     assert "has none of the tables [federation], [aggregator] and [source]" in capsys.readouterr().err
 
 
+def test_option_of_a_task_is_not_sent_to_explain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = tmp_path / "clinic.csv"
+    data.write_text("age,ill\n" + "".join(f"{30 + i % 40},{i % 2}\n" for i in range(200)))
+    assert main(["new", str(tmp_path / "tables"), "--tabular", str(data), "--label", "ill"]) == 0
+    wrong = ["--set", "task.options.hidden-units=-3"]
+    assert main(["task", "check", str(tmp_path / "tables" / "federation.toml"), *wrong]) == 4
+    said = capsys.readouterr().err
+    assert "error: task.options.hidden-units: must be at least 0, not -3" in said
+    assert "hint: the manual's page on the task says what it takes" in said
+    assert main(["config", "explain", "task.options.hidden-units"]) == 4
+    assert "the manual's page on tables and images lists those of Tabular" in capsys.readouterr().err
+
+
 def test_errors_of_a_file_come_with_a_hint_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "federation.toml"
     file.write_text(

@@ -226,6 +226,21 @@ UNFIT_CODE = {
     "a loss that is a number": ("def loss(self, o, l): return 0.5", "its loss cannot be differentiated"),
     "a loss that is NaN": ("def loss(self, o, l): return o.mean() * float('nan')", "its loss over 4 rows is nan"),
     "no accuracy": ("def metrics(self, o, l): return {'recall': 1.0}", "its metrics lack accuracy"),
+    "a model that is no module": ("def model(self): return 3", "task Unfit: its model is of type int"),
+    "a model of another size each time": (
+        "def model(self): return nn.Linear(2, 2 + next(sizes))",
+        "task Unfit: model() gives another model when it is called again",
+    ),
+    "weights that torch did not draw": (
+        "def model(self): return nn.Linear(2, 3).apply(lambda m: nn.init.constant_(m.weight, next(sizes)))",
+        "task Unfit: model() gives another model when it is called again",
+    ),
+    "metrics that are a list": ("def metrics(self, o, l): return [0.5]", "its metrics are of type list"),
+    "accuracy in words": ("def metrics(self, o, l): return {'accuracy': 'good'}", "its accuracy is of type str"),
+    "an accuracy for each row": (
+        "def metrics(self, o, l): return {'accuracy': (o.argmax(dim=1) == l).double()}",
+        "its accuracy is of type Tensor, not one number",
+    ),
     "accuracy in percent": ("def metrics(self, o, l): return {'accuracy': 87.0}", "its accuracy is 87"),
     "a mean of outputs": (
         "def model(self): return nn.Sequential(nn.Linear(2, 3), nn.Flatten(0))",
@@ -236,7 +251,7 @@ UNFIT_CODE = {
 
 @pytest.mark.parametrize(("body", "message"), UNFIT_CODE.values(), ids=UNFIT_CODE.keys())
 def test_unfit_code_is_named(folder: Path, capsys: pytest.CaptureFixture[str], body: str, message: str) -> None:
-    file = own(folder, f"\nclass Unfit(Own):\n    {body}\n", "Unfit")
+    file = own(folder, f"\nfrom itertools import count\nsizes = count()\nclass Unfit(Own):\n    {body}\n", "Unfit")
     assert main(["task", "check", file]) == 4
     assert message in capsys.readouterr().err
 

@@ -124,6 +124,13 @@ def test_rules_that_need_labels_are_refused(rule: Rule) -> None:
     assert "source_only" in refusal.value.hint
 
 
+def test_rule_that_reads_no_labels_is_not_said_to_need_them() -> None:
+    said = "source_only makes no use of the labels of the target's training rows"
+    with pytest.raises(ConfigError, match=f'{said}, and training.target.labels is "pseudo"') as refusal:
+        digits("strategy.rule=source_only", "training.target.labels=pseudo")
+    assert "fedgp_auto" in refusal.value.hint
+
+
 def test_rows_without_labels_train_nothing() -> None:
     task = Bare(TaskSettings("target", ("source-1",), options={}))
     trainer = SiteTrainer(task, "target", task.train_data("target"), TrainingSettings(), 0)

@@ -76,6 +76,13 @@ def test_folder_that_is_no_kit_is_refused(tmp_path: Path) -> None:
         load_kit(tmp_path, NOW)
 
 
+def test_folder_of_a_federation_without_kits_gets_a_hint_that_names_its_file(tmp_path: Path) -> None:
+    (tmp_path / "federation.toml").touch()
+    with pytest.raises(ConfigError, match="is not a startup kit") as caught:
+        load_kit(tmp_path, NOW)
+    assert f"securefda federation init {tmp_path / 'federation.toml'}" in caught.value.hint
+
+
 @pytest.mark.parametrize("name", SECRET_FILES)
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o601, 0o620])
 def test_private_key_open_to_others_is_refused_with_a_hint(federation: Path, name: str, mode: int) -> None:

@@ -139,7 +139,7 @@ class LogLifecycle(Check):
                 yield Notice("its log has no end: the run goes on, or was broken off", party, care=True)
         for (party, kind, check, accused), count in list(self._trouble.items())[:_MOST_TROUBLE]:
             blames = f"; it blames {', '.join(accused)}, by its own word" if accused else ""
-            words = ("alarm", "alarms") if kind == "alarm" else ("session that it aborted", "sessions that it aborted")
+            words = ("alarm", "alarms") if kind == "alarm" else ("aborted session", "aborted sessions")
             yield Notice(f"{counted(count, *words)}: {check}{blames}", party, care=True)
         if len(self._trouble) > _MOST_TROUBLE:
             yield Notice(f"and {len(self._trouble) - _MOST_TROUBLE} more kinds of alarms and aborts", care=True)

@@ -99,7 +99,7 @@ def gathered(notices: Sequence[Notice]) -> list[tuple[list[str], str]]:
     sites: dict[str, list[str]] = {}
     for notice in notices:
         sites.setdefault(notice.what, []).extend([notice.site] if notice.site else [])
-    return [(who, what) for what, who in sites.items()]
+    return [(sorted(who), what) for what, who in sites.items()]
 
 
 def _scope(runs: Sequence[ReconciledRun]) -> Iterator[str]:

@@ -239,6 +239,9 @@ def explained(name: str) -> tuple[ExplainedKey, ...]:
     renamed = {old: new for model in FILES.values() for old, new in model.renamed.items()}
     if asked in renamed:
         raise ConfigError(name, f"is now {renamed[asked]}", hint=f"securefda config explain {renamed[asked]}")
+    if asked.startswith("task.options."):
+        hint = "the manual's page on tables and images lists those of Tabular and ImageFolder"
+        raise ConfigError(name, "is a task's own option, and unknown here", hint=hint)
     near = nearest_key(asked, {one.dotted: None for one in every})
     if near is None:
         tables = dict.fromkeys(one.dotted.partition(".")[0] for one in every if "." in one.dotted)

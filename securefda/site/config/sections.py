@@ -779,7 +779,9 @@ def _require_labels(strategy: StrategySection, rule: Rule, table: str, target: T
         raise ConfigError("strategy.head", why, hint='set it to "none"')
     if labels not in rule.target_labels:
         fitting = ", ".join(one for one in Rule if labels in one.target_labels)
-        why = f"{rule} needs the labels of the target's training rows, and {said}"
+        unread = labels is TargetLabels.PSEUDO and TargetLabels.NONE in rule.target_labels
+        does = "makes no use of" if unread else "needs"
+        why = f"{rule} {does} the labels of the target's training rows, and {said}"
         raise ConfigError("strategy.rule", why, hint=f"rules that run with these labels: {fitting}")
     if labels is TargetLabels.PSEUDO and not strategy.warm_up_rounds:
         why = f"is 0, and {said}: the sources have to make a model first, which then labels the target's rows"
