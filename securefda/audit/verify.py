@@ -106,7 +106,7 @@ class Verification:
     notes: tuple[str, ...]
 
 
-_NONE: Final = "has no checkpoint, so nothing is proved of it"
+_NONE: Final = "there is no checkpoint, so nothing is proved of it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +203,7 @@ class HeadReader:
             note = Note.parse(data)
             head = Checkpoint.parse(note.text)
         except NoteError as error:
-            raise _unfit("unreadable", before, f"a checkpoint is none: {error}") from error
+            raise _unfit("unreadable", before, f"a checkpoint cannot be read: {error}") from error
         self._check_origin(head.origin, before)
         try:
             said = note.check([self._log_key, *self._witnesses])

@@ -112,7 +112,7 @@ def show(
         for name, rows in parts.items()
     }
     blocks = [
-        f"{name}\n{aligned([(one.key, one.value, one.origin) for one in rows if _wanted(one, changed)])}"
+        f"{name}\n{aligned([(one.key, one.origin, one.value) for one in rows if _wanted(one, changed)])}"
         for name, rows in parts.items()
         if any(_wanted(one, changed) for one in rows)
     ]

@@ -27,10 +27,10 @@ from securefda.dashboard.reading import Seen
 from securefda.dashboard.words import incident_lines, log_facts, problem_section
 from securefda.dashboard.words import spent_text as up
 from securefda.operations.records import REPORTED_ROUNDS, RoundLine
-from securefda.operations.report import human_bytes, is_used, seen_rows, setting_text
+from securefda.operations.report import human_bytes, is_used, seen_rows
 from securefda.operations.run_folder import REPORT_FILE
 from securefda.operations.state import ENDED
-from securefda.operations.summary_text import labels_rows, percent, spent_text
+from securefda.operations.summary_text import labels_rows, percent, setting_text, spent_text
 from securefda.text import counted, names, phase_words
 
 MOST_ROWS: Final = 50

@@ -329,7 +329,8 @@ def _labels_in_words(task: Task, rows: Samples) -> str:
 def _require_two_labels(site: str, split: str, rows: Samples) -> None:
     if _has_one_label(rows):
         hint = (
-            "look at how labels are read; of few rows, another task.options.split-seed may hold out some of each class"
+            "look at how labels are read; of few rows, hold out others, with some of each class "
+            "(a table or images: by another task.options.split-seed)"
         )
         raise DataError(f"{site}, {split}", f"all {len(rows)} rows have one label", hint=hint)
 
@@ -357,7 +358,8 @@ def _try_batch(task: Task, model: nn.Module, site: str, rows: Samples, settings:
             hint = "loss returns the batch's mean loss, one number that depends on the outputs"
             raise TrainingError(f"task {name}: its loss cannot be differentiated", hint=hint)
         if not math.isfinite(loss.item()):
-            raise TrainingError(f"task {name}: its loss over {len(features)} rows is {loss.item()}")
+            hint = "look for a logarithm or root of 0 in loss(), or features that are far from 0"
+            raise TrainingError(f"task {name}: its loss over {len(features)} rows is {loss.item()}", hint=hint)
         with task_code(type(task), "the backward pass"):
             loss.backward()  # type: ignore[no-untyped-call]
         with task_code(type(task), "metrics"):

@@ -26,6 +26,7 @@ from securefda.operations.summary_text import (
     published_name,
     releases_text,
     setting_rows,
+    setting_text,
     spent_text,
     verdict,
 )
@@ -341,11 +342,6 @@ def is_used(key: str, strategy: Mapping[str, Any]) -> bool:
         return rule == "knn_per" or strategy.get("head") == "knn"
     rules = next((rules for start, rules in _USED_BY.items() if key.startswith(start)), None)
     return rules is None or rule in rules
-
-
-def setting_text(value: object) -> str:
-    """Return a setting's value as text for people."""
-    return ("no", "yes")[value] if isinstance(value, bool) else str(value)
 
 
 def _tiles(summary: Mapping[str, Any], rounds: Sequence[RoundLine]) -> list[tuple[str, str]]:

@@ -20,7 +20,7 @@ from securefda.operations.run_folder import (
     read_run,
 )
 from securefda.operations.state import ENDED, INTERRUPTED, ProcessState, Role, read_state, require_ended
-from securefda.operations.summary_text import percent
+from securefda.operations.summary_text import percent, setting_text
 from securefda.text import aligned
 
 _DEEPEST = 3
@@ -159,14 +159,16 @@ def comparison(runs: Sequence[FoundRun]) -> str:
     """Return a table of the results of runs, one column each, and below it the settings in which they differ."""
     rows: list[tuple[str, ...]] = [
         ("", *(str(run.path) for run in runs)),
-        ("ended", *(run.ended or "-" for run in runs)),
+        ("ended", *(run.ended.replace("T", " ").replace("Z", " UTC") or "-" for run in runs)),
         ("status", *(run.status for run in runs)),
         ("rounds", *(str(run.rounds) for run in runs)),
         ("target accuracy", *(percent(run.accuracy) for run in runs)),
         ("target alone", *(percent(run.alone) for run in runs)),
     ]
     differing = differences(runs)
-    rows += [(key, *("-" if value is None else str(value) for value in values)) for key, values in differing.items()]
+    rows += [
+        (key, *("-" if value is None else setting_text(value) for value in values)) for key, values in differing.items()
+    ]
     return aligned(rows) + ("" if differing else "\n\nno setting differs that a summary holds")
 
 

@@ -150,6 +150,11 @@ def norm_cap_text(norm_cap: NormCap) -> str:
     return f"kappa {norm_cap['kappa']:g}: {where}, the others together have at least {times}a source's squared norm"
 
 
+def setting_text(value: object) -> str:
+    """Return a setting's value as text for people; a switch is spelt as in the file."""
+    return ("false", "true")[value] if isinstance(value, bool) else str(value)
+
+
 def published_name(rules: Iterable[str]) -> str:
     """Return the name of what the target publishes beside the model under these rules."""
     return next((PUBLISHED_OF_THE_TARGET[rule] for rule in rules if rule in PUBLISHED_OF_THE_TARGET), "target's update")
@@ -276,7 +281,7 @@ def unprotected(
         parts.append(_of_the_sum(rule, filtered, norm_cap))
     if privacy is None:
         parts.append(
-            "no noise was added at the target, and without noise sums and the final model may reveal something of the "
+            "the target trained without noise, and without noise sums and the final model may reveal something of the "
             "rows behind them"
         )
     else:

@@ -150,7 +150,7 @@ def test_unsigned_log_in_the_folder_of_another_run_is_a_finding(tmp_path: Path, 
 
 @pytest.mark.parametrize("entry", [SIGNED, message(2)], ids=["a checkpoint", "a session"])
 def test_log_that_lost_its_checkpoints_is_a_finding(tmp_path: Path, capsys: Capture, entry: Entry) -> None:
-    assert finding(capsys, unsigned(tmp_path, entry))["what"] == "has no checkpoint, so nothing is proved of it"
+    assert finding(capsys, unsigned(tmp_path, entry))["what"] == "there is no checkpoint, so nothing is proved of it"
 
 
 def flip(log: Path, at: int) -> None:

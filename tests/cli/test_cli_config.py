@@ -19,7 +19,7 @@ def test_paths_are_shown_as_a_user_would_type_them(tmp_path: Path, capsys: pytes
     capsys.readouterr()
     assert main(["config", "show", str(kits / "source-1")]) == 0
     shown = capsys.readouterr().out
-    assert f'source.kit "{kits}/source-1"' in " ".join(shown.split())
+    assert f'source.kit settings.toml "{kits}/source-1"' in " ".join(shown.split())
     assert ".." not in shown
 
 
@@ -88,6 +88,11 @@ def test_of_a_kit_its_settings_and_its_policy_are_shown(tmp_path: Path, capsys: 
     assert settings.startswith(f"{kit / 'local' / 'settings.toml'}\nsource.kit")
     assert policy.startswith(f"{kit / 'local' / 'policy.toml'}\nmax-visibility")
     assert "default" not in settings.split()
+    longest, short = (
+        next(line for line in policy.splitlines() if line.startswith(key)) for key in ("allowed-r", "min")
+    )
+    assert len(longest) > 120
+    assert len(short) < 60  # a long value does not push what stands in other lines to the right
     assert main(["config", "show", str(tmp_path / "kits" / "clinic"), "--changed"]) == 0
     assert "policy.toml" not in capsys.readouterr().out
 

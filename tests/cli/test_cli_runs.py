@@ -20,6 +20,7 @@ from plain_user import plain_user
 from securefda.cli import main
 from securefda.operations.records import SiteLine, best_round
 from securefda.operations.run_folder import METRICS_FILE, append_line, read_run
+from securefda.operations.runs import FoundRun, comparison
 from securefda.operations.state import ENDED, StateWriter, state_file
 from securefda.operations.trained import predict, trained_model
 from securefda.protocol.encoding import vector_to_wire
@@ -178,6 +179,16 @@ def test_runs_are_compared_by_the_settings_in_which_they_differ(runs: Path, caps
     assert "strategy.rule" in printed(capsys, "runs", "compare", runs / "a", runs / "b")
     assert "no setting differs" in printed(capsys, "runs", "compare", runs / "a", runs / "a")
     assert "two or more" in refused(capsys, "runs", "compare", runs / "a")
+
+
+def test_runs_are_compared_in_words_that_a_settings_file_takes() -> None:
+    runs = [
+        FoundRun(Path(name), "finished", "2026-11-24T08:21:50Z", "", "", 3, 3, None, None, {"strategy.filter": value})
+        for name, value in (("a", True), ("b", False))
+    ]
+    lines = [line.split() for line in comparison(runs).splitlines()]
+    assert lines[1] == ["ended", *["2026-11-24", "08:21:50", "UTC"] * 2]
+    assert lines[-1] == ["strategy.filter", "true", "false"]
 
 
 def test_a_run_is_deleted_whole_and_only_when_told_to(
