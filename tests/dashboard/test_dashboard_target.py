@@ -172,7 +172,7 @@ def test_a_process_that_ended_says_how(target: Site, error: BaseException | None
 
 def test_only_settings_that_the_rule_uses_are_shown(target: Site) -> None:
     target.summary(1, strategy={"rule": "fedgp_auto", "filter": True, "ditto-lambda": 0.1, "knn-scale": 1.0})
-    assert Pages(target.kit).look().facts("about")["Strategy"] == "rule = fedgp_auto, filter = yes"
+    assert Pages(target.kit).look().facts("about")["Strategy"] == "rule = fedgp_auto, filter = true"
 
 
 def test_a_restarted_run_is_not_called_ended(target: Site) -> None:
