@@ -379,7 +379,8 @@ READERS = {
         lambda _, data: processes._figures(as_text(data)), raises=SecureFdaError, takes=True
     ),
     "bench.secagg.job.Job.from_json": Reader(lambda _, data: Job.from_json(as_text(data))),
-    "bench.accuracy.suite_folder._object": Reader(
+    "bench.accuracy.suite_folder._read_settings": Reader(in_file("settings.json", suite_folder._read_settings)),
+    "bench.accuracy.suite_folder._runs": Reader(
         in_file("runs.jsonl", lambda file: list(suite_folder._runs(file))),
         b'{"data":@,"column":"","target":"","rule":"","seed":0}\n',
     ),

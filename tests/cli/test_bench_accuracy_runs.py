@@ -160,9 +160,10 @@ def test_a_run_with_another_digest_is_refused(folder, capsys):
     assert (folder / "runs.jsonl").read_text() == text
 
 
-@pytest.mark.parametrize("damage", ["{}\n", "nonsense\n", "[1]\n", '{"data": 1}\n'])
+@pytest.mark.parametrize("damage", ["{}\n", "nonsense\n", "[1]\n", '{"data": 1}\n', "half a result"])
 def test_a_damaged_line_is_named_and_nothing_is_run(folder, capsys, damage):
     whole = (folder / "runs.jsonl").read_text()
+    damage = json.dumps(lines(folder)[0] | {"accuracies": "none"}) + "\n" if damage == "half a result" else damage
     (folder / "runs.jsonl").write_text(damage + whole)
     assert main(arguments(folder)) == 4
     assert "line 1" in capsys.readouterr().err
@@ -322,6 +323,9 @@ def test_two_levels_of_a_suite_are_compared_rule_by_rule(measured, tmp_path, cap
         ({"suite": "none"}, "holds no suite"),
         ({"release": "0.0.9"}, "error: release: "),
         ({"level": "individual"}, "is at level individual too"),
+        ({"level": 3}, "line 1: level is not as a run writes it"),
+        ({"release": None}, "line 1: release is not as a run writes it"),
+        ({"federations": {"digits": []}}, "line 1: federations.digits is not as a run writes it"),
     ],
 )
 def test_levels_are_compared_with_all_else_alike_or_before_anything_is_run_not_at_all(

@@ -17,6 +17,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+from typing_extensions import TypedDict
+
 from securefda import __version__
 from securefda.bench.accuracy.federated import RunResult
 from securefda.bench.accuracy.plan import Planned, Request, common_settings
@@ -24,8 +27,7 @@ from securefda.bench.accuracy.results import Results, RunKey
 from securefda.bench.accuracy.suites import SUITES
 from securefda.disk import read_whole
 from securefda.errors import ConfigError, SecureFdaError
-from securefda.operations.run_folder import append_line, replace_file
-from securefda.parse import BeyondBounds, json_value
+from securefda.operations.run_folder import append_line, read_object, replace_file
 
 SETTINGS_FILE = "settings.json"
 RUNS_FILE = "runs.jsonl"
@@ -33,6 +35,39 @@ _LOCK_FILE = ".lock"
 _SCRATCH = "scratch"
 _DIGITS = 6  # significant ones: estimated errors can be tiny
 _ANOTHER = "name another folder with --out"
+
+
+class _SuiteSettings(TypedDict):
+    """``settings.json``, see :func:`settings_of`."""
+
+    suite: str
+    level: str
+    release: str
+    federations: dict[str, dict[str, Any]]
+    files: dict[str, dict[str, str]]
+
+
+class _RunLine(TypedDict):
+    """A line of ``runs.jsonl``: a :class:`RunKey`, how it was run, and its :class:`RunResult`."""
+
+    data: str
+    column: str
+    target: str
+    rule: str
+    seed: int
+    level: str
+    digest: str
+    release: str
+    accuracy: float
+    loss: float
+    accuracies: list[float]
+    betas: dict[str, list[float | None]]
+    delta_errors: list[dict[str, float]]
+    rounds_by_rule: dict[str, int]
+    clipped: int
+
+
+_SETTINGS, _RUN = TypeAdapter(_SuiteSettings), TypeAdapter(_RunLine)
 
 
 class SuiteFolder:
@@ -197,31 +232,13 @@ def _shortened(value: object) -> str:
 
 
 def _read_settings(file: Path) -> dict[str, Any] | None:
-    if not file.exists():
-        return None
-    return _object(file, 1, read_whole(file))
+    return read_object(file, 1, read_whole(file), _SETTINGS) if file.exists() else None
 
 
 def _runs(file: Path) -> Iterator[tuple[RunKey, str, RunResult]]:
     """Yield key, digest and result of each whole line; what follows the last line end was cut off by a crash."""
     whole = read_whole(file, None).split(b"\n")[:-1] if file.exists() else []
     for number, text in enumerate(whole, start=1):
-        line = _object(file, number, text)
-        try:
-            key = RunKey(line["data"], line["column"], line["target"], line["rule"], line["seed"])
-            hash(key)  # a list in it has none
-            yield key, line["digest"], result_from(line)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(str(file), f"line {number} is no run", hint=_ANOTHER) from error
-
-
-def _object(file: Path, number: int, text: bytes) -> dict[str, Any]:
-    try:
-        value = json_value(text)
-    except BeyondBounds as error:
-        raise ConfigError(str(file), f"line {number} {error}", hint=_ANOTHER) from error
-    except ValueError as error:
-        raise ConfigError(str(file), f"line {number} is not JSON", hint=_ANOTHER) from error
-    if not isinstance(value, dict):
-        raise ConfigError(str(file), f"line {number} is not a JSON object", hint=_ANOTHER)
-    return value
+        line = read_object(file, number, text, _RUN)
+        key = RunKey(line["data"], line["column"], line["target"], line["rule"], line["seed"])
+        yield key, line["digest"], result_from(line)
