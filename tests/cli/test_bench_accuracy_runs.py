@@ -385,4 +385,14 @@ def test_a_terminal_has_a_bar_and_keeps_what_failed():
         watcher.failed(RunKey("digits", "target", "", "auto", 1), "no \x1b[31m colours")
     text = stream.getvalue()
     assert "FAILED: digits, target, auto, seed 1: no ?[31m colours" in text
-    assert "4/5" in text
+    assert "5/5" in text
+
+
+def test_a_run_that_failed_is_not_waited_for_any_more():
+    stream = io.StringIO()
+    with console_watcher(stream) as watcher:
+        watcher.begin(0, 2)
+        watcher.failed(RunKey("digits", "target", "", "auto", 0), "the loss is NaN")
+        watcher.finished(RunKey("digits", "target", "", "auto", 1), RunResult(71.25, 1.0))
+    last = stream.getvalue().splitlines()[-1]
+    assert last == "[2/2] digits, target, auto, seed 1: 71.2 %  0 min left"

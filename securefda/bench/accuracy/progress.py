@@ -52,14 +52,18 @@ class LineWatcher:
 
     def finished(self, key: RunKey, result: RunResult) -> None:
         """Print the run's line, with an estimate of the time left."""
-        self._done += 1
-        self._here += 1
+        self._count()
         left = (time.monotonic() - self._began) / self._here * (self._total - self._done)
         self._write(f"[{self._done}/{self._total}] {run_text(key, result)}  {left / 60:.0f} min left")
 
     def failed(self, key: RunKey, why: str) -> None:
         """Print which run failed and why."""
+        self._count()
         self._write(failure_text(key, why))
+
+    def _count(self) -> None:
+        self._done += 1
+        self._here += 1
 
     def _write(self, text: str) -> None:
         self._stream.write(f"{printable(text)}\n")
@@ -82,7 +86,8 @@ class BarWatcher:
         self._progress.update(self._task, advance=1, description=printable(run_text(key, result)))
 
     def failed(self, key: RunKey, why: str) -> None:
-        """Print which run failed and why, above the bar."""
+        """Advance, and print which run failed and why above the bar."""
+        self._progress.update(self._task, advance=1)
         self._progress.console.print(printable(failure_text(key, why)), markup=False, soft_wrap=True)
 
 
