@@ -384,6 +384,7 @@ def test_a_log_that_fails_counts_up_to_its_fault(honest: Path, roster: Path, cap
 
     rows = {row["party"]: row for row in envelope["data"]["runs"]}
     assert rows[B]["problem"].startswith("edited at record ")
+    assert (rows[B]["ended"], rows[A]["ended"]) == ("not known", "completed")
     assert (rows[B]["headers_accepted"], rows[A]["problem"]) == (0, "")
 
 

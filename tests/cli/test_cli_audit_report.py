@@ -257,6 +257,18 @@ def test_what_stands_behind_a_changed_record_is_not_counted(tmp_path: Path, caps
     assert page.row("matrix", "source-2")[1].startswith("3 × ")
 
 
+def test_a_run_whose_log_counts_in_part_is_not_called_broken_off(tmp_path: Path) -> None:
+    logs = Logs(tmp_path / "run", bare=("source-1",))
+    logs.write(3)
+    tail = logs.path("source-1") / "tail"
+    tail.write_bytes(tail.read_bytes().replace(b'"type":"Header"', b'"type":"Headex"', 1))
+    runs = {row[1]: row for row in page_of(tmp_path / "run", 13).tables["runs"]}
+    assert runs["source-1"][3] == "not known"
+    assert runs["source-1"][-1].startswith("nothing")
+    assert "edited at record" in runs["source-1"][-1]
+    assert runs["source-2"][3] == "failed"
+
+
 def test_logs_that_contradict_each_other_end_with_13_and_the_first_divergence(tmp_path: Path, capsys: Capture) -> None:
     class Spends(Run):
         def spent(self, site: str, number: int) -> dict[str, str]:

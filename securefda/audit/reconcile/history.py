@@ -47,7 +47,7 @@ _WORDS: Final[Mapping[str, str]] = {
 }
 _RELEASES: Final[Mapping[str, str]] = {"MaskedInput": "masked inputs", "Update": "updates", "Unmask": "unmask shares"}
 
-Ending = Literal["completed", "failed", "no end", "goes on"]
+Ending = Literal["completed", "failed", "no end", "not known", "goes on"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,8 @@ class SiteRun:
         party, run: the party that wrote the log, and its run.
         began, last: the times of its first and last record; empty without records.
         ended: ``"completed"`` or ``"failed"`` according to its last record of an end; ``"no end"`` without one,
-            ``"goes on"`` if a process is writing the log.
+            ``"not known"`` if not all of the log counts and the part that does has none, ``"goes on"`` if a process is
+            writing the log.
         headers: the number of headers that the site accepted; at the target, of sessions that it opened.
         rounds: the rounds in order.
         left: what left the site, sorted.
@@ -388,7 +389,9 @@ def read_history(
         records = _Records(log, bound)
         run = read_run(log.party, log.run, records, target, is_live=is_live)
         if records.count > runs.get((log.party, log.run), (-1, run))[0]:
-            runs[log.party, log.run] = records.count, replace(run, problem=problem or records.problem)
+            is_part = bound is not None or bool(records.problem)
+            ended: Ending = "not known" if is_part and run.ended == "no end" else run.ended
+            runs[log.party, log.run] = records.count, replace(run, ended=ended, problem=problem or records.problem)
     return judge([run for _, run in runs.values()], target)
 
 

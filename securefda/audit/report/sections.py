@@ -106,11 +106,11 @@ def runs_table(sources: Sources) -> Table:
             one.run,
             one.party,
             time_text(one.began) if one.began else "–",
-            Cell.of(ending_text(one), care=one.ended in ("failed", "no end")),
+            Cell.of(ending_text(one), care=one.ended in ("failed", "no end", "not known")),
             f"{one.headers:,}",
             f"{one.finished:,}",
             Cell.of(f"{one.lost:,}", care=one.lost > 0),
-            Cell.of(*left_lines(one.left), *([one.problem] if one.problem else [])) if one.left else "nothing",
+            Cell.of(*(left_lines(one.left) or ["nothing"]), *([one.problem] if one.problem else [])),
         )
         for one in sources.history.runs[:MOST_RUNS]
     ]
