@@ -238,8 +238,10 @@ def renew(
         _refuse_beside("--request", {"--name": name})
     asked = read_request(request) if request is not None else None
     enrolment = renew_site(folder, site, now=now(), names=name, request=asked, fingerprint=fingerprint)
-    signs = f"{site} then signs its policy with its new key, once it has read it: securefda policy sign KIT"
-    print_result(output, _data(enrolment), f"renewed {site}\n{_changed_text(enrolment)}\n{signs}")
+    text = f"renewed {site}\n{_changed_text(enrolment)}"
+    if site != enrolment.roster.target.site_id:  # a target has no policy
+        text += f"\n{site} then signs its policy with its new key, once it has read it: securefda policy sign KIT"
+    print_result(output, _data(enrolment), text)
 
 
 @app.command("sign")

@@ -130,6 +130,14 @@ def test_add_revoke_and_renew_each_make_the_next_epoch(kits: Path, capsys: pytes
     assert main(["federation", "revoke", str(kits), "target"]) == 4
 
 
+@pytest.mark.parametrize(("site", "signs"), [("source-1", True), ("target", False)])
+def test_renew_reminds_of_a_policy_where_there_is_one(
+    site: str, signs: bool, kits: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["federation", "renew", str(kits), site]) == 0
+    assert (f"{site} then signs its policy with its new key" in capsys.readouterr().out) == signs
+
+
 def test_revoke_says_what_becomes_of_the_struck_kit(kits: Path, capsys: pytest.CaptureFixture[str]) -> None:
     struck = kits / "source-5"
     before = {path: path.stat().st_mtime_ns for path in struck.rglob("*")}
