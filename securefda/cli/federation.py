@@ -127,7 +127,7 @@ def init(
         roles: dict[str, Role] = {config.federation.target: "target"}
         heard = {site: values[-1] for site, values in _known("--fingerprint", fingerprint, site_ids).items()}
         asked = read_requests(requests, roles | dict.fromkeys(config.federation.sources, "source"), heard)
-    aggregator = Address.parse(address or "127.0.0.1:8443", "--address")
+    aggregator = Address.parse_reached(address or "127.0.0.1:8443", "--address")
     if asked and asked[0].address and not address:
         aggregator = asked[0].address
     fixed = "" if config.transport.listen.endswith(":0") else config.transport.listen

@@ -35,7 +35,7 @@ def init(
     from securefda.site.home import request_enrolment
 
     kit = out or Path(site)
-    reached = Address.parse(address, "--address") if address else None
+    reached = Address.parse_reached(address, "--address") if address else None
     names = tuple(dict.fromkeys([*name, *([reached.host] if reached else [])]))
     spec = SiteSpec(site, "target" if reached else "source", entity or site, names)
     request = request_enrolment(kit, federation, spec, reached)

@@ -78,6 +78,21 @@ class Address:
         except ConfigError as error:
             raise ConfigError(key, error.why, hint=error.hint) from None
 
+    @classmethod
+    def parse_reached(cls, text: str, key: str) -> Address:
+        """Read ``host:port`` as `parse` does, of an address that other sites connect to.
+
+        Raises:
+            ConfigError: as of `parse`, or the host is a placeholder for all addresses of a machine.
+        """
+        address = cls.parse(text, key)
+        if address.host in ("0.0.0.0", "::"):  # noqa: S104
+            hint = "name the host as sources know it; --listen says where its process binds"
+            raise ConfigError(
+                key, f"{address.host} stands for all addresses of a machine: no site can reach it", hint=hint
+            )
+        return address
+
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"

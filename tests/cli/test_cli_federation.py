@@ -104,6 +104,8 @@ def test_init_refuses_a_folder_that_is_in_use(kits: Path, capsys: pytest.Capture
         (["--name", "target=not a host"], "neither a host name nor an IP address"),
         (["--address", "127.0.0.1"], "--address: '127.0.0.1' is not host:port"),
         (["--address", "127.0.0.1:0"], "--address: port 0"),
+        (["--address", "0.0.0.0:8443"], "--address: 0.0.0.0 stands for all addresses of a machine"),
+        (["--address", "[::]:8443"], "--address: :: stands for all addresses of a machine"),
         (["--listen", "0.0.0.0:99999"], "--listen: port 99999"),
     ],
 )
@@ -256,7 +258,7 @@ def test_preflight_names_a_wrong_policy_and_wrong_data_at_once(kits: Path, capsy
     failed = [f for f in envelope["data"]["findings"] if f["level"] == "fail"]
     assert [f["check"] for f in failed] == ["policy", "policy"]  # each failure once, though the data check has them too
     assert "min-other: unknown key" in failed[0]["message"]
-    assert "in the policy of source-1" in failed[0]["message"]
+    assert str(local / "policy.toml") in failed[0]["message"]
     assert failed[0]["hint"] == "did you mean min-others?"
     assert "max-visibility: must be 'individual', 'cohort' or 'sum'" in failed[1]["message"]
     assert envelope["error_code"] == "PreflightError"
