@@ -1,4 +1,4 @@
-"""Fixed β, other noises, shifts and numbers of labelled rows, on the whole of MNIST and Fashion-MNIST.
+"""Fixed β, other noises, shifts, numbers of labelled rows and visibilities, on all of MNIST and Fashion-MNIST.
 
     python benchmarks/full_data_sweeps.py --measure --data-dir DIR --cache FOLDER [--only NAME ...]    run what lacks
     python benchmarks/full_data_sweeps.py [--check]    from full_data_sweeps.json: print the tables
@@ -47,13 +47,13 @@ class Sweep:
         study: of `full_data_runs.STUDIES`, that a run is like otherwise.
         columns: value as a table shows it -> its settings; none for the study's own value.
         rules: that are run at every value.
-        published: the paper's table.
+        published: the paper's table, if it has one.
     """
 
     study: str
     columns: Mapping[str, tuple[str, ...]]
     rules: tuple[str, ...]
-    published: Published
+    published: Published | None = None
 
 
 def _shift(eta: float) -> tuple[str, ...]:
@@ -63,6 +63,7 @@ def _shift(eta: float) -> tuple[str, ...]:
     return (f"task.options.eta={eta:g}", f"task.options.target-rows={rows}")
 
 
+IN_CLEAR = {"sum, norm caps": (), "individual": ("privacy.visibility=individual",)}
 RULES = tuple(rule for rule in (*FIXED, *ADAPTED) if rule != "finetune_offline")
 SWEEPS = {
     "beta": Sweep(
@@ -84,6 +85,8 @@ SWEEPS = {
         TARGET_SIZE_FASHION,
     ),
     "eta": Sweep("label shift", {"0.3": _shift(0.3), "0.15": (), "0.05": _shift(0.05)}, ADAPTED, LABEL_SHIFT),
+    "clear": Sweep("noisy Fashion-MNIST", IN_CLEAR, ("source_only", "fedda", "fedgp", "fedda_auto", "fedgp_auto")),
+    "clear-shift": Sweep("label shift", IN_CLEAR, ("fedda_auto", "fedgp_auto")),
 }
 
 
@@ -178,9 +181,15 @@ def _by_cell(rows: Sequence[Row], of_study: Sequence[Row]) -> dict[tuple[str, st
 
 def _table(name: str, by_cell: Mapping[tuple[str, str, str], Row]) -> str:
     sweep = SWEEPS[name]
-    head = ["rule", *sweep.columns]
+    head, paper = ["rule", *sweep.columns], sweep.published
     lines = [
-        [rule, *(_cell(by_cell.get((name, rule, one)), sweep.published.figure(rule, one)) for one in sweep.columns)]
+        [
+            rule,
+            *(
+                _cell(by_cell.get((name, rule, column)), paper.figure(rule, column) if paper else None)
+                for column in sweep.columns
+            ),
+        ]
         for rule in sweep.rules
     ]
     return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *lines))
