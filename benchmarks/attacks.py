@@ -282,13 +282,16 @@ def sentences(rows: Sequence[Row]) -> list[str]:
             )
             what = "the only row of each source" if count == 1 else f"{count} rows of each source in one step"
             lines.append(f"Rows rebuilt by division from {what}, without noise: {shown_rows}.")
-    for data, schedule, rounds in ((DIGITS, EXAMPLE, ROUNDS), (HEART, TWO_STEPS, ROUNDS), (FASHION, TWO_STEPS, FEW)):
+    for data, schedule, rounds in (
+        (DIGITS, EXAMPLE, ROUNDS),
+        (DIGITS, TWO_STEPS, ROUNDS),
+        (HEART, TWO_STEPS, ROUNDS),
+        (FASHION, TWO_STEPS, FEW),
+    ):
         for epsilon in EPSILONS:
-            if row := at.get(Cell(PROPERTY, data, SUM, 3, schedule, epsilon, rounds=rounds)):
-                lines.append(
-                    f"{_NAMES[data]}, {_noise_in_words(row)}, N = 3: the share of {_group(row)} among a source's rows "
-                    f"is guessed to {row['error']:.1f} points; guessing the mean is off by {row['blind']:.1f}."
-                )
+            wanted = [Cell(PROPERTY, data, SUM, n, schedule, epsilon, rounds=rounds) for n in SOURCES]
+            if present := [at[cell] for cell in wanted if cell in at]:
+                lines.append(_shares(present))
     return lines
 
 
@@ -311,6 +314,18 @@ def _of_100(percent: float) -> int:
 
 def _group(row: Row) -> str:
     return "women" if row["data"] == HEART else "one class"
+
+
+def _shares(rows: Sequence[Row]) -> str:
+    """How near guesses of a share come, of one data set with one noise, by number of sources."""
+    first, training = rows[0], ", the example's training" if rows[0]["schedule"] == EXAMPLE else ""
+    guessed = ", ".join(f"{row['error']:.1f} points (N = {row['sources']})" for row in rows)
+    blind = sorted({f"{row['blind']:.1f}" for row in rows}, key=float)
+    off = blind[0] if len(blind) == 1 else f"{blind[0]} to {blind[-1]}"
+    return (
+        f"{_NAMES[first['data']]}{training}, {_noise_in_words(first)}: the share of {_group(first)} among a source's "
+        f"rows is guessed to {guessed}; guessing the mean is off by {off}."
+    )
 
 
 def _noise_in_words(row: Row) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -223,8 +224,16 @@ def test_each_data_set_has_a_sentence_for_each_noise(study):
     said = study.sentences(committed(study))
     for data in ("Digits", "Fed-Heart", "Fashion-MNIST"):
         for noise in ("without noise", "with noise at ε = 8", "with noise at ε = 4", "with noise at ε = 1"):
-            (line,) = [line for line in said if line.startswith(f"{data}, {noise}: ")]
+            (line,) = [line for line in said if line.startswith(f"{data}, {noise}: an attacker ")]
             assert "(N = 3)" in line
+
+
+def test_a_sentence_about_shares_goes_from_few_sources_to_many(study):
+    said = [line for line in study.sentences(committed(study)) if "the share of " in line]
+    (digits,) = [line for line in said if "the example's training, without noise" in line]
+    assert re.findall(r"N = (\d+)", digits) == ["1", "3", "5", "10"]
+    rows = [row for row in committed(study) if row["study"] == "property"]
+    assert sum(line.count("(N = ") for line in said) == len(rows)
 
 
 def test_lines_of_the_plot_go_from_few_sources_to_many(study, tmp_path, monkeypatch):
