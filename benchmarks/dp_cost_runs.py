@@ -140,7 +140,7 @@ STUDIES = {
         f"fashion-frozen{name}": Study(
             "noisy_fashion_mnist.toml",
             ("target",),
-            seeds=1,
+            seeds=2,
             delta=1e-5,
             source_batches=10,
             settings=_schedule(rounds=6, warm_up=1, learning_rate=0.3, norm=10.0, clip=64.0),

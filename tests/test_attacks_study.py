@@ -5,28 +5,24 @@ from __future__ import annotations
 import importlib
 import json
 import re
-import sys
+from collections.abc import Iterator
 from dataclasses import asdict, replace
-from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
+from benchmark_studies import BENCHMARKS, imported_study
 from depth import at_depth
 
 from securefda.site.policy.measured import MEMBERS_FOUND
 
-BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
-OURS = ("attacks", "attacks_play", "attacks_membership", "attacks_property", "attacks_inversion", "studies")
 SMOKE = {"shadows": 16, "targets": 8, "share_shadows": 40, "share_targets": 20, "repetitions": 3, "optimised": 1}
 
 
 @pytest.fixture(scope="module")
-def study():
-    sys.path.insert(0, str(BENCHMARKS))
-    yield importlib.import_module("attacks")
-    sys.path.remove(str(BENCHMARKS))
-    for name in OURS:
-        sys.modules.pop(name, None)
+def study() -> Iterator[ModuleType]:
+    with imported_study("attacks") as module:
+        yield module
 
 
 @pytest.fixture(scope="module")

@@ -1,23 +1,20 @@
 """The study of full data: its grid, what it chooses, its tables and its requirements."""
 
-import importlib
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
+from types import ModuleType
 
 import pytest
+from benchmark_studies import imported_study
 
-BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 NOISY = "noisy Fashion-MNIST"
 
 
 @pytest.fixture(scope="module")
-def study():
-    sys.path.insert(0, str(BENCHMARKS))
-    yield importlib.import_module("full_data")
-    sys.path.remove(str(BENCHMARKS))
-    for name in ("full_data", "full_data_runs", "studies"):
-        sys.modules.pop(name, None)
+def study() -> Iterator[ModuleType]:
+    with imported_study("full_data") as module:
+        yield module
 
 
 def all_cells(study):

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 
 import pytest
-
-BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+from benchmark_studies import imported_study
 
 
 @pytest.fixture(scope="module")
 def study() -> Iterator[ModuleType]:
-    sys.path.insert(0, str(BENCHMARKS))
-    yield importlib.import_module("full_data_sweeps")
-    sys.path.remove(str(BENCHMARKS))
-    for name in ("full_data_sweeps", "full_data_runs", "studies"):
-        sys.modules.pop(name, None)
+    with imported_study("full_data_sweeps") as module:
+        yield module
 
 
 @pytest.fixture(scope="module")
