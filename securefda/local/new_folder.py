@@ -149,7 +149,9 @@ def new_images(folder: Path, images: Path, target: str = "") -> NewFolder:
     _name_of(folder)
     try:
         inner = {
-            entry: [one for one in entry.iterdir() if one.is_dir()] for entry in images.iterdir() if entry.is_dir()
+            entry: [one for one in entry.iterdir() if one.is_dir()]
+            for entry in sorted(images.iterdir())
+            if entry.is_dir()
         }
     except OSError as error:
         raise DataError(str(images), f"cannot be read: {error.strerror}", hint="check the path") from error
@@ -164,11 +166,13 @@ def new_images(folder: Path, images: Path, target: str = "") -> NewFolder:
         if not any(counts.values()):
             endings = ", ".join(image_folder.SUFFIXES)
             raise DataError(str(images), f"holds no images ({endings}) in its folders of folders", hint=how)
-        target = target or min(counts, key=lambda site: counts[site])
+        note = f"the sites are the folders in {images}"
+        if not target:  # of several with the fewest images, the first by name
+            target = min(counts, key=lambda site: counts[site])
+            note += f"; {target} has the fewest images and is the target, unless --target names another"
         _require_sites(sorted(counts), target, str(images), how)
         sources = tuple(site for site in sorted(counts) if site != target)
         largest = max(counts[site] for site in sources)
-        note = f"the sites are the folders in {images}"
         rows = _images_as_rows(_images(images / target, classes))
         labelled = image_folder.UNLABELLED not in by_site[target]
         sites = _Sites(target, sources, str(images.absolute()), largest, rows, note, labelled=labelled)

@@ -268,7 +268,8 @@ def _images_in(folder: Path, where: str) -> list[Path]:
     others = [path for path in files if path.suffix.lower() not in SUFFIXES]
     if others:
         why = f"{len(others)} of {len(files)} files are named neither {', '.join(SUFFIXES[:-1])} nor {SUFFIXES[-1]}"
-        raise DataError(where, why, hint=f"{others[0].name} is the first")
+        kind = ", a folder, in which no images are looked for" if others[0].is_dir() else ""
+        raise DataError(where, why, hint=f"{others[0].name} is the first{kind}")
     if not files:
         raise DataError(where, "holds no images", hint="put PNG or JPEG files there, or remove the folder")
     return files

@@ -230,6 +230,17 @@ def test_images_of_sites_stay_where_they_are() -> None:
     own_tests_of("scans")
 
 
+@pytest.mark.parametrize("made", ["abcd", "dcba"])
+def test_of_sites_with_as_many_images_the_first_by_name_is_the_target(
+    made: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for site in made:  # file systems list folders in the order in which they were made, or another way round
+        fill(Path("images") / site)
+    assert main(["new", "scans", "--images", "images"]) == 0
+    assert load_federation(Path("scans/federation.toml")).federation.target == "a"
+    assert "a has the fewest images and is the target, unless --target names another" in capsys.readouterr().out
+
+
 def test_images_without_labels_are_no_class() -> None:
     for site in ("clinic", "a", "b", "c"):
         fill(Path("images") / site)

@@ -173,8 +173,13 @@ def too_many_pixels(folder: Path) -> None:
     Image.new("1", (20000, 20000)).save(folder / "north" / "krank" / "Anna.png")
 
 
+def a_folder_among_images(folder: Path) -> None:
+    (folder / "north" / "krank" / "2026").mkdir()
+
+
 BAD_FOLDERS: list[tuple[Callable[[Path], None], str, str]] = [
     (one_text, "1 of 41 files are named neither", "a.txt"),
+    (a_folder_among_images, "1 of 41 files are named neither", "2026 is the first, a folder, in which no images"),
     (one_more_class, "1 of 3 folders are of no class", "Krank is the first"),
     (a_damaged_image, "images cannot be read", "Anna.png is the first: "),
     (another_format, "images cannot be read", "neither PNG nor JPEG"),
