@@ -452,7 +452,7 @@ def naming(site: str) -> Iterator[None]:
         yield
     except ConfigError as error:
         each = error.errors if isinstance(error, ConfigErrors) else (error,)
-        if all(site in one.why for one in each):
+        if all(site in str(one) for one in each):
             raise
         where = f", in the policy of {site}"
         raise ConfigErrors.of(ConfigError(one.key, one.why + where, hint=one.hint) for one in each) from error

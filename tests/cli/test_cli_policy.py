@@ -192,8 +192,8 @@ def test_a_policy_file_by_itself_is_of_the_site_that_is_named(
 
 
 def test_a_policy_that_was_not_signed_again_is_unusable(kits: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with (kits / "source-3" / "local" / "policy.toml").open("a") as file:
-        file.write("# looser\n")
+    policy = kits / "source-3" / "local" / "policy.toml"
+    policy.write_text(f"{policy.read_text()}# looser\n")
     code, found = envelope(["policy", "check", *all_sources(kits), FEDERATION], capsys)
     assert code == 4
     assert [item["verdict"] for item in found["data"]["policies"]] == [
@@ -203,8 +203,8 @@ def test_a_policy_that_was_not_signed_again_is_unusable(kits: Path, capsys: pyte
         "permitted",
         "permitted",
     ]
-    assert found["data"]["policies"][2]["key"] == "policy"
-    assert "of source-3: " in found["message"]
+    assert found["data"]["policies"][2]["key"] == str(policy)
+    assert found["message"] == f"{policy}: was changed after it was signed"
     assert "securefda policy sign KIT" in found["hint"]
 
 
@@ -398,10 +398,11 @@ def test_preflight_says_what_the_policy_permits_and_who_signed_it(
 
 
 def test_preflight_fails_on_a_signature_that_is_wrong(kits: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (kits / "source-1" / "local" / "policy.sig").unlink()
+    signature = kits / "source-1" / "local" / "policy.sig"
+    signature.unlink()
     found = findings([str(kits / "source-1")], capsys)["policy"]
     assert (found["level"], found["exit_code"]) == ("fail", 4)
-    assert "of source-1" in found["message"]
+    assert found["message"] == f"{signature}: is missing"
 
 
 def test_preflight_fails_on_a_policy_that_forbids_the_sites_own_task(

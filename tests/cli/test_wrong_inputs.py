@@ -1410,7 +1410,7 @@ POLICIES = {
     ),
     "changed-after-signing": Wrong(
         CHECK,
-        "policy.toml was changed after it was signed",
+        "policy.toml: was changed after it was signed",
         "policy explain.*policy sign",
         harm=change(POLICY, "min-others = 2", "min-others = 1"),
         follow=SIGN,
@@ -1759,7 +1759,7 @@ PROCESSES = {
     ),
     "edited-policy": Wrong(
         f"source start --config {SETTINGS}",
-        "policy.toml was changed after it was signed",
+        "policy.toml: was changed after it was signed",
         "policy explain.*policy sign",
         harm=change(POLICY, "min-others = 2", "min-others = 1"),
         follow=acts(SIGN, lambda: Path(f"{SOURCE}/startup/tls.key").chmod(0o644)),
@@ -1809,7 +1809,7 @@ PROCESSES = {
     ),
     "kit-of-another-site": Wrong(
         f"source start --config {SETTINGS}",
-        "policy.sig is of source-1 in federation digits, not of source-2",
+        "policy.sig: is of source-1 in federation digits, not of source-2",
         "policy sign KIT",
         harm=acts(remove(f"{SOURCE}/startup"), lambda: shutil.copytree(f"{OTHER}/startup", f"{SOURCE}/startup")),
         follow=acts(SIGN, lambda: Path(f"{SOURCE}/startup/tls.key").chmod(0o644)),

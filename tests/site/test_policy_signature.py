@@ -33,8 +33,8 @@ def sign_as(kit: Kit) -> None:
 def assert_refused(kit: Kit, why: str) -> None:
     with pytest.raises(ConfigError, match=why) as caught:
         load_signed_policy(kit)
-    assert (caught.value.key, caught.value.exit_code) == ("policy", ExitCode.CONFIG)
-    assert caught.value.why.startswith(f"of {kit.site_id}: ")
+    assert caught.value.exit_code == ExitCode.CONFIG
+    assert caught.value.key in {str(kit.local / name) for name in ("policy.toml", "policy.sig")}
     assert caught.value.hint
 
 
@@ -56,7 +56,7 @@ def test_a_site_that_is_added_later_has_signed_its_policy_too(federation: Path) 
 def test_one_byte_more_in_the_policy_is_refused_until_the_site_signs_again(lyon: Kit) -> None:
     file = lyon.local / "policy.toml"
     file.write_bytes(file.read_bytes() + b"\n")
-    assert_refused(lyon, r"policy\.toml was changed after it was signed")
+    assert_refused(lyon, r"policy\.toml: was changed after it was signed")
     with pytest.raises(ConfigError) as caught:
         load_signed_policy(lyon)
     assert caught.value.hint == HINT

@@ -79,19 +79,19 @@ def read_signed_policy(file: Path, federation_id: str, site_id: str, public_key:
     """Return the contents of a ``policy.toml``, which the site signed with its present key.
 
     Raises:
-        ConfigError: ``policy``, a file is missing or malformed, the signature is of another site or federation, of
+        ConfigError: names the file; it is missing or malformed, the signature is of another site or federation, of
             another text, or by another key.
     """
     signature_file = _signature_file(file)
-    data = _read(site_id, file, f"write one: securefda policy template clinical-default --out {file}")
-    said, statement, signature = _parse(site_id, signature_file, _read(site_id, signature_file, _HINT))
+    data = _read(file, f"write one: securefda policy template clinical-default --out {file}")
+    said, statement, signature = _parse(signature_file, _read(signature_file, _HINT))
     if (said.federation_id, said.site_id) != (federation_id, site_id):
         owner = f"{said.site_id} in federation {said.federation_id}"
-        raise _wrong(site_id, f"{signature_file} is of {owner}, not of {site_id} in {federation_id}")
+        raise _wrong(signature_file, f"is of {owner}, not of {site_id} in {federation_id}")
     if said.policy_sha256 != hashlib.sha256(data).hexdigest():
-        raise _wrong(site_id, f"{file} was changed after it was signed")
+        raise _wrong(file, "was changed after it was signed")
     if not signature_is_valid(public_key, POLICY_MESSAGE, statement, signature):
-        raise _wrong(site_id, f"{signature_file} is not by this site's present signing key")
+        raise _wrong(signature_file, "is not by this site's present signing key")
     return data
 
 
@@ -99,25 +99,27 @@ def _signature_file(policy: Path) -> Path:
     return policy.with_suffix(".sig")
 
 
-def _parse(site_id: str, file: Path, data: bytes) -> tuple[_Statement, bytes, bytes]:
+def _parse(file: Path, data: bytes) -> tuple[_Statement, bytes, bytes]:
     """Return a statement, its bytes, and the signature over them, not yet checked."""
     try:
         envelope = load_object(data, "policy", "site_signature")
         statement = text(envelope["policy"]).encode("ascii")
         return _Statement.parse(statement), statement, bytes.fromhex(text(envelope["site_signature"]))
     except ValueError as error:
-        raise _wrong(site_id, f"{file} is no signature of a policy") from error
+        raise _wrong(file, "is no signature of a policy") from error
 
 
-def _read(site_id: str, file: Path, hint: str) -> bytes:
+def _read(file: Path, hint_if_missing: str) -> bytes:
     try:
         return read_file(file).data
     except ConfigError as error:
-        raise ConfigError("policy", f"of {site_id}: {error}", hint=error.hint if file.exists() else hint) from error
+        if file.exists():
+            raise
+        raise ConfigError(error.key, error.why, hint=hint_if_missing) from error
 
 
-def _wrong(site_id: str, why: str) -> ConfigError:
-    return ConfigError("policy", f"of {site_id}: {why}", hint=_HINT)
+def _wrong(file: Path, why: str) -> ConfigError:
+    return ConfigError(str(file), why, hint=_HINT)
 
 
 class HoldsPolicy(Protocol):
