@@ -30,7 +30,6 @@ from securefda.site.budget import load_site
 from securefda.site.config import load_aggregator
 from securefda.site.policy import SourcePolicy
 
-NOW = int(time.time())
 PROGRESS = re.compile(r"\d+ runs? on a stand-in, within about |run \d+ of \d+: ")
 QUICK = ("--rounds", "2", "--batch", "36", "--seeds", "1")
 WARDS = """\
@@ -148,7 +147,8 @@ def test_the_toml_of_a_source_is_taken_as_it_stands_and_charged_as_advised(bare:
         event = DpEvent(
             "run", number, 0, dp.noise_multiplier, schedule.sampling_rate, schedule.steps_per_round, dp.max_grad_norm
         )
-        site.ledger.commit(site.ledger.reserve(event, budget, now=NOW), steps=event.steps, now=NOW)
+        now = int(time.time())
+        site.ledger.commit(site.ledger.reserve(event, budget, now=now), steps=event.steps, now=now)
     charged = epsilon(site.ledger.events(), 1e-5, "rdp")
     assert charged == pytest.approx(found["advised"]["epsilon_charged"])
 
