@@ -318,7 +318,7 @@ def _group(row: Row) -> str:
 
 def _shares(rows: Sequence[Row]) -> str:
     """How near guesses of a share come, of one data set with one noise, by number of sources."""
-    first, training = rows[0], ", the example's training" if rows[0]["schedule"] == EXAMPLE else ""
+    first, training = rows[0], " with the example's training" if rows[0]["schedule"] == EXAMPLE else ""
     guessed = ", ".join(f"{row['error']:.1f} points (N = {row['sources']})" for row in rows)
     blind = sorted({f"{row['blind']:.1f}" for row in rows}, key=float)
     off = blind[0] if len(blind) == 1 else f"{blind[0]} to {blind[-1]}"

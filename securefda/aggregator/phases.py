@@ -201,7 +201,8 @@ class Progress:
 
     Attributes:
         last_round: number of the round that this process began last; 0 before the first.
-        attempted: whether this process has begun an attempt. The first one waits for every source that may come.
+        attempted: whether this process has had the sources for an attempt. The first time it waits for every source
+            that may come.
         losses: why rounds were lost, of those since the last one that was finished.
     """
 

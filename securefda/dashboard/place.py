@@ -91,8 +91,8 @@ def _of_kit(asked: Path, kit: Path) -> Place:
     paths = _paths_in(settings) if settings.is_file() else {}
     run = paths.get("out", kit / LOCAL / _DEFAULT_OUT)
     with suppress(ConfigError):  # that a state is damaged is for its reader to say
-        for found in states_of_kit(kit, run)[:1]:
-            run = found.folder
+        if found := states_of_kit(kit, run):
+            run = found[0].folder
     return Place(asked, run, "target" if role == "target" else "source", site, kit, settings)
 
 

@@ -92,7 +92,10 @@ class AskedHeaders:
         with_noise = self.noise is None or self.noise[0] > 0
         for header in self.headers:
             found += refusals_of_header(policy, header, own, limits, with_noise=with_noise)
-        return tuple({refusal.key: refusal for refusal in reversed(found)}.values())[::-1]
+        first: dict[str, PolicyRefusal] = {}
+        for refusal in found:
+            first.setdefault(refusal.key, refusal)
+        return tuple(first.values())
 
 
 def headers_of_federation(config: FederationConfig, permitted: Mapping[str, str]) -> AskedHeaders:

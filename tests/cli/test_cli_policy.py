@@ -96,6 +96,15 @@ def test_check_names_site_key_asked_allowed_and_hint_and_ends_with_10(
     assert err.startswith("error: source-2: policy refuses min-others")
 
 
+def test_the_first_key_is_the_one_with_which_a_source_would_end(kits: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The headers of both rules ask for too few others; only that of the warm-up is of a rule that is not allowed."""
+    own(kits, "source-2", permits(min_others=4, max_colluders=0, allowed_rules=("fedgp_auto",)))
+    _, found = envelope(["policy", "check", str(kits / "source-2"), FEDERATION], capsys)
+    (refused,) = found["data"]["policies"]
+    assert [item["key"] for item in refused["refusals"]] == ["min-others", "allowed-rules"]
+    assert found["message"].startswith("source-2: policy refuses min-others")
+
+
 def test_check_names_every_key_that_refuses_once(kits: Path, capsys: pytest.CaptureFixture[str]) -> None:
     encoding = permits().quantisation.model_copy(update={"clip_min": 30.0, "clip_max": 40.0})  # of every layer
     changes = {"min_others": 4, "max_colluders": 0, "allowed_rules": ("fedavg",), "quantisation": encoding}
