@@ -1,6 +1,6 @@
 # make demo         set up, then the main job: five sources and a target as separate processes, masked updates
-# make test         set up, then all tests
-# make test-deep    the same tests with their long forms; commits the result
+# make test         set up, then the quick tests
+# make test-deep    all tests in their long forms; PART=2 runs the second of four parts
 # make docs         the manual, as HTML in docs/_build/html
 # make lint         what CI checks beside the tests
 # make lock         renew requirements.lock from pyproject.toml
@@ -12,24 +12,24 @@ READY := $(VENV)/.ready
 # Where nothing compiled is kept, every process that a test starts compiles the package anew, and so does every worker.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-deep docs lint lint-style lint-types lint-imports lint-generated lock clean
+.PHONY: demo test test-deep docs lint lint-style lint-types lint-imports lint-generated lint-growth lock clean
 .DEFAULT_GOAL := demo
 
 demo: $(READY)
 	@$(BIN)/securefda demo
 
 test: $(READY)
-	@$(BIN)/python -m pytest -n auto --dist worksteal --durations 10
+	@$(BIN)/python tests/run.py
 
 test-deep: $(READY)
-	@$(BIN)/python tests/deep.py
+	@$(BIN)/python tests/run.py --deep $(if $(PART),--part $(PART))
 
 docs: $(READY)
 	@$(BIN)/python -m sphinx -q -E -W --keep-going -c docs . docs/_build/html
 	@echo "the manual: docs/_build/html/index.html"
 
 # Each by itself, so that `make -j` runs them beside each other.
-lint: lint-style lint-types lint-imports lint-generated
+lint: lint-style lint-types lint-imports lint-generated lint-growth
 
 lint-style: $(READY)
 	$(BIN)/ruff check .
@@ -47,7 +47,9 @@ lint-generated: $(READY)
 	$(BIN)/python -m threat_model.generate --check
 	$(BIN)/python benchmarks/tables.py --check
 	$(BIN)/python docs/generate.py --check
-	$(BIN)/python tests/deep.py --check
+
+lint-growth: $(READY)
+	$(BIN)/python tests/run.py --check
 
 $(READY): requirements.lock pyproject.toml
 	@python=; for candidate in $(PYTHON) python3 python3.13 python3.12 python3.11; do \

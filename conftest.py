@@ -1,4 +1,4 @@
-"""What holds for every run of the tests: its threads, its temporary folder, Ctrl-C, and the threat register."""
+"""What holds for every run of the tests: its threads, its temporary folder, Ctrl-C, and which tests it has."""
 
 from __future__ import annotations
 
@@ -31,4 +31,4 @@ hypothesis.settings.load_profile("any machine")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-pytest_plugins = ["threat_model.recorder"]
+pytest_plugins = ["threat_model.recorder", "depth", "processor_time"]

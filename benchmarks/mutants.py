@@ -6,7 +6,8 @@
     python benchmarks/mutants.py --draw [--seed S]         draw sixty anew, write mutants.json
     python benchmarks/mutants.py --redraw                  replace those whose code was changed
 
-A mutant is killed when a test of its own package fails or hangs. `mutants.json` keeps each as lines of code, so that
+A mutant is killed when a test of its own package fails or hangs: a quick one, or else one of the deep tests. The result
+says which of them. `mutants.json` keeps each as lines of code, so that
 the same sixty run at every revision that has these lines. `mutators.py` says which mistakes there are.
 """
 
@@ -41,6 +42,7 @@ MUTANTS = HERE / "mutants.json"
 PER_PACKAGE, SEED = 10, 2026
 REDRAW = "python benchmarks/mutants.py --redraw"
 
+QUICK, DEEP = "quick", "deep"
 KILLED, SURVIVED, INAPPLICABLE = "killed", "survived", "does not apply"
 SLOWER = 3.0
 """A run, and a test, may take so many times what it took without a mutant, and ``GRACE_S`` more."""
@@ -104,12 +106,21 @@ class Tree:
         for path in (self.root / "securefda").rglob("*.py"):  # by their hash: a mutant is often as long as the original
             py_compile.compile(str(path), doraise=True, invalidation_mode=py_compile.PycInvalidationMode.CHECKED_HASH)
 
-    def test(self, paths: Iterable[str], deselected: Iterable[str], *, test_s: float = 600, run_s: float = 3600) -> Run:
+    def test(
+        self,
+        paths: Iterable[str],
+        deselected: Iterable[str],
+        *,
+        depth: str = QUICK,
+        test_s: float = 600,
+        run_s: float = 3600,
+    ) -> Run:
         """Run tests until one fails.
 
         Args:
             paths: files and folders, in this order.
             deselected: names of tests that are left out.
+            depth: of the tests.
             test_s: seconds that one test may take.
             run_s: seconds that all may take.
         """
@@ -134,6 +145,7 @@ class Tree:
         environment = os.environ | {
             "PYTHONPATH": str(self.root),
             "OMP_NUM_THREADS": "1",
+            "SECUREFDA_TEST_DEPTH": depth,
             "HYPOTHESIS_STORAGE_DIRECTORY": str(self._work / "hypothesis"),
         }
         command = [sys.executable, "-m", "pytest", *options, *paths]
@@ -202,12 +214,16 @@ def tested(tree: Tree, mutant: Mutant, clean: Mapping[str, Any], deselected: Ite
     )
     began = time.monotonic()
     test_s, run_s = (SLOWER * clean[name] + GRACE_S for name in ("slowest_test_s", "seconds"))
+    depth = QUICK
     try:
         run = tree.test(files, deselected, test_s=test_s, run_s=run_s)
+        if run.status == 0:
+            depth = DEEP
+            run = tree.test([f"tests/{mutant.package}"], deselected, depth=DEEP)
     finally:
         path.write_text(original)
     by = "out of time" if run.status is None else run.failed[0] if run.failed else "no test can run"
-    outcome = {"outcome": SURVIVED, "by": None} if run.status == 0 else {"outcome": KILLED, "by": by}
+    outcome = {"outcome": SURVIVED, "by": None} if run.status == 0 else {"outcome": KILLED, "by": by, "depth": depth}
     return {"mutant": mutant.name, **outcome, "seconds": round(time.monotonic() - began, 1)}
 
 
@@ -258,7 +274,7 @@ def measure(given: argparse.Namespace) -> None:
                 result = future.result()
                 results["results"].append(result)
                 _write(given.out, results)
-                by = f" by {result['by']}" if result["by"] else ""
+                by = f" by the {result['depth']} {result['by']}" if result["by"] else ""
                 print(
                     f"{result['outcome']}{by}, {result['seconds']} s: {result['mutant']}", file=sys.stderr, flush=True
                 )
@@ -280,16 +296,24 @@ def _write(path: Path, results: Mapping[str, Any]) -> None:
 
 
 def table(results: Mapping[str, Any]) -> str:
-    """How many were killed of each package, as Markdown, then every other mutant by name."""
-    lines = [f"| package | {KILLED} | {SURVIVED} | {INAPPLICABLE} |", "|---|---|---|---|"]
-    packages = [row["package"] for row in results["unmutated"]]  # of an earlier revision, as it named them
-    outcomes = {package: Counter[str]() for package in packages}
+    """How many were killed of each package, as Markdown, then every mutant that no quick test killed, by name."""
+    lines = [f"| package | {KILLED} | by the quick tests | {SURVIVED} | {INAPPLICABLE} |", "|---|---|---|---|---|"]
+    outcomes = {row["package"]: Counter[str]() for row in results["unmutated"]}
     for row in results["results"]:
-        folder = row["mutant"].split("/")[1]
-        outcomes[folder if folder in outcomes else package_of(row["mutant"])][row["outcome"]] += 1
+        counts = outcomes[package_of(row["mutant"])]
+        counts[row["outcome"]] += 1
+        counts[QUICK] += row.get("depth") == QUICK
     for package, counts in outcomes.items():
-        lines.append(f"| {package} | {counts[KILLED]} | {counts[SURVIVED]} | {counts[INAPPLICABLE]} |")
-    others = [f"{row['outcome']}: {row['mutant']}" for row in results["results"] if row["outcome"] != KILLED]
+        lines.append(
+            f"| {package} | {' | '.join(str(counts[name]) for name in (KILLED, QUICK, SURVIVED, INAPPLICABLE))} |"
+        )
+    others = [
+        f"{row['outcome']} by the deep {row['by']}: {row['mutant']}"
+        if row["by"]
+        else f"{row['outcome']}: {row['mutant']}"
+        for row in results["results"]
+        if row.get("depth") != QUICK
+    ]
     return "\n".join([*lines, "", *sorted(others)])
 
 

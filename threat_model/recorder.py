@@ -2,7 +2,7 @@
 
 Marks become properties of a test where it is collected, which with pytest-xdist is in the workers. They come back with
 its reports, and the process that was started collects them; it alone writes ``.last-run.json``. A run that has
-options that leave something out adds what it ran to that file, and is judged by its own tests alone.
+options or variables that leave something out adds what it ran to that file, and is judged by its own tests alone.
 """
 
 from __future__ import annotations
@@ -156,6 +156,7 @@ def _is_full(session: pytest.Session, exitstatus: int) -> bool:
     config = session.config
     narrowed = any(getattr(config.option, name, None) for name in _NARROWING)
     narrowed |= any(setting.startswith("testpaths") for setting in config.option.override_ini or ())
+    narrowed |= "SECUREFDA_TEST_PART" in os.environ or os.environ.get("SECUREFDA_TEST_POOL") == "processes"
     ended = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
     stopped = bool(session.shouldstop or session.shouldfail)
     return config.args_source is pytest.Config.ArgsSource.TESTPATHS and ended and not narrowed and not stopped

@@ -52,7 +52,7 @@ class Refusal(Loader):
 
 def run(arguments: list[str]) -> tuple[int | None, str]:
     """Exit code, None for an exception that nobody caught, and stderr."""
-    from securefda.cli import main  # noqa: PLC0415 - what this imports is looked at as well
+    from securefda.cli import main
 
     err = io.StringIO()
     with redirect_stdout(io.StringIO()), redirect_stderr(err):

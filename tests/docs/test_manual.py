@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import ast
 import importlib
-import importlib.util
 import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -17,7 +15,6 @@ from tutorial_runner import read_blocks
 from typer.exceptions import TyperException
 
 from securefda.cli.app import COMMAND
-from securefda.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted(page for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts)]
@@ -26,15 +23,6 @@ _LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 _CODE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 _FENCED = re.compile(r"^ *(`{3,}|~{3,}).*?^ *\1", flags=re.DOTALL | re.MULTILINE)
 FOLDERS = {path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith(".")} - {"runs", "kits"}
-
-
-class Described(Settings):
-    """For the generator: a table with one key that is explained and one that is not."""
-
-    key: int = 0
-    """a ``key`` that the file explains"""
-
-    silent: int = 0
 
 
 def missing_links(page: Path, text: str) -> Iterator[str]:
@@ -123,98 +111,19 @@ def wrong_commands(page: Path) -> Iterator[str]:
                     yield f"{code}: {why}"
 
 
+def missing_names(page: Path) -> Iterator[str]:
+    """What the Python of a page imports of securefda that is not there."""
+    for block in read_blocks(page):
+        for node in ast.walk(ast.parse(block.text)) if block.language == "python" else ():
+            if isinstance(node, ast.ImportFrom) and node.module and "securefda" in node.module:
+                module = importlib.import_module(node.module)
+                yield from (f"{node.module}.{alias.name}" for alias in node.names if not hasattr(module, alias.name))
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-class TestPage:
-    def test_every_relative_link_leads_to_a_file_and_its_heading(self, page: Path) -> None:
-        assert list(missing_links(page, page.read_text(encoding="utf-8"))) == []
-
-    def test_every_file_that_it_names_is_there(self, page: Path) -> None:
-        assert list(missing_files(page.read_text(encoding="utf-8"))) == []
-
-    def test_every_command_line_parses(self, page: Path) -> None:
-        assert list(wrong_commands(page)) == []
-
-    def test_what_its_python_imports_of_securefda_is_there(self, page: Path) -> None:
-        trees = [ast.parse(block.text) for block in read_blocks(page) if block.language == "python"]
-        imports = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-        own = [
-            (node.module, alias.name) for node in imports for alias in node.names if "securefda" in (node.module or "")
-        ]
-        assert [pair for pair in own if not hasattr(importlib.import_module(pair[0]), pair[1])] == []
-
-
-@pytest.fixture(scope="module")
-def generator() -> ModuleType:
-    """The script that writes the reference pages; ``make lint`` runs it as one."""
-    spec = importlib.util.spec_from_file_location("manual_generator", ROOT / "docs" / "generate.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_reference_pages_are_in_step_with_the_code(generator: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
-    code = generator.main(["--check"])
-    assert (code, capsys.readouterr().err) == (0, "")
-
-
-def test_a_setting_without_a_description_is_refused(generator: ModuleType) -> None:
-    assert generator.described(Described, "key") == "A `key` that the file explains."
-    with pytest.raises(LookupError, match=r"Described\.silent has no description"):
-        generator.described(Described, "silent")
-    with pytest.raises(LookupError, match=r"Described\.silent has no description"):
-        list(generator.setting_rows(Described))
-
-
-def test_links_that_lead_nowhere_are_found(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    (tmp_path / "other.md").write_text("# A heading: `code`\n")
-    good = "[a](other.md) [b](other.md#a-heading-code) [c](https://example.org/x) [d](#own)\n\n# Own\n"
-    page.write_text(good)
-    assert list(missing_links(page, good)) == []
-    bad = "[a](none.md) ![b](none.svg) [c](other.md#none) [d](#none)\n"
-    assert list(missing_links(page, bad)) == ["none.md", "none.svg", "other.md#none", "#none"]
-
-
-def test_files_that_are_gone_are_found() -> None:
-    text = "`securefda/cli/app.py`, `docs/_build/html`, `kits/clinic`, `securefda/none.py`, `docs/none/`, `a/b`"
-    assert list(missing_files(text)) == ["securefda/none.py", "docs/none/"]
-
-
-@pytest.mark.parametrize(
-    ("line", "arguments"),
-    [
-        ("securefda policy explain KIT", [["policy", "explain", "KIT"]]),
-        ("$ A=b .venv/bin/securefda demo --seed 1   # seconds", [["demo", "--seed", "1"]]),
-        ("securefda demo > log && securefda threats | less &", [["demo"], ["threats"]]),
-        ("securefda policy \\\n  explain KIT", [["policy", "explain", "KIT"]]),
-        ("echo securefda demo; make demo", []),
-    ],
-)
-def test_commands_are_found_in_a_script(line: str, arguments: list[list[str]]) -> None:
-    assert list(typed_commands(line)) == arguments
-
-
-@pytest.mark.parametrize(
-    "block",
-    [
-        "securefda none",
-        "securefda policy none KIT",
-        "securefda policy explain KIT --none",
-        "securefda policy explain",
-        "securefda demo --seed many",
-        "securefda policy",
-    ],
-)
-def test_commands_that_do_not_parse_are_found(block: str, tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(f"# Page\n\n```sh\n{block}\n```\n")
-    assert len(list(wrong_commands(page))) == 1
-
-
-@pytest.mark.parametrize("code", ["securefda none", "securefda policy explain --none", "securefda audit verify|none"])
-def test_commands_in_code_font_that_do_not_exist_are_found(code: str, tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(f"# Page\n\nCall `{code}`, or `securefda audit verify|show`, or `securefda COMMAND --help`.\n")
-    assert len(list(wrong_commands(page))) == 1
+def test_links_files_commands_and_imports_of_a_page_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert list(missing_links(page, text)) == []
+    assert list(missing_files(text)) == []
+    assert list(wrong_commands(page)) == []
+    assert list(missing_names(page)) == []

@@ -14,7 +14,6 @@ from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from hashlib import sha256
 from typing import Any
 
 from e2e_processes import Kits
@@ -68,6 +67,11 @@ def signed_anew(signer: Signer, parcel: Parcel, body: Body) -> Parcel:
     return Parcel(signer.sign(envelope.session_id, envelope.context, body), parcel.vectors)
 
 
+async def mute(_: Signer, parcel: Parcel) -> Parcel | None:
+    """A peer that says nothing."""
+    return None
+
+
 async def another_nonce(signer: Signer, parcel: Parcel) -> Parcel | None:
     """A source reveals another nonce in R1 than it committed to in R0."""
     body = parcel.message.body
@@ -85,16 +89,6 @@ async def broken_key_list(signer: Signer, parcel: Parcel) -> Parcel | None:
     return signed_anew(signer, parcel, KeyList((replace(first, signature=bytes(64)), *others)))
 
 
-async def made_first_model(signer: Signer, parcel: Parcel) -> Parcel | None:
-    """The aggregator sends a first model of its own making, with a header that binds it."""
-    body = parcel.message.body
-    if not isinstance(body, Header):
-        return parcel
-    model = bytes(len(parcel.vectors[0]))
-    false = signed_anew(signer, parcel, replace(body, model_digest=sha256(model).digest()))
-    return replace(false, vectors=(model, *parcel.vectors[1:]))
-
-
 def first_header_only() -> Lie:
     """The aggregator opens the first round, lives on, and says nothing any more."""
     opened = asyncio.Event()
@@ -109,13 +103,6 @@ def first_header_only() -> Lie:
         return parcel
 
     return tell
-
-
-async def stalled(_: Signer, parcel: Parcel) -> Parcel | None:
-    """A source reports and cosigns, and then lives on without an answer to the first header."""
-    if not isinstance(parcel.message.body, Join | Checkpoint | Cosigned):
-        await asyncio.Event().wait()
-    return parcel
 
 
 class Held:
@@ -141,14 +128,6 @@ class Held:
 async def no_witness(_: Signer, parcel: Parcel) -> Parcel | None:
     """A source reports, and then lives on without a word to the aggregator's checkpoint."""
     return parcel if isinstance(parcel.message.body, Join) else None
-
-
-async def another_history(signer: Signer, parcel: Parcel) -> Parcel | None:
-    """A source shows the log of another."""
-    body = parcel.message.body
-    if not isinstance(body, Checkpoint):
-        return parcel
-    return signed_anew(signer, parcel, replace(body, note=body.note.replace(b"\n", b"x\n", 1)))
 
 
 async def of_suite_2(signer: Signer, parcel: Parcel) -> Parcel | None:

@@ -67,8 +67,8 @@ class Witness(Tap):
         self._countdowns = countdowns
 
     def note(self, way: str, name: str, data: bytes = b"") -> None:
-        from securefda.transport.wire import signed_from_proto  # noqa: PLC0415 - gRPC is tapped before it is imported
-        from securefda.v1 import federation_pb2 as pb  # noqa: PLC0415
+        from securefda.transport.wire import signed_from_proto  # gRPC is tapped before it is imported
+        from securefda.v1 import federation_pb2 as pb
 
         if way in ("out", "in"):
             upload = pb.UploadRequest.FromString(data) if name == "UploadRequest" and way == "out" else None
@@ -82,7 +82,7 @@ class Witness(Tap):
             self._countdowns.reach("message")
 
     def _header(self, message: Any) -> None:
-        from securefda.protocol.messages import Header  # noqa: PLC0415
+        from securefda.protocol.messages import Header
 
         if isinstance(message.body, Header):
             self.line("header", session=message.envelope.session_id.hex(), round=message.body.round)
@@ -93,7 +93,7 @@ class Witness(Tap):
 
     def watch_training(self) -> None:
         """Have trainers with noise say so before they train, and reach a point before and after."""
-        from securefda.site import private_trainer  # noqa: PLC0415
+        from securefda.site import private_trainer
 
         trainer = private_trainer.PrivateTrainer
         real_train, real_event = private_trainer.train_private, trainer.event
@@ -115,8 +115,8 @@ class Witness(Tap):
 
     def watch_team(self) -> None:
         """Have the processes of a team reach a point before each exchange, and followers around each training."""
-        from securefda.source import follower  # noqa: PLC0415
-        from securefda.training.team import Team  # noqa: PLC0415
+        from securefda.source import follower
+        from securefda.training.team import Team
 
         real_together, real_train = Team._collective, follower.follow_order
 
@@ -140,7 +140,7 @@ def main() -> int:
     witness = Witness(Path(os.environ["SECUREFDA_WITNESS"]), countdowns)
     install(witness)
     tell_disk_points(Path(os.environ["SECUREFDA_KIT"]), lambda _: countdowns.reach("disk"))
-    from securefda.cli import main as run  # noqa: PLC0415
+    from securefda.cli import main as run
 
     if sys.argv[1] == "source":
         witness.watch_training()

@@ -13,30 +13,27 @@ import pytest
 from bad_peers import (
     Lie,
     Peers,
-    another_history,
     another_nonce,
     broken_key_list,
     first_header_only,
-    made_first_model,
+    honest,
+    mute,
     no_witness,
     of_suite_2,
-    stalled,
 )
 from e2e_processes import assert_one_clear_line, kits
 
 from securefda.errors import ExitCode
 
-SHORT = (
+SETTINGS = (
     "strategy.rounds=4",
     "strategy.warm-up-rounds=0",
     "session.attempts=1",
-    "transport.heartbeat-s=2",
-    "transport.training-deadline-s=5",
-    "transport.phase-deadline-s=5",
-    "transport.join-deadline-s=10",
+    "transport.heartbeat-s=20",
+    "transport.phase-deadline-s=60",
 )
-PATIENT = (*SHORT, "transport.join-deadline-s=60")  # a source's process takes its time to start on a busy machine
-HASTY = (*PATIENT, "transport.training-deadline-s=1", "transport.phase-deadline-s=1")
+"""With deadlines that pass for nobody: how fast the machine is makes no difference."""
+FROM_SHORT_TO_LONG_S = (1, 4, 16, 64)
 
 
 def test_a_source_that_lies_is_named_and_the_round_goes_on_without_it(tmp_path: Path) -> None:
@@ -52,71 +49,79 @@ def test_a_source_that_lies_is_named_and_the_round_goes_on_without_it(tmp_path: 
         assert (line["survivors"], line["dropped"], line["attempts"]) == (federation.names[:3], ["source-4"], 1)
 
 
-@pytest.mark.parametrize(
-    ("lie", "phase", "fault"),
-    [
-        (another_nonce, "collecting shares of the keys", "fails check SHARE_NONCE at shares"),
-        (stalled, "sources train and send their keys", "no answer in time"),
-        (no_witness, "gathering sources", "has not cosigned the aggregator's log"),
-        (another_history, "gathering sources", "fails check CHECKPOINT_ORIGIN"),
-        (of_suite_2, "gathering sources", "fails check WIRE: suite 2 is not known here"),
-    ],
-    ids=["lying", "slow", "without a cosignature", "with another log", "of another version"],
-)
-def test_a_source_without_which_no_round_works_ends_the_run_and_is_named(
-    tmp_path: Path, lie: Lie, phase: str, fault: str
-) -> None:
-    with kits(tmp_path, settings=SHORT) as federation, Peers(federation) as peers:
+def test_a_source_without_which_no_round_works_ends_the_run_and_is_named(tmp_path: Path) -> None:
+    with kits(tmp_path, settings=SETTINGS) as federation, Peers(federation) as peers:
         aggregator = federation.start("target", "strategy.rounds=1")
         for site in federation.names[:2]:
             peers.source(site)
-        peers.source("source-3", lie)
-        expected = (phase, "2 of at least 3", f"missing: source-3 ({fault})")
+        peers.source("source-3", another_nonce)
+        fault = "missing: source-3 (fails check SHARE_NONCE at shares)"
+        expected = ("collecting shares of the keys", "2 of at least 3", fault)
         assert_one_clear_line(aggregator, ExitCode.QUORUM, *expected)
         assert federation.summary()["error"]["code"] == "QuorumLost"
 
 
-def test_a_source_that_falls_silent_ends_the_run_and_is_named(tmp_path: Path) -> None:
-    settings = (*SHORT, "transport.heartbeat-s=1")
-    with kits(tmp_path, settings=settings) as federation, Peers(federation) as peers:
-        aggregator = federation.start("target")
-        silent = federation.start("source-3")
+def test_a_source_that_cosigns_nothing_ends_the_run_and_is_named(tmp_path: Path) -> None:
+    """It alone is waited for: where the two others were not in time, the run is tried again with a longer deadline."""
+    for deadline_s in FROM_SHORT_TO_LONG_S:
+        settings = (*SETTINGS, f"transport.join-deadline-s={deadline_s}", "transport.phase-deadline-s=1")
+        with kits(tmp_path / str(deadline_s), settings=settings) as federation, Peers(federation) as peers:
+            aggregator = federation.start("target").until("listens on")
+            for site in federation.names:
+                peers.source(site, no_witness if site == "source-3" else honest)
+            aggregator.end()
+            if "2 of at least 3" in aggregator.text:
+                break
+    missing = "missing: source-3 (has not cosigned the aggregator's log)"
+    assert_one_clear_line(aggregator, ExitCode.QUORUM, "gathering sources", "2 of at least 3", missing)
+
+
+def test_a_source_that_stands_still_is_noticed(tmp_path: Path) -> None:
+    with kits(tmp_path) as federation:
+        often = "transport.heartbeat-s=0.2"
+        aggregator = federation.start("target", often, "transport.join-deadline-s=600")
+        source = federation.start("source-3", often)
         aggregator.until("source-3 joined")
-        silent.process.send_signal(signal.SIGSTOP)
-        for site in federation.names[:2]:
-            peers.source(site)
-        assert_one_clear_line(aggregator, ExitCode.QUORUM, "gathering sources", "missing: source-3 (silent for 3 s)")
+        source.process.send_signal(signal.SIGSTOP)
+        aggregator.until("source-3: silent for 0.6 s")
 
 
 @pytest.mark.parametrize(
     ("lie", "expected"),
     [
         (broken_key_list, ("aggregator fails check KEY_SIGNATURE", "(round 3, advertise)")),
-        (
-            made_first_model,
-            ("aggregator fails check HEADER_INITIAL_MODEL", "not the task's own first model", "(header of round 3)"),
-        ),
         (of_suite_2, ("aggregator fails check WIRE: suite 2 is not known here", "(between rounds)")),
-        (
-            first_header_only(),
-            ("aggregator fails check DEADLINE: no message from the aggregator for 6 s", "(between rounds)"),
-        ),
     ],
-    ids=["lying", "asking by a made model", "of another version", "slow"],
+    ids=["lying", "of another version"],
 )
 def test_a_source_leaves_an_aggregator_that_breaks_the_protocol_and_names_it(
     tmp_path: Path, lie: Lie, expected: tuple[str, ...]
 ) -> None:
-    slow = "DEADLINE" in expected[0]
-    settings = HASTY if slow else PATIENT
-    with kits(tmp_path, settings=settings) as federation, Peers(federation) as peers:
+    with kits(tmp_path, settings=SETTINGS) as federation, Peers(federation) as peers:
         peers.aggregator(lie)
         for site in federation.names[1:]:
             peers.source(site)
-        source = federation.start("source-1", "transport.idle-deadline-s=6")
+        source = federation.start("source-1")
         assert_one_clear_line(source, ExitCode.CONNECTION, *expected, hint="target")
-        if slow:
-            assert "aggregator fails check DEADLINE: no message in time (round 1, advertise)" in source.text
+
+
+def test_a_source_names_an_aggregator_that_is_late_in_a_round(tmp_path: Path) -> None:
+    """Its deadline is that of the header, and begins when it has sent its keys: no other site has to be fast."""
+    hasty = ("transport.phase-deadline-s=0.1", "transport.training-deadline-s=0.1")
+    with kits(tmp_path, settings=(*SETTINGS, *hasty)) as federation, Peers(federation) as peers:
+        peers.aggregator(first_header_only())
+        for site in federation.names[1:]:
+            peers.source(site)
+        source = federation.start("source-1")
+        source.until("aggregator fails check DEADLINE: no message in time (round 1, advertise)")
+
+
+def test_a_source_leaves_an_aggregator_that_says_nothing_between_rounds(tmp_path: Path) -> None:
+    with kits(tmp_path, settings=SETTINGS) as federation, Peers(federation) as peers:
+        peers.aggregator(mute)
+        source = federation.start("source-1", "transport.idle-deadline-s=0.5")
+        expected = "aggregator fails check DEADLINE: no message from the aggregator for 0.5 s"
+        assert_one_clear_line(source, ExitCode.CONNECTION, expected, "(between rounds)", hint="target")
 
 
 @pytest.mark.threat("T38")
@@ -136,12 +141,3 @@ def test_a_source_that_was_asked_in_one_run_joins_no_other_until_its_operator_sa
         consenting = federation.start_command("source", settings_file, new_folder, flags=["--accept-run"])
         printed = consenting.until("round 1 of ")
         assert "--accept-run: one run beyond release.max-runs may begin" in printed.text
-
-
-def test_a_source_gives_up_on_an_aggregator_that_falls_silent(tmp_path: Path) -> None:
-    with kits(tmp_path) as federation:
-        aggregator = federation.start("target").until("listens on")
-        source = federation.start("source-1", "transport.reconnect-deadline-s=2")
-        aggregator.until("source-1 joined")
-        aggregator.process.send_signal(signal.SIGSTOP)
-        assert_one_clear_line(source, ExitCode.CONNECTION, str(federation.port), "gave up after 2 s", hint="runs")

@@ -17,13 +17,13 @@ from pathlib import Path
 
 import pytest
 from canary_tasks import LABELS, OPTION, ROW_VALUES
-from e2e_processes import Process, kits
+from e2e_processes import Kits, Process, kits
 
 from securefda.audit.kept import read_kept
 from securefda.audit.reading import find_logs, open_log
 from securefda.cli import main
 from securefda.site.kit import SECRET_FILES
-from securefda.site.training_secret import TRAINING_KEY_FILE
+from securefda.site.training_secret import TRAINING_KEY_FILE, make_training_secret
 from securefda.transport.wire import decode_signed
 
 POLICY_COMMENT = "canary-0c59: the ward is afraid of the insurer"
@@ -31,7 +31,7 @@ KEY_FILES = (*SECRET_FILES, TRAINING_KEY_FILE)
 PLANTED_IN = {"federation.toml", "settings.toml", "aggregator.toml", "source.toml", "policy.toml", *KEY_FILES}
 """Names of files that hold a canary because it was put there; and what the CA's folder holds."""
 SETTINGS = (
-    "strategy.rounds=2",
+    "strategy.rounds=1",
     "strategy.warm-up-rounds=0",
     "training.source.batch-size=8",
     "training.target.batch-size=8",
@@ -154,55 +154,54 @@ def is_charge(log: Path) -> Iterator[bool]:
     return (record.entry.type == "ledger-updated" for record in open_log(log).records())
 
 
-@pytest.fixture(scope="module")
-def at_sum(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of ``securefda run``: three sources at sum, the target trains with noise, everybody keeps logs."""
-    root = tmp_path_factory.mktemp("at-sum")
-    (root / "federation.toml").write_text(
+def test_no_canary_is_in_any_file_that_a_run_leaves(tmp_path: Path) -> None:
+    """``securefda run``: three sources at sum, the target trains with noise, everybody keeps logs."""
+    (tmp_path / "federation.toml").write_text(
         '[federation]\nname = "study"\nsources = ["source-1", "source-2", "source-3"]\n'
         '[task]\nfactory = "canary_tasks:Marked"\n'
         f"# {POLICY_COMMENT}\n"
     )
     sets = [part for text in (*SETTINGS, f"training.target.{NOISE}") for part in ("--set", text)]
-    run = Process(["run", str(root / "federation.toml"), "--out", str(root / "out"), *sets])
+    run = Process(["run", str(tmp_path / "federation.toml"), "--out", str(tmp_path / "out"), *sets])
     assert run.end() == 0, run.text
-    return root
+    assert_no_canary_is_left(tmp_path)
+    assert_logs_verify(tmp_path)
 
 
-@pytest.fixture(scope="module")
-def in_clear(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def test_no_canary_is_in_any_file_that_sites_with_kits_leave(tmp_path: Path) -> None:
     """Processes from kits: three sources at individual, the first trains with noise, everybody keeps logs."""
-    root = tmp_path_factory.mktemp("in-clear")
     settings = ("privacy.visibility=individual", *SETTINGS)
-    with kits(root, 3, settings=settings, task="canary_tasks:Marked") as federation:
+    with kits(tmp_path, 3, settings=settings, task="canary_tasks:Marked") as federation:
         for site in federation.names:
             policy = federation.kit(site) / "local" / "policy.toml"
             policy.write_text(f"# {POLICY_COMMENT}\n{policy.read_text()}")
             assert main(["policy", "sign", str(federation.kit(site))]) == 0
         own, noise = federation.kit("source-1") / "local" / "settings.toml", f"training.{NOISE}"
-        made = Process(["budget", "init", "--config", str(own), "--set", noise])
-        assert made.end() == 0, made.text
+        assert main(["budget", "init", "--config", str(own), "--set", noise]) == 0
         processes = [federation.start(site, *([noise] if site == "source-1" else [])) for site in federation.names]
         processes.append(federation.start("target"))
         for process in processes:
             assert process.end() == 0, process.text
-    return root
+    assert_no_canary_is_left(tmp_path)
+    assert_logs_verify(tmp_path)
+
+    # Secrets for training are among the canaries: one at each site that trains without noise, made by its process.
+    made = {Path(name).parents[1].name for name in canaries_of_keys(tmp_path) if name.endswith(TRAINING_KEY_FILE)}
+    assert made == {"target", "source-2", "source-3"}
+
+    # Control: a run that notes a row down is found.
+    log = federation.kit("source-3") / "local" / "run" / "site.log"
+    log.write_bytes(log.read_bytes() + f"patient {ROW_VALUES[0]:.7g}\n".encode())
+    assert leaks(tmp_path, canaries_of(tmp_path)) == [(str(log), str(ROW_VALUES[0]))]
 
 
-@pytest.mark.parametrize("run", ["at_sum", "in_clear"])
-def test_no_canary_is_in_any_file_that_a_run_leaves(run: str, request: pytest.FixtureRequest) -> None:
-    root: Path = request.getfixturevalue(run)
+def assert_no_canary_is_left(root: Path) -> None:
     canaries = canaries_of(root)
     assert len(canaries) >= len(ROW_VALUES) + len(LABELS) + 2 + 2 * 4 + 2
     names = {file.name for file in root.rglob("*")}
     assert {"state.sqlite", "site.log", "site.jsonl", "checkpoint", "tail", "messages.bin", "report.html"} <= names
 
     assert leaks(root, canaries) == []
-
-
-@pytest.mark.parametrize("run", ["at_sum", "in_clear"])
-def test_logs_of_these_runs_verify_and_agree(run: str, request: pytest.FixtureRequest) -> None:
-    assert_logs_verify(request.getfixturevalue(run))
 
 
 FORMS = {
@@ -227,19 +226,20 @@ def as_bytes(text: str | bytes) -> bytes:
     return text.encode() if isinstance(text, str) else text
 
 
-def test_secrets_for_training_are_among_the_canaries(in_clear: Path) -> None:
-    """One at each site that trains without noise, made by its process."""
-    made = {Path(name).parents[1].name for name in canaries_of_keys(in_clear) if name.endswith(TRAINING_KEY_FILE)}
-    assert made == {"target", "source-2", "source-3"}
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[bytes]]:
+    """Canaries of a federation's kits, in which one site has made its secret for training."""
+    made = Kits(tmp_path_factory.mktemp("keys"))
+    make_training_secret(made.kit("source-2") / "local")
+    return canaries_of_keys(made.root)
 
 
 @pytest.mark.parametrize("key", [f"startup/{SECRET_FILES[0]}", f"local/{TRAINING_KEY_FILE}"])
 @pytest.mark.parametrize("form", ["raw", "hex", "base64", "decimal"])
 def test_control_a_key_that_leaks_is_found_in_a_file_and_in_a_data_base(
-    form: str, key: str, in_clear: Path, tmp_path: Path
+    form: str, key: str, keys: dict[str, set[bytes]], tmp_path: Path
 ) -> None:
-    canaries = canaries_of_keys(in_clear)
-    file = next(name for name in canaries if name.endswith(f"source-2/{key}"))
+    file = next(name for name in keys if name.endswith(f"source-2/{key}"))
     data = Path(file).read_bytes()
     secret = key_in(base64.b64decode(b"".join(data.splitlines()[1:-1])) if b"-----" in data else data)
     said = {
@@ -254,14 +254,4 @@ def test_control_a_key_that_leaks_is_found_in_a_file_and_in_a_data_base(
         base.execute("INSERT INTO notes VALUES (?)", (as_bytes(said) + bytes(9000),))
         base.commit()
 
-    assert {Path(name).name for name, _ in leaks(tmp_path, canaries)} == {"site.log", "state.sqlite"}
-
-
-def test_control_a_run_that_notes_a_row_down_is_found(in_clear: Path) -> None:
-    log = in_clear / "kits" / "source-3" / "local" / "run" / "site.log"
-    before = log.read_bytes()
-    log.write_bytes(before + f"patient {ROW_VALUES[0]:.7g}\n".encode())
-    try:
-        assert leaks(in_clear, canaries_of(in_clear)) == [(str(log), str(ROW_VALUES[0]))]
-    finally:
-        log.write_bytes(before)
+    assert {Path(name).name for name, _ in leaks(tmp_path, keys)} == {"site.log", "state.sqlite"}

@@ -25,12 +25,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
 from e2e_processes import Kits, free_port, kits
 from wire_evidence import Line, Proxy, Wire, differences, lines_of_log, payloads, seen_from_the_other
 from wire_tap import Seen, read_tap
 
-ROUNDS = 3
+ROUNDS = 2
 VECTOR_BYTES = 4 * 9610
 SETTINGS = (
     f"strategy.rounds={ROUNDS}",
@@ -89,7 +88,7 @@ class Observed:
 
 @contextmanager
 def observed(folder: Path, *, cuts: Iterable[int] = (), smuggler: str = "", **options: Any) -> Iterator[Observed]:
-    """A run of three rounds, to its end."""
+    """A run of a few rounds, to its end."""
     behind = free_port()
     with (
         kits(folder / "federation", settings=SETTINGS, **options) as federation,
@@ -107,14 +106,19 @@ def observed(folder: Path, *, cuts: Iterable[int] = (), smuggler: str = "", **op
         yield Observed(federation, proxy, folder, dict(zip(sites, ends, strict=True)))
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
-    with observed(tmp_path_factory.mktemp("observed")) as one:
-        assert set(one.ends.values()) == {0}
-        yield one
+def test_every_message_on_the_wire_has_one_record_at_each_end_and_every_record_a_message(tmp_path: Path) -> None:
+    with observed(tmp_path) as run:
+        assert set(run.ends.values()) == {0}
+        assert_wire_and_logs_are_the_same(run)
+        assert_a_whole_run_was_compared(run)
+        assert_vectors_are_in_the_lengths_of_their_messages(run)
+        assert_both_ends_of_the_wire_saw_the_same_bytes(run)
+        assert_the_proxy_forwarded_what_the_taps_saw(run)
+        assert_no_site_talks_to_anybody_but_through_the_proxy(run)
+        assert_one_record_less_or_more_or_another_is_found(run)
 
 
-def test_every_message_on_the_wire_has_one_record_at_each_end_and_every_record_a_message(run: Observed) -> None:
+def assert_wire_and_logs_are_the_same(run: Observed) -> None:
     for site in run.federation.names:
         assert run.differences(site) == ([], [])
         wire = run.wire(site)
@@ -124,7 +128,7 @@ def test_every_message_on_the_wire_has_one_record_at_each_end_and_every_record_a
     assert {other for _, other, *_ in run.log("target")} == set(run.federation.names)
 
 
-def test_what_was_compared_is_a_whole_run(run: Observed) -> None:
+def assert_a_whole_run_was_compared(run: Observed) -> None:
     for site in run.federation.names:
         logged = Counter((way, kind) for way, _, kind, *_ in run.wire(site).lines)
         assert {one: logged[one] for one in EVERY_ROUND} == dict.fromkeys(EVERY_ROUND, ROUNDS)
@@ -139,7 +143,7 @@ def test_what_was_compared_is_a_whole_run(run: Observed) -> None:
         }
 
 
-def test_vectors_are_in_the_lengths_of_their_messages_and_nowhere_else(run: Observed) -> None:
+def assert_vectors_are_in_the_lengths_of_their_messages(run: Observed) -> None:
     for site in run.federation.names:
         wire = run.wire(site)
         large = [line for line in wire.lines if line[4] > VECTOR_BYTES]
@@ -147,7 +151,7 @@ def test_vectors_are_in_the_lengths_of_their_messages_and_nowhere_else(run: Obse
         assert sum(map(len, wire.vectors.values())) > 2 * ROUNDS * VECTOR_BYTES
 
 
-def test_both_ends_of_the_wire_saw_the_same_bytes(run: Observed) -> None:
+def assert_both_ends_of_the_wire_saw_the_same_bytes(run: Observed) -> None:
     """But for what a process that was about to end no longer read: heartbeats, and the end of a stream."""
     for way, back in (("out", "in"), ("in", "out")):
         at_sources = sum((payloads(run.tap(site), way) for site in run.federation.names), Counter())
@@ -157,14 +161,14 @@ def test_both_ends_of_the_wire_saw_the_same_bytes(run: Observed) -> None:
         assert all(len(data) < 64 for _, data in written - read)
 
 
-def test_all_bytes_that_the_proxy_forwarded_are_those_that_the_taps_saw(run: Observed) -> None:
+def assert_the_proxy_forwarded_what_the_taps_saw(run: Observed) -> None:
     for way, forwarded in (("out", run.proxy.up), ("in", run.proxy.down)):
         seen = [one for site in run.federation.names for one in run.seen(site, way)]
         carried = sum(len(one.data) + 5 for one in seen)
         assert carried < forwarded < carried + VECTOR_BYTES
 
 
-def test_no_site_talks_to_anybody_but_through_the_proxy(run: Observed) -> None:
+def assert_no_site_talks_to_anybody_but_through_the_proxy(run: Observed) -> None:
     address = f"127.0.0.1:{run.federation.port}"
     for site in run.federation.names:
         assert {one.name for one in run.seen(site, "connects")} == {address, f"('127.0.0.1', {run.federation.port})"}
@@ -175,7 +179,7 @@ def test_no_site_talks_to_anybody_but_through_the_proxy(run: Observed) -> None:
     assert {int(re.fullmatch(r"ipv4:127\.0\.0\.1:(\d+)", caller)[1]) for caller in callers} <= set(run.proxy.ports)  # type: ignore[index]
 
 
-def test_one_record_less_or_more_or_another_is_found(run: Observed) -> None:
+def assert_one_record_less_or_more_or_another_is_found(run: Observed) -> None:
     lines = run.wire("source-1").lines
     way, other, kind, digest, size = lines[7]
     others = [

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from e2e_processes import WAIT_S, Process, assert_one_clear_line, children_of
 from fork_server import REPOSITORY
+from terminals import eventually
 
 from securefda.errors import ExitCode
 from securefda.operations.run_folder import read_run
@@ -76,19 +77,6 @@ def test_the_first_cause_is_named_and_not_what_it_does_to_others(tmp_path: Path)
     assert "CHECKPOINT" not in errors[0]
 
 
-def test_a_killed_launcher_takes_its_processes_with_it(tmp_path: Path) -> None:
-    run = Process(["run", str(federation(tmp_path, 5000)), "--out", str(tmp_path / "out")], by_exec=True)
-    run.until("round 1 of ")
-    (server,) = children_of(run.process.pid)
-    children = [server, *children_of(server)]
-    assert len(children) == 4
-    run.kill()
-    deadline = time.monotonic() + WAIT_S
-    while (left := [child for child in children if is_running(child)]) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert left == []
-
-
 def open_files(process: int) -> set[str]:
     """What a process has open; it goes on meanwhile, and may close a file between two looks."""
     found = set()
@@ -98,18 +86,27 @@ def open_files(process: int) -> set[str]:
     return found
 
 
-def test_sites_are_processes_that_share_no_file_and_whose_end_is_their_own(tmp_path: Path) -> None:
-    """Copies of one process: each in a session of its own, with its own ends of sockets, and known by its exit code."""
-    run = Process(["run", str(federation(tmp_path, 5000)), "--out", str(tmp_path / "out")], by_exec=True)
+def test_sites_are_processes_that_share_no_file_and_a_killed_launcher_takes_them_with_it(tmp_path: Path) -> None:
+    """Copies of one process: each in a session of its own, with its own ends of sockets."""
+    run = Process(["run", str(federation(tmp_path, 5000)), "--out", str(tmp_path / "out")])
     run.until("round 1 of ")
     (server,) = children_of(run.process.pid)
     sites = children_of(server)
+    assert len(sites) == 3
     assert [os.getsid(site) for site in sites] == sites
     opened = [open_files(one) for one in (server, *sites)]
     for one, other in itertools.combinations(opened, 2):
         both = one & other - {os.devnull}
         assert [name for name in both if not name.startswith("anon_inode:")] == []  # which has no name of its own
-    os.kill(sites[-1], signal.SIGSEGV)
+    run.kill()
+    eventually(lambda: not any(map(is_running, (server, *sites))))
+
+
+def test_a_site_that_crashes_is_known_by_its_exit_code(tmp_path: Path) -> None:
+    run = Process(["run", str(federation(tmp_path, 5000)), "--out", str(tmp_path / "out")])
+    run.until("round 1 of ")
+    (server,) = children_of(run.process.pid)
+    os.kill(children_of(server)[-1], signal.SIGSEGV)
     assert_one_clear_line(run, ExitCode.FAILED, "source-2", "ended without a result (exit code -11)", hint="log.txt")
 
 
@@ -128,12 +125,22 @@ def test_where_no_process_can_be_copied_each_starts_by_itself(tmp_path: Path) ->
     assert_one_clear_line(run, ExitCode.INTERRUPTED, "interrupted", hint="goes on")
 
 
-def test_an_interrupted_run_goes_on_in_its_folder_and_only_with_its_settings(tmp_path: Path) -> None:
+def test_an_interrupted_run_takes_its_processes_with_it_and_goes_on_only_with_its_settings(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    command = ["run", str(federation(tmp_path, 400)), "--out", str(out)]
-    first = Process(command, by_exec=True).until("round 2 of 400: ")
+    command = ["run", str(federation(tmp_path, 5000)), "--out", str(out)]
+    first = Process(command).until("round 2 of 5000: ")
+    (server,) = children_of(first.process.pid)
+    children = [server, *children_of(server)]
+    assert len(children) == 4
     first.interrupt(signal.SIGINT)
     assert_one_clear_line(first, ExitCode.INTERRUPTED, "interrupted", hint="goes on")
+    assert str(out) in first.text
+    # at once, for both take a while
+    assert "interrupted: the sites end in order, then the report is written" in first.err
+    assert [child for child in children if Path(f"/proc/{child}").exists()] == []
+    summary = read_run(out).summary
+    assert summary is not None
+    assert summary["status"] == "interrupted"
     digests = {line["round"]: line["model_digest"] for line in read_run(out).rounds}
 
     others = ("--set", "strategy.rounds=12", "--set", "training.source.learning-rate=0.5", "--seed", "3")
@@ -142,7 +149,7 @@ def test_an_interrupted_run_goes_on_in_its_folder_and_only_with_its_settings(tmp
         other,
         ExitCode.CONFIG,
         "holds a run with other settings",
-        "--seed: 0 \N{RIGHTWARDS ARROW} 3, strategy.rounds: 400 \N{RIGHTWARDS ARROW} 12",
+        "--seed: 0 \N{RIGHTWARDS ARROW} 3, strategy.rounds: 5000 \N{RIGHTWARDS ARROW} 12",
         "training.source.learning-rate: 0.001 \N{RIGHTWARDS ARROW} 0.5",
         hint="--fresh",
     )
@@ -150,7 +157,7 @@ def test_an_interrupted_run_goes_on_in_its_folder_and_only_with_its_settings(tmp
     assert {line["round"]: line["model_digest"] for line in read_run(out).rounds} == digests
 
     last = max(digests)
-    second = Process(command, by_exec=True).until(f"round {last + 2} of 400: ")
+    second = Process(command).until(f"round {last + 1} of 5000: ")
     assert any(line.startswith("going on with the run in") for line in second.err), second.text
     second.interrupt(signal.SIGINT)
     rounds = {line["round"]: line.get("model_digest") for line in read_run(out).rounds}

@@ -17,9 +17,11 @@ from securefda.audit.reading import open_log
 from securefda.cli import main
 from securefda.errors import ExitCode
 from securefda.operations.run_folder import read_run
+from securefda.operations.state import read_state
 from securefda.privacy.ledger_storage import read_chain
 
-SHORT = ("strategy.rounds=3", "strategy.warm-up-rounds=1")
+SHORT = ("strategy.rounds=1", "strategy.warm-up-rounds=0")
+ENDLESS = ("strategy.rounds=5000", "strategy.warm-up-rounds=1")
 
 
 def _add_ledger(site: str, made: Kits, *arguments: str) -> Process:
@@ -35,6 +37,9 @@ def test_a_second_target_or_source_of_a_kit_ends_and_the_run_goes_on(tmp_path: P
         assert_one_clear_line(
             second, ExitCode.CONFIG, "target/local/run/state.sqlite: another process uses it", hint="stop it"
         )
+        state = read_state(made.run_folder)
+        assert state is not None
+        assert (state.process, state.error) == (target.process.pid, "")
         elsewhere = tmp_path / "elsewhere"
         for flags in ((), ("--out", str(elsewhere))):
             assert_one_clear_line(
@@ -46,15 +51,14 @@ def test_a_second_target_or_source_of_a_kit_ends_and_the_run_goes_on(tmp_path: P
         assert not elsewhere.exists()
         others = [made.start(site) for site in ("source-2", "source-3")]
         assert [process.end() for process in (target, source, *others)] == [0] * 4
-        assert made.summary()["rounds"] == 3
+        assert made.summary()["rounds"] == 1
 
 
 def test_a_second_run_in_a_folder_names_the_processes_of_the_first(tmp_path: Path) -> None:
-    made = ["--out", str(tmp_path / "run"), *(part for text in SHORT for part in ("--set", text))]
-    longer = [*made[:2], "--set", "strategy.rounds=400", *made[4:]]
-    first = Process(["run", "digits", *longer]).until("round 1 of")
+    command = ["run", "digits", "--out", str(tmp_path / "run"), *(part for text in ENDLESS for part in ("--set", text))]
+    first = Process(command).until("round 1 of")
     for fresh in ([], ["--fresh"]):
-        second = Process(["run", "digits", *longer, *fresh])
+        second = Process([*command, *fresh])
         assert_one_clear_line(second, ExitCode.CONFIG, "run: is in use by target (process", hint="end the run first")
     first.until("round", count=4)
     first.interrupt(signal.SIGINT)
@@ -64,7 +68,7 @@ def test_a_second_run_in_a_folder_names_the_processes_of_the_first(tmp_path: Pat
 
 
 def test_a_ledger_in_use_can_be_shown_and_is_not_made_again(tmp_path: Path) -> None:
-    noisy = ("training.source.dp.noise-multiplier=2.0", "privacy.budget.target-epsilon=50", "strategy.rounds=400")
+    noisy = ("training.source.dp.noise-multiplier=2.0", "privacy.budget.target-epsilon=100000", *ENDLESS)
     with kits(tmp_path, settings=noisy) as made:
         assert all(_add_ledger(site, made, "init").end() == 0 for site in made.names)
         running = made.start_all()
@@ -107,8 +111,8 @@ class Switch:
 
 
 def test_two_runs_at_once_charge_one_ledger_and_lose_nothing(tmp_path: Path) -> None:
-    noise, longer = "training.dp.noise-multiplier=2.0", ("strategy.rounds=400", "strategy.warm-up-rounds=1")
-    with kits(tmp_path, settings=("privacy.budget.target-epsilon=1000", *longer)) as made:
+    noise = "training.dp.noise-multiplier=2.0"
+    with kits(tmp_path, settings=("privacy.budget.target-epsilon=100000", *ENDLESS)) as made:
         for site in made.names:
             policy = made.kit(site) / "local" / "policy.toml"
             policy.write_text(re.sub("^max-runs = .*", "max-runs = 2", policy.read_text(), flags=re.MULTILINE))

@@ -90,8 +90,8 @@ class Tap:
 
 def install(tap: Tap) -> None:
     """Put the tap between gRPC and its users, before anything imports it."""
-    import grpc.aio  # noqa: PLC0415 - nothing is imported before the tap is in place
-    from grpc.aio import _channel  # noqa: PLC0415
+    import grpc.aio  # nothing is imported before the tap is in place
+    from grpc.aio import _channel
 
     sys.addaudithook(tap.audit)
     kind = _channel.Channel
@@ -129,7 +129,7 @@ def _tap_handler(tap: Tap, module: Any, name: str) -> None:
 
 def smuggle() -> None:
     """Have the source's transport send its first message once more, without a word to the log."""
-    from securefda.transport.client import SourceChannel  # noqa: PLC0415
+    from securefda.transport.client import SourceChannel
 
     real = SourceChannel.send
 
@@ -145,7 +145,7 @@ def main() -> int:
     install(Tap(Path(os.environ["SECUREFDA_TAP"])))
     if os.environ.get("SECUREFDA_TAP_SMUGGLES"):
         smuggle()
-    from securefda.cli import main as run  # noqa: PLC0415
+    from securefda.cli import main as run
 
     return run(sys.argv[1:])
 

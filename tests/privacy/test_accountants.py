@@ -43,7 +43,7 @@ def google(noise: float, rate: float, steps: int) -> tuple[dp_accounting.DpEvent
 
 
 def test_the_formulas_that_are_loaded_by_themselves_are_those_of_opacus() -> None:
-    from opacus.accountants.analysis import rdp as theirs  # noqa: PLC0415 - the package is what this is compared with
+    from opacus.accountants.analysis import rdp as theirs
 
     ours = opacus_rdp()
     functions = {name: value for name, value in vars(theirs).items() if isinstance(value, FunctionType)}

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,8 +11,14 @@ from securefda.protocol.encoding import vector_from_wire, vector_to_wire
 from securefda.protocol.messages import DownLink
 
 SHORT = (DownLink.BFLOAT16, DownLink.FLOAT16)
-TORCH = {DownLink.BFLOAT16: torch.bfloat16, DownLink.FLOAT16: torch.float16}
 LARGEST = {DownLink.BFLOAT16: float(np.float32(3.38e38)), DownLink.FLOAT16: 65504.0}
+
+
+def with_torch(array, down_link):
+    """The array and the type of the format in torch, which other tests of the protocol start without."""
+    import torch
+
+    return torch.from_numpy(array), getattr(torch, down_link.name.lower())
 
 
 def vectors(down_link):
@@ -28,7 +33,8 @@ def vectors(down_link):
 def test_rounds_as_torch_does_and_keeps_what_it_has_rounded(down_link, data):
     vector = data.draw(vectors(down_link))
     found = rounded(vector, down_link, "it")
-    expected = torch.from_numpy(vector).to(TORCH[down_link]).to(torch.float32).numpy()
+    tensor, short = with_torch(vector, down_link)
+    expected = tensor.to(short).float().numpy()
     assert found.tobytes() == expected.tobytes()
     assert rounded(found, down_link, "it").tobytes() == found.tobytes()
     assert np.all(np.abs(found - vector) <= HALF_STEP[down_link] * np.abs(vector) + 1e-7)
@@ -40,7 +46,8 @@ def test_what_travels_has_half_the_bytes_and_gives_the_rounded_vector_back(down_
     vector = rounded(data.draw(vectors(down_link)), down_link, "it")
     travels = packed(vector_to_wire(vector), down_link)
     assert len(travels) == packed_length(4 * vector.size, down_link) == 2 * vector.size
-    assert bytes(travels) == torch.from_numpy(vector).to(TORCH[down_link]).view(torch.uint8).numpy().tobytes()
+    tensor, short = with_torch(vector, down_link)
+    assert bytes(travels) == bytes(tensor.to(short).untyped_storage())
     assert bytes(unpacked(travels, down_link)) == bytes(vector_to_wire(vector))
 
 
@@ -48,7 +55,8 @@ def test_what_travels_has_half_the_bytes_and_gives_the_rounded_vector_back(down_
 def test_every_pair_of_bytes_is_read_as_the_number_that_it_is(down_link):
     every = np.arange(2**16, dtype="<u2")
     found = vector_from_wire(unpacked(every.tobytes(), down_link))
-    expected = torch.from_numpy(every.view(np.int16).copy()).view(TORCH[down_link]).to(torch.float32).numpy()
+    tensor, short = with_torch(every.view(np.int16).copy(), down_link)
+    expected = tensor.view(short).float().numpy()
     np.testing.assert_array_equal(found, expected)
 
 

@@ -36,7 +36,7 @@ from securefda.source.site import SourceSite
 from securefda.source.store import SourceStore
 from securefda.transport.in_memory import UnderWay
 
-SESSIONS = at_depth(20, 300)
+SESSIONS = at_depth(4, 300)
 """How many sessions are played against each adversary."""
 
 

@@ -88,7 +88,7 @@ def enter(pid: int) -> None:
 def main() -> int:
     """Run a site's command in the namespace of the process ``SECUREFDA_NAMESPACE``."""
     enter(int(os.environ["SECUREFDA_NAMESPACE"]))
-    from securefda.cli import main as run  # noqa: PLC0415 - no thread before the namespace is entered
+    from securefda.cli import main as run  # no thread before the namespace is entered
 
     return run(sys.argv[1:])
 

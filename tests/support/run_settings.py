@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from hashlib import sha256
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from securefda.aggregator.site import RunSettings
 from securefda.protocol.messages import SourcesKeep, Visibility
 from securefda.rules import Strategy
+
+if TYPE_CHECKING:
+    from securefda.aggregator.site import RunSettings
 
 
 def run_settings(strategy: Strategy, visibility: Visibility = Visibility.SUM, **changes: Any) -> RunSettings:
     """A run in which three sources are enough, with two attempts at a round."""
+    from securefda.aggregator.site import RunSettings  # it imports torch
+
     usual: dict[str, Any] = {
         "min_others": 2,
         "max_colluders": 0,
