@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from securefda.cli import main
 from securefda.machine import without_collections
 
 SCRIPT = """
@@ -89,8 +90,7 @@ print(code, "torch" in sys.modules, gc.get_freeze_count())
 @pytest.mark.parametrize("command", ["source start", "aggregator start"])
 def test_a_process_that_starts_has_frozen_what_it_imported(tmp_path, command):
     kits = tmp_path / "kits"
-    run = [sys.executable, "-m", "securefda.cli", "federation", "init", "digits", "--out", str(kits)]
-    subprocess.run(run, check=True, capture_output=True)
+    assert main(["federation", "init", "digits", "--out", str(kits)]) == 0
     site = "target" if command.startswith("aggregator") else "source-1"
     other = "source" if site == "target" else "aggregator"
     settings = kits / site / "local" / "settings.toml"

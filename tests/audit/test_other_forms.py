@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
+from depth import at_depth
 from run_builder import (
     MEMBERS,
     ROSTER,
@@ -91,7 +93,8 @@ def test_every_flipped_byte_of_an_unread_message_is_damage(older: Path) -> None:
             header = data
             break
         at += 4 + len(data)
-    for place in range(at + 4, at + 4 + len(header)):
+    whole = range(at + 4, at + 4 + len(header))
+    for place in at_depth(random.Random(1).sample(whole, 30), whole):
         changed = bytearray(good)
         changed[place] ^= 1
         (log / FILE).write_bytes(changed)

@@ -15,7 +15,7 @@ from log_builder import LARGE, NAME, SMALL, grow, opened, verify
 from mutations import EVERYWHERE, Bench, Mutation
 
 BORDER = (130, 256)
-DRAWN = at_depth([(SMALL, 500), (LARGE, 80), (BORDER, 60)], [(SMALL, 40_000), (LARGE, 6_000), (BORDER, 4_000)])
+DRAWN = at_depth([(SMALL, 200), (LARGE, 80), (BORDER, 60)], [(SMALL, 40_000), (LARGE, 6_000), (BORDER, 4_000)])
 """How many mutations of which log are drawn."""
 
 
@@ -42,9 +42,10 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, ...], Benc
 
 def test_every_mutation_of_the_records_of_a_small_log_is_found(logs: dict[tuple[int, ...], Bench]) -> None:
     bench, rng = logs[SMALL], random.Random(6)
-    changes = [change for index in range(20) for make in EVERYWHERE for change in make(bench, index, rng)]
+    records = at_depth((0, 1, 9, 10, 18, 19), range(20))
+    changes = [change for index in records for make in EVERYWHERE for change in make(bench, index, rng)]
 
-    assert check(bench, [change for change in changes if change.files]) >= 600
+    assert check(bench, [change for change in changes if change.files]) >= at_depth(170, 600)
 
 
 @pytest.mark.parametrize(("sizes", "count"), DRAWN)

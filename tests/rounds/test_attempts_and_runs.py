@@ -245,23 +245,6 @@ def test_an_early_message_expels_its_sender(build: Callable[..., Federation]) ->
     assert "alarm: source source-2 fails check ORDER" in federation.watch.text
 
 
-def test_a_late_message_changes_nothing(build: Callable[..., Federation]) -> None:
-    """The victim's masked input comes when the survivors are fixed: it is discarded, and nobody is accused."""
-    federation = build(4, rounds=1)
-    message = until(federation.open(), TARGET, MaskedInput)
-    while message.message.sender != VICTIM:
-        federation.arrives_next(message.message.sender, TARGET, message)
-        federation.deliver()
-        message = until(federation, TARGET, MaskedInput)
-    signature = until(federation, TARGET, SurvivorSignature)
-    federation.submit(VICTIM, message)
-    federation.submit(signature.message.sender, signature)
-    federation.go()
-    assert federation.statuses == ["finished"]
-    assert federation.store.records()[0]["dropped"] == ["source-2"]
-    assert "alarm" not in federation.watch.text
-
-
 @pytest.mark.parametrize(
     ("statistics", "alarm"),
     [
@@ -529,18 +512,6 @@ def test_after_three_lost_rounds_in_a_row_the_run_ends(build: Callable[..., Fede
     assert isinstance(federation.run.error, QuorumLost)
     assert federation.run.error.phase == "R4 unmask"
     assert federation.run.done
-
-
-def test_a_finished_round_in_between_forgives_lost_ones(build: Callable[..., Federation]) -> None:
-    federation = build(3, rounds=6)
-
-    def link(sender: int, recipient: int, message: AnySigned) -> AnySigned | None:
-        number = len(federation.store.records()) + 1
-        return None if isinstance(message.body, Unmask) and number != 3 else message
-
-    federation.link = link
-    federation.open().go()
-    assert federation.statuses == ["lost", "lost", "finished", "lost", "lost", "lost"]
 
 
 def test_a_source_with_another_architecture_is_turned_away_and_the_others_go_on(

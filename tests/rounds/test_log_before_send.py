@@ -1,14 +1,16 @@
 """A site whose disk fills ends before anything leaves that is not in its log, and goes on with the log afterwards.
 
-The disk of one site is full from the k-th time on that its log takes space, for every k of a whole run (every third in
-the quick form): at records, kept messages, checkpoints, new files and folders, and where a record must be on the disk
-before a release.
+The disk of one site is full from the k-th time on that its log takes space, for every k of a whole run (for some of
+them in the quick form): at records, kept messages, checkpoints, new files and folders, and where a record must be on
+the disk before a release.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -27,8 +29,12 @@ from securefda.protocol.messages import Parcel, Result, Visibility
 from securefda.transport.observer import Direction
 
 CLEAR, SUM = Visibility.INDIVIDUAL, Visibility.SUM
-STEP, PARTS = at_depth((3, 1), (4, 4))
-"""A part tries every so many-th of the times that a disk can be full at, and there are so many parts."""
+PARTS = at_depth(1, 4)
+
+
+def tried(times: int, quick: int, deep_step: int, first: int = 0) -> range:
+    """Some of so many times at which a disk can be full: so many of them, evenly, odd and even, or every so many-th."""
+    return range(first, times, at_depth(times // quick | 1, deep_step))
 
 
 def build(folder: Path, visibility: Visibility, rounds: int = 2) -> EndingFederation:
@@ -94,8 +100,13 @@ def fill(folder: Path, visibility: Visibility, index: int, space: int) -> tuple[
     return federation, disk
 
 
-def space_until_the_result(folder: Path, visibility: Visibility, index: int) -> int:
+@pytest.fixture(scope="module")
+def space_until_the_result(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Visibility, int], int]:
     """How often the log of a site takes space until round 1 has its result."""
+    return cache(lambda visibility, index: counted_space(tmp_path_factory.mktemp("whole"), visibility, index))
+
+
+def counted_space(folder: Path, visibility: Visibility, index: int) -> int:
     federation = build(folder, visibility, rounds=1)
     disk = FullDisk(federation.logs_of(index))
     taken: list[int] = []
@@ -117,10 +128,14 @@ def space_until_the_result(folder: Path, visibility: Visibility, index: int) -> 
 @pytest.mark.parametrize("index", [TARGET, 1])
 @pytest.mark.parametrize("visibility", [CLEAR, SUM], ids=lambda level: level.label)
 def test_nothing_unlogged_leaves_whenever_the_disk_fills_in_a_round(
-    tmp_path: Path, visibility: Visibility, index: int, part: int
+    tmp_path: Path,
+    space_until_the_result: Callable[[Visibility, int], int],
+    visibility: Visibility,
+    index: int,
+    part: int,
 ) -> None:
-    spaces = range(part, space_until_the_result(tmp_path / "whole", visibility, index), STEP)
-    assert len(spaces) > 10
+    spaces = tried(space_until_the_result(visibility, index), 6, 4, first=part)
+    assert len(spaces) >= at_depth(6, 10)
 
     for space in spaces:
         federation, _ = fill(tmp_path / str(space), visibility, index, space)
@@ -134,10 +149,11 @@ def test_nothing_unlogged_leaves_whenever_the_disk_fills_in_a_round(
 @pytest.mark.parametrize("index", [TARGET, 1])
 @pytest.mark.parametrize("visibility", [CLEAR, SUM], ids=lambda level: level.label)
 def test_a_site_that_is_started_again_when_there_is_space_goes_on_with_its_log(
-    tmp_path: Path, visibility: Visibility, index: int
+    tmp_path: Path, space_until_the_result: Callable[[Visibility, int], int], visibility: Visibility, index: int
 ) -> None:
-    spaces = range(0, space_until_the_result(tmp_path / "whole", visibility, index), at_depth(11, 7))
-    assert len(spaces) >= at_depth(4, 6)
+    times = space_until_the_result(visibility, index)
+    spaces = tried(times, 2, 7, first=at_depth(times // 6, 0))
+    assert len(spaces) >= at_depth(2, 6)
 
     for space in spaces:
         federation, disk = fill(tmp_path / str(space), visibility, index, space)
@@ -156,9 +172,11 @@ def test_a_site_that_is_started_again_when_there_is_space_goes_on_with_its_log(
 
 
 @pytest.mark.parametrize("index", [TARGET, 1])
-def test_a_disk_that_fills_after_the_last_result_leaves_a_log_that_verifies(tmp_path: Path, index: int) -> None:
-    result = space_until_the_result(tmp_path / "whole", SUM, index)
-    for space in range(result + 1, result + 36, 5):
+def test_a_disk_that_fills_after_the_last_result_leaves_a_log_that_verifies(
+    tmp_path: Path, space_until_the_result: Callable[[Visibility, int], int], index: int
+) -> None:
+    result = space_until_the_result(SUM, index)
+    for space in range(result + 1, result + 36, at_depth(29, 5)):
         federation, disk = fill(tmp_path / str(space), SUM, index, space)
         with disk.mounted():
             disk.free()

@@ -7,6 +7,7 @@ differs between two runs over other rows was said without noise; everything that
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,15 @@ import pytest
 from depth import at_depth
 from rounds_federation import TARGET
 from rounds_private import NOISE, PrivateFederation, differing, settings_with
+from torch import nn
 
+from securefda.privacy.private_training import require_separate_rows
 from securefda.protocol.messages import Visibility
+from securefda.site import private_trainer
 from securefda.site.private_trainer import PrivateTrainer
 from securefda.source.run import SourceRun
-from securefda.training import LocalResult
+from securefda.tasks import Samples, Task
+from securefda.training import LocalResult, TrainingSettings
 from securefda.training.settings import NoiseSettings
 from securefda.transport.in_memory import UnderWay
 
@@ -39,6 +44,21 @@ RULES = ("fedgp_auto", "fedda_auto", "auto")
 EVERY_PAIR = list(itertools.product(PLANS, RULES))
 EACH_ONCE = [(plan, rule) for plan, rule in EVERY_PAIR if plan == "sum" or rule == "fedgp_auto"]
 """Every plan, and every rule at sum, where most of it is evaluated inside the sources."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def models_are_tried_once() -> Iterator[None]:
+    """Whether rows mix in a model is tried with the first trainer of its settings: all sites have the same model."""
+    tried = set[str]()
+
+    def require_once(task: Task, model: nn.Module, data: Samples, settings: TrainingSettings) -> None:
+        if repr(settings) not in tried:
+            require_separate_rows(task, model, data, settings)
+            tried.add(repr(settings))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(private_trainer, "require_separate_rows", require_once)
+        yield
 
 
 class Telling(PrivateFederation):

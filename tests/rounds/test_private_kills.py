@@ -1,4 +1,7 @@
-"""Kills at every point of a round by DP-SGD: the ledger is never below what was trained, and a round above at most."""
+"""Kills at every point of a round by DP-SGD: the ledger is never below what was trained, and a round above at most.
+
+Processes are killed in the deep tests. The quick ones look, at the same points, at what a kill would leave.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,14 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rounds_federation import UNIX_S
 from rounds_private import WIDE
-from train_and_die import STEPS, Life, data_set
+from train_and_die import STEPS, Late, Life, data_set
 
 from securefda.privacy.accountants import epsilon
 from securefda.privacy.events import DpEvent
@@ -73,23 +78,72 @@ def check(place: Path, kills: int) -> None:
     assert spent <= epsilon([whole] * (len(steps) + kills), WIDE.delta)
 
 
+def check_left(place: Path, point: str) -> None:
+    """The ledger, the steps and the release of a life that has come to a point of round 2."""
+    assert taken(place)[1, 1] == STEPS
+    check(place, kills=1)
+    expected = {"before-reserve": 0, "after-reserve": 0} | {f"step-{k}": k for k in range(1, STEPS + 1)}
+    assert taken(place)[2, 1] == expected.get(point, STEPS)
+    kinds = [row.kind for row in ledger_of(place).rows()]
+    is_over = point in ("after-commit", "before-release", "after-release")
+    of_round_2 = ["reserved"] * (point != "before-reserve") + ["committed"] * is_over
+    assert kinds == ["opened", "reserved", "committed", *of_round_2]
+    assert (place / "released-2").exists() == (point == "after-release")
+
+
+class Looked(Life):
+    """Lives on, while another reader of its folder looks at it at every point of round 2: that is what a kill leaves.
+
+    A reader of the ledger sees what has been committed, as one that comes after a kill does.
+    """
+
+    def __init__(self, place: Path, look: Callable[[Path, str], None]) -> None:
+        super().__init__(place, "")
+        self.look, self.points = look, list[str]()
+        Ledger.create(place / "ledger.sqlite", data_set(), now=UNIX_S)
+
+    def reach(self, point: str) -> None:
+        if self.round == 2:
+            self.points.append(point)
+            self.look(self.place, point)
+
+
+def test_at_every_point_of_a_round_a_kill_would_leave_charged_what_was_trained(tmp_path: Path) -> None:
+    life = Looked(tmp_path, check_left)
+    life.rounds(range(1, 3))
+    assert life.points == POINTS
+
+    before = len(ledger_of(tmp_path).events())
+    again = Life(tmp_path, "")
+    again.attempt = 2
+    again.rounds(range(2, 4))
+    assert len(ledger_of(tmp_path).events()) == before + 2
+    check(tmp_path, kills=1)
+
+
+def test_at_every_step_a_trainer_that_charges_afterwards_is_found(tmp_path: Path) -> None:
+    """Companion of the test above."""
+    found = []
+
+    def look(place: Path, point: str) -> None:
+        with pytest.raises(AssertionError):
+            check(place, kills=1)
+        found.append(point)
+        if point == f"step-{STEPS}":
+            raise KeyboardInterrupt  # the points that follow are those of an account that was charged
+
+    with pytest.raises(KeyboardInterrupt):
+        Looked(tmp_path, look).rounds(range(1, 3), Late)
+    assert found == [f"step-{number}" for number in range(1, STEPS + 1)]
+
+
 @pytest.mark.parametrize("point", POINTS)
 def test_killed_at_a_point_of_a_round_it_has_charged_what_it_trained_and_goes_on(
     folder: Path, ended: dict[str, int], point: str
 ) -> None:
     place = folder / point
     assert ended[point] == -signal.SIGKILL
-    assert taken(place)[1, 1] == STEPS
-    check(place, kills=1)
-
-    steps = taken(place)[2, 1]
-    expected = {"before-reserve": 0, "after-reserve": 0} | {f"step-{k}": k for k in range(1, STEPS + 1)}
-    assert steps == expected.get(point, STEPS)
-    kinds = [row.kind for row in ledger_of(place).rows()]
-    is_over = point in ("after-commit", "before-release", "after-release")
-    of_round_2 = ["reserved"] * (point != "before-reserve") + ["committed"] * is_over
-    assert kinds == ["opened", "reserved", "committed", *of_round_2]
-    assert (place / "released-2").exists() == (point == "after-release")
+    check_left(place, point)
 
     before = len(ledger_of(place).events())
     life = Life(place, "")

@@ -35,7 +35,8 @@ from securefda.training.pseudo import PseudoLabelSettings, PseudoTrainer
 
 PSEUDO = "training.target.labels=pseudo"
 FEW, NONE = "training.target.pseudo-threshold=0.15", "training.target.pseudo-threshold=0.9999999"
-SHORT = ("strategy.rounds=4", "strategy.warm-up-rounds=1", "training.target.pseudo-share=0.01")
+ALONE = "strategy.compare-target-only=false"
+SHORT = ("strategy.rounds=3", "strategy.warm-up-rounds=1", ALONE, "training.target.pseudo-share=0.01")
 NO_CAPS = "privacy.norm-cap-kappa=0"
 
 
@@ -45,6 +46,13 @@ def digits(*settings: str) -> FederationConfig:
 
 def play(folder: Path, *settings: str) -> Summary:
     return simulate(digits(*SHORT, PSEUDO, *settings), folder, 5, SilentReporter())
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Summary]:
+    """The folder and the summary of a run in which some rows of the target count."""
+    folder = tmp_path_factory.mktemp("pseudo")
+    return folder, play(folder, FEW)
 
 
 class Wrong(Digits):
@@ -62,15 +70,17 @@ class TestARun:
         summary = play(tmp_path, FEW, f"strategy.rule={rule}", f"privacy.visibility={level}")
         lines = read_run(tmp_path).rounds
         assert summary.status == "finished"
-        assert [line["rule"] for line in lines] == ["source_only", *[str(rule)] * 3]
-        assert ["confident_rows" in line for line in lines] == [False, True, True, True]
+        assert [line["rule"] for line in lines] == ["source_only", *[str(rule)] * 2]
+        assert ["confident_rows" in line for line in lines] == [False, True, True]
         assert all(np.isfinite(line["loss"]) for line in lines)
 
-    def test_depends_on_no_label_of_the_targets_training_rows(self, tmp_path: Path) -> None:
+    def test_depends_on_no_label_of_the_targets_training_rows(
+        self, tmp_path: Path, played: tuple[Path, Summary]
+    ) -> None:
         config = digits(*SHORT, PSEUDO, FEW)
         task = config.task.model_copy(update={"factory": f"{Wrong.__module__}:Wrong"})
-        wrong = simulate(config.model_copy(update={"task": task}), tmp_path / "wrong", 5, SilentReporter())
-        assert wrong.model_digest == play(tmp_path / "right", FEW).model_digest
+        wrong = simulate(config.model_copy(update={"task": task}), tmp_path, 5, SilentReporter())
+        assert wrong.model_digest == played[1].model_digest
 
     def test_gives_one_model_at_every_level_without_caps(self, tmp_path: Path) -> None:
         clear = ("privacy.visibility=individual", "privacy.max-colluders=0")
@@ -83,41 +93,39 @@ class TestARun:
     def test_without_a_row_that_counts_is_one_long_warm_up(self, tmp_path: Path) -> None:
         summary = play(tmp_path / "pseudo", NONE)
         lines = read_run(tmp_path / "pseudo").rounds
-        assert [line["rule"] for line in lines] == ["source_only"] * 4
-        assert [line.get("confident_rows") for line in lines] == [None, 0, 0, 0]
+        assert [line["rule"] for line in lines] == ["source_only"] * 3
+        assert [line.get("confident_rows") for line in lines] == [None, 0, 0]
         assert (summary.status, summary.rounds_lost, summary.target_releases["headers"]) == ("finished", 0, 0)
         average = ("strategy.rule=source_only", "training.target.labels=none", "strategy.warm-up-rounds=0")
-        expected = simulate(digits("strategy.rounds=4", *average), tmp_path / "average", 5, SilentReporter())
+        expected = simulate(digits("strategy.rounds=3", ALONE, *average), tmp_path / "average", 5, SilentReporter())
         assert summary.model_digest == expected.model_digest
 
 
 class TestWhatIsSaidOfIt:
-    def test_rows_that_count_stay_in_the_targets_own_records(self, tmp_path: Path) -> None:
-        summary = play(tmp_path, FEW)
-        lines = read_run(tmp_path).rounds
+    def test_rows_that_count_stay_in_the_targets_own_records(self, played: tuple[Path, Summary]) -> None:
+        folder, summary = played
+        lines = read_run(folder).rounds
         assert all(0 < line["confident_rows"] <= 100 for line in lines[1:])
-        of_sources = [path for path in (tmp_path / "sites").glob("source-*/**/*") if path.is_file()]
+        of_sources = [path for path in (folder / "sites").glob("source-*/**/*") if path.is_file()]
         assert any(path.name == "metrics.jsonl" for path in of_sources)
         assert not any(b"confident" in path.read_bytes() for path in of_sources)
-        said = run_text(summary, tmp_path)
+        said = run_text(summary, folder)
         assert "made by the model in each round, where it finds one at least 0.15 probable" in said
-        write_report(tmp_path)
-        assert "Confident rows of the target" in (tmp_path / "report.html").read_text()
-        assert json.loads((tmp_path / "summary.json").read_text())["setting"]["training"]["labels"] == "pseudo"
+        write_report(folder)
+        assert "Confident rows of the target" in (folder / "report.html").read_text()
+        assert json.loads((folder / "summary.json").read_text())["setting"]["training"]["labels"] == "pseudo"
         assert figures_of(lines[-1])["target/confident_rows"] == lines[-1]["confident_rows"]
 
-    def test_metrics_have_them_where_they_have_results(self, tmp_path: Path) -> None:
-        play(tmp_path, FEW)
-        line = read_run(tmp_path).rounds[-1]
+    def test_metrics_have_them_where_they_have_results(self, played: tuple[Path, Summary]) -> None:
+        line = read_run(played[0]).rounds[-1]
         for results, expected in ((True, float(line["confident_rows"])), (False, None)):
             metrics = TargetMetrics(results=results)
             metrics.round_finished(line)
             assert metrics.registry.get_sample_value("securefda_confident_rows") == expected
 
-    def test_as_much_leaves_as_of_a_labelled_target(self, tmp_path: Path) -> None:
-        play(tmp_path / "pseudo", FEW)
-        simulate(digits(*SHORT[:2]), tmp_path / "given", 5, SilentReporter())
-        pseudo, given = (read_run(tmp_path / name).rounds for name in ("pseudo", "given"))
+    def test_as_much_leaves_as_of_a_labelled_target(self, tmp_path: Path, played: tuple[Path, Summary]) -> None:
+        simulate(digits(*SHORT[:3]), tmp_path, 5, SilentReporter())
+        pseudo, given = (read_run(folder).rounds for folder in (played[0], tmp_path))
         assert [line["target_update_to"] for line in pseudo] == [line["target_update_to"] for line in given]
 
 
@@ -146,7 +154,7 @@ class NeverSure(Unlabelled12):
     threshold = 0.9999999
 
 
-ROUNDS: dict[str, Any] = {"rounds": 4, "warm_up_rounds": 1}
+ROUNDS: dict[str, Any] = {"rounds": 3, "warm_up_rounds": 1}
 
 
 @pytest.mark.parametrize("kind", [Header, KeyList, MaskedInput])
@@ -158,9 +166,9 @@ def test_a_target_that_is_killed_goes_on(tmp_path: Path, made: type[Unlabelled12
     federation = made(tmp_path / "killed", **ROUNDS).open().kill_aggregator_at(kind, 2)
     federation.restart_aggregator().go()
     if kind is MaskedInput:  # by then updates may have left sources
-        assert federation.statuses == ["finished", "lost", "finished", "finished"]
+        assert federation.statuses == ["finished", "lost", "finished"]
     else:
-        assert federation.statuses == ["finished"] * 4
+        assert federation.statuses == ["finished"] * 3
         assert np.array_equal(federation.run.model, undisturbed.run.model)
         assert [line["rule"] for line in federation.store.records()] == rules
     federation.close()
@@ -169,7 +177,7 @@ def test_a_target_that_is_killed_goes_on(tmp_path: Path, made: type[Unlabelled12
 @pytest.mark.parametrize("level", [Visibility.SUM, Visibility.COHORT, Visibility.INDIVIDUAL])
 def test_too_few_rows_lose_no_round_at_any_level(tmp_path: Path, level: Visibility) -> None:
     federation = NeverSure(tmp_path, visibility=level, **ROUNDS).open().go()
-    assert federation.statuses == ["finished"] * 4
+    assert federation.statuses == ["finished"] * 3
     assert {line["rule"] for line in federation.watch.lines} == {"source_only"}
     assert "too few: warm-up goes on" in federation.watch.text
     assert not federation.watch.refusals[1]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rounds_federation import SEED, TARGET, Federation, is_header, until
+from rounds_federation import SEED, TARGET, Federation, until
 
 from securefda.aggregator.run import AggregatorRun
 from securefda.errors import ConfigError
@@ -18,12 +18,8 @@ from securefda.protocol.messages import (
     Goodbye,
     Header,
     KeyList,
-    MaskedInput,
     Result,
-    ShareDelivery,
     Survivors,
-    Unmask,
-    Visibility,
 )
 
 ROUNDS = 3
@@ -54,22 +50,6 @@ def test_killed_before_anything_could_leave_it_tries_the_round_again(
     assert [record["attempts"] for record in federation.store.records()] == [1, 2, 1]
     assert "resuming after round 1" in federation.watch.text
     assert np.array_equal(federation.run.model, undisturbed)
-    federation.close()
-
-
-@pytest.mark.parametrize("kind", [ShareDelivery, MaskedInput, Survivors, Unmask])
-def test_killed_after_updates_could_leave_it_gives_the_round_up(tmp_path: Path, kind: type) -> None:
-    federation = killed_at(tmp_path, kind)
-    before = federation.run.model.copy()
-    federation.restart_aggregator()
-    until(federation, 1, Header, round_number=3)
-    assert federation.statuses == ["finished", "lost"]
-    assert np.array_equal(federation.run.model, before)
-    assert federation.watch.lines[-1]["status"] == "lost"
-    federation.go()
-    assert federation.statuses == ["finished", "lost", "finished"]
-    headers = [message.body for *_, message in federation.passed if is_header(message)]
-    assert max(header.attempt for header in headers if header.round == 2) == 1
     federation.close()
 
 
@@ -119,14 +99,6 @@ def test_killed_before_its_first_header_it_begins_round_1(tmp_path: Path, undist
     assert federation.run.run_id == run_id
     assert [record["attempts"] for record in federation.store.records()] == [1] * ROUNDS
     assert np.array_equal(federation.run.model, undisturbed)
-    federation.close()
-
-
-def test_killed_in_clear_it_gives_the_round_up_since_updates_may_have_left(tmp_path: Path) -> None:
-    federation = Federation(tmp_path, rounds=2, visibility=Visibility.INDIVIDUAL).open()
-    until(federation, 2, Header)
-    federation.restart_aggregator().go()
-    assert federation.statuses == ["lost", "finished"]
     federation.close()
 
 

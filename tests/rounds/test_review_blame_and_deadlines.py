@@ -5,19 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from rounds_federation import TARGET, Federation, site_id, until
+from rounds_federation import TARGET, Federation, until
 
 from securefda.aggregator.headers import Planner
 from securefda.errors import ConfigError, QuorumLost
 from securefda.protocol.messages import (
-    Advertise,
     Header,
     MaskedInput,
     Parcel,
     Refusal,
     Result,
-    ShareBundle,
-    SurvivorSignature,
     Update,
     Visibility,
 )
@@ -105,26 +102,4 @@ def test_a_source_whose_upload_was_under_way_is_not_called_silent(
     assert isinstance(attempt.outcome, QuorumLost)
     assert "source-2 (40% of its update had come in time)" in str(attempt.outcome)
     assert attempt.outcome.hint.startswith(f"raise {setting} at the target")
-    federation.close()
-
-
-@pytest.mark.parametrize(
-    ("kind", "following"),
-    [(Advertise, ShareBundle), (ShareBundle, MaskedInput), (MaskedInput, SurvivorSignature)],
-    ids=["Advertise", "ShareBundle", "MaskedInput"],
-)
-def test_a_message_that_the_network_delivers_twice_is_no_fault(tmp_path: Path, kind: type, following: type) -> None:
-    """The second copy comes when the next phase has begun."""
-    federation = Federation(tmp_path, 5, rule="source_only", rounds=1)
-    copy = until(federation.open(), TARGET, kind)
-    sender = copy.message.sender
-    federation.arrives_next(sender, TARGET, copy)
-    answer = until(federation, TARGET, following)
-    federation.arrives_next(answer.message.sender, TARGET, answer)
-    federation.arrives_next(sender, TARGET, copy)
-    federation.go()
-
-    assert federation.statuses == ["finished"]
-    assert federation.watch.lines[0]["survivors"] == [site_id(index) for index in range(1, 6)]
-    assert "fails check" not in federation.watch.text
     federation.close()

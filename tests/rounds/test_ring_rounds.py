@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from depth import at_depth
 from rounds_federation import TARGET, AnySigned, Federation, is_header
 
 from securefda.aggregator.headers import Planner
@@ -63,9 +64,9 @@ def losing(kind: type, *lost: int, attempt: int = 1) -> Any:
 def test_model_is_that_of_the_complete_graph_to_the_last_bit(tmp_path: Path) -> None:
     models = []
     for name, dropouts in (("ring", 0.1), ("complete", None)):
-        federation = made(tmp_path / name, settings={"dropouts": dropouts})
+        federation = made(tmp_path / name, settings={"dropouts": dropouts}, rounds=at_depth(1, 2))
         federation.open().go()
-        assert federation.statuses == ["finished", "finished"]
+        assert set(federation.statuses) == {"finished"}
         models.append(federation.run.model)
         kinds = {type(message.body) for _, _, message in federation.passed}
         assert ({Nonce, NeighbourConsistency} <= kinds) == (dropouts is not None)

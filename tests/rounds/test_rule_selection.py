@@ -19,7 +19,7 @@ from securefda.rules import CANDIDATES, Rule, TargetStatistics, choose_rule, del
 
 INDIVIDUAL, COHORT, SUM = Visibility
 NO_CAPS = {"kappa": 0.0}
-N = 8
+N = 6
 
 
 def build(folder: Path, level: Visibility = SUM, n: int = N, rounds: int = 4, **options: Any) -> Federation:
@@ -87,7 +87,7 @@ def test_the_rule_of_a_round_has_the_smallest_error_of_the_round_before(tmp_path
 
 
 def test_warm_up_estimates_nothing_and_publishes_nothing_of_the_target(tmp_path: Path) -> None:
-    federation = play(build(tmp_path, rounds=4, warm_up_rounds=2))
+    federation = play(build(tmp_path, n=4, warm_up_rounds=2))
     lines = federation.watch.lines
     assert [line["rule"] for line in lines[:3]] == ["source_only", "source_only", "fedgp_auto"]
     assert ["delta_errors" in line for line in lines] == [False, False, True, True]
@@ -101,10 +101,17 @@ def test_a_rule_that_no_strategy_chooses_by_asks_for_no_errors(tmp_path: Path) -
     assert not any(message.body.rule.select for *_, message in federation.passed if is_header(message))
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Federation:
+    """A run of four rounds that nothing disturbs."""
+    return play(build(tmp_path_factory.mktemp("whole"), n=4))
+
+
 @pytest.mark.parametrize("killed_in", [2, 3])
-def test_a_killed_aggregator_resumes_with_the_rule_that_it_would_have_chosen(tmp_path: Path, killed_in: int) -> None:
-    whole = play(build(tmp_path / "whole"))
-    federation = build(tmp_path / "killed").open().kill_aggregator_at(Header, killed_in)
+def test_a_killed_aggregator_resumes_with_the_rule_that_it_would_have_chosen(
+    tmp_path: Path, whole: Federation, killed_in: int
+) -> None:
+    federation = build(tmp_path, n=4).open().kill_aggregator_at(Header, killed_in)
     federation.restart_aggregator().go().close()
     lines, expected = federation.watch.lines, whole.watch.lines
     assert [line["rule"] for line in lines] == [line["rule"] for line in expected]

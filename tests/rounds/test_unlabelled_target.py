@@ -33,7 +33,7 @@ from securefda.training import TrainingSettings
 from securefda.training.trainer import SiteTrainer
 
 NO_LABELS = "training.target.labels=none"
-SOURCE_ONLY = ("strategy.rule=source_only", "strategy.rounds=3", "strategy.warm-up-rounds=0")
+SOURCE_ONLY = ("strategy.rule=source_only", "strategy.rounds=2", "strategy.warm-up-rounds=0")
 
 
 def digits(*settings: str) -> FederationConfig:
@@ -42,6 +42,23 @@ def digits(*settings: str) -> FederationConfig:
 
 def play(folder: Path, *settings: str) -> Summary:
     return simulate(digits(*SOURCE_ONLY, *settings), folder, 5, SilentReporter())
+
+
+Played = tuple[Path, Summary]
+
+
+@pytest.fixture(scope="module")
+def hidden(tmp_path_factory: pytest.TempPathFactory) -> Played:
+    """The folder and the summary of a run whose target uses no labels."""
+    folder = tmp_path_factory.mktemp("hidden")
+    return folder, play(folder, NO_LABELS)
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory: pytest.TempPathFactory) -> Played:
+    """And of one whose target has them."""
+    folder = tmp_path_factory.mktemp("given")
+    return folder, play(folder)
 
 
 class Bare(Points):
@@ -61,53 +78,58 @@ def unmeasured(folder: Path) -> Summary:
     return simulate(config.model_copy(update={"task": task}), folder, 5, SilentReporter())
 
 
-def test_the_model_is_that_of_source_only_and_is_measured(tmp_path: Path) -> None:
-    hidden, given = play(tmp_path / "hidden", NO_LABELS), play(tmp_path / "given")
-    assert hidden.model_digest == given.model_digest
-    assert hidden.target_accuracy == given.target_accuracy
+def test_the_model_is_that_of_source_only_and_is_measured(hidden: Played, given: Played) -> None:
+    (_, without), (_, usual) = hidden, given
+    assert without.model_digest == usual.model_digest
+    assert without.target_accuracy == usual.target_accuracy
 
 
-def test_the_target_alone_is_no_comparison(tmp_path: Path) -> None:
-    assert play(tmp_path / "given").target_only is not None
-    assert play(tmp_path / "hidden", NO_LABELS).target_only is None
+def test_the_target_alone_is_no_comparison(hidden: Played, given: Played) -> None:
+    assert given[1].target_only is not None
+    assert hidden[1].target_only is None
 
 
-def test_its_headers_are_those_of_a_labelled_target(tmp_path: Path) -> None:
+def test_its_headers_are_those_of_a_labelled_target(hidden: Played, given: Played) -> None:
     """What sources hear does not say that labels are missing: the rule is all that they learn."""
-    lines = {}
-    for name, settings in (("hidden", [NO_LABELS]), ("given", [])):
-        play(tmp_path / name, *settings)
-        lines[name] = [(line["rule"], line["bytes_down"]) for line in read_run(tmp_path / name).rounds]
-    assert lines["hidden"] == lines["given"]
+    one, other = (
+        [(line["rule"], line["bytes_down"]) for line in read_run(folder).rounds] for folder, _ in (hidden, given)
+    )
+    assert one == other
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
+    """The folder and the summary of a run whose target has no label at all."""
+    folder = tmp_path_factory.mktemp("unmeasured")
+    return folder, unmeasured(folder)
 
 
 class TestWithoutALabelAnywhere:
-    def test_a_run_finishes_without_accuracy(self, tmp_path: Path) -> None:
-        summary = unmeasured(tmp_path)
-        assert (summary.status, summary.rounds) == ("finished", 3)
+    def test_a_run_finishes_without_accuracy(self, played: Played) -> None:
+        folder, summary = played
+        assert (summary.status, summary.rounds) == ("finished", 2)
         assert (summary.target_accuracy, summary.final_accuracy, summary.best) == (None, None, None)
-        assert all(not {"accuracy", "loss", "metrics"} & line.keys() for line in read_run(tmp_path).rounds)
+        assert all(not {"accuracy", "loss", "metrics"} & line.keys() for line in read_run(folder).rounds)
 
-    def test_reports_say_why(self, tmp_path: Path) -> None:
-        summary = unmeasured(tmp_path)
+    def test_reports_say_why(self, played: Played) -> None:
+        folder, summary = played
         said = "no accuracy, for no test row has a label"
-        assert said in run_text(summary, tmp_path)
-        write_report(tmp_path)
-        assert said in (tmp_path / "report.html").read_text()
+        assert said in run_text(summary, folder)
+        write_report(folder)
+        assert said in (folder / "report.html").read_text()
 
-    def test_the_model_can_be_loaded(self, tmp_path: Path) -> None:
-        unmeasured(tmp_path)
-        task, _ = trained_model(tmp_path)
+    def test_the_model_can_be_loaded(self, played: Played) -> None:
+        task, _ = trained_model(played[0])
         assert task.settings.labelled_target is False
 
 
-def test_where_there_is_an_accuracy_no_report_says_that_there_is_none(tmp_path: Path) -> None:
-    summary = play(tmp_path, NO_LABELS)
-    text = run_text(summary, tmp_path)
+def test_where_there_is_an_accuracy_no_report_says_that_there_is_none(hidden: Played, given: Played) -> None:
+    folder, summary = hidden
+    text = run_text(summary, folder)
     assert "target's labels" in text
     assert "none used for training" in text
     assert "no accuracy" not in text
-    assert "target's labels" not in run_text(play(tmp_path / "given"), tmp_path)
+    assert "target's labels" not in run_text(given[1], folder)
 
 
 @pytest.mark.parametrize("rule", [rule for rule in Rule if TargetLabels.NONE not in rule.target_labels])

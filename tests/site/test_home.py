@@ -16,6 +16,7 @@ import pytest
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from federation_builder import NOW
 from home_federation import ADDRESS, SPECS, HomeFederation, tree
+from quick_scrypt import use_quick_scrypt
 
 from securefda.disk import read_file
 from securefda.errors import CertificateError, ConfigError
@@ -42,6 +43,12 @@ from securefda.site.kit import (
 from securefda.site.package import inspect_kit, package_kit, unpack_kit
 from securefda.site.request import SiteKeys, SiteRequest, entry_fingerprint
 from securefda.site.sealed import FD_VARIABLE, is_sealed
+
+
+@pytest.fixture(autouse=True)
+def quick_passphrases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test here is about the price of a passphrase."""
+    use_quick_scrypt(monkeypatch)
 
 
 @pytest.fixture(scope="module")

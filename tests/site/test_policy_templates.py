@@ -10,8 +10,9 @@ import pytest
 from policy_headers import ME, header_at_every_limit, rule
 
 from securefda.errors import PolicyRefusal
+from securefda.privacy.accountants import epsilon
 from securefda.privacy.events import Budget
-from securefda.privacy.planning import Schedule, plan_epsilon, plan_noise
+from securefda.privacy.planning import Schedule, event_of, plan_epsilon, plan_noise
 from securefda.protocol.messages import Granularity, Header, NormCapTerms, Visibility
 from securefda.settings import kebab_case, known_keys
 from securefda.site.policy import (
@@ -93,7 +94,8 @@ def test_what_reasons_say_of_noise_and_budgets_is_what_the_accountants_say() -> 
     assert f"one of {large:.1f}." in required
     assert round(plan_epsilon(SMALL, 1.0, one.delta).epsilon) == 8
     assert f"right {math.ceil(math.exp(8))} times" in reasons["clinical-default"]
-    said = [f"{plan_epsilon(SMALL, 4.3, one.delta, accountant=name).epsilon:.2f}" for name in ("rdp", "prv")]
+    all_rounds = [event_of(SMALL, 4.3)] * SMALL.rounds
+    said = [f"{epsilon(all_rounds, one.delta, accountant):.2f}" for accountant in ("rdp", "prv")]
     assert " against ".join(said) in NAMED_POLICIES["strict"].reasons["dp.accountant"]
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from federation_builder import NOW
+from quick_scrypt import use_quick_scrypt
 
 from securefda.disk import read_file
 from securefda.errors import CertificateError, ConfigError
@@ -21,11 +24,13 @@ from securefda.site.sealed import CREDENTIAL, FD_VARIABLE, is_sealed, obtain, se
 
 RIGHT, WRONG = Secret(b"five words taken by chance"), Secret(b"five other words by chance")
 CHEAP = 15
+DERIVED = sealed._derived
 
 
 @pytest.fixture(autouse=True)
 def a_fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """No passphrase, and no key that an earlier test opened."""
+    use_quick_scrypt(monkeypatch)
     monkeypatch.setattr(sealed, "_keys", {})
     monkeypatch.setattr(sealed, "_given", [])
     for name in (FD_VARIABLE, "CREDENTIALS_DIRECTORY"):
@@ -71,8 +76,6 @@ def test_no_byte_of_a_sealed_file_can_change() -> None:
     for place in range(len(data)):
         changed = bytearray(data)
         changed[place] ^= 1
-        if place == 8:  # another cost is another key, and takes time
-            continue
         with pytest.raises(ConfigError):
             unseal("x", bytes(changed), RIGHT)
     for length in (0, 8, 36, len(data) - 1):
@@ -86,6 +89,16 @@ def test_a_cost_that_protects_too_little_or_takes_all_memory_is_refused(cost: in
     data[8] = cost
     with pytest.raises(ConfigError, match="is not a sealed file of this version"):
         unseal("x", bytes(data), RIGHT)
+
+
+def test_the_contents_are_under_the_key_that_scrypt_derives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sealed, "_derived", DERIVED)
+    data = seal(b"a private key", RIGHT, cost=CHEAP)
+    salt, nonce, contents = data[9:25], data[25:37], data[37:]
+    key = hashlib.scrypt(RIGHT.reveal(), salt=salt, n=1 << CHEAP, r=8, p=1, maxmem=64 << 20, dklen=32)
+    assert data[:9] == b"SFDASEAL" + bytes([CHEAP])
+    assert AESGCM(key).decrypt(nonce, contents, data[:37]) == b"a private key"
+    assert unseal("x", data, RIGHT) == b"a private key"
 
 
 def test_the_default_cost_is_that_of_the_decision() -> None:

@@ -1,3 +1,4 @@
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from idx_files import write_set
 from scipy.io import savemat
 from torch import nn
 
+import securefda.tasks
 from securefda.errors import ConfigError, DataError
 from securefda.privacy.private_training import require_separate_rows
 from securefda.site.config import load_federation
@@ -345,16 +347,22 @@ def test_a_package_whose_files_are_missing_is_named(folder, monkeypatch, package
     assert caught.value.hint == f"pip install {package}"
 
 
-def test_neither_scikit_learn_nor_matplotlib_is_imported(folder):
-    code = f"""
-import sys
-from pathlib import Path
-from securefda.tasks import TaskSettings, load_task
-task = load_task({FACTORY!r}, TaskSettings("mnist-m", ("synthetic",), 0, Path({str(folder)!r}), {{"rows": 100}}))
-task.train_data("mnist-m"), task.train_data("synthetic")
-assert not {{"sklearn", "matplotlib", "scipy"}} & set(sys.modules)
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)
+def test_neither_scikit_learn_nor_matplotlib_is_imported(folder, monkeypatch):
+    # The package of the tasks is imported anew, and an import fails where None stands.
+    monkeypatch.setattr(securefda, "tasks", securefda.tasks)
+    for name in list(sys.modules):
+        if name.startswith("securefda.tasks"):
+            monkeypatch.delitem(sys.modules, name)
+    for name in ("sklearn", "matplotlib", "scipy", *sys.modules):
+        if name.partition(".")[0] in ("sklearn", "matplotlib", "scipy"):
+            monkeypatch.setitem(sys.modules, name, None)
+    tasks = importlib.import_module("securefda.tasks")
+    assert tasks.load_task is not load_task
+    settings = tasks.TaskSettings("mnist-m", ("synthetic",), 0, folder, {"rows": 100})
+    task = tasks.load_task(FACTORY, settings)
+    assert {len(task.train_data(site)) for site in ("mnist-m", "synthetic")} == {100}
+    with pytest.raises(ImportError):
+        importlib.import_module("scipy.io")
 
 
 # --- the example, and the real files ----------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from hashlib import sha256
 from typing import Any
 
 import pytest
+from depth import at_depth
 from google.protobuf.message import DecodeError, Message
 from transport_kit import masked_input, note
 from wire_fields import SIZED, VARINT, tagged
@@ -19,7 +20,7 @@ from securefda.transport.vectors import Assembly, Refused, UploadDesk
 from securefda.transport.wire import WireError, refuse_unknown_fields, signed_from_proto, signed_to_proto
 from securefda.v1 import federation_pb2 as pb
 
-COUNT = 20_000
+COUNT = at_depth(2_500, 20_000)
 VECTOR = bytes(range(64))
 PACE = Pace(heartbeat_s=60.0, silence_s=60.0)
 DELIVERY = pb.Delivery(sequence=1, message=signed_to_proto(note(1, 1).message))

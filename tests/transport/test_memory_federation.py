@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from depth import at_depth
 from safetensors.numpy import load_file
 
 from securefda.errors import ExitCode, QuorumLost
@@ -32,10 +33,11 @@ from securefda.training import TrainingSettings
 from securefda.training.trainer import SiteTrainer
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-ROUNDS = 10
+ROUNDS = at_depth(2, 10)
 SEED = 3
 MESSAGES = (Advertise, ShareBundle, MaskedInput, SurvivorSignature, Unmask)
-SHORT = ("strategy.rounds=2", "strategy.warm-up-rounds=1")
+ALONE = "strategy.compare-target-only=false"
+SHORT = ("strategy.rounds=2", "strategy.warm-up-rounds=1", ALONE)
 
 
 def federation(name: str, *overrides: str) -> Any:
@@ -75,7 +77,8 @@ def assert_levels_agree(folder: Path, name: str, rule: str, *overrides: str) -> 
 
     Without the norm cap, whose caps there are at sum alone.
     """
-    given = (f"strategy.rule={rule}", f"strategy.rounds={ROUNDS}", "privacy.norm-cap-kappa=0", *overrides)
+    rounds = (f"strategy.rounds={ROUNDS}", f"strategy.warm-up-rounds={at_depth(1, 4)}", ALONE)
+    given = (f"strategy.rule={rule}", *rounds, "privacy.norm-cap-kappa=0", *overrides)
     for level in ("sum", "individual"):
         summary = play(folder / level, name, *given, f"privacy.visibility={level}")
         assert (summary.rounds, summary.rounds_lost) == (ROUNDS, 0)
@@ -140,7 +143,13 @@ def test_five_sources_lose_one_at_any_phase_and_the_round_ends_without_it(tmp_pa
 
 def test_a_lost_source_leaves_the_sum_over_the_others(tmp_path: Path) -> None:
     """Masked with one dropped in R2 equals the same four in clear: the dropped one's masks are gone entirely."""
-    given = ("strategy.rounds=1", "strategy.warm-up-rounds=0", "strategy.rule=fedda_auto", "privacy.norm-cap-kappa=0")
+    given = (
+        "strategy.rounds=1",
+        "strategy.warm-up-rounds=0",
+        ALONE,
+        "strategy.rule=fedda_auto",
+        "privacy.norm-cap-kappa=0",
+    )
     play(tmp_path / "sum", "digits", *given, delivers=Falls(2, MaskedInput))
     without = lambda sender, to, message: 2 not in (sender, to) or sender == 0  # noqa: E731
     play(tmp_path / "clear", "digits", *given, "privacy.visibility=individual", delivers=without)
@@ -177,7 +186,7 @@ def test_a_source_that_never_answers_a_phase_is_named_when_the_run_ends(tmp_path
         return not (sender == 3 and isinstance(message.body, kind))
 
     with pytest.raises(QuorumLost, match=r"missing: source-3 \(no answer in time\)$"):
-        play(tmp_path, "digits", *THREE, "strategy.rounds=5", "strategy.warm-up-rounds=1", delivers=delivers)
+        play(tmp_path, "digits", *THREE, "strategy.rounds=5", *SHORT[1:], delivers=delivers)
     assert [line["status"] for line in read_run(tmp_path).rounds] == ["lost"] * 3
 
 
