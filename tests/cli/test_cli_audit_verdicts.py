@@ -25,7 +25,7 @@ from run_lies import A, B, Equivocates, Lie, but
 from securefda.protocol import messages as m
 
 Capture = pytest.CaptureFixture[str]
-DRAWS = at_depth(5, 12)
+DRAWS = at_depth(2, 12)
 
 
 @pytest.fixture(autouse=True)
