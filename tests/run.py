@@ -202,23 +202,21 @@ def _slow(run: dict[str, Any], baseline: dict[str, Any]) -> list[str]:
 
 def _old() -> list[str]:
     results = _read(DEEP_RESULTS)
-    return [
-        f"deep tests, part {part}: {why}" for part in range(1, PARTS + 1) if (why := _why_run(results.get(str(part))))
-    ]
+    reasons = {part: _why_run(results.get(str(part))) for part in range(1, PARTS + 1)}
+    return [f"deep tests: {why}; run `make test-deep PART={part}`" for part, why in reasons.items() if why]
 
 
 def _why_run(result: dict[str, Any] | None) -> str:
-    again = "run `make test-deep`"
     if result is None:
-        return f"no result; {again}"
+        return "no result"
     of = f"the last run, of {result['commit'][:8]} on {result['date']},"
     if result["failed"]:
-        return f"{of} had {result['failed']} failed tests; {again}"
+        return f"{of} had {result['failed']} failed tests"
     try:
         behind = int(_git("rev-list", "--count", f"{result['commit'].split('+')[0]}..HEAD"))
     except subprocess.CalledProcessError:
-        return f"{of} is of a commit that is not in this history; {again}"
-    return f"{of} is {behind} commits old; {again}" if behind > MOST_COMMITS else ""
+        return f"{of} is of a commit that is not in this history"
+    return f"{of} is {behind} commits old" if behind > MOST_COMMITS else ""
 
 
 def renew() -> int:
@@ -256,7 +254,7 @@ def _machine() -> str:
 
 
 def main() -> int:
-    """Do what is asked."""
+    """Do what is asked; 4 outside of a git checkout, where only the quick tests run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--deep", action="store_true", help="all tests in their long forms")
     parser.add_argument("--part", type=int, choices=range(1, PARTS + 1), help="one part of the deep tests")
@@ -264,6 +262,10 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="what has grown, and how old the deep results are")
     parser.add_argument("--renew", action="store_true", help="measure growth from here on")
     given = parser.parse_args()
+    if (given.check or given.renew or given.deep) and not (REPOSITORY / ".git").exists():
+        print(f"error: {REPOSITORY} is no git checkout, and results belong to a commit", file=sys.stderr)
+        print("hint: clone the repository", file=sys.stderr)
+        return 4
     if given.check:
         return check()
     if given.renew:

@@ -46,30 +46,32 @@ def is_listed(test: str, entries: dict[str, str]) -> bool:
     return not names.isdisjoint(entries)
 
 
-def in_part(test: str, part: str) -> bool:
-    """Whether a test is in a part such as ``2/4``."""
+def in_part(file: str, part: str) -> bool:
+    """Whether a file is in a part such as ``2/4``."""
     number, parts = map(int, part.split("/"))
-    return zlib.crc32(test.split("::", 1)[0].encode()) % parts == number - 1
+    return zlib.crc32(file.encode()) % parts == number - 1
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out files that ``-k`` cannot match; importing torch and Opacus takes seconds."""
-    words = set(re.findall(r"[\w.-]+", config.option.keyword.lower())) - {"and", "or"}
-    if not words or "not" in words or not collection_path.name.startswith("test_") or collection_path.is_dir():
+    """Leave out the files of another part or pool, and those that ``-k`` cannot match: imports take seconds."""
+    if not collection_path.name.startswith("test_") or collection_path.is_dir():
         return None
-    text = f"{collection_path}\n{collection_path.read_text(encoding='utf-8')}".lower()
+    file = collection_path.relative_to(config.rootpath).as_posix()
+    part, pool = os.environ.get("SECUREFDA_TEST_PART"), os.environ.get("SECUREFDA_TEST_POOL")
+    if (part and not in_part(file, part)) or (pool and (pool == "processes") != file.startswith(PROCESSES)):
+        return True
+    words = set(re.findall(r"[\w.-]+", config.option.keyword.lower())) - {"and", "or"}
+    if not words or "not" in words:
+        return None
+    text = f"{file}\n{collection_path.read_text(encoding='utf-8')}".lower()
     return True if all(word not in text for word in words) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the tests of this depth, part and pool."""
-    deep = {} if DEEP or any("::" in argument for argument in config.args) else listed("deep")
-    part, pool = os.environ.get("SECUREFDA_TEST_PART"), os.environ.get("SECUREFDA_TEST_POOL")
-
-    def runs(test: str) -> bool:
-        in_pool = pool is None or (pool == "processes") == test.startswith(PROCESSES)
-        return in_pool and (part is None or in_part(test, part)) and not is_listed(test, deep)
-
-    kept = [item for item in items if runs(item.nodeid)]
-    config.hook.pytest_deselected(items=[item for item in items if not runs(item.nodeid)])
-    items[:] = kept
+    """Leave the tests on the list to a deep run."""
+    if DEEP or any("::" in argument for argument in config.args):
+        return
+    deep = listed("deep")
+    left_out = [item for item in items if is_listed(item.nodeid, deep)]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if not is_listed(item.nodeid, deep)]
