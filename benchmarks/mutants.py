@@ -7,8 +7,8 @@
     python benchmarks/mutants.py --redraw                  replace those whose code was changed
 
 A mutant is killed when a test of its own package fails or hangs: a quick one, or else one of the deep tests. The result
-says which of them. `mutants.json` keeps each as lines of code, so that
-the same sixty run at every revision that has these lines. `mutators.py` says which mistakes there are.
+says which of them. `mutants.json` keeps each as lines of code, so that the same sixty run at every revision that has
+these lines. `mutators.py` says which mistakes there are.
 """
 
 from __future__ import annotations
@@ -298,9 +298,10 @@ def _write(path: Path, results: Mapping[str, Any]) -> None:
 def table(results: Mapping[str, Any]) -> str:
     """How many were killed of each package, as Markdown, then every mutant that no quick test killed, by name."""
     lines = [f"| package | {KILLED} | by the quick tests | {SURVIVED} | {INAPPLICABLE} |", "|---|---|---|---|---|"]
-    outcomes = {row["package"]: Counter[str]() for row in results["unmutated"]}
+    outcomes = {row["package"]: Counter[str]() for row in results["unmutated"]}  # as that revision named them
     for row in results["results"]:
-        counts = outcomes[package_of(row["mutant"])]
+        folder = row["mutant"].split("/")[1]
+        counts = outcomes[folder if folder in outcomes else package_of(row["mutant"])]
         counts[row["outcome"]] += 1
         counts[QUICK] += row.get("depth") == QUICK
     for package, counts in outcomes.items():
@@ -312,7 +313,7 @@ def table(results: Mapping[str, Any]) -> str:
         if row["by"]
         else f"{row['outcome']}: {row['mutant']}"
         for row in results["results"]
-        if row.get("depth") != QUICK
+        if row["outcome"] != KILLED or row.get("depth") == DEEP
     ]
     return "\n".join([*lines, "", *sorted(others)])
 

@@ -32,7 +32,7 @@ SETTINGS = (
     "transport.heartbeat-s=20",
     "transport.phase-deadline-s=60",
 )
-"""With deadlines that pass for nobody: how fast the machine is makes no difference."""
+"""No deadline here is short enough to expire on a slow machine."""
 FROM_SHORT_TO_LONG_S = (1, 4, 16, 64)
 
 

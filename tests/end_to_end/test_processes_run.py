@@ -211,7 +211,7 @@ def assert_a_touched_log_is_refused(federation: Kits, site: str, log: Path) -> N
 
 
 def tear(tail: Path) -> None:
-    """Leave in a tail what a kill leaves of a record that was being written: nothing that it tells of has happened."""
+    """Leave in a tail what a kill leaves of a record that it was writing: what the record reports has not happened."""
     whole = tail.read_bytes()
     first = 2 + int.from_bytes(whole[:2], "big")
     tail.write_bytes(whole + whole[: first - 3])

@@ -82,7 +82,7 @@ class ModelledFederation(PrivateFederation, EndingFederation):
     Attributes:
         models: the global model that each round begins with.
         touched: sources that something has happened to in this round or the last.
-        liars: sources that have lied; nobody else may ever be accused.
+        liars: sources that have lied; no other source may be accused.
         lies: digest of each wrong message, which fails the check CONTEXT.
         repeated: sources of which a message has come again; their logs have sent it once.
         saved: sites that have a checkpoint of their log on the disk.

@@ -1,8 +1,7 @@
 """Starts the processes of tests as copies of a fork server: see :mod:`securefda.local.fork_server`.
 
-There is one server for each run of pytest, which all workers share; it ends when the last of them does, however that
-ends, and takes all copies with it. It imports all that a site does, gRPC too, which the server of ``securefda run``
-leaves to its copies.
+There is one server for each pytest process; it ends when that does, however it does, and takes its copies with it. It
+imports all that a site does, gRPC too, which the server of ``securefda run`` leaves to its copies.
 
 A copy is like a process of its own in what tests look at: environment, arguments, folder, session, streams, signals,
 randomness and its end through Python's shutdown. Start a process by exec (:func:`start_by_exec`) where a test is about
@@ -18,14 +17,10 @@ what a copy cannot show:
 from __future__ import annotations
 
 import atexit
-import fcntl
 import os
-import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import IO
@@ -95,65 +90,9 @@ class PipedProcess:
         return self._process.returncode
 
 
-class Shared(ForkServer):
-    """The server of all workers of a run: the first that needs one starts it, and hands its end of the socket out.
-
-    What one worker writes to the server does not come between what another one writes: they take turns by a lock.
-    """
-
-    def __init__(self, run: str) -> None:
-        address = f"\0securefda-tests-{run}"  # no file: it is gone with the process that listens there
-        with Path(__file__).open("rb") as this, socket.socket(socket.AF_UNIX) as first:
-            fcntl.flock(this, fcntl.LOCK_EX)
-            try:
-                first.connect(address)
-            except ConnectionRefusedError:
-                super().__init__()
-                self._turns = os.memfd_create("turns")
-                listener = socket.socket(socket.AF_UNIX)
-                listener.bind(address)
-                listener.listen()
-                threading.Thread(target=self._hand_out, args=(listener,), daemon=True).start()
-            else:
-                _, (control, self._turns), _, _ = socket.recv_fds(first, 1, 2)
-                self._control, self._lock = socket.socket(fileno=control), threading.Lock()
-                self._options, self._process = [], _Elsewhere()  # type: ignore[assignment]
-
-    def _hand_out(self, listener: socket.socket) -> None:
-        while True:
-            worker, _ = listener.accept()
-            with worker:
-                socket.send_fds(worker, [b"1"], [self._control.fileno(), self._turns])
-
-    def start(
-        self, module: str, arguments: Iterable[str], *, cwd: Path, env: Mapping[str, str], descriptors: Sequence[int]
-    ) -> fork_server.ForkedProcess:
-        with self._turn():
-            return super().start(module, arguments, cwd=cwd, env=env, descriptors=descriptors)
-
-    @contextmanager
-    def _turn(self) -> Iterator[None]:
-        with self._of_threads:  # the lock is the process's
-            fcntl.lockf(self._turns, fcntl.LOCK_EX)
-            try:
-                yield
-            finally:
-                fcntl.lockf(self._turns, fcntl.LOCK_UN)
-
-    _of_threads = threading.Lock()
-
-
-class _Elsewhere:
-    """A server that another worker started, and whose end it knows."""
-
-    def wait(self) -> None:
-        """There is nothing to wait for here."""
-
-
 @cache
 def _server() -> ForkServer:
-    run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
-    server = ForkServer() if run is None else Shared(run)
+    server = ForkServer()
     atexit.register(server.close)
     return server
 
