@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -32,3 +33,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest_plugins = ["threat_model.recorder", "depth", "processor_time"]
+
+
+def pytest_collection_finish() -> None:
+    """Spare the collector thousands of tests and all modules, which stay to the end."""
+    gc.freeze()

@@ -9,7 +9,7 @@ from depth import listed
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize("entry", [*listed("deep"), *listed("slow")])
+@pytest.mark.parametrize("entry", [*listed("deep"), *listed("ends"), *listed("slow")])
 def test_an_entry_names_a_test_that_exists(entry):
     file, *names = entry.split("[", 1)[0].split("::")
     source = (ROOT / file).read_text(encoding="utf-8")

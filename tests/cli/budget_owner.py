@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from securefda.bootstrap import rows_of_site
 from securefda.cli import main
 from securefda.privacy.accountants import epsilon
 from securefda.privacy.events import Budget, DpEvent
@@ -47,6 +46,8 @@ class Owner:
 
     @property
     def site(self) -> BudgetSite:
+        from securefda.bootstrap import rows_of_site  # here, since torch takes seconds to import
+
         return load_site(self.settings, [], {}, datetime.now(UTC), rows_of_site)
 
     def run(self, command: str, *arguments: str) -> tuple[int, str, str]:

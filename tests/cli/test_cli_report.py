@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from depth import at_depth
 
 from securefda.errors import ConfigError, QuorumLost
 from securefda.operations.records import RoundLine, summarise
@@ -442,7 +443,7 @@ OTHER = {
 }
 
 
-@pytest.mark.parametrize("other", OTHER)
+@pytest.mark.parametrize("other", at_depth(("a table", "null"), (*OTHER,)))
 @pytest.mark.parametrize("key", FULL)
 def test_a_value_of_another_form_is_shown_or_refused_whatever_it_is(key: str, other: str, tmp_path: Path) -> None:
     write_run(tmp_path, [line(1), FULL | {key: OTHER[other]}], summary=False)  # type: ignore[list-item]

@@ -1,8 +1,9 @@
 """How far the tests go: ``make test`` is quick, ``make test-deep`` and a part of ``.ci/run`` are deep.
 
-A quick run leaves out what ``tests/deep.toml`` lists, and tries fewer seeds, mutations and examples of the rest. A test
-that is named with ``::`` on the command line runs at either depth. With ``-k``, files in whose name and text no word of
-it occurs are not even imported, so that one test starts in a second or two.
+A quick run leaves out what ``tests/deep.toml`` lists as deep, tries the first and the last case of what it lists under
+``[[ends]]``, and tries fewer seeds, mutations and examples of the rest. A test that is named with ``::`` on the command
+line runs at either depth. With ``-k``, files in whose name and text no word of it occurs are not even imported, so that
+one test starts in a second or two.
 
 Variables:
     SECUREFDA_TEST_DEPTH: ``deep``, or not set.
@@ -34,7 +35,7 @@ def at_depth(quick: Value, deep: Value) -> Value:
 
 
 def listed(table: str) -> dict[str, str]:
-    """The entries of ``deep`` or ``slow`` in ``tests/deep.toml`` with their reasons: files, tests, or cases of one."""
+    """The entries of a table of ``tests/deep.toml`` with their reasons: files, tests, or cases of one."""
     groups = tomllib.loads(LIST.read_text(encoding="utf-8"))[table]
     return {entry: group["because"] for group in groups for entry in group["tests"]}
 
@@ -44,6 +45,15 @@ def is_listed(test: str, entries: dict[str, str]) -> bool:
     names = {test, test.split("[", 1)[0]}
     names |= {name.rsplit("::", count)[0] for name in set(names) for count in (1, 2)}
     return not names.isdisjoint(entries)
+
+
+def left_out_of_quick(tests: list[str]) -> set[str]:
+    """Which of the tests, in the order in which they were collected, a quick run leaves out."""
+    deep, cases = listed("deep"), {function: [] for function in listed("ends")}
+    for test in tests:
+        cases.get(test.split("[", 1)[0], []).append(test)
+    middle = {case for of_one in cases.values() for case in of_one[1:-1]}
+    return middle | {test for test in tests if is_listed(test, deep)}
 
 
 def in_part(file: str, part: str) -> bool:
@@ -71,7 +81,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave the tests on the list to a deep run."""
     if DEEP or any("::" in argument for argument in config.args):
         return
-    deep = listed("deep")
-    left_out = [item for item in items if is_listed(item.nodeid, deep)]
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if not is_listed(item.nodeid, deep)]
+    left_out = left_out_of_quick([item.nodeid for item in items])
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left_out])
+    items[:] = [item for item in items if item.nodeid not in left_out]

@@ -1,18 +1,23 @@
 """A stage whose state files are closed when the test ends; what sites that really train need."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from threat_model.stage import MakesStage, Stage
+if TYPE_CHECKING:
+    from threat_model.stage import MakesStage, Stage
 
 
 @pytest.fixture
 def staged(tmp_path: Path) -> Iterator[MakesStage]:
     """Makes a stage in a folder of its own."""
+    from threat_model.stage import Stage  # noqa: PLC0415 - every run of pytest loads this file, and torch takes seconds
+
     with ExitStack() as stages:
 
         def make(*args: Any, **options: Any) -> Stage:

@@ -65,7 +65,9 @@ class Project:
 
 
 @pytest.fixture
-def project(pytester: pytest.Pytester) -> Project:
+def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Project:
+    for name in ("PART", "POOL"):  # of the run that this test is a part of
+        monkeypatch.delenv(f"SECUREFDA_TEST_{name}", raising=False)
     return Project(pytester)
 
 
