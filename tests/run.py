@@ -243,7 +243,7 @@ def _git(*arguments: str) -> str:
 
 
 def _commit() -> str:
-    changes = _git("status", "--porcelain", "--untracked-files=no", "--", ".", f":!{DEEP_RESULTS}")
+    changes = _git("status", "--porcelain", "--untracked-files=no", "--", f":(exclude){DEEP_RESULTS}")
     return _git("rev-parse", "HEAD") + ("+changes" if changes else "")
 
 

@@ -37,7 +37,8 @@ class Terminal:
         self.process = fork_server.start("securefda.cli", command, cwd=REPOSITORY, env=environment, stderr=theirs)
         os.close(theirs)
         self._shown, self._news, self._ended = "", threading.Condition(), False
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def _read(self) -> None:
         while True:
@@ -76,6 +77,7 @@ class Terminal:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)
             self.process.wait()
+        self._reader.join(WAIT_S)  # else it may read from what next has the number of this screen
         os.close(self._screen)
 
 
