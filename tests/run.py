@@ -35,7 +35,7 @@ BASELINE = HERE / "baseline.json"
 DEEP_RESULTS = HERE / "deep.json"
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-POOLS = {"memory": CORES, "processes": 3 * CORES}
+POOLS = {"memory": CORES + 1, "processes": 2 * CORES}
 PROCESSES = "tests/end_to_end"
 PARTS = 4
 BUDGET_S = 720.0
