@@ -1,11 +1,12 @@
-"""A disk that is full from some moment on, for the files of one folder; and sites that end when they cannot write."""
+"""A disk that is full from some moment on, for one folder; sites that end when they cannot write; what logs say."""
 
 from __future__ import annotations
 
 import errno
 import os
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,6 +15,8 @@ from rounds_federation import TARGET, Federation, identity, site_id
 
 from securefda.aggregator.store import AggregatorStore
 from securefda.audit.journal import RunInfo
+from securefda.audit.reading import LogFolder, NoLog, find_logs, open_log
+from securefda.audit.records import Entry
 from securefda.audit.store import AuditError
 from securefda.audit.witness import Witness
 from securefda.bootstrap import Member, witness_of
@@ -180,3 +183,29 @@ class EndingFederation(Federation):
                 self.post(self.run.fail(error))
             except AuditError as last:
                 self.ended[TARGET] = last
+
+
+def logs_below(folder: Path) -> list[LogFolder]:
+    """All logs that have a record."""
+    found = []
+    for log in find_logs(folder) if folder.exists() else ():
+        with suppress(NoLog):
+            found.append(open_log(log))
+    return found
+
+
+def entries_of(federation: EndingFederation, index: int) -> list[Entry]:
+    """What the whole records of a site's logs say: of the run, and of one before that could not begin."""
+    return [record.entry for log in logs_below(federation.logs_of(index)) for record in log.records()]
+
+
+def is_all_logged(federation: EndingFederation, index: int) -> bool:
+    """Whether every message that has left a site is in its log as sent, and every one that it handled as received."""
+    logged = Counter((one.direction, one.peer, one.digest) for one in entries_of(federation, index))
+    left = Counter(("sent", site_id(to), digest.hex()) for one, to, digest in federation.left if one == index)
+    handled = Counter(
+        ("received", site_id(sender), message.digest().hex())
+        for sender, to, message in federation.passed
+        if to == index
+    )
+    return left + handled <= logged

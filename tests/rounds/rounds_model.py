@@ -10,12 +10,11 @@ from typing import Any
 
 import numpy as np
 from rounds_definition import Trained, update_by_definition
-from rounds_disk import EndingFederation, FullDisk
+from rounds_disk import EndingFederation, FullDisk, entries_of, is_all_logged, logs_below
 from rounds_federation import TARGET, signer, site_id
 from rounds_liars import KEPT, SAMPLES, Liar
 from rounds_private import PrivateFederation
 from source_stores import NO_LIMITS
-from test_log_before_send import entries_of, is_all_logged, logs_below
 
 from securefda.audit.notes import LogName
 from securefda.audit.reconcile.runs import reconcile_folder

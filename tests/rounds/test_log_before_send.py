@@ -7,7 +7,6 @@ the disk before a release.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
@@ -15,13 +14,11 @@ from pathlib import Path
 
 import pytest
 from depth import at_depth
-from rounds_disk import EndingFederation, FullDisk
+from rounds_disk import EndingFederation, FullDisk, entries_of, is_all_logged, logs_below
 from rounds_federation import TARGET, AnySigned, roster_of, site_id
 
 from securefda.audit.notes import LogName
-from securefda.audit.reading import LogFolder, NoLog, find_logs, open_log
 from securefda.audit.reconcile.runs import reconcile_folder
-from securefda.audit.records import Entry
 from securefda.audit.store import AuditError
 from securefda.audit.verify import verify_log
 from securefda.errors import SecureFdaError
@@ -40,32 +37,6 @@ def tried(times: int, quick: int, deep_step: int, first: int = 0) -> range:
 def build(folder: Path, visibility: Visibility, rounds: int = 2) -> EndingFederation:
     n = 1 if visibility is CLEAR else 3
     return EndingFederation(folder, n, visibility=visibility, rounds=rounds, settings={"attempts": 1})
-
-
-def logs_below(folder: Path) -> list[LogFolder]:
-    """All logs that have a record."""
-    found = []
-    for log in find_logs(folder) if folder.exists() else ():
-        with suppress(NoLog):
-            found.append(open_log(log))
-    return found
-
-
-def entries_of(federation: EndingFederation, index: int) -> list[Entry]:
-    """What the whole records of a site's logs say: of the run, and of one before that could not begin."""
-    return [record.entry for log in logs_below(federation.logs_of(index)) for record in log.records()]
-
-
-def is_all_logged(federation: EndingFederation, index: int) -> bool:
-    """Whether every message that has left a site is in its log as sent, and every one that it handled as received."""
-    logged = Counter((one.direction, one.peer, one.digest) for one in entries_of(federation, index))
-    left = Counter(("sent", site_id(to), digest.hex()) for one, to, digest in federation.left if one == index)
-    handled = Counter(
-        ("received", site_id(sender), message.digest().hex())
-        for sender, to, message in federation.passed
-        if to == index
-    )
-    return left + handled <= logged
 
 
 def assert_all_is_logged(federation: EndingFederation) -> None:

@@ -26,7 +26,7 @@ Value = TypeVar("Value")
 
 DEEP = os.environ.get("SECUREFDA_TEST_DEPTH") == "deep"
 LIST = Path(__file__).resolve().parents[1] / "deep.toml"
-PROCESSES = "tests/end_to_end/"
+PROCESSES = "tests/end_to_end"
 
 
 def at_depth(quick: Value, deep: Value) -> Value:
@@ -68,7 +68,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         return None
     file = collection_path.relative_to(config.rootpath).as_posix()
     part, pool = os.environ.get("SECUREFDA_TEST_PART"), os.environ.get("SECUREFDA_TEST_POOL")
-    if (part and not in_part(file, part)) or (pool and (pool == "processes") != file.startswith(PROCESSES)):
+    if (part and not in_part(file, part)) or (pool and (pool == "processes") != file.startswith(f"{PROCESSES}/")):
         return True
     words = set(re.findall(r"[\w.-]+", config.option.keyword.lower())) - {"and", "or"}
     if not words or "not" in words:
