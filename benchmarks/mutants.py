@@ -298,10 +298,9 @@ def _write(path: Path, results: Mapping[str, Any]) -> None:
 def table(results: Mapping[str, Any]) -> str:
     """How many were killed of each package, as Markdown, then every mutant that no quick test killed, by name."""
     lines = [f"| package | {KILLED} | by the quick tests | {SURVIVED} | {INAPPLICABLE} |", "|---|---|---|---|---|"]
-    outcomes = {row["package"]: Counter[str]() for row in results["unmutated"]}  # as that revision named them
+    outcomes = {row["package"]: Counter[str]() for row in results["unmutated"]}
     for row in results["results"]:
-        folder = row["mutant"].split("/")[1]
-        counts = outcomes[folder if folder in outcomes else package_of(row["mutant"])]
+        counts = outcomes[package_of(row["mutant"].split(":")[0])]
         counts[row["outcome"]] += 1
         counts[QUICK] += row.get("depth") == QUICK
     for package, counts in outcomes.items():

@@ -117,7 +117,7 @@ def all_tables(folder: Path) -> dict[str, str]:
             "ratios": ratios_table(figures("model_step")["cases"]),
             "walk": walk_table(figures("model_step")["rounds_to_an_imprinting_model"]),
         },
-        "mutants": {"killed": killed_table([figures(f"mutants_{one}") for one in ("before", "after", "redrawn")])},
+        "mutants": {"killed": killed_table(figures(f"mutants_{one}") for one in ("killed", "again"))},
     }
     return {f"{file}/{name}": table for file, tables in by_file.items() for name, table in tables.items()}
 
@@ -180,22 +180,22 @@ def walk_table(rounds: Mapping[str, int]) -> str:
     )
 
 
-def killed_table(runs: Sequence[Mapping[str, Any]]) -> str:
-    """How many mutants of each package, and of all, the tests of each revision killed, of how many."""
-    names, rows = list(PACKAGES), []
-    for run in runs:
-        former = [row["package"] for row in run["unmutated"]]  # in the order of the present names
-        present = {old: old if old in names else new for old, new in zip(former, names, strict=False)}
+def killed_table(runs: Iterable[Mapping[str, Any]]) -> str:
+    """How many mutants of each package, and of all, the quick tests killed, and these and the deep ones together.
+
+    What a later run measured again stands in the place of what an earlier one found.
+    """
+    results = {row["mutant"]: row for run in runs for row in run["results"]}
+    rows = []
+    for tests, depths in {"quick": {"quick"}, "quick and deep": {"quick", "deep"}}.items():
         measured, killed = Counter[str](), Counter[str]()
-        for row in run["results"]:
-            file = row["mutant"].split(":")[0]
-            folder = file.split("/")[1]
-            package = present[folder] if folder in present else package_of(file)
+        for row in results.values():
+            package = package_of(row["mutant"].split(":")[0])
             measured[package] += 1
-            killed[package] += row["outcome"] == "killed"
-        cells = [f"{killed[name]} of {measured[name]}" if measured[name] else "–" for name in names]
-        rows.append([f"`{run['revision'][:7]}`", *cells, f"{killed.total()} of {measured.total()}"])
-    return _markdown(("revision", *names, "all"), rows)
+            killed[package] += row.get("depth") in depths
+        cells = [f"{killed[name]} of {measured[name]}" for name in PACKAGES]
+        rows.append([tests, *cells, f"{killed.total()} of {measured.total()}"])
+    return _markdown(("tests", *PACKAGES, "all"), rows)
 
 
 def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
