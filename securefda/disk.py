@@ -179,6 +179,8 @@ def whole_folder(root: Path) -> Iterator[Path]:
     After a kill in the block it stays; the next maker of ``root`` removes it.
     """
     root = root.resolve()
+    if root.is_symlink():  # to itself, which Python refuses to resolve up to 3.12 alone
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(root))
     partial = root.with_name(f".{root.name}.partial-{secrets.token_hex(8)}")
     make_folder(root.parent)
     remove_leftovers(root)

@@ -133,6 +133,13 @@ def test_folder_that_a_killed_process_left_is_removed_by_the_next_maker(tmp_path
     assert (tmp_path / "kit" / "key").read_bytes() == b"new"
 
 
+def test_folder_is_not_made_in_the_place_of_a_link_to_itself(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises((OSError, RuntimeError), match=r"Too many levels|Symlink loop"), whole_folder(tmp_path / "loop"):
+        pytest.fail("it was made")
+    assert [path.name for path in tmp_path.iterdir()] == ["loop"]
+
+
 def test_folder_that_another_one_makes_at_this_moment_is_left_alone(tmp_path: Path) -> None:
     with whole_folder(tmp_path / "kit") as first:
         write_file(first / "key", b"first", 0o600)
