@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import tempfile
 from pathlib import Path
 
@@ -17,7 +18,7 @@ PAGES = sorted(page for page in (ROOT / "docs" / "tutorials").glob("*.md") if pa
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_block_of_the_tutorial_runs(page: Path, tmp_path: Path) -> None:
     # One page at a time: pages may start federations on the same port.
-    with (Path(tempfile.gettempdir()) / "securefda-tutorials.lock").open("w") as lock:
+    with (Path(tempfile.gettempdir()) / f"securefda-tutorials-{os.getuid()}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         TutorialRun(page, tmp_path, command=forked_line()).run()
 

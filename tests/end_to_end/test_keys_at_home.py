@@ -54,7 +54,10 @@ class Places:
 
     def send(self, file: str, to: str) -> str:
         """Copy a file into another place; its name there."""
-        shutil.copy(self.root / file, self.root / to)
+        place = self.root / to
+        place = place / Path(file).name if place.is_dir() else place
+        place.unlink(missing_ok=True)  # what is there may be read alone
+        shutil.copy(self.root / file, place)
         return Path(file).name
 
 
