@@ -179,7 +179,7 @@ def whole_folder(root: Path) -> Iterator[Path]:
     After a kill in the block it stays; the next maker of ``root`` removes it.
     """
     root = root.resolve()
-    if root.is_symlink():  # to itself, which Python refuses to resolve up to 3.12 alone
+    if root.is_symlink():  # to itself; Python 3.13 resolves it without an error
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(root))
     partial = root.with_name(f".{root.name}.partial-{secrets.token_hex(8)}")
     make_folder(root.parent)

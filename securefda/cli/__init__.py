@@ -24,7 +24,7 @@ _PLAIN = (
     (r"Input should be a valid integer.*", "must be a whole number"),
     (r"Input should be a valid number.*", "must be a number"),
     (r"(\S+) is not in the range x>=(\S+)", r"must be at least \2, not \1"),
-    (r"(?:\w+: )?embedded null (?:byte|character in path)", "holds a NUL character"),  # up to Python 3.12, and since
+    (r"(?:\w+: )?embedded null (?:byte|character in path)", "holds a NUL character"),  # of 3.12, and of 3.13
 )
 """The parser's words for a wrong value, and ours."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

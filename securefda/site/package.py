@@ -151,7 +151,7 @@ def unpack_kit(package: Path, out: Path, now: datetime, *, expected_ca: str | No
     if package.is_dir():
         hint = "name the file that securefda kit package has written"
         raise ConfigError(str(package), "is a folder, not a kit's package", hint=hint)
-    if out.exists() or out.is_symlink():  # a link to nowhere, or to itself, too
+    if out.exists():
         raise ConfigError(str(out), "exists already", hint="name a new folder with --out")
     digest, files, local = read_package(package)
     if not set(SECRET_FILES) & set(files):
