@@ -7,7 +7,8 @@
     python tests/run.py --check               what `make lint` does: what has grown, how old the deep results are
     python tests/run.py --renew               with each version: growth is measured from here on
 
-Tests of processes wait most of the time, so they have a pool of their own, with more workers than there are cores.
+Tests of processes wait most of the time, so they have a pool of their own, with twice as many workers as cores. Of the
+others some wait, too: their pool has one worker more than there are cores.
 """
 
 from __future__ import annotations
