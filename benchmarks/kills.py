@@ -39,8 +39,6 @@ KINDS = {
     "training": "before or after training with noise",
     "moment": "at any moment",
 }
-BY_ITSELF = (1, 2, 12)
-"""Exit codes of a process that ended because others were gone."""
 RANKS = {"leader": "the leading process", "follower": "the other"}
 KINDS_OF_RANKS = {
     **{kind: KINDS[kind] for kind in ("disk", "message")},
@@ -117,10 +115,6 @@ def _held_table(row: Mapping[str, Any]) -> str:
         ("logs, each verified", row["logs"]),
         ("ends of others by themselves, with an error line, and started again", sum(row["ended"].values())),
     ]
-    if row["team"]:
-        survived = row["survived"]
-        itself = sum(n for name, n in survived.items() if int(name.split()[1]) in BY_ITSELF)
-        held.append(("the other process ended by itself; by SIGTERM", f"{itself}; {sum(survived.values()) - itself}"))
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {figure} |" for name, figure in held)])
 
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -32,7 +32,7 @@ from securefda.source.follower import follow_order
 from securefda.tasks import Samples, TaskSettings
 from securefda.tasks.digit_domains import DigitDomains
 from securefda.training import NoiseSettings, TrainingSettings, build_model, model_to_vector, train_local
-from securefda.training.team import Team, TrainingOrder, joined_team
+from securefda.training.team import Team, TeamGoneError, TrainingOrder
 
 FIGURES = Path(__file__).with_suffix(".json")
 ROWS, BATCH, ROUNDS, TURNS = 512, 128, 3, 5
@@ -59,7 +59,7 @@ def round_seconds(settings: TrainingSettings, team: Team | None) -> list[float]:
         model = build_model(task, 0)
         began = time.perf_counter()
         if team is not None:
-            team.send(TrainingOrder(received, settings, 0))
+            team.order(TrainingOrder(received, settings, 1, 0))
         if settings.dp is None:
             train_local(task, model, received, data, settings=settings, seed=0, site="site", team=team)
         else:
@@ -68,30 +68,36 @@ def round_seconds(settings: TrainingSettings, team: Team | None) -> list[float]:
     return found[1:]
 
 
-def member(place: Mapping[str, str], settings: TrainingSettings, results: Any) -> None:
-    """One process of a team."""
-    os.environ.update(place)
+def follower(rank: int, count: int, link: socket.socket) -> None:
+    """A process of a team that follows, until the leader ends."""
     torch.set_num_threads(1)
-    with joined_team("cpu") as team:
-        if team is None or team.leads:
-            results.put(round_seconds(settings, team))
-            return
-        task, data = task_and_rows()
-        while isinstance(order := team.receive(), TrainingOrder):
-            follow_order(task, "site", data, order, team)
+    team = Team(rank, count, [link])
+    task, data = task_and_rows()
+    with suppress(TeamGoneError):
+        while True:
+            follow_order(task, "site", data, team.next_order(), team)
+
+
+def leader(settings: TrainingSettings, links: Sequence[socket.socket], results: Any) -> None:
+    """The process that leads, or that trains by itself."""
+    torch.set_num_threads(1)
+    results.put(round_seconds(settings, Team(0, 1 + len(links), links) if links else None))
 
 
 def seconds_of(count: int, settings: TrainingSettings) -> list[float]:
     """Seconds of the rounds of so many processes."""
     context = get_context("spawn")
     results = context.Queue()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    common = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    places = [common | {"RANK": str(rank)} for rank in range(count)]
-    processes = [context.Process(target=member, args=(place, settings, results)) for place in places]
+    own, theirs = list[socket.socket](), list[socket.socket]()
+    for _ in range(1, count):
+        for ends, end in zip((own, theirs), socket.socketpair(), strict=True):
+            ends.append(end)
+    processes = [context.Process(target=leader, args=(settings, own, results))]
+    processes += [context.Process(target=follower, args=(rank, count, link)) for rank, link in enumerate(theirs, 1)]
     for process in processes:
         process.start()
+    for link in (*own, *theirs):
+        link.close()
     found: list[float] = results.get(timeout=600)
     for process in processes:
         process.join()

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
 import re
 import secrets
 import shutil
 import stat
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -24,6 +26,8 @@ PUBLIC_MODE = 0o444
 MAX_FILE_BYTES = 4 * 1024 * 1024
 MAX_DATA_BYTES = 1 << 30
 """Largest table of rows; once parsed, it takes about ten times as much memory."""
+_PATIENCE_S, _AGAIN_S = 30.0, 0.1
+"""How long to wait for a descriptor, and how long between two tries."""
 _GET_GENERATION = 0x80087601  # FS_IOC_GETVERSION of Linux on 64-bit x86 and ARM
 
 
@@ -36,6 +40,33 @@ class FileContent:
 
     def __repr__(self) -> str:
         return f"FileContent({len(self.data)} bytes, mode {self.mode:o})"  # it may be a private key
+
+
+def open_patiently(path: str | Path, flags: int, mode: int = 0o666) -> int:
+    """Open a file as ``os.open`` does, and wait while the process or the system has no descriptor left.
+
+    Somebody who opens many connections must not end a process that only has to write its log.
+
+    Raises:
+        OSError: it cannot be opened, or none was left for half a minute.
+    """
+    until, said = time.monotonic() + _PATIENCE_S, False
+    while True:
+        try:
+            return os.open(path, flags | os.O_CLOEXEC, mode)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE) or time.monotonic() > until:
+                raise
+            if not said:
+                logging.getLogger(__name__).warning("%s: %s; waiting until one is closed", path, error.strerror)
+            said = True
+        time.sleep(_AGAIN_S)
+
+
+def await_descriptors() -> None:
+    """Wait as :func:`open_patiently` does, for SQLite, which opens up to four files by itself."""
+    for descriptor in [open_patiently(os.devnull, os.O_RDONLY) for _ in range(4)]:
+        os.close(descriptor)
 
 
 def read_file(path: Path, *, limit: int = MAX_FILE_BYTES, hint: str = "check the path") -> FileContent:
@@ -80,7 +111,7 @@ def _require_regular(path: Path, status: os.stat_result) -> None:
 
 def _open_at_once(path: str, flags: int) -> int:
     """Open without waiting: a FIFO without a writer must not block the process; regular files ignore the flag."""
-    return os.open(path, flags | os.O_NONBLOCK)
+    return open_patiently(path, flags | os.O_NONBLOCK)
 
 
 def check_secret_mode(name: str, content: FileContent) -> None:
@@ -144,7 +175,7 @@ def write_file(path: Path, data: bytes, mode: int) -> None:
     if path.exists() and not path.is_symlink() and not path.is_file() and not path.is_dir():
         raise OSError(errno.EEXIST, "a device or a pipe is in its place", str(path))
     partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    descriptor = open_patiently(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
@@ -218,7 +249,7 @@ def remove_leftovers(path: Path) -> None:
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Hold the lock of a folder, which the kernel releases when the process ends. Raises OSError."""
-    descriptor = os.open(folder, os.O_RDONLY)
+    descriptor = open_patiently(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
@@ -228,7 +259,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 def sync_folder(folder: Path) -> None:
     """Force to the disk which names the folder holds. Raises OSError."""
-    descriptor = os.open(folder, os.O_RDONLY)
+    descriptor = open_patiently(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

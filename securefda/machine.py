@@ -5,11 +5,10 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
-from collections.abc import Callable, Iterator, Mapping
+import resource
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import cast
-
-from securefda.errors import ConfigError
 
 
 def usable_cores() -> int:
@@ -18,25 +17,6 @@ def usable_cores() -> int:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # macOS and Windows cannot tell
         return os.cpu_count() or 1
-
-
-def place_of(env: Mapping[str, str] = os.environ) -> tuple[int, int]:
-    """Return this process's number under torchrun, from 0, and how many it started; (0, 1) elsewhere.
-
-    Raises:
-        ConfigError: its processes are on several machines, or its variables are no numbers.
-    """
-    try:
-        rank, count = int(env.get("RANK", "0")), int(env.get("WORLD_SIZE", "1"))
-    except ValueError as error:
-        hint = "unset the variables RANK and WORLD_SIZE, or start the site by torchrun"
-        raise ConfigError("torchrun", f"its variables are no numbers: {error}", hint=hint) from None
-    if count <= 1:
-        return 0, 1
-    if env.get("LOCAL_WORLD_SIZE") != str(count):
-        why = f"{env.get('LOCAL_WORLD_SIZE', 'an unknown number')} of its {count} processes are on this machine"
-        raise ConfigError("torchrun", why, hint="start all processes of a site on one machine: --standalone")
-    return rank, count
 
 
 OWN_MAPPING_BYTES = 8 << 20
@@ -97,3 +77,20 @@ def _of_libc(name: str) -> Callable[..., int] | None:
         return cast(Callable[..., int], getattr(ctypes.CDLL(None), name))
     except (AttributeError, OSError, TypeError):
         return None
+
+
+MOST_DESCRIPTORS = 1 << 16
+"""As many as a process needs with some thousand sources; the hard limit may be a thousand times higher."""
+
+
+def raise_descriptor_limit() -> int:
+    """Let this process open as many files and connections as the system allows it, and return how many."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    except (OSError, ValueError):  # macOS bounds it further than the hard limit says
+        return soft
+    return wanted

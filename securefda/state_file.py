@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from weakref import WeakMethod, WeakSet
 
-from securefda.disk import file_number, make_folder, sync_folder
+from securefda.disk import await_descriptors, file_number, make_folder, open_patiently, sync_folder
 from securefda.errors import OWNERS_ALONE, ConfigError, SecureFdaError
 
 
@@ -106,7 +106,7 @@ class ReleaseMarker:
         """
         if any(self._counts()):
             raise self._refusal("was deleted or emptied after updates had left its folder")
-        os.close(os.open(self._path(0), os.O_CREAT | os.O_WRONLY, 0o600))
+        os.close(open_patiently(self._path(0), os.O_CREAT | os.O_WRONLY, 0o600))
         sync_folder(self._state.parent)
 
     def check(self, count: int, number_then: str, number_now: str) -> None:
@@ -251,6 +251,7 @@ class StateFile:
     def _transaction(self, *, durable: bool = True) -> Iterator[sqlite3.Connection]:
         """Open a transaction; one that is not ``durable`` reaches the disk with the next durable one, or later."""
         self._process.require_original()
+        await_descriptors()
         with self._clear_errors():
             self._database.execute("PRAGMA synchronous = FULL" if durable else "PRAGMA synchronous = NORMAL")
             self._database.execute("BEGIN IMMEDIATE")
@@ -333,7 +334,7 @@ def _make_file(path: Path) -> str:
 
     The mode is set before SQLite writes a byte, so that at no time others can read the file.
     """
-    descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+    descriptor = open_patiently(path, os.O_CREAT | os.O_RDWR, 0o600)
     try:
         sync_folder(path.parent)
         return file_number(descriptor)

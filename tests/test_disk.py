@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from threading import Timer
 
 import pytest
 
-from securefda.disk import make_folder, read_file, remove_leftovers, require_new, whole_folder, write_file
+from securefda import disk
+from securefda.disk import (
+    await_descriptors,
+    make_folder,
+    open_patiently,
+    read_file,
+    remove_leftovers,
+    require_new,
+    whole_folder,
+    write_file,
+)
 from securefda.errors import ConfigError
 
 
@@ -172,3 +186,42 @@ def test_a_name_that_is_taken_is_refused_unless_it_is_an_older_one(tmp_path: Pat
             require_new("--out", path, replaces=lambda data: data.startswith(b"page"))
     require_new("--out", older, replaces=lambda data: data.startswith(b"page"))
     require_new("--out", tmp_path / "new")
+
+
+@pytest.fixture
+def none_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """A process that has every descriptor in use; the list is emptied to free them."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
+    monkeypatch.setattr(disk, "_AGAIN_S", 0.01)
+    held = []
+    with suppress(OSError):
+        while True:
+            held.append(os.open(os.devnull, os.O_RDONLY))
+    yield held
+    for descriptor in held:
+        os.close(descriptor)
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_a_file_is_written_once_a_descriptor_is_free(
+    tmp_path: Path, none_left: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    freed = [none_left.pop() for _ in range(4)]
+    later = Timer(0.2, lambda: [os.close(descriptor) for descriptor in freed])
+    later.start()
+    write_file(tmp_path / "log", b"line", 0o600)
+    await_descriptors()
+    later.join()
+    assert read_file(tmp_path / "log").data == b"line"
+    (said,) = {record.message.partition(": ")[2] for record in caplog.records}
+    assert said == "Too many open files; waiting until one is closed"
+
+
+def test_no_descriptor_for_too_long_is_the_systems_own_error(
+    tmp_path: Path, none_left: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert none_left
+    monkeypatch.setattr(disk, "_PATIENCE_S", 0.05)
+    with pytest.raises(OSError, match="Too many open files"):
+        open_patiently(tmp_path / "log", os.O_WRONLY | os.O_CREAT)

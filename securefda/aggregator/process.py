@@ -22,7 +22,7 @@ from securefda.audit.journal import MessageRecorder
 from securefda.bootstrap import Member, credentials_of, source_of_pin, transport_settings
 from securefda.disk import read_file
 from securefda.errors import ConfigError, SecureFdaError
-from securefda.machine import map_large_blocks
+from securefda.machine import map_large_blocks, raise_descriptor_limit
 from securefda.operations import TargetWatch, watch_target
 from securefda.operations.notes import Note
 from securefda.operations.progress import Reporter
@@ -38,7 +38,7 @@ from securefda.site.kit import Kit, load_kit, use_kit
 from securefda.site.training_secret import secret_of_site
 from securefda.transport.event_loop import in_thread, run_interruptibly
 from securefda.transport.events import Event, Joined, Left, Misbehaved, Received
-from securefda.transport.limits import UNREAD_MESSAGES
+from securefda.transport.limits import UNREAD_MESSAGES, ConnectionLimits
 from securefda.transport.observer import TrafficMeter
 from securefda.transport.server import AggregatorServer
 
@@ -135,6 +135,7 @@ async def _serve(
         partial(source_of_pin, kit),
         run_id=bytes.fromhex(run.run_id),
         settings=transport_settings(config.transport),
+        connections=ConnectionLimits.of(len(kit.roster.sources), raise_descriptor_limit()),
         observer=recorder,
     )
     watch.follow(lambda: run.run_id, server.connected)

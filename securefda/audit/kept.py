@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from securefda.audit.store import FILE_MODE, AuditError, disk_error, disk_errors, make_folder
-from securefda.disk import sync_folder
+from securefda.disk import open_patiently, sync_folder
 
 FILE: Final = "messages.bin"
 MAX_KEPT_BYTES: Final = 64 * 1024 * 1024
@@ -103,7 +103,7 @@ class KeptMessages:
             self._path.rename(next(name for name in names if not os.path.lexists(name)))
         self._is_new = not self._path.exists()
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-        self._file = os.open(self._path, flags, FILE_MODE)
+        self._file = open_patiently(self._path, flags, FILE_MODE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +190,7 @@ def _is_zero(file: BinaryIO) -> bool:
 
 def _regular(path: Path) -> BinaryIO:
     """Open a regular file for reading. Anything else, such as a pipe, is refused without waiting for it."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    descriptor = open_patiently(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise AuditError(path, "is no file", hint="put the log back as it was written")

@@ -67,7 +67,7 @@ from securefda.audit.store import (
     subtrees,
     write,
 )
-from securefda.disk import sync_folder
+from securefda.disk import open_patiently, sync_folder
 
 
 class AuditLog:
@@ -89,7 +89,7 @@ class AuditLog:
             make_folder(folder)
         path = self._folder / LOCK
         with disk_errors(path, "opened"):
-            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
+            lock = open_patiently(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
             if not _locked(lock):
                 os.close(lock)
                 hint = "end the other process, or let this one take part in another run"
@@ -251,7 +251,7 @@ class AuditLog:
     def _open_tail(self) -> int:
         path = self._folder / TAIL
         with disk_errors(path, "opened"):
-            tail = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
+            tail = open_patiently(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
             os.ftruncate(tail, self._state.tail_bytes)
             sync_folder(self._folder)
         return tail

@@ -77,7 +77,7 @@ def read(path: Path, limit: int) -> bytes | None:
     """
     with disk_errors(path, "read"):
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            descriptor = disk.open_patiently(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
         try:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from securefda.cli.options import OutputFormat, Overrides, interruptible
 from securefda.cli.output import Format, print_result, say
-
-if TYPE_CHECKING:
-    from securefda.site.config import SourceConfig
 
 aggregator = typer.Typer(help="The target's process.")
 source = typer.Typer(help="A source's process.")
@@ -31,6 +28,10 @@ Launcher = Annotated[
     int | None,
     typer.Option("--launcher", metavar="FD", hidden=True, help="Socket to the `securefda run` that started it."),
 ]
+Processes = Annotated[
+    int | None,
+    typer.Option("--processes", min=0, max=64, help="Processes that train together; 0 for one per GPU."),
+]
 RunSeed = Annotated[int | None, typer.Option("--seed", min=0, help="Seed of the run; overrides the file.")]
 
 
@@ -45,19 +46,16 @@ def start_aggregator(
 ) -> None:
     """Run the aggregator until every round is done; started again, it goes on after the last finished round."""
     from securefda.cli.console import console_reporter
-    from securefda.errors import ConfigError
     from securefda.local.launched import launched
-    from securefda.machine import place_of, without_collections
+    from securefda.machine import without_collections
     from securefda.operations.report import report_after
     from securefda.operations.run_folder import require_run_folder
     from securefda.operations.summary_text import run_text
     from securefda.site.config import load_aggregator
 
     with launched(launcher) as ours:
+        _refuse_torchrun("leave it out: the target trains in one process")
         settings = load_aggregator(config, [*overrides, *_flags("aggregator", out, seed)], os.environ, note=say)
-        if (count := place_of()[1]) > 1:
-            why = f"started {count} processes, and the target trains in one"
-            raise ConfigError("torchrun", why, hint="start the target without torchrun; sources may be started by it")
         folder = settings.aggregator.out
         if launcher is None:  # else its starter has looked, and put the settings there
             require_run_folder(folder, "aggregator.out" if out is None else "--out")
@@ -77,6 +75,7 @@ def start_source(
     config: ConfigFile,
     out: Out = None,
     seed: RunSeed = None,
+    processes: Processes = None,
     accept_run: AcceptRun = False,
     overrides: Overrides = [],
     launcher: Launcher = None,
@@ -85,37 +84,53 @@ def start_source(
     """Take part as a source until the aggregator ends the run."""
     from securefda.cli.console import console_reporter
     from securefda.local.launched import launched
-    from securefda.machine import place_of, without_collections
+    from securefda.machine import without_collections
     from securefda.operations.run_folder import require_run_folder
     from securefda.site.config import load_source
 
     with launched(launcher) as ours:
-        settings = load_source(config, [*overrides, *_flags("source", out, seed)], os.environ)
+        _refuse_torchrun("leave it out, and give --processes N: the source starts the other processes by itself")
+        flags = [*_flags("source", out, seed), *([] if processes is None else [f"training.processes={processes}"])]
+        settings = load_source(config, [*overrides, *flags], os.environ)
         folder = settings.source.out
-        if place_of()[0]:
-            _follow(settings)
-            return
         if launcher is None:  # else its starter has looked, and put the settings there
             require_run_folder(folder, "source.out" if out is None else "--out")
         with interruptible(folder), console_reporter(knows_rounds=False) as reporter:
             reporter.phase("starting")
             with without_collections():
                 from securefda.source import process  # with torch, for which no wrong file should have to wait
-                from securefda.training.team import joined_team
+                from securefda.training.team import started_team
 
-            with joined_team(settings.training.device) as team:
+            with started_team(settings.training.processes, settings.training.device) as team:
                 process.main(settings, ours.relay(reporter), accept_run=accept_run, team=team)
     print_result(output, {"out": str(folder)}, f"the run is over; this site's own record is in {folder}")
 
 
-def _follow(settings: SourceConfig) -> None:
-    """Do the work of a process that torchrun started beside the leading one."""
+@source.command("follow", hidden=True)
+def follow_leader(
+    rank: Annotated[int, typer.Option(min=1)],
+    processes: Annotated[int, typer.Option(min=2)],
+    link: Annotated[int, typer.Option(metavar="FD", help="Socket to the process that leads.")],
+) -> None:
+    """Train with the process of a source that started this one."""
     from securefda.source.follower import follow
-    from securefda.training.team import joined_team
+    from securefda.training.team import TeamGoneError, joined_team
 
-    with joined_team(settings.training.device) as team:
-        if team is not None:
-            follow(settings, team)
+    with suppress(TeamGoneError):  # the leader has ended, and said why
+        follow(joined_team(rank, processes, link))
+
+
+def _refuse_torchrun(hint: str) -> None:
+    """Refuse to start under torchrun, which opens ports through which anyone who reaches them can run code.
+
+    Raises:
+        ConfigError: torchrun started this process.
+    """
+    from securefda.errors import ConfigError
+
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        why = "started this process, and its ports let anyone who reaches them run code as this user"
+        raise ConfigError("torchrun", why, hint=hint)
 
 
 def _flags(table: str, out: Path | None, seed: int | None) -> list[str]:

@@ -36,6 +36,7 @@ from securefda.site.config import (
     FederationSection,
     NoiseSection,
     PrivacySection,
+    SourceTrainingSection,
     StrategySection,
     TargetTrainingSection,
     TaskSection,
@@ -411,7 +412,7 @@ def _settings_of_all_sites(
     config = site.config
     common = {name: getattr(config.training, name) for name in TrainingSection.model_fields if name != "dp"}
     if isinstance(config, AggregatorConfig):
-        source = TrainingSection(**common) if federation is None else federation.training.source
+        source = SourceTrainingSection(**common) if federation is None else federation.training.source
         return TrainingSides(target=config.training, source=source), config.strategy, config.privacy, config.session
     if federation is not None:
         sides = TrainingSides(target=federation.training.target, source=config.training)

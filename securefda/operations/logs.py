@@ -19,6 +19,7 @@ from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
+from securefda.disk import open_patiently
 from securefda.errors import ConfigError
 from securefda.operations.notes import Level
 from securefda.site.config import LoggingSection
@@ -130,7 +131,7 @@ class _OwnFile(RotatingFileHandler):
 
 def _owners_alone(path: str, flags: int) -> int:
     """Open a file for its owner alone; O_NONBLOCK keeps a FIFO without a reader from blocking the process."""
-    descriptor = os.open(path, flags | os.O_NONBLOCK, OWNER_ONLY)
+    descriptor = open_patiently(path, flags | os.O_NONBLOCK, OWNER_ONLY)
     try:
         if stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.fchmod(descriptor, OWNER_ONLY)

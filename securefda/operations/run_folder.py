@@ -21,7 +21,7 @@ from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError
 
-from securefda.disk import read_whole, write_file
+from securefda.disk import open_patiently, read_whole, write_file
 from securefda.errors import ConfigError, SecureFdaError
 from securefda.operations.records import RoundLine, SiteLine, Summary
 from securefda.parse import BeyondBounds, json_value
@@ -216,7 +216,7 @@ def append_line(path: Path, line: Mapping[str, Any]) -> None:
         SecureFdaError: the disk is full or the file cannot be written; the file then ends with its last whole line.
     """
     data = json.dumps(finite(line), ensure_ascii=False, allow_nan=False).encode("utf-8") + b"\n"
-    with _explaining(path), path.open("ab", buffering=0) as file:
+    with _explaining(path), open(path, "ab", buffering=0, opener=open_patiently) as file:
         whole = path.read_bytes().rfind(b"\n") + 1 if path.is_file() else 0
         if whole < file.tell():
             file.truncate(whole)

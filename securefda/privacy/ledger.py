@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from securefda.disk import await_descriptors
 from securefda.errors import OWNERS_ALONE, BudgetExhausted, ConfigError, TrainingError
 from securefda.privacy.accountants import epsilon
 from securefda.privacy.events import Budget, DpEvent, delta_warning
@@ -368,6 +369,7 @@ def _connection(path: Path, wait_s: float) -> Iterator[tuple[sqlite3.Connection,
             raise LedgerError(path, "cannot be written: Permission denied", hint=OWNERS_ALONE)
         number = number_of(path)
         uri = f"{path.resolve().as_uri()}?mode=rw"
+        await_descriptors()
         database = sqlite3.connect(uri, uri=True, timeout=wait_s, isolation_level=None)
         try:
             database.execute("PRAGMA synchronous = FULL")

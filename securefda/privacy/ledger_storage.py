@@ -28,7 +28,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from securefda.disk import file_number, sync_folder
+from securefda.disk import file_number, open_patiently, sync_folder
 from securefda.errors import ConfigError, ExitCode, SecureFdaError
 from securefda.parse import json_value
 from securefda.privacy.events import DpEvent, require
@@ -340,7 +340,7 @@ _MARKER = re.compile(r"(.+\.sqlite)\.rows-0*[1-9][0-9]*-[0-9a-f]{16}")
 
 def make_file(path: Path) -> None:
     """Make the file where there is none, on the disk under its name; only its owner can read it. Raises OSError."""
-    os.close(os.open(path, os.O_CREAT | os.O_RDWR, _MODE))
+    os.close(open_patiently(path, os.O_CREAT | os.O_RDWR, _MODE))
     sync_folder(path.parent)
 
 
@@ -352,7 +352,7 @@ def number_of(path: Path) -> str:
     Raises:
         OSError: the file is missing or cannot be read.
     """
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = open_patiently(path, os.O_RDONLY)
     try:
         return file_number(descriptor)
     finally:
@@ -405,7 +405,7 @@ class RowMarkers:
         self._remove([marker for marker in self._all() if marker != _short(head)])
 
     def _make(self, head: Head) -> None:
-        os.close(os.open(self._path(_short(head)), os.O_CREAT | os.O_WRONLY, _MODE))
+        os.close(open_patiently(self._path(_short(head)), os.O_CREAT | os.O_WRONLY, _MODE))
         sync_folder(self._ledger.parent)
 
     def _remove(self, markers: Sequence[tuple[int, str]]) -> None:

@@ -125,7 +125,7 @@ class PrivateTrainer(SiteTrainer):
         settings = self.settings.with_learning_rate_factor(factor)
         reservation = self.account.reserve(self.event(run_id, round_number, attempt))
         if self.team is not None:
-            self.team.send(TrainingOrder(received, settings, None))
+            self.team.order(TrainingOrder(received, settings, self.threads, None))
         result = train_private(
             self.task,
             self.module,

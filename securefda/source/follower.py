@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Never
+
 import torch
 
 from securefda.bootstrap import task_among, training_rows
 from securefda.errors import TrainingError
+from securefda.parse import toml_table
 from securefda.rules import TargetLabels
+from securefda.settings import parse_settings
 from securefda.site.config import SourceConfig
 from securefda.tasks import Samples, Task
 from securefda.training import build_model, train_local
-from securefda.training.team import Assignment, SystemSeed, Team, TeamGoneError, TrainingOrder
+from securefda.training.team import SystemSeed, Team, TeamGoneError, TrainingOrder
 
 
-def follow(config: SourceConfig, team: Team) -> None:
-    """Train with the leader until it sends this process home. It reads the task's rows, and no key of the site.
+def follow(team: Team) -> Never:
+    """Train with the leader for as long as there is one. It reads the task's rows, and no key of the site.
 
     Raises:
-        TrainingError: the leader or another process is gone, or has other rows.
+        TeamGoneError: the leader has ended.
+        TrainingError: this process failed in a step, for which the others wait.
         DataError, ConfigError: the task or its rows are unfit.
     """
-    given = team.receive()
-    if not isinstance(given, Assignment):
-        return
+    given = team.assignment()
+    config = parse_settings(SourceConfig, toml_table(given.settings), file=Path("settings.toml"))
     task = task_among(config.task, given.target, given.sources, config.source.seed, TargetLabels.GIVEN)
     data = training_rows(task, given.site)
     team.require_same_rows(given.site, data)
-    if config.training.threads:
-        torch.set_num_threads(config.training.threads)
-    while isinstance(order := team.receive(), TrainingOrder):
+    while True:
+        order = team.next_order()
+        torch.set_num_threads(order.threads)
         try:
             follow_order(task, given.site, data, order, team)
         except TeamGoneError:

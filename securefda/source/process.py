@@ -18,7 +18,7 @@ from pathlib import Path
 from securefda.audit.journal import MessageRecorder
 from securefda.bootstrap import Member, credentials_of, endpoint_of, transport_settings
 from securefda.errors import ConfigError, FaultyAggregatorError, PolicyRefusal, SecureFdaError
-from securefda.machine import give_free_memory_back, map_large_blocks
+from securefda.machine import give_free_memory_back, map_large_blocks, raise_descriptor_limit
 from securefda.operations import SourceWatch, watch_source
 from securefda.operations.notes import Note
 from securefda.operations.progress import Reporter
@@ -63,6 +63,7 @@ def main(config: SourceConfig, reporter: Reporter, *, accept_run: bool = False, 
         SecureFdaError: this site cannot go on.
     """
     map_large_blocks()
+    raise_descriptor_limit()
     kit = load_kit(config.source.kit, datetime.now(UTC), expected_role="source")
     use_kit(kit)
     # Read once: the policy in force is the one whose digest the audit log will hold.

@@ -22,7 +22,7 @@ from securefda.protocol.header_checks import SessionLimits
 from securefda.protocol.messages import Header, Signed, Signer
 from securefda.protocol.roster import Roster
 from securefda.protocol.secret import RandomBytes, Secret
-from securefda.site.config import SourceConfig
+from securefda.site.config import SourceConfig, as_toml
 from securefda.site.policy import (
     SourcePolicy,
     check_header_by_policy,
@@ -162,9 +162,8 @@ def source_site(
     task = task_of(config.task, member.roster, seed)
     data = training_rows(task, site_id)
     if team is not None:
-        team.send(
-            Assignment(site_id, member.roster.target.site_id, tuple(one.site_id for one in member.roster.sources))
-        )
+        sources = tuple(entry.site_id for entry in member.roster.sources)
+        team.assign(Assignment(as_toml(config), site_id, member.roster.target.site_id, sources))
         team.require_same_rows(site_id, data)
     require_room_for(len(data), policy)
     said = default_policy_text(site_id, policy).encode() if policy_file is None else policy_file

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from securefda.disk import open_patiently
 from securefda.errors import ConfigError
 from securefda.protocol.header_checks import History, PastResult
 from securefda.protocol.messages import Header, Signed
@@ -221,7 +222,7 @@ class SourceStore(RunStore):
         file = self._model_file(digest)
         with self._clear_errors():
             if file not in self._intact:
-                descriptor = os.open(file, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
+                descriptor = open_patiently(file, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
                 with os.fdopen(descriptor, "wb") as opened:
                     opened.write(np.ascontiguousarray(model, dtype="<f4").data)
                 self._intact.add(file)

@@ -313,9 +313,11 @@ class _RoundRecord:
 
     def collect(self, team: Team) -> None:
         """Gather the outputs of all processes at the leader."""
-        own = [(outputs.cpu(), labels.cpu()) for outputs, labels in self._outputs]
-        if parts := team.collect(own):
-            self._outputs = [pair for part in parts for pair in part]
+        own = {}
+        if self._outputs:
+            outputs, labels = zip(*self._outputs, strict=True)
+            own = {"outputs": torch.cat(outputs).cpu(), "labels": torch.cat(labels).cpu()}
+        self._outputs = [(part["outputs"], part["labels"]) for part in team.collect(own) if part]
 
     def accuracy(self, task: Task) -> float:
         outputs, labels = (torch.cat(parts).cpu() for parts in zip(*self._outputs, strict=True))

@@ -1,49 +1,65 @@
-"""Several processes of one site that train its rounds together, as torchrun starts them; each may have a GPU.
+"""Several processes of one site that train its rounds together, on one machine; each may have a GPU.
 
-One process leads: it alone talks to the aggregator and has the site's keys, ledger and log. The others follow. In each
-step the leader chooses the rows, each process computes the gradient of its part of them, and all processes take the
-same step by the sum. So the update is that of one process, except for rounding and for random layers such as dropout.
+One process leads: it starts the others, and it alone talks to the aggregator and has the site's keys, ledger and log.
+In each step the leader chooses the rows, each process computes the gradient of its part of them, and all processes take
+the same step by the sum. So the update is that of one process, except for rounding and for random layers such as
+dropout.
 
-All processes run on one machine and talk over its loopback interface, without encryption.
+The leader holds a socket to each of the others, which inherit their ends: no process listens, so no other process of
+the machine can join or read along. What passes is JSON, the bytes of tensors whose shapes both ends know, and
+safetensors. A process that trains for the leader ends when its socket does.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import select
+import socket
+import struct
+import subprocess
+import sys
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from hashlib import sha256
-from typing import Any, Self
+from typing import Self
 
+import numpy as np
+import safetensors.torch
 import torch
-import torch.distributed as dist
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from securefda.errors import ConfigError, ExitCode, TrainingError
-from securefda.machine import place_of
+from securefda.machine import usable_cores
 from securefda.protocol.encoding import Vector
 from securefda.tasks import Samples
 from securefda.training.device import choose_device
 from securefda.training.seeds import Seed, derive_seed
 from securefda.training.settings import TrainingSettings
 
-_PATIENCE = timedelta(days=365)
-"""Longest wait of a follower between rounds; it is told at once if the leader is gone."""
-
 _DONE, _GIVEN_UP = -1, -2
 """Sent in place of a number of rows: the round is over, or it ends early and nothing is gathered."""
 
-_LOOPBACK = "lo"
-_RESTART_HINT = "see what each of them printed last; then start all of them again"
+_FOLLOW = (sys.executable, "-P", "-m", "securefda.cli", "source", "follow")
+_END_S = 5.0
+_LENGTH = struct.Struct("<q")
+_RESTART_HINT = "see what they printed last; then start the site again"
+"""What an operator does who has lost a process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """The rows that a team trains on, by the site ids of its own site, the target and all sources of the federation."""
+    """What a team trains for.
 
+    Attributes:
+        settings: the settings file of its site, TOML.
+        site, target, sources: ids of the site, of the target and of all sources of the federation.
+    """
+
+    settings: str
     site: str
     target: str
     sources: tuple[str, ...]
@@ -56,12 +72,17 @@ class TrainingOrder:
     Attributes:
         received: the model with which the round begins, float32 (m,).
         settings: how to train, with the effective learning rate.
+        threads: of the CPU, with which the leader computes a step.
         layers_seed: seed of random layers if training is repeatable; None: followers draw from the operating system.
     """
 
     received: Vector
     settings: TrainingSettings
+    threads: int
     layers_seed: int | None
+
+
+_ASSIGNMENT, _SETTINGS = TypeAdapter(Assignment), TypeAdapter(TrainingSettings)
 
 
 class SystemSeed:
@@ -91,11 +112,13 @@ class Team:
     Args:
         rank: number of this process; 0 leads.
         count: number of processes, at least 2.
+        links: at the leader one socket for each follower, in order of rank; at a follower the one to the leader.
     """
 
-    def __init__(self, rank: int, count: int) -> None:
+    def __init__(self, rank: int, count: int, links: Sequence[socket.socket] = ()) -> None:
         self.rank, self.count = rank, count
         self.in_step = False
+        self._links = links
 
     @property
     def leads(self) -> bool:
@@ -104,30 +127,53 @@ class Team:
 
     # --- between rounds ---
 
-    def send(self, message: object) -> None:
-        """Send a message to all followers: an :class:`Assignment`, a :class:`TrainingOrder` per round, or None to end.
+    def assign(self, assignment: Assignment) -> None:
+        """Tell the followers what they train for; the leader's first message.
+
+        Raises:
+            TeamGoneError: a process is gone.
+        """
+        with self._reaching():
+            for link in self._links:
+                _send_block(link, _ASSIGNMENT.dump_json(assignment))
+
+    def assignment(self) -> Assignment:
+        """Wait for the leader's first message and return it.
+
+        Raises:
+            TeamGoneError: the leader is gone.
+        """
+        with self._reaching():
+            return _ASSIGNMENT.validate_json(_block(self._links[0]))
+
+    def order(self, order: TrainingOrder) -> None:
+        """Have the followers train a round.
 
         Raises:
             TeamGoneError: the team is in a step, or a process is gone.
         """
         if self.in_step:
             raise TeamGoneError("the processes that train together have lost each other", hint=_RESTART_HINT)
-        with self._collective():
-            dist.broadcast_object_list([message], src=0)
+        about = {"threads": order.threads, "layers_seed": order.layers_seed}
+        about["settings"] = _SETTINGS.dump_python(order.settings)
+        with self._reaching():
+            for link in self._links:
+                _send_block(link, json.dumps(about).encode())
+                _send_block(link, np.ascontiguousarray(order.received).view(np.uint8).data)
 
-    def receive(self) -> Any:
-        """Wait for the leader's next message and return it.
+    def next_order(self) -> TrainingOrder:
+        """Wait for the next round and return the order to train it.
 
         Raises:
-            TeamGoneError: a process is gone.
+            TeamGoneError: the leader has ended.
         """
-        box: list[Any] = [None]
-        with self._collective():
-            dist.broadcast_object_list(box, src=0)
-        return box[0]
+        with self._reaching():
+            about, received = json.loads(_block(self._links[0])), _block(self._links[0])
+        about["settings"] = _SETTINGS.validate_python(about["settings"])
+        return TrainingOrder(np.frombuffer(received, np.float32), **about)
 
     def require_same_rows(self, site: str, data: Samples) -> None:
-        """Check that all processes have loaded the same rows in the same order.
+        """Check at the leader that all processes have loaded the same rows in the same order.
 
         Raises:
             TrainingError: they have not.
@@ -135,14 +181,14 @@ class Team:
         digest = sha256()
         for part in (data.features, data.labels):
             digest.update(part.contiguous().numpy().tobytes())
-        digests: list[Any] = [None] * self.count
-        with self._collective():
-            dist.all_gather_object(digests, digest.hexdigest())
-        if len(set(digests)) > 1:
-            raise TrainingError(
-                f"{site}: its processes have loaded different rows",
-                hint="have the task's train_data return the same rows in the same order whenever it is called",
-            )
+        with self._reaching():
+            if not self.leads:
+                _send_block(self._links[0], digest.digest())
+            elif any(_block(link) != digest.digest() for link in self._links):
+                raise TrainingError(
+                    f"{site}: its processes have loaded different rows",
+                    hint="have the task's train_data return the same rows in the same order whenever it is called",
+                )
 
     # --- in a round ---
 
@@ -184,43 +230,79 @@ class Team:
         return rows.tensor_split(self.count)[self.rank]
 
     def sum(self, tensor: Tensor, *, last: bool = False) -> None:
-        """Replace a tensor by its sum over all processes; ``last`` ends the step."""
-        with self._collective():
-            dist.all_reduce(tensor)
+        """Replace a tensor by its sum over all processes, added in order of rank; ``last`` ends the step."""
+        own = tensor.detach().cpu().contiguous()
+        with self._reaching():
+            if self.leads:
+                part = torch.empty_like(own)
+                for link in self._links:
+                    _receive_into(link, _bytes_of(part))
+                    own += part
+            else:
+                self._links[0].sendall(_bytes_of(own))
+        self._broadcast(own)
+        if own.data_ptr() != tensor.data_ptr():
+            tensor.detach().copy_(own)
         self.in_step = not last
 
     def broadcast_step(self, tensor: Tensor) -> None:
         """Replace a tensor by the leader's; this ends the step."""
-        with self._collective():
-            dist.broadcast(tensor, src=0)
+        own = self._broadcast(tensor.detach().cpu().contiguous())
+        if own.data_ptr() != tensor.data_ptr():
+            tensor.detach().copy_(own)
         self.in_step = False
 
-    def collect(self, part: object) -> list[Any]:
+    def collect(self, part: dict[str, Tensor]) -> list[dict[str, Tensor]]:
         """Return the parts of all processes at the leader, in order of rank; an empty list at the others."""
-        parts: list[Any] | None = [None] * self.count if self.leads else None
-        with self._collective():
-            dist.gather_object(part, parts, dst=0)
-        return parts or []
+        with self._reaching():
+            if self.leads:
+                return [part, *(safetensors.torch.load(bytes(_block(link))) for link in self._links)]
+            _send_block(self._links[0], safetensors.torch.save(part))
+            return []
 
     def _broadcast(self, tensor: Tensor) -> Tensor:
-        with self._collective():
-            dist.broadcast(tensor, src=0)
+        """Replace a contiguous tensor on the CPU by the leader's, and return it."""
+        with self._reaching():
+            for link in self._links:
+                if self.leads:
+                    link.sendall(_bytes_of(tensor))
+                else:
+                    _receive_into(link, _bytes_of(tensor))
         return tensor
 
     @contextmanager
-    def _collective(self) -> Iterator[None]:
-        """Raise TeamGoneError if a collective operation in the block fails."""
+    def _reaching(self) -> Iterator[None]:
+        """Raise TeamGoneError if the other end of a socket is gone."""
         try:
             yield
-        except RuntimeError as error:
+        except OSError as error:
             raise TeamGoneError(
                 f"one of the {self.count} processes that train together is gone", hint=_RESTART_HINT
             ) from error
 
-    def dismiss(self) -> None:
-        """End the followers, unless they wait for a part of a step that will not come."""
-        if self.leads and not self.in_step:
-            self.send(None)
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    return tensor.reshape(-1).numpy().view(np.uint8).data
+
+
+def _send_block(link: socket.socket, block: bytes | memoryview) -> None:
+    link.sendall(_LENGTH.pack(len(block)))
+    link.sendall(block)
+
+
+def _block(link: socket.socket) -> bytearray:
+    head = bytearray(_LENGTH.size)
+    _receive_into(link, memoryview(head))
+    block = bytearray(*_LENGTH.unpack(head))
+    _receive_into(link, memoryview(block))
+    return block
+
+
+def _receive_into(link: socket.socket, view: memoryview) -> None:
+    while view:
+        if not (received := link.recv_into(view)):
+            raise ConnectionError("the other end is gone")
+        view = view[received:]
 
 
 @contextmanager
@@ -233,62 +315,90 @@ def shared_steps(team: Team | None, rows: Iterable[Tensor]) -> Iterator[Iterable
         yield steps
 
 
-def _join_process_group(backend: str, rank: int, count: int) -> None:
-    """Join the team's process group, once all of its processes are there.
-
-    It waits in another thread, since this thread would handle a signal only after the wait.
+def _processes(setting: int, device: str) -> int:
+    """Return how many processes train, after choosing the leader's GPU.
 
     Raises:
-        TeamGoneError: a process ended meanwhile, or the address of the group is in use.
+        ConfigError: there are fewer GPUs than processes, or the device is no GPU that several processes can share.
     """
-    failed: list[RuntimeError] = []
-
-    def join() -> None:
-        try:
-            dist.init_process_group(backend, rank=rank, world_size=count, timeout=_PATIENCE)
-        except RuntimeError as error:
-            failed.append(error)
-
-    waiting = threading.Thread(target=join, daemon=True)  # a process that has to end does not wait for it
-    waiting.start()
-    waiting.join()
-    for error in failed:
-        why = str(error).partition("\n")[0]
-        raise TeamGoneError(
-            f"the {count} processes that train together do not find each other: {why}", hint=_RESTART_HINT
-        ) from error
+    gpus = torch.cuda.device_count() if device in ("auto", "cuda") else 0
+    count = setting or max(1, gpus)
+    if count > 1 and gpus:
+        if gpus < count:
+            why = f"there are {count} processes and {gpus} GPUs"
+            raise ConfigError("training.processes", why, hint=f'set it to at most {gpus}, or training.device to "cpu"')
+        torch.cuda.set_device(0)
+    if count > 1 and choose_device(device).type == "mps":
+        raise ConfigError("training.device", "mps does not go with several processes", hint='set it to "cpu"')
+    return count
 
 
 @contextmanager
-def joined_team(device: str, env: Mapping[str, str] = os.environ) -> Iterator[Team | None]:
-    """Yield this process's team for the block; None outside torchrun, or if it started one process.
+def started_team(setting: int, device: str, command: Sequence[str] = _FOLLOW) -> Iterator[Team | None]:
+    """Start the other processes of a site, and yield the team that this process leads; None if it trains alone.
+
+    When the block ends, so do they.
 
     Args:
+        setting: ``training.processes``: how many processes in all; 0 for one for each GPU.
         device: the device that the settings name. On GPUs each process takes the GPU of its rank.
-        env: torchrun's variables, among them the address of the process group.
+        command: starts a follower, with its place and the number of its end of the socket added.
 
     Raises:
-        ConfigError: there are fewer GPUs than processes, or the processes are on several machines.
+        ConfigError: there are fewer GPUs than processes, or the device is no GPU that several processes can share.
     """
-    rank, count = place_of(env)
+    count = _processes(setting, device)
     if count == 1:
         yield None
         return
-    if device in ("auto", "cuda") and (gpus := torch.cuda.device_count()):
-        if gpus < count:
-            why = f"there are {count} processes and {gpus} GPUs"
-            raise ConfigError("training.device", why, hint=f'start at most {gpus} processes, or set it to "cpu"')
-        torch.cuda.set_device(rank)
-    kind = choose_device(device).type
-    if kind == "mps":
-        raise ConfigError("training.device", "mps does not go with several processes", hint='set it to "cpu"')
-    if os.path.exists(f"/sys/class/net/{_LOOPBACK}"):  # noqa: PTH110 - a file of the kernel
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", _LOOPBACK)
-    backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
-    _join_process_group(backend, rank, count)
-    team = Team(rank, count)
+    environment = {"OMP_THREAD_LIMIT": str(max(1, usable_cores() // count))} | os.environ
+    os.environ["OMP_THREAD_LIMIT"] = environment["OMP_THREAD_LIMIT"]
+    with ExitStack() as ours:
+        links = []
+        for rank in range(1, count):
+            link, theirs = socket.socketpair()
+            with theirs:
+                place = ["--rank", str(rank), "--processes", str(count), "--link", str(theirs.fileno())]
+                # In a session of its own, so that Ctrl-C reaches the leader alone, which ends in order.
+                process = subprocess.Popen(  # noqa: S603 - this interpreter, with arguments made here
+                    [*command, *place],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    env=environment,
+                    pass_fds=(theirs.fileno(),),
+                    start_new_session=True,
+                )
+            ours.callback(_end, process)
+            ours.callback(link.close)  # comes first
+            links.append(link)
+        yield Team(0, count, links)
+
+
+def _end(follower: subprocess.Popen[bytes]) -> None:
+    """Wait for a follower whose socket is closed."""
     try:
-        yield team
-        team.dismiss()
-    finally:
-        dist.destroy_process_group()
+        follower.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        follower.kill()
+        follower.wait()
+
+
+def joined_team(rank: int, count: int, descriptor: int) -> Team:
+    """Return the team of a process that another one has started, and that ends as soon as the leader does.
+
+    Args:
+        rank: number of this process, at least 1.
+        count: number of processes.
+        descriptor: of the inherited socket to the leader.
+    """
+    os.set_inheritable(descriptor, False)
+    link = socket.socket(fileno=descriptor)
+
+    def end_with_the_leader() -> None:
+        ended = select.poll()
+        ended.register(link, 0)  # without events: only the end of the other side
+        ended.poll()
+        os._exit(ExitCode.OK)
+
+    threading.Thread(target=end_with_the_leader, daemon=True).start()
+    return Team(rank, count, [link])

@@ -123,12 +123,12 @@ class SiteTrainer(SiteModel):
     ) -> None:
         if team is not None and settings.personal_layers:
             why = f"layers that stay at this site are trained in one process, and there are {team.count}"
-            raise ConfigError("training.personal-layers", why, hint="set it to 0, or start the site without torchrun")
+            raise ConfigError("training.personal-layers", why, hint="set it to 0, or training.processes to 1")
         super().__init__(task, site, rows, settings, seed, secret=secret, before_round=before_round, memory=memory)
         if team is not None and batch_norm_layers(self.module):
             raise TrainingError(
                 f"the model has BatchNorm, and each of {team.count} processes would take the statistics of its part",
-                hint="use torch.nn.GroupNorm, or start the site without torchrun",
+                hint="use torch.nn.GroupNorm, or set training.processes = 1",
             )
         self.team, self._least_rows = team, least_rows
         if least_rows > 1:
@@ -198,7 +198,9 @@ class SiteTrainer(SiteModel):
             self.memory.keep_personal(key, round_number, head.astype("<f4").tobytes())
         else:
             if self.team is not None:
-                self.team.send(TrainingOrder(received, settings, seed if isinstance(seed, int) else None))
+                self.team.order(
+                    TrainingOrder(received, settings, self.threads, seed if isinstance(seed, int) else None)
+                )
             result = train_local(
                 self.task, self.module, received, rows, team=self.team, least_rows=self._least_rows, **options
             )
@@ -215,7 +217,7 @@ class SiteTrainer(SiteModel):
         if self.team is not None:
             raise TrainingError(
                 f"{self.site} trains in {self.team.count} processes, and {align.kind} wants a step's rows in one",
-                hint="start the site without torchrun, or set another strategy.rule at the target",
+                hint="set training.processes = 1, or another strategy.rule at the target",
             )
 
     def charged_round(self, factor: float) -> PlannedRound | None:  # noqa: ARG002 - nothing is charged

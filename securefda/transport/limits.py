@@ -20,6 +20,13 @@ FRAME_OVERHEAD_BYTES = 1024
 UNREAD_MESSAGES = 16
 """Messages of one peer that may wait to be read; then its stream is not read on."""
 
+HANDSHAKE_S = 10.0
+"""A connection that has not finished its TLS handshake and greeting by then is closed."""
+
+_SPARE_CONNECTIONS, _SPARE_OF_AN_ADDRESS = 512, 32
+_CONNECTIONS_OF_A_SOURCE = 8
+"""The one it uses, and broken ones that nobody has closed yet; half of that where all sources share an address."""
+
 UNTAKEN_MESSAGES = 8
 """A source for which more bytes wait than so many of the largest messages have is gone. A round has about as many
 for one source, and nearly all of them come only after its answer to the one before."""
@@ -84,9 +91,30 @@ class TransportSettings:
         return SILENT_HEARTBEATS * self.heartbeat_s
 
 
-def server_options(settings: TransportSettings) -> list[tuple[str, int]]:
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """How many connections the aggregator's port holds at once; what comes beyond is closed unheard.
+
+    Attributes:
+        total: of all peers.
+        per_address: of one IPv4 address, or of one IPv6 network of 64 bits.
+    """
+
+    total: int
+    per_address: int
+
+    @classmethod
+    def of(cls, sources: int, descriptors: int) -> ConnectionLimits:
+        """Return the limits for so many sources; half of the process's ``descriptors`` stay for its files."""
+        total = min(_SPARE_CONNECTIONS + _CONNECTIONS_OF_A_SOURCE * sources, descriptors // 2)
+        return cls(total, min(_SPARE_OF_AN_ADDRESS + _CONNECTIONS_OF_A_SOURCE * sources // 2, total))
+
+
+def server_options(settings: TransportSettings, connections: int) -> list[tuple[str, int]]:
     """Return gRPC options of the aggregator: explicit sizes and counts, no compression, no shared port."""
     return [
+        ("grpc.max_allowed_incoming_connections", connections),
+        ("grpc.server_handshake_timeout_ms", round(HANDSHAKE_S * 1000)),
         *_common_options(settings),
         ("grpc.so_reuseport", 0),  # else a second aggregator would silently share the port
         ("grpc.max_concurrent_streams", _CONCURRENT_STREAMS),

@@ -20,7 +20,8 @@ from securefda.protocol.down_link import down_link_of, packed_length
 from securefda.protocol.messages import Body, Parcel, Signed
 from securefda.transport.delivery import INSTANCE_BYTES, Ended, Link, Pace, content_of, pump
 from securefda.transport.events import Event, Joined, Misbehaved, Received
-from securefda.transport.limits import GRPC_PREFIX_BYTES, TransportSettings, server_options
+from securefda.transport.guard import ConnectionGuard
+from securefda.transport.limits import GRPC_PREFIX_BYTES, ConnectionLimits, TransportSettings, server_options
 from securefda.transport.observer import Direction, MessageObserver, ignore, wire_size
 from securefda.transport.peer import Site, SiteTable, Traffic
 from securefda.transport.tls import Credentials, pin_of_pem, server_credentials, split_address
@@ -285,6 +286,7 @@ class AggregatorServer:
         site_of_pin: roster index of the source with this TLS pin (32 bytes), None where there is none.
         run_id: the run that it is in, 16 bytes; sources hear it first.
         settings: sizes and times.
+        connections: how many the port holds; None: enough for eight sources.
         observer: sees every message once, before it leaves or is handed up.
         random_bytes: source of randomness for the instance id.
     """
@@ -297,14 +299,17 @@ class AggregatorServer:
         *,
         run_id: bytes,
         settings: TransportSettings | None = None,
+        connections: ConnectionLimits | None = None,
         observer: MessageObserver = ignore,
         random_bytes: Callable[[int], bytes] = os.urandom,
     ) -> None:
         self._listen = listen
         self._credentials = credentials
+        self._connections = connections or ConnectionLimits.of(sources=8, descriptors=1024)
         self._settings = settings or TransportSettings()
         self._table = SiteTable(self._settings, site_of_pin, observer, random_bytes, run_id)
         self._server: grpc.aio.Server | None = None
+        self._guard: asyncio.Task[None] | None = None
 
     async def start(self) -> str:
         """Begin to listen; return ``host:port`` with the port that was bound.
@@ -313,7 +318,8 @@ class AggregatorServer:
             ConfigError: the address is malformed, not of this machine, or taken.
         """
         host, _ = split_address("transport.listen", self._listen)
-        server = grpc.aio.server(options=server_options(self._settings), compression=grpc.Compression.NoCompression)
+        options = server_options(self._settings, self._connections.total)
+        server = grpc.aio.server(options=options, compression=grpc.Compression.NoCompression)
         add_FederationServiceServicer_to_server(FederationServicer(self._table), server)
         try:
             port = server.add_secure_port(self._listen, server_credentials(self._credentials))
@@ -325,6 +331,7 @@ class AggregatorServer:
             ) from error
         await server.start()
         self._server = server
+        self._guard = asyncio.create_task(ConnectionGuard(port, self._connections.per_address).watch())
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     async def receive(self) -> Event:
@@ -440,7 +447,8 @@ class AggregatorServer:
         for site in self._table.sites.values():
             site.cancel_timer()
             site.stop.set()
-        if self._server is not None:
+        if self._server is not None and self._guard is not None:
+            self._guard.cancel()
             await self._server.stop(1.0)
             self._server = None
         for site in self._table.sites.values():

@@ -105,6 +105,14 @@ def assert_one_clear_line(process: Process, code: ExitCode, *words: str, hint: s
     assert "Traceback" not in process.text
 
 
+def runs(process: int) -> bool:
+    """Whether a process of this number is there and has not ended."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
 def children_of(pid: int) -> list[int]:
     if not Path("/proc/self/stat").exists():
         pytest.skip("needs /proc")

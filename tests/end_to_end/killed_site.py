@@ -20,6 +20,7 @@ import struct
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +119,7 @@ class Witness(Tap):
         from securefda.source import follower
         from securefda.training.team import Team
 
-        real_together, real_train = Team._collective, follower.follow_order
+        real_together, real_train = Team._reaching, follower.follow_order
 
         @contextmanager
         def together(self_: Team) -> Iterator[None]:
@@ -131,13 +132,22 @@ class Witness(Tap):
             real_train(*arguments)
             self._countdowns.reach("training")
 
-        Team._collective, follower.follow_order = together, train  # type: ignore[method-assign]
+        Team._reaching, follower.follow_order = together, train  # type: ignore[method-assign]
+
+
+def _have_followers_killable() -> None:
+    """Have this process start its followers by this module."""
+    from securefda.training import team
+
+    command = (sys.executable, "-m", "killed_site", "source", "follow")
+    team.started_team = partial(team.started_team, command=command)
 
 
 def main() -> int:
-    """Run a site's command under a witness."""
-    countdowns = Countdowns(Path(os.environ["SECUREFDA_KILL"]))
-    witness = Witness(Path(os.environ["SECUREFDA_WITNESS"]), countdowns)
+    """Run a site's command under a witness, or that of the process that follows it."""
+    follows = "+1" if sys.argv[1:3] == ["source", "follow"] else ""
+    countdowns = Countdowns(Path(os.environ["SECUREFDA_KILL"] + follows))
+    witness = Witness(Path(os.environ["SECUREFDA_WITNESS"] + follows), countdowns)
     install(witness)
     tell_disk_points(Path(os.environ["SECUREFDA_KIT"]), lambda _: countdowns.reach("disk"))
     from securefda.cli import main as run
@@ -145,6 +155,11 @@ def main() -> int:
     if sys.argv[1] == "source":
         witness.watch_training()
         witness.watch_team()
+        _have_followers_killable()
+    if follows:
+        pid = Path(os.environ["SECUREFDA_KILL"] + follows + ".pid")
+        pid.with_suffix(".new").write_text(f"{os.getpid()} {os.getppid()}")
+        pid.with_suffix(".new").replace(pid)
     return run(sys.argv[1:])
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from e2e_processes import Kits, Process, free_port, kits
+from e2e_processes import Kits, Process, kits, runs
 from fork_server import REPOSITORY
 from killed_site import EXCHANGE, KINDS, Countdowns
 
@@ -42,27 +42,19 @@ SETTINGS = (
 MOST_POINTS = {"disk": 150, "message": 120, "training": 4, EXCHANGE: 300}
 LONGEST_MOMENT_S = 0.6
 FOLLOWS = "+1"
-"""At the end of a name: the process that trains with the site's own, which leads."""
-LONGEST_TORCHRUN_S = 0.5
-"""Within that time torchrun notices that a process is gone, and sends the others SIGTERM."""
+"""At the end of a name: the process that the site's own starts, to train with it."""
 REACH_S, ROUND_S = 20.0, 90.0
 STARTED_AGAIN = {ExitCode.CONNECTION, ExitCode.QUORUM, ExitCode.FAILED}
 """What a process may end with by itself because others are gone: its site starts it again."""
-ENDED_BESIDE = STARTED_AGAIN | {ExitCode.TERMINATED, -signal.SIGTERM}
-"""What a process of a team may end with when the other one is gone: by itself, or by torchrun's SIGTERM."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """One kill: a site, a kind of point, and at the how manyth of them; for a ``moment``, after how many seconds.
-
-    Of a team, ``site`` names the process, and ``noticed_s`` is when torchrun ends the other one.
-    """
+    """One kill: a process, a kind of point, and at the how manyth of them; for a ``moment``, after how many seconds."""
 
     site: str
     kind: str
     count: float
-    noticed_s: float = 0.0
 
 
 def drawn_kills(seed: int, sites: tuple[str, ...]) -> Iterator[Kill]:
@@ -82,7 +74,7 @@ def drawn_kills_of_ranks(seed: int, site: str) -> Iterator[Kill]:
     while True:
         place = draw.choice(list(kinds))
         kind = draw.choice(kinds[place])
-        yield Kill(place, kind, _count(draw, kind), round(draw.uniform(0.0, LONGEST_TORCHRUN_S), 3))
+        yield Kill(place, kind, _count(draw, kind))
 
 
 def _count(draw: random.Random, kind: str) -> float:
@@ -99,7 +91,6 @@ class Account:
         struck: kills by role and kind.
         missed: kills whose point was not reached in time; the process was killed then and there, as a ``moment``.
         ended: how often a process that was not killed ended by itself, by role and exit code.
-        survived: how the other process of a team ended, by role and exit code.
         rounds: finished and lost.
         charged: rounds that the ledgers of noisy sources hold.
         trained: rounds for which noise was drawn.
@@ -110,7 +101,6 @@ class Account:
     struck: Counter[str] = field(default_factory=Counter)
     missed: int = 0
     ended: Counter[str] = field(default_factory=Counter)
-    survived: Counter[str] = field(default_factory=Counter)
     rounds: Counter[str] = field(default_factory=Counter)
     charged: int = 0
     trained: int = 0
@@ -121,7 +111,6 @@ class Account:
         """Count another federation in."""
         self.struck += other.struck
         self.ended += other.ended
-        self.survived += other.survived
         self.rounds += other.rounds
         for name in ("missed", "charged", "trained", "released", "logs"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
@@ -152,25 +141,17 @@ class Killings:
             assert main(["budget", "init", "--config", str(settings), *_sets(NOISE)]) == 0
 
     def start(self, site: str) -> None:
-        """Start a site's process, or the two of a team, killable and under a witness."""
+        """Start a site's process, and with it the one that follows it in a team, killable and under a witness."""
         settings = (*(NOISE if site in NOISY else ()), *self._own.get(site, ()))
-        port = str(free_port())
-        for rank, place in enumerate(self._processes_of(site)):
-            own = {
-                "SECUREFDA_KILL": str(self.federation.root / f"kill-{place}"),
-                "SECUREFDA_WITNESS": str(self.witness_of(place)),
-                "SECUREFDA_KIT": str(self.federation.kit(site)),
-                "PYTHONPATH": os.pathsep.join(map(str, (REPOSITORY, HERE, HERE.parent / "support"))),
-            }
-            if site == self._team:  # as torchrun sets it
-                own |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-                own |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-            self.live[place] = self.federation.start(site, *settings, module="killed_site", env=own)
-
-    def _processes_of(self, place: str) -> tuple[str, ...]:
-        """The names of all processes of the site to which a process belongs, the leading one first."""
-        site = place.removesuffix(FOLLOWS)
-        return (site, site + FOLLOWS) if site == self._team else (site,)
+        own = {
+            "SECUREFDA_KILL": str(self.federation.root / f"kill-{site}"),
+            "SECUREFDA_WITNESS": str(self.witness_of(site)),
+            "SECUREFDA_KIT": str(self.federation.kit(site)),
+            "PYTHONPATH": os.pathsep.join(map(str, (REPOSITORY, HERE, HERE.parent / "support"))),
+        }
+        if site == self._team:
+            settings = (*settings, "training.processes=2")
+        self.live[site] = self.federation.start(site, *settings, module="killed_site", env=own)
 
     def witness_of(self, place: str) -> Path:
         """What a site's processes said that they were about to do."""
@@ -197,62 +178,69 @@ class Killings:
         self._check()
 
     def kill(self, kill: Kill) -> None:
-        """Kill one process at its point, or where it does not get there, after a while; start it again."""
+        """Kill one process at its point, or where it does not get there, after a while; start its site again."""
         place, kind, countdowns = kill.site, kill.kind, self._countdowns[kill.site]
+        site = place.removesuffix(FOLLOWS)
         self.keep_up()
-        process = self.live[place]
+        process, beside = self.live[site], self._follower() if site == self._team else None
         until = time.monotonic() + REACH_S
         if kill.kind == "moment":
             time.sleep(kill.count)
         else:
             countdowns.set(kill.kind, int(kill.count))
             while process.process.poll() is None and time.monotonic() < until:
-                self.keep_up(but=place)
+                self.keep_up(but=site)
                 time.sleep(0.01)
+            missed = process.process.poll() is None
             countdowns.set(kill.kind, 0)
-            if process.process.poll() is None:
+            if missed:
                 self.account.missed += 1
                 kind = "moment"
-        process.process.kill()
+        if place == site:
+            process.process.kill()
+        elif beside is not None and runs(beside):
+            os.kill(beside, signal.SIGKILL)
         code = process.end()
-        if code == -signal.SIGKILL:
+        if place != site or code == -signal.SIGKILL:
             self.account.struck[f"{self._role(place)} {kind}"] += 1
-            self._start_again(place, kill.noticed_s)
+        if code != -signal.SIGKILL:
+            self._ended(site, code)
         else:
-            self._ended(place, code)
+            self._start_again(site)
+
+    def _follower(self) -> int:
+        """Wait until the process that follows is there; return its number."""
+        file, leader = self.federation.root / f"kill-{self._team + FOLLOWS}.pid", str(self.live[self._team].process.pid)
+        until = time.monotonic() + REACH_S
+        while time.monotonic() < until:
+            if file.exists() and (said := file.read_text().split())[1:] == [leader]:
+                return int(said[0])
+            time.sleep(0.01)
+        raise AssertionError(f"no process follows:\n{self.live[self._team].text}")
 
     def keep_up(self, but: str = "") -> None:
-        """Start again what has ended by itself, as its site would; ``but`` names a process whose site waits."""
-        for place, process in self.live.items():
-            if but not in self._processes_of(place) and (code := process.process.poll()) is not None:
-                self._ended(place, code)
+        """Start again what has ended by itself, as its site would; ``but`` names a site that waits."""
+        for site, process in self.live.items():
+            if site != but and (code := process.process.poll()) is not None:
+                self._ended(site, code)
 
-    def _ended(self, place: str, code: int) -> None:
-        process = self.live[place]
+    def _ended(self, site: str, code: int) -> None:
+        process = self.live[site]
         process.end()
-        assert code in STARTED_AGAIN, f"{place} ended with {code}:\n{process.text}"
+        assert code in STARTED_AGAIN, f"{site} ended with {code}:\n{process.text}"
         assert any(line.startswith("error: ") for line in process.err), process.text
         assert "Traceback" not in process.text, process.text
-        self.account.ended[f"{self._role(place)} {code}"] += 1
-        self._start_again(place, 0.0)
+        self.account.ended[f"{self._role(site)} {code}"] += 1
+        self._start_again(site)
 
-    def _start_again(self, gone: str, noticed_s: float) -> None:
-        """Start the site of a process that is gone, once torchrun has ended the other one of a team."""
-        for place in self._processes_of(gone):
-            if place == gone:
-                continue
-            process, until = self.live[place], time.monotonic() + noticed_s
-            while process.process.poll() is None and time.monotonic() < until:
+    def _start_again(self, site: str) -> None:
+        """Start a site whose process has ended, once the one that follows it has ended too."""
+        if site == self._team:
+            follower, until = self._follower(), time.monotonic() + REACH_S
+            while runs(follower):
+                assert time.monotonic() < until, "the process that follows outlives the one that leads"
                 time.sleep(0.01)
-            if process.process.poll() is None:
-                process.process.send_signal(signal.SIGTERM)
-            code = process.end()
-            assert code in ENDED_BESIDE, f"{place} ended with {code}:\n{process.text}"
-            by_itself = code in STARTED_AGAIN
-            assert not by_itself or any(line.startswith("error: ") for line in process.err), process.text
-            assert "Traceback" not in process.text, process.text
-            self.account.survived[f"{self._role(place)} {code}"] += 1
-        self.start(gone.removesuffix(FOLLOWS))
+        self.start(site)
 
     def _role(self, place: str) -> str:
         if place == self._team:

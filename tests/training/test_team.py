@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from hashlib import shake_256
 from multiprocessing import get_context
@@ -17,14 +17,13 @@ from depth import at_depth
 from torch import Tensor, nn
 
 from securefda.errors import ConfigError, TrainingError
-from securefda.machine import place_of
 from securefda.privacy.private_training import train_private
 from securefda.source.follower import follow_order
 from securefda.tasks import Samples, TaskSettings
 from securefda.tasks.classification import Classification
 from securefda.training import NoiseSettings, TrainingSettings, build_model, model_to_vector, train_local
 from securefda.training.alignment import AlignmentRule, FeatureAlignment
-from securefda.training.team import Team, TeamGoneError, TrainingOrder, joined_team
+from securefda.training.team import Team, TeamGoneError, TrainingOrder, started_team
 from securefda.training.trainer import SiteTrainer
 
 ROWS, WIDTH, CLASSES = 50, 6, 3
@@ -85,7 +84,7 @@ def led(work: Round, team: Team | None) -> list[Any]:
     for _ in range(work.rounds):
         model = build_model(TASK, SEED)
         if team is not None:
-            team.send(TrainingOrder(work.model, work.settings, SEED))
+            team.order(TrainingOrder(work.model, work.settings, 1, SEED))
         how: dict[str, Any] = {"settings": work.settings, "site": "source-1", "team": team}
         try:
             if work.settings.dp is None:
@@ -98,24 +97,15 @@ def led(work: Round, team: Team | None) -> list[Any]:
     return found
 
 
-def member(rank: int, count: int, port: int, work: Round, results: Any) -> None:
-    """One process of a team."""
-    place = {"RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1"}
-    os.environ.update({name: str(value) for name, value in (place | {"MASTER_PORT": port}).items()})
+def follower(rank: int, count: int, link: socket.socket, work: Round) -> None:
+    """A process of a team that follows, until the leader ends."""
     torch.set_num_threads(1)
-    with joined_team("cpu") as joined:
-        assert joined is not None
-        team = work.kind(rank, count)
-        if rank == 0:
-            results.put(led(work, team))
-            return
-        data = TASK.train_data("source-1")
-        while isinstance(order := team.receive(), TrainingOrder):
-            try:
+    team, data = work.kind(rank, count, [link]), TASK.train_data("source-1")
+    with suppress(TeamGoneError):
+        while True:
+            order = team.next_order()
+            with suppress(TrainingError):
                 follow_order(TASK, "source-1", data, order, team)
-            except TrainingError:
-                if team.in_step:
-                    raise
 
 
 def together(count: int, work: Round) -> list[Any]:
@@ -124,15 +114,18 @@ def together(count: int, work: Round) -> list[Any]:
         return led(work, None)
     context = get_context("forkserver")
     context.set_forkserver_preload(["securefda.source.follower", "securefda.privacy.private_training"])
-    results = context.Queue()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    processes = [context.Process(target=member, args=(rank, count, port, work, results)) for rank in range(count)]
-    for process in processes:
-        process.start()
-    found: list[Any] = results.get(timeout=120)
+    with ExitStack() as links:
+        own, theirs = zip(*(map(links.enter_context, socket.socketpair()) for _ in range(1, count)), strict=True)
+        processes = [
+            context.Process(target=follower, args=(rank, count, link, work)) for rank, link in enumerate(theirs, 1)
+        ]
+        for process, link in zip(processes, theirs, strict=True):
+            process.start()
+            link.close()
+        found = led(work, work.kind(0, count, own))
     for process in processes:
         process.join(timeout=60)
+        assert process.exitcode == 0
     return found
 
 
@@ -194,23 +187,39 @@ def test_a_loss_that_is_not_finite_ends_the_round_and_the_next_one_finds_everybo
     assert first == second
 
 
-def test_without_torchrun_there_is_no_team() -> None:
-    assert place_of({}) == (0, 1)
-    with joined_team("cpu", {}) as team:
+def test_one_process_is_no_team() -> None:
+    with started_team(1, "cpu") as team:
         assert team is None
 
 
-def test_processes_on_several_machines_are_refused() -> None:
-    with pytest.raises(ConfigError, match="2 of its 4 processes are on this machine") as refused:
-        place_of({"RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"})
-    assert "one machine" in refused.value.hint
+def test_a_leader_learns_that_a_follower_is_gone_and_a_follower_that_its_leader_is() -> None:
+    own, theirs = socket.socketpair()
+    leader, gone = Team(0, 2, [own]), Team(1, 2, [theirs])
+    theirs.close()
+    with pytest.raises(TeamGoneError, match="one of the 2 processes that train together is gone"):
+        leader.order(TrainingOrder(first_model(), PLAIN, 1, None))
+    own.close()
+    with pytest.raises(TeamGoneError, match="is gone"):
+        gone.next_order()
 
 
-def test_variables_that_are_no_numbers_are_one_line_and_those_of_other_tools_mean_nothing() -> None:
-    with pytest.raises(ConfigError, match="torchrun: its variables are no numbers") as refused:
-        place_of({"RANK": "one", "WORLD_SIZE": "2"})
-    assert "unset" in refused.value.hint
-    assert place_of({"RANK": "3"}) == (0, 1)
+def test_rows_that_differ_are_refused() -> None:
+    own, theirs = socket.socketpair()
+    data = TASK.train_data("source-1")
+    with own, theirs:
+        Team(1, 2, [theirs]).require_same_rows("source-1", Samples(data.features + 1, data.labels))
+        with pytest.raises(TrainingError, match="source-1: its processes have loaded different rows"):
+            Team(0, 2, [own]).require_same_rows("source-1", data)
+
+
+def test_an_order_arrives_as_it_was_sent() -> None:
+    own, theirs = socket.socketpair()
+    with own, theirs:
+        sent = TrainingOrder(first_model(), NOISY, 3, 2**63 + 1)
+        Team(0, 2, [own]).order(sent)
+        got = Team(1, 2, [theirs]).next_order()
+    assert (got.settings, got.threads, got.layers_seed) == (sent.settings, 3, 2**63 + 1)
+    np.testing.assert_array_equal(got.received, sent.received)
 
 
 def test_what_several_processes_cannot_train_is_refused_before_a_round() -> None:
@@ -232,4 +241,4 @@ def test_who_left_a_step_in_the_middle_can_tell_nothing_more() -> None:
     team = Team(0, 2)
     team.in_step = True
     with pytest.raises(TeamGoneError, match="have lost each other"):
-        team.send(None)
+        team.order(TrainingOrder(first_model(), PLAIN, 1, None))

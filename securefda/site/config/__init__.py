@@ -19,6 +19,7 @@ from securefda.site.config.sections import (
     PrivacySection,
     ProcessSection,
     SessionSection,
+    SourceTrainingSection,
     StrategySection,
     TargetTrainingSection,
     TaskSection,
@@ -29,7 +30,14 @@ from securefda.site.config.sections import (
     strategy_of,
     training_settings,
 )
-from securefda.site.config.write import aggregator_toml, kit_settings_toml, metrics_port_of, site_policy, source_toml
+from securefda.site.config.write import (
+    aggregator_toml,
+    as_toml,
+    kit_settings_toml,
+    metrics_port_of,
+    site_policy,
+    source_toml,
+)
 
 __all__ = [
     "AggregatorConfig",
@@ -43,6 +51,7 @@ __all__ = [
     "ProcessSection",
     "SessionSection",
     "SourceConfig",
+    "SourceTrainingSection",
     "StrategySection",
     "TargetTrainingSection",
     "TaskSection",
@@ -50,6 +59,7 @@ __all__ = [
     "TrainingSides",
     "TransportSection",
     "aggregator_toml",
+    "as_toml",
     "budget_of",
     "child_environment",
     "kit_settings_toml",

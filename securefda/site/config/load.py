@@ -29,10 +29,10 @@ from securefda.site.config.sections import (
     PrivacySection,
     ProcessSection,
     SessionSection,
+    SourceTrainingSection,
     StrategySection,
     TargetTrainingSection,
     TaskSection,
-    TrainingSection,
     TrainingSides,
     TransportSection,
     require_fit,
@@ -162,7 +162,7 @@ class SourceConfig(Settings):
 
     source: ProcessSection
     task: TaskSection
-    training: TrainingSection = TrainingSection()
+    training: SourceTrainingSection = SourceTrainingSection()
     transport: TransportSection = TransportSection()
     logging: LoggingSection = LoggingSection()
     metrics: MetricsSection = MetricsSection()

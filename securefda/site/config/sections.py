@@ -404,11 +404,19 @@ class TargetTrainingSection(TrainingSection):
         return self
 
 
+class SourceTrainingSection(TrainingSection):
+    """Local training of a source: the keys of every side, and in how many processes."""
+
+    processes: Annotated[int, Field(ge=0, le=64)] = 1
+    """Processes of this machine that train together, each on a part of every batch; 0 for one for each GPU. The first
+    starts the others. `simulate` always trains in one."""
+
+
 class TrainingSides(Settings):
     """Training at the target and at every source, which may differ."""
 
     target: TargetTrainingSection = TargetTrainingSection()
-    source: TrainingSection = TrainingSection()
+    source: SourceTrainingSection = SourceTrainingSection()
 
 
 class BudgetSection(Settings):

@@ -48,12 +48,12 @@ def site_policy(config: FederationConfig, site: str) -> SourcePolicy:
 
 def aggregator_toml(config: FederationConfig, kit: Path, out: Path, seed: int) -> str:
     """Return the text of aggregator.toml for the target of ``config``; paths become absolute, training repeats."""
-    return _as_toml(_aggregator(config, _process_on_this_machine(kit, out, seed)))
+    return as_toml(_aggregator(config, _process_on_this_machine(kit, out, seed)))
 
 
 def source_toml(config: FederationConfig, kit: Path, out: Path, seed: int, *, site: str = "") -> str:
     """Return the text of source.toml for one source of ``config``; paths become absolute, training repeats."""
-    return _as_toml(_source(config, site, _process_on_this_machine(kit, out, seed)))
+    return as_toml(_source(config, site, _process_on_this_machine(kit, out, seed)))
 
 
 def _process_on_this_machine(kit: Path, out: Path, seed: int) -> ProcessSection:
@@ -171,7 +171,8 @@ def _source(config: FederationConfig, site: str, process: ProcessSection) -> Sou
     )
 
 
-def _as_toml(settings: AggregatorConfig | SourceConfig) -> str:
+def as_toml(settings: AggregatorConfig | SourceConfig) -> str:
+    """Return a settings file that says what ``settings`` say, whatever folder it is read in."""
     data_dir = settings.task.data_dir and settings.task.data_dir.absolute()
     task = settings.task.model_copy(update={"data_dir": data_dir})
     return tomli_w.dumps(_plain(settings.model_copy(update={"task": task}).model_dump(by_alias=True)))
