@@ -38,7 +38,6 @@ from securefda.protocol import (
     envelope_checks,
     header_checks,
     masking,
-    session_checks,
 )
 from securefda.protocol import roster as roster_module
 from securefda.protocol import source as source_steps
@@ -274,10 +273,13 @@ Either is enough.
 THRESHOLD_BOUND = replaced("2t > n + max_colluders", header_checks, "threshold_is_sound", lambda _: lambda *_: True)
 """Neither header check nor policy asks of the threshold that two views cannot both gather it."""
 
-TRUSTED_NEIGHBOURS = replaced(
-    "enough trusted neighbours on a ring", session_checks, "check_own_neighbours", lambda _: lambda *_, **__: None
+UNTRUSTED_AS_COLLUDERS = method_replaced(
+    "sites that are not trusted count as colluders",
+    header_checks.SessionLimits,
+    "most_colluders",
+    lambda limits, *_: limits.max_colluders,
 )
-"""A source masks with whichever neighbours the lot gives it."""
+"""A source reckons with no more sites on the aggregator's side than ``max-colluders``, whomever it trusts."""
 
 MEMBER_SIGNATURES = method_replaced("signatures of the members", SignedRoster, "missing_signatures", lambda _, __: ())
 """A roster counts as soon as the CA has signed it."""

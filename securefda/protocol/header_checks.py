@@ -50,8 +50,11 @@ class SessionLimits:
         The members of a sum are decided only after a source's own input has left, and the others can open the sum
         without its consent. So this number must be large enough beforehand.
         """
-        distrusted = set(members) - self.trusted - {own_index}
-        return quorum - 1 - len(distrusted) - self.max_colluders
+        return quorum - 1 - self.most_colluders(members, own_index)
+
+    def most_colluders(self, members: Iterable[int], own_index: int) -> int:
+        """How many of the ``members`` may be on the aggregator's side: the assumed colluders, and all not trusted."""
+        return self.max_colluders + len(set(members) - self.trusted - {own_index})
 
     def fewest_trusted_at_sum(self, header: Header, own_index: int) -> int:
         """:meth:`fewest_trusted` for the sum over the sources at ``sum``, including this source."""
@@ -304,11 +307,9 @@ def _check_session_numbers(header: Header, own_index: int, limits: SessionLimits
     require(header.modulus_bits in WORD_BITS, "HEADER_MODULUS", f"{header.modulus_bits} bits")
     require(header.n_max >= n, "HEADER_WRAP", f"n_max {header.n_max} is below {n} sources")
     encoding = quantisation(header)
-    require(
-        threshold_is_sound(header.threshold, n, limits.max_colluders),
-        "HEADER_THRESHOLD",
-        f"t = {header.threshold}, n = {n}",
-    )
+    colluders = limits.most_colluders(header.masked, own_index)
+    detail = f"t = {header.threshold}, n = {n}, and {colluders} may collude"
+    require(threshold_is_sound(header.threshold, n, colluders), "HEADER_THRESHOLD", detail)
     if header.level_of(own_index) is Visibility.SUM:  # members of a cohort are known and checked after R1
         shortage = limits.shortage(header.sum_quorum, header.at(Visibility.SUM), own_index)
         require(shortage is None, "HEADER_QUORUM", shortage or "")
@@ -316,11 +317,11 @@ def _check_session_numbers(header: Header, own_index: int, limits: SessionLimits
             counted, trusted = header.norm_cap.others, limits.fewest_trusted_at_sum(header, own_index)
             detail = f"norms of {counted} others count, and a sum may hold {trusted} that count"
             require(counted <= trusted, "HEADER_NORM_CAP", detail)
-    _check_graph(header, limits)
+    _check_graph(header, colluders)
     return encoding
 
 
-def _check_graph(header: Header, limits: SessionLimits) -> None:
+def _check_graph(header: Header, colluders: int) -> None:
     """The graph of SFDA-SA/2 must be as strong as this source requires, for at least the colluders that it assumes."""
     graph = header.graph
     if graph is None:
@@ -329,8 +330,8 @@ def _check_graph(header: Header, limits: SessionLimits) -> None:
     require(alone, "HEADER_GRAPH", "sources with neighbours make up one sum, and some are at cohort")
     # A source would know only its neighbours' norms, but their caps depend on their neighbours' norms as well.
     require(header.norm_cap is None, "HEADER_GRAPH", "no norm cap holds where sources hear their neighbours alone")
-    assumed = f"{graph.colluders} colluders are assumed, and this source assumes {limits.max_colluders}"
-    require(graph.colluders >= limits.max_colluders, "HEADER_GRAPH", assumed)
+    assumed = f"{graph.colluders} colluders are assumed, and this source assumes {colluders}"
+    require(graph.colluders >= colluders, "HEADER_GRAPH", assumed)
     fault = graph_fault(graph, len(header.masked), header.threshold)
     require(fault is None, "HEADER_GRAPH", fault or "")
 

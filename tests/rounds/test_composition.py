@@ -20,6 +20,7 @@ from securefda.site.config import (
     NoiseSection,
     ProcessSection,
     SourceConfig,
+    SourceTrainingSection,
     TargetTrainingSection,
     TaskSection,
 )
@@ -79,7 +80,7 @@ def test_a_site_that_trains_by_dp_sgd_hands_in_no_loss_and_no_accuracy(
     tmp_path: Path, noise: float, handed_in: bool
 ) -> None:
     federation = Federation(tmp_path)
-    training = TargetTrainingSection(dp=NoiseSection(noise_multiplier=noise))
+    training = SourceTrainingSection(dp=NoiseSection(noise_multiplier=noise))
     config = SourceConfig(source=ProcessSection(kit=tmp_path, out=tmp_path), task=DIGITS, training=training)
     if noise:
         make_ledger(tmp_path, federation)
@@ -94,7 +95,7 @@ def test_a_device_that_is_not_there_is_refused_at_the_start(tmp_path: Path) -> N
     if missing is None:
         pytest.skip("this machine has every device")
     federation = Federation(tmp_path)
-    training = TargetTrainingSection(device=missing)  # type: ignore[arg-type]
+    training = SourceTrainingSection(device=missing)  # type: ignore[arg-type]
     config = SourceConfig(source=ProcessSection(kit=tmp_path, out=tmp_path), task=DIGITS, training=training)
     with (
         closing(store_at(tmp_path / "state.sqlite")) as store,
@@ -107,7 +108,7 @@ def test_a_device_that_is_not_there_is_refused_at_the_start(tmp_path: Path) -> N
 @pytest.mark.parametrize(("threads", "said"), [(1, "cpu (1 thread)"), (3, "cpu (3 threads)")])
 def test_a_site_says_on_how_many_threads_it_trains(tmp_path: Path, threads: int, said: str) -> None:
     federation = Federation(tmp_path)
-    training = TargetTrainingSection(device="cpu", threads=threads)
+    training = SourceTrainingSection(device="cpu", threads=threads)
     config = SourceConfig(source=ProcessSection(kit=tmp_path, out=tmp_path), task=DIGITS, training=training)
     with closing(store_at(tmp_path / "state.sqlite")) as store:
         site = source_site(config, default_policy(max_samples=1000), member_of(federation), store, secret=None)

@@ -37,9 +37,9 @@ SETTINGS: dict[str, Any] = {"kappa": 0.0, "dropouts": 0.1}
 INDIVIDUAL, COHORT, SUM = Visibility
 
 
-def made(folder: Path, *, settings: dict[str, Any] | None = None, **options: Any) -> Federation:
+def made(folder: Path, *, n: int = N, settings: dict[str, Any] | None = None, **options: Any) -> Federation:
     return Federation(
-        folder, N, settings=SETTINGS | (settings or {}), **({"rule": "fedgp_auto", "rounds": 2} | options)
+        folder, n, settings=SETTINGS | (settings or {}), **({"rule": "fedgp_auto", "rounds": 2} | options)
     )
 
 
@@ -169,9 +169,23 @@ def test_policy_that_asks_for_norm_caps_takes_no_part(tmp_path: Path) -> None:
     federation.close()
 
 
-def test_source_beside_too_few_that_it_trusts_takes_no_part_and_accuses_nobody(tmp_path: Path) -> None:
+def test_source_beside_more_that_it_does_not_trust_than_the_graph_is_made_for_refuses_the_header(
+    tmp_path: Path,
+) -> None:
     federation = made(tmp_path, rounds=1, rule="source_only")
-    trusted = federation.policy(2, trusted_peers=("source-1", "source-3", "source-4", "source-5"))
+    trusted = federation.policy(2, trusted_peers=tuple(f"source-{index}" for index in range(1, N)))
+    federation.sources[2] = federation.source(2, policy=trusted)
+    federation.open().go()
+    (refusal,) = [message.body for _, _, message in federation.passed if isinstance(message.body, Refusal)]
+    assert refusal.key == "trusted-peers"
+    assert not any(sender == 2 and isinstance(m.body, Advertise) for sender, _, m in federation.passed)
+    federation.close()
+
+
+def test_source_beside_too_few_that_it_trusts_takes_no_part_and_accuses_nobody(tmp_path: Path) -> None:
+    federation = made(tmp_path, n=20, rounds=1, rule="source_only", settings={"max_colluders": 1})
+    peers = tuple(f"source-{index}" for index in range(1, 21) if index != 3)
+    trusted = federation.policy(2, trusted_peers=peers, min_others=7, max_colluders=0)
     federation.sources[2] = federation.source(2, policy=trusted)
     federation.open().go()
     sent = [message.body for sender, _, message in federation.passed if sender == 2]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from rounds_federation import TARGET, roster_of, site_id
+from run_settings import as_source
 from source_stores import store_at
 
 from securefda.aggregator.site import target_site
@@ -45,7 +46,7 @@ def made(kit: Path, index: int, training: TargetTrainingSection, data_set: str =
         config = AggregatorConfig(aggregator=process, task=DIGITS, training=training)
         with closing(AggregatorStore(kit / "state.sqlite")) as store:
             return target_site(config, member, lambda: ({}, {}), store, secret=None)
-    source = SourceConfig(source=process, task=DIGITS, training=training)
+    source = SourceConfig(source=process, task=DIGITS, training=as_source(training))
     with closing(store_at(kit / "state.sqlite")) as store:
         return source_site(source, default_policy(max_samples=1000), member, store, secret=None)
 

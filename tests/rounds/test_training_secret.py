@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import ECB
 from rounds_federation import SEED, TARGET, identity, roster_of, site_id, task_of, training_of
+from run_settings import as_source
 from source_stores import store_at
 
 from securefda.aggregator.site import target_site
@@ -68,7 +69,7 @@ class Site:
             with closing(AggregatorStore(self.out / "state.sqlite")) as store:
                 trainer = target_site(target, member, lambda: ({}, {}), store, secret=drawn_from).trainer
                 return trainer.train(trainer.initial_model(), round_number, 1.0, run_id=run_id, attempt=attempt).update
-        source = SourceConfig(source=process, task=POINTS, training=PLAIN)
+        source = SourceConfig(source=process, task=POINTS, training=as_source(PLAIN))
         with closing(store_at(self.out / "state.sqlite")) as kept:
             policy = default_policy(max_samples=1000)
             trainer = source_site(source, policy, member, kept, secret=drawn_from).trainer

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from securefda.protocol.messages import SourcesKeep, Visibility
 from securefda.rules import Strategy
+from securefda.site.config import SourceTrainingSection, TrainingSection
 
 if TYPE_CHECKING:
     from securefda.aggregator.site import RunSettings
@@ -31,3 +32,8 @@ def run_settings(strategy: Strategy, visibility: Visibility = Visibility.SUM, **
         "sources_keep": SourcesKeep.NONE,
     }
     return RunSettings(strategy=strategy, visibility=visibility, **(usual | changes))
+
+
+def as_source(section: TrainingSection) -> SourceTrainingSection:
+    """The same training at a source."""
+    return SourceTrainingSection(**{name: getattr(section, name) for name in TrainingSection.model_fields})

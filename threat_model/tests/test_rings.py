@@ -31,7 +31,7 @@ from threat_model.switches import (
     ONE_RUN,
     RELEASE_FUSE,
     SELF_MASK,
-    TRUSTED_NEIGHBOURS,
+    UNTRUSTED_AS_COLLUDERS,
     Switch,
     checks_off,
     switched_off,
@@ -316,7 +316,7 @@ def test_colluders_all_round_a_source_open_it_where_it_allows_for_none(staged: M
 def test_made_up_sources_all_round_a_source_that_does_not_trust_them_get_no_share(staged: MakesStage) -> None:
     stage = redrawn(staged, trusted_peers=tuple(f"source-{index}" for index in TRUSTED)).play()
     assert near(stage) <= OWN
-    assert stage.alarms(VICTIM) == ["RING_TRUST"]
+    assert stage.alarms(VICTIM) == ["trusted-peers"]
     assert stage.said(VICTIM, ShareBundle) == stage.said(VICTIM, MaskedInput) == []
     assert stage.adversary.attack() is None
 
@@ -327,7 +327,7 @@ def test_made_up_sources_all_round_a_source_open_it_where_it_does_not_count_whom
     staged: MakesStage,
 ) -> None:
     stage = redrawn(staged, trusted_peers=tuple(f"source-{index}" for index in TRUSTED))
-    with switched_off(TRUSTED_NEIGHBOURS, roster=stage.roster):
+    with switched_off(UNTRUSTED_AS_COLLUDERS, roster=stage.roster):
         stage.play()
     assert_victim_is_opened(stage)
 
@@ -337,7 +337,7 @@ def test_source_beside_sites_that_it_does_not_trust_shares_nothing(staged: Makes
     trusted = tuple(f"source-{index}" for index in (1, 3, 4))
     adversary = partial(SubtractsColluders, victim=VICTIM)
     stage = on_a_ring(staged, adversary, policies={VICTIM: policy(trusted_peers=trusted)}).play()
-    assert stage.alarms(VICTIM) == ["RING_TRUST"]
+    assert stage.alarms(VICTIM) == ["trusted-peers"]
     assert stage.said(VICTIM, ShareBundle) == []
     assert stage.said(VICTIM, MaskedInput) == []
 

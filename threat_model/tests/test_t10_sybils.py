@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,18 @@ from securefda.site.kit import load_kit
 from securefda.site.policy import default_policy
 from tests.site.federation_builder import NOW, make
 from threat_model.adversaries.sources import ColludingSource
+from threat_model.adversaries.split_view import SplitView
 from threat_model.adversaries.sybils import EnrolsSybils, IsolatesAmongSybils
 from threat_model.scores import is_recovered
 from threat_model.sites import CLIP, MAX_SAMPLES, TARGET, published_key, roster_of
 from threat_model.stage import MakesStage, Stage
-from threat_model.switches import MEMBER_SIGNATURES, ONE_SITE_PER_LEGAL_ENTITY, Switch, switched_off
+from threat_model.switches import (
+    MEMBER_SIGNATURES,
+    ONE_SITE_PER_LEGAL_ENTITY,
+    UNTRUSTED_AS_COLLUDERS,
+    Switch,
+    switched_off,
+)
 
 VICTIM, HONEST, SYBILS = 1, {2, 3}, {4, 5, 6}
 TRUSTED = tuple(f"source-{index}" for index in HONEST)
@@ -73,6 +81,42 @@ def test_victim_that_trusts_every_site_of_the_roster_is_isolated_exactly(staged:
     stage = sybil_stage(staged)
     assert stage.adversary.summed == {VICTIM, *SYBILS}
     assert is_recovered(stage.adversary.attack().update, stage.update(VICTIM), 4 * stage.precision(VICTIM))
+
+
+class SplitsAmongFive(SplitView):
+    """Four of five open a sum and three answer in each view, which a source that assumes no colluder allows."""
+
+    def session_plan(self, members: set[int]) -> Any:
+        return replace(super().session_plan(members), threshold=3, sum_quorum=4)
+
+
+def beside_one_that_it_does_not_trust(staged: MakesStage) -> Stage:
+    """Five sources; the victim trusts three, and the fifth answers in both views."""
+    return staged(
+        5,
+        aggregator=partial(SplitsAmongFive, victim=VICTIM, second=frozenset({3, 4})),
+        sources={5: ColludingSource},
+        policies={VICTIM: policy_that_trusts(("source-2", "source-3", "source-4"))},
+        settings={"threshold": 3},
+    )
+
+
+@pytest.mark.threat("T10")
+def test_a_site_that_the_victim_does_not_trust_cannot_answer_in_two_views(staged: MakesStage) -> None:
+    stage = beside_one_that_it_does_not_trust(staged).play()
+    assert stage.alarms(VICTIM) == ["trusted-peers"]
+    assert not any(stage.said(VICTIM, kind) for kind in (Advertise, ShareBundle, MaskedInput))
+
+
+@pytest.mark.threat("T10")
+@pytest.mark.control
+def test_a_site_that_is_not_trusted_answers_in_two_views_where_it_does_not_count_as_a_colluder(
+    staged: MakesStage,
+) -> None:
+    stage = beside_one_that_it_does_not_trust(staged)
+    with switched_off(UNTRUSTED_AS_COLLUDERS, roster=stage.roster):
+        stage.play()
+    assert is_recovered(stage.adversary.attack(), stage.update(VICTIM), stage.precision(VICTIM))
 
 
 def taken(proposal: SignedRoster, ca: Ed25519PrivateKey = CA) -> Roster:

@@ -362,10 +362,23 @@ def _refusals_of_visibility(
             f"threshold {header.threshold} of {n}",
             f"{lowest} to {n} with max-colluders = {policy.max_colluders}",
         )
+    elif limits is not None:
+        yield from _refusals_of_untrusted(header, own_index, limits)
     if level is Visibility.SUM:
         if others >= policy.min_others:  # too few others are too few trusted ones as well
             yield from _refusals_of_trust(policy, header, own_index, limits)
         yield from _refusals_of_norm_cap(policy, header, own_index, limits)
+
+
+def _refusals_of_untrusted(header: Header, own_index: int, limits: SessionLimits) -> Refusals:
+    """Sites that are not trusted could show the sources different views of a session, as colluders could."""
+    n, colluders = len(header.masked), limits.most_colluders(header.masked, own_index)
+    if not threshold_is_sound(header.threshold, n, colluders):
+        found = f"threshold {header.threshold} of {n}, of which {colluders} may collude or are not trusted"
+        yield _refusal("trusted-peers", found, f"{(n + colluders) // 2 + 1} or more")
+    elif header.graph is not None and limits.max_colluders <= header.graph.colluders < colluders:
+        found = f"a graph for {header.graph.colluders} colluders, and {colluders} may collude or are not trusted"
+        yield _refusal("trusted-peers", found, f"the target to set privacy.max-colluders = {colluders}")
 
 
 def _refusals_of_trust(policy: SourcePolicy, header: Header, own_index: int, limits: SessionLimits | None) -> Refusals:
