@@ -279,7 +279,7 @@ class StateFile:
         self._one_at_a_time = threading.RLock()  # a thread that the copy has not may have held the old one
 
 
-_RUN_SCHEMA_VERSION = 13
+_RUN_SCHEMA_VERSION = 14
 
 _COMMON_TABLES = """
 CREATE TABLE cosigned (origin TEXT PRIMARY KEY, size INTEGER NOT NULL, root BLOB NOT NULL);
@@ -324,9 +324,14 @@ class RunStore(StateFile):
         again.
         """
         with self._transaction() as database:
-            database.execute("INSERT OR REPLACE INTO personal VALUES (?, ?, ?)", (key, round_number, state))
-            last = "(SELECT max(round) FROM personal WHERE name = ?1 AND round < ?2)"
-            database.execute(f"DELETE FROM personal WHERE name = ?1 AND round < {last}", (key, round_number))  # noqa: S608
+            insert_personal(database, key, round_number, state)
+
+
+def insert_personal(database: sqlite3.Connection, key: str, round_number: int, state: bytes) -> None:
+    """Keep a state in an open transaction, as :meth:`RunStore.keep_personal` does."""
+    database.execute("INSERT OR REPLACE INTO personal VALUES (?, ?, ?)", (key, round_number, state))
+    last = "(SELECT max(round) FROM personal WHERE name = ?1 AND round < ?2)"
+    database.execute(f"DELETE FROM personal WHERE name = ?1 AND round < {last}", (key, round_number))  # noqa: S608
 
 
 def _make_file(path: Path) -> str:

@@ -258,6 +258,7 @@ def evaluate_rule(
     step_updates: StepUpdates | None = None,
     *,
     noise_variance: float = 0.0,
+    apart: bool = False,
 ) -> Contribution:
     """Evaluate the round's rule on the aligned update of one source, or on the mean of a cohort, (m,).
 
@@ -269,7 +270,7 @@ def evaluate_rule(
         published: g_T or the gradient of the gap, (m,), depending on the rule.
         update: the aligned update.
         step_updates: the target's single steps, (B, m), for rules that need them.
-        noise_variance: as for `contribute`.
+        noise_variance, apart: as for `contribute`.
 
     Raises:
         ValueError: the arguments contradict each other; the message names one.
@@ -284,6 +285,7 @@ def evaluate_rule(
         layers=terms.sizes,
         step_updates=step_updates,
         noise_variance=noise_variance,
+        apart=apart,
     )
 
 
@@ -293,7 +295,8 @@ def contribution_at_source(
     """What a source adds to the sum, computed from its aligned update, float32 (m,).
 
     At ``sum``, the source evaluates the rule itself with the published numbers. At ``cohort``, it adds the update as it
-    is, and the aggregator evaluates the rule on the mean of each cohort. ``noise_variance`` is the noise in each
+    is, and the aggregator evaluates the rule on the mean of each cohort. Under norm caps, the target's part is kept
+    apart until the caps have been applied, see :func:`apply_caps`. ``noise_variance`` is the noise in each
     coordinate of the aligned update, for which the projection is corrected; 0 for no correction.
 
     Raises:
@@ -305,7 +308,8 @@ def contribution_at_source(
         if level is Visibility.COHORT:
             return Contribution(vector=update.astype(np.float64), keep=0.0, beta=None)
         statistics = published_statistics(target) if target else None
-        return evaluate_rule(terms, statistics, published, update, noise_variance=noise_variance)
+        apart = is_capped(terms.header, level)
+        return evaluate_rule(terms, statistics, published, update, noise_variance=noise_variance, apart=apart)
     except ValueError as error:
         raise FaultyAggregatorError("HEADER_TARGET", str(error)) from None
 

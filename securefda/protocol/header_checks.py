@@ -98,7 +98,7 @@ def threshold_is_sound(threshold: int, n: int, max_colluders: int) -> bool:
 # --- the header -------------------------------------------------------------------------------------------------------
 
 
-LEAST_RATE_FACTOR = 1e-6
+LEAST_RATE_FACTOR = 1e-3
 """Smallest factor on a site's own learning rate. Schedules stay far above it; far below it, training breaks down."""
 
 _RELEASING = frozenset(rule for rule in Rule if rule.releases_features)
@@ -290,9 +290,10 @@ def _check_sum_terms(header: Header, history: History) -> None:
     """Caps and clips must not vary, or two sums of the same contributions would differ only by those scaled down."""
     if not header.masked:
         return
-    sources, terms = sum_terms(header)
-    detail = f"norm cap, quorum or clips are not those of an earlier round of this run with {sources}"
-    require(dict(history.sum_terms).get(sources, terms) == terms, "HEADER_TERMS", detail)
+    earlier = dict(history.sum_terms)
+    for sources, terms in sum_terms(header):
+        detail = f"{terms}: not as in an earlier round of this run ({sources})"
+        require(earlier.get(sources, terms) == terms, "HEADER_TERMS", detail)
 
 
 def _check_ranges(header: Header) -> None:

@@ -61,15 +61,19 @@ def round_terms(header: Header) -> bytes:
     return sha256(repr(terms).encode()).digest()
 
 
-def sum_terms(header: Header) -> tuple[str, str]:
-    """Two descriptions of a header's sums: the number of sources at ``sum`` and in cohorts, and their bounds.
+def sum_terms(header: Header) -> tuple[tuple[str, str], ...]:
+    """What bounds a header's sums, each with the sources for which it must be the same in all rounds of a run.
 
-    The bounds are the norm cap, its quorum and the clips. Like :func:`round_terms`, this is in no message.
+    The cap and the clips may never vary; how many must be there may vary with the number of sources that a header
+    names. Like :func:`round_terms`, this is in no message.
     """
-    cap, clips = header.norm_cap, " ".join(f"{layer.clip!r}" for layer in header.model_layers)
-    of_cap = "no norm cap" if cap is None else f"kappa {cap.kappa!r} over {cap.others}, by {cap.granularity.label}"
-    sources = f"{len(header.at(Visibility.SUM))} at sum, {len(header.at(Visibility.COHORT))} in cohorts"
-    return sources, f"{of_cap}; quorum {header.sum_quorum}; clips {clips}"
+    cap, at_sum, clips = header.norm_cap, len(header.at(Visibility.SUM)), header.model_layers
+    of_cap = "no norm cap" if cap is None else f"kappa {cap.kappa!r} by {cap.granularity.label}"
+    quorum = f"quorum {header.sum_quorum}" if cap is None else f"quorum {header.sum_quorum}, {cap.others} count"
+    return (
+        ("any at sum" if at_sum else "cohorts", f"{of_cap}; clips {' '.join(f'{layer.clip!r}' for layer in clips)}"),
+        (f"{at_sum} at sum, {len(header.at(Visibility.COHORT))} in cohorts", quorum),
+    )
 
 
 def key_list_context(ctx: bytes, advertisements: Sequence[Signed[Advertise]]) -> bytes:

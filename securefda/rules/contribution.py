@@ -53,16 +53,26 @@ class Contribution:
     """A source's contribution to a round. It is as private as the update behind it, so its repr is empty.
 
     Attributes:
-        vector: v_i, float64 ``(n_params,)``.
+        vector: v_i, float64 ``(n_params,)``; without ``shift``, where that is kept apart.
         keep: share with which the target's update counts, in [0, 1]; under a rule with attention, the attention share.
         beta: weight of the source in [0, 1], for its own report; None for a rule without beta.
         errors: estimated errors of the rules to choose from; None if the plan does not select a rule.
+        shift: the part of v_i that is a multiple of the target's update in each layer, float64 ``(n_params,)``; None
+            if there is none, or ``vector`` has it.
     """
 
     vector: Vector = field(repr=False)
     keep: float = field(repr=False)
     beta: float | None = field(repr=False)
     errors: DeltaErrors | None = field(default=None, repr=False)
+    shift: Vector | None = field(default=None, repr=False)
+
+    def whole(self) -> Contribution:
+        """Return the contribution with its shift in its vector, which is changed in place."""
+        if self.shift is None:
+            return self
+        add_scaled(self.vector, self.shift, 1.0)
+        return replace(self, shift=None)
 
 
 class ContributionSum:
@@ -134,6 +144,7 @@ def contribute(
     layers: Sequence[int] | None = None,
     step_updates: npt.ArrayLike | None = None,
     noise_variance: float = 0.0,
+    apart: bool = False,
 ) -> Contribution:
     """Evaluate a round's rule for one source.
 
@@ -151,6 +162,8 @@ def contribute(
         step_updates: the target's single steps ``(B, n_params)``, only where ``plan.needs_step_updates``.
         noise_variance: variance of the noise in each coordinate of ``source_update``, for which the projection is
             corrected; 0 for no correction. Beta and the estimated errors are never corrected.
+        apart: keep the target's part of the contribution in its ``shift``: norm caps must not count what the target
+            knows.
 
     Returns:
         The source's contribution, not yet weighted by its number of samples.
@@ -191,7 +204,8 @@ def contribute(
         weighted = weighted_by_layer(plan, corrected, source, sizes, np.array(betas))
     else:
         weighted = weighted_update(plan, source, sizes, products=projected, beta=betas[0])
-    return replace(weighted, errors=errors)
+    weighted = replace(weighted, errors=errors)
+    return weighted if apart else weighted.whole()
 
 
 def attend(
@@ -252,9 +266,9 @@ def weighted_by_layer(
 ) -> Contribution:
     """Return a source's contribution to a FedDA or FedGP round with one beta per layer.
 
-    There is only one share of the target's update for all layers, 1 - beta. The vector makes up the difference in each
-    layer: ``beta_l P(g_T | g_i) + (beta - beta_l) g_T``. Beta is the mean of the betas weighted by the squared norm of
-    g_T in each layer, which minimises that difference.
+    There is only one share of the target's update for all layers, 1 - beta. The contribution makes up the difference in
+    each layer: ``beta_l P(g_T | g_i) + (beta - beta_l) g_T``, of which the second term is the shift. Beta is the mean
+    of the betas weighted by the squared norm of g_T in each layer, which minimises that term.
 
     Args:
         plan, source, sizes: as for `weighted_update`.
@@ -267,8 +281,8 @@ def weighted_by_layer(
     beta = min(max(beta, 0.0), 1.0)  # rounding
     multiples = layer_multiples(products, plan.projection, negative=not plan.filter) if plan.rule.projects else 1.0
     vector = scale_layers(source, sizes, multiples * betas)
-    add_scaled(vector, scale_layers(comparison.target, sizes, beta - betas), 1.0)
-    return Contribution(vector=vector, keep=1.0 - beta, beta=beta)
+    shift = scale_layers(comparison.target, sizes, beta - betas)
+    return Contribution(vector=vector, keep=1.0 - beta, beta=beta, shift=shift)
 
 
 def combine(

@@ -80,12 +80,17 @@ class TakenResult:
         return Receipt(run_id, self.round, self.number, self.digest, self.model_digest)
 
 
+UNKNOWN_COUNT = -1
+"""How many sources the result of a session has in which this one sent its update in clear: only the target knows."""
+
+
 @dataclass(frozen=True, slots=True)
 class AcceptedHeader:
     """The facts about the last accepted header of the run that later headers are compared with.
 
     ``number`` is that of its model, which round ``model_round`` gave. ``answered`` says whether this source has sent
-    its last answer in that session, its update in clear or its shares; the session cannot have a true result before.
+    its last answer in that session, its update in clear or its shares; the session cannot have a true result before. It
+    is 0 until then, and then the number of sources in the result, or ``UNKNOWN_COUNT``.
     """
 
     round: int
@@ -94,7 +99,7 @@ class AcceptedHeader:
     model_digest: bytes
     session_id: bytes
     digest: bytes
-    answered: bool
+    answered: int
     model_round: int = 0
     sources_keep: int = SourcesKeep.NONE
 
@@ -225,6 +230,8 @@ def origin_of(
     _require_model(claim, missed.result.body.model_digest, check)
     caught_up = _own_last_session(accepted, taken, missed.result)
     if caught_up is not None and accepted is not None and accepted.answered:
+        count = missed.result.body.count
+        require(accepted.answered in (count, UNKNOWN_COUNT), "RESULT_COUNT", f"{count} of {accepted.answered}")
         return Origin(caught_up.number, caught_up.round, caught_up)
     vouching = len(missed.givers & limits.trusted - {own_index})
     if vouching <= limits.max_colluders:

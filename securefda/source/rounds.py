@@ -55,7 +55,7 @@ from securefda.rules import Contribution
 from securefda.site.policy.verdict import check_metadata, check_metrics
 from securefda.source.acceptance import AcceptedRound
 from securefda.source.between_rounds import receipt_for
-from securefda.source.model_bound import TakenResult
+from securefda.source.model_bound import UNKNOWN_COUNT, TakenResult
 from securefda.source.site import SourceSite
 from securefda.training import Vector
 from securefda.training.alignment import AlignmentRule, FeatureAlignment
@@ -241,7 +241,7 @@ def continue_round(site: SourceSite, current: SourceRound, message: Signed[Body]
             dropped = site_ids(site.roster, phase.lists.dropped)
             journal, header = site.witness.journal, current.header
             journal.event("unmask-shares-released", header, survivors=survivors, dropped=dropped)
-            site.store.answered(header.body.run_id)
+            site.store.answered(header.body.run_id, waiting.survivors)
             return replace(current, phase=waiting), Parcel(unmask)  # with enough of these, the aggregator opens the sum
         case _:
             raise _out_of_order(message, phase)
@@ -306,7 +306,7 @@ def _release_in_clear(
     check_metadata(site.policy, body)
     check_metrics(header.body, handed_in=not site.with_noise, update=body)
     _burn_fuse(site, header)
-    site.store.answered(header.body.run_id)
+    site.store.answered(header.body.run_id, UNKNOWN_COUNT)
     record["summed"] = 1
     signed = site.signer.sign(header.envelope.session_id, header.digest(), body)
     return SourceRound(header, AwaitingClearResult(), record), Parcel(signed, (vector,))
@@ -324,15 +324,16 @@ def capped_input(site: SourceSite, current: SourceRound, ready: session_steps.Re
     if own is None:
         raise FaultyAggregatorError("ORDER", "nothing to mask")
     applied = apply_caps(own.terms, own.report, ready.reports, own.contribution)
+    contribution = own.contribution.whole()
     if applied is not None:
-        beyond = clip_contribution(current.header.body, own.contribution, own.weight)
+        beyond = clip_contribution(current.header.body, contribution, own.weight)
         require_few_at_the_clip(current.header.body, beyond)
         # A layer's largest coordinates are those at its clip; any beyond the range are among them. So: max, not a sum.
         current.record["clipped"] = sum(map(max, own.clipped, beyond))
         current.record["capped"], current.record["zeroed"] = applied.capped, applied.zeroed
         site.witness.journal.event("caps-computed", current.header, **asdict(applied))
     units = own.terms.error_units()
-    encoded = encode_contribution(own.terms, own.contribution, own.statistics, units, own.rounding)
+    encoded = encode_contribution(own.terms, contribution, own.statistics, units, own.rounding)
     own.rounding.erase()
     return encoded
 

@@ -22,7 +22,7 @@ from securefda.protocol.messages import Header, Signed
 from securefda.protocol.transcript import round_terms, sum_terms
 from securefda.source.model_bound import AcceptedHeader, Known, TakenResult, TrainedFrom, Units
 from securefda.source.run_book import RunBook
-from securefda.state_file import ReleaseMarker, RunStore
+from securefda.state_file import ReleaseMarker, RunStore, insert_personal
 from securefda.training import Vector
 from securefda.training.memory import state_keys
 
@@ -63,6 +63,8 @@ class SourceStore(RunStore):
 
     def __init__(self, path: Path, runs: RunBook) -> None:
         self._runs, self._marker = runs, ReleaseMarker(path)
+        self._trained: dict[str, tuple[int, bytes]] = {}
+        """Personal state of the present round's training, until :meth:`remember_trained` keeps it."""
         self._intact: set[Path] = set()  # files of models that this process has written, or has compared
         try:
             super().__init__(path, _TABLES)
@@ -133,7 +135,9 @@ class SourceStore(RunStore):
             position = query(asked, (run_id,)).fetchone()
             fuse = query("SELECT 1 FROM fuses WHERE run_id = ? AND round = ?", (run_id, round_number)).fetchone()
             other_run = self._other_run(run_id)
-            of_released = "SELECT sources, terms FROM sum_terms JOIN fuses USING (run_id, round) WHERE run_id = ?"
+            of_released = (
+                "SELECT sources, terms FROM sum_terms JOIN fuses USING (run_id, round) WHERE run_id = ? ORDER BY sources"
+            )
             terms = query(of_released, (run_id,)).fetchall()
             results = query(
                 "SELECT round, digest, model_digest FROM results WHERE run_id = ? ORDER BY round", (run_id,)
@@ -206,8 +210,17 @@ class SourceStore(RunStore):
         """File name with the whole digest, since a target could find two models whose digests begin alike."""
         return self._path.with_name(f"{self._path.name}.model-{digest.hex()}")
 
+    def keep_personal(self, key: str, round_number: int, state: bytes) -> None:
+        """Keep the state in which training has left the site's own layers or modules, with the model it came from.
+
+        A model that is refused only after training must not have a say in what the site trains next.
+        """
+        self._trained[key] = (round_number, state)
+
     def remember_trained(self, run_id: bytes, number: int, model: Vector, digest: bytes, units: Units) -> None:
-        """Remember the model that was trained from, and the largest units; on the disk before the next fuse is burnt.
+        """Remember the model that was trained from, the largest units and the personal state that training left.
+
+        They are on the disk before the next fuse is burnt.
 
         The model has its own file, which is not forced to the disk, so a power cut can lose it. The file is complete
         before the database names it; afterwards all files without a name are deleted, also those that a kill left.
@@ -231,6 +244,9 @@ class SourceStore(RunStore):
             database.execute(
                 "INSERT OR REPLACE INTO trained (run_id, number, units, model_digest) VALUES (?, ?, ?, ?)", row
             )
+            for key, state in self._trained.items():
+                insert_personal(database, key, *state)
+        self._trained.clear()
         self._delete_models_no_longer_named()
 
     def _delete_models_no_longer_named(self) -> None:
@@ -254,6 +270,7 @@ class SourceStore(RunStore):
             PolicyRefusal, FaultyAggregatorError: as :meth:`RunBook.require_open`; then nothing is remembered.
         """
         body = header.body
+        self._trained.clear()
         self._runs.begin_attempt(header, self._file_number)
         with self._transaction(durable=False) as database:
             database.execute(
@@ -272,18 +289,17 @@ class SourceStore(RunStore):
                     "model_digest": body.model_digest,
                     "session_id": header.envelope.session_id,
                     "digest": header.digest(),
-                    "answered": False,
+                    "answered": 0,
                     "model_round": model_round,
                     "sources_keep": body.sources_keep,
                     "ended": False,
                 },
             )
-            sources, terms = sum_terms(body)
-            database.execute(
+            database.executemany(
                 "INSERT OR REPLACE INTO sum_terms (run_id, sources, round, terms) SELECT ?1, ?2, ?3, ?4 "
                 "WHERE NOT EXISTS (SELECT 1 FROM sum_terms JOIN fuses USING (run_id, round) "
                 "WHERE run_id = ?1 AND sources = ?2)",
-                (body.run_id, sources, body.round, terms),
+                [(body.run_id, sources, body.round, terms) for sources, terms in sum_terms(body)],
             )
 
     def end_run(self, run_id: bytes, *, keeps_own: bool) -> None:
@@ -300,13 +316,13 @@ class SourceStore(RunStore):
                 database.executemany("DELETE FROM personal WHERE name = ?", own)
         self._delete_models_no_longer_named()
 
-    def answered(self, run_id: bytes) -> None:
-        """Remember that the last answer of the session leaves, so that its result can follow.
+    def answered(self, run_id: bytes, summed: int) -> None:
+        """Remember that the last answer of the session leaves, so that its result over ``summed`` sources can follow.
 
         A power cut can undo this; the source then needs the others' receipts to accept the result.
         """
         with self._transaction(durable=False) as database:
-            database.execute("UPDATE positions SET answered = 1 WHERE run_id = ?", (run_id,))
+            database.execute("UPDATE positions SET answered = ? WHERE run_id = ?", (summed, run_id))
 
     def never_paid(self, run_id: bytes, round_number: int) -> None:
         """As :meth:`RunBook.never_paid`."""

@@ -106,7 +106,7 @@ ADVERSARIAL = {**COMPARING, "rule": replace(FADA, rule="fada_adversarial"), "gap
 LAST = PastResult(3, sha256(b"result 3").digest(), sha256(MODEL).digest())
 BEFORE = PastResult(2, sha256(b"result 2").digest(), OTHER)
 RAN = History(last_position=(3, 1), results=(BEFORE, LAST))
-SUMMED = History(sum_terms=(sum_terms(header_body(N)),))
+SUMMED = History(sum_terms=sum_terms(header_body(N)))
 CAP = header_body(N).norm_cap or OF_ONE
 SMALLER = tuple(replace(layer, clip=layer.clip / 2, range=layer.range / 2) for layer in LAYERS)
 NEXT = {"round": 4, "previous_result_digest": LAST.digest}
@@ -312,7 +312,12 @@ LIES = [
     HeaderLie(
         "HEADER_QUORUM",
         "too few that I trust",
-        limits=SessionLimits(min_others=2, max_colluders=0, trusted=frozenset({ME, 3})),
+        limits=SessionLimits(min_others=2, max_colluders=0, trusted=frozenset({0, ME, 3})),
+    ),
+    HeaderLie(
+        "HEADER_THRESHOLD",
+        "two views that sites which I do not trust could both answer in",
+        limits=SessionLimits(min_others=1, max_colluders=0, trusted=frozenset({ME, 3})),
     ),
 ]
 

@@ -130,7 +130,7 @@ def digest(number: int) -> bytes:
 
 TAKEN = TakenResult(4, 3, digest(1), digest(2), digest(3), digest(4))
 """The third result, which closed the fourth round."""
-ACCEPTED = AcceptedHeader(5, 3, digest(1), digest(2), digest(5), digest(6), answered=True)
+ACCEPTED = AcceptedHeader(5, 3, digest(1), digest(2), digest(5), digest(6), answered=3)
 """The header after it."""
 LATER = AcceptedHeader(7, 5, digest(7), digest(8), digest(9), digest(10), answered=True, model_round=6)
 """One that was taken by receipts, for the fifth result."""
@@ -197,6 +197,12 @@ REFUSES: dict[str, Case] = {
 def test_model_is_that_of_a_result_that_a_source_has_reason_to_believe_in(name: str) -> None:
     known, header, shown, origin = TAKES[name]
     assert origin_of(header, known, shown, own_index=ME, limits=LIMITS) == origin
+
+
+def test_result_of_its_own_last_session_over_another_number_of_sources_is_refused() -> None:
+    known = Known(TAKEN, replace(ACCEPTED, answered=4))
+    with pytest.raises(FaultyAggregatorError, match="RESULT_COUNT: 3 of 4"):
+        origin_of(asking(OWN.result.digest(), digest(13)), known, OWN, own_index=ME, limits=LIMITS)
 
 
 @pytest.mark.parametrize("name", REFUSES)

@@ -197,6 +197,12 @@ def test_personalized_fedavg_is_measured_after_epochs_at_the_target(undisturbed:
     assert expected.loss != federation.run._site.trainer.evaluate(model, test_data).loss
 
 
+def remember(store: AggregatorStore | SourceStore) -> None:
+    """Have a source take the model that it trained from for one that it may have."""
+    if isinstance(store, SourceStore):
+        store.remember_trained(bytes(16), 1, np.zeros(1, np.float32), bytes(32), (1.0,))
+
+
 @pytest.mark.parametrize("keeps_own", [False, True])
 def test_what_a_source_kept_of_a_run_goes_with_its_end_unless_it_is_to_stay(tmp_path: Path, keeps_own: bool) -> None:
     store, run = store_at(tmp_path / "state.sqlite"), bytes(16)
@@ -204,6 +210,7 @@ def test_what_a_source_kept_of_a_run_goes_with_its_end_unless_it_is_to_stay(tmp_
     assert len(places) == 3
     for place in (*places, "another run"):
         store.keep_personal(place, 1, b"state")
+    remember(store)
     store.end_run(run, keeps_own=keeps_own)
     assert [store.personal(place, 2) is not None for place in (*places, "another run")] == [keeps_own] * 3 + [True]
     store.close()
@@ -216,8 +223,10 @@ def test_a_store_keeps_the_last_two_rounds_of_each_run_across_restarts(
     store = kind(tmp_path / "state.sqlite")
     for number in (1, 2, 4):
         store.keep_personal("a", number, b"of round %d" % number)
+        remember(store)
     store.keep_personal("b", 7, b"of another run")
     store.keep_personal("a", 4, b"of round 4, again")
+    remember(store)
     store.close()
     store = kind(tmp_path / "state.sqlite")
     kept = [store.personal("a", before) for before in (2, 3, 4, 5, 99)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import random
 from pathlib import Path
 from typing import Any
 
@@ -182,7 +184,10 @@ def test_source_beside_more_that_it_does_not_trust_than_the_graph_is_made_for_re
     federation.close()
 
 
-def test_source_beside_too_few_that_it_trusts_takes_no_part_and_accuses_nobody(tmp_path: Path) -> None:
+def test_source_beside_too_few_that_it_trusts_takes_no_part_and_accuses_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "urandom", random.Random(1).randbytes)  # by which source-3 becomes its neighbour
     federation = made(tmp_path, n=20, rounds=1, rule="source_only", settings={"max_colluders": 1})
     peers = tuple(f"source-{index}" for index in range(1, 21) if index != 3)
     trusted = federation.policy(2, trusted_peers=peers, min_others=7, max_colluders=0)

@@ -113,7 +113,7 @@ def alignment_loss(kind: AlignmentRule, features: Vector, **weights: float) -> t
     model: Any = at(first_model())
     torch.manual_seed(7)
     return AlignmentLoss(
-        FeatureAlignment(kind, features), model, AlignmentSettings(**weights), DATA.features[:2]
+        FeatureAlignment(kind, features), model, AlignmentSettings(**weights), DATA.features[:2], own_spread=0.0
     ), model
 
 

@@ -24,6 +24,7 @@ from securefda.protocol.envelope import sign_bytes
 from securefda.protocol.masking import RingVector
 from securefda.protocol.messages import Signed
 from securefda.protocol.shamir import PRIME
+from securefda.protocol.transcript import cohort_with
 
 DUE_AT_SOURCE = ("KeyList", "ShareDelivery", "Survivors", "Consistency", "Result")
 DUE_AT_AGGREGATOR = ("Advertise", "ShareBundle", "MaskedInput", "SurvivorSignature", "Unmask")
@@ -159,10 +160,11 @@ def _low_order_mask_key() -> dict[str, Any]:
 def _too_few_that_count() -> Iterable[dict[str, Any]]:
     """An honest delivery, with which the source's own cohort holds too few for what it asks."""
     name, usual = "six-cohorts", limits_of(6)
+    mates = cohort_with(VICTIM, _awaiting(name, false_aggregator.DELIVERY + 1).phases[VICTIM].cohorts)
     asks = {
         "two others in a sum that opens over two": replace(usual, min_others=2),
         "a cohort in which one colluder may be": replace(usual, max_colluders=1),
-        "a cohort in which I trust nobody": replace(usual, trusted=frozenset({VICTIM})),
+        "a cohort in which I trust nobody": replace(usual, trusted=usual.trusted - mates),
     }
     for claim, limits in asks.items():
         cohort = _awaiting(name, false_aggregator.DELIVERY)

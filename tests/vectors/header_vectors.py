@@ -112,7 +112,7 @@ ACCEPTED: Mapping[str, tuple[Terms, Terms]] = {
     "words of 16 bits, and loss and accuracy beside the sum": ({"modulus_bits": 16, "metrics": True}, {}),
     "fewer than all": ({"participants": (0, 2, 4), "threshold": 3}, {}),
     "the least threshold": ({"threshold": 3}, {}),
-    "the least learning rate": ({"rule": replace(table.header().body.rule, learning_rate_factor=1e-6)}, {}),
+    "the least learning rate": ({"rule": replace(table.header().body.rule, learning_rate_factor=1e-3)}, {}),
     "as many that count as I ask for": ({}, {"limits": limits_of(table.N, min_others=3)}),
 }
 

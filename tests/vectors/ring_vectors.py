@@ -106,14 +106,13 @@ def begun_to(slot: int) -> Cohort:
 
 
 def _few_that_count() -> dict[str, Any]:
-    """Honest nonces, by which a source stands beside too many that it does not trust."""
+    """Honest nonces; as many neighbours as open a secret are fewer than the source wants to be among."""
     cohort = begun_to(ring_lies.NEIGHBOURS)
-    limits = limits_of(N)
-    limits = replace(limits, trusted=limits.trusted - set(ring_lies.near(cohort)[:4]))
+    limits = limits_of(N, min_others=cohort.header.body.share_threshold)
     phase = cohort.phases[VICTIM]
     cohort.phases[VICTIM] = replace(phase, session=replace(phase.session, limits=limits))
-    claim, honest = "six neighbours of whom I trust two", cohort.inbox[VICTIM]
-    # The header cannot tell: of the nine that must stay it needs one that is trusted, and who is near is not known.
+    claim, honest = "fewer neighbours than my min-others open a secret", cohort.inbox[VICTIM]
+    # The header cannot tell: by its quorum the sum has enough others.
     return {**source_case(RING, "RING_TRUST", claim, cohort, ring_lies.NEIGHBOURS, honest), "limits": plain(limits)}
 
 

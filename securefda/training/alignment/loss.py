@@ -41,7 +41,9 @@ MOST_OWN_ROWS = 512
 """Most rows of a source that enter the discrepancy from which the pull is computed."""
 
 _LEAST_SPREAD = 0.1
-"""Least spread of a feature, in standard deviations over all features; one that hardly varies is divided by this."""
+"""Least spread of a feature, in standard deviations over all features, or in the spread of the source's own; one that
+hardly varies is divided by this. The target makes its features up if it likes: without a measure of the source's own,
+ones that hardly differ would make the source's update as long as the target wants it."""
 
 
 class AlignmentRule(StrEnum):
@@ -94,6 +96,7 @@ class AlignmentLoss:
         model: the model that is trained; not changed here.
         settings: weights of the losses and learning rate of the private modules.
         sample: a few rows on the device that trains, (n, ...); they give the widths of the modules.
+        own_spread: mean standard deviation of the features of the source's own rows.
 
     Raises:
         TrainingError: the target's features have another width than the model's, fewer than two rows, no spread, or
@@ -101,7 +104,13 @@ class AlignmentLoss:
     """
 
     def __init__(
-        self, aligned: FeatureAlignment, model: nn.Module, settings: AlignmentSettings, sample: Tensor
+        self,
+        aligned: FeatureAlignment,
+        model: nn.Module,
+        settings: AlignmentSettings,
+        sample: Tensor,
+        *,
+        own_spread: float,
     ) -> None:
         require_alignable(aligned.kind, model)
         width = feature_width(model)
@@ -114,7 +123,7 @@ class AlignmentLoss:
                 f"features of the target's {len(received)} rows are all alike",
                 hint="the target has to lower training.learning-rate, or set another strategy.rule",
             )
-        self._spread = spread.clamp_min(_LEAST_SPREAD * float(overall))
+        self._spread = spread.clamp_min(_LEAST_SPREAD * max(float(overall), own_spread))
         self._target = self._standardised(received)
         self.modules = nn.ModuleDict()
         if self._kind is not AlignmentRule.F_DAN:

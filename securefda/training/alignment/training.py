@@ -15,6 +15,7 @@ from securefda.training.features import extract_features
 from securefda.training.local import LocalResult, StepObserver, train_local
 from securefda.training.seeds import Seed, derive_seed, new_generator, seeded_torch
 from securefda.training.settings import TrainingSettings
+from securefda.training.vectors import vector_to_model
 
 
 def train_aligned(
@@ -50,8 +51,10 @@ def train_aligned(
         DataError: as for ``train_local``.
     """
     device = choose_device(settings.device)
+    vector_to_model(received, model.to(device))
+    spread = float(extract_features(task, model, data.features[:MOST_OWN_ROWS].to(device)).std(axis=0).mean())
     with seeded_torch(first, device), task_code(type(task), "a forward pass"):
-        loss = AlignmentLoss(aligned, model.to(device), settings.align, data.features[:2].to(device))
+        loss = AlignmentLoss(aligned, model, settings.align, data.features[:2].to(device), own_spread=spread)
     if kept is not None:
         loss.restore(kept)
     result = train_local(
