@@ -389,6 +389,14 @@ def _counting_all(original: Callable[..., Any]) -> Callable[..., Any]:
     return lambda reports, *, kappa, others: original(reports, kappa=kappa, others=max(others, len(reports) - 1))
 
 
+CAPS_ON_ITS_OWN_PART = replaced(
+    "norm caps count a source's own part of its contribution",
+    contribution,
+    "contribute",
+    lambda original: lambda *given, apart, **how: original(*given, apart=False, **how),  # noqa: ARG005 - as it is called
+)
+"""Norm caps also count the multiple of the target's own update that a source adds under auto-beta per layer."""
+
 ONLY_THE_SMALLEST_COUNT = replaced("counting the smallest norms alone", norm_caps, "caps_for", _counting_all)
 """Whatever the header says, the norms of all other sources count, also of those that can be lost."""
 

@@ -136,7 +136,8 @@ class SourceStore(RunStore):
             fuse = query("SELECT 1 FROM fuses WHERE run_id = ? AND round = ?", (run_id, round_number)).fetchone()
             other_run = self._other_run(run_id)
             of_released = (
-                "SELECT sources, terms FROM sum_terms JOIN fuses USING (run_id, round) WHERE run_id = ? ORDER BY sources"
+                "SELECT sources, terms FROM sum_terms JOIN fuses USING (run_id, round) "
+                "WHERE run_id = ? ORDER BY sources"
             )
             terms = query(of_released, (run_id,)).fetchall()
             results = query(

@@ -15,7 +15,7 @@ import pytest
 
 from securefda.audit.reading import open_log
 from securefda.audit.records import Entry
-from securefda.protocol.messages import Advertise, MaskedInput
+from securefda.protocol.messages import Advertise, Header, MaskedInput
 from securefda.protocol.secret import Secret
 from securefda.rules import Strategy
 from securefda.site.policy import SourcePolicy, default_policy
@@ -268,6 +268,25 @@ def test_longest_update_is_the_difference_of_two_sums_where_the_norm_cap_may_ris
     with switched_off(checks_off("HEADER_TERMS"), roster=stage.roster):
         stage.play()
     assert best(stage.adversary.attack(), updates(stage, LONGEST, WHOLE, 1)[0]) > 0.95
+
+
+class NamesMore(RaisesCap):
+    """Raises the cap in a header that also names a site which is away, so that as many sources are there."""
+
+    def participants(self) -> set[int]:
+        return set(range(1, N + 1 + len(self.sessions)))
+
+    def header_for(self, index: int) -> Header | None:
+        return None if index > N else super().header_for(index)
+
+
+@pytest.mark.threat("T12")
+def test_norm_cap_is_that_of_earlier_rounds_however_many_sources_a_header_names(staged: MakesStage) -> None:
+    trainers = {index: site(min(index, N), WHOLE) for index in range(1, N + 2)} | {0: site(1, WHOLE)}
+    settings = {"strategy": Strategy(rule="source_only", rounds=2), "kappa": 1.0}
+    stage = staged(N + 1, aggregator=partial(NamesMore, most=2.0), trainers=trainers, settings=settings).play()
+    for index in ALL:
+        assert stage.refusals(index) == stage.alarms(index) == ["HEADER_TERMS"]
 
 
 # The same over gRPC with mutual TLS. Sites are in this process, so that the switch reaches the sources' code.

@@ -18,7 +18,7 @@ from threat_model.adversaries.crafted_target import ClaimsNorm, CraftsTarget, Mu
 from threat_model.scores import RECOVERED_COSINE, cosine, cosine_under_norm_caps
 from threat_model.sites import CLIP, MAX_SAMPLES, TARGET, KnownUpdates, known_update, samples_of
 from threat_model.stage import MakesStage, Stage
-from threat_model.switches import NORM_CAP, ONLY_THE_SMALLEST_COUNT, POLICY, switched_off
+from threat_model.switches import CAPS_ON_ITS_OWN_PART, NORM_CAP, ONLY_THE_SMALLEST_COUNT, POLICY, switched_off
 from threat_model.watched import WatchedAggregator
 
 HALVES = (("body", (2048,)), ("head", (2048,)))
@@ -187,6 +187,43 @@ def test_weights_that_a_target_lies_about_isolate_where_nobody_scales(staged: Ma
     with switched_off(NORM_CAP, roster=stage.roster):
         stage.play()
     assert exposure(stage) > RECOVERED_COSINE
+
+
+# Auto-beta per layer: to each layer a source adds a multiple of the target's own update, which the target takes out.
+
+
+def per_layer(staged: MakesStage) -> Stage:
+    """The sources hold with the target in the body; in the head the filter leaves the victim only."""
+    known = updates_of(N)
+    update = target_update_for(np.array([[1.0] * N, [1, 0, 0, 0, 0]]), known, SIZES)
+    return staged(
+        N,
+        aggregator=partial(CraftsTarget, victim=VICTIM, update=update, known=known, weights=weights_of(N)),
+        settings={"strategy": Strategy(rule="fedgp_auto", rounds=1, beta_per_layer=True), "kappa": 1.0},
+        model_step=LONG,
+    )
+
+
+def exposure_beside_the_target(stage: Stage) -> float:
+    """Cosine of what was opened of the head and the victim's update, both without what lies along the target's."""
+    known = target_update_for(np.array([[1.0] * N, [1, 0, 0, 0, 0]]), updates_of(N), SIZES)
+    along = known[SIZES[0] :] / np.linalg.norm(known[SIZES[0] :])
+    total, own = (vector[SIZES[0] :].astype(np.float64) for vector in (opened(stage), stage.update(VICTIM)))
+    return cosine(total - (total @ along) * along, own - (own @ along) * along)
+
+
+@pytest.mark.threat("T22")
+def test_the_targets_own_update_does_not_count_as_that_of_others(staged: MakesStage) -> None:
+    assert abs(exposure_beside_the_target(per_layer(staged).play())) < 0.3  # noise of float32: the layer is empty
+
+
+@pytest.mark.threat("T22")
+@pytest.mark.control
+def test_layer_is_the_victims_alone_where_the_targets_own_update_counts_as_that_of_others(staged: MakesStage) -> None:
+    stage = per_layer(staged)
+    with switched_off(CAPS_ON_ITS_OWN_PART, roster=stage.roster):
+        stage.play()
+    assert exposure_beside_the_target(stage) > RECOVERED_COSINE
 
 
 # Losing the large ones after everybody has released.

@@ -234,7 +234,8 @@ class SourcePolicy(Settings):
             ``"individual"``.
         min_others: least number of trusted others in a sum after ``max_colluders`` are subtracted.
         max_colluders: number of other sources that may collude with the aggregator.
-        trusted_peers: site ids that count towards ``min_others``; empty for the whole roster.
+        trusted_peers: site ids that count towards ``min_others``; empty for the whole roster. All others count as
+            colluders.
         allowed_rules: rules in which this site takes part; none unless listed. ``"auto"`` permits estimated errors.
         allowed_tasks: task factories for which this site trains; empty for the one that its own settings name.
         architectures: SHA-256 of permitted models, hex; empty for the one that this site builds itself.
