@@ -62,7 +62,8 @@ def measured(turns: int, seeds: int, rules: str) -> dict[str, Any]:
                 load = Load()
                 time.sleep(_WATCHED_S)
                 others = round(load.of_others(), 2)
-                seconds = seconds_of(*given, "--engine", engine, "--out", str(folder))
+                exposed = ["--ray-exposed"] if engine == "ray" else []
+                seconds = seconds_of(*given, "--engine", engine, *exposed, "--out", str(folder))
                 turn[engine] = {"seconds": round(seconds, 2), "others": others}
                 runs = runs_in(folder)
                 first = first or runs

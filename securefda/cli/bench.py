@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from securefda.cli.options import OutputFormat, Overrides, RunInterruptedError, interruptible, terminable
+from securefda.cli.options import OutputFormat, Overrides, RayExposed, RunInterruptedError, interruptible, terminable
 from securefda.cli.output import Format, print_error, print_result
 from securefda.errors import ConfigError, SecureFdaError
 from securefda.text import aligned
@@ -144,6 +144,7 @@ def accuracy(
     ray_address: Annotated[
         str, typer.Option("--ray-address", metavar="HOST:PORT", help="Of a Ray cluster; default: one made for this.")
     ] = "",
+    ray_exposed: RayExposed = False,
     check: Annotated[
         bool, typer.Option("--check", help="End with 1 where the suite's requirements do not hold.")
     ] = False,
@@ -159,7 +160,7 @@ def accuracy(
     from securefda.bench.accuracy.plan import Request
     from securefda.bench.accuracy.progress import console_watcher
 
-    computing = engine_settings(engine, workers or os.cpu_count() or 1, ray_address)
+    computing = engine_settings(engine, workers or os.cpu_count() or 1, ray_address, exposed=ray_exposed)
     request = Request(suite, level, seeds, _names(rules), _names(data), data_dir, overrides, os.environ)
     folder = out or Path("runs") / f"accuracy-{suite}-{level}"
     other = None if compare is None else (compare, at_another_level(request, compare))

@@ -22,6 +22,9 @@ Overrides = Annotated[
     list[str], typer.Option("--set", metavar="KEY=VALUE", help="Override a setting, e.g. strategy.rounds=3.")
 ]
 Seed = Annotated[int, typer.Option("--seed", min=0, max=2**63 - 1, help="Seed of data splits, models and training.")]
+RayExposed = Annotated[
+    bool, typer.Option("--ray-exposed", help="Start Ray although some of its ports are open on every address.")
+]
 OutputFormat = Annotated[Format, typer.Option("--format", help="Text for people, or one JSON envelope.")]
 
 

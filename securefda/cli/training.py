@@ -15,6 +15,7 @@ from securefda.cli.options import (
     FederationFile,
     OutputFormat,
     Overrides,
+    RayExposed,
     Seed,
     default_out,
     interruptible,
@@ -52,6 +53,7 @@ class _Simulated:
 
     workers: int = 0
     ray_address: str = ""
+    ray_exposed: bool = False
 
 
 def run(
@@ -81,6 +83,7 @@ def simulate(
     ray_address: Annotated[
         str, typer.Option("--ray-address", metavar="HOST:PORT", help="Of a Ray cluster; default: one made for this.")
     ] = "",
+    ray_exposed: RayExposed = False,
     launcher: Launcher = None,
     output: OutputFormat = Format.TXT,
 ) -> None:
@@ -88,12 +91,12 @@ def simulate(
     from securefda.local.launched import launched
 
     if engine is SimulationEngine.LOCAL:
-        for option, given in (("--workers", workers), ("--ray-address", ray_address)):
+        for option, given in (("--workers", workers), ("--ray-address", ray_address), ("--ray-exposed", ray_exposed)):
             if given:
                 raise ConfigError(option, f"means nothing to the engine {engine.value}", hint="add --engine ray")
         where = _Simulated()
     else:
-        where = _Simulated(workers or os.cpu_count() or 1, ray_address)
+        where = _Simulated(workers or os.cpu_count() or 1, ray_address, ray_exposed)
     with launched(launcher):
         _one_run(file, out, overrides, seed, output, fresh=fresh, simulated=where)
 
@@ -194,7 +197,7 @@ def _train(config: FederationConfig, folder: Path, seed: int, simulated: _Simula
                 from securefda.local.slices import RaySettings, simulate_in_slices
 
             if simulated.workers:
-                spread = RaySettings(simulated.workers, simulated.ray_address)
+                spread = RaySettings(simulated.workers, simulated.ray_address, simulated.ray_exposed)
                 return simulate_in_slices(config, folder, seed, reporter, spread)
             return simulate_in_memory(config, folder, seed, reporter)
         from securefda.local.launcher import run_processes

@@ -19,17 +19,21 @@ _PATIENCE_S = 10.0
 
 
 @contextmanager
-def ray_engine(workers: int, address: str = "") -> Iterator[Any]:
+def ray_engine(workers: int, address: str = "", *, exposed: bool = False) -> Iterator[Any]:
     """Yield the module ``ray``, connected; what it started ends with the block.
 
     Args:
         workers: processes beside each other, where Ray is started for this block.
         address: of a Ray cluster that is there; empty to start Ray on this machine, with a token of its own.
+        exposed: whether Ray may be started on this machine: some of its ports are open on every address.
 
     Raises:
-        ConfigError: Ray is not installed, or cannot be reached.
+        ConfigError: Ray would be started and may not be, is not installed, or cannot be reached.
     """
-    # Before the import, which reads them: a token keeps others from running code here, since Ray's ports are open.
+    if not address and not exposed:
+        why = "opens ports on every address of this machine, where only a token keeps others from running code"
+        raise ConfigError("--engine ray", why, hint="add --ray-exposed where a firewall keeps others out")
+    # Before the import, which reads them.
     if not address:
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

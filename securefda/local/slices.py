@@ -39,10 +39,12 @@ class RaySettings:
     Attributes:
         workers: processes.
         address: of a cluster that is there; empty to start Ray on this machine.
+        exposed: whether it may be started here, see :func:`ray_engine`.
     """
 
     workers: int
     address: str = ""
+    exposed: bool = False
 
 
 def simulate_in_slices(
@@ -55,7 +57,7 @@ def simulate_in_slices(
         SecureFdaError: whatever ends the run; the folder holds the rounds until then.
     """
     count = min(settings.workers, len(config.federation.sources))
-    with ray_engine(count, settings.address) as ray:
+    with ray_engine(count, settings.address, exposed=settings.exposed) as ray:
 
         def over_slices(run: AggregatorRun, sites: SimulatedSites) -> Simulation:
             slices = _Slices(ray, sites, count)

@@ -230,7 +230,10 @@ def test_a_run_that_fails_is_named_the_others_go_on_and_it_is_tried_again(tmp_pa
 def figures_by(engine, out):
     """What an engine makes of two runs, of which one fails."""
     settings = (*SHORT, "task.factory=accuracy_tasks:FailsWithSeedOne")
-    asked = arguments(out, "--workers", "2", "--engine", engine, rules="target_only", seeds=2, settings=settings)
+    exposed = ["--ray-exposed"] if engine == "ray" else []
+    asked = arguments(
+        out, "--workers", "2", "--engine", engine, *exposed, rules="target_only", seeds=2, settings=settings
+    )
     env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}  # where accuracy_tasks is
     command = [sys.executable, "-m", "securefda.cli", *asked]
     done = subprocess.run(command, check=False, capture_output=True, text=True, env=env)
@@ -267,9 +270,15 @@ def test_an_engine_that_is_unknown_not_installed_or_out_of_reach_is_one_line(tmp
     error, hint = refused("--ray-address", "127.0.0.1:1")
     assert error == "error: --ray-address: means nothing to the engine local"
     assert hint == "hint: add --engine ray"
-    for engine, name in (("ray", "Ray"), ("slurm", "submitit")):
+    error, hint = refused("--engine", "ray")
+    assert error == (
+        "error: --engine ray: opens ports on every address of this machine, where only a token keeps others from "
+        "running code"
+    )
+    assert hint == "hint: add --ray-exposed where a firewall keeps others out"
+    for engine, name, *more in (("ray", "Ray", "--ray-exposed"), ("slurm", "submitit")):
         monkeypatch.setitem(sys.modules, name.lower(), None)
-        error, hint = refused("--engine", engine)
+        error, hint = refused("--engine", engine, *more)
         assert error == f"error: --engine {engine}: {name} is not installed"
         assert f"securefda[{engine}]" in hint
 

@@ -132,7 +132,7 @@ def by_ray(out: Path, *options: str) -> subprocess.CompletedProcess[str]:
         "3",
     ]
     return subprocess.run(
-        [*command, *SHORT, "--engine", "ray", "--workers", "2", *options],
+        [*command, *SHORT, "--engine", "ray", "--ray-exposed", "--workers", "2", *options],
         check=False,
         capture_output=True,
         text=True,
@@ -196,8 +196,10 @@ def test_ray_that_is_not_asked_for_not_installed_or_out_of_reach_is_one_line(
             assert error == f"error: --ray-address: no answer from {address}: Connection refused"
             error = refused("--engine", "ray", "--ray-address", "head")[-1]
             assert error == "error: --ray-address: 'head' is not HOST:PORT"
-    monkeypatch.setitem(sys.modules, "ray", None)
     error, hint = refused("--engine", "ray")
+    assert error.startswith("error: --engine ray: opens ports on every address of this machine")
+    monkeypatch.setitem(sys.modules, "ray", None)
+    error, hint = refused("--engine", "ray", "--ray-exposed")
     assert (error, hint) == (
         "error: --engine ray: Ray is not installed",
         "hint: pip install 'securefda[ray]', or leave --engine out",

@@ -42,22 +42,25 @@ class EngineSettings:
         name: which engine.
         workers: how many runs beside each other.
         address: of a Ray cluster that is there; empty to start Ray on this machine, for these runs alone.
+        exposed: whether Ray may be started here, see :func:`ray_engine`.
     """
 
     name: EngineName = EngineName.LOCAL
     workers: int = 1
     address: str = ""
+    exposed: bool = False
 
     def __post_init__(self) -> None:
-        if self.address and self.name is not EngineName.RAY:
-            raise ConfigError("--ray-address", f"means nothing to the engine {self.name}", hint="add --engine ray")
+        for option, given in (("--ray-address", self.address), ("--ray-exposed", self.exposed)):
+            if given and self.name is not EngineName.RAY:
+                raise ConfigError(option, f"means nothing to the engine {self.name}", hint="add --engine ray")
 
 
 ONE_BY_ONE = EngineSettings()
 """One run after the other, on this machine."""
 
 
-def engine_settings(name: str, workers: int, address: str = "") -> EngineSettings:
+def engine_settings(name: str, workers: int, address: str = "", *, exposed: bool = False) -> EngineSettings:
     """Return the engine settings that the command line asks for.
 
     Raises:
@@ -66,7 +69,7 @@ def engine_settings(name: str, workers: int, address: str = "") -> EngineSetting
     known = [one.value for one in EngineName]
     if name not in known:
         raise ConfigError("--engine", f"there is no {name!r}", hint=f"there are: {', '.join(known)}")
-    return EngineSettings(EngineName(name), workers, address)
+    return EngineSettings(EngineName(name), workers, address, exposed)
 
 
 def run_all(planned: Iterable[Planned], settings: EngineSettings, folder: Path, scratch: Path, done: Done) -> None:
@@ -121,7 +124,7 @@ class _Engine(Protocol):
 
 @contextmanager
 def _ray(settings: EngineSettings) -> Iterator[_Engine]:
-    with ray_engine(settings.workers, settings.address) as ray:
+    with ray_engine(settings.workers, settings.address, exposed=settings.exposed) as ray:
         yield _Ray(ray)
 
 
