@@ -3,16 +3,23 @@
 # make test-deep    all tests in their long forms; PART=2 runs the second of four parts
 # make docs         the manual, as HTML in docs/_build/html
 # make lint         what CI checks beside the tests
-# make lock         renew requirements.lock from pyproject.toml
+# make lock         renew the locks, requirements*.lock, from pyproject.toml
+# make audit-deps   look up what is locked in a database of known vulnerabilities
+#
+# TORCH=cuda sets up, in a new .venv, with PyTorch's build for NVIDIA GPUs, several GB; without it, with the one for CPUs.
 
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+TOOLS := .venv.tools
+TORCH := cpu
+CPU_INDEX := https://download.pytorch.org/whl/cpu
+INSTALL := -m pip install --quiet --disable-pip-version-check
 
 # Where nothing compiled is kept, every process that a test starts compiles the package anew, and so does every worker.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-deep docs lint lint-style lint-types lint-imports lint-generated lint-growth lock clean
+.PHONY: demo test test-deep docs lint lint-style lint-types lint-imports lint-generated lint-growth lock audit-deps clean
 .DEFAULT_GOAL := demo
 
 demo: $(READY)
@@ -51,7 +58,7 @@ lint-generated: $(READY)
 lint-growth: $(READY)
 	$(BIN)/python tests/run.py --check
 
-$(READY): requirements.lock pyproject.toml
+$(READY): requirements-dev.lock requirements-torch-$(TORCH).lock pyproject.toml
 	@python=; for candidate in $(PYTHON) python3 python3.13 python3.12 python3.11; do \
 	    if $$candidate -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; \
 	    then python=$$candidate; break; fi; \
@@ -59,17 +66,33 @@ $(READY): requirements.lock pyproject.toml
 	if [ -z "$$python" ]; then echo "error: no Python 3.11, 3.12 or 3.13 found; name one: make PYTHON=/path/to/python" >&2; exit 4; fi; \
 	echo "setting up $(VENV) with $$($$python --version), once"; \
 	$$python -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements.lock
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@$(BIN)/python $(INSTALL) --require-hashes --no-deps --requirement requirements-torch-$(TORCH).lock \
+	    $(if $(filter cpu,$(TORCH)),--retries 2 --extra-index-url $(CPU_INDEX))
+	@$(BIN)/python $(INSTALL) --require-hashes --requirement requirements-dev.lock
+	@$(BIN)/python $(INSTALL) --no-deps --no-build-isolation --editable .
 	@touch $(READY)
 
-lock:
-	rm -rf $(VENV).lock
-	python3 -m venv $(VENV).lock
-	$(VENV).lock/bin/python -m pip install --quiet torch==2.13.0
-	$(VENV).lock/bin/python -m pip install --quiet setuptools --editable '.[dev]'
-	$(VENV).lock/bin/python -m pip freeze --all --exclude-editable --exclude pip | sed 's/+cpu//' | grep -v -i '^nvidia-\|^triton' > requirements.lock
-	rm -rf $(VENV).lock
+$(TOOLS)/.ready: requirements-tools.lock | $(READY)
+	@$(BIN)/python -m venv $(TOOLS)
+	@$(TOOLS)/bin/python $(INSTALL) --require-hashes --requirement requirements-tools.lock
+	@touch $@
+
+# Resolved for all Pythons and platforms at once. Each build of PyTorch has a lock of its own: from hashes of both, pip would choose. CUDA_ONLY is
+# what only the build for GPUs needs. Only wheels: pip checks no hash of what a source package needs to be built.
+CUDA_ONLY := cuda-bindings cuda-toolkit nvidia-cudnn-cu13 nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvshmem-cu13 triton
+COMPILE := $(TOOLS)/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --fork-strategy fewest --generate-hashes \
+    --only-binary :all: --emit-build-options --annotation-style line --custom-compile-command 'make lock'
+WITHOUT_TORCH := printf '%s\n' $(CUDA_ONLY) | $(COMPILE) --excludes - --no-emit-package torch --group torch pyproject.toml
+
+lock: $(TOOLS)/.ready
+	$(WITHOUT_TORCH) --extra dev --output-file requirements-dev.lock >/dev/null
+	$(WITHOUT_TORCH) --constraint requirements-dev.lock --output-file requirements.lock >/dev/null
+	$(COMPILE) --group tools --output-file requirements-tools.lock >/dev/null
+	$(COMPILE) --group torch --constraint requirements-dev.lock --output-file requirements-torch-cuda.lock >/dev/null
+	$(COMPILE) --group torch --no-deps --default-index $(CPU_INDEX) --output-file requirements-torch-cpu.lock >/dev/null
+
+audit-deps: $(TOOLS)/.ready
+	@.ci/audit-deps $(TOOLS)/bin/pip-audit
 
 clean:
-	rm -rf $(VENV) docs/_build build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(TOOLS) docs/_build build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
