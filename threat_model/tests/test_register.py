@@ -40,8 +40,8 @@ control = true
 
 
 def test_threats_are_those_that_were_given_an_id() -> None:
-    missing = {"T23", "T24", "T25", "T26"}
-    expected = [name for name in (f"T{number:02}" for number in range(1, 46)) if name not in missing]
+    missing = {"T23", "T24", "T25", "T26", "T46"}
+    expected = [name for name in (f"T{number:02}" for number in range(1, 48)) if name not in missing]
     assert [threat.id for threat in register().threat] == expected
 
 
@@ -49,7 +49,8 @@ def test_every_module_of_a_mitigation_is_there_and_can_be_imported() -> None:
     modules = sorted({module for threat in register().threat for module in threat.modules})
     for module in modules:
         assert (ROOT / module).is_file(), module
-        importlib.import_module(module.removesuffix(".py").replace("/", "."))
+        if module.endswith(".py"):
+            importlib.import_module(module.removesuffix(".py").replace("/", "."))
     assert len(modules) > 20
 
 
