@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
+from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -45,7 +45,7 @@ from securefda.site.privacy_account import (
     data_set_of,
     ledger_file,
     make_ledger,
-    require_no_ledger_at,
+    require_one_ledger,
     require_unledgered,
 )
 from securefda.site.training_secret import REPEATABLE
@@ -263,15 +263,15 @@ def trainer_at(
     Raises:
         LedgerError, BudgetExhausted: the ledger cannot cover the next round of training with noise.
         DataError: training is with noise, and the rows have no labels.
-        ConfigError: the rows have changed since they were last used; or they have a ledger, and training is without
-            noise.
+        ConfigError: the rows have changed since they were last used, or have a second ledger; or they have one, and
+            training is without noise.
         TrainingError: the model cannot be federated, or cannot be trained with noise.
     """
     settings, file = training_settings(training), ledger_file(process.kit.resolve(), process.data_set)
-    data = partial(data_set_of, member.site_id, process.data_set, rows)
+    data = cache(partial(data_set_of, member.site_id, process.data_set, rows))  # hashes all rows, so once a process
     if settings.dp is None:
-        require_unledgered(file, process.data_set, data)
-        ahead = partial(require_no_ledger_at, file, process.data_set)  # one that is made while the run goes on, too
+        ahead = partial(require_unledgered, file, process.data_set, data)
+        ahead()  # and before each round: a ledger may be made while the run goes on
         seed, site = process.seed, member.site_id
         rows = rows if left_after is None else left_after
         if isinstance(training, TargetTrainingSection) and training.labels == "pseudo":
@@ -299,6 +299,7 @@ def trainer_at(
             f"{member.site_id}, train", "training with noise needs labels", hint="set noise-multiplier to 0"
         )
     known = data()
+    require_one_ledger(file, known)
     key = member.signing_key.public_key().public_bytes_raw()
     account = PrivacyAccount(Ledger(file, known), known, budget, key, on_charge=partial(on_charge, budget))
     trainer = PrivateTrainer(task, member.site_id, rows, settings, process.seed, account=account, team=team)

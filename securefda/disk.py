@@ -217,7 +217,7 @@ def whole_folder(root: Path) -> Iterator[Path]:
     remove_leftovers(root)
     partial.mkdir(mode=0o700)
     try:
-        with _locked(partial):
+        with locked(partial):
             yield partial
             partial.replace(root)
     except BaseException:
@@ -240,18 +240,22 @@ def remove_leftovers(path: Path) -> None:
     for left in [other for other in path.parent.iterdir() if partial.fullmatch(other.name)]:
         with suppress(BlockingIOError, PermissionError, FileNotFoundError):
             if left.is_dir() and not left.is_symlink():
-                with _locked(left):
+                with locked(left):
                     shutil.rmtree(left)
             else:
                 left.unlink()
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder, which the kernel releases when the process ends. Raises OSError."""
+def locked(folder: Path, *, wait: bool = False) -> Iterator[None]:
+    """Hold the lock of a folder, which the kernel releases when the process ends.
+
+    Raises:
+        OSError: the folder cannot be read; or, unless ``wait``, another process or thread has the lock.
+    """
     descriptor = open_patiently(folder, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     finally:
         os.close(descriptor)

@@ -6,7 +6,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import groupby
 from pathlib import Path
 from types import MappingProxyType
@@ -507,12 +507,11 @@ def _site(config: Path, overrides: list[str], look: Callable[[Rows], None] = lam
 
 def _signed(site: BudgetSite, kind: str, reason: str) -> tuple[Row, ...]:
     """Write the site's statement into its ledger; returns the rows with it."""
-    from securefda.site.privacy_account import require_one_ledger, signer_of
+    from securefda.site.privacy_account import only_ledger, signer_of
 
     sign, ledger = signer_of(site.kit.signing_key), site.ledger
-    if site.file.exists():
-        require_one_ledger(site.file, site.data)
-    with _reason_named():
+    alone = only_ledger(site.file, site.data) if site.file.exists() else nullcontext()
+    with alone, _reason_named():
         (ledger.accept if kind == "accepted" else ledger.reset)(reason, sign, now=int(now().timestamp()))
     return ledger.rows()
 

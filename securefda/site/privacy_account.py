@@ -9,14 +9,14 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from securefda.disk import make_folder
+from securefda.disk import locked, make_folder
 from securefda.errors import ConfigError
 from securefda.privacy.events import Budget, DpEvent, delta_warning
 from securefda.privacy.ledger import Ledger, Reservation, Sign, fingerprints_of
@@ -33,6 +33,10 @@ STATEMENT = "LedgerStatement"
 """Message type under which a site signs that it accepts or resets a ledger."""
 
 _FINGERPRINT = b"securefda/1/rows\0"
+_HINT_TWO = (
+    "move the ledger without charges, and its marker, out of the folder; if both have charges, their epsilons add up, "
+    "and neither can go on"
+)
 
 
 def ledger_file(kit: Path, data_set: str) -> Path:
@@ -69,8 +73,28 @@ def make_ledger(file: Path, data: DataSet, *, now: int) -> Ledger:
     except OSError as error:
         hint = "check the folders above it, their permissions and the free disk space"
         raise LedgerError(file, f"cannot be made: {error.strerror or error}", hint=hint) from error
-    require_one_ledger(file, data)
-    return Ledger.create(file, data, now=now)
+    with only_ledger(file, data):
+        return Ledger.create(file, data, now=now)
+
+
+@contextmanager
+def only_ledger(file: Path, data: DataSet) -> Iterator[None]:
+    """Keep other processes from making or binding a ledger in the folder of ``file``.
+
+    Raises:
+        ConfigError, LedgerError: as :func:`require_one_ledger`; or the folder cannot be locked.
+    """
+    with _folder_locked(file):
+        require_one_ledger(file, data)
+        yield
+
+
+@contextmanager
+def _folder_locked(file: Path) -> Iterator[None]:
+    with ExitStack() as held:
+        with _readable(file):
+            held.enter_context(locked(file.parent, wait=True))
+        yield
 
 
 def require_one_ledger(file: Path, data: DataSet) -> None:
@@ -83,7 +107,8 @@ def require_one_ledger(file: Path, data: DataSet) -> None:
     other = _other_ledger(file, data)
     if other is not None:
         why = f"{data.name} is another name for the rows of {other.stem}: two ledgers would count them apart"
-        raise ConfigError("data-set", why, hint=f'set data-set = "{other.stem}"')
+        both = file.exists() and data.fingerprint in fingerprints_of(file)
+        raise ConfigError("data-set", why, hint=_HINT_TWO if both else f'set data-set = "{other.stem}"')
 
 
 def _other_ledger(file: Path, data: DataSet) -> Path | None:
@@ -203,6 +228,8 @@ class PrivacyAccount:
 def require_unledgered(file: Path, name: str, data: Callable[[], DataSet]) -> None:
     """Refuse to train without noise on rows that have a ledger, since its total would become false.
 
+    It is cheap enough for every round if ``data`` is: it reads the ledgers beside ``file`` and no rows.
+
     Args:
         file: where the ledger of the rows would be.
         name: what the site calls the rows.
@@ -214,13 +241,16 @@ def require_unledgered(file: Path, name: str, data: Callable[[], DataSet]) -> No
         LedgerError: a ledger beside ``file`` cannot be read, or was deleted: it may be of the same rows.
     """
     require_no_ledger_at(file, name)
-    other = _other_ledger(file, data()) if _ledgers_beside(file) else None
+    if not _ledgers_beside(file):
+        return
+    with _folder_locked(file):  # one that is being made says nothing yet
+        other = _other_ledger(file, data())
     if other is not None:
         raise _ledger_would_be_wrong(name, f"under the name {other.stem} a privacy ledger ({other})", f'"{other.stem}"')
 
 
 def require_no_ledger_at(file: Path, name: str) -> None:
-    """Refuse as :func:`require_unledgered` does, but look at one file only; cheap enough for every round.
+    """Refuse as :func:`require_unledgered` does, but look at one file only.
 
     Raises:
         ConfigError: it exists, or did.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from contextlib import closing
 from pathlib import Path
@@ -16,14 +17,16 @@ from source_stores import store_at
 from securefda.aggregator.site import target_site
 from securefda.aggregator.store import AggregatorStore
 from securefda.bootstrap import Member, task_of, training_rows
+from securefda.disk import locked
 from securefda.errors import ConfigError
 from securefda.privacy.ledger import Ledger
-from securefda.privacy.ledger_storage import LedgerError
+from securefda.privacy.ledger_storage import DataSet, LedgerError
 from securefda.site.config import (
     AggregatorConfig,
     NoiseSection,
     ProcessSection,
     SourceConfig,
+    SourceTrainingSection,
     TargetTrainingSection,
     TaskSection,
 )
@@ -69,10 +72,14 @@ def test_rows_that_have_a_ledger_are_not_trained_on_without_noise(tmp_path: Path
     assert not isinstance(made(tmp_path / "other", index, TargetTrainingSection()).trainer, PrivateTrainer)
 
 
+def rows_of_source(name: str = DEFAULT_DATA_SET) -> DataSet:
+    """Source 1's rows as a ledger knows them."""
+    return data_set_of(site_id(1), name, training_rows(task_of(DIGITS, roster_of(3), 0), site_id(1)))
+
+
 def ledger_at(kit: Path, name: str = DEFAULT_DATA_SET) -> Ledger:
     """The ledger of source 1's rows in a kit, with one row."""
-    rows = training_rows(task_of(DIGITS, roster_of(3), 0), site_id(1))
-    return make_ledger(ledger_file(kit, name), data_set_of(site_id(1), name, rows), now=0)
+    return make_ledger(ledger_file(kit, name), rows_of_source(name), now=0)
 
 
 def names_in(kit: Path) -> list[str]:
@@ -128,14 +135,55 @@ def test_rows_without_a_ledger_are_trained_on_beside_the_ledger_of_others(tmp_pa
     assert trainer.train(trainer.initial_model(), 1, 1.0).epsilon is None
 
 
-def test_ledger_that_is_made_while_a_run_without_noise_goes_on_ends_it_before_its_next_round(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [DEFAULT_DATA_SET, "other"])
+def test_ledger_that_is_made_while_a_run_without_noise_goes_on_ends_it_before_its_next_round(
+    tmp_path: Path, name: str
+) -> None:
     trainer = made(tmp_path, 1, TargetTrainingSection()).trainer
     model = trainer.initial_model()
     trainer.train(model, 1, 1.0)
-    ledger_at(tmp_path)
+    ledger_at(tmp_path, name)
 
     with pytest.raises(ConfigError, match="training without noise would falsify"):
         trainer.train(model, 2, 1.0)
+
+
+@pytest.mark.parametrize("data_set", [DEFAULT_DATA_SET, "other"])
+def test_rows_that_have_two_ledgers_are_not_trained_on_with_noise_under_either_name(
+    tmp_path: Path, data_set: str
+) -> None:
+    ledger_at(tmp_path)
+    Ledger.create(ledger_file(tmp_path, "other"), rows_of_source("other"), now=0)
+
+    with pytest.raises(ConfigError, match="two ledgers would count them apart") as refusal:
+        made(tmp_path, 1, NOISY, data_set=data_set)
+
+    assert refusal.value.key == "data-set"
+    assert refusal.value.hint is not None
+    assert "move the ledger without charges" in refusal.value.hint
+
+
+def test_of_two_ledgers_that_are_made_at_once_the_second_is_refused(tmp_path: Path) -> None:
+    folder, refusals = ledger_file(tmp_path, "other").parent, []
+
+    def make_the_other() -> None:
+        try:
+            ledger_at(tmp_path, "other")
+        except ConfigError as error:
+            refusals.append(str(error))
+
+    folder.mkdir(parents=True)
+    second = threading.Thread(target=make_the_other)
+    with locked(folder):  # as the first holds it while it looks for others and makes its own
+        second.start()
+        second.join(0.5)
+        assert not ledger_file(tmp_path, "other").exists()
+        Ledger.create(ledger_file(tmp_path, DEFAULT_DATA_SET), rows_of_source(), now=0)
+    second.join()
+
+    assert len(refusals) == 1
+    assert "other is another name for the rows of training-rows" in refusals[0]
+    assert not ledger_file(tmp_path, "other").exists()
 
 
 def test_reset_that_the_site_did_not_sign_gives_a_process_that_runs_nothing_back(tmp_path: Path) -> None:
