@@ -270,6 +270,15 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+LINKED = "has a second name (a hard link), under which another process would not see what this one writes"
+LINKED_HINT = "find the names with: find / -xdev -samefile FILE, remove all but this one, and copy without links: cp -a"
+
+
+def is_linked(descriptor: int) -> bool:
+    """Whether a file has more than one name: SQLite has a write-ahead log and locks for each name of a file."""
+    return os.fstat(descriptor).st_nlink > 1
+
+
 def file_number(descriptor: int) -> str:
     """Return the file system's identity of a file: stays when it is renamed or written, differs for every copy.
 

@@ -10,7 +10,8 @@ go on.
 **Copies of the file.** A file that was copied or restored does not know what has left since. Two things are kept where
 a copy does not include them. The file system's own number of the file is written into it: a copy has another number.
 And the count of releases is in the *name* of a marker beside it: copying an old folder over a newer one restores old
-contents, but cannot remove a newer name.
+contents, but cannot remove a newer name. A file with a second name (a hard link, as ``cp -al`` makes) has the same
+number under both, and for each a write-ahead log and a marker of its own, so it is refused.
 """
 
 from __future__ import annotations
@@ -25,7 +26,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from weakref import WeakMethod, WeakSet
 
-from securefda.disk import await_descriptors, file_number, make_folder, open_patiently, sync_folder
+from securefda.disk import (
+    LINKED,
+    LINKED_HINT,
+    await_descriptors,
+    file_number,
+    is_linked,
+    make_folder,
+    open_patiently,
+    sync_folder,
+)
 from securefda.errors import OWNERS_ALONE, ConfigError, SecureFdaError
 
 
@@ -157,7 +167,8 @@ class StateFile:
         exclusive: whether one process has the file to itself.
 
     Raises:
-        ConfigError: another process uses the file, or it is of another release; so does every method.
+        ConfigError: another process uses the file, or it is of another release; so does every method. When it opens,
+            also: the file has a second name.
         SecureFdaError: it cannot be read or written; so does every method.
         CopiedProcess: from every method but ``close``, in a copy of the process that opened the file.
     """
@@ -341,6 +352,8 @@ def _make_file(path: Path) -> str:
     """
     descriptor = open_patiently(path, os.O_CREAT | os.O_RDWR, 0o600)
     try:
+        if is_linked(descriptor):
+            raise ConfigError(str(path), LINKED, hint=LINKED_HINT)
         sync_folder(path.parent)
         return file_number(descriptor)
     finally:

@@ -312,9 +312,9 @@ class Ledger:
             (self._markers.replace if overrule else self._markers.advance)(state.head)
 
     def _read(self, database: sqlite3.Connection, number: str) -> LedgerState:
-        highest = self._markers.highest()  # before the rows: another process may be adding both
+        markers = self._markers.all()  # before the rows: another process may be adding both
         rows = _stored_rows(self._path, database)
-        return LedgerState(self._path, database, rows, number, self._markers.doubt(highest, rows))
+        return LedgerState(self._path, database, rows, number, self._markers.doubt(markers, rows))
 
 
 def fingerprints_of(path: Path, *, wait_s: float = 30.0) -> frozenset[str]:

@@ -28,7 +28,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from securefda.disk import file_number, open_patiently, sync_folder
+from securefda.disk import LINKED, LINKED_HINT, file_number, is_linked, open_patiently, sync_folder
 from securefda.errors import ConfigError, ExitCode, SecureFdaError
 from securefda.parse import json_value
 from securefda.privacy.events import DpEvent, require
@@ -351,9 +351,12 @@ def number_of(path: Path) -> str:
 
     Raises:
         OSError: the file is missing or cannot be read.
+        LedgerError: it has a second name.
     """
     descriptor = open_patiently(path, os.O_RDONLY)
     try:
+        if is_linked(descriptor):
+            raise LedgerError(path, LINKED, hint=LINKED_HINT)
         return file_number(descriptor)
     finally:
         os.close(descriptor)
@@ -369,9 +372,10 @@ def ledgers_of(folder: Path) -> list[Path]:
 
 
 class RowMarkers:
-    """Empty files ``LEDGER.rows-COUNT-DIGEST`` beside a ledger; the highest counts.
+    """Empty files ``LEDGER.rows-COUNT-DIGEST`` beside a ledger; the ledger must have the row of each.
 
-    A process makes its own before it removes lower ones and never touches a higher, so several can do so at once.
+    A process makes its own before it removes lower ones and never touches a higher, so several can do so at once. Two
+    of one count are of two processes that wrote without each other's lock: the row of one of them is lost.
     """
 
     def __init__(self, ledger: Path) -> None:
@@ -380,29 +384,30 @@ class RowMarkers:
 
     def highest(self) -> tuple[int, str] | None:
         """Count and start of the digest of the highest; None where there is none. Raises OSError."""
-        return max(self._all(), default=None)
+        return max(self.all(), default=None)
 
-    def doubt(self, highest: tuple[int, str] | None, rows: Sequence[Row]) -> Doubt:
-        """Say what is wrong with rows that were read after ``highest`` was."""
-        if highest is None:
+    def doubt(self, markers: Sequence[tuple[int, str]], rows: Sequence[Row]) -> Doubt:
+        """Say what is wrong with rows that were read after ``markers``, which are :meth:`all`."""
+        if not markers:
             return Doubt("is here without its marker, so it may be an old copy")
-        count, digest = highest
+        count, _ = max(markers)
         if count > len(rows):
             missing = f"it has {len(rows)} rows of {count}, {count - len(rows)} are missing"
             return Doubt(f"is older than its folder: {missing}", lacks_rows=True)
-        if count and rows[count - 1].digest.hex()[:16] != digest:
-            return Doubt(f"was written anew: its row {count} is not the one that was there", lacks_rows=True)
+        for count, digest in markers:
+            if count and rows[count - 1].digest.hex()[:16] != digest:
+                return Doubt(f"was written anew: its row {count} is not the one that was there", lacks_rows=True)
         return Doubt()
 
     def advance(self, head: Head) -> None:
         """Say that the ledger has these rows; on the disk when this returns. Raises OSError."""
         self._make(head)
-        self._remove([marker for marker in self._all() if marker[0] < head.count])
+        self._remove([marker for marker in self.all() if marker[0] < head.count])
 
     def replace(self, head: Head) -> None:
         """Say so against all others: only where the site has signed that it goes on with this. Raises OSError."""
         self._make(head)
-        self._remove([marker for marker in self._all() if marker != _short(head)])
+        self._remove([marker for marker in self.all() if marker != _short(head)])
 
     def _make(self, head: Head) -> None:
         os.close(open_patiently(self._path(_short(head)), os.O_CREAT | os.O_WRONLY, _MODE))
@@ -413,7 +418,8 @@ class RowMarkers:
             self._path(marker).unlink(missing_ok=True)  # another process may have done so
         sync_folder(self._ledger.parent)
 
-    def _all(self) -> list[tuple[int, str]]:
+    def all(self) -> list[tuple[int, str]]:
+        """Count and start of the digest of each. Raises OSError."""
         matches = (self._name.fullmatch(entry) for entry in os.listdir(self._ledger.parent))  # noqa: PTH208 - names
         return [(int(match.group(1)), match.group(2)) for match in matches if match]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sqlite3
 from collections.abc import Callable
@@ -158,12 +159,31 @@ def test_rollback_to_a_backup_is_found(site: Site, tmp_path: Path, rollback: str
     assert what in str(refused(site))
 
 
+def test_ledger_with_a_second_name_is_refused_under_both(site: Site, tmp_path: Path) -> None:
+    other = Site(tmp_path / "linked" / "ledger.sqlite")
+    shutil.copytree(site.path.parent, other.path.parent, copy_function=os.link)  # as cp -al does
+
+    for name in (site, other):
+        refusal = refused(name)
+        assert "has a second name (a hard link)" in str(refusal)
+        assert "find / -xdev -samefile" in (refusal.hint or "")
+
+
 def test_deleted_ledger_is_found_and_none_is_made_in_its_place(site: Site) -> None:
     site.path.unlink()
 
     assert "was deleted after 5 rows" in str(refused(site))
     with pytest.raises(LedgerError, match="was deleted after 5 rows"):
         Ledger.create(site.path, DATA, now=NOON)
+
+
+@pytest.mark.parametrize("digest", ["0" * 16, "f" * 16], ids=["that sorts below", "that sorts above"])
+def test_row_that_a_second_writer_without_the_lock_has_overwritten_is_found_by_its_marker(
+    site: Site, digest: str
+) -> None:
+    site.path.with_name(f"ledger.sqlite.rows-5-{digest}").touch()
+
+    assert "was written anew: its row 5 is not the one that was there" in str(refused(site))
 
 
 def test_deleted_marker_is_found(site: Site) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import signal
@@ -196,6 +197,18 @@ def test_state_that_may_have_forgotten_a_release_is_refused(folder: Path, restor
         assert "new run" in caught.value.hint
         assert "\n" not in str(caught.value)
     assert [name for name in names(restored) if "releases" in name] == [name for name in before if "releases" in name]
+
+
+def test_state_with_a_second_name_is_refused_under_both(folder: Path) -> None:
+    linked = Path(shutil.copytree(folder, folder.with_name("linked"), copy_function=os.link))  # as cp -al does
+    before = names(folder), names(linked)
+
+    for one in (folder, linked):
+        with pytest.raises(ConfigError, match=r"has a second name \(a hard link\)") as refusal:
+            store_at(one / STATE)
+        assert "find / -xdev -samefile" in (refusal.value.hint or "")
+
+    assert (names(folder), names(linked)) == before
 
 
 def test_the_original_goes_on_beside_its_copies(folder: Path) -> None:
