@@ -98,7 +98,7 @@ os.register_at_fork(after_in_child=_in_a_copy)
 
 
 _DOUBT = ", so it may not know of every update that left"
-_HINT = "name a new --out folder and take part in a new run with it, never again in the run of this one"
+NEW_RUN = "name a new --out folder and take part in a new run with it, never again in the run of this one"
 
 
 class ReleaseMarker:
@@ -150,7 +150,7 @@ class ReleaseMarker:
         return self._state.with_name(f"{self._state.name}.releases-{count}")
 
     def _refusal(self, why: str) -> ConfigError:
-        return ConfigError(str(self._state), why, hint=_HINT)
+        return ConfigError(str(self._state), why, hint=NEW_RUN)
 
 
 _LOCK_S = 1.0

@@ -100,7 +100,11 @@ class Journal:
     @property
     def folder(self) -> Path:
         """The folder of this run's log."""
-        return self._parent / self.run
+        return self.folder_of(self.run)
+
+    def folder_of(self, run: str) -> Path:
+        """The folder of this site's log of a run, 32 hex digits; there may be none."""
+        return self._parent / run
 
     def origin_of(self, index: int) -> str:
         """Return the origin of a site's log of this run, by roster index. Raises AuditError before a run has begun."""

@@ -46,6 +46,7 @@ class BetweenRounds:
 
         Raises:
             ConfigError, FaultyAggregatorError: as :meth:`SourceStore.require_open`.
+            ConfigError: as :meth:`SourceStore.require_recorded`.
             AuditError: the log of the run cannot be written, or differs from what was signed.
         """
         site, self._refusal = self._site, None
@@ -53,6 +54,7 @@ class BetweenRounds:
             site.store.require_open(bytes.fromhex(run))
         except PolicyRefusal as refusal:
             self._refusal = without_frames(refusal)
+        site.store.require_recorded(bytes.fromhex(run), site.witness.journal.folder_of(run))
         site.witness.enter(run)
         self._missed, self._receipt_due, self._schedule_due = None, True, True
         body = Join(

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from securefda.audit.reading import has_event
 from securefda.disk import open_patiently
 from securefda.errors import ConfigError
 from securefda.protocol.header_checks import History, PastResult
@@ -22,7 +23,7 @@ from securefda.protocol.messages import Header, Signed
 from securefda.protocol.transcript import round_terms, sum_terms
 from securefda.source.model_bound import AcceptedHeader, Known, TakenResult, TrainedFrom, Units
 from securefda.source.run_book import RunBook
-from securefda.state_file import ReleaseMarker, RunStore, insert_personal
+from securefda.state_file import NEW_RUN, ReleaseMarker, RunStore, insert_personal
 from securefda.training import Vector
 from securefda.training.memory import state_keys
 
@@ -86,11 +87,11 @@ class SourceStore(RunStore):
         self._marker.check(self._releases(), number, self._file_number)
         for (run_id,) in self._database.execute("SELECT run_id FROM positions").fetchall():
             if not self._runs.knows(run_id):  # each run is recorded there first
-                raise ConfigError(
-                    str(self._runs.path),
-                    f"was deleted or put back from a backup: it lacks run {run_id.hex()[:12]}, which this site joined",
-                    hint="put the newest copy of it back; without one, name a new --out folder",
-                )
+                raise self._book_lacks(run_id, "which this site joined")
+
+    def _book_lacks(self, run_id: bytes, run: str) -> ConfigError:
+        why = f"was deleted or put back from a backup: it lacks run {run_id.hex()[:12]}, {run}"
+        return ConfigError(str(self._runs.path), why, hint=f"put the newest copy of it back; without one, {NEW_RUN}")
 
     @property
     def file_id(self) -> str:
@@ -107,6 +108,20 @@ class SourceStore(RunStore):
         with self._clear_errors():
             row = self._database.execute("SELECT run_id FROM positions WHERE ended").fetchone()
         return None if row is None else bytes(row[0])
+
+    def require_recorded(self, run_id: bytes, log: Path) -> None:
+        """Refuse a run that the run book has lost although updates left in it: this folder may not know of them.
+
+        Args:
+            run_id: 16 bytes.
+            log: folder of this site's log of the run, if there is one.
+
+        Raises:
+            ConfigError: the log has a release, and the run book lacks the run.
+            AuditError: the log cannot be read.
+        """
+        if not self._runs.knows(run_id) and has_event(log, "release-fuse-burnt"):
+            raise self._book_lacks(run_id, f"of which {log} records a release")
 
     def require_open(self, run_id: bytes) -> None:
         """Refuse a run that does not belong to this folder, or that the release limits of the policy do not allow.

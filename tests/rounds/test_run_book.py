@@ -317,7 +317,30 @@ def test_a_folder_whose_run_the_book_lacks_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match=r"runs\.sqlite: was deleted or put back .* it lacks run") as refused:
         store_at(state)
-    assert "--out" in refused.value.hint
+    assert "never again in the run of this one" in refused.value.hint
+
+
+def test_a_new_folder_takes_no_part_in_a_run_with_a_release_in_the_log_that_the_book_lacks(tmp_path: Path) -> None:
+    federation = Federation(tmp_path).open().go()
+    for file in tmp_path.glob(f"source-{ME}*"):
+        file.unlink()
+    source, run = federation.source(ME), federation.run.run_id
+
+    with pytest.raises(ConfigError, match=f"it lacks run {run[:12]}, of which .* records a release") as refused:
+        source.join(run)
+    assert "never again in the run of this one" in refused.value.hint
+    federation.close()
+
+
+def test_a_run_that_the_book_lacks_and_in_which_nothing_left_is_joined(tmp_path: Path) -> None:
+    """As after a kill between the join and the first header."""
+    federation = Federation(tmp_path).open()
+    federation.restart(ME)
+
+    federation.sources[ME].handle(until(federation, ME, Header))
+
+    assert federation.sources[ME].current is not None
+    federation.close()
 
 
 def test_a_new_run_does_not_set_the_count_back(
