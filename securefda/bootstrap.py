@@ -17,6 +17,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from securefda import __version__
+from securefda.audit.charges import logged_charges
 from securefda.audit.journal import Journal, RunInfo
 from securefda.audit.witness import Witness, WitnessMemory
 from securefda.errors import DataError
@@ -42,6 +43,7 @@ from securefda.site.kit import Kit, naming
 from securefda.site.policy import load_signed_policy
 from securefda.site.privacy_account import (
     PrivacyAccount,
+    charges_for,
     data_set_of,
     ledger_file,
     make_ledger,
@@ -262,6 +264,7 @@ def trainer_at(
 
     Raises:
         LedgerError, BudgetExhausted: the ledger cannot cover the next round of training with noise.
+        AuditError: a log of the site, which may record a charge, cannot be read.
         DataError: training is with noise, and the rows have no labels.
         ConfigError: the rows have changed since they were last used, or have a second ledger; or they have one, and
             training is without noise.
@@ -301,7 +304,9 @@ def trainer_at(
     known = data()
     require_one_ledger(file, known)
     key = member.signing_key.public_key().public_bytes_raw()
-    account = PrivacyAccount(Ledger(file, known), known, budget, key, on_charge=partial(on_charge, budget))
+    charges = charges_for(file, logged_charges(process.kit.resolve(), member.site_id))
+    ledger = Ledger(file, known, recorded=charges)
+    account = PrivacyAccount(ledger, known, budget, key, on_charge=partial(on_charge, budget))
     trainer = PrivateTrainer(task, member.site_id, rows, settings, process.seed, account=account, team=team)
     round_ahead = trainer.event("the-next", 1, 0)
     account.require(round_ahead)

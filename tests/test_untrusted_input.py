@@ -28,6 +28,7 @@ import securefda
 from securefda.aggregator.site import run_settings
 from securefda.aggregator.store import AggregatorStore
 from securefda.aggregator.target import target_only_of
+from securefda.audit.charges import logged_charges
 from securefda.audit.reconcile.evidence import FORMAT, Evidence, EvidenceError
 from securefda.audit.records import Record, RecordError
 from securefda.bench.accuracy import suite_folder
@@ -45,7 +46,7 @@ from securefda.local.children import Child
 from securefda.operations.run_folder import ROUND, RunFolder, finished_summary, read_run
 from securefda.operations.state import find_states, read_state
 from securefda.parse import MAX_NESTING, BeyondBounds, json_value, toml_table
-from securefda.privacy.ledger import Ledger, fingerprints_of
+from securefda.privacy.ledger import Ledger, rows_of
 from securefda.privacy.ledger_storage import DataSet, LedgerError, _digest
 from securefda.protocol.roster import Roster, SignedRoster
 from securefda.samples import sample
@@ -220,7 +221,7 @@ def in_a_ledger(folder: Path, data: bytes) -> object:
     with closing(sqlite3.connect(file)) as base:
         base.execute("UPDATE rows SET body = CAST(? AS TEXT), digest = ? WHERE number = 1", (data, digest))
         base.commit()
-    return fingerprints_of(file)
+    return rows_of(file)
 
 
 def in_a_store(folder: Path, data: bytes) -> object:
@@ -300,7 +301,8 @@ READERS = {
         lambda folder, data: parse_policy(data, folder / "site.policy.toml"), b"min-others = 2"
     ),
     "site.budget.load_site": TomlReader(
-        in_file("source.toml", lambda file: load_site(file, [], {}, NOW, rows_of_site)), b"[source]\nkit = 'x'"
+        in_file("source.toml", lambda file: load_site(file, [], {}, NOW, rows_of_site, logged=logged_charges)),
+        b"[source]\nkit = 'x'",
     ),
     "threat_register.load_register": TomlReader(in_file("threats.toml", lambda file: load_register(file.parent)), b""),
     "threat_register.load_last_run": Reader(

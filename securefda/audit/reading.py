@@ -10,7 +10,7 @@ the beginning of the later log.
     log.size()                              number of whole records now
     log.head()                              the newest checkpoint, or None; log.heads() its size and those before it
     log.prove(index, size)                  Inclusion; its check() raises ProofError
-    being_written(folder), find_logs(root), looks_like_log(folder), has_event(folder, kind)
+    being_written(folder), find_logs(root), looks_like_log(folder), events_in(folder, kind)
     logs_at(place, run), log_at(place, run)  of a log, a kit, or any folder with logs in it
 
 Nothing here writes, or needs more than read permission.
@@ -279,8 +279,8 @@ def open_log(folder: Path) -> LogFolder:
             raise DamagedLog(error.file, 0, f"cannot be read: the file {error.what}") from error
 
 
-def has_event(folder: Path, kind: str) -> bool:
-    """Whether the log in a folder has an event of this kind; not if there is no log, or nothing in it yet.
+def events_in(folder: Path, kind: str) -> Iterator[Record]:
+    """The events of one kind in the log in a folder; none if there is no log, or nothing in it yet.
 
     Raises:
         AuditError: the log cannot be read.
@@ -288,8 +288,8 @@ def has_event(folder: Path, kind: str) -> bool:
     try:
         log = open_log(folder)
     except NoLog:
-        return False
-    return any(record.entry.type == kind for record in log.records(holding=kind))
+        return
+    yield from (record for record in log.records(holding=kind) if record.entry.type == kind)
 
 
 def looks_like_log(folder: Path) -> bool:

@@ -23,7 +23,7 @@ from securefda.text import aligned, counted, printable, wrapped
 if TYPE_CHECKING:
     from securefda.operations.figures import Series
     from securefda.privacy.events import Budget
-    from securefda.privacy.ledger_storage import Row
+    from securefda.privacy.ledger_storage import Recorded, Row
     from securefda.privacy.planning import Plan, PlanRequest
     from securefda.protocol.roster import Roster
     from securefda.site.budget import BudgetSite, BudgetStatus, Charge
@@ -82,7 +82,7 @@ def init(config: ConfigFile, overrides: Overrides = [], output: OutputFormat = F
 
     site = _site(config, overrides)
     budget, time = site.budget(), int(now().timestamp())
-    make_ledger(site.file, site.data, now=time)
+    make_ledger(site.file, site.data, now=time, recorded=site.logged())
     found = budget_status(site, budget, time)
     made = f"made the privacy ledger of data set {site.data.name} of {site.data.site_id}; it counts from now on"
     print_result(output, _show_json(found, None, None), f"{made}\n\n{_show_text(found, None, None)}")
@@ -136,7 +136,7 @@ def accept(config: ConfigFile, reason: Reason, overrides: Overrides = [], output
     """Go on with a ledger in doubt, by the site's signature: what it knows of stays spent.
 
     For rows that have changed, a ledger that was copied, and a clock that was wrong. A ledger that is older than its
-    folder lacks what was spent since and is not accepted: put the newest back, or reset.
+    folder, or lacks a charge that the site's audit logs record, is not accepted: put the newest back, or reset.
     """
     from securefda.privacy.ledger import check_reason
     from securefda.privacy.ledger_storage import charged
@@ -163,7 +163,8 @@ def reset(
 ) -> None:
     """Count from zero again, by the site's signature: rows that trained before lose their protection.
 
-    The rounds stay in the ledger, and every later showing names the reset and its reason.
+    The rounds stay in the ledger, and every later showing names the reset and its reason. A ledger that was lost, and
+    of which the site's audit logs record charges, is made anew and says how many.
     """
     from securefda.privacy.ledger import check_reason
     from securefda.privacy.ledger_storage import charged
@@ -501,14 +502,21 @@ def _site(config: Path, overrides: list[str], look: Callable[[Rows], None] = lam
         look(rows)
         return rows
 
+    def logged(kit: Path, site_id: str) -> Sequence[Recorded]:
+        from securefda.audit.charges import logged_charges
+
+        return logged_charges(kit, site_id)
+
     file = config / LOCAL / SETTINGS_FILE if config.is_dir() else config
-    return load_site(file, overrides, os.environ, now(), rows_of)
+    return load_site(file, overrides, os.environ, now(), rows_of, logged=logged)
 
 
 def _signed(site: BudgetSite, kind: str, reason: str) -> tuple[Row, ...]:
     """Write the site's statement into its ledger; returns the rows with it."""
-    from securefda.site.privacy_account import only_ledger, signer_of
+    from securefda.site.privacy_account import make_ledger, only_ledger, signer_of
 
+    if kind == "reset" and site.recorded and not site.file.exists():  # what is lost with it goes into the reset
+        make_ledger(site.file, site.data, now=int(now().timestamp()))
     sign, ledger = signer_of(site.kit.signing_key), site.ledger
     alone = only_ledger(site.file, site.data) if site.file.exists() else nullcontext()
     with alone, _reason_named():

@@ -7,8 +7,8 @@ two processes cannot both spend the last of a budget.
 
 A ledger in doubt refuses every charge. It is in doubt if it was changed, shortened, copied, restored from an older
 state, or belongs to other data. The chain of rows and the markers beside the file
-(:mod:`securefda.privacy.ledger_storage`) reveal this. If an attacker rewrites both, the head in the audit log reveals
-it.
+(:mod:`securefda.privacy.ledger_storage`) reveal this. If both were rewritten or put back together, the charges that the
+site's audit logs record reveal it.
 """
 
 from __future__ import annotations
@@ -38,11 +38,13 @@ from securefda.privacy.ledger_storage import (
     Kind,
     LedgerError,
     LedgerState,
+    Recorded,
     Row,
     RowMarkers,
     bound_to,
     charged,
     event_fields,
+    lacking,
     last_reset,
     make_file,
     number_of,
@@ -98,7 +100,7 @@ class Ledger:
     Args:
         path: the file, made by :meth:`create`.
         data: the data set as it is now.
-        known_head: the ledger's head in an audit log, if there is one.
+        recorded: the charges of it that the site's audit logs record.
         wait_s: how long to wait for another process that is writing.
 
     Raises:
@@ -108,10 +110,10 @@ class Ledger:
             of the last row.
     """
 
-    def __init__(self, path: Path, data: DataSet, *, known_head: Head | None = None, wait_s: float = 30.0) -> None:
+    def __init__(self, path: Path, data: DataSet, *, recorded: Sequence[Recorded] = (), wait_s: float = 30.0) -> None:
         self._path = path
         self._data = data
-        self._known_head = known_head
+        self._recorded = recorded
         self._wait_s = wait_s
         self._markers = RowMarkers(path)
 
@@ -162,7 +164,7 @@ class Ledger:
         # First without the lock: this takes seconds, and other processes should not wait. It fills a cache.
         _before_and_after(self.events(), event, budget)
         with self._changing() as state:
-            state.check(self._known_head, self._data, now)
+            state.check(self._data, now)
             before, after = _before_and_after(charged(state.rows), event, budget)
             if after > budget.epsilon:
                 raise self._exhausted(f"round {event.round} of run {event.run_id}", budget, before, after)
@@ -197,7 +199,7 @@ class Ledger:
         if steps < 0:
             raise ValueError(f"steps must be at least 0, not {steps}")
         with self._changing() as state:
-            state.check(self._known_head, self._data, now)
+            state.check(self._data, now)
             row = state.open_reservation(reservation.number, reservation.event)
             state.append("committed", now, {"of": row.number, "steps": steps})
             event = reservation.event
@@ -220,7 +222,7 @@ class Ledger:
 
         This is for data that have changed, a file that was copied, and a clock that was wrong. The statement is kept
         for ever. Two kinds of files are still refused: one with a broken chain, and one that lacks rows of which its
-        folder has markers, since accepting it would give back what these rows cost.
+        folder has markers, or an audit log a record, since accepting it would give back what these rows cost.
 
         Args:
             reason: in words, 1 to 500 characters.
@@ -240,7 +242,7 @@ class Ledger:
         """All rows, checked."""
         with _connection(self._path, self._wait_s) as (database, number):
             state = self._read(database, number)
-        state.check(self._known_head, self._data, None)
+        state.check(self._data, None)
         return state.rows
 
     def events(self) -> tuple[DpEvent, ...]:
@@ -314,13 +316,19 @@ class Ledger:
     def _read(self, database: sqlite3.Connection, number: str) -> LedgerState:
         markers = self._markers.all()  # before the rows: another process may be adding both
         rows = _stored_rows(self._path, database)
-        return LedgerState(self._path, database, rows, number, self._markers.doubt(markers, rows))
+        doubt = self._markers.doubt(markers, rows)
+        lacks = Doubt() if doubt.lacks_rows else lacking(self._recorded, rows)
+        return LedgerState(self._path, database, rows, number, lacks if lacks.what else doubt)
 
 
-def fingerprints_of(path: Path, *, wait_s: float = 30.0) -> frozenset[str]:
-    """Fingerprints of all data to which the ledger at ``path`` is or was bound. Raises LedgerError if unreadable."""
+def rows_of(path: Path, *, wait_s: float = 30.0) -> tuple[Row, ...]:
+    """Rows of the ledger at ``path``, of which only the chain was checked. Raises LedgerError if it is unreadable."""
     with _connection(path, wait_s) as (database, _):
-        rows = _stored_rows(path, database)
+        return _stored_rows(path, database)
+
+
+def fingerprints_of(rows: Sequence[Row]) -> frozenset[str]:
+    """Fingerprints of all data to which the ledger with these rows is or was bound."""
     return frozenset(row.fields["fingerprint"] for row in rows if "fingerprint" in row.fields)
 
 

@@ -9,8 +9,10 @@ with 32 zero bytes before row 1. So changing, removing or moving a row changes a
 
 **File.** The ledger records the file system's own number of its file, so a copy is recognised. A marker beside it, an
 empty file, has the number of rows and the digest of the last in its *name*: copying an old folder over a newer one
-restores old rows, but does not remove a newer marker. Anyone who can delete files in the folder can undo this; then the
-head in an audit log reveals it.
+restores old rows, but does not remove a newer marker.
+
+**Audit logs.** A folder that is put back whole, or made anew, has no newer marker. The logs in the site's kit have the
+head after each charge, so a ledger that lacks such a row is found as long as the log is there.
 
 `LedgerState` is the state read under one lock. It decides whether the ledger may be used, and appends rows.
 """
@@ -32,6 +34,7 @@ from securefda.disk import LINKED, LINKED_HINT, file_number, is_linked, open_pat
 from securefda.errors import ConfigError, ExitCode, SecureFdaError
 from securefda.parse import json_value
 from securefda.privacy.events import DpEvent, require
+from securefda.text import counted
 
 Kind = Literal["opened", "reserved", "committed", "charged", "accepted", "reset"]
 _BOUND = frozenset({"site", "data", "fingerprint", "samples", "file"})
@@ -103,6 +106,16 @@ NO_ROWS: Final = Head(0, bytes(32))
 
 
 @dataclass(frozen=True, slots=True)
+class Recorded:
+    """A charge in an audit log: its run and round, its Unix time in seconds, and the ledger's head with it."""
+
+    run: str
+    round: int
+    time: int
+    head: Head
+
+
+@dataclass(frozen=True, slots=True)
 class Doubt:
     """The doubts about a ledger, in words; empty if there are none.
 
@@ -162,6 +175,22 @@ def read_chain(stored: Iterable[tuple[int, str, bytes]]) -> tuple[Row, ...]:
     if not rows or rows[0].kind != "opened" or any(row.kind == "opened" for row in rows[1:]):
         raise ValueError("row 1 is gone, or a second ledger was put in")
     return tuple(rows)
+
+
+LACKS: Final = "lacks"
+
+
+def lacking(recorded: Sequence[Recorded], rows: Sequence[Row]) -> Doubt:
+    """Compare the charges that audit logs record with the rows of their ledger; its last reset ends earlier ones."""
+    digests = {row.digest for row in rows}
+    reset = max((row.time for row in rows if row.kind == "reset"), default=0)
+    lost = [charge for charge in recorded if charge.time > reset and charge.head.digest not in digests]
+    if not lost:
+        return Doubt()
+    last = max(lost, key=lambda charge: (charge.time, charge.round))
+    of = f"round {last.round} of run {last.run[:12]}"
+    what = f"{LACKS} {counted(len(lost), 'charge')} that this site's audit logs record, the last for {of}"
+    return Doubt(what, lacks_rows=True)
 
 
 def last_reset(rows: Sequence[Row]) -> int:
@@ -234,7 +263,7 @@ CLOCK_SLACK_S = 300
 
 ACCEPT = "securefda budget accept --config FILE --reason WHY"
 RESET = "securefda budget reset --config FILE --reason WHY --yes"
-HINT = f"put the newest ledger back; where this is it: {ACCEPT}, which keeps what is spent"
+HINT = f"put the newest ledger back; where this is it: {ACCEPT}, which counts only what this file holds"
 HINT_ROWS = f"put the newest ledger back; where it is lost, what was spent is unknown, and what is left is: {RESET}"
 HINT_CHAIN = "put the newest ledger back; where there is none, keep this one as evidence: what was spent is unknown"
 HINT_SIGNATURE = f"if the site renewed its keys since: {ACCEPT}; if not, another hand wrote it: keep it as evidence"
@@ -257,15 +286,10 @@ class LedgerState:
         self._lacks_rows = doubt.lacks_rows
         self.doubt = doubt.what or ("is a copy, or was put back" if rows and self._bound["file"] != number else "")
 
-    def check(self, known_head: Head | None, data: DataSet, now: int | None) -> None:
+    def check(self, data: DataSet, now: int | None) -> None:
         """Refuse a ledger in doubt. Raises LedgerError, ConfigError."""
         if self.doubt:
             raise LedgerError(self._path, self.doubt, hint=HINT_ROWS if self._lacks_rows else HINT)
-        if known_head is not None and known_head.count > 0:
-            digest = self.rows[known_head.count - 1].digest if known_head.count <= len(self.rows) else b""
-            if digest != known_head.digest:
-                what = f"its row {known_head.count} is not the one that the audit log recorded"
-                raise LedgerError(self._path, what, hint=HINT_CHAIN)
         self.check_owner(data)
         then = self._bound
         if then["fingerprint"] != data.fingerprint or then["samples"] != data.samples:
@@ -278,7 +302,7 @@ class LedgerState:
             raise ConfigError("clock", f"{why}: it was moved back", hint=f"set the clock; where it is right: {ACCEPT}")
 
     def check_complete(self) -> None:
-        """Refuse a ledger that lacks rows which its folder knows of: to go on with it would give back what they cost.
+        """Refuse a ledger without rows of which its folder or an audit log knows: it would give back what they cost.
 
         Raises:
             LedgerError: it does.

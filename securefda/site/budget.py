@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from securefda.errors import ConfigError
 from securefda.privacy.accountants import epsilon
 from securefda.privacy.events import Budget, DpEvent, delta_warning
 from securefda.privacy.ledger import Ledger
-from securefda.privacy.ledger_storage import CLOCK_SLACK_S, DataSet, LedgerError, Row, charged, last_reset
+from securefda.privacy.ledger_storage import CLOCK_SLACK_S, DataSet, LedgerError, Recorded, Row, charged, last_reset
 from securefda.privacy.planning import Schedule, plan_epsilon, rounds_within, schedule_of
 from securefda.protocol.roster import Roster
 from securefda.settings import read_toml
@@ -27,7 +28,7 @@ from securefda.site.config import (
 )
 from securefda.site.kit import Kit, load_kit
 from securefda.site.policy import load_signed_policy
-from securefda.site.privacy_account import check_statements, data_set_of, ledger_file, require_no_ledger_at
+from securefda.site.privacy_account import charges_for, check_statements, data_set_of, ledger_file, require_no_ledger_at
 
 if TYPE_CHECKING:
     from securefda.tasks import Rows
@@ -49,17 +50,24 @@ class BudgetSite:
         kit: its startup kit.
         data: the rows that it trains on.
         file: where their ledger is, or would be.
+        logged: returns the charges that the site's audit logs record.
     """
 
     config: AggregatorConfig | SourceConfig
     kit: Kit
     data: DataSet
     file: Path
+    logged: Callable[[], Sequence[Recorded]]
+
+    @property
+    def recorded(self) -> tuple[Recorded, ...]:
+        """The charges in the site's audit logs that this ledger must hold. Raises LedgerError, AuditError."""
+        return charges_for(self.file, self.logged())
 
     @property
     def ledger(self) -> Ledger:
-        """The ledger of the rows; its file need not exist."""
-        return Ledger(self.file, self.data)
+        """The ledger of the rows; its file need not exist. Raises LedgerError, AuditError."""
+        return Ledger(self.file, self.data, recorded=self.recorded)
 
     def budget(self) -> Budget:
         """Return the budget of the rows: from a source's signed policy, or from the target's settings.
@@ -114,7 +122,13 @@ RowsOf = Callable[[AggregatorConfig | SourceConfig, Roster, str], "Rows"]
 
 
 def load_site(
-    path: Path, overrides: Sequence[str], env: Mapping[str, str], now: datetime, rows_of: RowsOf
+    path: Path,
+    overrides: Sequence[str],
+    env: Mapping[str, str],
+    now: datetime,
+    rows_of: RowsOf,
+    *,
+    logged: Callable[[Path, str], Sequence[Recorded]],
 ) -> BudgetSite:
     """Read a settings file, the kit that it names, and the rows.
 
@@ -124,6 +138,7 @@ def load_site(
         env: the environment, likewise.
         now: current time, with a time zone.
         rows_of: as :func:`securefda.bootstrap.rows_of_site`.
+        logged: :func:`securefda.audit.charges.logged_charges`.
 
     Raises:
         ConfigError, CertificateError: the file, the kit or the task is wrong.
@@ -145,7 +160,9 @@ def load_site(
         process = config.aggregator
         kit = load_kit(process.kit, now, expected_role="target")
     data = data_set_of(kit.site_id, process.data_set, rows_of(config, kit.roster, kit.site_id))
-    return BudgetSite(config, kit, data, ledger_file(process.kit.resolve(), process.data_set))
+    root = process.kit.resolve()
+    charges = cache(partial(logged, root, kit.site_id))
+    return BudgetSite(config, kit, data, ledger_file(root, process.data_set), charges)
 
 
 @dataclass(frozen=True, slots=True)

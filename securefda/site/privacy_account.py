@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,8 +19,20 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from securefda.disk import locked, make_folder
 from securefda.errors import ConfigError
 from securefda.privacy.events import Budget, DpEvent, delta_warning
-from securefda.privacy.ledger import Ledger, Reservation, Sign, fingerprints_of
-from securefda.privacy.ledger_storage import DataSet, Head, LedgerError, RowMarkers, last_reset, ledgers_of
+from securefda.privacy.ledger import Ledger, Reservation, Sign, fingerprints_of, rows_of
+from securefda.privacy.ledger_storage import (
+    HINT_ROWS,
+    LACKS,
+    DataSet,
+    Head,
+    LedgerError,
+    Recorded,
+    Row,
+    RowMarkers,
+    lacking,
+    last_reset,
+    ledgers_of,
+)
 from securefda.protocol.envelope import sign_bytes, signature_is_valid
 from securefda.site.kit import LOCAL
 from securefda.text import counted
@@ -56,16 +68,17 @@ def data_set_of(site_id: str, name: str, rows: Rows) -> DataSet:
     return DataSet(site_id, name, digest.hexdigest(), len(rows))
 
 
-def make_ledger(file: Path, data: DataSet, *, now: int) -> Ledger:
+def make_ledger(file: Path, data: DataSet, *, now: int, recorded: Sequence[Recorded] = ()) -> Ledger:
     """Make the ledger, and its folder, for rows that were never trained on.
 
     Args:
         file: as :func:`ledger_file` names it.
         data: the rows.
         now: Unix time in seconds.
+        recorded: the charges that the site's audit logs record.
 
     Raises:
-        LedgerError: there is one, or was; it cannot be written.
+        LedgerError: there is one, or was, as its folder or a log knows; it cannot be written.
         ConfigError: another ledger of the folder is of the same rows.
     """
     try:
@@ -74,6 +87,8 @@ def make_ledger(file: Path, data: DataSet, *, now: int) -> Ledger:
         hint = "check the folders above it, their permissions and the free disk space"
         raise LedgerError(file, f"cannot be made: {error.strerror or error}", hint=hint) from error
     with only_ledger(file, data):
+        if not file.exists() and (doubt := lacking(charges_for(file, recorded), ())).what:
+            raise LedgerError(file, f"is missing, and a new one {doubt.what}", hint=HINT_ROWS)
         return Ledger.create(file, data, now=now)
 
 
@@ -107,7 +122,7 @@ def require_one_ledger(file: Path, data: DataSet) -> None:
     other = _other_ledger(file, data)
     if other is not None:
         why = f"{data.name} is another name for the rows of {other.stem}: two ledgers would count them apart"
-        both = file.exists() and data.fingerprint in fingerprints_of(file)
+        both = file.exists() and data.fingerprint in fingerprints_of(rows_of(file))
         raise ConfigError("data-set", why, hint=_HINT_TWO if both else f'set data-set = "{other.stem}"')
 
 
@@ -117,15 +132,35 @@ def _other_ledger(file: Path, data: DataSet) -> Path | None:
     Raises:
         LedgerError: one beside it cannot be read, or was deleted: it may be of the same rows.
     """
+    return next((other for other, rows in _rows_beside(file) if data.fingerprint in fingerprints_of(rows)), None)
+
+
+def _rows_beside(file: Path) -> Iterator[tuple[Path, tuple[Row, ...]]]:
     for other in _ledgers_beside(file):
         try:
-            taken = data.fingerprint in fingerprints_of(other)
+            rows = rows_of(other)
         except LedgerError as error:
             what = f"is refused, for {other.name} beside it may be of the same rows, and {error.what}"
             raise LedgerError(file, what, hint=f"of {other.name}: {error.hint}") from error
-        if taken:
-            return other
-    return None
+        yield other, rows
+
+
+def charges_for(file: Path, recorded: Sequence[Recorded]) -> tuple[Recorded, ...]:
+    """Return the charges in a site's audit logs that the ledger at ``file`` must hold.
+
+    A log names no data set. So these are all charges that no other ledger of the folder holds, but for those that a
+    signed reset of another ledger has overruled.
+
+    Raises:
+        LedgerError: a ledger beside it cannot be read, or was deleted.
+    """
+    held: set[bytes] = set()
+    overruled = 0
+    for _, rows in _rows_beside(file) if recorded else ():
+        held |= {row.digest for row in rows}
+        resets = (row.time for row in rows if row.kind == "reset" and row.fields["doubt"].startswith(LACKS))
+        overruled = max(overruled, *resets, 0)
+    return tuple(charge for charge in recorded if charge.time > overruled and charge.head.digest not in held)
 
 
 def _ledgers_beside(file: Path) -> list[Path]:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from securefda.audit.reading import has_event
+from securefda.audit.reading import events_in
 from securefda.disk import open_patiently
 from securefda.errors import ConfigError
 from securefda.protocol.header_checks import History, PastResult
@@ -120,7 +120,7 @@ class SourceStore(RunStore):
             ConfigError: the log has a release, and the run book lacks the run.
             AuditError: the log cannot be read.
         """
-        if not self._runs.knows(run_id) and has_event(log, "release-fuse-burnt"):
+        if not self._runs.knows(run_id) and any(events_in(log, "release-fuse-burnt")):
             raise self._book_lacks(run_id, f"of which {log} records a release")
 
     def require_open(self, run_id: bytes) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from securefda.audit.charges import logged_charges
+from securefda.audit.journal import Journal, RunInfo, logs_folder
 from securefda.cli import main
 from securefda.privacy.accountants import epsilon
 from securefda.privacy.events import Budget, DpEvent
@@ -48,7 +51,7 @@ class Owner:
     def site(self) -> BudgetSite:
         from securefda.bootstrap import rows_of_site  # here, since torch takes seconds to import
 
-        return load_site(self.settings, [], {}, datetime.now(UTC), rows_of_site)
+        return load_site(self.settings, [], {}, datetime.now(UTC), rows_of_site, logged=logged_charges)
 
     def run(self, command: str, *arguments: str) -> tuple[int, str, str]:
         self.capsys.readouterr()
@@ -76,8 +79,19 @@ class Owner:
     def ledgers(self) -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in self.ledger.parent.glob("*")}
 
+    def train_with_log(self, *rounds: int, run: str = "run-a") -> None:
+        """Charge rounds, and record them in the site's audit log, as its process does."""
+        site = self.site
+        kit = site.kit
+        how = (logs_folder(self.kit), kit.roster, kit.site_id, kit.signing_key)
+        with closing(Journal(*how, info=RunInfo("1", "digits", "source_only"))) as journal:
+            journal.begin(run)
+            for number in rounds:
+                event = DpEvent(run, number, 0, *ROUND, max_grad_norm=1.0)
+                journal.charged(WIDE, event, site.ledger.reserve(event, WIDE, now=int(time.time())))
+
     def train(self, *rounds: int, run: str = "run-a", finish: bool = True, later_s: int = 0) -> None:
-        """Charge rounds as the site's process does."""
+        """Charge rounds as the site's process does, but for the log."""
         site, now = self.site, int(time.time()) + later_s
         for number in rounds:
             event = DpEvent(run, number, 0, *ROUND, max_grad_norm=1.0)

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from budget_owner import Owner, spent
 
+from securefda.audit.charges import logged_charges
 from securefda.bootstrap import rows_of_site
 from securefda.cli import main
 from securefda.errors import ConfigError
@@ -221,7 +222,9 @@ def test_rows_are_drawn_to_the_shape_of_a_table(tmp_path: Path, capsys: pytest.C
 
 def test_the_values_of_the_rows_change_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ward = Ward.founded(tmp_path, capsys, "north")
-    site = load_site(ward.kit / "local" / "settings.toml", [], {}, datetime.now(UTC), rows_of_site)
+    site = load_site(
+        ward.kit / "local" / "settings.toml", [], {}, datetime.now(UTC), rows_of_site, logged=logged_charges
+    )
 
     def plain(ages: int) -> list[float]:
         ward.write_rows(age=ages)
@@ -265,7 +268,9 @@ def test_all_sites_can_train_with_noise(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_no_run_begins_that_would_not_end_in_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ward = Ward.founded(tmp_path, capsys, "north")
-    site = load_site(ward.kit / "local" / "settings.toml", [], {}, datetime.now(UTC), rows_of_site)
+    site = load_site(
+        ward.kit / "local" / "settings.toml", [], {}, datetime.now(UTC), rows_of_site, logged=logged_charges
+    )
     said: list[str] = []
 
     def advised(limit_s: float) -> Advice:

@@ -209,6 +209,79 @@ def test_a_ledger_that_lacks_rows_is_not_accepted_and_a_reset_says_how_many_are_
     assert owner.data("show")["spent"] == 0.0
 
 
+LACKS = "lacks 1 charge that this site's audit logs record, the last for round 2 of run run-a"
+
+
+def put_back_without_the_last_charge(owner: Owner) -> None:
+    """Put the folder of ledgers back from a backup; the audit log knows a charge since."""
+    folder = owner.ledger.parent
+    owner.train_with_log(1)
+    shutil.copytree(folder, folder.with_name("backup"))
+    owner.train_with_log(2)
+    folder.rename(folder.with_name("lost"))  # kept, so that its file numbers are not given again
+    shutil.copytree(folder.with_name("backup"), folder)
+
+
+def test_a_folder_of_ledgers_that_was_put_back_is_not_accepted_where_an_audit_log_knows_a_later_charge(
+    owner: Owner,
+) -> None:
+    put_back_without_the_last_charge(owner)
+
+    for command in (["show"], ["accept", "--reason", "restored from a backup"]):
+        code, err = owner.refused(*command)
+        assert (code, f"training-rows.sqlite: {LACKS}" in err) == (11, True)
+        assert "hint: put the newest ledger back; where it is lost, what was spent is unknown" in err
+        assert "budget accept" not in err
+    assert main(["source", "start", "--config", str(owner.settings)]) == 11
+    assert LACKS in owner.capsys.readouterr().err
+
+    said = owner.data("reset", "--reason", "the backup was old", "--yes")
+
+    assert said["overruled"] == [f"the ledger {LACKS}"]
+    assert owner.data("show")["spent"] == 0.0
+
+
+def test_where_an_audit_log_knows_a_charge_no_ledger_is_made_anew_but_by_a_reset_that_says_so(owner: Owner) -> None:
+    owner.train_with_log(1, 2)
+    shutil.rmtree(owner.ledger.parent)
+
+    for name in ("training-rows", "other"):
+        code, err = owner.refused("init", "--set", f"source.data-set={name}")
+        assert (code, f"{name}.sqlite: is missing, and a new one lacks 2 charges that" in err) == (11, True)
+        assert "securefda budget reset" in err
+
+    said = owner.data("reset", "--reason", "the disk broke", "--yes")
+
+    assert said["overruled"] == [f"the ledger {LACKS.replace('1 charge', '2 charges')}"]
+    assert owner.data("show")["spent"] == 0.0
+
+
+def test_rows_that_never_had_a_ledger_get_none_by_a_reset(bare: Owner) -> None:
+    code, err = bare.refused("reset", "--reason", "x", "--yes")
+    assert (code, "is missing; nothing trains without it" in err) == (11, True)
+
+
+def test_charges_in_the_log_that_another_ledger_holds_or_has_reset_are_not_missed(owner: Owner) -> None:
+    other = ["--set", "source.data-set=other", "--set", "source.seed=4"]
+    put_back_without_the_last_charge(owner)
+    code, err = owner.refused("init", *other)
+    assert (code, "other.sqlite: is missing, and a new one lacks 1 charge that" in err) == (11, True)
+
+    owner.data("reset", "--reason", "the backup was old", "--yes")
+
+    assert owner.data("init", *other)["spent"] == 0.0
+    assert owner.data("show", *other)["spent"] == 0.0
+
+
+def test_charges_of_another_site_whose_log_lies_in_the_kit_are_not_missed(owner: Owner) -> None:
+    second = Owner(owner.kit.with_name("source-2"), owner.capsys)
+    assert second.run("init")[0] == 0
+    second.train_with_log(1)
+    shutil.copytree(second.kit / "local" / "audit", owner.kit / "local" / "audit")
+
+    assert owner.data("show")["spent"] == 0.0
+
+
 def test_a_ledger_without_its_marker_stays_in_doubt_when_init_is_tried(owner: Owner) -> None:
     for marker in owner.ledger.parent.glob("*.rows-*"):
         marker.unlink()

@@ -16,7 +16,7 @@ from ledger_site import DATA, EVENT, NOON, WIDE, Site, sign
 from securefda.errors import ConfigError
 from securefda.privacy.accountants import epsilon
 from securefda.privacy.ledger import Ledger
-from securefda.privacy.ledger_storage import Head, LedgerError, RowMarkers, chained, read_chain
+from securefda.privacy.ledger_storage import Head, LedgerError, Recorded, RowMarkers, chained, read_chain
 
 
 @pytest.fixture
@@ -93,14 +93,15 @@ def test_rows_rewritten_with_a_whole_new_chain_are_found_by_the_marker(site: Sit
     assert "was written anew: its row 5 is not the one that was there" in str(refused(site))
 
 
-def test_rows_and_marker_rewritten_are_found_by_the_head_that_the_audit_log_recorded(site: Site) -> None:
-    recorded = site.ledger.head()
+def test_rows_and_marker_rewritten_are_found_by_the_charge_that_the_audit_log_recorded(site: Site) -> None:
+    recorded = [Recorded("run-1", 2, NOON + 2, site.ledger.head())]
+    Ledger(site.path, DATA, recorded=recorded).rows()
     head = rewrite(site.path)
     marker(site).rename(site.path.with_name(f"ledger.sqlite.rows-5-{head.digest.hex()[:16]}"))
     site.ledger.rows()  # unseen without the audit log
 
-    with pytest.raises(LedgerError, match="its row 5 is not the one that the audit log recorded"):
-        Ledger(site.path, DATA, known_head=recorded).reserve(EVENT, WIDE, now=NOON + 9)
+    with pytest.raises(LedgerError, match=r"lacks 1 charge .*, the last for round 2 of run run-1"):
+        Ledger(site.path, DATA, recorded=recorded).reserve(EVENT, WIDE, now=NOON + 9)
 
 
 def rewrite(path: Path) -> Head:
