@@ -176,7 +176,7 @@ def test_of_two_ledgers_that_are_made_at_once_the_second_is_refused(tmp_path: Pa
     second = threading.Thread(target=make_the_other)
     with locked(folder):  # as the first holds it while it looks for others and makes its own
         second.start()
-        second.join(0.5)
+        second.join(0.2)
         assert not ledger_file(tmp_path, "other").exists()
         Ledger.create(ledger_file(tmp_path, DEFAULT_DATA_SET), rows_of_source(), now=0)
     second.join()
