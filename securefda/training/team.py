@@ -12,7 +12,6 @@ safetensors. A process that trains for the leader ends when its socket does.
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import socket
@@ -82,7 +81,7 @@ class TrainingOrder:
     layers_seed: int | None
 
 
-_ASSIGNMENT, _SETTINGS = TypeAdapter(Assignment), TypeAdapter(TrainingSettings)
+_ASSIGNMENT, _TERMS = TypeAdapter(Assignment), TypeAdapter(tuple[TrainingSettings, int, int | None])
 
 
 class SystemSeed:
@@ -154,11 +153,10 @@ class Team:
         """
         if self.in_step:
             raise TeamGoneError("the processes that train together have lost each other", hint=_RESTART_HINT)
-        about = {"threads": order.threads, "layers_seed": order.layers_seed}
-        about["settings"] = _SETTINGS.dump_python(order.settings)
+        terms = _TERMS.dump_json((order.settings, order.threads, order.layers_seed))
         with self._reaching():
             for link in self._links:
-                _send_block(link, json.dumps(about).encode())
+                _send_block(link, terms)
                 _send_block(link, np.ascontiguousarray(order.received).view(np.uint8).data)
 
     def next_order(self) -> TrainingOrder:
@@ -168,9 +166,8 @@ class Team:
             TeamGoneError: the leader has ended.
         """
         with self._reaching():
-            about, received = json.loads(_block(self._links[0])), _block(self._links[0])
-        about["settings"] = _SETTINGS.validate_python(about["settings"])
-        return TrainingOrder(np.frombuffer(received, np.float32), **about)
+            terms, received = _TERMS.validate_json(_block(self._links[0])), _block(self._links[0])
+        return TrainingOrder(np.frombuffer(received, np.float32), *terms)
 
     def require_same_rows(self, site: str, data: Samples) -> None:
         """Check at the leader that all processes have loaded the same rows in the same order.

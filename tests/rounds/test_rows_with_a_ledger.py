@@ -26,7 +26,6 @@ from securefda.site.config import (
     NoiseSection,
     ProcessSection,
     SourceConfig,
-    SourceTrainingSection,
     TargetTrainingSection,
     TaskSection,
 )

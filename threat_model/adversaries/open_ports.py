@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # it says so in no __all__
 
 _KEY = "torch.rendezvous."
 _PATIENCE = timedelta(seconds=5)
