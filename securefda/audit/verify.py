@@ -335,14 +335,20 @@ class Walk:
         return self
 
     def _bundles(self) -> Iterator[list[bytes]]:
-        """Yield the entries of each file in order. A bundle that is missing below the checkpoint is skipped.
+        """Yield the entries of each file in order.
+
+        No record behind a missing bundle can be as signed. After the first one, only the files behind the checkpoint's
+        last whole bundle are read, since a checkpoint can sign any number of records.
 
         The log may be written meanwhile. If the tail becomes a bundle before it is read, the bundle is read instead.
         """
         index = 0
         while True:
             data = read_bundle(self.folder, index)
-            if data is None and index >= self.covered // WIDTH:
+            if data is None and index < self.covered // WIDTH:
+                index = self.covered // WIDTH
+                continue
+            if data is None:
                 last = self._read_last(index)
                 data = read_bundle(self.folder, index)
                 if data is None:

@@ -6,7 +6,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+from forged_logs import signed_note
 from log_builder import SMALL, entry, found, grow, opened, verify
+
+from securefda.audit.merkle import WIDTH
+from securefda.audit.store import read_bundle
 
 
 def forged(parent: Path, bad: int, sizes: tuple[int, ...], witnesses: tuple[str, ...] = ()) -> Path:
@@ -104,3 +108,22 @@ def test_checkpoint_that_a_site_showed_and_did_not_live_to_save_is_no_old_state(
     tail = (dead / "tail").read_bytes()
     (dead / "tail").write_bytes(tail.replace(b'"seq":17', b'"seq":71'))  # the control: one of them was changed
     assert found(verify(dead, known=[shown]))[0] == "forked"
+
+
+def test_a_checkpoint_of_any_number_of_records_does_not_have_their_files_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = forged(tmp_path, 0, SMALL)
+    (folder / "checkpoint").unlink()  # it shares its bytes with one below checkpoints/
+    (folder / "checkpoint").write_bytes(signed_note(10**15, bytes(32)).to_bytes())
+    looked_for: list[int] = []
+
+    def looked(log: Path, index: int, width: int = WIDTH) -> bytes | None:
+        looked_for.append(index)
+        assert len(looked_for) < 20
+        return read_bundle(log, index, width)
+
+    monkeypatch.setattr("securefda.audit.verify.read_bundle", looked)
+
+    assert found(verify(folder)) == ("truncated", SMALL[-1], True)
+    assert sorted(set(looked_for)) == [0, 10**15 // WIDTH]
