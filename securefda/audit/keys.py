@@ -1,15 +1,15 @@
 """Finds the roster to check an audit log with: the one that the user names, that of the surrounding kit, or its own.
 
-keys = keys_of(log_folder, roster_option)     Keys; ConfigError if there is no usable roster
-keys.public                                   for `securefda.audit.verify.verify_log`
-keys.disagreement(named)                      None, or why the log does not belong to this roster
+keys = keys_of(log_folder, roster_option, named)     Keys; ConfigError if there is no usable roster
+keys.public                                          for `securefda.audit.verify.verify_log`
+keys.disagreement(digest)                            None, or why the log does not belong to this roster
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
@@ -21,13 +21,13 @@ from securefda.errors import CertificateError, ConfigError
 from securefda.protocol.roster import Roster, SignedRoster
 from securefda.site.authority import CA_FILE
 from securefda.site.certificates import parse_ca
-from securefda.site.kit import KIT_FILE, LOCAL, STARTUP, Manifest, naming_roster
+from securefda.site.kit import KIT_FILE, LOCAL, SIGNING_KEY_FILE, STARTUP, Manifest, naming_roster
 from securefda.site.kit import ROSTER_FILE as KIT_ROSTER_FILE
 
 ROSTER_FILE: Final = "roster.json"
 """File in the folder of a log with the canonical bytes of the roster under which the run began."""
 _AUDIT: Final = "audit"
-_OPTION: Final = "--roster"
+OPTION: Final = "--roster"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,9 @@ class Keys:
         file: the file of the roster.
         site: the site whose kit it is; empty outside a kit.
         newest: the epoch of the kit's roster if the run began under an earlier one; else 0.
+        ca: the fingerprint of the kit's CA if it vouches for the roster, 64 hex digits; else empty.
+        ca_file: the file of this CA.
+        is_own: whether it is the kit that the user works with, not one that somebody may have handed over.
     """
 
     roster: Roster
@@ -48,6 +51,9 @@ class Keys:
     file: Path
     site: str = ""
     newest: int = 0
+    ca: str = ""
+    ca_file: Path | None = None
+    is_own: bool = False
 
     @property
     def federation(self) -> str:
@@ -76,8 +82,29 @@ class Keys:
             what = (
                 "the keys are from the log's own roster, which the maker of the log could have made: compare the digest"
             )
-            return (f"{what} {self.digest} with that of the roster that you trust, or name that with {_OPTION} FILE",)
+            return (f"{what} {self.digest} with that of the roster that you trust, or name that with {OPTION} FILE",)
+        if self.where_from == "kit" and not self.is_own:
+            what = "the keys are from a kit beside the logs, which the maker of the logs could have made: compare the"
+            return (f"{what} fingerprint {self.ca} of its CA with the one that you know, or name {OPTION} FILE",)
         return ()
+
+    @property
+    def believed(self) -> str:
+        """Who was believed that these are the sites' keys, and where that lies, on one line."""
+        if self.where_from == "option":
+            return f"as named with {OPTION}"
+        if not self.ca:
+            return "as it lies beside the log, on nobody's word"
+        return f"by the CA with fingerprint {self.ca}, {self.ca_file}"
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether the user vouches for these keys, by an option or by working with their kit."""
+        return self.where_from == "option" or (self.where_from == "kit" and self.is_own)
+
+    def contradicts(self, other: Keys) -> bool:
+        """Return whether two rosters of one run have no CA in common that explains why they differ."""
+        return self.digest != other.digest and (not self.ca or self.ca != other.ca)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -98,13 +125,16 @@ class Keys:
         return f"the run began under the roster with digest {named}, and {self.file} has digest {self.digest}"
 
 
-def keys_of(log_folder: Path, roster_option: Path | None = None) -> Keys:
+def keys_of(log_folder: Path, roster_option: Path | None = None, named: Path | None = None) -> Keys:
     """Find the roster of a log.
 
     ``roster_option`` comes first: a signed roster or canonical bytes, trusted because the user named it. Next comes the
     roster of the kit if the folder is ``KIT/local/audit/RUN``; its signatures are checked up to the kit's CA. If the
     run began under an earlier roster, that one is beside the log and is checked in the same way. Last comes the log's
     own ``roster.json``.
+
+    ``named`` is the place that the user named. The kit that this is, or lies in, is the user's own if it has private
+    keys, which are not read. Any other kit came with the logs.
 
     Raises:
         ConfigError: there is no roster, or the first one that exists is invalid.
@@ -116,13 +146,14 @@ def keys_of(log_folder: Path, roster_option: Path | None = None) -> Keys:
     own = log_folder / ROSTER_FILE
     if kit is not None:
         try:
-            return keys_of_kit(kit, own)
+            is_own = named is not None and kit in (named.resolve(), *named.resolve().parents)
+            return replace(keys_of_kit(kit, own), is_own=is_own and (kit / STARTUP / SIGNING_KEY_FILE).exists())
         except (ConfigError, CertificateError) as error:  # the log can be checked without it
-            error.hint = f"fetch the startup kit again, or name a roster that you trust: {_OPTION} FILE"
+            error.hint = f"fetch the startup kit again, or name a roster that you trust: {OPTION} FILE"
             raise
     if not own.exists():
-        hint = f"name the federation's: {_OPTION} FILE; every kit has one, {STARTUP}/{KIT_ROSTER_FILE}"
-        raise ConfigError(_OPTION, f"there is no roster beside the log {log_folder}", hint=hint)
+        hint = f"name the federation's: {OPTION} FILE; every kit has one, {STARTUP}/{KIT_ROSTER_FILE}"
+        raise ConfigError(OPTION, f"there is no roster beside the log {log_folder}", hint=hint)
     return Keys(_read_roster(own), "log", own)
 
 
@@ -160,13 +191,14 @@ def keys_of_kit(kit: Path, own: Path | None = None) -> Keys:
         CertificateError: the kit's files belong to two federations.
     """
     startup = kit / STARTUP
-    ca = parse_ca(str(startup / CA_FILE), read_file(startup / CA_FILE).data)
+    ca_file = startup / CA_FILE
+    ca = parse_ca(str(ca_file), read_file(ca_file).data)
     manifest = Manifest.from_signed_bytes(str(startup / KIT_FILE), read_file(startup / KIT_FILE).data, ca)
     file = startup / KIT_ROSTER_FILE
     data = read_file(file).data
     with naming_roster(file):
         roster = SignedRoster.from_bytes(data).verify(ca.roster_key)
-    keys = Keys(roster, "kit", file, manifest.site_id)
+    keys = Keys(roster, "kit", file, manifest.site_id, ca=ca.fingerprint, ca_file=ca_file)
     named = None if own is None else roster_named(LogFolder(own.parent, "", "", ""))
     if own is None or named in (None, keys.digest):
         return keys
@@ -181,7 +213,7 @@ def keys_of_kit(kit: Path, own: Path | None = None) -> Keys:
         SignedRoster.from_bytes(read_file(own).data).verify(ca.roster_key)
     except ConfigError:
         return Keys(earlier, "log", own, manifest.site_id, roster.epoch)
-    return Keys(earlier, "kit", own, manifest.site_id, roster.epoch)
+    return replace(keys, roster=earlier, file=own, newest=roster.epoch)
 
 
 def _read_roster(file: Path) -> Roster:
@@ -192,5 +224,5 @@ def _read_roster(file: Path) -> Roster:
         with naming_roster(file):
             return Roster.from_canonical_bytes(data)
     except ConfigError as error:
-        hint = f"name the federation's roster: {_OPTION} FILE; every kit has one, {STARTUP}/{KIT_ROSTER_FILE}"
+        hint = f"name the federation's roster: {OPTION} FILE; every kit has one, {STARTUP}/{KIT_ROSTER_FILE}"
         raise ConfigError(error.key, error.why, hint=hint) from error

@@ -170,22 +170,26 @@ def check_logs(question: Question) -> list[Checked]:
     Raises:
         ConfigError, NoLog: there is no log, no roster, or an option does not fit them; before anything is verified.
     """
-    folders = list(dict.fromkeys(log for place in question.logs for log in logs_at(place, question.run)))
+    places: dict[Path, Path] = {}
+    for place in question.logs:
+        for folder in logs_at(place, question.run):
+            places.setdefault(folder, place)
+    folders = list(places)
     if question.record is not None and len(folders) != 1:
         there = ", ".join(map(str, folders))
         raise ConfigError("--record", f"is a record of one log, and these are {there}", hint="name one of them alone")
-    opened = [_opened(folder, question) for folder in folders]
+    opened = [_opened(folder, places[folder], question) for folder in folders]
     known = _assigned([name for _, _, name in opened], question.known)
     return [_check(log, keys, name, notes, question) for (log, keys, name), notes in zip(opened, known, strict=True)]
 
 
-def _opened(folder: Path, question: Question) -> tuple[LogFolder, Keys, LogName]:
+def _opened(folder: Path, place: Path, question: Question) -> tuple[LogFolder, Keys, LogName]:
     """A log, its roster, and whose it should be: in a kit of the kit's site, in a folder with a run's name of that."""
     try:
         log = open_log(folder)
-        keys = keys_of(folder, question.roster)
+        keys = keys_of(folder, question.roster, place)
     except DamagedLog:  # nothing in it says whose it is, but the place may
-        keys = keys_of(folder, question.roster)
+        keys = keys_of(folder, question.roster, place)
         if not (keys.site and _RUN.fullmatch(folder.resolve().name)):
             raise
         log = LogFolder(folder, keys.site, folder.resolve().name, "")
@@ -395,6 +399,7 @@ def _json(one: Checked) -> dict[str, Any]:
             "epoch": one.keys.roster.epoch,
             "file": str(one.keys.file),
             "from": one.keys.where_from,
+            "ca": one.keys.ca or None,
         },
         "records": found.size,
         "covered": found.covered,
@@ -435,6 +440,7 @@ def _rows(one: Checked) -> Iterator[tuple[str, str]]:
     yield "of", f"{one.name.party} in federation {one.name.federation}, run {one.name.run}"
     yield "roster", f"epoch {keys.roster.epoch}, {keys.file}"
     yield "", f"digest {keys.digest}"
+    yield "", keys.believed
     yield "finding", "none" if one.fault is None else str(one.fault)
     yield "records", f"{found.size} read, {found.covered} covered by the newest checkpoint"
     if found.root:

@@ -105,6 +105,11 @@ class Verification:
     finding: Finding | None
     notes: tuple[str, ...]
 
+    @property
+    def is_signed(self) -> bool:
+        """Whether the log has a checkpoint with a valid signature of its party; anybody could have made another one."""
+        return bool(self.root) or (self.finding is not None and self.finding.index > 0)
+
 
 _NONE: Final = "there is no checkpoint, so nothing is proved of it"
 

@@ -60,12 +60,27 @@ def test_log_outside_a_kit_falls_back_to_its_own_roster_and_says_what_to_compare
 
 def test_log_in_a_kit_is_held_against_the_kits_roster_never_its_own(kit: Path) -> None:
     log = Party(kit / "local/audit").write()
-    keys = keys_of(log)
+    keys = keys_of(log, named=kit)
 
     assert (keys.where_from, keys.site) == ("kit", "source-1")
     assert keys.roster == load_kit(kit, datetime.now(UTC)).roster
     assert keys.warnings == ()
     assert keys.disagreement(roster_named(open_log(log))) is not None
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+def test_the_ca_of_a_kit_is_named_and_must_be_compared_unless_the_kit_is_the_users_own(kit: Path, is_own: bool) -> None:
+    log = of_this_kit(kit)
+    fingerprint = load_kit(kit, datetime.now(UTC)).ca.fingerprint
+    (kit / "startup/signing.key").rename(kit / "kept.key")
+    handed_over = [keys_of(log), keys_of(log, named=kit.parent), keys_of(log, named=kit)]
+    (kit / "kept.key").rename(kit / "startup/signing.key")
+    named_above, own = keys_of(log, named=kit.parent), keys_of(log, named=log)
+
+    for keys in [own] if is_own else [*handed_over, named_above]:
+        assert (keys.ca, keys.where_from, keys.is_trusted) == (fingerprint, "kit", is_own)
+        assert keys.believed == f"by the CA with fingerprint {fingerprint}, {kit / 'startup/ca.pem'}"
+        assert [f"compare the fingerprint {fingerprint}" in line for line in keys.warnings] == [True] * (not is_own)
 
 
 def test_kit_is_found_through_a_relative_path(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +104,7 @@ def test_log_of_an_earlier_roster_is_checked_with_that_one_which_the_ca_signed(k
     earlier = load_kit(kit, datetime.now(UTC)).roster
     assert main(["federation", change[0], str(kit.parent), change[1]]) == 0
 
-    keys = keys_of(log)
+    keys = keys_of(log, named=kit)
 
     assert (keys.roster, keys.where_from, keys.file) == (earlier, "kit", log / "roster.json")
     assert keys.disagreement(roster_named(open_log(log))) is None

@@ -15,10 +15,14 @@ from audit_party import audit, audit_json
 
 sys.path.append(str(Path(__file__).parents[1] / "audit"))
 
-from run_builder import ROSTER, RUN, SOURCES, TARGET, HangsUp, Run, folder_of
+from run_builder import KEYS, ROSTER, RUN, SOURCES, TARGET, HangsUp, Run, folder_of
 from run_lies import A, B, C, Equivocates, Lie, but
 
+from securefda.audit import notes
 from securefda.audit.kept import FILE
+from securefda.audit.notes import Note
+from securefda.cli import main
+from securefda.samples import sample
 
 Capture = pytest.CaptureFixture[str]
 
@@ -489,3 +493,44 @@ def test_an_edited_log_is_found_first(honest: Path, roster: Path, capsys: Captur
 
     (found,) = envelope["data"]["findings"]
     assert (code, found["kind"], found["accused"]) == (13, "unverified-log", [B])
+
+
+def sign_anew(log: Path, by: str) -> None:
+    """Have another site sign the checkpoints of a log, with its own key."""
+    for file in [log / "checkpoint", *(log / "checkpoints").iterdir()]:
+        text = Note.parse(file.read_bytes()).text
+        file.write_bytes(Note(text, (notes.sign(text, text.split("\n")[0], KEYS[by]),)).to_bytes())
+
+
+def test_a_log_that_its_party_did_not_sign_accuses_nobody(honest: Path, roster: Path, capsys: Capture) -> None:
+    sign_anew(folder_of(honest, B), by=A)
+
+    code, envelope = audit_json(capsys, "reconcile", honest, "--roster", roster, "--all")
+
+    assert code == 13
+    assert ("unverified-log", []) in [(one["kind"], one["accused"]) for one in envelope["data"]["findings"]]
+    assert [one for one in envelope["data"]["findings"] if one["accused"] or one["disagree"]] == []
+
+
+@pytest.mark.parametrize("made_up", ["a roster", "a kit"])
+def test_rosters_that_contradict_each_other_accuse_nobody(
+    made_up: str, honest: Path, roster: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    if made_up == "a roster":
+        (folder_of(honest, A) / "roster.json").write_bytes(replace(ROSTER, epoch=2).canonical_bytes())
+    else:
+        assert main(["federation", "init", str(sample("digits")), "--out", str(tmp_path / "kits")]) == 0
+        shutil.copytree(tmp_path / "kits/source-1/startup", honest / "sites" / A / "startup")
+
+    code, envelope = audit_json(capsys, "reconcile", honest, "--all")
+    reported, page = audit_json(capsys, "report", honest, "--out", tmp_path / "page.html")
+    trusted, named = audit_json(capsys, "reconcile", honest, "--roster", roster, "--all")
+
+    (found,) = envelope["data"]["findings"]
+    assert (code, reported, found["kind"], found["accused"]) == (13, 13, "rosters-in-doubt", [])
+    assert envelope["data"]["verdict"] == page["data"]["verdict"]
+    assert envelope["data"]["verdict"]["severity"] == "unjudged"
+    assert f"digest {ROSTER.digest().hex()}" in found["what"]
+    assert ("by the CA with fingerprint" in found["what"]) == (made_up == "a kit")
+    assert "--roster" in envelope["hint"]
+    assert (trusted, named["data"]["findings"]) == (0, [])

@@ -89,7 +89,11 @@ def assert_logs_agree_until_one_is_touched(root: Path, names: list[str], capsys:
     logs = {site: next((root / "kits" / site / "local" / "audit").iterdir()) for site in names}
     agreed, found = reconciled(root, capsys)
     assert (agreed, found["findings"], found["missing_logs"]) == (0, [], [])
-    assert (found["verdict"]["severity"], found["verdict"]["points"], found["roster"]["from"]) == ("fine", [], "kit")
+    (ca,) = found["verdict"]["points"]
+    assert f"compare the fingerprint {found['roster']['ca']} of its CA" in ca["what"]
+    assert (found["verdict"]["severity"], found["roster"]["from"]) == ("attention", "kit")
+    _, own = reconciled(root / "kits" / names[0], capsys)
+    assert (own["verdict"]["severity"], own["verdict"]["points"], own["roster"]["from"]) == ("fine", [], "kit")
     assert (found["counts"]["headers"], found["counts"]["releases"]) == (ROUNDS, ROUNDS * len(names))
     assert not [notice for notice in found["notices"] if "did not receive" in notice]
     runs = {row["party"]: row for row in found["runs"]}
@@ -117,7 +121,7 @@ def assert_logs_agree_until_one_is_touched(root: Path, names: list[str], capsys:
     renewed, later = reconciled(root, capsys)
     assert (renewed, later["roster"]["from"], later["roster"]["digest"]) == (0, "kit", found["roster"]["digest"])
     assert any("began under the roster of epoch 1" in notice for notice in later["notices"])
-    assert later["verdict"]["severity"] == "fine"
+    assert later["verdict"]["points"] == found["verdict"]["points"]
 
     tail = logs[names[0]] / "tail"
     tail.write_bytes(tail.read_bytes().replace(b'"type":"MaskedInput"', b'"type":"MaskedInpux"', 1))

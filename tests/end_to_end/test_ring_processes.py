@@ -20,7 +20,8 @@ def test_processes_sum_among_neighbours_and_their_logs_agree(
         processes = federation.start_all()
         ends = {site: process.end() for site, process in processes.items()}
         capsys.readouterr()
-        agreed = main(["audit", "reconcile", str(tmp_path), "--format", "json"])
+        trusted = str(federation.kit("target") / "startup/roster.json")
+        agreed = main(["audit", "reconcile", str(tmp_path), "--roster", trusted, "--format", "json"])
         found = json.loads(capsys.readouterr().out)["data"]
         asked = main(["policy", "explain", str(federation.kit("target"))])
         words = capsys.readouterr().out

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from securefda.audit.kept_check import UNREAD, UNREAD_HINT, EvidenceLost, EvidenceUnread
+from securefda.audit.keys import OPTION
 from securefda.audit.reconcile.evidence import Evidenced
 from securefda.audit.reconcile.history import (
     MOST_UNFINISHED_IN_A_ROW,
@@ -112,6 +113,8 @@ def error_of(found: ReconciledRuns, evidence: Evidenced | None, *, everything: b
         case "evidence-unread":
             of = EvidenceUnread
             hints.append(UNREAD_HINT)
+        case "rosters-in-doubt":
+            hints.append(f"name the roster of your own kit: {OPTION} KIT/startup/roster.json")
         case _:
             hints.append("keep the logs as they are")
     return of(f"{first.kind}: {first.what}{more}", hint="; ".join(hints))
@@ -121,7 +124,8 @@ def _parts(found: ReconciledRun, shown: tuple[RunFinding, ...]) -> Iterator[str]
     """The text on one run: what was read, what was checked, the notices, and the findings that are shown."""
     keys, members = found.keys, found.members
     run = f"{members.run} of federation {members.federation}, target {members.target}"
-    yield aligned([("run", printable(run)), ("roster", printable(f"{keys.file}, digest {keys.digest}"))])
+    roster = f"{keys.file}, digest {keys.digest}"
+    yield aligned([("run", printable(run)), ("roster", printable(roster)), ("", printable(keys.believed))])
     rows = [("log of", "records", "covered", "cosigned by", "by itself", "kept messages")]
     for log in found.logs:
         of, kept = log.verification, "not compared"
@@ -174,7 +178,12 @@ def _json(found: ReconciledRun, shown: tuple[RunFinding, ...]) -> dict[str, Any]
         "run": members.run,
         "federation": members.federation,
         "target": members.target,
-        "roster": {"digest": found.keys.digest, "file": str(found.keys.file), "from": found.keys.where_from},
+        "roster": {
+            "digest": found.keys.digest,
+            "file": str(found.keys.file),
+            "from": found.keys.where_from,
+            "ca": found.keys.ca or None,
+        },
         "logs": [
             {
                 "party": log.party,

@@ -43,7 +43,8 @@ _MOST_SLOW: Final = 24
 class VerifiedLogs(Check):
     """Checks that each log is what its party signed. The traces of an honest crash are only a notice.
 
-    Cosignatures come from other sites, so a missing one accuses nobody.
+    Cosignatures come from other sites, so a missing one accuses nobody. Anybody can make a log without a checkpoint
+    that the party signed, so it accuses nobody either.
     """
 
     name = "verified logs"
@@ -60,7 +61,7 @@ class VerifiedLogs(Check):
             if found is not None and (found.kind != "missing-cosignature" or self.run.has_completed(log.party)):
                 what, index = f"the log of {log.party}: {found.kind}, {found.what}", found.index
                 kind = "forked-log" if found.kind == "forked" else kind
-                accused = () if found.kind in HONEST else accused
+                accused = () if found.kind in HONEST or not log.verification.is_signed else accused
             elif log.party in self.run.broken:
                 what, index = self.run.broken[log.party], 0
             else:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from securefda.audit.kept_check import kept_verdict
-from securefda.audit.keys import Keys, keys_of, roster_named
+from securefda.audit.keys import OPTION, Keys, keys_of, roster_named
 from securefda.audit.notes import Note, NoteError
 from securefda.audit.reading import LogFolder, NoLog, being_written, find_logs, open_log
 from securefda.audit.reconcile.check import Check, PartyLog, Required, RunLogs
@@ -100,6 +100,8 @@ def reconcile(
 _WITNESSES = 1
 """Cosignatures of others that the newest checkpoint needs; the one in each header needs as many as its threshold."""
 _POLICY_FILE: Final = "policy.toml"
+_MOST_ROSTERS: Final = 4
+"""Most rosters that a finding names beside the one that the logs were read under."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +187,8 @@ def reconcile_folder(
     Args:
         folder: anything with logs in it: a run folder, or copies that sites have handed in.
         run: id of the run, or the beginning of one; not needed where all logs are of one.
-        roster: a roster that is trusted; else that of a kit around a log, else of a log.
+        roster: a roster that is trusted; else that of a kit around a log, else of a log. Where these differ, and none
+            is of the user's own kit, nothing is judged.
         require_all: whether it is a finding that the log of a site of the roster is missing. None: where there are
             logs of several sites below the folder, that of a site that took part in a round is one.
 
@@ -220,7 +223,7 @@ def reconcile_runs(
 
     def keys_for(log: LogFolder) -> Keys:
         try:
-            return keys.get(log.run) or keys_of(log.folder, roster)
+            return keys.get(log.run) or keys_of(log.folder, roster, folder)
         except ConfigError:
             return each[0].keys
 
@@ -237,7 +240,7 @@ def _reconciled(
     roster: Path | None,
     require_all: bool | None,
 ) -> ReconciledRun:
-    keys = _keys_of_run(logs, roster)
+    keys, contrary = _keys_of_run(logs, roster, found.folder)
     members = Members(keys.federation, logs[0].run, keys.roster.target.site_id, keys.public, keys.digest)
     findings = list(_of_folders(found, logs, unread, keys))
     notices = [*(Notice(line, care=True) for line in keys.warnings), *map(Notice, keys.notes)]
@@ -273,6 +276,8 @@ def _reconciled(
         what = f"{statements.unreadable} kept messages are no messages, or not signed as they say"
         notices.append(Notice(what, care=True))
     every = sorted([*findings, *outcome.findings], key=lambda one: one.order)
+    if contrary:  # each finding would accuse by keys that one of the parties may have made up
+        every = [_in_doubt(keys, contrary)]
     counts = {**outcome.counts, "findings": len(every)}
     outcome = Reconciliation(tuple(every), (*notices, *outcome.notices), counts)
     return ReconciledRun(members, keys, tuple(verified), outcome, tuple(copies))
@@ -315,19 +320,28 @@ def _below(root: Path, folder: Path) -> str:
     return root.resolve().name if name == "." else name
 
 
-def _keys_of_run(logs: Sequence[LogFolder], option: Path | None) -> Keys:
-    """Return the best vouched roster around the logs under which their run began."""
+def _keys_of_run(logs: Sequence[LogFolder], option: Path | None, named: Path) -> tuple[Keys, list[Keys]]:
+    """Return the best vouched roster around the logs under which their run began, and those that contradict it."""
     found: list[Keys] = []
     missing: SecureFdaError | None = None
     for log in logs:
         try:
-            found.append(keys_of(log.folder, option))
+            found.append(keys_of(log.folder, option, named))
         except (ConfigError, CertificateError) as error:
             missing = missing or error
     if not found:
-        raise missing if missing is not None else ConfigError("--roster", "there is no roster")
-    named = {roster_named(log) for log in logs}
-    return min(found, key=lambda one: (("option", "kit", "log").index(one.where_from), one.digest not in named))
+        raise missing if missing is not None else ConfigError(OPTION, "there is no roster")
+    digests = {roster_named(log) for log in logs}
+    ways = ("option", "kit", "log")
+    best = min(found, key=lambda one: (not one.is_trusted, ways.index(one.where_from), one.digest not in digests))
+    others = {} if best.is_trusted else {one.digest: one for one in found if best.contradicts(one)}
+    return best, list(others.values())
+
+
+def _in_doubt(keys: Keys, others: Sequence[Keys]) -> RunFinding:
+    files = [f"{one.file}, digest {one.digest}, {one.believed}" for one in (keys, *others[:_MOST_ROSTERS])]
+    what = f"{len(others) + 1} rosters lie with the logs, and none is known to be the federation's: {'; '.join(files)}"
+    return RunFinding("rosters-in-doubt", f"{what}. Nothing is judged until {OPTION} FILE names the one to trust", ())
 
 
 def _newest_of(copies: Sequence[LogFolder], members: Members) -> list[bytes]:

@@ -19,6 +19,7 @@ RunKind = Literal[
     "missing-log",
     "forked-log",
     "roster-differs",
+    "rosters-in-doubt",
     "policy-not-logged",
     "equivocation",
     "double-release",
@@ -49,6 +50,8 @@ RunKind = Literal[
 - missing-log: a site took part, and its log is not here.
 - forked-log: a party signed two trees, or cosigned one that the other's log does not have.
 - roster-differs: a log, or a header, is of another roster.
+- rosters-in-doubt: several rosters lie with the logs, and the user vouches for none. Under a made-up one any site could
+  be accused, so this is the only finding of the run.
 - policy-not-logged: a source took part without a record of its policy since it started.
 - equivocation: two different messages of one type where there must be one.
 - double-release: two releases of one source in a round; proved only of one view of a session.
@@ -126,8 +129,8 @@ class Mark:
 
 
 Severity = Literal["fine", "attention", "unjudged", "tampering"]
-"""How grave something is: nothing; to be looked into; not to be judged by this version, so that tampering may pass
-unseen; a log or message was tampered with, or a promise broken."""
+"""How grave something is: nothing; to be looked into; not to be judged by this version or these rosters, so that
+tampering may pass unseen; a log or message was tampered with, or a promise broken."""
 _IN_DOUBT: Final = ("missing-log", "strange-log")
 _NOT_SETTLED: Final = ("unverified-log", "roster-differs", "broken-chain")
 """Kinds that can be honest if nobody is accused: a crash, a wrong roster, or a log that is not here."""
@@ -188,7 +191,7 @@ class RunFinding:
     @property
     def severity(self) -> Severity:
         """The severity of the finding."""
-        if self.kind == UNREAD:
+        if self.kind in (UNREAD, "rosters-in-doubt"):
             return "unjudged"
         if self.kind in _IN_DOUBT or (self.kind in _NOT_SETTLED and not self.accused):
             return "attention"

@@ -66,7 +66,7 @@ def said_of(written: Written) -> Outcome:
         "page": str(written.page),
         "run": sources.run,
         "federation": sources.keys.federation,
-        "roster": {"digest": sources.keys.digest, "from": sources.keys.where_from},
+        "roster": {"digest": sources.keys.digest, "from": sources.keys.where_from, "ca": sources.keys.ca or None},
         "logs": [_log_data(log) for log in sources.logs],
         "missing": list(sources.missing),
         "compared": len(reconciled.logs) > 1,

@@ -258,6 +258,7 @@ def _about_the_page(sources: Sources, made: datetime) -> list[tuple[str, str]]:
         *((key.capitalize(), names(values)) for key, values in said.items() if values),
         ("Roster", f"epoch {keys.roster.epoch}, SHA-256 {keys.digest}"),
         ("Roster from", _WHERE_FROM[keys.where_from]),
+        *((("CA of the kit", f"fingerprint {keys.ca}, {keys.ca_file}"),) if keys.ca else ()),
         ("Records counted", f"{sum(party.records for party in sources.tables):,}"),
         ("Page made", f"{moment_text(made)}, securefda {__version__}"),
     ]
