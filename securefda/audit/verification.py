@@ -31,7 +31,7 @@ from securefda.audit.reading import DamagedLog, Inclusion, LogFolder, being_writ
 from securefda.audit.records import Record, RecordError
 from securefda.audit.statements import StatementReader
 from securefda.audit.store import AuditError
-from securefda.audit.verify import Verification, verify_log
+from securefda.audit.verify import Finding, Verification, verify_log
 from securefda.disk import read_file
 from securefda.errors import ConfigError, ExitCode, SecureFdaError
 from securefda.text import aligned, counted, printable
@@ -80,8 +80,8 @@ def verification_progress(what: str, stream: TextIO | None = None) -> Iterator[C
 _RUN: Final = re.compile(r"[0-9a-f]{32}")
 _NO_COSIGNER: Final = "no other site has cosigned the newest checkpoint: a holder of the log's key could have made it"
 _NEVER_SIGNED: Final = (
-    "nothing is signed, so nothing is proved: by its records the site left the run before the first checkpoint, "
-    "without a part in any session"
+    "nothing is signed, so anybody could have written it: by its records the site has not got to its first checkpoint, "
+    "and had no part in any session"
 )
 _MOST_UNSIGNED: Final = 1000
 """A never-signed log has fewer records: its site only joins again and again, and takes part in nothing."""
@@ -239,7 +239,9 @@ def _check(log: LogFolder, keys: Keys, name: LogName, known: list[bytes], questi
                 raise ConfigError("--known", str(error), hint=f"it was checked with the keys of {keys.file}") from error
         is_this = (log.party, log.run) == (name.party, name.run)
         if is_this and not question.witnesses and not known and _is_never_signed(log):
-            found = Verification(log.size(), 0, b"", (), None, (_NEVER_SIGNED,))
+            # While its site writes it, or the user takes the records as they are, nothing is wrong with them
+            unsigned = Finding("missing-cosignature", 0, exact=False, what=_NEVER_SIGNED) if demanded else None
+            found = Verification(log.size(), 0, b"", (), unsigned, () if unsigned else (_NEVER_SIGNED,))
         fault = _fault(log, keys, found)
     inclusion, fault = _proved(log, found, fault, question.record)
     kept = NOT_JUDGED

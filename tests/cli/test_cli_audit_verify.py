@@ -132,13 +132,21 @@ def unsigned(folder: Path, *entries: Entry) -> Path:
     return party.path
 
 
-def test_log_of_a_run_that_was_refused_before_anything_was_to_be_signed_is_no_finding(
-    tmp_path: Path, capsys: Capture
+def test_log_that_nobody_signed_yet_proves_nothing_unless_its_site_writes_it_or_its_word_will_do(
+    tmp_path: Path, trusted: Path, capsys: Capture
 ) -> None:
     log = unsigned(tmp_path, REFUSED)
-    found = one(capsys, log)
-    assert (found["finding"], found["records"], found["covered"], found["checkpoint"]) == (None, 3, 0, None)
-    assert "left the run before the first checkpoint" in " ".join(found["notes"])
+    anybodys = finding(capsys, log, "--roster", trusted)
+    taken = one(capsys, log, "--witnesses", "0")
+    with Party(tmp_path).open():
+        live = one(capsys, log)
+
+    assert (anybodys["kind"], anybodys["index"]) == ("missing-cosignature", 0)
+    assert "nothing is signed, so anybody could have written it" in anybodys["what"]
+    assert "--witnesses 0" in audit(capsys, "verify", log)[2]
+    for found in (taken, live):
+        assert (found["finding"], found["records"], found["covered"], found["checkpoint"]) == (None, 3, 0, None)
+        assert "has not got to its first checkpoint" in " ".join(found["notes"])
     assert finding(capsys, log, "--witnesses", "1")["kind"] == "unreadable"
 
 
