@@ -55,6 +55,10 @@ _VERIFY: Final = "securefda audit verify names what is wrong with the log"
 _NAME_ONE: Final = "name the log of one run: KIT/local/audit/RUN"
 
 
+_DEEPEST: Final = 64
+"""Folders between a log and the place that is searched; one of a run folder has five."""
+
+
 class NoLog(AuditError):
     """There is no log of this format that this process can read."""
 
@@ -298,22 +302,25 @@ def looks_like_log(folder: Path) -> bool:
 
 
 def find_logs(root: Path) -> list[Path]:
-    """The folders at or below ``root`` that look like logs, sorted; links are not followed.
+    """The folders at or below ``root`` that look like logs, sorted; links and deeply nested folders are not followed.
 
     Raises:
         NoLog: ``root`` is no folder, or one below cannot be read.
     """
 
-    def fail(error: OSError) -> None:
-        raise NoLog(error.filename, f"cannot be read: {error.strerror}", hint="check the permissions") from error
-
     if not root.is_dir():
         raise NoLog(root, "is no folder", hint="name a folder with logs in it")
-    found = []
-    for name, folders, _ in os.walk(root, onerror=fail):
-        if looks_like_log(Path(name)):
-            found.append(Path(name))
-            folders.clear()
+    found, left = [], [(root, 0)]
+    while left:
+        folder, depth = left.pop()
+        try:
+            if looks_like_log(folder):
+                found.append(folder)
+            elif depth < _DEEPEST:
+                with os.scandir(folder) as entries:
+                    left += [(folder / one.name, depth + 1) for one in entries if one.is_dir(follow_symlinks=False)]
+        except OSError as error:
+            raise NoLog(folder, f"cannot be read: {error.strerror}", hint="check the permissions") from error
     return sorted(found)
 
 
@@ -376,23 +383,21 @@ def _run_of(folder: Path) -> str:
 def being_written(folder: Path) -> bool:
     """Tell whether a process on this machine has the log open for writing now.
 
-    A writer that opens the log in the very moment of the question is refused as by another writer: ask rarely.
-
-    Raises:
-        AuditError: the lock cannot be read.
+    A writer that opens the log in the very moment of the question is refused as by another writer: ask rarely. A lock
+    that cannot be opened, such as a link in a copy, is none that a writer holds as far as this process can know.
     """
-    path = folder / LOCK
-    with disk_errors(path, "read"):
-        try:
-            lock = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        except FileNotFoundError:  # a copy for others
-            return False
-        try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(lock)
+    try:
+        lock = os.open(folder / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # the file system knows no locks
+        return False
+    finally:
+        os.close(lock)
     return False
 
 

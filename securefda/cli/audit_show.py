@@ -105,7 +105,7 @@ class EnvelopePrinter:
     def __init__(self, stream: TextIO, log: LogFolder) -> None:
         self._stream, self._count = stream, 0
         whose = {"log": str(log.folder), "party": log.party, "run": log.run}
-        start = json.dumps({"schema_version": ENVELOPE_VERSION, "data": {**whose, "records": []}}, ensure_ascii=False)
+        start = json.dumps({"schema_version": ENVELOPE_VERSION, "data": {**whose, "records": []}})
         self._stream.write(start.removesuffix("]}}"))
 
     def record(self, record: Record) -> None:

@@ -146,8 +146,8 @@ def bound_text(epsilon: float) -> str:
 
 
 def _print_envelope(fields: Mapping[str, Any]) -> None:
-    json.dump({"schema_version": ENVELOPE_VERSION, **fields}, sys.stdout, ensure_ascii=False, default=str)
-    sys.stdout.write("\n")
+    text = json.dumps({"schema_version": ENVELOPE_VERSION, **fields}, ensure_ascii=False, default=str)
+    sys.stdout.write(text.encode(errors="backslashreplace").decode() + "\n")  # a file's name need not be UTF-8
     sys.stdout.flush()
 
 

@@ -273,3 +273,12 @@ def test_logs_below_a_folder_are_found_and_links_are_not_followed(tmp_path: Path
     assert looks_like_log(tmp_path / "site-a/local/audit/run-1")
     with pytest.raises(NoLog, match="is no folder"):
         find_logs(tmp_path / "nowhere")
+
+
+def test_folders_in_folders_without_end_are_not_followed(small: Path, tmp_path: Path) -> None:
+    near, far = tmp_path / "logs/local/audit/run-1", tmp_path.joinpath("logs", *["d"] * 64, "run-1")
+    for place in (near, far):
+        shutil.copytree(small, place)
+
+    assert find_logs(tmp_path / "logs") == [near]
+    assert find_logs(far.parent.parent) == [far]

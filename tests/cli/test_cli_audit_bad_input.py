@@ -216,8 +216,9 @@ DAMAGE = {
     "tail-fifo": (fifo_instead("tail"), 13, "is no file"),
     "checkpoint-fifo": (fifo_instead("checkpoint"), 0, "is no file"),
     "lock-fifo": (fifo_instead("lock"), 0, ""),
+    "lock-link": (link_instead("lock"), 0, ""),
 }
-"""How a log is harmed, with what code reading it ends, and words of the finding; the last is no harm."""
+"""How a log is harmed, with what code reading it ends, and words of the finding; the last two are no harm."""
 
 
 @pytest.mark.parametrize("case", DAMAGE)

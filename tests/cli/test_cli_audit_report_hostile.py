@@ -174,3 +174,27 @@ def test_logs_of_several_runs_are_separated_by_name(tmp_path: Path, capsys: Capt
     assert "there are logs of 2 runs" in capsys.readouterr().err
     assert f"run {RUN}" in page_of(tmp_path / "all", None, "--run", RUN).text
     assert folder.exists()
+
+
+@pytest.mark.parametrize("name", ["\x1b[31m", "\x9b31m", "\u202e", "\udcff"], ids=["escape", "C1", "bidi", "not UTF-8"])
+def test_a_folders_name_controls_no_terminal_and_no_page(name: str, tmp_path: Path, capsys: Capture) -> None:
+    Run(tmp_path / "run").write()
+    site, page = tmp_path / "run/sites/hospital-a", tmp_path / "page.html"
+    hostile = site.rename(site.with_name(f"a{name}b"))
+    shutil.copytree(hostile, site.with_name(f"copy{name}"))
+    (site.with_name(f"copy{name}") / "local/audit/00" / "tail").mkdir(parents=True)
+    (site.with_name(f"copy{name}") / "local/audit/00" / "checkpoint").write_bytes(b"\0")
+
+    for command in (["verify", hostile], ["reconcile", tmp_path / "run", "--all"], ["report", tmp_path / "run"]):
+        written = ["--out", str(page)] if command[0] == "report" else []
+        main(["audit", *map(str, command), *written])
+        out, err = capsys.readouterr()
+        assert not controls(out + err), command
+        main(["audit", *map(str, command), *written, "--format", "json"])
+        assert json.loads(capsys.readouterr().out)["data"]
+    assert "a?" in page.read_text(encoding="utf-8")
+    assert not controls(page.read_text(encoding="utf-8"))
+
+
+def controls(text: str) -> list[str]:
+    return [mark for mark in text if not (mark.isprintable() or mark == "\n")]

@@ -224,7 +224,7 @@ def reconcile_runs(
     def keys_for(log: LogFolder) -> Keys:
         try:
             return keys.get(log.run) or keys_of(log.folder, roster, folder)
-        except ConfigError:
+        except (ConfigError, CertificateError):
             return each[0].keys
 
     history = read_history(found.logs, each[0].keys, keys_for, verified)

@@ -16,6 +16,7 @@ from securefda.audit.report.words import verification_text
 from securefda.audit.verification import Outcome
 from securefda.disk import require_new
 from securefda.operations.run_folder import replace_file
+from securefda.text import printable
 
 _PAGE: Final = "audit.html"
 _MARK: Final = b'<meta name="generator" content="securefda audit report">'
@@ -77,7 +78,7 @@ def said_of(written: Written) -> Outcome:
     if error is not None:
         error.hint = f"{written.page} was written and says what is wrong"
         return Outcome(data, "", error)
-    return Outcome(data, f"{written.page}\n{verdict.text}")
+    return Outcome(data, f"{printable(str(written.page))}\n{printable(verdict.text)}")
 
 
 def _log_data(log: LogState) -> dict[str, Any]:

@@ -38,7 +38,7 @@ from securefda.audit.report.sections import (
 )
 from securefda.audit.report.sources import Sources
 from securefda.audit.report.words import OF_HEADERS, moment_text, span_text
-from securefda.text import counted, names
+from securefda.text import counted, names, printable
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -84,10 +84,16 @@ def _environment() -> Environment:
     return Environment(
         loader=ChoiceLoader([PackageLoader("securefda.audit.report"), PackageLoader("securefda.operations")]),
         autoescape=True,
+        finalize=_without_controls,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+
+
+def _without_controls(value: object) -> object:
+    """Return text without characters that would control a terminal or the direction of writing; charts stay."""
+    return printable(value) if type(value) is str else value
 
 
 def render_page(sources: Sources, made: datetime) -> str:
