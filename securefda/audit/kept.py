@@ -31,6 +31,8 @@ MAX_KEPT_BYTES: Final = 64 * 1024 * 1024
 """Largest size of one message: the largest frame that the transport can be set to."""
 MOST_KEPT_BYTES: Final = 8 * 1024 * 1024
 """Most bytes kept from one other site per attempt. An honest site among 1000 others sends less than a tenth of it."""
+MOST_DAMAGED: Final = 1000
+"""Pieces of files that are no messages, after which an audit reads no more of them. Each could be of one byte."""
 NOT_KEPT: Final = frozenset({"ShareBundle", "ShareDelivery", "Unmask", "Neighbours", "NeighbourConsistency"})
 """Message types that are not kept, though the log has their digests: those that hold shares, and those that repeat to
 each neighbour what others have signed."""

@@ -20,7 +20,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Final, Literal
 
-from securefda.audit.kept import MOST_KEPT_BYTES, NOT_KEPT, Piece, kept_files, read_pieces
+from securefda.audit.kept import MOST_DAMAGED, MOST_KEPT_BYTES, NOT_KEPT, Piece, kept_files, read_pieces
 from securefda.audit.reading import DamagedLog, LogFolder
 from securefda.audit.records import Entry, Record
 from securefda.audit.statements import HeaderSaid, Statement, StatementReader
@@ -130,7 +130,7 @@ class _Kept:
         self.pieces: list[_Copy | _Damaged] = []
         self.by_digest: dict[str, list[_Copy]] = {}
         self.unreadable: list[str] = []
-        self.files = 0
+        self.files = self._damaged = 0
         try:
             files = kept_files(folder)
         except AuditError as error:
@@ -140,6 +140,9 @@ class _Kept:
             try:
                 for piece in read_pieces(path):
                     self._take(piece, read)
+                    if self._damaged == MOST_DAMAGED:
+                        self.unreadable.append(f"audit log {path}: {MOST_DAMAGED} pieces up to here are no messages")
+                        return
             except AuditError as error:
                 self.unreadable.append(str(error))
 
@@ -160,6 +163,7 @@ class _Kept:
                 piece.rest == 0 and not any(piece.message[-_SIGNATURE_BYTES:])
             )  # zeros that a power cut left
             size = piece.rest or len(piece.message)
+            self._damaged += 1
             self.pieces.append(_Damaged(piece.place, size, piece.rest > 0, is_torn))
             return
         run = statement.said.run if isinstance(statement.said, HeaderSaid) else ""
@@ -210,8 +214,9 @@ class _Log:
                 self.missing.setdefault(entry.digest, _Missing(record.seq, entry))
             return
         self.places(entry.digest).append(record.seq)
-        for copy in copies:
-            copy.recorded = True
+        if not copies[0].recorded:
+            for copy in copies:
+                copy.recorded = True
         if differing := _difference(self._party, entry, copies[0].statement):
             what = f"{_record(record.seq, entry)} says {differing}; the message that is kept says otherwise"
             self.differing.append(KeptFinding("evidence-differs", what, record.seq, entry))
@@ -269,7 +274,10 @@ class _Comparison:
         self._kept, self._log, self._is_whole = kept, log, is_whole
         open_end = [log.size] if is_live or (is_whole and not log.ended) else []
         self._breaks = [*log.restarts, *open_end]
-        """Places in the log where the records of a process that died end."""
+        """Places in the log where the records of a process that died end, in ascending order."""
+        self._signed_at = [at for at, _ in log.checkpoints]
+        self._signed = list(accumulate((size for _, size in log.checkpoints), max))
+        """For each place of a checkpoint, the most records that one has covered by then."""
         self._sessions = log.sessions | {copy.statement.session for copy in kept.copies if copy.run == run}
         self._run = run
         self._missing = [one for one in log.missing.values() if one.entry.digest not in log.not_kept]
@@ -379,8 +387,12 @@ class _Comparison:
 
     def _may_lack(self, seq: int, matched: list[int]) -> bool:
         """Return whether a process may have died before the copy of this record was on the disk."""
-        end = next((place for place in self._breaks if place > seq), None)
-        if end is None or max((size for at, size in self._log.checkpoints if at < end), default=0) > seq:
+        place = bisect_right(self._breaks, seq)
+        if place == len(self._breaks):
+            return False
+        end = self._breaks[place]
+        signed = bisect_left(self._signed_at, end)
+        if signed and self._signed[signed - 1] > seq:
             return False
         behind = bisect_left(matched, seq)
         if behind < len(matched) and matched[behind] < end:
@@ -389,7 +401,8 @@ class _Comparison:
         return True
 
     def _has_break(self, before: int, after: float) -> bool:
-        return any(before < place <= after for place in self._breaks)
+        place = bisect_right(self._breaks, before)
+        return place < len(self._breaks) and self._breaks[place] <= after
 
     def _notes(self) -> Iterator[str]:
         words = {

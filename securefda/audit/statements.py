@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from typing import Final, Protocol
 
 from google.protobuf.message import DecodeError
 
 from securefda.audit.journal import shown_by
-from securefda.audit.kept import read_kept
+from securefda.audit.kept import MOST_DAMAGED, read_kept
 from securefda.audit.store import AuditError
 from securefda.protocol import messages as m
 from securefda.protocol.envelope import signature_is_valid
@@ -289,21 +290,26 @@ class KeptStatements:
         """Every Header, Survivors, Result, Goodbye and Checkpoint with a valid signature, each once."""
         seen: set[bytes] = set()
         self.unreadable = 0
-        for data in self._all():
-            field = _field(data)
-            if field is None:
-                self.unreadable += 1
-            elif field in _TRANSCRIPT:
-                digest = sha256(data).digest()  # with the signature: a wrong one must not hide the right one
-                if digest not in seen:
-                    seen.add(digest)
-                    yield from self._valid(data)
+        for folder in self._folders:
+            most = self.unreadable + MOST_DAMAGED
+            for data in self._of(folder):
+                field = _field(data)
+                if field is None:
+                    self.unreadable += 1
+                elif field in _TRANSCRIPT:
+                    digest = sha256(data).digest()  # with the signature: a wrong one must not hide the right one
+                    if digest not in seen:
+                        seen.add(digest)
+                        yield from self._valid(data)
+                if self.unreadable == most:
+                    self.faults[folder] = f"audit log {folder}: {MOST_DAMAGED} kept pieces up to here are no messages"
+                    break
 
     def find(self, digests: Collection[str]) -> Mapping[str, Statement]:
         """Return the messages with these digests of their signed bytes and a valid signature, by digest."""
         wanted = {bytes.fromhex(digest) for digest in digests}
         found: dict[str, Statement] = {}
-        for data in self._all():
+        for data in chain.from_iterable(map(self._of, self._folders)):
             if not wanted:
                 break
             digest = _signed_digest(data)
@@ -313,12 +319,11 @@ class KeptStatements:
                     wanted.discard(digest)
         return found
 
-    def _all(self) -> Iterator[bytes]:
-        for folder in self._folders:
-            try:
-                yield from read_kept(folder)
-            except AuditError as error:  # one site's rubbish must not keep others from being read
-                self.faults[folder] = str(error)
+    def _of(self, folder: Path) -> Iterator[bytes]:
+        try:
+            yield from read_kept(folder)
+        except AuditError as error:  # one site's rubbish must not keep others from being read
+            self.faults[folder] = str(error)
 
     def _valid(self, data: bytes) -> Iterator[Statement]:
         try:
@@ -337,7 +342,10 @@ class KeptStatements:
 def _field(data: bytes) -> str | None:
     """Return the body type that a message seems to have, without strict parsing; None if it is no message."""
     try:
-        field = pb.Envelope.FromString(pb.SignedMessage.FromString(data).signed_bytes).WhichOneof("body")
+        signed = pb.SignedMessage.FromString(data).signed_bytes
+        if len(signed) > wire.MAX_ENVELOPE_BYTES:  # before protobuf allocates many times as much
+            return None
+        field = pb.Envelope.FromString(signed).WhichOneof("body")
     except DecodeError:
         return None
     return None if field is None else str(field)

@@ -44,3 +44,8 @@ def test_evidence_in_another_form_is_refused(data: bytes) -> None:
 def test_evidence_that_says_a_thing_twice_is_refused() -> None:
     with pytest.raises(EvidenceError, match="it holds an object with a key twice"):
         Evidence.parse(DATA.replace(b'"roster":', b'"roster":"","roster":'))
+
+
+def test_evidence_of_more_values_than_claims_have_is_refused_before_it_is_parsed() -> None:
+    with pytest.raises(EvidenceError, match="it has more than 1000000 values"):
+        Evidence.parse(b"[" + b"[]," * 1_000_001 + b"[]]")

@@ -12,15 +12,16 @@ from depth import at_depth
 from message_mutations import CLASSES, Kept
 from run_builder import KEYS, MEMBERS, ROSTER, RUN, SITES, SOURCES, TARGET, Clock, Passing, Run, Site, folder_of, sign
 
-from securefda.audit.kept import FILE, KeptMessages, Piece, read_kept, read_pieces
+from securefda.audit.kept import FILE, MOST_DAMAGED, KeptMessages, Piece, read_kept, read_pieces
 from securefda.audit.kept_check import KeptVerdict, check_kept
 from securefda.audit.log import AuditLog
 from securefda.audit.reading import open_log
 from securefda.audit.records import Entry
-from securefda.audit.statements import StatementReader
+from securefda.audit.statements import KeptStatements, StatementReader
 from securefda.audit.verify import verify_log
 from securefda.protocol import messages as m
 from securefda.transport import wire
+from securefda.v1 import messages_pb2 as pb
 
 A = SOURCES[0]
 READ = StatementReader(ROSTER).read
@@ -410,3 +411,27 @@ def test_falsified_files_of_every_class_are_found_and_named(log: Path, part: int
             assert change.is_found(found), (change.what, [str(one) for one in found[:3]])
     (log / FILE).write_bytes(kept.file())
     assert judge(log).findings == ()
+
+
+def test_no_more_is_read_behind_a_thousand_pieces_that_are_no_messages(log: Path) -> None:
+    good, rubbish = list(read_kept(log)), [b"\0"] * MOST_DAMAGED
+    put(log, *rubbish, *good)
+    statements = KeptStatements(StatementReader(ROSTER), [log])
+
+    verdict, said = judge(log), list(statements.transcript())
+
+    assert (verdict.messages, said, statements.unreadable) == (0, [], MOST_DAMAGED)
+    assert any("1000 pieces up to here are no messages" in one.what for one in verdict.findings)
+    assert "1000 kept pieces up to here are no messages" in statements.faults[log]
+
+    put(log, *rubbish[1:], *good)
+    assert judge(log).messages == len(good)
+    assert list(statements.transcript())
+
+
+def test_an_envelope_that_is_too_long_is_no_message_before_it_is_parsed(log: Path) -> None:
+    envelope = pb.Envelope(key_list=pb.KeyList(advertisements=[pb.SignedMessage()] * (wire.MAX_ENVELOPE_BYTES // 2)))
+    put(log, pb.SignedMessage(signed_bytes=envelope.SerializeToString(), signature=bytes(64)).SerializeToString())
+    statements = KeptStatements(StatementReader(ROSTER), [log])
+
+    assert (list(statements.transcript()), statements.unreadable) == ([], 1)

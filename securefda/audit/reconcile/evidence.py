@@ -28,7 +28,9 @@ from securefda.text import aligned, printable
 from securefda.transport.wire import WireError
 
 FORMAT: Final = "securefda-evidence/1"
-MAX_EVIDENCE_BYTES: Final = 256 * 1024 * 1024
+MAX_EVIDENCE_BYTES: Final = 64 * 1024 * 1024
+_MOST_VALUES: Final = 1_000_000
+"""Values in a file that are parsed: an empty list is two bytes there and a hundred in memory."""
 _KEYS: Final = frozenset({"format", "federation", "run", "roster", "claims"})
 _CLAIM_KEYS: Final = frozenset({"kind", "accused", "what", "round", "attempt", "session", "messages", "checkpoints"})
 
@@ -96,6 +98,8 @@ class Evidence:
         """
         if len(data) > MAX_EVIDENCE_BYTES:
             raise EvidenceError(f"it is longer than {MAX_EVIDENCE_BYTES} bytes")
+        if data.count(b",") > _MOST_VALUES:
+            raise EvidenceError(f"it has more than {_MOST_VALUES} values")
         try:
             fields = json_value(data.decode("ascii"))
         except BeyondBounds as error:
