@@ -169,6 +169,23 @@ def test_a_ledger_that_does_not_add_up_is_found(
     assert first(findings) == (kind, "ledger-updated", number, (B,), False)
 
 
+@pytest.mark.parametrize(("noise", "kinds"), [("1000000000.0", 8), ("1.2", 1)])
+def test_charges_that_take_long_to_add_up_are_left_out_and_noted(
+    noise: str, kinds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("securefda.audit.reconcile.own_logs._MOST_KINDS", kinds)
+    honest, lie = Spends(tmp_path / "honest"), Spends(tmp_path / "lie")
+    honest.changes = {"noise_multiplier": noise}
+    lie.changes = {"noise_multiplier": noise, "epsilon": "0.1"}
+
+    found, lied = read_together(honest.write()), read_together(lie.write())
+
+    assert found.findings == ()
+    (notice,) = [notice for notice in found.notices if "are not added up" in notice.what]
+    assert (notice.site, notice.care) == (B, True)
+    assert {one.kind for one in lied.findings} == {"wrong-epsilon"}
+
+
 class Killed(Run):
     """Source B is killed behind the charge of round 1, before anything left. So was it in another run on these rows."""
 

@@ -40,6 +40,12 @@ _MOST_SLOW: Final = 24
 """Most PRV epsilons that are recomputed for one log, evenly spaced and always with the last; each takes seconds."""
 
 
+_MOST_KINDS: Final = 8
+"""Most pairs of noise multiplier and sampling rate of one log that are added up; each takes a second. A run has one."""
+_MOST_NOISE: Final = 1000.0
+"""Largest noise multiplier that is added up. A larger one adds next to nothing to epsilon, and takes longest."""
+
+
 class VerifiedLogs(Check):
     """Checks that each log is what its party signed. The traces of an honest crash are only a notice.
 
@@ -413,11 +419,15 @@ class Spending(Check):
 
     def _epsilons(self, party: str, updates: list[_Spent]) -> Iterator[Suspicion]:
         steps: Counter[tuple[float, float]] = Counter()
-        exact, rows = True, 0
+        exact, rows, left_out = True, 0, 0
         wanted = _sample(updates)
         for place, update in enumerate(updates):
             dp = update.dp
-            steps[float(dp.noise_multiplier), float(dp.sampling_rate)] += dp.steps
+            kind = float(dp.noise_multiplier), float(dp.sampling_rate)
+            if kind in steps or (len(steps) < _MOST_KINDS and kind[0] <= _MOST_NOISE):
+                steps[kind] += dp.steps
+            else:
+                left_out += 1
             known = _FIRST_ROWS if place == 0 else _AFTER_A_KILL if updates[place - 1].was_killed else _MOST_ROWS
             if exact and dp.ledger_rows - rows > known:
                 exact = False
@@ -428,7 +438,13 @@ class Spending(Check):
                 self._unknown.append(Notice(what, party))
             rows = dp.ledger_rows
             if place in wanted:
-                yield from self._check(update, steps, exact=exact)
+                yield from self._check(update, steps, exact=exact and not left_out)
+        if left_out:
+            what = (
+                f"{counted(left_out, 'charge')} with a noise multiplier above {_MOST_NOISE:g}, or of more than "
+                f"{_MOST_KINDS} kinds, are not added up; epsilon is checked to be at least what the others come to"
+            )
+            self._unknown.append(Notice(what, party, care=True))
 
     def _check(self, update: _Spent, steps: Counter[tuple[float, float]], *, exact: bool) -> Iterator[Suspicion]:
         dp, stated = update.dp, float(update.dp.epsilon)
