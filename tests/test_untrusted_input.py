@@ -70,6 +70,7 @@ PARSERS = {
 WRAPPERS = {
     *("settings.read_toml", "settings.parse_toml", "parse.load_object"),
     "operations.run_folder.read_object",
+    "source.follower.follow",  # the settings that the leading process of its own site has read
 }
 NOW = datetime(2026, 6, 1, 12, 0, tzinfo=UTC)
 FEDERATION = b"""[federation]
