@@ -104,6 +104,23 @@ def read_whole(path: Path, limit: int | None = MAX_DATA_BYTES) -> bytes:
         return file.read()
 
 
+def whole_lines(path: Path, start: int = 0) -> Iterator[bytes]:
+    """Yield the lines of a regular file from byte ``start`` on, each with its line end.
+
+    What follows the last line end is left out: it is being written, or a crash tore it.
+
+    Raises:
+        OSError: the file is missing, unreadable, no regular file, or has a line of more than ``MAX_FILE_BYTES``.
+    """
+    with open(path, "rb", opener=_open_at_once) as file:
+        _require_regular(path, os.fstat(file.fileno()))
+        file.seek(start)
+        while (line := file.readline(MAX_FILE_BYTES + 1)).endswith(b"\n"):
+            yield line
+        if len(line) > MAX_FILE_BYTES:
+            raise OSError(errno.EOVERFLOW, f"it has a line of more than {MAX_FILE_BYTES >> 20} MiB", str(path))
+
+
 def _require_regular(path: Path, status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "it is no regular file", str(path))

@@ -43,7 +43,7 @@ from securefda.disk import FileContent, write_file
 from securefda.errors import ConfigError, ExitCode, SecureFdaError
 from securefda.local import launcher
 from securefda.local.children import Child
-from securefda.operations.run_folder import ROUND, RunFolder, finished_summary, read_run
+from securefda.operations.run_folder import ROUND, RunFolder, read_run
 from securefda.operations.state import find_states, read_state
 from securefda.parse import MAX_NESTING, BeyondBounds, json_value, toml_table
 from securefda.privacy.ledger import Ledger, rows_of
@@ -351,26 +351,20 @@ READERS = {
     "operations.run_folder._read_lines": Reader(
         in_file("metrics.jsonl", lambda file: read_run(file.parent)), b'{"round":@}\n'
     ),
-    "operations.run_folder._read_summary": Reader(
+    "operations.run_folder.read_summary": Reader(
         in_file("summary.json", lambda file: read_run(file.parent)), b'{"rounds":@}'
     ),
     "aggregator.store.AggregatorStore._json": Reader(in_a_store, raises=SecureFdaError, takes=True),
     "aggregator.target.target_only_of": Reader(
         lambda _, data: target_only_of(data), b'{"accuracy":1.0,"final":1.0,"rounds":@}'
     ),
-    "operations.run_folder.finished_summary": Reader(
-        in_file("summary.json", lambda file: finished_summary(file.parent))
-    ),
     "local.children.Child.result": Reader(as_the_result_of_a_process, b"[@]", SecureFdaError),
     "local.children.Child.events": Reader(said_by_a_process, b'{"note":@}\n', SecureFdaError, takes=True),
     "local.launcher._write_settings": TomlReader(of_a_run_to_go_on_with, b""),
-    "dashboard.place._role_in": Reader(in_file("metrics.jsonl", first_of_metrics), takes=True),
+    "dashboard.place._role_in": Reader(in_file("metrics.jsonl", first_of_metrics), b'{"x":@}\n', takes=True),
     "dashboard.place._paths_in": TomlReader(in_file("source.toml", place._paths_in), b"", takes=True),
     "dashboard.reading._Lines.catch_up": Reader(
         in_file("metrics.jsonl", lambda file: _Lines(file, ROUND).catch_up()), b'{"round":@}\n'
-    ),
-    "dashboard.reading.SiteReader._summary": Reader(
-        in_file("summary.json", looked_at(SiteReader._summary)), b'{"rounds":@}'
     ),
     "dashboard.reading.SiteReader._planned": TomlReader(
         in_file("aggregator.toml", looked_at(lambda reader, where: reader._planned(where, None))), b"", takes=True

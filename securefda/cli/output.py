@@ -75,8 +75,9 @@ def shown(text: str, stream: TextIO) -> str:
 
 
 def print_text(text: str) -> None:
-    """Print text for people to stdout."""
-    sys.stdout.write(shown(f"{text}\n", sys.stdout))
+    """Print text for people to stdout, without what would control a terminal: a folder's words may be anybody's."""
+    lines = "\n".join(map(printable, text.split("\n")))
+    sys.stdout.write(shown(f"{lines}\n", sys.stdout))
     sys.stdout.flush()
 
 
@@ -146,8 +147,8 @@ def bound_text(epsilon: float) -> str:
 
 
 def _print_envelope(fields: Mapping[str, Any]) -> None:
-    text = json.dumps({"schema_version": ENVELOPE_VERSION, **fields}, ensure_ascii=False, default=str)
-    sys.stdout.write(text.encode(errors="backslashreplace").decode() + "\n")  # a file's name need not be UTF-8
+    json.dump({"schema_version": ENVELOPE_VERSION, **fields}, sys.stdout, default=str)
+    sys.stdout.write("\n")
     sys.stdout.flush()
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from securefda.audit.keys import keys_of_kit
+from securefda.disk import whole_lines
 from securefda.errors import ConfigError
 from securefda.operations.run_folder import METRICS_FILE, MODEL_FILE, SITES_FOLDER, SUMMARY_FILE
 from securefda.operations.state import STATE_FILE, read_state, states_of_kit
@@ -23,7 +24,6 @@ _OF_A_RUN: Final = {METRICS_FILE, MODEL_FILE, STATE_FILE, SITES_FOLDER, SUMMARY_
 _DEFAULT_OUT: Final = "run"
 _SETTINGS: Final[tuple[tuple[str, Role], ...]] = (("aggregator.toml", "target"), ("source.toml", "source"))
 _TABLES: Final = ("aggregator", "source")
-_LONGEST_LINE: Final = 1 << 24
 _HINT: Final = "name a run folder, a folder sites/SITE of one, or a site's startup kit"
 
 
@@ -124,11 +124,9 @@ def _of_run(asked: Path, folder: Path) -> Place:
 
 def _role_in(metrics: Path) -> Role:
     """Tell the role from the rounds: only the aggregator's lines say which sources are in the sum."""
-    with metrics.open("rb") as file:
-        line = file.readline(_LONGEST_LINE)
     try:
-        first = json_value(line)
-    except ValueError:
+        first = json_value(next(whole_lines(metrics), b""))
+    except (OSError, ValueError):  # that it is damaged is for its reader to say
         return ""
     if not isinstance(first, dict):
         return ""

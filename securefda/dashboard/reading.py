@@ -21,10 +21,18 @@ from securefda.audit.records import Record
 from securefda.audit.report.party_tables import PartyReader, PartyTables
 from securefda.audit.store import CHECKPOINT, TAIL
 from securefda.dashboard.place import Place, find_place
-from securefda.disk import read_file
+from securefda.disk import read_file, whole_lines
 from securefda.errors import SecureFdaError
 from securefda.operations.records import RoundLine, SiteLine
-from securefda.operations.run_folder import METRICS_FILE, ROUND, SITE, SITES_FOLDER, SUMMARY, SUMMARY_FILE, read_object
+from securefda.operations.run_folder import (
+    METRICS_FILE,
+    ROUND,
+    SITE,
+    SITES_FOLDER,
+    SUMMARY_FILE,
+    read_object,
+    read_summary,
+)
 from securefda.operations.state import STATE_FILE, ProcessState, read_state
 from securefda.settings import read_toml
 from securefda.site.authority import CA_FILE
@@ -193,7 +201,7 @@ class SiteReader:
         file = place.run / SUMMARY_FILE
         with self._noting():
             if file.exists():
-                return self._whole.once("summary", [file], lambda: read_object(file, 1, read_file(file).data, SUMMARY))
+                return self._whole.once("summary", [file], lambda: read_summary(file))
         return None
 
     def _planned(self, place: Place, summary: Mapping[str, Any] | None) -> int:
@@ -298,21 +306,16 @@ class _Lines:
     def catch_up(self) -> None:
         """Read the added lines. A file that was replaced or cut is read again. Raises ConfigError, OSError."""
         try:
-            file = self._file.open("rb")
+            status = self._file.stat()
         except FileNotFoundError:
             self._begin(())
             return
-        with file:
-            status = self._file.stat()
-            identity = (status.st_dev, status.st_ino)
-            if identity != self._identity or status.st_size < self._offset:
-                self._begin(identity)
-            file.seek(self._offset)
-            for line in file:
-                if not line.endswith(b"\n"):  # it is being written, or a crash tore it
-                    return
-                self.found.append(read_object(self._file, len(self.found) + 1, line, self._form))
-                self._offset += len(line)
+        identity = (status.st_dev, status.st_ino)
+        if identity != self._identity or status.st_size < self._offset:
+            self._begin(identity)
+        for line in whole_lines(self._file, self._offset):
+            self.found.append(read_object(self._file, len(self.found) + 1, line, self._form))
+            self._offset += len(line)
 
 
 class _Log:

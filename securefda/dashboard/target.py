@@ -127,7 +127,7 @@ def _tiles(seen: Seen) -> list[tuple[str, str, str]]:
     expected = _source_ids(seen)
     of = f"of {len(expected)} sources" if expected else "sources"
     tiles.append((str(len(last.get("survivors", []))), f"{of} in the last round", ""))
-    if seconds := [sum(line.get("seconds", {}).values()) for line in _finished(rounds)]:
+    if seconds := [sum(filter(None, line.get("seconds", {}).values())) for line in _finished(rounds)]:
         tiles.append((f"{median(seconds):.2f} s", "per round, median", ""))
     if spent := _points(rounds, "target_epsilon"):
         limit = _limit(seen)

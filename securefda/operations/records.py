@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from statistics import fmean, median
 from typing import (
+    Annotated,
     Any,
     Literal,
     NotRequired,
@@ -16,6 +18,7 @@ from typing import (
     Required,  # typing's cannot be checked before Python 3.12
 )
 
+from pydantic import AfterValidator, Field, TypeAdapter
 from typing_extensions import TypedDict
 
 from securefda import __version__
@@ -41,6 +44,45 @@ PUBLISHED_OF_THE_TARGET = {
 
 RULES_WITHOUT_SOURCES = ("target_only", "oracle")
 """Rules to whose rounds no source contributes."""
+
+_TARGET_TRAINING = TypedDict(
+    "_TARGET_TRAINING",
+    {
+        "optimizer": Required[str],
+        "learning-rate": Required[float],
+        "batch-size": Required[int],
+        "epochs": Required[int],
+        "max-steps": int,
+        "labels": Literal["given", "none", "pseudo"],
+        "pseudo-threshold": float,
+    },
+    total=False,
+)
+_STRATEGY = TypedDict(
+    "_STRATEGY",
+    {
+        "rule": str,
+        "filter": bool,
+        "head": str,
+        "knn-neighbours": int,
+        "knn-weight": float,
+        "knn-scale": float,
+    },
+    total=False,
+)
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+def _with(form: type) -> AfterValidator:
+    """Check the keys of a table that is read from a file that this software itself reads; others may be there."""
+    known: TypeAdapter[Any] = TypeAdapter(form)
+
+    def checked(table: Any) -> Any:
+        known.validate_python(table, strict=True)
+        return table
+
+    return AfterValidator(checked)
+
 
 RunStatus = Literal["finished", "failed", "interrupted"]
 
@@ -81,7 +123,7 @@ class RoundLine(TypedDict, total=False):
     rule: str
     """Rule of the round."""
 
-    accuracy: float
+    accuracy: Share
     """Accuracy on the target's test rows, from 0 to 1."""
 
     loss: float
@@ -90,7 +132,7 @@ class RoundLine(TypedDict, total=False):
     metrics: dict[str, float]
     """The task's figures on the target's test rows, by name."""
 
-    validation_accuracy: float
+    validation_accuracy: Share
     """Accuracy on the target's rows that are set aside for choosing the best model, if there are any."""
 
     validation_loss: float
@@ -211,7 +253,7 @@ class SiteLine(TypedDict, total=False):
 
 def round_seconds(line: RoundLine) -> float:
     """Return the wall-clock seconds of a round from its first phase on, without waiting for sites to join."""
-    return sum(seconds for phase, seconds in line.get("seconds", {}).items() if phase != JOIN_PHASE)
+    return sum(seconds or 0.0 for phase, seconds in line.get("seconds", {}).items() if phase != JOIN_PHASE)
 
 
 def refused_line(refusal: PolicyRefusal, header: Signed[Header]) -> SiteLine:
@@ -320,7 +362,7 @@ class Setting(TypedDict):
     seed: int
     """Seed of data splits, first model and, where training repeats, of training."""
 
-    training: dict[str, Any]
+    training: Annotated[dict[str, Any], _with(_TARGET_TRAINING)]
     """The target's `[training]`, by kebab-case key."""
 
     task_options: dict[str, Any]
@@ -356,7 +398,7 @@ class Summary:
     task: str
     """The task's factory, `package.module:Class`."""
 
-    strategy: Mapping[str, Any]
+    strategy: Annotated[Mapping[str, Any], _with(_STRATEGY)]
     """The strategy's settings, by kebab-case key."""
 
     visibility: Mapping[str, str]
@@ -533,8 +575,19 @@ def best_round(lines: Iterable[RoundLine]) -> RoundLine | None:
 
     By accuracy, then by loss; of equal ones the earliest.
     """
-    seen = [line for line in lines if line.get("status") != "lost" and "validation_accuracy" in line]
-    return max(seen, key=lambda line: (line["validation_accuracy"], -line["validation_loss"]), default=None)
+    seen = [line for line in lines if line.get("status") != "lost" and line.get("validation_accuracy") is not None]
+    return max(
+        seen, key=lambda line: (line["validation_accuracy"], -_finite(line.get("validation_loss"))), default=None
+    )
+
+
+def _finite(loss: float | None) -> float:
+    return math.inf if loss is None else loss  # null in a file
+
+
+def is_shipped(task: str) -> bool:
+    """Whether a task's class, ``package.module:Class``, comes with this software."""
+    return task.startswith("securefda.tasks.")
 
 
 def software_versions() -> dict[str, str]:

@@ -174,6 +174,8 @@ def level_charts(rounds: Sequence[RoundLine]) -> list[Chart]:
                 mean = sum(rows * value for rows, value in values) / total
                 trained.setdefault(figure, []).append((line["round"], mean))
         for rule, error in line.get("delta_errors", {}).items():
+            if error is None:  # not finite
+                continue
             errors.setdefault(rule, []).append((line["round"], error))
     if trained:
         caption = (

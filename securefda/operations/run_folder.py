@@ -14,14 +14,14 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError
 
-from securefda.disk import open_patiently, read_whole, write_file
+from securefda.disk import MAX_FILE_BYTES, open_patiently, read_whole, whole_lines, write_file
 from securefda.errors import ConfigError, SecureFdaError
 from securefda.operations.records import RoundLine, SiteLine, Summary
 from securefda.parse import BeyondBounds, json_value
@@ -176,6 +176,7 @@ def read_run(path: Path) -> RunRecord:
 
     Raises:
         ConfigError: there is no run in ``path``, or a file in it is damaged.
+        OSError: a file is unreadable, no regular file, or larger than what a run writes.
     """
     if not (path / METRICS_FILE).exists() and not (path / SUMMARY_FILE).exists():
         raise ConfigError(str(path), "is no run folder", hint=f"a run folder holds {METRICS_FILE}")
@@ -184,7 +185,8 @@ def read_run(path: Path) -> RunRecord:
         for file in sorted((path / SITES_FOLDER).glob(f"*/{METRICS_FILE}"))
     }
     rounds = cast(list[RoundLine], _read_lines(path / METRICS_FILE, ROUND))
-    return RunRecord(path, _read_summary(path / SUMMARY_FILE), tuple(rounds), sites)
+    summary = read_summary(path / SUMMARY_FILE) if (path / SUMMARY_FILE).exists() else None
+    return RunRecord(path, summary, tuple(rounds), sites)
 
 
 def finished_summary(path: Path) -> Summary:
@@ -193,8 +195,12 @@ def finished_summary(path: Path) -> Summary:
     Raises:
         ConfigError: it is damaged.
     """
-    file = path / SUMMARY_FILE
-    return Summary(**read_object(file, 1, file.read_bytes(), SUMMARY))
+    return summary_of(read_summary(path / SUMMARY_FILE))
+
+
+def summary_of(value: Mapping[str, Any]) -> Summary:
+    """Return what is read from a ``summary.json`` as the object that was written; keys of later versions go."""
+    return Summary(**{one.name: value[one.name] for one in fields(Summary) if one.name in value})
 
 
 def keep_refused(folder: Path, line: SiteLine, header: bytes) -> None:
@@ -268,14 +274,27 @@ def finite(value: Any) -> Any:
 def _read_lines(path: Path, form: TypeAdapter[Any]) -> list[dict[str, Any]]:
     if not path.exists():
         return []
-    lines = read_whole(path, None).split(b"\n")[:-1]  # what follows the last line end is a line that a crash tore
-    return [read_object(path, number, line, form) for number, line in enumerate(lines, start=1)]
+    return [read_object(path, number, line, form) for number, line in enumerate(whole_lines(path), start=1)]
 
 
-def _read_summary(path: Path) -> dict[str, Any] | None:
-    return read_object(path, 1, read_whole(path), SUMMARY) if path.exists() else None
+def read_summary(path: Path) -> dict[str, Any]:
+    """Read a ``summary.json``.
+
+    Raises:
+        ConfigError: it is damaged.
+        OSError: it is unreadable, no regular file, or larger than ``MAX_FILE_BYTES``.
+    """
+    return read_object(path, 1, read_whole(path, MAX_FILE_BYTES), SUMMARY)
 
 
+def _is_vast(value: Any) -> bool:
+    """Whether a number is not finite or so large that sums and charts of it would not be."""
+    if isinstance(value, dict | list):
+        return any(map(_is_vast, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, float) and not abs(value) <= _LARGEST
+
+
+_LARGEST = 1e100
 _DAMAGED = "put the file back as the run wrote it, or name another run folder"
 
 
@@ -293,6 +312,8 @@ def read_object(path: Path, number: int, text: bytes, form: TypeAdapter[Any]) ->
         raise ConfigError(str(path), f"line {number} is not JSON", hint=_DAMAGED) from error
     if not isinstance(value, dict):
         raise ConfigError(str(path), f"line {number} is not a JSON object", hint=_DAMAGED)
+    if _is_vast(value):
+        raise ConfigError(str(path), f"line {number} holds a number that no run writes", hint=_DAMAGED)
     try:
         form.validate_json(text, strict=True)
     except ValidationError as error:

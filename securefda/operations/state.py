@@ -24,9 +24,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from securefda import __version__
 from securefda.disk import read_file
@@ -50,6 +50,8 @@ INTERRUPTED = "interrupted"
 _SECONDS_MATTER_S = 600.0
 
 Role = Literal["source", "target"]
+UnixTime = Annotated[float, Field(ge=0, le=1e11)]
+"""Seconds, up to the year 5138: in every time zone a date that Python can show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,19 +85,19 @@ class ProcessState:
 
     site: str
     role: Role
-    process: int
+    process: Annotated[int, Field(gt=0, lt=1 << 31)]
     started: str
     host: str
     doing: str
-    since: float
-    changed: float
+    since: UnixTime
+    changed: UnixTime
     waiting_for: tuple[str, ...] = ()
     waiting_of: int = 0
     round: int = 0
     rounds: int = 0
     run: str = ""
     retrying: str = ""
-    retrying_until: float | None = None
+    retrying_until: UnixTime | None = None
     error: str = ""
     hint: str = ""
     epsilon: float | None = None

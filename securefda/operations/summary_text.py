@@ -16,6 +16,7 @@ from securefda.operations.records import (
     Summary,
     TargetOnly,
     TargetReleases,
+    is_shipped,
 )
 from securefda.operations.run_folder import BEST_FILE, MODEL_FILE, REPORT_FILE
 from securefda.text import aligned, counted
@@ -42,7 +43,10 @@ def run_text(summary: Summary, folder: Path) -> str:
         *setting_rows(summary.setting or {}),
         *([("took no part", ", ".join(absent))] if absent else []),
         ("rounds", f"{summary.rounds} of {summary.rounds_planned}{f', {lost} lost' if lost else ''}"),
-        ("seconds per round", f"{sum(s for phase, s in summary.seconds_by_phase.items() if phase != JOIN_PHASE):.2f}"),
+        (
+            "seconds per round",
+            f"{sum(s or 0 for phase, s in summary.seconds_by_phase.items() if phase != JOIN_PHASE):.2f}",
+        ),
         ("bytes up", f"{sum(summary.bytes_up.values()):,}"),
         ("bytes down", f"{sum(summary.bytes_down.values()):,}"),
     ]
@@ -50,8 +54,8 @@ def run_text(summary: Summary, folder: Path) -> str:
     for site, keys in summary.refusals.items():
         rows.extend((f"refused by {site}", f"{key} in {counted(count, 'round')}") for key, count in keys.items())
     spread = (
-        f"of the target's update and the change of the model: median {cosine['median']:.2f}, "
-        f"{cosine['smallest']:.2f} to {cosine['largest']:.2f}"
+        f"of the target's update and the change of the model: median {_figure(cosine['median'], '.2f')}, "
+        f"{_figure(cosine['smallest'], '.2f')} to {_figure(cosine['largest'], '.2f')}"
         if cosine
         else ""
     )
@@ -71,7 +75,8 @@ def run_text(summary: Summary, folder: Path) -> str:
         rows.append(("best model", best_text(summary.best)))
     if summary.model_digest and summary.setting:
         rows.append(("load the model", "from securefda.operations.trained import trained_model"))
-        rows.append(("", f"task, model = trained_model({str(folder)!r})"))
+        own = "" if is_shipped(summary.task) else f", task={summary.task!a}"
+        rows.append(("", f"task, model = trained_model({str(folder)!r}{own})"))
     return aligned(rows)
 
 
@@ -94,9 +99,8 @@ def setting_rows(setting: Mapping[str, Any]) -> list[tuple[str, str]]:
     training = setting["training"]
     sources = setting["sources"]
     more = f" and {len(sources) - _NAMED} more" if len(sources) > _NAMED else ""
-    rates = (
-        f"learning rate {training['learning-rate']:g} with {training['optimizer']}, batches of {training['batch-size']}"
-    )
+    rate = _figure(training["learning-rate"], "g")
+    rates = f"learning rate {rate} with {training['optimizer']}, batches of {training['batch-size']}"
     bound = f", at most {counted(training['max-steps'], 'step')}" if training.get("max-steps") else ""
     trains = f"{rates}, {counted(training['epochs'], 'epoch')} a round{bound}"
     return [
@@ -119,7 +123,7 @@ def labels_rows(setting: Mapping[str, Any], *, measured: bool) -> list[tuple[str
     labels = training.get("labels", "given")
     if labels == "given":
         return []
-    text = _LABELS[labels].format(threshold=training.get("pseudo-threshold", 0.0))
+    text = _LABELS[labels].format(threshold=training.get("pseudo-threshold") or 0.0)
     return [("target's labels", text + ("" if measured else f"; {NO_ACCURACY}"))]
 
 
@@ -146,8 +150,9 @@ def levels_text(visibility: Mapping[str, str]) -> str:
 def norm_cap_text(norm_cap: NormCap) -> str:
     """Describe the norm cap that was set; how it changed a contribution, only its source knows."""
     where = "over the whole model" if norm_cap["granularity"] == "model" else "in each layer"
-    times = "" if norm_cap["kappa"] == 1 else f"{norm_cap['kappa']:g} times "
-    return f"kappa {norm_cap['kappa']:g}: {where}, the others together have at least {times}a source's squared norm"
+    kappa = _figure(norm_cap["kappa"], "g")
+    times = "" if norm_cap["kappa"] == 1 else f"{kappa} times "
+    return f"kappa {kappa}: {where}, the others together have at least {times}a source's squared norm"
 
 
 def setting_text(value: object) -> str:
@@ -172,7 +177,8 @@ def releases_text(releases: TargetReleases) -> str:
 def spent_text(privacy: PrivacySpent) -> str:
     """Describe how much of the target's budget is spent."""
     return (
-        f"epsilon {privacy['epsilon']:.4f} of {privacy['limit']:g} spent at delta {privacy['delta']:g} "
+        f"epsilon {_figure(privacy['epsilon'], '.4f')} of {_figure(privacy['limit'], 'g')} spent at delta "
+        f"{_figure(privacy['delta'], 'g')} "
         f"by {privacy['accountant']}, per row, over all rounds of its ledger"
     )
 
@@ -192,6 +198,11 @@ def comparison_text(summaries: Mapping[str, Summary]) -> str:
 def percent(value: float | None) -> str:
     """Return a fraction in percent, or a dash for None."""
     return "-" if value is None else f"{100 * value:.1f} %"
+
+
+def _figure(value: float | None, form: str) -> str:
+    """Return a number in this form; in a file, one that was not finite is None."""
+    return "-" if value is None else format(value, form)
 
 
 def verdict(summary: Mapping[str, Any]) -> tuple[str, str]:
@@ -313,7 +324,9 @@ def _bounded(levels: Mapping[str, str], norm_cap: Mapping[str, Any] | None) -> s
         "In every layer of the sum" if norm_cap["granularity"] == "layer" else "Over all layers of the sum together,"
     )
     times = (
-        "as large a squared norm as" if norm_cap["kappa"] == 1 else f"{norm_cap['kappa']:g} times the squared norm of"
+        "as large a squared norm as"
+        if norm_cap["kappa"] == 1
+        else f"{_figure(norm_cap['kappa'], 'g')} times the squared norm of"
     )
     return (
         f" {where} the other sources that count held together at least {times} any one's contribution: a bound on "
@@ -325,7 +338,8 @@ def _of_the_target(privacy: Mapping[str, Any]) -> str:
     """Describe what noise at the target does not hide."""
     return (
         "the target trained with noise: what left it tells of any one of its rows as much as epsilon "
-        f"{privacy['epsilon']:.2f} at delta {privacy['delta']:g} allows, over all rounds that its ledger knows"
+        f"{_figure(privacy['epsilon'], '.2f')} at delta {_figure(privacy['delta'], 'g')} allows, over all rounds that "
+        "its ledger knows"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from html import escape
@@ -41,6 +42,22 @@ def test_a_damaged_line_is_named_and_the_lines_before_it_are_shown(target: Site,
     shown = Pages(target.kit).look()
     assert any(why in problem and "metrics.jsonl" in problem for problem in shown.lines("problems"))
     assert shown.tiles()["round of 12"] == "1"
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "without an end"])
+@pytest.mark.parametrize("named", ["kit", "run"])
+def test_rounds_in_no_file_of_a_run_are_a_problem(target: Site, kind: str, named: str) -> None:
+    target.target_round(1)
+    metrics = target.run / "metrics.jsonl"
+    metrics.unlink()
+    if kind == "a pipe":
+        os.mkfifo(metrics)
+    else:
+        with metrics.open("wb") as file:
+            file.truncate(1 << 40)
+    (target.run / "model.safetensors").write_bytes(b"")  # which says that it is a target's, without a state
+    problems = Pages(getattr(target, named)).look().lines("problems")
+    assert any("metrics.jsonl" in problem and "cannot be read" in problem for problem in problems)
 
 
 def test_a_metrics_file_that_was_replaced_is_read_anew(target: Site) -> None:
