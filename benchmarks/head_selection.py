@@ -41,6 +41,9 @@ def heads() -> Iterator[KnnSettings]:
             yield KnnSettings(neighbours, weight, scale)
 
 
+TASK = "fed_heart_selection:HeldOut"
+
+
 def trained(folder: Path, target: str, fold: int, seed: int, data_dir: Path) -> Path:
     """The folder of a run whose target lacks a fold; run where it is not there yet."""
     run = folder / f"{target}-{fold}-{seed}"
@@ -48,7 +51,7 @@ def trained(folder: Path, target: str, fold: int, seed: int, data_dir: Path) -> 
         sources = json.dumps([site for site in HOSPITALS if site != target])
         settings = (
             *(f"federation.target={target}", f"federation.sources={sources}", "strategy.rule=fedgp_auto"),
-            *("task.factory=fed_heart_selection:HeldOut", f"task.options.fold={fold}", f"task.data-dir={data_dir}"),
+            *(f"task.factory={TASK}", f"task.options.fold={fold}", f"task.data-dir={data_dir}"),
             "strategy.compare-target-only=false",
         )
         simulate(load_federation(EXAMPLE, settings), run, seed, SilentReporter())
@@ -57,7 +60,7 @@ def trained(folder: Path, target: str, fold: int, seed: int, data_dir: Path) -> 
 
 def judged(run: Path) -> dict[KnnSettings, dict[str, float]]:
     """Log loss and accuracy of every head on the fold that the run left out."""
-    task, model = trained_model(run)
+    task, model = trained_model(run, task=TASK)
     target = task.settings.target
     known, held_out = task.train_data(target), task.test_data(target)
     found = {}

@@ -32,6 +32,16 @@ OptionsFile = Annotated[
 ]
 
 
+TaskClass = Annotated[
+    str,
+    typer.Option(
+        "--task",
+        metavar="PACKAGE.MODULE:CLASS",
+        help="The task's class, where it does not come with securefda: its code runs here. Default: as the run says.",
+    ),
+]
+
+
 class WhichModel(StrEnum):
     """The models that a run keeps."""
 
@@ -75,8 +85,7 @@ def ls(
 @app.command("show")
 def show(run: Run, output: OutputFormat = Format.TXT) -> None:
     """Show what a run came to; of one that goes on, what there is so far. At a source, its own record."""
-    from securefda.operations.records import Summary
-    from securefda.operations.run_folder import read_run
+    from securefda.operations.run_folder import read_run, summary_of
     from securefda.operations.runs import found_run, runs_table
     from securefda.operations.summary_text import run_text
 
@@ -87,7 +96,7 @@ def show(run: Run, output: OutputFormat = Format.TXT) -> None:
         why = _OF_A_SOURCE if is_source else "no summary yet: the run goes on, or it was killed"
         print_result(output, one.as_json(), f"{runs_table([one])}\n\n{why}")
     else:
-        print_result(output, dict(summary), run_text(Summary(**summary), run))
+        print_result(output, dict(summary), run_text(summary_of(summary), run))
 
 
 @app.command("compare")
@@ -147,6 +156,7 @@ def predict(
     config: OptionsFile = None,
     options: Options = [],
     data_dir: DataDir = None,
+    task_class: TaskClass = "",
     output: OutputFormat = Format.TXT,
 ) -> None:
     """Say what the model of a run predicts for rows of your own, as CSV. Everything stays on this machine."""
@@ -158,7 +168,7 @@ def predict(
     if out is not None:
         require_new("--out", out)
     given = task_options(config, options)
-    task, model = trained_model(run, which=which.value, head=head, options=given, data_dir=data_dir)
+    task, model = trained_model(run, which=which.value, head=head, options=given, data_dir=data_dir, task=task_class)
     rows = predict(task, model, data)
     text = as_csv(rows)
     if out is not None:
@@ -181,6 +191,7 @@ def export(
     config: OptionsFile = None,
     options: Options = [],
     data_dir: DataDir = None,
+    task_class: TaskClass = "",
 ) -> None:
     """Write the model of a run for other software, and check that the file gives the same outputs.
 
@@ -194,7 +205,7 @@ def export(
     if out is not None:
         require_new("--out", out)
     given = task_options(config, options)
-    task, model = trained_model(run, which=which.value, head=False, options=given, data_dir=data_dir)
+    task, model = trained_model(run, which=which.value, head=False, options=given, data_dir=data_dir, task=task_class)
     file = out or run / ("model.onnx" if form is ModelFormat.ONNX else "model.pt")
     says = export(task, model, form.value, file, data)
     print_result(Format.TXT, {}, f"{file} {says}")

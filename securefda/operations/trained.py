@@ -10,8 +10,11 @@ import contextlib
 import csv
 import io
 import logging
+import re
+import shlex
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
@@ -23,20 +26,23 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load
 from torch import Tensor, nn
 
-from securefda.disk import read_whole
+from securefda.disk import MAX_FILE_BYTES, read_whole
 from securefda.errors import ConfigError, DataError
-from securefda.operations.records import best_round
-from securefda.operations.run_folder import BEST_FILE, HEAD_FILE, MODEL_FILE, read_run, replace_file
+from securefda.operations.records import best_round, is_shipped
+from securefda.operations.run_folder import BEST_FILE, HEAD_FILE, MODEL_FILE, SUMMARY_FILE, read_run, replace_file
 from securefda.protocol.encoding import vector_to_wire
 from securefda.rules import Rule
 from securefda.rules.strategy import Head
-from securefda.tasks import Samples, Task, TaskSettings, load_task, task_code
+from securefda.tasks import Samples, Task, TaskSettings, load_task, task_class, task_code
+from securefda.tasks.stand_in import StandIn
 from securefda.text import counted
 from securefda.training import build_model, derive_seed, layer_table, model_to_vector
 from securefda.training.batch_norm import running_statistics
 from securefda.training.neighbours import KnnModel, KnnSettings
 
 _BATCH_ROWS = 512
+_FORMULA = re.compile(r"[=@\t\r]|[+-](?![\d.,]*$)")
+"""The beginning of a formula; a number with its sign is none."""
 _FETCH = "fetch the run folder again"
 
 
@@ -51,8 +57,12 @@ def trained_model(
     head: bool = True,
     options: Mapping[str, Any] = MappingProxyType({}),
     data_dir: Path | None = None,
+    task: str = "",
 ) -> tuple[Task, nn.Module]:
     """Return the task of a run and its common model, in evaluation mode on the CPU.
+
+    The folder may be somebody else's. No code runs because of what it says: a class that does not come with securefda
+    is imported only if ``task`` names it.
 
     Where the target's own rows have a say (`strategy.head = "knn"`, or the rule `knn_per`), it is a ``KnnModel``:
     its outputs are logarithms of the probabilities of both, and its ``model`` is the common one.
@@ -63,11 +73,13 @@ def trained_model(
         head: whether the target's rows have their say; False for the common model alone.
         options: of the task, over those in the summary, which leaves out options whose name marks a secret.
         data_dir: for the task, where its files are elsewhere now; None for the folder that the run used.
+        task: its class, as ``package.module:Class``; empty for the one that the summary names.
 
     Raises:
-        ConfigError: there is no finished round in ``run``, its model file and summary do not belong together, or
-            ``data_dir`` is no folder.
+        ConfigError: there is no finished round in ``run``, its model file and summary do not belong together,
+            ``data_dir`` is no folder, or the summary names a class that does not come with securefda.
         DataError: the task cannot be built.
+        OSError: a file is unreadable, no regular file, or larger than it can be.
     """
     run = Path(run)
     if data_dir is not None and not data_dir.is_dir():  # said here, for a task may read none of its files
@@ -85,7 +97,7 @@ def trained_model(
         if best is None:
             hint = "--model last takes the last one; strategy.validation-share has the next run keep the best"
             raise ConfigError("--model best", f"{run} chose no best model", hint=hint)
-        file, digest, named = run / BEST_FILE, best["model_digest"], f"the line of round {best['round']}"
+        file, digest, named = run / BEST_FILE, best.get("model_digest"), f"the line of round {best['round']}"
     if not file.is_file() or not digest:
         raise ConfigError(str(file), "there is no model of a finished round", hint=_FETCH)
     for name in setting.get("secret_options", []):
@@ -94,8 +106,9 @@ def trained_model(
             hint = f"name the settings file with --config FILE, or --set task.options.{name}=VALUE"
             raise ConfigError(f"task.options.{name}", why, hint=hint)
     place = data_dir or (Path(setting["data_dir"]) if setting["data_dir"] else None)
-    task = load_task(
-        summary["task"],
+    factory = _class_of(summary["task"], task, run)
+    built = load_task(
+        factory,
         TaskSettings(
             target=setting["target"],
             sources=tuple(setting["sources"]),
@@ -105,27 +118,45 @@ def trained_model(
             labelled_target=setting["training"].get("labels", "given") == "given",
         ),
     )
-    model = build_model(task, derive_seed(setting["seed"], "model"))
+    model = build_model(built, derive_seed(setting["seed"], "model"))
+    largest = sum(tensor.nbytes for tensor in model.state_dict().values()) + MAX_FILE_BYTES
     try:
-        tensors = load(read_whole(file, None))
+        tensors = load(read_whole(file, largest))
     except SafetensorError as error:
         raise ConfigError(str(file), f"is no model file: {error}", hint=_FETCH) from error
     expected = dict(layer_table(model)) | {
         name: tuple(statistic.shape) for name, statistic in running_statistics(model).items()
     }
     if {name: tuple(tensor.shape) for name, tensor in tensors.items()} != expected:
-        raise ConfigError(str(file), f"has other layers than the model of {summary['task']}", hint=_FETCH)
+        raise ConfigError(str(file), f"has other layers than the model of {factory}", hint=_FETCH)
     model.load_state_dict(tensors, strict=False)  # what is not trained is as the task makes it
     if sha256(vector_to_wire(model_to_vector(model))).hexdigest() != digest:
         hint = f"{_FETCH}: model and summary must be of one moment"
         raise ConfigError(str(file), f"is not the model that {named} names", hint=hint)
     model.eval()
     strategy = summary["strategy"]
-    if not head or (strategy["rule"] != Rule.KNN_PER and strategy.get("head", Head.NONE) == Head.NONE):
-        return task, model
-    said = KnnSettings(strategy["knn-neighbours"], strategy["knn-weight"], strategy["knn-scale"])
-    with task_code(type(task), "the model"):
-        return task, KnnModel(model, _rows_of(run / HEAD_FILE, summary["run_id"]), said).eval()
+    if not head or (strategy.get("rule") != Rule.KNN_PER and strategy.get("head", Head.NONE) == Head.NONE):
+        return built, model
+    said = KnnSettings(*(strategy[f"knn-{one.name}"] for one in fields(KnnSettings) if f"knn-{one.name}" in strategy))
+    with task_code(type(built), "the model"):
+        return built, KnnModel(model, _rows_of(run / HEAD_FILE, summary["run_id"]), said).eval()
+
+
+def _class_of(named: str, given: str, run: Path) -> str:
+    """Return the class of the task: the one that the user gives, else the one that the folder names.
+
+    Raises:
+        ConfigError: it is the folder's alone and does not come with securefda: the folder may be made for a module
+            beside it, or for one that is installed. Or it imports a class that its options name.
+    """
+    if not given and not is_shipped(named):
+        shown = ascii(named)[1:-1]  # not letters that look like those of another name
+        why = f"names {shown}, a task that does not come with securefda"
+        hint = f"its code would run here; if you trust it, add --task {shlex.quote(shown)} (in Python, task={named!a})"
+        raise ConfigError(str(run / SUMMARY_FILE), why, hint=hint)
+    if issubclass(task_class(given or named), StandIn):
+        raise ConfigError(str(run), "is of a trial on other rows, whose model is of no use", hint="name another run")
+    return given or named
 
 
 def _rows_of(file: Path, run_id: str) -> Samples:
@@ -136,7 +167,7 @@ def _rows_of(file: Path, run_id: str) -> Samples:
             str(file), why, hint=f"{_FETCH}, or take the common model alone: --without-head, in Python head=False"
         )
     try:
-        tensors = load(read_whole(file, None))
+        tensors = load(read_whole(file))
         with safe_open(file, "pt") as opened:
             named = (opened.metadata() or {}).get("run")
         if named != run_id:
@@ -185,12 +216,22 @@ def predict(task: Task, model: nn.Module, data: Path) -> list[dict[str, str | fl
 
 
 def as_csv(rows: Sequence[dict[str, str | float]]) -> str:
-    """Return rows as CSV with a header; the first column counts them from 1."""
+    """Return rows as CSV with a header; the first column counts them from 1.
+
+    An apostrophe goes before text that a spreadsheet would take for a formula, such as a class called ``=A1``.
+    """
     text = io.StringIO()
-    writer = csv.DictWriter(text, ["row", *(rows[0] if rows else ())], lineterminator="\n")
+    writer = csv.DictWriter(text, ["row", *map(_cell, rows[0] if rows else ())], lineterminator="\n")
     writer.writeheader()
-    writer.writerows({"row": number, **row} for number, row in enumerate(rows, start=1))
+    writer.writerows(
+        {"row": number} | {_cell(name): _cell(value) for name, value in row.items()}
+        for number, row in enumerate(rows, start=1)
+    )
     return text.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
 
 
 def export(task: Task, model: nn.Module, form: str, out: Path, data: Path | None = None) -> str:

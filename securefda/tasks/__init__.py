@@ -1,6 +1,6 @@
 """Tasks: models and data of the learning problems that sites train on together."""
 
-from securefda.tasks.base import Rows, Samples, Task, TaskSettings, Unlabelled, load_task
+from securefda.tasks.base import Rows, Samples, Task, TaskSettings, Unlabelled, load_task, task_class
 from securefda.tasks.disentangled import Disentangled
 from securefda.tasks.guard import task_code
 from securefda.tasks.rows import rows_of, unlabelled_target
@@ -14,6 +14,7 @@ __all__ = [
     "Unlabelled",
     "load_task",
     "rows_of",
+    "task_class",
     "task_code",
     "unlabelled_target",
 ]

@@ -311,9 +311,19 @@ def load_task(factory: str, settings: TaskSettings) -> Task:
     """Import ``factory`` ("package.module:Class") and build the task.
 
     Raises:
-        ConfigError: ``task.factory`` has another form, its module cannot be imported, or it is not a Task; or the task
-            refuses its options.
+        ConfigError: as of :func:`task_class`, or the task refuses its options.
         DataError: the task finds a data file missing or corrupt, or its constructor fails.
+    """
+    found = task_class(factory)
+    with task_code(found, "its constructor"):
+        return found(settings)
+
+
+def task_class(factory: str) -> type[Task]:
+    """Import ``factory`` ("package.module:Class"), which runs the code of its module.
+
+    Raises:
+        ConfigError: ``task.factory`` has another form, its module cannot be imported, or it is not a Task.
     """
     module_name, colon, class_name = factory.partition(":")
     parts = module_name.split(".")
@@ -327,8 +337,7 @@ def load_task(factory: str, settings: TaskSettings) -> Task:
     missing = sorted(found.__abstractmethods__)
     if missing:
         raise ConfigError("task.factory", f"{factory} does not define {', '.join(missing)}")
-    with task_code(found, "its constructor"):
-        return found(settings)
+    return found
 
 
 def _import(module_name: str) -> ModuleType:

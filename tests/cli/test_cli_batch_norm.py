@@ -20,13 +20,14 @@ from securefda.training import build_model, estimate_statistics
 
 PARAMETERS = {f"{layer}.{kind}" for layer in (0, 1, 2, 5) for kind in ("weight", "bias")}
 STATISTICS = {f"{layer}.{kind}" for layer in (0, 2) for kind in ("running_mean", "running_var", "num_batches_tracked")}
-FEDERATION = """
+FACTORY = "normed_tasks:NormedDigits"
+FEDERATION = f"""
 [federation]
 name = "normed"
 target = "target"
 sources = ["source-1", "source-2", "source-3"]
 [task]
-factory = "normed_tasks:NormedDigits"
+factory = "{FACTORY}"
 [strategy]
 rule = "source_only"
 rounds = 4
@@ -61,16 +62,30 @@ def test_predict_and_export_give_the_accuracy_of_the_report(
     record = read_run(run)
     line = record.rounds[-1] if which == "last" else best_round(record.rounds)
     assert line is not None
-    task, _ = trained_model(run)
+    task, _ = trained_model(run, task=FACTORY)
     test = rows_of(task, "target", "test")
     np.save(tmp_path / "rows.npy", test.features.numpy())
     out, export = tmp_path / "predictions.csv", tmp_path / "model.pt"
-    command = ["predict", str(run), "--data", str(tmp_path / "rows.npy"), "--out", str(out), "--model", which]
+    command = [
+        "predict",
+        str(run),
+        "--data",
+        str(tmp_path / "rows.npy"),
+        "--out",
+        str(out),
+        "--model",
+        which,
+        "--task",
+        FACTORY,
+    ]
     assert main(command) == 0
     with out.open() as file:
         said = [int(row["class"]) for row in csv.DictReader(file)]
     assert np.mean(np.array(said) == test.labels.numpy()) == line["accuracy"]
-    assert main(["export", str(run), "--format", "torchscript", "--model", which, "--out", str(export)]) == 0
+    assert (
+        main(["export", str(run), "--format", "torchscript", "--model", which, "--out", str(export), "--task", FACTORY])
+        == 0
+    )
     exported = torch.jit.load(str(export))(test.features).argmax(dim=1)  # type: ignore[no-untyped-call]
     assert exported.tolist() == said
 
@@ -81,14 +96,14 @@ def test_the_targets_files_hold_statistics_of_its_rows_and_the_sources_files_non
     assert set(load_file(run / "best.safetensors")) == PARAMETERS | STATISTICS
     for source in ("source-1", "source-2", "source-3"):
         assert set(load_file(run / "sites" / source / "model.safetensors")) == PARAMETERS
-    task, _ = trained_model(run)
+    task, _ = trained_model(run, task=FACTORY)
     rows = task.train_data("target").features  # those that are not left out to choose a model are 70 of 100
     assert torch.allclose(tensors["0.running_mean"], rows.mean(dim=0), atol=0.2)
     assert int(tensors["0.num_batches_tracked"]) == 1
 
 
 def test_a_source_can_use_its_model_with_statistics_of_its_own_rows(run: Path) -> None:
-    task, _ = trained_model(run)
+    task, _ = trained_model(run, task=FACTORY)
     model = build_model(task, seed=0)
     model.load_state_dict(load_file(run / "sites" / "source-1" / "model.safetensors"), strict=False)
     estimate_statistics(task, model, rows_of(task, "source-1", "train"))
@@ -107,8 +122,8 @@ def test_a_model_file_without_its_statistics_is_refused(
         {name: one for name, one in load_file(run / "model.safetensors").items() if name in PARAMETERS},
         copy / "model.safetensors",
     )
-    assert main(["predict", str(copy), "--data", "rows.npy"]) == 4
-    assert "has other layers than the model of normed_tasks:NormedDigits" in capsys.readouterr().err
+    assert main(["predict", str(copy), "--data", "rows.npy", "--task", FACTORY]) == 4
+    assert f"has other layers than the model of {FACTORY}" in capsys.readouterr().err
 
 
 def test_the_same_run_again_leaves_the_same_file(run: Path, tmp_path: Path) -> None:

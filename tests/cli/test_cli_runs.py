@@ -411,7 +411,8 @@ def test_an_option_that_marks_a_secret_is_asked_for_by_name_and_given(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    file, run, predict = tmp_path / "locked.toml", tmp_path / "locked", ("predict", tmp_path / "locked", "--data")
+    file, run = tmp_path / "locked.toml", tmp_path / "locked"
+    predict = ("predict", run, "--task", "locked_tasks:LockedTable", "--data")
     text = (runs / "federation.toml").read_text().replace("securefda.tasks.tabular:Tabular", "locked_tasks:LockedTable")
     secrets = '[task.options]\naccess-token = "sesame"\nstore = { password = 7, host = "here" }\n'
     file.write_text(text.replace("[task.options]\n", secrets))

@@ -20,6 +20,7 @@ import pytest
 from securefda import threat_register
 from securefda.cli import main
 from securefda.threat_register import LAST_RUN_FILE, LastRun, RecordedTest
+from threat_model.register import register
 
 FULL_RUN = datetime(2026, 5, 1, 10, 0, tzinfo=UTC)
 LATER = datetime(2026, 5, 2, 11, 30, tzinfo=UTC)
@@ -90,7 +91,7 @@ def test_register_of_this_tree_is_found_by_itself(capsys: pytest.CaptureFixture[
     assert main(["threats"]) == 0
     out = capsys.readouterr().out
     assert cells(out, "T05")[2] == "mitigated"
-    assert "39 threats: " in out
+    assert f"{len(register().threat)} threats: " in out
 
 
 def test_before_any_run_nothing_is_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

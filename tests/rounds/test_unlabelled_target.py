@@ -119,7 +119,7 @@ class TestWithoutALabelAnywhere:
         assert said in (folder / "report.html").read_text()
 
     def test_the_model_can_be_loaded(self, played: Played) -> None:
-        task, _ = trained_model(played[0])
+        task, _ = trained_model(played[0], task=f"{Bare.__module__}:Bare")
         assert task.settings.labelled_target is False
 
 
