@@ -6,6 +6,7 @@ The federation's file goes to every site; its heading says what it contains of a
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 import random
@@ -388,10 +389,10 @@ def _size_and_colour(paths: Sequence[Path]) -> tuple[int, str]:
     sides, colours = [], False
     for path in paths:
         try:
-            with Image.open(path, formats=("PNG", "JPEG")) as image:
+            with Image.open(io.BytesIO(read_whole(path)), formats=("PNG", "JPEG")) as image:
                 sides.append(max(image.size))
                 colours = colours or (image.mode not in ("L", "LA", "1") and not image.mode.startswith("I"))
-        except OSError as error:
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # as Pillow raises them
             raise DataError(str(path), "cannot be read as PNG or JPEG", hint="remove it, or save it again") from error
     smallest = min(sides, default=64)
     return min(64, max(8, smallest // 8 * 8)), "rgb" if colours else "grey"

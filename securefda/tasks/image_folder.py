@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import warnings
 from collections.abc import Mapping, Sequence
@@ -287,7 +288,7 @@ def _pixels(path: Path, size: int, colour: Literal["grey", "rgb"]) -> NDArray[np
     with warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         try:
-            with Image.open(path, formats=_FORMATS) as opened:
+            with Image.open(io.BytesIO(read_whole(path)), formats=_FORMATS) as opened:
                 image: Any = ImageOps.exif_transpose(opened)
                 image.load()
         except Image.DecompressionBombWarning as warning:
