@@ -25,6 +25,7 @@ import attention
 import audit_log
 import audit_mutations
 import audit_rounds
+import connections
 import domain_features
 import domain_rounds
 import dp_cost
@@ -107,6 +108,7 @@ def all_tables(folder: Path) -> dict[str, str]:
         "team": team.tables(figures("team")["rows"]),
         "networks": networks.tables(figures("networks")["rows"]),
         "kills": kills.tables(figures("kills")["rows"]),
+        "connections": connections.tables(figures("connections")["rows"]),
         "soak": soak.tables(figures("soak")["rows"]),
         "word_widths": word_widths.tables(figures("word_widths")["rows"]),
         "gpu": gpu.tables(gpu.read(folder / "gpu.json")),
