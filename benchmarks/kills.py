@@ -7,9 +7,9 @@
 Federations of a target and four sources, two of them with noise, are killed one process after the other: before an
 operation on the disk, at a message, at the begin or end of a training with noise, or at any moment
 (``tests/end_to_end/killings.py``). With ``--team`` one of the sources with noise trains in two processes, and these two
-alone are killed, also before what they do together; then the site is started
-again. The sites, kinds and counts follow from the seed; what the other processes do at that moment does not. Each federation is checked when its kills are over, and the first thing that does
-not hold ends the study with a traceback.
+alone are killed, also before what they do together; then the site is started again. The sites, kinds and counts follow
+from the seed; what the other processes do at that moment does not. Each federation is checked when its kills are over,
+and the first thing that does not hold ends the study with a traceback.
 """
 
 from __future__ import annotations
