@@ -27,7 +27,7 @@ from securefda.audit.kept_check import (
 from securefda.audit.keys import Keys, keys_of, roster_named
 from securefda.audit.merkle import ProofError
 from securefda.audit.notes import Checkpoint, LogName, Note, NoteError
-from securefda.audit.reading import DamagedLog, Inclusion, LogFolder, being_written, logs_at, open_log
+from securefda.audit.reading import DamagedLog, Inclusion, LogFolder, NoLog, being_written, logs_at, open_log
 from securefda.audit.records import Record, RecordError
 from securefda.audit.statements import StatementReader
 from securefda.audit.store import AuditError
@@ -77,6 +77,7 @@ def verification_progress(what: str, stream: TextIO | None = None) -> Iterator[C
         yield tell
 
 
+_UNKNOWN: Final = "unknown"
 _RUN: Final = re.compile(r"[0-9a-f]{32}")
 _NO_COSIGNER: Final = "no other site has cosigned the newest checkpoint: a holder of the log's key could have made it"
 _NEVER_SIGNED: Final = (
@@ -178,21 +179,35 @@ def check_logs(question: Question) -> list[Checked]:
     if question.record is not None and len(folders) != 1:
         there = ", ".join(map(str, folders))
         raise ConfigError("--record", f"is a record of one log, and these are {there}", hint="name one of them alone")
-    opened = [_opened(folder, places[folder], question) for folder in folders]
-    known = _assigned([name for _, _, name in opened], question.known)
-    return [_check(log, keys, name, notes, question) for (log, keys, name), notes in zip(opened, known, strict=True)]
+    opened = [_opened(folder, places[folder], question, is_only=len(folders) == 1) for folder in folders]
+    known = _assigned([name for _, _, name, _ in opened], question.known)
+    return [_check(one, notes, question) for one, notes in zip(opened, known, strict=True)]
 
 
-def _opened(folder: Path, place: Path, question: Question) -> tuple[LogFolder, Keys, LogName]:
-    """A log, its roster, and whose it should be: in a kit of the kit's site, in a folder with a run's name of that."""
+_Opened = tuple[LogFolder, Keys, LogName, Fault | None]
+"""A log, its roster, whose it should be, and why it cannot be verified."""
+
+
+def _opened(folder: Path, place: Path, question: Question, *, is_only: bool) -> _Opened:
+    """A log, its roster, and whose it should be: in a kit of the kit's site, in a folder with a run's name of that.
+
+    Among several logs, one that cannot be opened has a fault, so that it keeps no other from being verified.
+    """
     try:
         log = open_log(folder)
         keys = keys_of(folder, question.roster, place)
-    except DamagedLog:  # nothing in it says whose it is, but the place may
-        keys = keys_of(folder, question.roster, place)
-        if not (keys.site and _RUN.fullmatch(folder.resolve().name)):
+    except AuditError as error:  # nothing in it says whose it is, but the place may
+        if is_only and isinstance(error, NoLog):
             raise
-        log = LogFolder(folder, keys.site, folder.resolve().name, "")
+        keys = keys_of(folder, question.roster, place)
+        if isinstance(error, DamagedLog) and keys.site and _RUN.fullmatch(folder.resolve().name):
+            log = LogFolder(folder, keys.site, folder.resolve().name, "")
+        elif is_only:
+            raise
+        else:
+            nobody = LogName(keys.federation, _UNKNOWN, _UNKNOWN)
+            fault = Fault("unreadable", 0, exact=True, what=error.what)
+            return LogFolder(folder, _UNKNOWN, _UNKNOWN, ""), keys, nobody, fault
     others = len(keys.public) - 1
     if question.witnesses is not None and question.witnesses > others:
         raise ConfigError(
@@ -201,7 +216,10 @@ def _opened(folder: Path, place: Path, question: Question) -> tuple[LogFolder, K
             hint=f"ask for {others} at most",
         )
     run = folder.resolve().name
-    return log, keys, LogName(keys.federation, keys.site or log.party, run if _RUN.fullmatch(run) else log.run)
+    name = LogName(keys.federation, keys.site or log.party, run if _RUN.fullmatch(run) else log.run)
+    if name.party in keys.public:
+        return log, keys, name, None
+    return log, keys, name, Fault("wrong-roster", 0, exact=True, what=f"{keys.file} has no site {name.party}")
 
 
 def _assigned(names: Sequence[LogName], files: Sequence[Path]) -> list[list[bytes]]:
@@ -222,14 +240,13 @@ def _assigned(names: Sequence[LogName], files: Sequence[Path]) -> list[list[byte
     return found
 
 
-def _check(log: LogFolder, keys: Keys, name: LogName, known: list[bytes], question: Question) -> Checked:
+def _check(opened: _Opened, known: list[bytes], question: Question) -> Checked:
+    log, keys, name, fault = opened
     live = being_written(log.folder)
     demanded = question.witnesses if question.witnesses is not None else 0 if live else min(1, len(keys.public) - 1)
-    if name.party not in keys.public:
-        what = f"{keys.file} has no site {name.party}"
-        fault: Fault | None = Fault("wrong-roster", 0, True, what)
-        found = Verification(0, 0, b"", (), None, ())
-    else:
+    found = Verification(0, 0, b"", (), None, ())
+    can_begin = fault is None
+    if can_begin:
         with verification_progress(log.folder.name) as progress:
             try:
                 found = verify_log(
@@ -245,7 +262,7 @@ def _check(log: LogFolder, keys: Keys, name: LogName, known: list[bytes], questi
         fault = _fault(log, keys, found)
     inclusion, fault = _proved(log, found, fault, question.record)
     kept = NOT_JUDGED
-    if fault is None or fault.kind != "wrong-roster":
+    if can_begin and (fault is None or fault.kind != "wrong-roster"):
         kept = kept_verdict(log, found, StatementReader(keys.roster), live=live)
     notes = (*_about(log, live, found), *keys.warnings, *keys.notes, *found.notes, *kept.notes)
     return Checked(log, keys, name, live, demanded, found, fault, _newest(log, found), inclusion, kept, notes)

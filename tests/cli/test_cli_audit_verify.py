@@ -117,6 +117,23 @@ def test_several_logs_are_verified_at_once_and_the_first_bad_one_is_named(tmp_pa
     assert str(logs[1]) in envelope["message"]
 
 
+@pytest.mark.parametrize("harm", [b"", b"\xff" * 400], ids=["no record", "rubbish"])
+def test_a_log_that_cannot_be_opened_keeps_no_other_from_being_verified(
+    harm: bytes, tmp_path: Path, trusted: Path, capsys: Capture
+) -> None:
+    Party(tmp_path / "logs" / "a", "source-1").write()
+    other = tmp_path / "logs" / "b" / RUN
+    other.mkdir(parents=True)
+    (other / "tail").write_bytes(harm)
+
+    code, envelope = audit_json(capsys, "verify", tmp_path / "logs", "--roster", trusted)
+
+    sound, broken = envelope["data"]["logs"]
+    assert (code, sound["finding"], sound["party"]) == (13, None, "source-1")
+    assert (broken["log"], broken["finding"]["kind"]) == (str(other), "unreadable")
+    assert str(other) in envelope["message"]
+
+
 JOINED = Entry("sent", "Join", peer="target", bytes=9, digest="00" * 32)
 REFUSED = Entry("event", "refused", facts={"check": "release.max-runs"})
 SIGNED = Entry("event", "checkpoint-signed", facts={"size": 2, "root": "00" * 32})
