@@ -32,7 +32,7 @@ from securefda.source.follower import follow_order
 from securefda.tasks import Samples, TaskSettings
 from securefda.tasks.digit_domains import DigitDomains
 from securefda.training import NoiseSettings, TrainingSettings, build_model, model_to_vector, train_local
-from securefda.training.team import Team, TeamGoneError, TrainingOrder
+from securefda.training.team import Team, TeamGoneError, TrainingOrder, not_federated
 
 FIGURES = Path(__file__).with_suffix(".json")
 ROWS, BATCH, ROUNDS, TURNS = 512, 128, 3, 5
@@ -59,7 +59,7 @@ def round_seconds(settings: TrainingSettings, team: Team | None) -> list[float]:
         model = build_model(task, 0)
         began = time.perf_counter()
         if team is not None:
-            team.order(TrainingOrder(received, settings, 1, 0))
+            team.order(TrainingOrder(received, not_federated(model), settings, 1, 0))
         if settings.dp is None:
             train_local(task, model, received, data, settings=settings, seed=0, site="site", team=team)
         else:
@@ -73,9 +73,10 @@ def follower(rank: int, count: int, link: socket.socket) -> None:
     torch.set_num_threads(1)
     team = Team(rank, count, [link])
     task, data = task_and_rows()
+    model = build_model(task, 0)
     with suppress(TeamGoneError):
         while True:
-            follow_order(task, "site", data, team.next_order(), team)
+            follow_order(task, model, data, team.next_order(), site="site", team=team)
 
 
 def leader(settings: TrainingSettings, links: Sequence[socket.socket], results: Any) -> None:

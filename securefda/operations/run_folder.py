@@ -222,9 +222,12 @@ def append_line(path: Path, line: Mapping[str, Any]) -> None:
         SecureFdaError: the disk is full or the file cannot be written; the file then ends with its last whole line.
     """
     data = json.dumps(finite(line), ensure_ascii=False, allow_nan=False).encode("utf-8") + b"\n"
-    with _explaining(path), open(path, "ab", buffering=0, opener=open_patiently) as file:
-        whole = path.read_bytes().rfind(b"\n") + 1 if path.is_file() else 0
-        if whole < file.tell():
+    with _explaining(path), open(path, "a+b", buffering=0, opener=open_patiently) as file:
+        size, whole = file.tell(), 0
+        if path.is_file():
+            file.seek(0)
+            whole = file.read().rfind(b"\n") + 1
+        if whole < size:
             file.truncate(whole)
         try:
             written = file.write(data)

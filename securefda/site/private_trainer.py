@@ -20,7 +20,7 @@ from securefda.site.privacy_account import PrivacyAccount
 from securefda.tasks import Samples, Task
 from securefda.training import LocalResult, TrainingSettings, Vector
 from securefda.training.alignment import FeatureAlignment
-from securefda.training.team import Team, TrainingOrder
+from securefda.training.team import Team, TrainingOrder, not_federated
 from securefda.training.trainer import PlannedRound, SiteTrainer
 
 
@@ -123,9 +123,11 @@ class PrivateTrainer(SiteTrainer):
         self._kept = None
         torch.set_num_threads(self.threads)
         settings = self.settings.with_learning_rate_factor(factor)
+        if self.team is not None:
+            self.team.require_all()  # before anything is charged
         reservation = self.account.reserve(self.event(run_id, round_number, attempt))
         if self.team is not None:
-            self.team.order(TrainingOrder(received, settings, self.threads, None))
+            self.team.order(TrainingOrder(received, not_federated(self.module), settings, self.threads, None))
         result = train_private(
             self.task,
             self.module,

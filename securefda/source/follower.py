@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Never
 
 import torch
+from torch import nn
 
 from securefda.bootstrap import task_among, training_rows
 from securefda.errors import TrainingError
@@ -15,7 +16,8 @@ from securefda.settings import parse_settings
 from securefda.site.config import SourceConfig
 from securefda.tasks import Samples, Task
 from securefda.training import build_model, train_local
-from securefda.training.team import SystemSeed, Team, TeamGoneError, TrainingOrder
+from securefda.training.seeds import derive_seed
+from securefda.training.team import SystemSeed, Team, TeamGoneError, TrainingOrder, not_federated, take_gpu
 
 
 def follow(team: Team) -> Never:
@@ -30,12 +32,14 @@ def follow(team: Team) -> Never:
     config = parse_settings(SourceConfig, toml_table(given.settings), file=Path("settings.toml"))
     task = task_among(config.task, given.target, given.sources, config.source.seed, TargetLabels.GIVEN)
     data = training_rows(task, given.site)
+    take_gpu(config.training.device, team.rank)
     team.require_same_rows(given.site, data)
+    model = build_model(task, derive_seed(config.source.seed, "model"))
     while True:
         order = team.next_order()
         torch.set_num_threads(order.threads)
         try:
-            follow_order(task, given.site, data, order, team)
+            follow_order(task, model, data, order, site=given.site, team=team)
         except TeamGoneError:
             raise
         except TrainingError:
@@ -44,13 +48,15 @@ def follow(team: Team) -> Never:
             # The leader has met the same error, and says it.
 
 
-def follow_order(task: Task, site: str, data: Samples, order: TrainingOrder, team: Team) -> None:
-    """Take this process's part in one round.
+def follow_order(task: Task, model: nn.Module, data: Samples, order: TrainingOrder, *, site: str, team: Team) -> None:
+    """Take this process's part in one round, with a model that the leader's tensors make alike.
 
     Raises:
         TrainingError, DataError: as for ``train_local`` and ``train_private``.
     """
-    model = build_model(task, 0)
+    own = not_federated(model)
+    for name, tensor in order.others.items():
+        own[name].copy_(tensor)
     if order.settings.dp is None:
         seed = SystemSeed() if order.layers_seed is None else team.layers_seed(order.layers_seed)
         train_local(task, model, order.received, data, settings=order.settings, seed=seed, site=site, team=team)

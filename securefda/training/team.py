@@ -19,8 +19,9 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Self
@@ -29,7 +30,7 @@ import numpy as np
 import safetensors.torch
 import torch
 from pydantic import TypeAdapter
-from torch import Tensor
+from torch import Tensor, nn
 
 from securefda.errors import ConfigError, ExitCode, TrainingError
 from securefda.machine import usable_cores
@@ -39,8 +40,8 @@ from securefda.training.device import choose_device
 from securefda.training.seeds import Seed, derive_seed
 from securefda.training.settings import TrainingSettings
 
-_DONE, _GIVEN_UP = -1, -2
-"""Sent in place of a number of rows: the round is over, or it ends early and nothing is gathered."""
+_DONE = -1
+"""Sent in place of a number of rows: the round is over."""
 
 _FOLLOW = (sys.executable, "-P", "-m", "securefda.cli", "source", "follow")
 _END_S = 5.0
@@ -70,12 +71,14 @@ class TrainingOrder:
 
     Attributes:
         received: the model with which the round begins, float32 (m,).
+        others: tensors of the leader's model that are not in ``received``: frozen parameters and buffers, by name.
         settings: how to train, with the effective learning rate.
         threads: of the CPU, with which the leader computes a step.
         layers_seed: seed of random layers if training is repeatable; None: followers draw from the operating system.
     """
 
     received: Vector
+    others: Mapping[str, Tensor]
     settings: TrainingSettings
     threads: int
     layers_seed: int | None
@@ -105,8 +108,8 @@ class TeamGoneError(TrainingError):
 class Team:
     """The processes of a site that train together.
 
-    ``in_step`` is set while the others wait for this process's part of a step. A process that fails then cannot
-    continue with the team.
+    ``in_step`` is set while the others wait for this process's part of a step. After an error in a round the team
+    trains no other.
 
     Args:
         rank: number of this process; 0 leads.
@@ -116,7 +119,7 @@ class Team:
 
     def __init__(self, rank: int, count: int, links: Sequence[socket.socket] = ()) -> None:
         self.rank, self.count = rank, count
-        self.in_step = False
+        self.in_step = self._in_round = False
         self._links = links
 
     @property
@@ -149,15 +152,31 @@ class Team:
         """Have the followers train a round.
 
         Raises:
-            TeamGoneError: the team is in a step, or a process is gone.
+            TeamGoneError: the round before did not come to its end, or a process is gone.
         """
-        if self.in_step:
-            raise TeamGoneError("the processes that train together have lost each other", hint=_RESTART_HINT)
+        self.require_all()
+        self._in_round = True
         terms = _TERMS.dump_json((order.settings, order.threads, order.layers_seed))
+        others = safetensors.torch.save(dict(order.others))
         with self._reaching():
             for link in self._links:
                 _send_block(link, terms)
+                _send_block(link, others)
                 _send_block(link, np.ascontiguousarray(order.received).view(np.uint8).data)
+
+    def require_all(self) -> None:
+        """Check that all processes are there and wait for an order, before anything is charged for it.
+
+        Raises:
+            TeamGoneError: the round before did not come to its end, or a process is gone.
+        """
+        if self._in_round:
+            raise TeamGoneError("the processes that train together have lost each other", hint=_RESTART_HINT)
+        ended = select.poll()
+        for link in self._links:
+            ended.register(link, 0)  # without events: only the end of the other side
+        if ended.poll(0):
+            raise self._gone()
 
     def next_order(self) -> TrainingOrder:
         """Wait for the next round and return the order to train it.
@@ -166,8 +185,10 @@ class Team:
             TeamGoneError: the leader has ended.
         """
         with self._reaching():
-            terms, received = _TERMS.validate_json(_block(self._links[0])), _block(self._links[0])
-        return TrainingOrder(np.frombuffer(received, np.float32), *terms)
+            terms, others, received = (_block(self._links[0]) for _ in range(3))
+        return TrainingOrder(
+            np.frombuffer(received, np.float32), safetensors.torch.load(bytes(others)), *_TERMS.validate_json(terms)
+        )
 
     def require_same_rows(self, site: str, data: Samples) -> None:
         """Check at the leader that all processes have loaded the same rows in the same order.
@@ -177,7 +198,8 @@ class Team:
         """
         digest = sha256()
         for part in (data.features, data.labels):
-            digest.update(part.contiguous().numpy().tobytes())
+            digest.update(f"{part.dtype} {tuple(part.shape)} ".encode())
+            digest.update(part.contiguous().reshape(-1).view(torch.uint8).numpy().data)
         with self._reaching():
             if not self.leads:
                 _send_block(self._links[0], digest.digest())
@@ -194,33 +216,20 @@ class Team:
         return seed if self.leads else derive_seed(seed, "process", self.rank)
 
     def _steps(self, rows: Iterable[Tensor]) -> Generator[Tensor]:
-        if not self.leads:
-            yield from self._leader_steps()
-            return
-        sign = _GIVEN_UP
-        try:
+        """The rows of each step, from the leader's; a round that is left before its end leaves the team behind."""
+        if self.leads:
             for step_rows in rows:
                 self._broadcast(torch.tensor([len(step_rows)]))
                 self._broadcast(step_rows.to("cpu", torch.int64))
                 self.in_step = True
                 yield step_rows
-            sign = _DONE
-        finally:
-            if not self.in_step:  # else followers wait for this process's part and take no other message
-                self._broadcast(torch.tensor([sign]))
-
-    def _leader_steps(self) -> Generator[Tensor]:
-        number = 0
-        try:
-            while (number := int(self._broadcast(torch.zeros(1, dtype=torch.int64)))) >= 0:
-                rows = self._broadcast(torch.zeros(number, dtype=torch.int64))
+            self._broadcast(torch.tensor([_DONE]))
+        else:
+            while (number := int(self._broadcast(torch.zeros(1, dtype=torch.int64)))) != _DONE:
+                step_rows = self._broadcast(torch.zeros(number, dtype=torch.int64))
                 self.in_step = True
-                yield rows
-        finally:
-            if number >= 0 and not self.in_step:  # this process gives up as the leader does, whose sign comes next
-                number = int(self._broadcast(torch.zeros(1, dtype=torch.int64)))
-        if number == _GIVEN_UP:
-            raise TrainingError("the leading process has given the round up")
+                yield step_rows
+        self._in_round = False
 
     def share(self, rows: Tensor) -> Tensor:
         """Return this process's part of a step's rows, perhaps empty."""
@@ -273,9 +282,10 @@ class Team:
         try:
             yield
         except OSError as error:
-            raise TeamGoneError(
-                f"one of the {self.count} processes that train together is gone", hint=_RESTART_HINT
-            ) from error
+            raise self._gone() from error
+
+    def _gone(self) -> TeamGoneError:
+        return TeamGoneError(f"one of the {self.count} processes that train together is gone", hint=_RESTART_HINT)
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
@@ -312,19 +322,29 @@ def shared_steps(team: Team | None, rows: Iterable[Tensor]) -> Iterator[Iterable
         yield steps
 
 
+def not_federated(model: nn.Module) -> dict[str, Tensor]:
+    """The tensors of a model that its vector does not have, by name: frozen parameters and buffers."""
+    frozen = {name: parameter for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    return {name: tensor.detach() for name, tensor in (frozen | dict(model.named_buffers())).items()}
+
+
+def take_gpu(device: str, rank: int) -> None:
+    """Let this process train on the GPU of its rank, where the settings allow a GPU and there is one."""
+    if device in ("auto", "cuda") and torch.cuda.device_count():
+        torch.cuda.set_device(rank)
+
+
 def _processes(setting: int, device: str) -> int:
-    """Return how many processes train, after choosing the leader's GPU.
+    """Return how many processes train.
 
     Raises:
         ConfigError: there are fewer GPUs than processes, or the device is no GPU that several processes can share.
     """
     gpus = torch.cuda.device_count() if device in ("auto", "cuda") else 0
     count = setting or max(1, gpus)
-    if count > 1 and gpus:
-        if gpus < count:
-            why = f"there are {count} processes and {gpus} GPUs"
-            raise ConfigError("training.processes", why, hint=f'set it to at most {gpus}, or training.device to "cpu"')
-        torch.cuda.set_device(0)
+    if 0 < gpus < count:
+        why = f"there are {count} processes and {gpus} GPUs"
+        raise ConfigError("training.processes", why, hint=f'set it to at most {gpus}, or training.device to "cpu"')
     if count > 1 and choose_device(device).type == "mps":
         raise ConfigError("training.device", "mps does not go with several processes", hint='set it to "cpu"')
     return count
@@ -348,16 +368,17 @@ def started_team(setting: int, device: str, command: Sequence[str] = _FOLLOW) ->
     if count == 1:
         yield None
         return
+    take_gpu(device, 0)
     environment = {"OMP_THREAD_LIMIT": str(max(1, usable_cores() // count))} | os.environ
     os.environ["OMP_THREAD_LIMIT"] = environment["OMP_THREAD_LIMIT"]
-    with ExitStack() as ours:
-        links = []
+    links, followers = list[socket.socket](), list[subprocess.Popen[bytes]]()
+    try:
         for rank in range(1, count):
             link, theirs = socket.socketpair()
             with theirs:
                 place = ["--rank", str(rank), "--processes", str(count), "--link", str(theirs.fileno())]
                 # In a session of its own, so that Ctrl-C reaches the leader alone, which ends in order.
-                process = subprocess.Popen(  # noqa: S603 - this interpreter, with arguments made here
+                follower = subprocess.Popen(  # noqa: S603 - this interpreter, with arguments made here
                     [*command, *place],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
@@ -365,19 +386,27 @@ def started_team(setting: int, device: str, command: Sequence[str] = _FOLLOW) ->
                     pass_fds=(theirs.fileno(),),
                     start_new_session=True,
                 )
-            ours.callback(_end, process)
-            ours.callback(link.close)  # comes first
+            followers.append(follower)
             links.append(link)
+            os.register_at_fork(after_in_child=link.close)  # a child of the task's code must not keep followers alive
         yield Team(0, count, links)
+    finally:
+        _end(links, followers)
 
 
-def _end(follower: subprocess.Popen[bytes]) -> None:
-    """Wait for a follower whose socket is closed."""
+def _end(links: Iterable[socket.socket], followers: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Close the sockets of followers, which end with them; kill those that do not within seconds."""
+    for link in links:
+        link.close()
+    until = time.monotonic() + _END_S
     try:
-        follower.wait(_END_S)
-    except subprocess.TimeoutExpired:
-        follower.kill()
-        follower.wait()
+        for follower in followers:
+            with suppress(subprocess.TimeoutExpired):
+                follower.wait(max(0.0, until - time.monotonic()))
+    finally:
+        for follower in followers:
+            follower.kill()
+            follower.wait()
 
 
 def joined_team(rank: int, count: int, descriptor: int) -> Team:
@@ -387,9 +416,16 @@ def joined_team(rank: int, count: int, descriptor: int) -> Team:
         rank: number of this process, at least 1.
         count: number of processes.
         descriptor: of the inherited socket to the leader.
+
+    Raises:
+        ConfigError: it is of no socket.
     """
-    os.set_inheritable(descriptor, False)
-    link = socket.socket(fileno=descriptor)
+    try:
+        os.set_inheritable(descriptor, False)
+        link = socket.socket(fileno=descriptor)
+    except OSError as error:
+        why = f"{descriptor} is no socket to the process that leads"
+        raise ConfigError("--link", why, hint="start the source: securefda source start --processes N") from error
 
     def end_with_the_leader() -> None:
         ended = select.poll()

@@ -19,7 +19,7 @@ from securefda.training.personal import head_size, train_with_head, vector_from_
 from securefda.training.seeds import SecretSeed
 from securefda.training.settings import TrainingSettings
 from securefda.training.site_model import SiteModel
-from securefda.training.team import Team, TrainingOrder
+from securefda.training.team import Team, TrainingOrder, not_federated
 from securefda.training.variance import (
     cross_fitted_variance,
     fixed_point_variance,
@@ -198,8 +198,9 @@ class SiteTrainer(SiteModel):
             self.memory.keep_personal(key, round_number, head.astype("<f4").tobytes())
         else:
             if self.team is not None:
+                layers_seed = seed if isinstance(seed, int) else None
                 self.team.order(
-                    TrainingOrder(received, settings, self.threads, seed if isinstance(seed, int) else None)
+                    TrainingOrder(received, not_federated(self.module), settings, self.threads, layers_seed)
                 )
             result = train_local(
                 self.task, self.module, received, rows, team=self.team, least_rows=self._least_rows, **options

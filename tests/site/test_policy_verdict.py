@@ -142,7 +142,7 @@ CASES = [
         at=asking(sum_quorum=4, norm_cap=norms(others=2)),
         policy=TRUSTING,
     ),
-    Case("max-colluders", asking(threshold=4), 0),
+    Case("max-colluders", asking(threshold=4), 0, policy=TRUSTING),
     Case("max-colluders", asking(threshold=8), None, at=asking(threshold=7)),  # more than there are sources
     Case("max-colluders", asking(norm_cap=norms(others=4)), 0, at=asking(norm_cap=norms(others=3)), policy=TRUSTING),
     Case("trusted-peers", asking(sum_quorum=4, norm_cap=norms(others=2)), ()),

@@ -117,7 +117,8 @@ def test_honest_aggregator_gets_no_second_input_after_a_crash_either(crashing: A
 
 
 def put_back(then: Path, now: Path) -> None:
-    """Copy the old files over the newer ones, as a backup program does."""
+    """Copy the old files over the newer ones, as a backup program does, and have the log back as it was."""
+    shutil.rmtree(now / "logs" / f"source-{VICTIM}", ignore_errors=True)
     for file in then.iterdir():
         if file.name.startswith(f"source-{VICTIM}."):
             shutil.copyfile(file, now / file.name)

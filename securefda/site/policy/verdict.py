@@ -363,20 +363,22 @@ def _refusals_of_visibility(
             f"{lowest} to {n} with max-colluders = {policy.max_colluders}",
         )
     elif limits is not None:
-        yield from _refusals_of_untrusted(header, own_index, limits)
+        untrusted = limits.most_colluders(header.masked, own_index) - limits.max_colluders
+        if untrusted:
+            yield from _refusals_of_untrusted(header, untrusted, policy.max_colluders)
     if level is Visibility.SUM:
         if others >= policy.min_others:  # too few others are too few trusted ones as well
             yield from _refusals_of_trust(policy, header, own_index, limits)
         yield from _refusals_of_norm_cap(policy, header, own_index, limits)
 
 
-def _refusals_of_untrusted(header: Header, own_index: int, limits: SessionLimits) -> Refusals:
+def _refusals_of_untrusted(header: Header, untrusted: int, max_colluders: int) -> Refusals:
     """Sites that are not trusted could show the sources different views of a session, as colluders could."""
-    n, colluders = len(header.masked), limits.most_colluders(header.masked, own_index)
+    n, colluders = len(header.masked), max_colluders + untrusted
     if not threshold_is_sound(header.threshold, n, colluders):
         found = f"threshold {header.threshold} of {n}, of which {colluders} may collude or are not trusted"
         yield _refusal("trusted-peers", found, f"{(n + colluders) // 2 + 1} or more")
-    elif header.graph is not None and limits.max_colluders <= header.graph.colluders < colluders:
+    elif header.graph is not None and max_colluders <= header.graph.colluders < colluders:
         found = f"a graph for {header.graph.colluders} colluders, and {colluders} may collude or are not trusted"
         yield _refusal("trusted-peers", found, f"the target to set privacy.max-colluders = {colluders}")
 
