@@ -157,7 +157,8 @@ class Team:
         self.require_all()
         self._in_round = True
         terms = _TERMS.dump_json((order.settings, order.threads, order.layers_seed))
-        others = safetensors.torch.save(dict(order.others))
+        # Copies, since safetensors takes none that share memory, as views of one buffer do
+        others = safetensors.torch.save({name: tensor.cpu().clone() for name, tensor in order.others.items()})
         with self._reaching():
             for link in self._links:
                 _send_block(link, terms)

@@ -260,6 +260,7 @@ class Moving(nn.Module):
         self.frozen = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
         self.register_buffer("scale", torch.rand(WIDTH), persistent=False)
         self.register_buffer("steps", torch.zeros(()))
+        self.register_buffer("view", self.scale[1:])
 
     def forward(self, features: Tensor) -> Tensor:
         if self.training:
