@@ -13,7 +13,7 @@ from pathlib import Path
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # it says so in no __all__
 
 _KEY = "torch.rendezvous."
-_PATIENCE = timedelta(seconds=2)
+_PATIENCE = timedelta(seconds=5)
 
 
 class _MakesFile:

@@ -1,4 +1,4 @@
-"""T44: code runs through the ports of torchrun; `tests/end_to_end/test_ports.py` attacks a site's own."""
+"""T44: nobody runs code in a site's process through a port that it opens for its own processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from listening import listening
 
-from tests.end_to_end.e2e_processes import WAIT_S
+from tests.end_to_end.e2e_processes import WAIT_S, kits
 from threat_model.adversaries.open_ports import WritesStores
 
 pytestmark = [
@@ -29,6 +29,19 @@ def eventually(holds: Callable[[], bool]) -> bool:
 
 def ports_of(process: int) -> list[int]:
     return [port for kind, _, port in listening(process) if kind == "tcp"]
+
+
+def test_a_source_in_two_processes_has_no_port_to_write_to(tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    with kits(tmp_path / "kits", settings=("strategy.rounds=5000",)) as federation:
+        target = federation.start("target").until("listens on")
+        source = federation.start("source-1", "training.processes=2")
+        for site in ("source-2", "source-3"):
+            federation.start(site)
+        target.until("round 1 of")
+        assert ports_of(source.process.pid) == []
+        assert WritesStores(made).attack(ports_of(target.process.pid)) == 0
+    assert not made.exists()
 
 
 @pytest.mark.control
