@@ -69,7 +69,6 @@ async def test_the_newest_connections_of_an_address_are_hung_up_on_and_a_source_
     try:
         with idle_connections(address, 50) as connections:
             await until_open(connections, 10)
-            assert [is_open(connection) for connection in connections[:10]].count(True) >= 1
             await joins(sites, listening, address)
     finally:
         await listening.stop(0.0)
