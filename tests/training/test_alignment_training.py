@@ -188,6 +188,18 @@ def test_model_three_adds_entropy_information_and_reconstruction() -> None:
     assert torch.allclose(gradient, gradient_of(loss, model), atol=1e-6)
 
 
+def test_features_that_hardly_differ_are_measured_in_the_spread_of_the_sources_own() -> None:
+    """The target can make them up, and by their own spread everything would be far from them."""
+    made_up = 1e-6 * np.random.default_rng(1).standard_normal(target_features(first_model()).shape)
+    aligned = FeatureAlignment(AlignmentRule.F_DANN, made_up.astype(np.float32))
+    pulls = []
+    for spread in (0.0, 1.0):
+        torch.manual_seed(7)
+        loss = AlignmentLoss(aligned, at(first_model()), AlignmentSettings(), DATA.features[:2], own_spread=spread)
+        pulls.append(np.abs(loss.pull()).max())
+    assert pulls[0] > 1e4 * pulls[1] > 0
+
+
 @pytest.mark.parametrize("kind", RULES)
 def test_with_no_weight_the_update_is_that_without_a_target(kind: AlignmentRule) -> None:
     nothing = AlignmentSettings(adversarial=0.0, entropy=0.0, information=0.0, reconstruction=0.0)
