@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 
 import pytest
 from transport_kit import CALM, Sites, scenario, soon
@@ -46,10 +46,16 @@ async def until_open(connections: list[socket.socket], count: int) -> None:
             await asyncio.sleep(0.05)
 
 
-def server(sites: Sites, connections: ConnectionLimits) -> AggregatorServer:
-    return AggregatorServer(
+@asynccontextmanager
+async def server(sites: Sites, connections: ConnectionLimits) -> AsyncIterator[tuple[AggregatorServer, str]]:
+    listening = AggregatorServer(
         "127.0.0.1:0", sites.target, sites.site_of_pin, run_id=bytes(16), settings=CALM, connections=connections
     )
+    address = await listening.start()
+    try:
+        yield listening, address
+    finally:
+        await listening.stop(0.0)
 
 
 async def joins(sites: Sites, listening: AggregatorServer, address: str) -> None:
@@ -64,22 +70,16 @@ async def joins(sites: Sites, listening: AggregatorServer, address: str) -> None
 @scenario
 async def test_the_newest_connections_of_an_address_are_hung_up_on_and_a_source_elsewhere_joins() -> None:
     sites = Sites()
-    listening = server(sites, ConnectionLimits(total=60, per_address=10))
-    address = await listening.start()
-    try:
+    async with server(sites, ConnectionLimits(total=60, per_address=10)) as (listening, address):
         with idle_connections(address, 50) as connections:
             await until_open(connections, 10)
             await joins(sites, listening, address)
-    finally:
-        await listening.stop(0.0)
 
 
 @scenario
 async def test_without_the_bound_on_an_address_its_connections_leave_no_place_for_a_source() -> None:
     sites = Sites()
-    listening = server(sites, ConnectionLimits(total=20, per_address=10_000))
-    address = await listening.start()
-    try:
+    async with server(sites, ConnectionLimits(total=20, per_address=10_000)) as (_, address):
         with idle_connections(address, 50) as connections:
             await until_open(connections, 20)
             channel = sites.channel(1, address, CALM)
@@ -87,21 +87,14 @@ async def test_without_the_bound_on_an_address_its_connections_leave_no_place_fo
                 async with asyncio.timeout(2):
                     await channel.open()
             await channel.close()
-    finally:
-        await listening.stop(0.0)
 
 
 @scenario
 async def test_a_connection_without_a_handshake_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "HANDSHAKE_S", 0.5)
-    sites = Sites()
-    listening = server(sites, ConnectionLimits(total=60, per_address=60))
-    address = await listening.start()
-    try:
+    async with server(Sites(), ConnectionLimits(total=60, per_address=60)) as (_, address):
         with idle_connections(address, 5) as connections:
             await until_open(connections, 0)
-    finally:
-        await listening.stop(0.0)
 
 
 def test_connections_that_were_there_before_stay() -> None:
