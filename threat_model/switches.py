@@ -279,7 +279,7 @@ UNTRUSTED_AS_COLLUDERS = method_replaced(
     "most_colluders",
     lambda limits, *_: limits.max_colluders,
 )
-"""A source reckons with no more sites on the aggregator's side than ``max-colluders``, whomever it trusts."""
+"""A source assumes ``max-colluders`` sites on the aggregator's side, however many it does not trust."""
 
 MEMBER_SIGNATURES = method_replaced("signatures of the members", SignedRoster, "missing_signatures", lambda _, __: ())
 """A roster counts as soon as the CA has signed it."""

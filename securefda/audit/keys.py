@@ -94,7 +94,7 @@ class Keys:
         if self.where_from == "option":
             return f"as named with {OPTION}"
         if not self.ca:
-            return "as it lies beside the log, on nobody's word"
+            return "as it lies beside the log; no CA vouches for it"
         return f"by the CA with fingerprint {self.ca}, {self.ca_file}"
 
     @property
