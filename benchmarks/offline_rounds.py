@@ -84,8 +84,10 @@ class OfflineSites:
             source_steps=result.steps,
             learning_rate_ratio=target.result.learning_rate / result.learning_rate,
         )
-        aligned = np.multiply(result.update, factor if plan.align else 1.0, dtype=np.float64)
-        return contribute(plan, target.statistics, target.result.update, aligned, layers=self.target.sizes)
+        averaged = np.multiply(result.update, factor if plan.align else 1.0, dtype=np.float64)
+        own = (target.statistics, target.result.update)
+        alignment = 1.0 if plan.align else factor
+        return contribute(plan, *own, averaged, layers=self.target.sizes, alignment=alignment)
 
     def update_of(
         self, plan: RoundPlan, target: TargetRound | None, parts: list[Contribution], results: list[LocalResult]

@@ -492,8 +492,11 @@ class ClearAttempt(_BaseAttempt):
         """
         if not np.all(np.isfinite(update)):
             raise FaultySourceError(name, "INPUT_FINITE", "the update holds NaN or infinity")
+        if (body.alignment is not None) is not self.terms.plan.aligns_estimates_only:
+            raise FaultySourceError(name, "INPUT_VALUE", "a factor of alignment for which no rule asks, or none")
         try:
-            contribution = evaluate_at_target(self.terms, self._target, update)
+            alignment = 1.0 if body.alignment is None else body.alignment
+            contribution = evaluate_at_target(self.terms, self._target, update, alignment)
         except ValueError as error:
             raise FaultySourceError(name, "INPUT_VALUE", str(error)) from None
         weight = weight_of(self.header.body, body.samples)

@@ -19,7 +19,14 @@ from securefda.aggregator.site import ByteCounts, TargetSite
 from securefda.aggregator.store import RoundRequest
 from securefda.aggregator.target import TargetOutput, TargetRound, attention_of, evaluate_at_target
 from securefda.operations.records import RoundLine, SeenLine
-from securefda.protocol.contribution import FaultySum, RoundTerms, check_kept, check_sum, clip_contribution
+from securefda.protocol.contribution import (
+    FaultySum,
+    RoundTerms,
+    alignment_of_share,
+    check_kept,
+    check_sum,
+    clip_contribution,
+)
 from securefda.protocol.encoding import Vector64, vector_to_wire
 from securefda.protocol.messages import Header, Visibility
 from securefda.rules import ContributionSum, DeltaErrors, RoundPlan, Rule, combine
@@ -48,7 +55,8 @@ def total_of(terms: RoundTerms, target: TargetOutput | None, sums: RoundSum) -> 
     """Add up the sums of all visibility levels.
 
     At ``sum`` and ``individual``, the rule was already evaluated for each source. For a cohort it is evaluated here, on
-    the cohort's mean as if that were one source.
+    the cohort's mean as if that were one source. Where only estimates are aligned, that source has the cohort's mean
+    share of alignment.
 
     Raises:
         FaultySum: honest contributions cannot give one of the sums.
@@ -60,7 +68,9 @@ def total_of(terms: RoundTerms, target: TargetOutput | None, sums: RoundSum) -> 
         check_sum(terms, partial.vector, partial.statistics.weight, len(partial.members))
         if partial.level is Visibility.COHORT:
             samples = partial.statistics.weight
-            contribution = evaluate_at_target(terms, target, partial.vector / samples)
+            share = partial.statistics.kept / samples
+            alignment = alignment_of_share(share) if terms.plan.aligns_estimates_only else 1.0
+            contribution = evaluate_at_target(terms, target, partial.vector / samples, alignment)
             clip_contribution(terms.header, contribution)
             total.add(contribution, samples)
             found = contribution.errors and contribution.errors.times(samples)

@@ -394,8 +394,12 @@ def feature_terms(target: TargetOutput | None) -> FeatureTerms | None:
     return FeatureTerms(rows, width, sha256(vector_to_wire(target.values)).digest())
 
 
-def evaluate_at_target(terms: RoundTerms, target: TargetOutput | None, update: Vector | Vector64) -> Contribution:
+def evaluate_at_target(
+    terms: RoundTerms, target: TargetOutput | None, update: Vector | Vector64, alignment: float = 1.0
+) -> Contribution:
     """Evaluate the round's rule on the aligned update of a source, or the mean of a cohort: (m,), or (m + T d,).
+
+    ``alignment`` is as for :func:`securefda.rules.contribute`.
 
     Raises:
         ValueError: the update and the target's numbers contradict each other.
@@ -406,4 +410,5 @@ def evaluate_at_target(terms: RoundTerms, target: TargetOutput | None, update: V
         return attend(terms.plan, attention.gap_gradient, update, gain=gain)
     if not isinstance(target, TargetRound):
         return evaluate_rule(terms, None, None, update)
-    return evaluate_rule(terms, target.statistics, target.result.update, update, target.step_updates)
+    own = (target.statistics, target.result.update)
+    return evaluate_rule(terms, *own, update, target.step_updates, alignment=alignment)

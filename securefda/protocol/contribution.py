@@ -198,14 +198,19 @@ def _finite(data: bytes | bytearray | memoryview, check: str, otherwise: str) ->
 # --- align and evaluate -----------------------------------------------------------------------------------------------
 
 
-def _alignment_of(header: Header, *, steps: int, learning_rate: float) -> float:
-    """The factor of :func:`aligned_update`; 1 if the round does not align.
+def alignment_of(header: Header, *, steps: int, learning_rate: float) -> float:
+    """The factor that aligns a source's update with the target's schedule; 1 if the header has no target terms.
+
+    Args:
+        header: of the attempt.
+        steps: number of steps from which the update came.
+        learning_rate: the effective learning rate of those steps.
 
     Raises:
         FaultyAggregatorError: HEADER_TARGET, the published numbers give no valid factor.
     """
     target = header.target
-    if target is None or not header.rule.align:
+    if target is None:
         return 1.0
     ratio = target.learning_rate / learning_rate
     try:
@@ -214,30 +219,29 @@ def _alignment_of(header: Header, *, steps: int, learning_rate: float) -> float:
         raise FaultyAggregatorError("HEADER_TARGET", str(error)) from None
 
 
-def aligned_update(header: Header, update: Vector, *, steps: int, learning_rate: float) -> Vector:
+def aligned_update(header: Header, update: Vector, factor: float) -> Vector:
     """Scale a source's update to the target's schedule of steps and learning rate; returns float32 (m,).
 
     If the rule does not align, or the header has no target terms, the update stays as it is. A source_only round that
     was chosen by estimated errors has target terms, so it averages aligned updates.
 
     The result is rounded to float32 at every visibility, whoever evaluates the rule, so that the model is the same to
-    the last bit. And the number of steps need not leave the source if the aggregator evaluates the rule.
+    the last bit. And the number of steps need not leave the source if the aggregator evaluates the rule, unless it has
+    to align what it estimates, see :attr:`securefda.rules.RoundPlan.aligns_estimates_only`.
 
     Args:
         header: of the attempt.
         update: float32 (m,).
-        steps: number of steps from which the update came.
-        learning_rate: the effective learning rate of those steps.
+        factor: from :func:`alignment_of`.
 
     Raises:
         TrainingError: the update itself holds NaN or infinity.
-        FaultyAggregatorError: HEADER_TARGET, the published numbers give no valid factor, or an update beyond float32.
+        FaultyAggregatorError: HEADER_TARGET, an update beyond float32.
     """
     if not np.all(np.isfinite(update)):
         raise TrainingError("the update holds NaN or infinity", hint=_LOWER_RATE)
     if header.target is None or not header.rule.align:
         return update
-    factor = _alignment_of(header, steps=steps, learning_rate=learning_rate)
     with np.errstate(over="ignore", invalid="ignore"):
         aligned: Vector = np.multiply(update, np.float32(factor))
     if not np.all(np.isfinite(aligned)):
@@ -245,9 +249,25 @@ def aligned_update(header: Header, update: Vector, *, steps: int, learning_rate:
     return aligned
 
 
-def aligned_variance(header: Header, variance: float, *, steps: int, learning_rate: float) -> float:
-    """The noise variance of each coordinate of an update after :func:`aligned_update`; same arguments and errors."""
-    return _alignment_of(header, steps=steps, learning_rate=learning_rate) ** 2 * variance
+def aligned_variance(header: Header, variance: float, factor: float) -> float:
+    """The noise variance of each coordinate of an update after :func:`aligned_update`."""
+    return factor**2 * variance if header.rule.align else variance
+
+
+def alignment_share(factor: float) -> float:
+    """A factor of alignment as a share in (0, 1), in which form a cohort sums it: ``factor / (1 + factor)``."""
+    return factor / (1.0 + factor)
+
+
+def alignment_of_share(share: float) -> float:
+    """The factor that a share stands for; for the weighted mean of several shares, one factor for their cohort.
+
+    Raises:
+        FaultySum: there is no such factor.
+    """
+    if not 0.0 < share < 1.0:
+        raise FaultySum("the alignment of a cohort is none that its members can have")
+    return share / (1.0 - share)
 
 
 def evaluate_rule(
@@ -257,6 +277,7 @@ def evaluate_rule(
     update: Vector | Vector64,
     step_updates: StepUpdates | None = None,
     *,
+    alignment: float = 1.0,
     noise_variance: float = 0.0,
     apart: bool = False,
 ) -> Contribution:
@@ -270,7 +291,7 @@ def evaluate_rule(
         published: g_T or the gradient of the gap, (m,), depending on the rule.
         update: the aligned update.
         step_updates: the target's single steps, (B, m), for rules that need them.
-        noise_variance, apart: as for `contribute`.
+        alignment, noise_variance, apart: as for `contribute`.
 
     Raises:
         ValueError: the arguments contradict each other; the message names one.
@@ -284,20 +305,29 @@ def evaluate_rule(
         update,
         layers=terms.sizes,
         step_updates=step_updates,
+        alignment=alignment,
         noise_variance=noise_variance,
         apart=apart,
     )
 
 
 def contribution_at_source(
-    terms: RoundTerms, level: Visibility, published: Vector | None, update: Vector, noise_variance: float = 0.0
+    terms: RoundTerms,
+    level: Visibility,
+    published: Vector | None,
+    update: Vector,
+    *,
+    alignment: float = 1.0,
+    noise_variance: float = 0.0,
 ) -> Contribution:
     """What a source adds to the sum, computed from its aligned update, float32 (m,).
 
     At ``sum``, the source evaluates the rule itself with the published numbers. At ``cohort``, it adds the update as it
     is, and the aggregator evaluates the rule on the mean of each cohort. Under norm caps, the target's part is kept
-    apart until the caps have been applied, see :func:`apply_caps`. ``noise_variance`` is the noise in each
-    coordinate of the aligned update, for which the projection is corrected; 0 for no correction.
+    apart until the caps have been applied, see :func:`apply_caps`. ``alignment`` is the factor by which the update is
+    still to be aligned for estimates, 1 unless ``plan.aligns_estimates_only``; a cohort sums it where others sum the
+    share of the target's update. ``noise_variance`` is the noise in each coordinate of the update, for which the
+    projection is corrected; 0 for no correction.
 
     Raises:
         FaultyAggregatorError: HEADER_TARGET, the published numbers contradict each other or the published update.
@@ -306,10 +336,16 @@ def contribution_at_source(
     try:
         terms.error_units()  # raises now what the encoding would raise later, at every level
         if level is Visibility.COHORT:
-            return Contribution(vector=update.astype(np.float64), keep=0.0, beta=None)
+            share = alignment_share(alignment) if terms.plan.aligns_estimates_only else 0.0
+            return Contribution(vector=update.astype(np.float64), keep=share, beta=None)
         statistics = published_statistics(target) if target else None
         apart = is_capped(terms.header, level)
-        return evaluate_rule(terms, statistics, published, update, noise_variance=noise_variance, apart=apart)
+        return evaluate_rule(
+            *(terms, statistics, published, update),
+            alignment=alignment,
+            noise_variance=noise_variance,
+            apart=apart,
+        )
     except ValueError as error:
         raise FaultyAggregatorError("HEADER_TARGET", str(error)) from None
 

@@ -457,7 +457,8 @@ class Update:
 
     With ``rounding_key`` the aggregator rounds the source's contribution, as the source does by itself elsewhere.
     ``loss`` and ``accuracy`` are means over the training rows, where the header has ``metrics`` and the site's policy
-    lets them leave.
+    lets them leave. ``alignment`` is the factor that aligns the update with the target's schedule, where the rule
+    averages it as it is and estimates from aligned steps; None elsewhere.
     """
 
     digest: bytes
@@ -466,6 +467,7 @@ class Update:
     rounding_key: bytes = field(repr=False)
     loss: float | None = None
     accuracy: float | None = None
+    alignment: float | None = None
 
     def __post_init__(self) -> None:
         expect_bytes(self.digest, DIGEST_BYTES, "digest")
@@ -474,6 +476,9 @@ class Update:
         if self.loss is not None:
             expect_finite(self.loss, "loss")
         expect(self.accuracy is None or 0 <= self.accuracy <= 1, "accuracy must lie in [0, 1]")
+        if self.alignment is not None:
+            expect_finite(self.alignment, "alignment")
+            expect(self.alignment > 0, "alignment must be above 0")
 
 
 @dataclass(frozen=True, slots=True)

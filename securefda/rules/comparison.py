@@ -5,6 +5,7 @@ The comparison has the inner products on which beta, projection and estimated er
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -61,7 +62,8 @@ class Comparison:
 
     Attributes:
         statistics: of the target's steps.
-        products: in each layer, of the target's update and the source's.
+        products: in each layer, of the target's update and the source's as it is averaged.
+        alignment: factor with which the source's update becomes aligned; 1 if it is.
         geometry: over the whole vector, of the target's mean step and the source's aligned step.
         target: g_T, ``(n_params,)``.
         along_layers: <x_j, gbar> of each step of the target in each layer ``(B, n_layers)``; None if the plan does not
@@ -70,6 +72,7 @@ class Comparison:
 
     statistics: TargetStatistics
     products: Products
+    alignment: float
     geometry: StepGeometry
     target: Reals = field(repr=False)
     along_layers: Vector | None
@@ -78,6 +81,11 @@ class Comparison:
     def along(self) -> Vector | None:
         """<x_j, gbar> of each step ``(B,)``, over the whole vector."""
         return None if self.along_layers is None else self.along_layers.sum(axis=1)
+
+    @property
+    def aligned(self) -> Products:
+        """In each layer, of the target's update and the source's aligned one."""
+        return self.products.of_source_times(self.alignment)
 
     def by_layer(self, sizes: Sequence[int]) -> list[Comparison]:
         """Return one comparison per layer.
@@ -88,17 +96,18 @@ class Comparison:
         Args:
             sizes: of the layers, which sum to n_params.
         """
-        steps, squared = float(self.statistics.steps), self.products.target_squared
+        steps, aligned = float(self.statistics.steps), self.aligned
+        squared = aligned.target_squared
         lengths = squared if squared.sum() > SMALLEST_SQUARED_NORM else np.asarray(sizes, dtype=np.float64)
         parts = []
         for number, (part, share) in enumerate(zip(layer_slices(sizes), lengths / lengths.sum(), strict=True)):
             one, target = slice(number, number + 1), self.target[part]
-            products = Products(squared[one], self.products.inner[one], self.products.source_squared[one])
+            products = Products(squared[one], aligned.inner[one], aligned.source_squared[one])
             geometry = StepGeometry.of_round(products, steps=self.statistics.steps, size=target.size)
             scatter = self.statistics.scatter * float(share)
             mean_square = geometry.mean_squared + scatter * (steps - 1) / steps
             statistics = TargetStatistics(self.statistics.steps, mean_square, scatter)
-            parts.append(Comparison(statistics, products, geometry, target, None))
+            parts.append(Comparison(statistics, products, 1.0, geometry, target, None))
         return parts
 
     def noise_along(self, estimator: Estimator) -> float:
@@ -107,13 +116,14 @@ class Comparison:
         The mean-field estimator assumes sigma^2 to be spread evenly over all directions. The source has one direction
         in each layer in which its update is not zero.
         """
-        moves = self.products.source_squared > SMALLEST_SQUARED_NORM
+        squared = self.aligned.source_squared
+        moves = squared > SMALLEST_SQUARED_NORM
         if estimator is not Estimator.EXACT:
             return self.statistics.mean_variance * int(moves.sum()) / self.geometry.size
         if self.along_layers is None:
             raise ValueError("step_updates: the exact estimator needs them")
         variances = np.var(self.along_layers, axis=0, ddof=1)[moves]
-        of_a_step = self.products.source_squared[moves] / float(self.statistics.steps) ** 2
+        of_a_step = squared[moves] / float(self.statistics.steps) ** 2
         return float(np.sum(variances / of_a_step)) / self.statistics.steps
 
 
@@ -125,6 +135,7 @@ def compare(
     sizes: Sequence[int],
     *,
     step_updates: npt.ArrayLike | None = None,
+    alignment: float = 1.0,
 ) -> Comparison:
     """Compare a source's update with the target's under a plan.
 
@@ -135,11 +146,15 @@ def compare(
         source: g_i, finite, ``(n_params,)``; already aligned if the plan aligns.
         sizes: the layers' sizes, which sum to n_params.
         step_updates: the target's single steps ``(B, n_params)``, only where ``plan.needs_step_updates``.
+        alignment: the factor by which ``source`` is still to be aligned (`alignment_factor`); 1 if the plan aligns.
 
     Raises:
         ValueError: an argument is missing, has a wrong shape or value, is not finite, or contradicts another; the
             message starts with the argument's name.
     """
+    factor = checks.number_between("alignment", alignment, 0, math.inf, open_below=True)
+    if plan.align and factor != 1.0:
+        raise ValueError("alignment: must be 1 where the plan aligns the update itself")
     if statistics is None or target_update is None:
         raise ValueError(f"{'statistics' if statistics is None else 'target_update'}: {plan.rule} needs it")
     target = checks.vector("target_update", target_update, size=source.size)
@@ -150,7 +165,7 @@ def compare(
         if steps.shape[0] != statistics.steps:
             raise ValueError(f"step_updates: must have {statistics.steps} rows, has {steps.shape[0]}")
         by_layer = [step_products(steps[:, part], source[part]) for part in layer_slices(sizes)]
-        along = np.stack(by_layer, axis=1) * (1 / statistics.steps)
-    geometry = StepGeometry.of_round(products, steps=statistics.steps, size=source.size)
+        along = np.stack(by_layer, axis=1) * (factor / statistics.steps)
+    geometry = StepGeometry.of_round(products.of_source_times(factor), steps=statistics.steps, size=source.size)
     statistics.require_agreement(geometry.mean_squared)
-    return Comparison(statistics, products, geometry, target, along)
+    return Comparison(statistics, products, factor, geometry, target, along)

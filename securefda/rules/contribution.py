@@ -143,6 +143,7 @@ def contribute(
     *,
     layers: Sequence[int] | None = None,
     step_updates: npt.ArrayLike | None = None,
+    alignment: float = 1.0,
     noise_variance: float = 0.0,
     apart: bool = False,
 ) -> Contribution:
@@ -160,6 +161,8 @@ def contribute(
         source_update: g_i, the source's update, ``(n_params,)``; aligned (`align_update`) if the plan aligns.
         layers: sizes that sum to n_params; None is one layer.
         step_updates: the target's single steps ``(B, n_params)``, only where ``plan.needs_step_updates``.
+        alignment: factor by which ``source_update`` is aligned for auto-beta and for estimated errors only, where the
+            plan averages it as it is; 1 if the plan aligns.
         noise_variance: variance of the noise in each coordinate of ``source_update``, for which the projection is
             corrected; 0 for no correction. Beta and the estimated errors are never corrected.
         apart: keep the target's part of the contribution in its ``shift``: norm caps must not count what the target
@@ -185,6 +188,7 @@ def contribute(
         source,
         sizes,
         step_updates=step_updates,
+        alignment=alignment,
     )
     parts = comparison.by_layer(sizes) if plan.beta_per_layer else [comparison]
     errors = sum_of_errors(source_errors(part, plan.estimator) for part in parts) if plan.select else None

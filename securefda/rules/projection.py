@@ -53,6 +53,10 @@ class Products:
         columns = np.array(rows, dtype=np.float64).T
         return cls(*columns)
 
+    def of_source_times(self, factor: float) -> Products:
+        """Return the products of t and ``factor`` s."""
+        return Products(self.target_squared, self.inner * factor, self.source_squared * factor**2)
+
 
 def layer_slices(layers: Sequence[int]) -> Iterator[slice]:
     """Yield the slice of each layer within the flat vector."""

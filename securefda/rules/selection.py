@@ -50,7 +50,7 @@ class DeltaErrors:
     the same for every source: `TargetStatistics.mean_variance`.
 
     Attributes:
-        source_only: d_i^2 of the *aligned* update (if the plan aligns), although source_only itself does not align.
+        source_only: d_i^2 of the *aligned* update, although source_only itself does not align.
         fedda: of fedda_auto; except in a sum, at most sigma^2 and at most ``source_only``.
         fedgp: of fedgp_auto; except in a sum, at most sigma^2.
     """
@@ -114,6 +114,7 @@ def delta_errors(
     *,
     layers: Sequence[int] | None = None,
     step_updates: npt.ArrayLike | None = None,
+    alignment: float = 1.0,
 ) -> DeltaErrors:
     """Return the estimated errors for one source, bit for bit those of `contribute`.
 
@@ -124,6 +125,7 @@ def delta_errors(
         source_update: g_i, ``(n_params,)``.
         layers: sizes that sum to n_params; None is one layer.
         step_updates: ``(B, n_params)``, where ``plan.needs_step_updates``.
+        alignment: as for `contribute`.
 
     Raises:
         ValueError: an argument is missing, has a wrong shape or value, is not finite, or contradicts another; the
@@ -133,7 +135,7 @@ def delta_errors(
         raise ValueError("plan: errors are estimated only where it selects")
     source = checks.vector("source_update", source_update)
     sizes = checks.layer_sizes(layers, source.size)
-    comparison = compare(plan, statistics, target_update, source, sizes, step_updates=step_updates)
+    comparison = compare(plan, statistics, target_update, source, sizes, step_updates=step_updates, alignment=alignment)
     parts = comparison.by_layer(sizes) if plan.beta_per_layer else [comparison]
     return sum_of_errors(source_errors(part, plan.estimator) for part in parts)
 

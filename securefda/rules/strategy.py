@@ -209,7 +209,8 @@ class RulePlan:
         beta_per_layer: whether each layer of the model has its own auto-beta (rules with auto-beta, and auto); must be
             False if the estimator needs single steps.
         filter: whether layers with a negative inner product of source and target are left out (FedGP rules).
-        align: whether a source's update is aligned with the target's schedule (FedDA and FedGP rules).
+        align: whether a source's update is averaged as aligned with the target's schedule (FedDA and FedGP rules).
+            Auto-beta and estimated errors are of the aligned update in any case.
         estimator: how auto-beta estimates tau^2 d^2.
         variance: how the target estimates sigma^2; must be `Variance.STEPS` if the estimator needs single steps. Not
             in headers.
@@ -317,6 +318,11 @@ class RoundPlan(RulePlan):
     def uses_target_statistics(self) -> bool:
         """Whether a source needs the target's update and statistics, for its contribution or to estimate errors."""
         return self.rule.adapts or self.select
+
+    @property
+    def aligns_estimates_only(self) -> bool:
+        """Whether auto-beta or estimated errors need the factor of an alignment that the average goes without."""
+        return not self.align and (self.rule.beta_rule is not None or self.select)
 
     @property
     def _estimates_errors(self) -> bool:

@@ -12,11 +12,16 @@ import numpy as np
 
 from securefda.audit.witness import CheckpointError
 from securefda.errors import FaultyAggregatorError
-from securefda.protocol.contribution import RoundTerms, checked_vectors, published_statistics, weight_of
+from securefda.protocol.contribution import (
+    RoundTerms,
+    alignment_of,
+    checked_vectors,
+    published_statistics,
+    weight_of,
+)
 from securefda.protocol.encoding import Vector
 from securefda.protocol.header_checks import check_signed_header, quantisation
 from securefda.protocol.messages import Header, Parcel, Signed, Visibility
-from securefda.rules import alignment_factor
 from securefda.site.policy.verdict import check_metrics
 from securefda.source.model_bound import (
     CheckedCourse,
@@ -138,9 +143,7 @@ def require_worth_charging(trainer: Trainer, header: Header, level: Visibility, 
     if target is None:
         return
     try:  # the same checks as when the rule is evaluated on the trained update
-        if header.rule.align:
-            ratio = target.learning_rate / charged.learning_rate
-            alignment_factor(target_steps=target.steps, source_steps=charged.steps, learning_rate_ratio=ratio)
+        alignment_of(header, steps=charged.steps, learning_rate=charged.learning_rate)
         if level is Visibility.SUM and target_update is not None:
             squared = float(np.dot(target_update.astype(np.float64), target_update))
             if not np.isfinite(squared):

@@ -19,6 +19,7 @@ from securefda.protocol.contribution import (
     RoundTerms,
     aligned_update,
     aligned_variance,
+    alignment_of,
     apply_caps,
     clip_contribution,
     contribution_at_source,
@@ -181,17 +182,24 @@ def begin_round(site: SourceSite, accepted: AcceptedRound) -> tuple[SourceRound,
     )
     if result.epsilon is not None:
         record["epsilon"] = result.epsilon
-    update = aligned_update(header, result.update, steps=result.steps, learning_rate=result.learning_rate)
+    factor = alignment_of(header, steps=result.steps, learning_rate=result.learning_rate)
+    update = aligned_update(header, result.update, factor)
+    alignment = factor if terms.plan.aligns_estimates_only else None
     aligned = with_pull(header, update, result.pull)
     units = accepted.course.units_after(result.update)
     site.store.remember_trained(header.run_id, accepted.origin.number, accepted.model, header.model_digest, units)
     rounding = site.new_rounding_key(header)
     if accepted.level is Visibility.INDIVIDUAL:
-        return _release_in_clear(site, accepted.header, aligned, record, metrics=metrics, rounding=rounding)
+        return _release_in_clear(
+            site, accepted.header, aligned, record, metrics=metrics, alignment=alignment, rounding=rounding
+        )
 
     weight = weight_of(header, result.samples)
-    variance = aligned_variance(header, result.noise_variance, steps=result.steps, learning_rate=result.learning_rate)
-    contribution = contribution_at_source(terms, accepted.level, accepted.published, aligned, variance)
+    contribution = contribution_at_source(
+        *(terms, accepted.level, accepted.published, aligned),
+        alignment=1.0 if alignment is None else alignment,
+        noise_variance=aligned_variance(header, result.noise_variance, factor),
+    )
     del result, update, aligned  # frees vectors of the model's length before encoding and masking
     statistics = statistics_of(contribution, weight, metrics)
     capped = is_capped(header, accepted.level)
@@ -292,6 +300,7 @@ def _release_in_clear(
     record: SiteLine,
     *,
     metrics: Metrics | None,
+    alignment: float | None,
     rounding: Secret,
 ) -> tuple[SourceRound, Parcel]:
     may_leave, vector = site.policy.metadata.may_leave, vector_to_wire(update)
@@ -302,6 +311,7 @@ def _release_in_clear(
         rounding.reveal(),
         loss=metrics.loss if metrics and "loss" in may_leave else None,
         accuracy=metrics.accuracy if metrics and "accuracy" in may_leave else None,
+        alignment=alignment,
     )
     check_metadata(site.policy, body)
     check_metrics(header.body, handed_in=not site.with_noise, update=body)

@@ -395,7 +395,7 @@ _BODIES = {
         m.ShareDelivery, pb.ShareDelivery, boxes=_list(_part(_DELIVERED_BOX)), members=_list(_INDEX)
     ),
     "masked_input": _Form(m.MaskedInput, pb.MaskedInput),
-    "update": _Form(m.Update, pb.Update, loss=_OPTIONAL, accuracy=_OPTIONAL),
+    "update": _Form(m.Update, pb.Update, loss=_OPTIONAL, accuracy=_OPTIONAL, alignment=_OPTIONAL),
     "survivors": _Form(m.Survivors, pb.Survivors, survivors=_list(_part(_SURVIVOR)), dropped=_list(_INDEX)),
     "survivor_signature": _Form(m.SurvivorSignature, pb.SurvivorSignature),
     "consistency": _Form(

@@ -1112,6 +1112,7 @@ class Update(_message.Message):
     LOSS_FIELD_NUMBER: _builtins.int
     ACCURACY_FIELD_NUMBER: _builtins.int
     ROUNDING_KEY_FIELD_NUMBER: _builtins.int
+    ALIGNMENT_FIELD_NUMBER: _builtins.int
     digest: _builtins.bytes
     """Digest of the update (float32, little-endian); 32 bytes."""
     length_bytes: _builtins.int
@@ -1124,6 +1125,10 @@ class Update(_message.Message):
     """Accuracy over the training rows, in [0, 1]. Absent likewise."""
     rounding_key: _builtins.bytes
     """Key with which A rounds this source's contribution; 32 bytes."""
+    alignment: _builtins.float
+    """Factor that aligns the update with the target's schedule; above 0. Present if and only if the round estimates
+    auto-beta or errors and does not align what it averages.
+    """
     def __init__(
         self,
         *,
@@ -1133,17 +1138,22 @@ class Update(_message.Message):
         loss: _builtins.float | None = ...,
         accuracy: _builtins.float | None = ...,
         rounding_key: _builtins.bytes = ...,
+        alignment: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_accuracy", b"_accuracy", "_loss", b"_loss", "accuracy", b"accuracy", "loss", b"loss"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_accuracy", b"_accuracy", "_alignment", b"_alignment", "_loss", b"_loss", "accuracy", b"accuracy", "alignment", b"alignment", "loss", b"loss"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_accuracy", b"_accuracy", "_loss", b"_loss", "accuracy", b"accuracy", "digest", b"digest", "length_bytes", b"length_bytes", "loss", b"loss", "rounding_key", b"rounding_key", "samples", b"samples"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_accuracy", b"_accuracy", "_alignment", b"_alignment", "_loss", b"_loss", "accuracy", b"accuracy", "alignment", b"alignment", "digest", b"digest", "length_bytes", b"length_bytes", "loss", b"loss", "rounding_key", b"rounding_key", "samples", b"samples"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__accuracy: _TypeAlias = _typing.Literal["accuracy"]  # noqa: Y015
     _WhichOneofArgType__accuracy: _TypeAlias = _typing.Literal["_accuracy", b"_accuracy"]  # noqa: Y015
+    _WhichOneofReturnType__alignment: _TypeAlias = _typing.Literal["alignment"]  # noqa: Y015
+    _WhichOneofArgType__alignment: _TypeAlias = _typing.Literal["_alignment", b"_alignment"]  # noqa: Y015
     _WhichOneofReturnType__loss: _TypeAlias = _typing.Literal["loss"]  # noqa: Y015
     _WhichOneofArgType__loss: _TypeAlias = _typing.Literal["_loss", b"_loss"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__accuracy) -> _WhichOneofReturnType__accuracy | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__alignment) -> _WhichOneofReturnType__alignment | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__loss) -> _WhichOneofReturnType__loss | None: ...
 

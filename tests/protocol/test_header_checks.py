@@ -31,6 +31,7 @@ from securefda.protocol.contribution import (
     RoundTerms,
     aligned_update,
     aligned_variance,
+    alignment_of,
     checked_vectors,
     contribution_at_source,
 )
@@ -648,11 +649,11 @@ def test_target_numbers_that_contradict_each_other_are_refused(wrong: dict[str, 
 def test_noise_is_aligned_as_the_update_is() -> None:
     header = replace(header_body(N), rule=FEDGP, target=PUBLISHED)
     noise = np.random.default_rng(0).normal(size=1000).astype(np.float32)
-    how = {"steps": 3 * PUBLISHED.steps, "learning_rate": PUBLISHED.learning_rate / 6}
+    factor = alignment_of(header, steps=3 * PUBLISHED.steps, learning_rate=PUBLISHED.learning_rate / 6)
 
-    found = aligned_variance(header, float(np.var(noise)), **how)
+    found = aligned_variance(header, float(np.var(noise)), factor)
 
-    assert found == pytest.approx(float(np.var(aligned_update(header, noise, **how))), rel=1e-4)
+    assert found == pytest.approx(float(np.var(aligned_update(header, noise, factor))), rel=1e-4)
     assert found == pytest.approx(4 * float(np.var(noise)))
     plain = replace(header, rule=replace(FEDGP, align=False))
-    assert aligned_variance(plain, 0.5, **how) == 0.5
+    assert aligned_variance(plain, 0.5, factor) == 0.5

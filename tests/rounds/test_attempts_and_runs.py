@@ -457,6 +457,7 @@ def _signed(index: int, envelope: Any, body: Any) -> AnySigned:
         ({"samples": 101}, "INPUT_SAMPLES"),
         ({"length_bytes": 56}, "INPUT_LENGTH"),
         ({"digest": bytes(32)}, "INPUT_DIGEST"),
+        ({"alignment": 0.5}, "INPUT_VALUE"),
     ],
 )
 def test_an_update_in_clear_must_be_the_one_that_was_signed(

@@ -14,7 +14,7 @@ from rounds_liars import KEPT, SAMPLES, Liar
 
 from securefda.aggregator.target import train_target
 from securefda.operations.records import RoundLine
-from securefda.protocol.contribution import aligned_update
+from securefda.protocol.contribution import aligned_update, alignment_of, alignment_share
 from securefda.protocol.messages import (
     Abort,
     Advertise,
@@ -55,16 +55,17 @@ def in_clear(federation: Federation, rule: str, cohorts: list[list[str]], **plan
     for cohort in cohorts:
         results = [trainer_of(N, int(name.removeprefix("source-"))).train(model, 1, 1.0) for name in cohort]
         samples = sum(result.samples for result in results)
-        aligned = [
-            aligned_update(header, result.update, steps=result.steps, learning_rate=result.learning_rate)
-            for result in results
-        ]
+        factors = [alignment_of(header, steps=one.steps, learning_rate=one.learning_rate) for one in results]
+        aligned = [aligned_update(header, one.update, factor) for one, factor in zip(results, factors, strict=True)]
         mean = sum(one.samples * each.astype(np.float64) for one, each in zip(results, aligned, strict=True)) / samples
+        shares = [alignment_share(factor) for factor in factors]
+        share = np.average(shares, weights=[one.samples for one in results])
         part = contribute(
             the_plan,
             target.statistics if target else None,
             target.result.update if target else None,
             mean,
+            alignment=share / (1 - share) if the_plan.aligns_estimates_only else 1.0,
             layers=trainer.sizes,
             step_updates=target.step_updates if target else None,
         )
@@ -89,6 +90,14 @@ def test_a_rule_over_single_steps_runs_at_cohort_since_the_target_has_them(tmp_p
     federation = play(tmp_path, rule="fedgp_auto", estimator="exact", rounds=1, warm_up_rounds=0)
     (line,) = federation.watch.lines
     expected = in_clear(federation, "fedgp_auto", cohorts_of(line), estimator="exact")
+    assert np.max(np.abs(federation.run.model - expected)) < 1e-6
+
+
+@pytest.mark.parametrize("rule", ["fedda_auto", "fedgp_auto"])
+def test_a_cohort_of_unaligned_updates_has_the_beta_of_its_mean_alignment(tmp_path: Path, rule: str) -> None:
+    federation = play(tmp_path, rule=rule, align=False, rounds=1, warm_up_rounds=0)
+    (line,) = federation.watch.lines
+    expected = in_clear(federation, rule, cohorts_of(line), align=False)
     assert np.max(np.abs(federation.run.model - expected)) < 1e-6
 
 
@@ -178,12 +187,15 @@ def test_a_policy_that_permits_cohort_serves_sum_too(tmp_path: Path) -> None:
     federation.close()
 
 
-def test_a_lying_cohort_is_found_before_its_mean_is_used(tmp_path: Path) -> None:
-    """Every member claims no samples: the mean of its cohort would be anything at all."""
-    federation = Federation(tmp_path, N, visibility=Visibility.COHORT, rule="fedgp_auto", rounds=1, warm_up_rounds=0)
+@pytest.mark.parametrize("claimed", [[KEPT, SAMPLES], [KEPT]], ids=["samples", "alignment"])
+def test_a_lying_cohort_is_found_before_its_mean_is_used(tmp_path: Path, claimed: list[int]) -> None:
+    """Every member claims no samples, or no alignment: its mean, or its mean step, would be anything at all."""
+    federation = Federation(
+        *(tmp_path, N), visibility=Visibility.COHORT, rule="fedgp_auto", rounds=1, warm_up_rounds=0, align=False
+    )
 
     def claim_nothing(encoded: Any, _: Any) -> None:
-        encoded[[KEPT, SAMPLES]] = 0
+        encoded[claimed] = 0
 
     for index, source in federation.sources.items():
         federation.sources[index] = Liar(source, claim_nothing)

@@ -12,7 +12,7 @@ from rounds_federation import TARGET, Federation, is_header, trainer_of
 
 from securefda.errors import ConfigError, TrainingError
 from securefda.protocol.header_checks import default_threshold
-from securefda.protocol.messages import Visibility
+from securefda.protocol.messages import Update, Visibility
 
 LEVELS = [Visibility.SUM, Visibility.INDIVIDUAL]
 NO_CAPS = {"kappa": 0.0}
@@ -118,6 +118,23 @@ def test_every_rule_gives_the_same_model_masked_and_in_clear(play: Callable[...,
     assert np.array_equal(masked.run.model, clear.run.model)
     for one, other in zip(masked.watch.lines, clear.watch.lines, strict=True):
         assert one["mean_beta"] == pytest.approx(other["mean_beta"], abs=1e-6)
+
+
+@pytest.mark.parametrize("rule", ["fedda_auto", "fedgp_auto", "auto"])
+def test_unaligned_updates_have_the_beta_of_aligned_ones_at_every_level(
+    play: Callable[..., Federation], rule: str
+) -> None:
+    masked, clear = (play(rule=rule, align=False, rounds=2, visibility=at, settings=NO_CAPS) for at in LEVELS)
+    aligned = play(rule=rule, rounds=1, settings=NO_CAPS)
+    assert np.array_equal(masked.run.model, clear.run.model)
+    assert masked.watch.lines[0]["mean_beta"] == pytest.approx(aligned.watch.lines[0]["mean_beta"], abs=1e-6)
+    assert masked.watch.lines[0].get("delta_errors") == pytest.approx(aligned.watch.lines[0].get("delta_errors"))
+    same_model = masked.watch.lines[0]["model_digest"] == aligned.watch.lines[0]["model_digest"]
+    assert same_model == (rule != "fedda_auto"), "the orthogonal projection has no scale"
+    factors = [m.body.alignment for *_, m in clear.passed if isinstance(m.body, Update)]
+    steps = {m.body.target.steps for *_, m in clear.passed if is_header(m) and m.body.target}
+    assert factors
+    assert all(factor and factor < max(steps) for factor in factors)
 
 
 def test_the_mean_beta_is_the_sample_weighted_mean_of_the_sources_own(play: Callable[..., Federation]) -> None:

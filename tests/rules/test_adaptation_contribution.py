@@ -66,10 +66,9 @@ class Round:
                 self.statistics,
                 self.target,
                 update,
-                layers=LAYERS,
-                **changes,
+                **{"layers": LAYERS, "alignment": 1.0 if plan.align else TARGET_STEPS * RATIO / steps} | changes,
             )
-            for update in (self.aligned if plan.align else self.updates)
+            for update, steps in zip(self.aligned if plan.align else self.updates, SOURCE_STEPS, strict=True)
         ]
 
     def combined(self, plan: RoundPlan, **changes) -> np.ndarray:
@@ -123,7 +122,7 @@ def test_auto_rules_are_auto_beta_and_the_rule_with_it(rule, estimator, align):
     contributions = state.contributions(plan, step_updates=state.batches)
     result = state.combined(plan, step_updates=state.batches)
 
-    betas = auto_beta(state.batches, sources / TARGET_STEPS, rule.removesuffix("_auto"), estimator=estimator)
+    betas = auto_beta(state.batches, state.aligned / TARGET_STEPS, rule.removesuffix("_auto"), estimator=estimator)
     np.testing.assert_allclose([c.beta for c in contributions], betas, rtol=1e-12)
     assert [c.keep for c in contributions] == [1 - c.beta for c in contributions]
     if rule is Rule.FEDDA_AUTO:
@@ -131,6 +130,28 @@ def test_auto_rules_are_auto_beta_and_the_rule_with_it(rule, estimator, align):
     else:
         expected = fedgp(state.target, sources, betas, SAMPLES, layers=LAYERS)
     np.testing.assert_allclose(result, expected, rtol=1e-12, atol=1e-12)
+
+
+@given(seed=st.integers(0, 10**6))
+def test_beta_is_of_mean_steps_on_both_sides_while_the_update_itself_is_averaged(seed):
+    """As the authors' code has FedDA: beta from the means over steps, and the update over all steps in the average."""
+    state = a_round(seed)
+    own = state.batches.mean(axis=0)
+    noise = ((state.batches - own) ** 2).sum() / (TARGET_STEPS - 1) / TARGET_STEPS
+
+    contributions = state.contributions(RoundPlan(rule=Rule.FEDDA_AUTO, align=False))
+
+    for found, update, steps in zip(contributions, state.updates, SOURCE_STEPS, strict=True):
+        mean_step = RATIO * update / steps
+        distance = max(((state.batches - mean_step) ** 2).sum() / TARGET_STEPS - noise * TARGET_STEPS, 0.0)
+        assert found.beta == pytest.approx(noise / (noise + distance), rel=1e-9)
+        np.testing.assert_allclose(found.vector, found.beta * update, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("align", "alignment"), [(True, 2.0), (False, 0.0), (False, np.nan)])
+def test_an_alignment_that_cannot_be_is_refused_by_name(align, alignment):
+    with pytest.raises(ValueError, match=r"^alignment: "):
+        a_round().contributions(RoundPlan(rule=Rule.FEDDA_AUTO, align=align), **{"alignment": alignment})
 
 
 @given(seed=st.integers(0, 10**6))

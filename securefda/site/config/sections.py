@@ -138,7 +138,8 @@ class StrategySection(Settings):
     """Whether FedGP leaves out a source in each layer in which its update points against the target's."""
 
     align: bool = True
-    """Whether the FedDA and FedGP rules align a source's update with the target's number of steps and learning rate."""
+    """Whether the FedDA and FedGP rules align a source's update with the target's number of steps and learning rate
+    before they average it. Auto-β compares aligned steps in any case."""
 
     estimator: str = "mean-field"
     """How auto-β estimates the variance of the target's update; `exact` needs the target's single steps."""

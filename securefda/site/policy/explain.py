@@ -213,6 +213,7 @@ def _seen(facts: _Facts) -> tuple[str, ...]:
         names = {"samples": "its number of training rows", "loss": "its mean loss", "accuracy": "its accuracy"}
         beside = ", ".join(names[name] for name in names if name in policy.metadata.may_leave)
         clear = f"At visibility individual: {site}'s own update of every round, in clear, with {beside}. "
+        clear += "A rule that does not align updates also has it tell how its number of steps relates to the target's. "
         if policy.dp.required:
             clear += "Only noise bounds what it reveals about one row (see below). "
         else:
