@@ -237,6 +237,15 @@ class Task(ABC):
     def metrics(self, outputs: Tensor, labels: Tensor) -> dict[str, float]:
         """Return named metrics in [0, 1] over all rows given; ``accuracy`` must be among them."""
 
+    def row_accuracies(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Return the accuracy of each row by itself, (n,); where :meth:`metrics` returns their mean, two models can be
+        compared row by row.
+
+        The default calls ``metrics`` with one row at a time. Override it if there is a quicker way.
+        """
+        rows = (slice(row, row + 1) for row in range(len(labels)))
+        return torch.tensor([float(self.metrics(outputs[row], labels[row])["accuracy"]) for row in rows])
+
     def oracle_data(self) -> Samples | Unlabelled:
         """Return the rows that the oracle baseline (the upper bound) trains on: all labelled training rows of the
         target. Default: train_data.

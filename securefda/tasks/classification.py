@@ -23,6 +23,10 @@ class Classification(Task):
         """Return the accuracy, in [0, 1]."""
         return {"accuracy": float((outputs.argmax(dim=1) == labels).double().mean())}
 
+    def row_accuracies(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Return 1 for each row whose class is right, else 0."""
+        return (outputs.argmax(dim=1) == labels).float()
+
     def guesses(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return the most probable class of each row, and its probability."""
         sure, classes = torch.softmax(outputs, dim=1).max(dim=1)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Protocol, TypedDict
 
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from securefda.errors import TrainingError
+from securefda.errors import DataError, TrainingError
 from securefda.protocol.encoding import Vector
 from securefda.tasks import Samples, Task, task_code
 from securefda.text import counted
@@ -79,11 +80,15 @@ class LocalResult:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """A model's mean loss and its task's metrics over ``samples`` rows."""
+    """A model's mean loss and its task's metrics over ``samples`` rows.
+
+    ``by_row`` returns the accuracy of each row, (n,) float32; None if the task's accuracy is not their mean.
+    """
 
     loss: float
     metrics: dict[str, float]
     samples: int
+    by_row: Callable[[], Vector | None] = field(default=lambda: None, compare=False, repr=False)
 
 
 class RoundOptions(TypedDict):
@@ -249,12 +254,32 @@ def evaluate(task: Task, model: nn.Module, data: Samples) -> Evaluation:
         TrainingError: the task's metrics lack ``accuracy``.
         DataError: the task's own code, or torch on its behalf, fails.
     """
-    outputs = outputs_of(task, model, data.features)
+    return evaluation_of(task, outputs_of(task, model, data.features), data.labels)
+
+
+def evaluation_of(task: Task, outputs: Tensor, labels: Tensor) -> Evaluation:
+    """Return loss and metrics of a model's outputs for rows with these labels.
+
+    Raises:
+        TrainingError: the task's metrics lack ``accuracy``.
+        DataError: the task's own code fails.
+    """
     with torch.no_grad(), task_code(type(task), "evaluation"):
-        loss = float(task.loss(outputs, data.labels))
-        metrics = task.metrics(outputs, data.labels)
-    accuracy_in(metrics, task)
-    return Evaluation(loss, metrics, len(data))
+        loss = float(task.loss(outputs, labels))
+        metrics = task.metrics(outputs, labels)
+    accuracy = accuracy_in(metrics, task)
+    return Evaluation(loss, metrics, len(labels), partial(_row_accuracies, task, outputs, labels, accuracy))
+
+
+def _row_accuracies(task: Task, outputs: Tensor, labels: Tensor, accuracy: float) -> Vector | None:
+    """Return the accuracy of each row if ``accuracy`` is their mean. Many figures cannot be computed of one row."""
+    try:
+        with torch.no_grad(), task_code(type(task), "evaluation"):
+            rows = np.asarray(task.row_accuracies(outputs, labels), np.float32)
+    except DataError:
+        return None
+    is_mean = rows.shape == (len(labels),) and bool((rows >= 0).all() and (rows <= 1).all())
+    return rows if is_mean and math.isclose(float(rows.mean(dtype=np.float64)), accuracy, abs_tol=1e-6) else None
 
 
 def outputs_of(task: Task, model: nn.Module, features: Tensor) -> Tensor:

@@ -27,9 +27,9 @@ from securefda.training.local import (
     GradientTerm,
     LocalResult,
     StepObserver,
-    accuracy_in,
     batches,
     evaluate,
+    evaluation_of,
     train_local,
 )
 from securefda.training.memory import PersonalMemory
@@ -303,10 +303,7 @@ class KnnPer:
         task = self._trainer.task
         with task_code(type(task), "evaluation"):
             outputs = self._knn_model()(data.features)
-            loss = float(task.loss(outputs, data.labels))
-            metrics = task.metrics(outputs, data.labels)
-        accuracy_in(metrics, task)
-        return Evaluation(loss, metrics, len(data))
+        return evaluation_of(task, outputs, data.labels)
 
     def _knn_model(self) -> KnnModel:
         """Return the mixture for the module's present parameters."""

@@ -217,6 +217,49 @@ def test_evaluation_covers_all_rows_in_pieces(monkeypatch):
     assert whole.loss == pytest.approx(task.loss(model(data.features), data.labels).item(), rel=1e-6)
 
 
+def test_evaluation_gives_the_accuracy_of_each_row():
+    task, model = Line(), nn.Linear(3, 1)
+    data = task.test_data("target")
+    evaluation = evaluate(task, model, data)
+    right = ((model(data.features) > 0) == (data.labels > 0)).float().flatten().numpy()
+    np.testing.assert_array_equal(evaluation.by_row(), right)
+    assert evaluation.by_row().mean() == pytest.approx(evaluation.metrics["accuracy"])
+
+
+class Explained(Line):
+    """Its figure is no mean over rows."""
+
+    def metrics(self, outputs, labels):
+        return {"accuracy": max(0.0, 1.0 - float((outputs - labels).square().sum() / labels.square().sum()))}
+
+
+class NeedsRows(Line):
+    """Its figure cannot be computed of one row."""
+
+    def metrics(self, outputs, labels):
+        if len(labels) < 2:
+            raise ValueError("too few rows")
+        return super().metrics(outputs, labels)
+
+
+class Squares(Line):
+    """Rows that are no shares, with the right mean."""
+
+    def row_accuracies(self, outputs, labels):
+        accuracy = self.metrics(outputs, labels)["accuracy"]
+        return torch.full((len(labels),), accuracy) + torch.tensor([2.0, -2.0]).repeat(len(labels) // 2)
+
+
+@pytest.mark.parametrize("task", [Explained(), NeedsRows(), Squares()])
+def test_an_accuracy_that_is_no_mean_over_rows_has_none_of_each(task):
+    model, data = nn.Linear(3, 1), task.test_data("target")
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[0.5, -1.0, 0.2]]))
+    evaluation = evaluate(task, model, data)
+    assert 0 < evaluation.metrics["accuracy"] < 1
+    assert evaluation.by_row() is None
+
+
 def test_evaluation_switches_dropout_off():
     task = WithDropout()
     model = build_model(task, 0).train()
