@@ -18,6 +18,7 @@ from securefda.rules.norm_caps import CapEffect, caps_for, contribution_norms, n
 from securefda.rules.projection import Projection, cosine, project
 from securefda.rules.selection import DeltaErrors, delta_errors, mean_errors, source_errors
 from securefda.rules.server import ServerOptimizer, ServerPlan, ServerState, server_step
+from securefda.rules.share import share_apart, share_of, sources_length
 from securefda.rules.statistics import StepStatistics, TargetStatistics
 from securefda.rules.step import STEP_SHARES, Step, best_share, partial_step
 from securefda.rules.strategy import (
@@ -82,6 +83,9 @@ __all__ = [
     "round_plan",
     "scale_to_caps",
     "server_step",
+    "share_apart",
+    "share_of",
     "source_errors",
+    "sources_length",
     "step_variance",
 ]
