@@ -42,6 +42,8 @@ from securefda.errors import ExitCode, SecureFdaError  # noqa: E402
 from securefda.operations.logs import OperationalLog, Place  # noqa: E402
 from securefda.operations.metrics import SourceMetrics, TargetMetrics  # noqa: E402
 from securefda.operations.records import (  # noqa: E402
+    Baseline,
+    Help,
     NormCap,
     PrivacySpent,
     RoundLine,
@@ -294,7 +296,8 @@ def metrics() -> str:
         """\
 Off unless `port` in `[metrics]` is set. Then they are served on 127.0.0.1, or on the address in `host`; anyone who can
 reach that address can read them. Counters begin at zero with each process. No metric carries a β or a row count;
-accuracy and loss of the target's test rows are there with `results = true` alone.
+accuracy and loss of the target's test rows, and the sources' share of the last step, are there with `results = true`
+alone.
 
 The same port answers probes. `/healthz` is 200 while the process lives. `/readyz` is 200 while the aggregator listens,
 or while the source is connected to an aggregator that it has joined; otherwise 503. Neither says more.""",
@@ -320,6 +323,8 @@ or while the source is connected to an aggregator that it has joined; otherwise 
                 ("target_releases", TargetReleases),
                 ("target_privacy", PrivacySpent),
                 ("target_cosine", Spread),
+                ("target_only` and `warm_target", Baseline),
+                ("help", Help),
             )
             for part in (f"`{name}`:", table(("field", "type", "what it holds"), _field_rows(owner)))
         ),

@@ -25,9 +25,9 @@ import numpy as np
 import pytest
 
 import securefda
+from securefda.aggregator.comparison import baseline_of
 from securefda.aggregator.site import run_settings
 from securefda.aggregator.store import AggregatorStore
-from securefda.aggregator.target import target_only_of
 from securefda.audit.charges import logged_charges
 from securefda.audit.reconcile.evidence import FORMAT, Evidence, EvidenceError
 from securefda.audit.records import Record, RecordError
@@ -355,8 +355,8 @@ READERS = {
         in_file("summary.json", lambda file: read_run(file.parent)), b'{"rounds":@}'
     ),
     "aggregator.store.AggregatorStore._json": Reader(in_a_store, raises=SecureFdaError, takes=True),
-    "aggregator.target.target_only_of": Reader(
-        lambda _, data: target_only_of(data), b'{"accuracy":1.0,"final":1.0,"rounds":@}'
+    "aggregator.comparison.baseline_of": Reader(
+        lambda _, data: baseline_of(data), b'{"accuracy":1.0,"final":1.0,"rounds":@}'
     ),
     "local.children.Child.result": Reader(as_the_result_of_a_process, b"[@]", SecureFdaError),
     "local.children.Child.events": Reader(said_by_a_process, b'{"note":@}\n', SecureFdaError, takes=True),

@@ -11,12 +11,13 @@ import numpy as np
 from securefda.aggregator.attempt import RoundSum
 from securefda.aggregator.headers import AttemptPosition, SessionPlan, make_header, n_max_for
 from securefda.aggregator.ranges import WordFormat, format_for, narrowest, peaks_after, sum_kind
-from securefda.aggregator.rounds import CurrentRound, RoundTotal, total_of, update_of
+from securefda.aggregator.rounds import CurrentRound, RoundTotal, sources_length_of, total_of, update_of
 from securefda.aggregator.site import RunSettings, TargetSite
 from securefda.aggregator.store import AggregatorStore, KeptPeaks, KeptResult, Position, RoundRequest, TargetRelease
 from securefda.aggregator.target import TargetFeatures, TargetRound, summed_sizes, train_target, vectors_for
 from securefda.errors import FaultySourceError
 from securefda.operations.progress import Reporter
+from securefda.operations.records import RULES_WITHOUT_SOURCES
 from securefda.protocol.contribution import RoundTerms, terms_of
 from securefda.protocol.down_link import rounded
 from securefda.protocol.encoding import Vector64, vector_to_wire
@@ -46,6 +47,7 @@ from securefda.rules import (
     partial_step,
     round_plan,
     server_step,
+    share_of,
 )
 from securefda.tasks import Samples
 from securefda.training import Evaluation, Vector
@@ -150,6 +152,11 @@ class RunModel:
         self._result_digest = position.result_digest
         self.receipts.restore()
         self.vector, self._server = self._store.model(), self._store.server()
+
+    def begin_round(self, number: int) -> None:
+        """Keep the model of a round's beginning, if the target is compared with what it comes to alone from there."""
+        if self._site.alone is not None:
+            self._site.alone.keep_warm_model(self._run_id.hex(), number, self.vector)
 
     def train_target(self, current: CurrentRound) -> None:
         """Train at the target, once per round: all attempts publish the same g_T, so that it counts as one release.
@@ -261,6 +268,8 @@ class RunModel:
         """Finish a round in which only the target trained."""
         if current.own is not None:
             self.vector = self._rounded(self.vector + current.own.result.update)
+            if self._settings.strategy.rule not in RULES_WITHOUT_SOURCES:
+                current.source_share = 0.0
         self._record(current)
 
     def change_by(self, current: CurrentRound, terms: RoundTerms, sums: RoundSum) -> ModelChange:
@@ -271,12 +280,17 @@ class RunModel:
         """
         began = self._site.clock()
         total, server = total_of(terms, current.target, sums), self._server
-        update = update_of(current.plan.rule, total, current.own, self._settings.max_samples)
+        max_samples, sizes = self._settings.max_samples, self._site.trainer.sizes
+        update = update_of(current.plan.rule, total, current.own, max_samples)
         if isinstance(current.target, TargetFeatures):
             update = current.target.followed(update)
+        of_the_sources = sources_length_of(current.plan, total, current.own, max_samples, sizes)
+        current.source_share = share_of(of_the_sources, update)
         if current.plan.server is not None:
             update, server = server_step(current.plan.server, server, update)
         update, current.step_share = self._validated(current, update)
+        if current.step_share is not None:
+            current.source_share = share_of(of_the_sources * current.step_share, update)
         current.target_cosine = None if current.own is None else cosine(current.own.result.update, update)
         vector = self._stepped(update)
         current.add_seconds("rule", self._site.clock() - began)
@@ -356,7 +370,10 @@ class RunModel:
         if site.validation is not None:
             seen = self._evaluate(current.number, site.validation)
             line["validation_accuracy"], line["validation_loss"] = seen.metrics["accuracy"], seen.loss
-        self._store.finish_round(dict(line), self.vector, self._result_digest, self._server, kept, peaks=peaks)
+        own = None
+        if site.alone is not None and evaluation is not None and (rows := evaluation.by_row()) is not None:
+            own = site.alone.rows_with(self._run_id.hex(), current.number, rows)
+        self._store.finish_round(dict(line), self.vector, self._result_digest, self._server, kept, peaks=peaks, own=own)
         self._reporter.round_finished(line)
 
     def _evaluate(self, number: int, rows: Samples) -> Evaluation:

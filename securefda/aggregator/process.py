@@ -14,10 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
+from securefda.aggregator.comparison import with_comparison
 from securefda.aggregator.run import AggregatorRun
 from securefda.aggregator.site import is_fixed, run_settings, summary_of, target_site
 from securefda.aggregator.store import AggregatorStore
-from securefda.aggregator.target import with_comparison
 from securefda.audit.journal import MessageRecorder
 from securefda.bootstrap import Member, credentials_of, source_of_pin, transport_settings
 from securefda.disk import read_file
@@ -97,7 +97,7 @@ def main(config: AggregatorConfig, reporter: Reporter) -> Summary:
             raise
         summary = summary_of(config, run.run_id, store, kit.roster, None)
         folder.write_summary(summary)  # whole, should the comparison be cut short
-        summary = with_comparison(summary, site.alone, watch)
+        summary = with_comparison(summary, site.alone, store.records(), watch)
         folder.write_summary(summary)
         return summary
 

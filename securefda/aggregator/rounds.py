@@ -29,7 +29,7 @@ from securefda.protocol.contribution import (
 )
 from securefda.protocol.encoding import Vector64, vector_to_wire
 from securefda.protocol.messages import Header, Visibility
-from securefda.rules import ContributionSum, DeltaErrors, RoundPlan, Rule, combine
+from securefda.rules import ContributionSum, DeltaErrors, RoundPlan, Rule, combine, sources_length
 from securefda.training import Vector
 
 
@@ -97,6 +97,21 @@ def update_of(rule: Rule, total: RoundTotal, target: TargetRound | None, max_sam
     return update.astype(np.float64, copy=False)
 
 
+def sources_length_of(
+    plan: RoundPlan, total: RoundTotal, target: TargetRound | None, max_samples: int, sizes: Sequence[int]
+) -> float:
+    """The length of the sources' part of the round's step; a pull on features is no part of it."""
+    return sources_length(
+        plan,
+        total.vector[: sum(sizes)],
+        total.kept,
+        total.samples,
+        target_update=target.result.update if target else None,
+        target_samples=target.result.samples / max_samples if target and plan.rule is Rule.FEDAVG else None,
+        layers=sizes,
+    )
+
+
 @dataclass(slots=True)
 class CurrentRound:
     """A round in progress.
@@ -123,6 +138,7 @@ class CurrentRound:
         target_cosine: cosine of g_T and the round's update of the model. Every site learns that update, so this
             measures how much of g_T it shows. None where there is no g_T.
         step_share: share of the rule's update that the target chose to take; None if it takes all without a choice.
+        source_share: the sources' share of the step of the model; None before there is one.
     """
 
     number: int
@@ -144,6 +160,7 @@ class CurrentRound:
     out_of_range: bool = False
     target_cosine: float | None = None
     step_share: float | None = None
+    source_share: float | None = None
 
     @property
     def own(self) -> TargetRound | None:
@@ -182,6 +199,8 @@ class CurrentRound:
         line["target_cosine"] = self.target_cosine
         if self.step_share is not None:
             line["step_share"] = self.step_share
+        if self.source_share is not None:
+            line["source_share"] = self.source_share
         if outcome is not None:
             partial_sums = outcome.partial_sums
             line["emptied"] = _emptied(site, partial_sums)

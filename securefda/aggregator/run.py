@@ -422,6 +422,7 @@ class AggregatorRun:
 
     def _start_round(self, number: int, attempts: int, request: RoundRequest | None = None) -> CurrentRound:
         self._reporter.round_started(number, self._settings.strategy.rounds)
+        self._model.begin_round(number)
         current = CurrentRound(number, self._plan_of(number), attempts, self._site.traffic(), request)
         self._progress = replace(self._progress, last_round=number)
         return current

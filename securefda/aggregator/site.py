@@ -11,8 +11,9 @@ from typing import cast
 
 import torch
 
+from securefda.aggregator.comparison import TargetAlone
 from securefda.aggregator.store import AggregatorStore
-from securefda.aggregator.target import FeatureSettings, OutputFromFeatures, TargetAlone, UnlabelledTarget
+from securefda.aggregator.target import FeatureSettings, OutputFromFeatures, UnlabelledTarget
 from securefda.audit.journal import logs_folder
 from securefda.audit.witness import Witness
 from securefda.bootstrap import Member, run_info, target_rows, task_of, trainer_at, training_rows, witness_of
@@ -244,7 +245,7 @@ def target_site(
     if isinstance(rows.trained_on, Samples):  # all take the target's own labels
         compares = config.strategy.compare_target_only and not config.training.with_noise
         if rows.test is not None and compares and strategy.rule is not Rule.TARGET_ONLY:
-            alone = TargetAlone(trainer_alone, rows.test, store)
+            alone = TargetAlone(trainer_alone, rows.test, store, strategy.warm_up, strategy.lr_after_warm_up)
         if strategy.is_personal and (rows.test is not None or strategy.asks_neighbours):
             personal = personal_of(
                 strategy, PersonalTrainer(task, site_id, rows.trained_on, training, seed, secret), store
@@ -385,6 +386,7 @@ def summary_of(
         rounds_planned=config.strategy.rounds,
         status=status,
         error=error if isinstance(error, SecureFdaError) else None,
+        warm_up=strategy_of(config.strategy).warm_up,
         setting=Setting(
             federation=roster.federation_id,
             target=roster.target.site_id,

@@ -21,7 +21,7 @@ from securefda.protocol.encoding import Vector64
 from securefda.protocol.messages import Envelope, Header, Receipt, Result, Signed, Visibility
 from securefda.protocol.transcript import round_terms
 from securefda.rules import ServerState
-from securefda.state_file import RunStore
+from securefda.state_file import RunStore, insert_personal
 from securefda.training import Vector
 
 _TABLES = """
@@ -207,11 +207,13 @@ class AggregatorStore(RunStore):
         kept: KeptResult | None = None,
         *,
         peaks: KeptPeaks | None = None,
+        own: tuple[str, bytes] | None = None,
     ) -> None:
         """Write a finished round, what it leaves and its result in one transaction, before the result is published.
 
         ``kept`` is the result, where there is one; receipts for the one before are forgotten. After a round of the
-        target alone the model of the last result is kept beside the new one.
+        target alone the model of the last result is kept beside the new one. ``own`` is a state of the site's own, as
+        :meth:`keep_personal` keeps it.
         """
         state = b"" if server is None else server.to_bytes()
         with self._transaction() as database:
@@ -225,6 +227,8 @@ class AggregatorStore(RunStore):
                 database.execute("UPDATE run SET result_model = model WHERE length(result_model) = 0")
             if peaks is not None:
                 self._keep_peaks(database, peaks)
+            if own is not None:
+                insert_personal(database, own[0], record["round"], own[1])
             self._insert_record(database, record)
             values = (model.astype("<f4").tobytes(), result_digest, record["round"], state)
             database.execute("UPDATE run SET model = ?, result_digest = ?, round = ?, released = 1, server = ?", values)

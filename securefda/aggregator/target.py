@@ -1,30 +1,23 @@
-"""Training at the target: what it computes in a round and publishes of that, and training alone for comparison."""
+"""Training at the target: what it computes in a round, and publishes of that."""
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from statistics import fmean
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
-from securefda.errors import ConfigError, SecureFdaError, TrainingError
-from securefda.operations.progress import Reporter
-from securefda.operations.records import REPORTED_ROUNDS, Summary, TargetOnly
-from securefda.parse import load_object, number
+from securefda.errors import TrainingError
 from securefda.protocol.contribution import RoundTerms, evaluate_rule
 from securefda.protocol.down_link import rounded
 from securefda.protocol.encoding import ErrorUnits, Vector64, vector_to_wire
 from securefda.protocol.messages import DownLink, FeatureTerms, Header, TargetTerms, Visibility
 from securefda.protocol.secret import RandomBytes
 from securefda.rules import Contribution, Gain, RoundPlan, Rule, StepStatistics, TargetStatistics, Variance, attend
-from securefda.tasks import Samples
-from securefda.text import counted
 from securefda.training import FEWEST_TARGET_STEPS, LocalResult, PersonalMemory, Vector
 from securefda.training.alignment import AlignmentRule
 from securefda.training.features import ClusterGap
@@ -32,72 +25,6 @@ from securefda.training.memory import released_features_key
 from securefda.training.personal import vector_from_bytes
 from securefda.training.site_features import SiteFeatures
 from securefda.training.trainer import Trainer
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class TargetAlone:
-    """Trains the target without any source, for comparison with a run. Nothing of it leaves the target.
-
-    Attributes:
-        trainer: makes the trainer, which uses the run's first model and the target's training rows.
-        test_data: rows for evaluation.
-        memory: keeps the result, so that a restarted process need not train again.
-    """
-
-    trainer: Callable[[], Trainer]
-    test_data: Samples
-    memory: PersonalMemory
-
-    def train(self, run_id: str, rounds: int) -> TargetOnly:
-        """Train for as many rounds as the run finished, with the target's random choices in each.
-
-        Raises:
-            TrainingError, DataError, ConfigError: training fails, or its rows now have a ledger.
-        """
-        place = f"{run_id} target-only"
-        if known := self.memory.personal(place, rounds + 1):
-            found = target_only_of(known)
-            if found["rounds"] == rounds:
-                return found
-        trainer, accuracies = self.trainer(), []
-        model = trainer.initial_model()
-        for played in range(1, rounds + 1):
-            model = model + trainer.train(model, played, 1.0, run_id=run_id).update
-            if played > rounds - REPORTED_ROUNDS:
-                accuracies.append(trainer.evaluate(model, self.test_data).metrics["accuracy"])
-        found = TargetOnly(accuracy=fmean(accuracies), final=accuracies[-1], rounds=rounds)
-        self.memory.keep_personal(place, rounds, json.dumps(found).encode())
-        return found
-
-
-def target_only_of(data: bytes) -> TargetOnly:
-    """Read the result that the state folder keeps.
-
-    Raises:
-        ConfigError: it is damaged.
-    """
-    try:
-        fields = load_object(data, "accuracy", "final", "rounds")
-        accuracy, final = fields["accuracy"], fields["final"]
-        if not isinstance(accuracy, float) or not isinstance(final, float):
-            raise ValueError("a share is needed")
-        return TargetOnly(accuracy=accuracy, final=final, rounds=number(fields["rounds"]))
-    except ValueError as error:
-        hint = "put the folder back as it was, or name another --out folder"
-        raise ConfigError("target-only", "the run's state holds a result that is damaged", hint=hint) from error
-
-
-def with_comparison(summary: Summary, alone: TargetAlone | None, reporter: Reporter) -> Summary:
-    """Add the target's result alone to the summary of a finished run; if that training fails, a note says why."""
-    if alone is None or not summary.rounds:
-        return summary
-    reporter.note(f"the run is over; the target trains alone for {counted(summary.rounds, 'round')}, to compare")
-    reporter.phase("training alone, to compare")
-    try:
-        return replace(summary, target_only=alone.train(summary.run_id, summary.rounds))
-    except SecureFdaError as error:
-        reporter.note(f"no comparison with the target alone: {error}")
-        return summary
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -16,6 +16,7 @@ from securefda.cli.output import Verbosity, verbosity
 from securefda.operations.notes import Note
 from securefda.operations.progress import Reporter
 from securefda.operations.records import RULES_WITHOUT_SOURCES, RoundLine, round_seconds
+from securefda.operations.summary_text import step_words
 from securefda.text import counted, duration, fitted, phase_words, printable
 
 _NAMED_SITES = 4
@@ -82,7 +83,7 @@ class ProgressEstimate:
         if (beta := line.get("mean_beta")) is not None:
             parts.append(f"beta {beta:.2f}")
         if (share := line.get("step_share")) is not None:
-            parts.append(f"{share:g} of the step")
+            parts.append(f"{share:g} of the rule's update")
         if (confident := line.get("confident_rows")) is not None:
             parts.append(f"{counted(confident, 'confident row')}")
         if line.get("delta_errors"):
@@ -90,6 +91,8 @@ class ProgressEstimate:
         survivors = len(line.get("survivors", []))
         if survivors or line.get("rule") not in RULES_WITHOUT_SOURCES:
             parts.append(counted(survivors, "source"))
+        if survivors and (share := line.get("source_share")) is not None:
+            parts.append(step_words(share))
         if emptied := line.get("emptied"):
             parts.append(f"norm caps left sources out of {counted(len(emptied), 'layer')}{self._gloss}")
             self._gloss = ""

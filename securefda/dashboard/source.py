@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Final, cast
 
@@ -94,6 +95,9 @@ def _tiles(seen: Seen) -> list[tuple[str, str, str]]:
     if spent := _spent(seen):
         limit = _limit(seen.policy)
         tiles.append((spent_text(spent[-1][1]), "ε spent", f"limit {limit:g}" if limit is not None else ""))
+    if done and (apart := done[-1].get("apart_from_target")) is not None:
+        note = "at least; of the step before the last round"
+        tiles.append((f"{math.floor(100 * apart)} %", "of a step not the target's own", note))
     if done and (beta := done[-1].get("beta")) is not None:
         tiles.append((f"{beta:.2f}", "β of the last round", "stays at this site"))
     return tiles
@@ -175,6 +179,12 @@ def _charts(seen: Seen) -> list[Chart]:
     if betas := [(number, beta) for number, line in done.items() if (beta := line.get("beta")) is not None]:
         caption = "This site's weight of its own update against the target's. It stays here."
         charts.append(Chart("β", caption, [Series("β", betas)]))
+    if aparts := [(number, one) for number, line in done.items() if (one := line.get("apart_from_target")) is not None]:
+        caption = (
+            "Of the step before each round, the least share that is not the target's own: how far the model moved off "
+            "the line of the target's update, which this site was sent. The sources' share is this much or more."
+        )
+        charts.append(Chart("Steps off the target's own line", caption, [Series("share", aparts)], percent=True))
     if losses := [(number, loss) for number, line in done.items() if (loss := line.get("loss")) is not None]:
         caption = "Mean over the rows trained on in the round. It stays here, but for its part in a sum."
         charts.append(Chart("Training loss", caption, [Series("loss", losses)]))

@@ -27,10 +27,19 @@ from securefda.dashboard.reading import Seen
 from securefda.dashboard.words import incident_lines, log_facts, problem_section
 from securefda.dashboard.words import spent_text as up
 from securefda.operations.records import REPORTED_ROUNDS, RoundLine
-from securefda.operations.report import human_bytes, is_used, seen_rows
+from securefda.operations.report import SHARE_CAPTION, human_bytes, is_used, seen_rows, share_cell
 from securefda.operations.run_folder import REPORT_FILE
 from securefda.operations.state import ENDED
-from securefda.operations.summary_text import labels_rows, percent, setting_text, spent_text
+from securefda.operations.summary_text import (
+    ALONE,
+    WARM,
+    difference_text,
+    labels_rows,
+    percent,
+    points,
+    setting_text,
+    spent_text,
+)
 from securefda.text import counted, names, phase_words
 
 MOST_ROWS: Final = 50
@@ -124,6 +133,11 @@ def _tiles(seen: Seen) -> list[tuple[str, str, str]]:
         tiles.append((f"{beta[-1][1]:.2f}", "mean β", ""))
     if confident := _points(rounds, "confident_rows"):
         tiles.append((f"{confident[-1][1]:.0f}", "confident rows of the target", "their pseudo-labels count"))
+    if "source_share" in last and last.get("survivors"):
+        tiles.append((share_cell(last), "the sources' share of the last step", ""))
+    for name, words in (("warm_target", WARM), ("target_only", ALONE)):
+        if found := ((seen.summary or {}).get(name) or {}).get("help"):
+            tiles.append((points(found["difference"]), f"points over the {words}", difference_text(found, words)))
     expected = _source_ids(seen)
     of = f"of {len(expected)} sources" if expected else "sources"
     tiles.append((str(len(last.get("survivors", []))), f"{of} in the last round", ""))
@@ -150,6 +164,9 @@ def _charts(seen: Seen) -> list[Chart]:
     elif mean := _points(rounds, "mean_beta"):
         caption = "Mean by rows. The β of a single source stays at that source."
         charts.append(Chart("Mean β", caption, [Series("mean β", mean)]))
+    if share := _points(rounds, "source_share"):
+        shares = [Series("sources' share", share)]
+        charts.append(Chart("The sources' share of each step", SHARE_CAPTION, shares, percent=True))
     if spent := _points(rounds, "target_epsilon"):
         limit = _limit(seen)
         caption = "What the target's rows have cost, over all rounds and runs that their ledger knows."
@@ -256,13 +273,14 @@ def _rounds(rounds: Sequence[RoundLine]) -> Section:
             _number(line.get("loss"), 3),
             _number(line.get("mean_beta"), 2),
             str(len(line.get("survivors", []))),
+            share_cell(line),
             f"{sum(line.get('seconds', {}).values()):.2f}",
             _remarks(line),
         )
         for line in reversed(rounds[-MOST_ROWS:])
     ]
-    head = ("round", "rule", "accuracy", "loss", "mean β", "sources", "seconds", "remarks")
-    parts = [Table("Rounds", head, rows, frozenset({0, 2, 3, 4, 5, 6}))] if rows else []
+    head = ("round", "rule", "accuracy", "loss", "mean β", "sources", "their share", "seconds", "remarks")
+    parts = [Table("Rounds", head, rows, frozenset({0, 2, 3, 4, 5, 6, 7}))] if rows else []
     before = len(rounds) - len(rows)
     return Section("rounds", "Rounds", parts, f"The last {len(rows)}; {before} before them." if before > 0 else "")
 

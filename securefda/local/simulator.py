@@ -10,10 +10,10 @@ from typing import Any, Self, cast
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from securefda.aggregator.comparison import with_comparison
 from securefda.aggregator.run import AggregatorRun
 from securefda.aggregator.site import TargetSite, run_settings, summary_of, target_site
 from securefda.aggregator.store import AggregatorStore
-from securefda.aggregator.target import with_comparison
 from securefda.audit.journal import MessageRecorder
 from securefda.bootstrap import Member, make_ledgers
 from securefda.errors import ExitCode, PolicyRefusal, SecureFdaError
@@ -178,7 +178,7 @@ def simulate_over(
             raise
         summary = federation.summary(run, None)
         folder.write_summary(summary)
-        summary = with_comparison(summary, run.site.alone, reporter)
+        summary = with_comparison(summary, run.site.alone, federation.store.records(), reporter)
         folder.write_summary(summary)
         return summary
 

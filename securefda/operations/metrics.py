@@ -1,7 +1,7 @@
 """Prometheus metrics and answers to health probes, on a port that a site turns on, by default of 127.0.0.1.
 
 The metrics count what the site's own ``metrics.jsonl`` and console show and disclose no more: no beta, row count or
-value of a single message, and accuracy and loss on the target's test rows only if the target asks for them. Anyone who
+value of a single message, and accuracy, loss and the sources' share only if the target asks for them. Anyone who
 reaches the port can read them; they are sent nowhere. Counters start at zero with each process.
 """
 
@@ -95,13 +95,14 @@ class TargetMetrics(RunMetrics):
     """The metrics of the target, whose rounds also have phases, attempts and bytes by source."""
 
     def __init__(self, *, results: bool = False) -> None:
-        """Register the metrics; ``results`` adds accuracy and loss."""
+        """Register the metrics; ``results`` adds accuracy, loss and the sources' share."""
         super().__init__()
         own = self.registry
         texts = {
             "accuracy": "Accuracy, 0 to 1, on the target's test rows",
             "loss": "Mean loss on the target's test rows",
             "confident_rows": "Target's rows whose pseudo-label counted",
+            "source_share": "Sources' share of the step of the model",
         }
         self._results = {
             name: Gauge(f"securefda_{name}", f"{text}, after the last finished round.", registry=own)
@@ -128,7 +129,7 @@ class TargetMetrics(RunMetrics):
         """Record that a round ended, finished or lost."""
         self.round_ended(line.get("status", "lost"), line.get("target_epsilon"))
         figures = {"accuracy": line.get("accuracy"), "loss": line.get("loss")}
-        figures["confident_rows"] = line.get("confident_rows")
+        figures |= {"confident_rows": line.get("confident_rows"), "source_share": line.get("source_share")}
         for name, value in figures.items():
             if name in self._results and value is not None and line.get("status") == "finished":
                 self._results[name].set(value)

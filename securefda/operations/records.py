@@ -45,6 +45,9 @@ PUBLISHED_OF_THE_TARGET = {
 RULES_WITHOUT_SOURCES = ("target_only", "oracle")
 """Rules to whose rounds no source contributes."""
 
+NO_PART = 0.01
+"""A sources' share of a step below this is called no part in it."""
+
 _TARGET_TRAINING = TypedDict(
     "_TARGET_TRAINING",
     {
@@ -155,6 +158,10 @@ class RoundLine(TypedDict, total=False):
     target_cosine: float | None
     """Cosine of the target's update and the update of the model."""
 
+    source_share: Annotated[float, Field(ge=0)]
+    """The sources' share of the step that the model took: the length of their part of it over its own. Above 1 where
+    the target's part points against theirs."""
+
     gap: float
     """Share of the variance of the target's features that lies within clusters, before the round; with attention."""
 
@@ -228,6 +235,10 @@ class SiteLine(TypedDict, total=False):
 
     zeroed: int
     """Layers of its contribution that the norm cap set to zero."""
+
+    apart_from_target: Share
+    """Least share of the step before this round that is not the target's own: the sine of the angle between that step
+    and the target's update, which this source was sent. Left out where the source cannot know it."""
 
     refused: dict[str, str]
     """Present where this site's policy refused the header: the key, what was asked and what is allowed."""
@@ -334,8 +345,24 @@ class BestModel(TypedDict):
     """Its accuracy on the target's test rows, which were not used to choose it."""
 
 
-class TargetOnly(TypedDict):
-    """The result of the target training alone, from the same first model with its own settings."""
+class Help(TypedDict):
+    """By how much a run is better than the target alone, on the same test rows."""
+
+    difference: float
+    """Accuracy of the run minus that of the target alone, from -1 to 1."""
+
+    low: float | None
+    """Lower end of the paired 95 % interval over test rows; null where the accuracy is not a mean over rows."""
+
+    high: float | None
+    """Its upper end."""
+
+    test_rows: int
+    """Number of test rows."""
+
+
+class Baseline(TypedDict):
+    """The result of the target training alone, with its own settings."""
 
     accuracy: float
     """Mean accuracy over the last five rounds, from 0 to 1."""
@@ -344,7 +371,10 @@ class TargetOnly(TypedDict):
     """Accuracy of the last round."""
 
     rounds: int
-    """Number of rounds: as many as the run finished."""
+    """Number of rounds that it trained alone: as many as the run finished, after warm-up for `warm_target`."""
+
+    help: NotRequired[Help]
+    """By how much the run is better."""
 
 
 class Setting(TypedDict):
@@ -466,8 +496,16 @@ class Summary:
     best: BestModel | None = None
     """The best model by the target's validation rows; null without such rows."""
 
-    target_only: TargetOnly | None = None
-    """The result of the target alone; null if not measured: see `strategy.compare-target-only`."""
+    target_only: Baseline | None = None
+    """The result of the target alone, from the run's first model; null if not measured: see
+    `strategy.compare-target-only`."""
+
+    warm_target: Baseline | None = None
+    """The result of the target alone from the model that the run had after warm-up, at the rates of the rounds after
+    it; null if not measured, and without warm-up, where it is that of `target_only`."""
+
+    source_share: float | None = None
+    """Mean of the sources' share of the steps after warm-up; null if no finished round has one."""
 
     ended: str = ""
     """When the last round ended: UTC, RFC 3339, to the second; empty without a round."""
@@ -504,6 +542,7 @@ def summarise(
     releases: Sequence[Release] = (),
     target_budget: Budget | None = None,
     setting: Setting | None = None,
+    warm_up: int = 0,
 ) -> Summary:
     """Make the summary of a run from its rounds. If a round was written twice, the later line counts.
 
@@ -515,10 +554,12 @@ def summarise(
         releases: of g_T, in order.
         target_budget: of the target's rows, where it trains with noise.
         setting: as in `Summary`.
+        warm_up: number of rounds of warm-up.
     """
     rounds = list({line["round"]: line for line in lines}.values())
     finished = [line for line in rounds if line.get("status") == "finished"]
     accuracies = [line["accuracy"] for line in finished if "accuracy" in line]
+    shares = [line["source_share"] for line in finished if line["round"] > warm_up and "source_share" in line]
     cosines = [cosine for line in finished if (cosine := line.get("target_cosine")) is not None]
     spread = Spread(smallest=min(cosines), median=median(cosines), largest=max(cosines)) if cosines else None
     phases = dict.fromkeys(phase for line in finished for phase in line.get("seconds", {}))
@@ -544,6 +585,7 @@ def summarise(
         ),
         target_privacy=spent,
         target_cosine=spread,
+        source_share=fmean(shares) if shares else None,
         rounds_by_rule=dict(Counter(line.get("rule", "") for line in finished)),
         rounds=len(finished),
         rounds_planned=rounds_planned,

@@ -19,6 +19,7 @@ from securefda.operations.run_folder import METRICS_FILE, REPORT_FILE, SUMMARY_F
 from securefda.operations.summary_text import (
     absent_sources,
     best_text,
+    help_text,
     labels_rows,
     levels_text,
     norm_cap_text,
@@ -61,6 +62,10 @@ _USED_BY = {
     "apfl-": ("apfl",),
 }
 """Beginning of a strategy's key -> the rules that it means something to; of what is not here, all."""
+SHARE_CAPTION = (
+    "Length of the sources' part of the step that the model took, over the step's own. Near 0 the sources had no part "
+    "in it, whatever the accuracy; above 100 % the target's own part points against theirs."
+)
 _IN_WORDS = {
     "individual": "its own update, in clear",
     "cohort": "the sum of their updates",
@@ -127,6 +132,8 @@ def render_report(record: RunRecord) -> str:
     rule = summary.get("strategy", {}).get("rule") or (rounds[-1].get("rule", "") if rounds else "")
     task = str(summary.get("task", "")).rpartition(":")[2]
     strategy = summary.get("strategy") or {}
+    helped = help_text(summary)
+    helped = f"{helped[0].upper()}{helped[1:]}." if helped else ""
     return (
         _environment()
         .get_template(_TEMPLATE)
@@ -134,7 +141,7 @@ def render_report(record: RunRecord) -> str:
             title=" on ".join(part for part in (rule, task) if part) or "Run",
             ended=_ended(record.summary),
             error=summary.get("error"),
-            verdict=verdict(summary) if summary.get("visibility") else (),
+            verdict=[*([helped] if helped else []), *(verdict(summary) if summary.get("visibility") else ())],
             facts=_facts(summary),
             unused=[(key, setting_text(value)) for key, value in strategy.items() if not is_used(key, strategy)],
             tiles=_tiles(summary, rounds),
@@ -189,6 +196,10 @@ def level_charts(rounds: Sequence[RoundLine]) -> list[Chart]:
         limits = (-0.03 if lowest >= 0 else -1.03, 1.03)  # a line that is nearly 1 all along shall look like it
         svg = lines_figure({"cosine": cosines}, "cosine", "cosine", limits=limits)
         charts.append(Chart("The target's update and the published change of the model", cosine_sentence(rounds), svg))
+    shares = [(line["round"], share) for line in rounds if (share := line.get("source_share")) is not None]
+    if any(line.get("survivors") for line in rounds) and shares:
+        svg = lines_figure({"sources": [(number, 100 * share) for number, share in shares]}, "% of the step", "share")
+        charts.append(Chart("The sources' share of each step", SHARE_CAPTION, svg))
     if counted := [(line["round"], line["confident_rows"]) for line in rounds if "confident_rows" in line]:
         caption = (
             "Rows of the target whose pseudo-label counted: the model that the round began with was sure enough of it. "
@@ -357,6 +368,10 @@ def _tiles(summary: Mapping[str, Any], rounds: Sequence[RoundLine]) -> list[tupl
         tiles.append((percent(_accuracies(rounds)[-1][1]), "accuracy after the last round"))
     if alone := summary.get("target_only"):
         tiles.append((percent(alone["accuracy"]), "the target alone, mean of its last rounds"))
+    if warm := summary.get("warm_target"):
+        tiles.append((percent(warm["accuracy"]), "the target alone from the model after warm-up"))
+    if (share := summary.get("source_share")) is not None:
+        tiles.append((f"{100 * share:.0f} %", "the sources' share of the steps after warm-up"))
     if any(seconds):
         tiles.append((f"{sorted(seconds)[len(seconds) // 2]:.2f} s", "per round, median"))
     if any(sent):
@@ -448,7 +463,7 @@ def _row(line: RoundLine) -> dict[str, str]:
         *first, last = (str(len(members)) for members in cohorts)
         remarks.append(f"cohorts of {', '.join(first)} and {last}" if first else f"cohorts of {last}")
     if (share := line.get("step_share")) is not None:
-        remarks.append(f"{share:g} of the step")
+        remarks.append(f"{share:g} of the rule's update")
     if emptied := line.get("emptied"):
         remarks.append(f"norm caps left sources out of {listed(emptied, 3)}")
     remarks.extend(f"{site} dropped" for site in line.get("dropped", []))
@@ -460,9 +475,16 @@ def _row(line: RoundLine) -> dict[str, str]:
         "loss": _number(line.get("loss"), 3),
         "beta": _number(line.get("mean_beta"), 2),
         "sources": str(len(line.get("survivors", []))),
+        "share": share_cell(line),
         "seconds": f"{round_seconds(line):.2f}",
         "remarks": ", ".join(remarks),
     }
+
+
+def share_cell(line: RoundLine) -> str:
+    """Return the sources' share of a round's step, for a table; a dash where no source took part."""
+    share = line.get("source_share")
+    return "–" if share is None or not line.get("survivors") else f"{100 * share:.0f} %"
 
 
 def _number(value: float | None, places: int) -> str:

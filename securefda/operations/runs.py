@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from securefda.errors import ConfigError
-from securefda.operations.records import REPORTED_ROUNDS
+from securefda.operations.records import REPORTED_ROUNDS, Help
 from securefda.operations.run_folder import (
     METRICS_FILE,
     SITES_FOLDER,
@@ -20,9 +20,10 @@ from securefda.operations.run_folder import (
     read_run,
 )
 from securefda.operations.state import ENDED, INTERRUPTED, ProcessState, Role, read_state, require_ended
-from securefda.operations.summary_text import percent, setting_text
+from securefda.operations.summary_text import ALONE, WARM, interval_text, percent, setting_text
 from securefda.text import aligned
 
+_BASELINES = {"warm_target": WARM, "target_only": ALONE}
 _DEEPEST = 3
 """Folders below the one that is named: ``demo`` puts its runs one deeper than ``run`` does."""
 
@@ -40,6 +41,9 @@ class FoundRun:
         rounds: finished rounds; ``planned`` 0 where that is unknown.
         accuracy: mean over the last rounds, from 0 to 1.
         alone: the same of the target alone; None where it was not measured.
+        warm: the same of the target alone from the model after warm-up; None where it was not measured.
+        helped: `target_only` and `warm_target` -> by how much the run is better, as far as it was measured.
+        source_share: the sources' mean share of the steps after warm-up; None where no round has one.
         settings: dotted key -> value, of all that the summary holds.
         role: of the site.
     """
@@ -55,10 +59,14 @@ class FoundRun:
     alone: float | None
     settings: Mapping[str, Any]
     role: Role = "target"
+    warm: float | None = None
+    helped: Mapping[str, Help] = field(default_factory=dict)
+    source_share: float | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Plain values."""
-        names = ("role", "status", "ended", "task", "rule", "rounds", "planned", "accuracy", "alone")
+        names: tuple[str, ...] = ("role", "status", "ended", "task", "rule", "rounds", "planned", "accuracy", "alone")
+        names += ("warm", "helped", "source_share")
         return {"run": str(self.path), **{name: getattr(self, name) for name in names}}
 
 
@@ -96,6 +104,9 @@ def found_run(path: Path) -> FoundRun:
         accuracy=fmean(accuracies[-REPORTED_ROUNDS:]) if accuracies else None,
         alone=(summary.get("target_only") or {}).get("accuracy"),
         settings=settings,
+        warm=(summary.get("warm_target") or {}).get("accuracy"),
+        helped={name: one["help"] for name in _BASELINES if "help" in (one := summary.get(name) or {})},
+        source_share=summary.get("source_share"),
     )
 
 
@@ -131,7 +142,7 @@ def runs_below(folder: Path) -> list[FoundRun]:
 
 def runs_table(runs: Sequence[FoundRun]) -> str:
     """Return a table with a line for each run."""
-    rows = [("run", "ended", "task", "rule", "rounds", "accuracy", "target alone", "status")]
+    rows = [("run", "ended", "task", "rule", "rounds", "accuracy", ALONE, WARM, "status")]
     rows += [
         (
             str(run.path),
@@ -141,6 +152,7 @@ def runs_table(runs: Sequence[FoundRun]) -> str:
             f"{run.rounds} of {run.planned}" if run.planned else str(run.rounds),
             percent(run.accuracy),
             percent(run.alone),
+            percent(run.warm),
             run.status,
         )
         for run in runs
@@ -163,7 +175,14 @@ def comparison(runs: Sequence[FoundRun]) -> str:
         ("status", *(run.status for run in runs)),
         ("rounds", *(str(run.rounds) for run in runs)),
         ("target accuracy", *(percent(run.accuracy) for run in runs)),
-        ("target alone", *(percent(run.alone) for run in runs)),
+        (ALONE, *(percent(run.alone) for run in runs)),
+        (WARM, *(percent(run.warm) for run in runs)),
+        *(
+            (f"over the {words}", *(interval_text(run.helped.get(name)) for run in runs))
+            for name, words in _BASELINES.items()
+            if any(name in run.helped for run in runs)
+        ),
+        ("sources' share", *("-" if run.source_share is None else f"{100 * run.source_share:.0f} %" for run in runs)),
     ]
     differing = differences(runs)
     rows += [

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from securefda.operations.records import (
     JOIN_PHASE,
+    NO_PART,
     PUBLISHED_OF_THE_TARGET,
     RULES_WITHOUT_SOURCES,
+    Baseline,
     BestModel,
+    Help,
     NormCap,
     PrivacySpent,
     Summary,
-    TargetOnly,
     TargetReleases,
     is_shipped,
 )
@@ -22,6 +25,7 @@ from securefda.operations.run_folder import BEST_FILE, MODEL_FILE, REPORT_FILE
 from securefda.text import aligned, counted
 
 _NAMED = 10
+_STEPS = "the steps on average, warm-up apart"
 _NAMED_SITES = 6
 _CANCELLING = (
     "FedGP ran without its filter, so a target that lies about its update could let the contributions of sources that "
@@ -38,7 +42,7 @@ def run_text(summary: Summary, folder: Path) -> str:
         *([("measured", "a model of the target's own, not the common one")] if summary.evaluated == "personal" else []),
         *labels_rows(summary.setting or {}, measured=summary.target_accuracy is not None),
         ("final accuracy", percent(summary.final_accuracy)),
-        *([("target alone", alone_text(summary.target_only))] if summary.target_only else []),
+        *baseline_rows(summary.target_only, summary.warm_target),
         *([("ended", summary.ended.replace("T", " ").replace("Z", " UTC"))] if summary.ended else []),
         *setting_rows(summary.setting or {}),
         *([("took no part", ", ".join(absent))] if absent else []),
@@ -63,6 +67,7 @@ def run_text(summary: Summary, folder: Path) -> str:
         ("rounds by rule", ", ".join(f"{rule} {count}" for rule, count in rules.items()) if len(rules) > 1 else ""),
         ("visibility", levels_text(summary.visibility)),
         ("norm cap", norm_cap_text(summary.norm_cap) if summary.norm_cap else ""),
+        ("sources' share", "" if summary.source_share is None else share_text(summary.source_share, _STEPS)),
         (f"{published_name(rules)} sent to sources", releases_text(summary.target_releases)),
         ("cosine", spread),
         ("target's privacy", spent_text(summary.target_privacy) if summary.target_privacy else ""),
@@ -77,7 +82,8 @@ def run_text(summary: Summary, folder: Path) -> str:
         rows.append(("load the model", "from securefda.operations.trained import trained_model"))
         own = "" if is_shipped(summary.task) else f", task={summary.task!a}"
         rows.append(("", f"task, model = trained_model({str(folder)!r}{own})"))
-    return aligned(rows)
+    helped = help_text(summary.as_json())
+    return f"{aligned(rows)}\n\n{helped}" if helped else aligned(rows)
 
 
 def best_text(best: BestModel) -> str:
@@ -86,10 +92,79 @@ def best_text(best: BestModel) -> str:
     return f"of round {best['round']}, {share} on the validation rows: {BEST_FILE}"
 
 
-def alone_text(alone: TargetOnly) -> str:
-    """Describe the result of the target training alone."""
-    rounds = counted(alone["rounds"], "round")
-    return f"{percent(alone['accuracy'])} (the same mean, trained alone on its own rows for {rounds})"
+ALONE, WARM = "target alone", "warm-started target"
+"""The two baselines by name: `target_only` and `warm_target`."""
+
+
+def baseline_rows(target_only: Baseline | None, warm_target: Baseline | None) -> list[tuple[str, str]]:
+    """Describe what the target comes to alone, each baseline with its name."""
+    rows = []
+    if target_only:
+        rounds = counted(target_only["rounds"], "round")
+        rows.append((ALONE, f"{percent(target_only['accuracy'])} (the same mean, on its own rows for {rounds})"))
+    if warm_target:
+        rounds = counted(warm_target["rounds"], "round")
+        text = f"{percent(warm_target['accuracy'])} (the same mean, alone for {rounds} from the model after warm-up)"
+        rows.append((WARM, text))
+    return rows
+
+
+def points(value: float) -> str:
+    """Return a difference of accuracies in points, with its sign."""
+    return f"{round(100 * value, 1) + 0.0:+.1f}"  # adding zero leaves no "-0.0"
+
+
+def difference_text(found: Help, baseline: str) -> str:
+    """Return by how much a run is better or worse than a baseline; a difference that rows do not show is called so."""
+    difference, low, high = found["difference"], found["low"], found["high"]
+    if low is None or high is None:
+        return f"{points(difference)} points against the {baseline} (no interval: the accuracy is not a mean over rows)"
+    interval = f"95 %: {points(low)} to {points(high)}"
+    if low <= 0 <= high:
+        rows = counted(found["test_rows"], "test row")
+        none = f"no difference from the {baseline} that the {rows} can show"
+        return f"{none} ({points(difference)} points, {interval})"
+    over = f"{points(difference)} points over" if low > 0 else f"{100 * -difference:.1f} points below"
+    return f"{over} the {baseline} ({interval})"
+
+
+def interval_text(found: Help | None) -> str:
+    """Return a difference with its interval, for a table; a dash for None."""
+    if found is None:
+        return "-"
+    difference, low, high = points(found["difference"]), found["low"], found["high"]
+    return difference if low is None or high is None else f"{difference} ({points(low)} to {points(high)})"
+
+
+def share_text(share: float, of: str) -> str:
+    """Return the sources' share of a step, or of several on average."""
+    return f"no part in {of}" if share < NO_PART else f"{100 * share:.0f} % of {of}"
+
+
+def step_words(share: float) -> str:
+    """Return the sources' share of one step, for a round's line."""
+    return "the sources had no part in this step" if share < NO_PART else f"sources {share_text(share, 'the step')}"
+
+
+def apart_words(share: float) -> str:
+    """Return what a source knows of the step before a round: the least share of it that is not the target's own."""
+    if share < NO_PART:
+        return "the step before it points where the target's own update does"
+    return f"at least {math.floor(100 * share)} % of the step before it is not the target's own"
+
+
+def help_text(summary: Mapping[str, Any]) -> str:
+    """Return one line: the accuracy, by how much the federation helped, and the sources' share of the steps.
+
+    Empty where the run is not compared with the target alone. It takes the contents of a ``summary.json``.
+    """
+    baselines = ((WARM, summary.get("warm_target")), (ALONE, summary.get("target_only")))
+    found = [difference_text(one["help"], name) for name, one in baselines if one and one.get("help")]
+    if not found or summary.get("target_accuracy") is None:
+        return ""
+    share, steps = summary.get("source_share"), f"the steps{' after warm-up' if summary.get('warm_target') else ''}"
+    had = "" if share is None else f"; the sources had {share_text(share, steps)}"
+    return f"accuracy {percent(summary['target_accuracy'])}: {', '.join(found)}{had}"
 
 
 def setting_rows(setting: Mapping[str, Any]) -> list[tuple[str, str]]:

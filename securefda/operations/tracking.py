@@ -47,6 +47,7 @@ def figures_of(line: RoundLine) -> dict[str, float]:
         "rule/mean_beta": line.get("mean_beta"),
         "rule/step_share": line.get("step_share"),
         "rule/target_cosine": line.get("target_cosine"),
+        "rule/source_share": line.get("source_share"),
         "round/seconds": round_seconds(line),
         "round/attempts": line.get("attempts"),
         "round/sources": len(line.get("survivors", [])),

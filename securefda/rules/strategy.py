@@ -407,6 +407,11 @@ class Strategy(RulePlan):
             raise ValueError(f"head: must be none, {self.rule} measures a model of the target's own")
 
     @property
+    def warm_up(self) -> int:
+        """Number of warm-up rounds that the run has; 0 under a rule without warm-up."""
+        return self.warm_up_rounds if self.rule in _WARMS_UP else 0
+
+    @property
     def asks_neighbours(self) -> bool:
         """Whether the target is evaluated with the labels of its nearest rows beside the model."""
         return self.head is Head.KNN or self.rule is Rule.KNN_PER
@@ -516,8 +521,8 @@ def _rule_and_factor(strategy: Strategy, number: int) -> tuple[Rule, float]:
         return (Rule.TARGET_ONLY if finetunes else Rule.SOURCE_ONLY), 1.0
     if strategy.rule.is_personal:
         return Rule.FEDAVG, 1.0
-    if strategy.rule not in _WARMS_UP or strategy.warm_up_rounds == 0:
+    if strategy.warm_up == 0:
         return strategy.rule, 1.0
-    if number <= strategy.warm_up_rounds:
+    if number <= strategy.warm_up:
         return Rule.SOURCE_ONLY, 1.0
     return strategy.rule, strategy.lr_after_warm_up

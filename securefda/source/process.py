@@ -25,6 +25,7 @@ from securefda.operations.progress import Reporter
 from securefda.operations.records import SiteLine, refused_line
 from securefda.operations.run_folder import METRICS_FILE, MODEL_FILE, append_line, keep_refused
 from securefda.operations.state import StateWriter, round_of
+from securefda.operations.summary_text import apart_words
 from securefda.privacy.events import TERMS
 from securefda.protocol.messages import Header, Parcel, Signed
 from securefda.site.config import SourceConfig
@@ -162,6 +163,8 @@ class _SourceReporter:
         limit = self._state.now.epsilon_limit
         if "epsilon" in record and limit is not None:
             sent += f"; ε {record['epsilon']:.4g} of {limit:g}"
+        if "apart_from_target" in record:
+            sent += f"; {apart_words(record['apart_from_target'])}"
         self._shown.note(f"{self._place(record['round'])}: {sent}")
 
     def refused(self, refusal: PolicyRefusal, header: Signed[Header]) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 
+import numpy as np
+
 from securefda.audit.journal import site_ids
 from securefda.errors import FaultyAggregatorError
 from securefda.operations.records import SiteLine
@@ -37,6 +39,7 @@ from securefda.protocol.masking import RingVector, available_threads
 from securefda.protocol.messages import (
     Body,
     Consistency,
+    DownLink,
     Header,
     KeyList,
     Neighbours,
@@ -52,7 +55,7 @@ from securefda.protocol.messages import (
 )
 from securefda.protocol.secret import Secret
 from securefda.protocol.transcript import cohort_with
-from securefda.rules import Contribution
+from securefda.rules import Contribution, share_apart
 from securefda.site.policy.verdict import check_metadata, check_metrics
 from securefda.source.acceptance import AcceptedRound
 from securefda.source.between_rounds import receipt_for
@@ -111,12 +114,14 @@ class SourceRound:
         phase: of the masking session; or, at ``individual``, the wait for the result.
         record: this site's line about the round in the run's records.
         pending: this source's contribution until it is masked; None afterwards, and at ``individual``.
+        target_update: g_T, if this source was sent it: the next header's model shows how much of the step it was.
     """
 
     header: Signed[Header]
     phase: session_steps.Phase | AwaitingClearResult
     record: SiteLine
     pending: PendingContribution | None = None
+    target_update: Vector | None = None
 
     @property
     def step(self) -> Step:
@@ -147,6 +152,28 @@ class SourceRound:
             session_steps.erase(self.phase)
         if self.pending is not None:
             self.pending.rounding.erase()
+
+
+def step_apart(site: SourceSite, accepted: AcceptedRound, last: tuple[Header, Vector | None] | None) -> float | None:
+    """Return the least share of the last step of the model that was not the target's own; None if it is not known.
+
+    It is known where this source was sent the target's update of the last round and took part in it to the end, and
+    the model travels unrounded. Call it before this round's training, which replaces the model that it starts from.
+
+    Args:
+        site: this source.
+        accepted: the round that begins.
+        last: header of the last round that this process finished, and g_T; None before there is one.
+    """
+    header = accepted.header.body
+    before_it, target_update = last or (None, None)
+    if before_it is None or target_update is None or header.down_link is not DownLink.FLOAT32:
+        return None
+    before = site.store.trained_from(header.run_id, site.trainer.initial_model)
+    follows = before_it.run_id == header.run_id and before_it.round + 1 == header.round
+    if not follows or accepted.origin.number != before.number + 1:
+        return None
+    return share_apart(np.subtract(accepted.model, before.model, dtype=np.float64), target_update)
 
 
 def begin_round(site: SourceSite, accepted: AcceptedRound) -> tuple[SourceRound, Parcel]:
@@ -210,7 +237,8 @@ def begin_round(site: SourceSite, accepted: AcceptedRound) -> tuple[SourceRound,
     session = session_steps.Session(site.signer, site.roster, site.limits, accepted.header, available_threads())
     phase, advertise = session_steps.advertise(session, site.random_bytes, report.codes if report else b"")
     pending = PendingContribution(terms, contribution, weight, clipped, statistics, report, rounding)
-    return SourceRound(accepted.header, phase, record, pending), Parcel(advertise)
+    target_update = accepted.published if terms.plan.uses_target_statistics else None
+    return SourceRound(accepted.header, phase, record, pending, target_update), Parcel(advertise)
 
 
 def continue_round(site: SourceSite, current: SourceRound, message: Signed[Body]) -> tuple[SourceRound, Parcel]:
@@ -356,7 +384,7 @@ def release_masked(
         raise FaultyAggregatorError("ORDER", "nothing to mask")
     phase, message, vector = session_steps.masked_input(ready, encoded, current.pending.terms.encoding)
     _burn_fuse(site, current.header)
-    return SourceRound(current.header, phase, current.record), Parcel(message, (vector,))
+    return replace(current, phase=phase, pending=None), Parcel(message, (vector,))
 
 
 def _burn_fuse(site: SourceSite, header: Signed[Header]) -> None:

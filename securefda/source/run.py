@@ -45,11 +45,12 @@ from securefda.source.acceptance import accept_header
 from securefda.source.between_rounds import BetweenRounds, receipt_for
 from securefda.source.final_model import HINT as ASK_FOR_THE_MODEL
 from securefda.source.final_model import final_model
-from securefda.source.rounds import SourceRound, begin_round, check_result, continue_round, remember_result
+from securefda.source.rounds import SourceRound, begin_round, check_result, continue_round, remember_result, step_apart
 from securefda.source.run_book import RUNS, UNFINISHED
 from securefda.source.site import SourceSite
 from securefda.source.standing import Standing
 from securefda.state_file import ProcessGuard
+from securefda.training import Vector
 
 __all__ = ["SourceReporter", "SourceRun", "SourceSite"]
 
@@ -120,6 +121,7 @@ class SourceRun:
         self._process = ProcessGuard(f"the session of {self._name(site.signer.index)}", self.forget)
         self._between = BetweenRounds(site)
         self._round: SourceRound | None = None
+        self._last: tuple[Header, Vector | None] | None = None
         self._ended_session = NO_SESSION
         self.standing = Standing()
 
@@ -256,7 +258,10 @@ class SourceRun:
         site.store.accept_header(header, accepted.origin.number, accepted.origin.round)
         site.witness.journal.enter(header)
         self._reporter.round_started(body.round, accepted.level.label, body.rule.rule)
+        apart, self._last = step_apart(site, accepted, self._last), None
         self._round, answer = begin_round(site, accepted)
+        if apart is not None:
+            self._round.record["apart_from_target"] = apart
         return Accepted([*receipts, answer])
 
     def _continue_round(self, message: Signed[Body]) -> Outcome:
@@ -267,6 +272,7 @@ class SourceRun:
         if isinstance(message.body, Result):
             check_result(self._site, self._round, message)
             finished, self._round = self._round, None
+            self._last = finished.header.body, finished.target_update  # nothing else of it: the phase holds secrets
             receipt = remember_result(self._site, finished, message)  # type: ignore[arg-type]  # its body is a result
             self.standing.round_finished()
             self._reporter.round_finished(finished.record)

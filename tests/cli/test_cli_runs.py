@@ -22,6 +22,7 @@ from securefda.operations.records import SiteLine, best_round
 from securefda.operations.run_folder import METRICS_FILE, append_line, read_run
 from securefda.operations.runs import FoundRun, comparison
 from securefda.operations.state import ENDED, StateWriter, state_file
+from securefda.operations.summary_text import help_text
 from securefda.operations.trained import predict, trained_model
 from securefda.protocol.encoding import vector_to_wire
 from securefda.training import model_to_vector
@@ -108,8 +109,29 @@ def test_every_run_is_listed_with_what_it_came_to_and_what_the_target_comes_to_a
         summary["target_only"]["accuracy"],
     )
     text = printed(capsys, "runs", "ls", runs).splitlines()
-    assert text[0].split() == ["run", "ended", "task", "rule", "rounds", "accuracy", "target", "alone", "status"]
+    assert text[0].split() == (
+        ["run", "ended", "task", "rule", "rounds", "accuracy", "target", "alone", "warm-started", "target", "status"]
+    )
     assert len(text) == 3
+
+
+def test_by_how_much_each_run_helped_is_compared_with_intervals(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ("runs", "compare", runs / "a", runs / "b")
+    found = json.loads(printed(capsys, *given, "--format", "json"))["data"]["runs"]
+    for run, name in zip(found, "ab", strict=True):
+        summary = read_run(runs / name).summary or {}
+        for baseline in ("warm_target", "target_only"):
+            assert run["helped"][baseline] == summary[baseline]["help"]
+            assert summary[baseline]["help"]["low"] < summary[baseline]["help"]["high"]
+        assert (run["warm"], run["source_share"]) == (summary["warm_target"]["accuracy"], summary["source_share"])
+    lines = printed(capsys, *given).splitlines()
+    for words in (
+        "warm-started target  ",
+        "over the warm-started target  ",
+        "over the target alone  ",
+        "sources' share  ",
+    ):
+        assert any(line.startswith(words) for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +182,19 @@ def test_a_run_is_shown_with_date_seed_rates_federation_and_sites(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = printed(capsys, "runs", "show", runs / "a")
-    for words in ("target alone", "UTC", "patients", "hospital-c", "learning rate 0.001", "seed  ", "trained_model"):
+    summary = read_run(runs / "a").summary
+    assert text.splitlines()[-1] == help_text(summary or {})
+    for words in (
+        "target alone",
+        "warm-started target",
+        "sources' share",
+        "UTC",
+        "patients",
+        "hospital-c",
+        "learning rate 0.001",
+        "seed  ",
+        "trained_model",
+    ):
         assert words in text
 
 

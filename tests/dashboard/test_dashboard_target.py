@@ -219,6 +219,25 @@ def test_the_log_of_the_summarys_run_is_shown(target: Site) -> None:
     assert about["Audit log"].endswith("the kit has 1 more")
 
 
+def test_the_sources_share_and_their_help_are_shown(target: Site) -> None:
+    help_ = {"difference": 0.051, "low": 0.02, "high": 0.082, "test_rows": 200}
+    target.target_round(1, source_share=0.38)
+    target.target_round(2, source_share=0.004)
+    shown = Pages(target.kit).look()
+    assert [row[6] for row in shown.rows("rounds")] == ["0 %", "38 %"]
+    assert shown.tiles()["the sources' share of the last step"] == "0 %"
+    assert "The sources' share of each step" in [
+        chart.heading
+        for part in shown.section("charts").parts
+        for chart in part.charts  # type: ignore[union-attr]
+    ]
+    target.summary(2)
+    summary = json.loads((target.run / "summary.json").read_text())
+    summary["warm_target"] = {"accuracy": 0.4, "final": 0.4, "rounds": 2, "help": help_}
+    (target.run / "summary.json").write_text(json.dumps(summary))
+    assert Pages(target.kit).look().tiles()["points over the warm-started target"] == "+5.1"
+
+
 def test_a_round_written_twice_counts_once(target: Site) -> None:
     target.target_round(1)
     target.target_round(1, accuracy=0.9)

@@ -25,6 +25,7 @@ from source_stores import store_at
 
 from securefda.aggregator.attempt import Attempt
 from securefda.aggregator.attendance import CosignerTracker
+from securefda.aggregator.comparison import TargetAlone
 from securefda.aggregator.phases import InAttempt, RoundPhase
 from securefda.aggregator.rounds import CurrentRound
 from securefda.aggregator.run import AggregatorRun
@@ -293,12 +294,21 @@ class Federation(MemoryNetwork[AggregatorRun, SourceRun]):
         self.store = AggregatorStore(self.folder / "target.sqlite")
         oracle = self.settings.strategy.rule == "oracle"
         trainer = trainer_of(self.n, TARGET, norm=self.norm, oracle=oracle, memory=self.store, **self.heads)
+        test_data = Points(TaskSettings("target", ("source-1",), SEED)).test_data("target")
+        strategy = self.settings.strategy
         site = TargetSite(
             signer=signer(TARGET),
             roster=self.roster,
             trainer=trainer,
             output_from_features=self.output_from_features(trainer),
-            test_data=Points(TaskSettings("target", ("source-1",), SEED)).test_data("target"),
+            test_data=test_data,
+            alone=TargetAlone(
+                lambda: trainer_of(self.n, TARGET, norm=self.norm),
+                test_data,
+                self.store,
+                strategy.warm_up,
+                strategy.lr_after_warm_up,
+            ),
             random_bytes=os.urandom,
             clock=lambda: self.now,
             traffic=lambda: ({}, {}),

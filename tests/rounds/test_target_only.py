@@ -9,12 +9,13 @@ import pytest
 from safetensors import safe_open
 
 from securefda import __version__
-from securefda.aggregator.target import TargetAlone, with_comparison
+from securefda.aggregator.comparison import TargetAlone, with_comparison
 from securefda.errors import TrainingError
 from securefda.local.simulator import simulate
 from securefda.operations.notes import Note
 from securefda.operations.progress import SilentReporter
-from securefda.operations.records import Summary
+from securefda.operations.records import Baseline, Summary
+from securefda.operations.run_folder import read_run
 from securefda.samples import sample
 from securefda.site.config import load_federation
 from securefda.tasks import TaskSettings, load_task
@@ -33,20 +34,27 @@ def test_it_is_what_a_run_of_target_only_comes_to(tmp_path: Path) -> None:
     alone = play(tmp_path / "alone", "strategy.rule=target_only")
     summary = play(tmp_path / "run")
     assert alone.target_only is None
-    assert summary.target_only == {"accuracy": alone.target_accuracy, "final": alone.final_accuracy, "rounds": 2}
+    found = dict(summary.target_only or {})
+    helped = found.pop("help")
+    assert found == {"accuracy": alone.target_accuracy, "final": alone.final_accuracy, "rounds": 2}
+    difference = (summary.target_accuracy or 0) - (alone.target_accuracy or 0)
+    assert helped["difference"] == pytest.approx(difference, abs=1e-6)
+    assert helped["low"] < difference < helped["high"]
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["target_only"] == summary.target_only
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> object:
+def expected(tmp_path_factory: pytest.TempPathFactory) -> Baseline | None:
     """What the target comes to alone beside a run of the usual rule."""
     return play(tmp_path_factory.mktemp("usual"), "strategy.warm-up-rounds=0").target_only
 
 
 @pytest.mark.parametrize("rule", ["oracle", "ditto"])
-def test_it_has_the_targets_own_rows_and_the_common_model(tmp_path: Path, expected: object, rule: str) -> None:
+def test_it_has_the_targets_own_rows_and_the_common_model(tmp_path: Path, expected: Baseline | None, rule: str) -> None:
     assert expected is not None
-    assert play(tmp_path, f"strategy.rule={rule}", "strategy.warm-up-rounds=0").target_only == expected
+    summary = play(tmp_path, f"strategy.rule={rule}", "strategy.warm-up-rounds=0")
+    assert {**(summary.target_only or {}), "help": None} == {**expected, "help": None}
+    assert summary.warm_target is None
 
 
 def test_it_can_be_left_out(tmp_path: Path) -> None:
@@ -93,17 +101,34 @@ def test_a_process_that_starts_again_does_not_train_again(tmp_path: Path) -> Non
     task = load_task("securefda.tasks.digits:Digits", TaskSettings("target", ("source-1",)))
     rows, memory = task.train_data("target"), Kept()
     trains = TargetAlone(lambda: SiteTrainer(task, "target", rows, TrainingSettings(), 0), rows, memory)
-    found = trains.train("ab", 2)
+    (found, by_row), trained = trains.train("ab", [1, 2]), trains.train("ab", [1, 2, 3])[0]
     assert found["rounds"] == 2
-    assert TargetAlone(fails, rows, memory).train("ab", 2) == found
-    assert trains.train("ab", 3)["rounds"] == 3  # of another number of rounds it is no answer
+    assert trained["rounds"] == 3  # of another number of rounds it is no answer
+    again, rows_again = TargetAlone(fails, rows, memory).train("ab", [1, 2, 3])
+    assert again == trained
+    assert by_row is not None
+    assert rows_again is not None
+    assert by_row.mean() == pytest.approx(found["accuracy"])
+    assert rows_again.mean() == pytest.approx(trained["accuracy"])
 
 
 def test_where_it_fails_the_run_is_as_it_was_and_a_note_says_why(tmp_path: Path) -> None:
     summary, notes = play(tmp_path, "strategy.compare-target-only=false"), Notes()
-    alone = TargetAlone(fails, None, Kept())  # type: ignore[arg-type]  # what it is measured on is not reached
-    assert with_comparison(summary, alone, notes) == summary
+    rows = load_task("securefda.tasks.digits:Digits", TaskSettings("target", ("source-1",))).test_data("target")
+    alone = TargetAlone(fails, rows, Kept())
+    assert with_comparison(summary, alone, read_run(tmp_path).rounds, notes) == summary
     assert notes.notes[-1] == "no comparison with the target alone: target: the loss is NaN"
+
+
+def test_without_the_model_after_warm_up_a_note_says_so(tmp_path: Path) -> None:
+    """Of a run that began under an earlier release, say."""
+    task = load_task("securefda.tasks.digits:Digits", TaskSettings("target", ("source-1",)))
+    rows, notes = task.train_data("target"), Notes()
+    alone = TargetAlone(lambda: SiteTrainer(task, "target", rows, TrainingSettings(), 0), rows, Kept(), warm_up=1)
+    summary = play(tmp_path, "strategy.compare-target-only=false")
+    compared = with_comparison(summary, alone, read_run(tmp_path).rounds, notes)
+    assert (compared.target_only is None, compared.warm_target) == (False, None)
+    assert notes.notes[-1].startswith("no comparison with the warm-started target: warm-target: the run's state holds")
 
 
 def test_a_model_file_says_which_model_it_is(tmp_path: Path) -> None:

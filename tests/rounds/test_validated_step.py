@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from html import unescape
 from pathlib import Path
 
 import numpy as np
@@ -111,8 +112,8 @@ def test_a_whole_run_says_what_it_took(tmp_path: Path) -> None:
     assert ["step_share" in line for line in lines] == [False, True, True]
     assert all(line["step_share"] in STEP_SHARES for line in lines[1:])
     assert figures_of(lines[-1])["rule/step_share"] == lines[-1]["step_share"]
-    page = write_report(tmp_path).read_text()
-    assert f"{lines[-1]['step_share']:g} of the step" in page
+    page = unescape(write_report(tmp_path).read_text())
+    assert f"{lines[-1]['step_share']:g} of the rule's update" in page
 
 
 @pytest.mark.parametrize(

@@ -248,9 +248,11 @@ class StrategySection(Settings):
     never. Needs `validation-share`. If a run ends early, every site learns that."""
 
     compare_target_only: bool = True
-    """Whether the target trains alone for as many rounds after the run, so that the summary can say what the sources
-    contributed. No other site notices. It is not done if the target trains with noise, since its ledger would be
-    charged, nor without given labels, nor under `target_only`, which is the same."""
+    """Whether the target trains alone after the run, so that the summary can say by how much the federation helped:
+    from the run's first model for as many rounds (`target_only`), and, where the run has warm-up, from the model after
+    it for the rounds after it, at their rates (`warm_target`). No other site notices. It is not done if the target
+    trains with noise, since its ledger would be charged, nor without given labels, nor under `target_only`, which is
+    the same."""
 
     @check
     def _the_rules_accept_it(self) -> Self:
@@ -639,7 +641,7 @@ class MetricsSection(Settings):
 
     results: bool = False
     """Whether these metrics, which every user of the machine can read, include accuracy and loss on the target's test
-    rows."""
+    rows, and the sources' share of the last step."""
 
     tensorboard: str = ""
     """Folder in which a target writes its rounds for TensorBoard (extra `tensorboard`), such as `"tensorboard"`; empty

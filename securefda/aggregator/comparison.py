@@ -1,0 +1,189 @@
+"""What the federation adds for the target: a run compared with the target alone, which trains after the run.
+
+The target trains alone twice: from the run's first model (`target_only`) and from the model that the run had after its
+warm-up, at the rates of the rounds after it (`warm_target`). Nothing of either leaves the target, and no source hears
+of them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import cast
+
+import numpy as np
+
+from securefda.errors import ConfigError, SecureFdaError
+from securefda.operations.paired import paired_help
+from securefda.operations.progress import Reporter
+from securefda.operations.records import REPORTED_ROUNDS, Baseline, Help, RoundLine, Summary
+from securefda.parse import load_object, number
+from securefda.protocol.encoding import Vector64, vector_to_wire
+from securefda.tasks import Samples
+from securefda.text import counted
+from securefda.training import PersonalMemory, Vector
+from securefda.training.trainer import Trainer
+
+
+def warm_model_key(run_id: str) -> str:
+    """Return the key of the model that warm-up has left."""
+    return f"{run_id} warm-model"
+
+
+def rows_key(place: str) -> str:
+    """Return the key of each test row's accuracy in the last rounds, of a run or of a baseline."""
+    return f"{place} test-rows"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class TargetAlone:
+    """Trains the target without any source, for comparison with a run. Nothing of it leaves the target.
+
+    Attributes:
+        trainer: makes the trainer, which uses the run's first model and the target's training rows.
+        test_data: rows for evaluation.
+        memory: keeps what is compared, and the results, so that a restarted process need not train again.
+        warm_up: number of the run's rounds of warm-up.
+        factor: of the learning rates in the rounds after warm-up.
+    """
+
+    trainer: Callable[[], Trainer]
+    test_data: Samples
+    memory: PersonalMemory
+    warm_up: int = 0
+    factor: float = 1.0
+
+    def keep_warm_model(self, run_id: str, round_number: int, model: Vector) -> None:
+        """Keep the model with which the first round after warm-up begins; do nothing before other rounds."""
+        if self.warm_up and round_number == self.warm_up + 1:
+            self.memory.keep_personal(warm_model_key(run_id), self.warm_up, vector_to_wire(model).tobytes())
+
+    def rows_with(self, run_id: str, round_number: int, rows: Vector) -> tuple[str, bytes]:
+        """Return the run's test rows in the last rounds, this one included: the key, and what to keep under it."""
+        key = rows_key(run_id)
+        return key, _rows_after(self.memory.personal(key, round_number), rows)
+
+    def run_rows(self, run_id: str, round_number: int) -> Vector64 | None:
+        """Return each test row's mean accuracy in the last rounds up to this one, (n,); None where it is not known."""
+        kept = self.memory.personal(rows_key(run_id), round_number + 1)
+        count = 4 * len(self.test_data)
+        if not kept or len(kept) % count:
+            return None
+        rows: Vector64 = np.frombuffer(kept, "<f4").reshape(-1, len(self.test_data)).mean(axis=0, dtype=np.float64)
+        return rows
+
+    def train(self, run_id: str, numbers: Sequence[int]) -> tuple[Baseline, Vector64 | None]:
+        """Train from the run's first model in the rounds with these numbers, with the target's random choices in each.
+
+        Returns:
+            The result, and each test row's mean accuracy as of :meth:`run_rows`.
+
+        Raises:
+            TrainingError, DataError, ConfigError: training fails, or its rows now have a ledger.
+        """
+        return self._trained(f"{run_id} target-only", run_id, numbers, lambda trainer: trainer.initial_model(), 1.0)
+
+    def train_warm(self, run_id: str, numbers: Sequence[int]) -> tuple[Baseline, Vector64 | None]:
+        """Train from the model that the run had after warm-up, at the rates of the rounds after it.
+
+        Args:
+            run_id: of the run.
+            numbers: of the rounds after warm-up.
+
+        Raises:
+            TrainingError, DataError, ConfigError: as of :meth:`train`, or the model was not kept.
+        """
+        kept = self.memory.personal(warm_model_key(run_id), self.warm_up + 1)
+        if kept is None:
+            raise ConfigError("warm-target", "the run's state holds no model of the end of its warm-up")
+        start = np.frombuffer(kept, "<f4").astype(np.float32)
+        return self._trained(f"{run_id} warm-target", run_id, numbers, lambda _: start, self.factor)
+
+    def _trained(
+        self, place: str, run_id: str, numbers: Sequence[int], start: Callable[[Trainer], Vector], factor: float
+    ) -> tuple[Baseline, Vector64 | None]:
+        rounds = len(numbers)
+        if known := self.memory.personal(place, rounds + 1):
+            found = baseline_of(known)
+            if found["rounds"] == rounds:
+                return found, self.run_rows(place, rounds)
+        trainer, accuracies, rows = self.trainer(), [], b""
+        model = start(trainer)
+        for played, round_number in enumerate(numbers, start=1):
+            model = model + trainer.train(model, round_number, factor, run_id=run_id).update
+            if played > rounds - REPORTED_ROUNDS:
+                evaluation = trainer.evaluate(model, self.test_data)
+                accuracies.append(evaluation.metrics["accuracy"])
+                by_row = evaluation.by_row()
+                rows = b"" if by_row is None else _rows_after(rows, by_row)
+        found = Baseline(accuracy=fmean(accuracies), final=accuracies[-1], rounds=rounds)
+        self.memory.keep_personal(rows_key(place), rounds, rows)
+        self.memory.keep_personal(place, rounds, json.dumps(found).encode())
+        return found, self.run_rows(place, rounds)
+
+
+def _rows_after(kept: bytes | None, rows: Vector) -> bytes:
+    """Return the rows of the last rounds with those of one more round, float32."""
+    data = vector_to_wire(rows).tobytes()
+    return ((kept or b"") + data)[-REPORTED_ROUNDS * len(data) :]
+
+
+def baseline_of(data: bytes) -> Baseline:
+    """Read the result that the state folder keeps.
+
+    Raises:
+        ConfigError: it is damaged.
+    """
+    try:
+        fields = load_object(data, "accuracy", "final", "rounds")
+        accuracy, final = fields["accuracy"], fields["final"]
+        if not isinstance(accuracy, float) or not isinstance(final, float):
+            raise ValueError("a share is needed")
+        return Baseline(accuracy=accuracy, final=final, rounds=number(fields["rounds"]))
+    except ValueError as error:
+        hint = "put the folder back as it was, or name another --out folder"
+        raise ConfigError("target-only", "the run's state holds a result that is damaged", hint=hint) from error
+
+
+def with_comparison(
+    summary: Summary, alone: TargetAlone | None, records: Sequence[object], reporter: Reporter
+) -> Summary:
+    """Add the target's results alone to the summary of a finished run; where that training fails, a note says why.
+
+    Args:
+        summary: of the run.
+        alone: None where nothing is to be compared.
+        records: the run's round lines.
+        reporter: hears what the target does now.
+    """
+    finished = [line["round"] for line in cast(Sequence[RoundLine], records) if line.get("status") == "finished"]
+    if alone is None or not finished:
+        return summary
+    warm = [number for number in finished if number > alone.warm_up] if alone.warm_up else []
+    again = f", and {counted(len(warm), 'round')} from the model after warm-up" if warm else ""
+    reporter.note(f"the run is over; the target trains alone for {counted(len(finished), 'round')}{again}, to compare")
+    reporter.phase("training alone, to compare")
+    run_rows = alone.run_rows(summary.run_id, finished[-1])
+
+    def compared(trained: tuple[Baseline, Vector64 | None]) -> Baseline:
+        found, rows = trained
+        difference = (summary.target_accuracy or 0.0) - found["accuracy"]
+        if run_rows is not None and rows is not None:
+            paired = paired_help(run_rows, rows)
+            if math.isclose(paired["difference"], difference, abs_tol=1e-5):
+                return {**found, "help": paired}
+        return {**found, "help": Help(difference=difference, low=None, high=None, test_rows=len(alone.test_data))}
+
+    try:
+        summary = replace(summary, target_only=compared(alone.train(summary.run_id, finished)))
+    except SecureFdaError as error:
+        reporter.note(f"no comparison with the target alone: {error}")
+    try:
+        if warm:
+            summary = replace(summary, warm_target=compared(alone.train_warm(summary.run_id, warm)))
+    except SecureFdaError as error:
+        reporter.note(f"no comparison with the warm-started target: {error}")
+    return summary

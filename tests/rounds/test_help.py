@@ -1,0 +1,300 @@
+"""What the federation adds: the warm-started target, each test row in the last rounds, and the sources' share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rounds_federation import TARGET, Federation, trainer_of
+
+from securefda.aggregator.comparison import with_comparison
+from securefda.cli.console import ProgressEstimate
+from securefda.local.simulator import simulate
+from securefda.operations.progress import SilentReporter
+from securefda.operations.records import RoundLine, Summary, summarise
+from securefda.operations.report import write_report
+from securefda.operations.run_folder import read_run, summary_of
+from securefda.operations.summary_text import apart_words, help_text, run_text
+from securefda.protocol.messages import DownLink, Header, Survivors, Visibility
+from securefda.rules import cosine
+from securefda.samples import sample
+from securefda.site.config import load_federation
+from securefda.site.policy import SourcePolicy
+
+NO_CAPS = {"kappa": 0.0}
+WARM = {"rule": "fedda_auto", "rounds": 4, "warm_up_rounds": 2, "lr_after_warm_up": 0.5}
+
+
+def compared(federation: Federation) -> Summary:
+    """The summary of a federation's run, with the comparison that its process would add."""
+    run, store, site = federation.run, federation.store, federation.run.site
+    how: dict[str, Any] = {"task": "", "strategy": {}, "visibility": {}, "rounds_planned": 4, "status": "finished"}
+    summary = summarise(
+        federation.watch.lines, run_id=run.run_id, warm_up=site.alone.warm_up if site.alone else 0, **how
+    )
+    return with_comparison(summary, site.alone, store.records(), federation.watch)
+
+
+def test_the_warm_started_target_is_trained_from_the_model_after_warm_up(tmp_path: Path) -> None:
+    """Against plain calls of the target's trainer, from the model of a run that ends where the other's warm-up does."""
+    warm_up = Federation(tmp_path / "warm-up", settings=NO_CAPS, rule="source_only", rounds=2).open().go()
+    played = Federation(tmp_path / "run", settings=NO_CAPS, **WARM).open().go()
+    summary, trainer, test = compared(played), trainer_of(3, TARGET), played.run.site.test_data
+    model, first = warm_up.run.model, trainer.initial_model()
+    accuracies, rows = [], []
+    for number in (3, 4):
+        model = model + trainer.train(model, number, 0.5, run_id=played.run.run_id).update
+        accuracies.append(trainer.evaluate(model, test).metrics["accuracy"])
+        rows.append((trainer_outputs(trainer, model, test) == test.labels).double().numpy())
+    found = summary.warm_target
+    assert found is not None
+    assert (found["accuracy"], found["final"], found["rounds"]) == (np.mean(accuracies), accuracies[-1], 2)
+    assert found["help"]["difference"] == pytest.approx((summary.target_accuracy or 0) - np.mean(accuracies), abs=1e-6)
+    assert found["help"]["test_rows"] == len(test)
+    known = played.run.site.alone.train_warm(played.run.run_id, [3, 4])[1]
+    np.testing.assert_allclose(known, np.mean(rows, axis=0))
+    for number in range(1, 5):
+        first = first + trainer.train(first, number, 1.0, run_id=played.run.run_id).update
+    assert summary.target_only is not None
+    assert summary.target_only["final"] == trainer.evaluate(first, test).metrics["accuracy"]
+    warm_up.close()
+    played.close()
+
+
+def trainer_outputs(trainer: Any, model: Any, test: Any) -> Any:
+    """The classes that a model finds."""
+    trainer.prepare_to_evaluate(model)
+    return trainer.module.eval()(test.features).argmax(dim=1)
+
+
+@pytest.mark.parametrize("number", [3, 4])
+def test_a_restart_after_warm_up_changes_nothing_of_it(tmp_path: Path, number: int) -> None:
+    whole = Federation(tmp_path / "whole", settings=NO_CAPS, **WARM).open().go()
+    killed = Federation(tmp_path / "killed", settings=NO_CAPS, **WARM).open()
+    killed.kill_aggregator_at(Header, number).start_aggregator()
+    killed.open().go()
+    alone = killed.run.site.alone
+    for key in ("warm_target", "target_only"):
+        assert getattr(compared(killed), key) == getattr(compared(whole), key) is not None
+    expected = whole.run.site.alone.run_rows(whole.run.run_id, 4)
+    np.testing.assert_array_equal(alone.run_rows(killed.run.run_id, 4), expected)
+    whole.close()
+    killed.close()
+
+
+def test_a_lost_round_is_no_round_of_the_comparison(tmp_path: Path) -> None:
+    played = Federation(tmp_path, settings=NO_CAPS | {"attempts": 1}, **WARM).open()
+    played.kill_aggregator_at(Survivors, 3).start_aggregator()  # its updates may have left: it is not tried again
+    played.open().go()
+    summary, run_id = compared(played), played.run.run_id
+    assert played.watch.statuses == ["finished", "finished", "lost", "finished"]
+    assert (summary.target_only["rounds"], summary.warm_target["rounds"]) == (3, 1)
+    trainer, warm = trainer_of(3, TARGET), Federation(tmp_path / "w", settings=NO_CAPS, rule="source_only", rounds=2)
+    model = warm.open().go().run.model
+    model = model + trainer.train(model, 4, 0.5, run_id=run_id).update  # with its random choices of round 4
+    accuracy = trainer.evaluate(model, played.run.site.test_data).metrics["accuracy"]
+    assert summary.warm_target["accuracy"] == accuracy
+    warm.close()
+    played.close()
+
+
+@pytest.mark.parametrize("strategy", [{"rule": "ditto", "warm_up_rounds": 1}, {"warm_up_rounds": 0}])
+def test_without_warm_up_there_is_one_baseline(tmp_path: Path, strategy: dict[str, Any]) -> None:
+    played = Federation(tmp_path, visibility=Visibility.INDIVIDUAL, rounds=2, **strategy).open().go()
+    summary = compared(played)
+    assert summary.target_only is not None
+    assert summary.warm_target is None
+    played.close()
+
+
+# --- the sources' share -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", [Visibility.INDIVIDUAL, Visibility.SUM])
+def test_the_share_is_that_of_the_definition_at_every_level(tmp_path: Path, level: Visibility) -> None:
+    played = Federation(tmp_path, visibility=level, settings=NO_CAPS, rule="fedda", align=False, rounds=1).open().go()
+    trainers = [trainer_of(3, index) for index in range(4)]
+    first = trainers[0].initial_model()
+    own, *updates = (trainer.train(first, 1, 1.0).update.astype(float) for trainer in trainers)
+    theirs = sum(updates) * 0.5 / 3  # equally many rows each, and beta is 0.5
+    step = 0.5 * own + theirs
+    line = played.watch.lines[0]
+    assert line["source_share"] == pytest.approx(np.linalg.norm(theirs) / np.linalg.norm(step), rel=1e-4)
+    assert line["target_cosine"] == pytest.approx(cosine(own, step), rel=1e-4)
+    played.close()
+
+
+@pytest.mark.parametrize(("rule", "share"), [("source_only", 1), ("target_only", None)])
+def test_of_one_side_alone_the_share_is_known(tmp_path: Path, rule: str, share: float | None) -> None:
+    played = Federation(tmp_path, settings=NO_CAPS, rule=rule, rounds=1).open().go()
+    assert played.watch.lines[0].get("source_share") == (share and pytest.approx(share))
+    played.close()
+
+
+def test_with_a_beta_for_each_layer_all_levels_give_the_same_share(tmp_path: Path) -> None:
+    shares = []
+    for level in (Visibility.SUM, Visibility.INDIVIDUAL):
+        strategy = {"rule": "fedda_auto", "beta_per_layer": True, "rounds": 2}
+        played = Federation(tmp_path / level.label, visibility=level, settings=NO_CAPS, **strategy).open().go()
+        shares.append([line["source_share"] for line in played.watch.lines])
+        played.close()
+    assert shares[0] == pytest.approx(shares[1])
+    assert 0 < shares[0][0] < 1
+
+
+def test_a_validated_step_takes_a_share_of_the_sources_part(tmp_path: Path) -> None:
+    from test_validated_step import federation
+
+    for label in range(3):
+        full = federation(tmp_path / f"full-{label}", label, step="full", rounds=1).open().go()
+        taken = federation(tmp_path / f"taken-{label}", label, rounds=1).open().go()
+        target = trainer_of(3, TARGET)
+        first = target.initial_model()
+        own, rule = target.train(first, 1, 1.0).update.astype(float), full.run.model.astype(float) - first
+        line = taken.watch.lines[0]
+        theirs = rule - (1 - (line["mean_beta"] or 0)) * own
+        share = line["step_share"]
+        step = (1 - share) * own + share * rule
+        expected = share * np.linalg.norm(theirs) / np.linalg.norm(step)
+        assert line["source_share"] == pytest.approx(expected, abs=1e-4)
+        full.close()
+        taken.close()
+
+
+class Emptied(Federation):
+    """Sources whose policies allow more than any policy that a file can hold: caps that no contribution can keep."""
+
+    def policy(self, index: int, **changes: Any) -> SourcePolicy:
+        settings = self.settings
+        self.settings = replace(settings, kappa=1.0)
+        found = super().policy(index, **changes)
+        self.settings = settings
+        return found
+
+
+def test_where_norm_caps_empty_every_layer_the_sources_had_no_part(tmp_path: Path) -> None:
+    played = Emptied(tmp_path, settings={"kappa": 100.0}, rule="fedgp_auto", rounds=2).open().go()
+    line = played.watch.lines[-1]
+    assert line["emptied"] == [name for name, _ in played.run.layers]
+    assert line["source_share"] < 1e-3
+    assert ", the sources had no part in this step, " in ProgressEstimate().text(line)
+    summary = compared(played)
+    assert summary.source_share < 1e-3
+    assert help_text(summary.as_json()).endswith("; the sources had no part in the steps")
+    played.close()
+
+
+# --- what a source can see of it --------------------------------------------------------------------------------------
+
+
+def test_a_source_at_sum_sees_how_far_a_step_left_the_targets_line(tmp_path: Path) -> None:
+    played = Federation(tmp_path, settings=NO_CAPS, rule="fedda", rounds=3).open().go()
+    target = trainer_of(3, TARGET)
+    first = target.initial_model()
+    single = Federation(tmp_path / "single", settings=NO_CAPS, rule="fedda", rounds=1).open().go()
+    along = cosine(target.train(first, 1, 1.0).update, single.run.model.astype(float) - first)
+    for records in played.watch.records.values():
+        assert "apart_from_target" not in records[0]  # it has seen no step yet
+        assert records[1]["apart_from_target"] == pytest.approx((1 - along**2) ** 0.5, abs=1e-4)
+        for line, record in zip(played.watch.lines, records[1:], strict=False):
+            assert 0.05 < record["apart_from_target"] <= line["source_share"]
+    played.close()
+    single.close()
+
+
+@pytest.mark.parametrize(
+    ("level", "settings"), [(Visibility.INDIVIDUAL, {}), (Visibility.SUM, {"down_link": DownLink.BFLOAT16})]
+)
+def test_a_source_that_cannot_know_it_says_nothing(
+    tmp_path: Path, level: Visibility, settings: dict[str, object]
+) -> None:
+    played = Federation(tmp_path, visibility=level, settings=NO_CAPS | settings, rule="fedda", rounds=2).open().go()
+    assert not any("apart_from_target" in one for records in played.watch.records.values() for one in records)
+    played.close()
+
+
+def test_after_a_warm_up_round_a_source_has_no_update_of_the_target(tmp_path: Path) -> None:
+    played = Federation(tmp_path, settings=NO_CAPS, **WARM).open().go()
+    seen = ["apart_from_target" in record for record in played.watch.records[1]]
+    assert seen == [False, False, False, True]
+    played.close()
+
+
+def test_a_source_says_it_in_words() -> None:
+    assert apart_words(0.389) == "at least 38 % of the step before it is not the target's own"
+    assert apart_words(0.004) == "the step before it points where the target's own update does"
+
+
+# --- what people read -------------------------------------------------------------------------------------------------
+
+
+def told(accuracy: float = 0.796, share: float | None = 0.38, **helps: tuple[float, float | None, float | None]) -> str:
+    baselines = {
+        name: {"help": {"difference": difference, "low": low, "high": high, "test_rows": 16}}
+        for name, (difference, low, high) in helps.items()
+    }
+    return help_text({"target_accuracy": accuracy, "source_share": share, **baselines})
+
+
+def test_the_last_line_says_by_how_much_the_federation_helped() -> None:
+    assert told(warm_target=(0.051, 0.020, 0.082), target_only=(0.076, 0.031, 0.12)) == (
+        "accuracy 79.6 %: +5.1 points over the warm-started target (95 %: +2.0 to +8.2), "
+        "+7.6 points over the target alone (95 %: +3.1 to +12.0); the sources had 38 % of the steps after warm-up"
+    )
+
+
+def test_help_that_the_rows_do_not_show_is_no_success() -> None:
+    assert told(warm_target=(0.051, -0.02, 0.12)) == (
+        "accuracy 79.6 %: no difference from the warm-started target that the 16 test rows can show "
+        "(+5.1 points, 95 %: -2.0 to +12.0); the sources had 38 % of the steps after warm-up"
+    )
+    assert told(target_only=(-0.051, -0.09, -0.01), share=0.004) == (
+        "accuracy 79.6 %: 5.1 points below the target alone (95 %: -9.0 to -1.0); the sources had no part in the steps"
+    )
+
+
+def test_an_accuracy_that_is_no_mean_over_rows_has_no_interval() -> None:
+    assert told(target_only=(0.05, None, None), share=None) == (
+        "accuracy 79.6 %: +5.0 points against the target alone (no interval: the accuracy is not a mean over rows)"
+    )
+
+
+def test_a_summary_of_an_earlier_release_has_no_such_line(tmp_path: Path) -> None:
+    line = RoundLine(round=1, status="finished", accuracy=0.5, rule="fedda", survivors=["source-1"])
+    assert "the step" not in ProgressEstimate().text(line)
+    how: dict[str, Any] = {"task": "", "strategy": {}, "visibility": {}, "rounds_planned": 1, "status": "finished"}
+    value = summarise([line], run_id="", **how).as_json() | {
+        "target_only": {"accuracy": 0.4, "final": 0.4, "rounds": 1}
+    }
+    for name in ("warm_target", "source_share"):
+        del value[name]
+    old = summary_of(value)
+    assert help_text(value) == ""
+    assert "target alone" in run_text(old, tmp_path)
+    assert "warm-started" not in run_text(old, tmp_path)
+
+
+def test_a_whole_run_shows_it_everywhere(tmp_path: Path) -> None:
+    settings = [
+        "strategy.rounds=3",
+        "strategy.warm-up-rounds=1",
+        "strategy.rule=fedda_auto",
+        "privacy.norm-cap-kappa=0",
+    ]
+    summary = simulate(load_federation(sample("digits"), settings), tmp_path, 5, SilentReporter())
+    lines = read_run(tmp_path).rounds
+    assert lines[0]["source_share"] == pytest.approx(1)
+    assert summary.source_share == pytest.approx(np.mean([line["source_share"] for line in lines[1:]]))
+    assert summary.warm_target is not None
+    assert summary.warm_target["rounds"] == 2
+    assert summary.warm_target["help"]["test_rows"] == 500
+    last = run_text(summary, tmp_path).splitlines()[-1]
+    assert last == help_text(summary.as_json())
+    assert last.startswith(f"accuracy {100 * (summary.target_accuracy or 0):.1f} %: ")
+    page = unescape(write_report(tmp_path).read_text())
+    assert f"{last[0].upper()}{last[1:]}." in page
+    assert "The sources' share of each step" in page
