@@ -113,7 +113,7 @@ def demo(
     from securefda.local.launcher import run_processes
     from securefda.local.side_by_side import side_by_side
     from securefda.operations.report import report_after
-    from securefda.operations.summary_text import comparison_text, verdict
+    from securefda.operations.summary_text import comparison_text, help_text, verdict
     from securefda.samples import sample
     from securefda.site.config import load_federation
 
@@ -144,7 +144,8 @@ def demo(
     words = verdict(main.as_json())
     data = {"out": str(folder), "runs": {rule: summary.as_json() for rule, summary in summaries.items()}}
     report = f"report: {folder / DEMO_RULE}/report.html (and one for each other rule beside it)"
-    text = "\n".join(["", table, "", *words, "", report])
+    helped = help_text(main.as_json())
+    text = "\n".join(["", table, "", *words, "", report, *(["", f"{DEMO_RULE}: {helped}"] if helped else [])])
     print_result(output, data | {"protected": words[0], "unprotected": words[1]}, text)
 
 

@@ -55,12 +55,10 @@ _STYLE: dict[Any, Any] = {
 }
 
 
-def accuracy_figure(
-    points: Sequence[tuple[int, float]], reported_rounds: int, target_alone: float | None = None
-) -> str:
+def accuracy_figure(points: Sequence[tuple[int, float]], reported_rounds: int, baselines: Mapping[str, float]) -> str:
     """Draw the target's accuracy in percent over the rounds, marking the rounds whose mean is reported.
 
-    ``target_alone``, from 0 to 1, is a dashed line: what the target comes to without any source.
+    ``baselines``, by name and from 0 to 1, are lines of dashes: what the target comes to alone.
     """
     with mpl.rc_context(_STYLE):
         figure, axes = _axes("round", "target accuracy, %")
@@ -68,9 +66,9 @@ def accuracy_figure(
         percent = [100 * value for _, value in points]
         axes.plot(rounds, percent, color=_COLOURS[0], linewidth=1.8)
         axes.plot(rounds[-reported_rounds:], percent[-reported_rounds:], "o", color=_COLOURS[0], markersize=3.5)
-        if target_alone is not None:
-            alone = "target alone, mean of its last rounds"
-            axes.axhline(100 * target_alone, label=alone, color=_INK, linewidth=1.0, linestyle=(0, (4, 3)))
+        for (name, accuracy), dashes in zip(baselines.items(), cycle([(4, 3), (1, 2)]), strict=False):
+            axes.axhline(100 * accuracy, label=name, color=_INK, linewidth=1.0, linestyle=(0, dashes))
+        if baselines:
             axes.lines[0].set_label("this run")
             _legend(figure, axes)
         return _svg(figure, "accuracy")

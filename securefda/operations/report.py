@@ -17,6 +17,8 @@ from securefda.errors import SecureFdaError
 from securefda.operations.records import JOIN_PHASE, REPORTED_ROUNDS, RoundLine, round_seconds
 from securefda.operations.run_folder import METRICS_FILE, REPORT_FILE, SUMMARY_FILE, RunRecord, read_run, replace_file
 from securefda.operations.summary_text import (
+    ALONE,
+    WARM,
     absent_sources,
     best_text,
     help_text,
@@ -133,7 +135,6 @@ def render_report(record: RunRecord) -> str:
     task = str(summary.get("task", "")).rpartition(":")[2]
     strategy = summary.get("strategy") or {}
     helped = help_text(summary)
-    helped = f"{helped[0].upper()}{helped[1:]}." if helped else ""
     return (
         _environment()
         .get_template(_TEMPLATE)
@@ -141,7 +142,8 @@ def render_report(record: RunRecord) -> str:
             title=" on ".join(part for part in (rule, task) if part) or "Run",
             ended=_ended(record.summary),
             error=summary.get("error"),
-            verdict=[*([helped] if helped else []), *(verdict(summary) if summary.get("visibility") else ())],
+            helped=f"{helped[0].upper()}{helped[1:]}." if helped else "",
+            verdict=verdict(summary) if summary.get("visibility") else (),
             facts=_facts(summary),
             unused=[(key, setting_text(value)) for key, value in strategy.items() if not is_used(key, strategy)],
             tiles=_tiles(summary, rounds),
@@ -398,8 +400,12 @@ def run_charts(record: RunRecord, rounds: Sequence[RoundLine]) -> list[Chart]:
         model = " The model is one of the target's own, not the common one." if own else ""
         marked = counted(min(REPORTED_ROUNDS, len(points)), "round")
         caption = f"On the target's test split; dots mark the last {marked}.{model}"
-        alone = ((record.summary or {}).get("target_only") or {}).get("accuracy")
-        charts.append(Chart("Target accuracy", caption, accuracy_figure(points, REPORTED_ROUNDS, alone)))
+        baselines = {
+            f"{name}, mean of its last rounds": found["accuracy"]
+            for key, name in (("target_only", ALONE), ("warm_target", WARM))
+            if (found := (record.summary or {}).get(key))
+        }
+        charts.append(Chart("Target accuracy", caption, accuracy_figure(points, REPORTED_ROUNDS, baselines)))
     if beta := beta_chart(record, rounds):
         charts.append(beta)
     names = dict.fromkeys(phase for line in rounds for phase in line.get("seconds", {}) if phase != JOIN_PHASE)
