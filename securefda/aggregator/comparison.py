@@ -86,12 +86,16 @@ class TargetAlone:
         """
         return self._trained(f"{run_id} target-only", run_id, numbers, lambda trainer: trainer.initial_model(), 1.0)
 
-    def train_warm(self, run_id: str, numbers: Sequence[int]) -> tuple[Baseline, Vector64 | None]:
+    def train_warm(
+        self, run_id: str, numbers: Sequence[int], before: Sequence[float] = ()
+    ) -> tuple[Baseline, Vector64 | None]:
         """Train from the model that the run had after warm-up, at the rates of the rounds after it.
 
         Args:
             run_id: of the run.
             numbers: of the rounds after warm-up.
+            before: the run's accuracies in those rounds of its warm-up that are among its last rounds, because fewer
+                came after; both share them.
 
         Raises:
             TrainingError, DataError, ConfigError: as of :meth:`train`, or the model was not kept.
@@ -100,17 +104,27 @@ class TargetAlone:
         if kept is None:
             raise ConfigError("warm-target", "the run's state holds no model of the end of its warm-up")
         start = np.frombuffer(kept, "<f4").astype(np.float32)
-        return self._trained(f"{run_id} warm-target", run_id, numbers, lambda _: start, self.factor)
+        rows = (self.memory.personal(rows_key(run_id), numbers[-1] + 1) or b"")[: 4 * len(self.test_data) * len(before)]
+        place = f"{run_id} warm-target"
+        return self._trained(place, run_id, numbers, lambda _: start, self.factor, accuracies=before, rows=rows)
 
     def _trained(
-        self, place: str, run_id: str, numbers: Sequence[int], start: Callable[[Trainer], Vector], factor: float
+        self,
+        place: str,
+        run_id: str,
+        numbers: Sequence[int],
+        start: Callable[[Trainer], Vector],
+        factor: float,
+        *,
+        accuracies: Sequence[float] = (),
+        rows: bytes = b"",
     ) -> tuple[Baseline, Vector64 | None]:
         rounds = len(numbers)
         if known := self.memory.personal(place, rounds + 1):
             found = baseline_of(known)
             if found["rounds"] == rounds:
                 return found, self.run_rows(place, rounds)
-        trainer, accuracies, rows = self.trainer(), [], b""
+        trainer, accuracies = self.trainer(), list(accuracies)
         model = start(trainer)
         for played, round_number in enumerate(numbers, start=1):
             model = model + trainer.train(model, round_number, factor, run_id=run_id).update
@@ -159,10 +173,12 @@ def with_comparison(
         records: the run's round lines.
         reporter: hears what the target does now.
     """
-    finished = [line["round"] for line in cast(Sequence[RoundLine], records) if line.get("status") == "finished"]
-    if alone is None or not finished:
+    lines = [line for line in cast(Sequence[RoundLine], records) if line.get("status") == "finished"]
+    if alone is None or not lines:
         return summary
+    finished = [line["round"] for line in lines]
     warm = [number for number in finished if number > alone.warm_up] if alone.warm_up else []
+    before = [line["accuracy"] for line in lines[-REPORTED_ROUNDS:] if line["round"] <= alone.warm_up]
     again = f", and {counted(len(warm), 'round')} from the model after warm-up" if warm else ""
     reporter.note(f"the run is over; the target trains alone for {counted(len(finished), 'round')}{again}, to compare")
     reporter.phase("training alone, to compare")
@@ -183,7 +199,7 @@ def with_comparison(
         reporter.note(f"no comparison with the target alone: {error}")
     try:
         if warm:
-            summary = replace(summary, warm_target=compared(alone.train_warm(summary.run_id, warm)))
+            summary = replace(summary, warm_target=compared(alone.train_warm(summary.run_id, warm, before)))
     except SecureFdaError as error:
         reporter.note(f"no comparison with the warm-started target: {error}")
     return summary

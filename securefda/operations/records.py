@@ -365,7 +365,8 @@ class Baseline(TypedDict):
     """The result of the target training alone, with its own settings."""
 
     accuracy: float
-    """Mean accuracy over the last five rounds, from 0 to 1."""
+    """Mean accuracy over the last five rounds, from 0 to 1; with fewer after warm-up, `warm_target` shares the run's
+    rounds of warm-up before them."""
 
     final: float
     """Accuracy of the last round."""
