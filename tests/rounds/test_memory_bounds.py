@@ -161,16 +161,17 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_source_holds_seven_vectors_while_it_trains_and_four_while_it_masks(tmp_path):
+def test_source_holds_seven_vectors_while_it_trains_and_five_while_it_masks(tmp_path):
     with VectorsAlive(4 * WIDTH * (WIDTH + 1)) as alive:
         counted = source_of_a_run(Visibility.SUM, tmp_path, alive)
     # What came: the model and the target's update. For training: values, gradient, one layer's, two of Adam.
     assert [round(most) for most in counted.most[Header]] == [7] * ROUNDS
-    # Kept for masking: the trained model, the source's contribution and its share of the target's update.
-    assert [round(kept) for kept in counted.kept[Header]] == [3] * ROUNDS
+    # Kept for masking: the trained model, the source's contribution and its share of the target's update; and that
+    # update, with which the next model shows how much of the step was the target's own.
+    assert [round(kept) for kept in counted.kept[Header]] == [4] * ROUNDS
     # One more is encoded, in blocks, and masked where it lies.
-    assert [round(most) for most in counted.most[ShareDelivery]] == [4] * ROUNDS
-    assert [round(kept) for kept in counted.kept[ShareDelivery] + counted.kept[Result]] == [1] * 2 * ROUNDS
+    assert [round(most) for most in counted.most[ShareDelivery]] == [5] * ROUNDS
+    assert [round(kept) for kept in counted.kept[ShareDelivery] + counted.kept[Result]] == [2] * 2 * ROUNDS
 
 
 @pytest.mark.usefixtures("small_blocks")
