@@ -154,24 +154,22 @@ class SourceRound:
             self.pending.rounding.erase()
 
 
-def step_apart(site: SourceSite, accepted: AcceptedRound, last: tuple[Header, Vector | None] | None) -> float | None:
+def step_apart(site: SourceSite, accepted: AcceptedRound, target_update: Vector | None) -> float | None:
     """Return the least share of the last step of the model that was not the target's own; None if it is not known.
 
-    It is known where this source was sent the target's update of the last round and took part in it to the end, and
-    the model travels unrounded. Call it before this round's training, which replaces the model that it starts from.
+    It is known where this source took part in the round before to its end and was sent the target's update, and the
+    model travels unrounded. Call it before this round's training, which replaces the model that it starts from.
 
     Args:
         site: this source.
         accepted: the round that begins.
-        last: header of the last round that this process finished, and g_T; None before there is one.
+        target_update: g_T of the round that this process finished last, float32 (m,); None if it was not sent.
     """
     header = accepted.header.body
-    before_it, target_update = last or (None, None)
-    if before_it is None or target_update is None or header.down_link is not DownLink.FLOAT32:
+    if target_update is None or header.down_link is not DownLink.FLOAT32:
         return None
     before = site.store.trained_from(header.run_id, site.trainer.initial_model)
-    follows = before_it.run_id == header.run_id and before_it.round + 1 == header.round
-    if not follows or accepted.origin.number != before.number + 1:
+    if accepted.origin.number != before.number + 1:  # others have finished rounds since
         return None
     return share_apart(np.subtract(accepted.model, before.model, dtype=np.float64), target_update)
 

@@ -121,7 +121,7 @@ class SourceRun:
         self._process = ProcessGuard(f"the session of {self._name(site.signer.index)}", self.forget)
         self._between = BetweenRounds(site)
         self._round: SourceRound | None = None
-        self._last: tuple[Header, Vector | None] | None = None
+        self._last_target_update: Vector | None = None
         self._ended_session = NO_SESSION
         self.standing = Standing()
 
@@ -258,7 +258,8 @@ class SourceRun:
         site.store.accept_header(header, accepted.origin.number, accepted.origin.round)
         site.witness.journal.enter(header)
         self._reporter.round_started(body.round, accepted.level.label, body.rule.rule)
-        apart, self._last = step_apart(site, accepted, self._last), None
+        apart = step_apart(site, accepted, self._last_target_update)
+        self._last_target_update = None
         self._round, answer = begin_round(site, accepted)
         if apart is not None:
             self._round.record["apart_from_target"] = apart
@@ -272,7 +273,7 @@ class SourceRun:
         if isinstance(message.body, Result):
             check_result(self._site, self._round, message)
             finished, self._round = self._round, None
-            self._last = finished.header.body, finished.target_update  # nothing else of it: the phase holds secrets
+            self._last_target_update = finished.target_update  # nothing else of it: the phase holds secrets
             receipt = remember_result(self._site, finished, message)  # type: ignore[arg-type]  # its body is a result
             self.standing.round_finished()
             self._reporter.round_finished(finished.record)

@@ -225,6 +225,21 @@ def test_after_a_warm_up_round_a_source_has_no_update_of_the_target(tmp_path: Pa
     played.close()
 
 
+def test_a_source_that_missed_a_round_does_not_know_its_step(tmp_path: Path) -> None:
+    played = Federation(tmp_path, 4, settings=NO_CAPS, rule="fedda", rounds=4)
+
+    def link(sender: int, recipient: int, message: Any) -> Any:
+        lost = recipient == 1 and isinstance(message.body, Header) and message.body.round == 2
+        return None if lost else message
+
+    played.link = link
+    played.open().go()
+    seen = {record["round"]: "apart_from_target" in record for record in played.watch.records[1]}
+    assert seen == {1: False, 3: False, 4: True}
+    assert ["apart_from_target" in record for record in played.watch.records[2]] == [False, True, True, True]
+    played.close()
+
+
 def test_a_source_says_it_in_words() -> None:
     assert apart_words(0.389) == "at least 38 % of the step before it is not the target's own"
     assert apart_words(0.004) == "the step before it points where the target's own update does"
