@@ -11,7 +11,14 @@ import numpy as np
 from securefda.aggregator.attempt import RoundSum
 from securefda.aggregator.headers import AttemptPosition, SessionPlan, make_header, n_max_for
 from securefda.aggregator.ranges import WordFormat, format_for, narrowest, peaks_after, sum_kind
-from securefda.aggregator.rounds import CurrentRound, RoundTotal, sources_length_of, total_of, update_of
+from securefda.aggregator.rounds import (
+    CurrentRound,
+    RoundTotal,
+    largest_factor,
+    sources_length_of,
+    total_of,
+    update_of,
+)
 from securefda.aggregator.site import RunSettings, TargetSite
 from securefda.aggregator.store import AggregatorStore, KeptPeaks, KeptResult, Position, RoundRequest, TargetRelease
 from securefda.aggregator.target import TargetFeatures, TargetRound, summed_sizes, train_target, vectors_for
@@ -213,8 +220,10 @@ class RunModel:
         peaks = self._store.peaks(sum_kind(terms_of(current.plan), session.levels.values()))
         projects = current.plan.rule.projects and current.plan.projection is Projection.ORTHOGONAL
         target = current.target if projects else None
-        update = target.result.update if isinstance(target, TargetRound) else None
-        return format_for(bits, peaks, clip=settings.clip, sizes=sizes, projected=update)
+        projected = None
+        if isinstance(target, TargetRound):
+            projected = target.result.update * largest_factor(self._store.records(), current.plan, settings.max_samples)
+        return format_for(bits, peaks, clip=settings.clip, sizes=sizes, projected=projected)
 
     def _kept_peaks(self, current: CurrentRound, outcome: RoundSum) -> KeptPeaks:
         """The peaks from which the next round's ranges follow; none if a source was beyond the ranges of this one."""

@@ -7,8 +7,10 @@ each range is the clip.
 
 Under FedGP, a contribution depends on a cosine that is nearly zero in some rounds, so one round's sums say little about
 the next round. But in each layer, an orthogonal projection is at most as long as the target's update. So a layer's
-range is at least ``HEADROOM`` times the root mean square of the target's update in it. At most one coordinate in
-``HEADROOM²`` of a projection exceeds that.
+range is at least ``HEADROOM`` times the root mean square of the target's update in it, times the largest factor n - w
+with which all sources together have weighted their projections so far. At most one coordinate in ``HEADROOM²`` of a
+projection exceeds that. Without the factor, steps would be so coarse that the floor of the norm caps
+(:data:`securefda.protocol.contribution.LEAST_STEPS`) takes honest contributions for zeros.
 """
 
 from __future__ import annotations
@@ -85,7 +87,8 @@ def format_for(
         peaks: from :func:`peaks_after` after the last round with sums of this kind; None if there is none.
         clip: of every layer.
         sizes: of the layers.
-        projected: the target's update, float32 (m,), under an orthogonal projection of it; else None.
+        projected: under an orthogonal projection of the target's update, that update times a bound on the factor with
+            which a source weights its projection, (m,); else None.
     """
     if bits == WORD_BITS[-1] or peaks is None or not peaks.any():
         return WordFormat.wide(clip, len(sizes))
@@ -95,7 +98,7 @@ def format_for(
         squares = np.add.reduceat(np.square(projected, dtype=np.float64), _starts(sizes))
         expected = np.maximum(expected, HEADROOM * np.sqrt(squares / np.array(sizes)))
     ranges = np.clip(expected, _LEAST_RANGE * clip, clip)
-    ranges[peaks == 0] = clip  # the layer was zero in all sums, so the size of its contributions is unknown
+    ranges[expected == 0] = clip  # the layer was zero in all sums, so the size of its contributions is unknown
     return WordFormat(bits, tuple(ranges.tolist()))
 
 

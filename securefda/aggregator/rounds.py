@@ -300,3 +300,17 @@ def last_errors(records: Sequence[Mapping[str, Any]]) -> dict[Rule, float] | Non
         if record.get("delta_errors"):
             return {Rule(rule): error for rule, error in record["delta_errors"].items()}
     return None
+
+
+def largest_factor(records: Sequence[Mapping[str, Any]], plan: RoundPlan, max_samples: int) -> float:
+    """The largest sum of the sources' n_i beta_i, in units of ``max_samples``, in the rounds so far of a plan's rule.
+
+    It bounds the factor n_i beta_i of each. At most 1; also 1 before there is such a round, and where each layer has a
+    beta of its own.
+    """
+    factors = [
+        record["mean_beta"] * sum(seen["rows"] for seen in record["seen"]) / max_samples
+        for record in records
+        if record["rule"] == plan.rule and record.get("mean_beta") is not None and not plan.beta_per_layer
+    ]
+    return min(1.0, max(factors, default=1.0)) or 1.0

@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 from rounds_federation import Federation, changed, until
 
+from securefda.aggregator import model as rounds_model
 from securefda.aggregator.attempt import PartialSum
 from securefda.aggregator.ranges import WordFormat, format_for, narrowest, peaks_after
+from securefda.aggregator.rounds import largest_factor
 from securefda.audit.reconcile.runs import reconcile_folder
 from securefda.protocol.encoding import AggregateStatistics, vector_from_wire
 from securefda.protocol.header_checks import quantisation
 from securefda.protocol.messages import Header, MaskedInput, Parcel, Refusal, ShareDelivery, Visibility
-from securefda.rules import project
+from securefda.rules import RoundPlan, project
 from securefda.training import LocalResult, Vector
 from securefda.training.trainer import SiteTrainer
 
@@ -53,6 +55,26 @@ def test_of_several_sums_the_largest_counts_and_rounds_before_fade() -> None:
 def test_a_layer_of_zeros_says_nothing_and_its_range_is_the_clip_until_more_is_known() -> None:
     assert peaks_after(np.array([1.0, 0.01]), [a_sum(0.4, 0.0)], SIZES).tolist() == [0.8, 0.01]
     assert format_for(16, np.array([0.1, 0.0]), clip=1000.0, sizes=SIZES).ranges == pytest.approx((1.6, 1000.0))
+
+
+def test_a_layer_of_zeros_has_a_range_by_the_projection_where_there_is_one() -> None:
+    """At the clip, steps would be so coarse that norm caps take what comes next for zeros, and so every round."""
+    update = np.repeat([0.01, 0.001], SIZES).astype(np.float32)
+    ranges = format_for(20, np.array([0.1, 0.0]), clip=1000.0, sizes=SIZES, projected=update).ranges
+    assert ranges == pytest.approx((1.6, 0.016))
+
+
+def test_the_largest_weight_that_projections_had_together_bounds_that_of_each() -> None:
+    records = [
+        {"rule": "source_only", "mean_beta": None, "seen": [{"rows": 500}]},
+        *({"rule": "fedgp_auto", "mean_beta": beta, "seen": [{"rows": 100}, {"rows": 50}]} for beta in (0.2, 0.4, 0.1)),
+        {"rule": "fedda_auto", "mean_beta": 0.9, "seen": [{"rows": 150}]},
+    ]
+    plan = RoundPlan(rule="fedgp_auto")  # type: ignore[arg-type]
+    assert largest_factor(records, plan, 1000) == pytest.approx(0.4 * 0.15)
+    assert largest_factor(records, plan, 10) == 1.0
+    assert largest_factor(records[:1], plan, 1000) == 1.0
+    assert largest_factor(records, replace(plan, beta_per_layer=True), 1000) == 1.0
 
 
 def test_under_a_rule_that_projects_no_range_is_below_sixteen_times_the_targets_layer() -> None:
@@ -105,16 +127,21 @@ def test_first_round_of_a_rule_is_wide_and_inputs_of_the_next_are_shorter(tmp_pa
 
 @pytest.mark.parametrize(("projection", "follows"), [("orthogonal", True), ("cosine", False)])
 def test_ranges_follow_the_target_s_update_where_no_projection_is_longer(
-    tmp_path: Path, projection: str, *, follows: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, projection: str, *, follows: bool
 ) -> None:
+    bounds: list[Any] = []
+    monkeypatch.setattr(
+        rounds_model, "format_for", lambda *given, **by: bounds.append(by["projected"]) or format_for(*given, **by)
+    )
     strategy = {"rule": "fedgp", "beta": 0.01, "rounds": 3, "warm_up_rounds": 1, "projection": projection}
     federation = Federation(tmp_path, 4, settings={"bits": 24}, **strategy).open()
     parcel = until(federation, ME, Header, round_number=3)
     header, update = parcel.message.body, vector_from_wire(parcel.vectors[1])
-    layers = np.split(update, np.cumsum([layer.size for layer in header.layers])[:-1])
-    least = [min(CLIP, 16 * float(np.sqrt(np.mean(np.square(layer))))) for layer in layers]
-    ranges = [layer.range for layer in header.layers]
-    assert all(one >= 0.999 * bound for one, bound in zip(ranges, least, strict=True)) is follows
+    (line,) = federation.watch.lines[1:2]
+    factor = line["mean_beta"] * line["seen"][0]["rows"] / header.max_samples
+    assert (bounds[-1] is not None) is follows
+    if follows:
+        np.testing.assert_allclose(bounds[-1], factor * update, rtol=1e-5)
     federation.close()
 
 
