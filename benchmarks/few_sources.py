@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -148,7 +147,7 @@ class Watch:
         update = update_of(rule, total, target, max_samples)
         if rule is not Rule.SOURCE_ONLY:
             length = float(np.linalg.norm(update))
-            self.shares.append(float(np.linalg.norm(total.vector)) / total.samples / length if length else math.nan)
+            self.shares.append(float(np.linalg.norm(total.vector)) / total.samples / length if length else 0.0)
         return update
 
     def figures(self, accuracy: float) -> Figures:

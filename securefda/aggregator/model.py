@@ -14,6 +14,7 @@ from securefda.aggregator.ranges import WordFormat, format_for, narrowest, peaks
 from securefda.aggregator.rounds import (
     CurrentRound,
     RoundTotal,
+    is_silenced,
     largest_factor,
     sources_length_of,
     total_of,
@@ -23,8 +24,10 @@ from securefda.aggregator.site import RunSettings, TargetSite
 from securefda.aggregator.store import AggregatorStore, KeptPeaks, KeptResult, Position, RoundRequest, TargetRelease
 from securefda.aggregator.target import TargetFeatures, TargetRound, summed_sizes, train_target, vectors_for
 from securefda.errors import FaultySourceError
+from securefda.operations.notes import Note
 from securefda.operations.progress import Reporter
 from securefda.operations.records import RULES_WITHOUT_SOURCES
+from securefda.operations.summary_text import silenced_text
 from securefda.protocol.contribution import RoundTerms, terms_of
 from securefda.protocol.down_link import rounded
 from securefda.protocol.encoding import Vector64, vector_to_wire
@@ -35,6 +38,7 @@ from securefda.protocol.messages import (
     Body,
     Envelope,
     Goodbye,
+    Granularity,
     Header,
     MissedResult,
     Parcel,
@@ -379,6 +383,12 @@ class RunModel:
         if site.validation is not None:
             seen = self._evaluate(current.number, site.validation)
             line["validation_accuracy"], line["validation_loss"] = seen.metrics["accuracy"], seen.loss
+        records, strategy = self._store.records(), self._settings.strategy
+        if is_silenced(line, records, len(site.trainer.layers)):
+            line["silenced"] = True
+            by_layer = self._settings.norm_cap_granularity is Granularity.LAYER
+            text = silenced_text(current.number, strategy.rule, filtered=strategy.filter, by_layer=by_layer)
+            self._reporter.note(Note(text, "warning"))
         own = None
         if site.alone is not None and evaluation is not None and (rows := evaluation.by_row()) is not None:
             own = site.alone.rows_with(self._run_id.hex(), current.number, rows)

@@ -132,6 +132,7 @@ class CurrentRound:
         with_metrics: whether the sources add loss and accuracy in the last attempt.
         released_to: site ids that were sent the target's update.
         sum_kind: of the last attempt, see :func:`securefda.aggregator.ranges.sum_kind`.
+        capped: whether contributions are under a norm cap in the last attempt.
         confident: number of the target's rows whose pseudo-label counted; None where labels are given, and before the
             target has trained.
         out_of_range: whether a source refused because too many of its coordinates were beyond the ranges (CLIPPED).
@@ -156,6 +157,7 @@ class CurrentRound:
     with_metrics: bool = False
     released_to: set[str] = field(default_factory=set)
     sum_kind: bytes = b""
+    capped: bool = False
     confident: int | None = None
     out_of_range: bool = False
     target_cosine: float | None = None
@@ -176,6 +178,7 @@ class CurrentRound:
         """Note that an attempt begins with this header, which asks for ``request``."""
         self.attempt, self.with_metrics, self.request = header.attempt, header.metrics, request
         self.sum_kind = sum_kind(header.rule, header.levels)
+        self.capped = header.norm_cap is not None and self.plan.rule is not Rule.TARGET_ONLY
         self.levels = dict(zip(header.participants, header.levels, strict=True))
 
     def add_seconds(self, phase: str, seconds: float) -> None:
@@ -203,7 +206,7 @@ class CurrentRound:
             line["source_share"] = self.source_share
         if outcome is not None:
             partial_sums = outcome.partial_sums
-            line["emptied"] = _emptied(site, partial_sums)
+            line["emptied"] = _emptied(site, partial_sums) if self.capped else []
             line["seen"] = [
                 seen
                 for partial in partial_sums
@@ -292,6 +295,20 @@ def _emptied(site: TargetSite, partial_sums: Iterable[PartialSum]) -> list[str]:
         for (name, _), layer in zip(site.trainer.layers, np.split(vector[: sum(sizes)], edges), strict=True)
         if not layer.any()
     ]
+
+
+SILENT_ROUNDS = 3
+"""After so many rounds in a row in which norm caps emptied most layers, the run says so, once."""
+
+
+def is_silenced(line: Mapping[str, Any], records: Sequence[Mapping[str, Any]], layers: int) -> bool:
+    """Whether ``line``, which follows ``records``, is the first to end `SILENT_ROUNDS` rounds with most layers empty.
+
+    Layers count by number: the target cannot know how long the contributions are that caps emptied.
+    """
+    last = [*records, line][-SILENT_ROUNDS:]
+    empty = [2 * len(one.get("emptied", ())) > layers for one in last]
+    return len(empty) == SILENT_ROUNDS and all(empty) and not any(one.get("silenced") for one in records)
 
 
 def last_errors(records: Sequence[Mapping[str, Any]]) -> dict[Rule, float] | None:

@@ -181,7 +181,11 @@ class RoundLine(TypedDict, total=False):
     """What the aggregator saw, by set of sources."""
 
     emptied: list[str]
-    """Layers in which the sum of the sources at `sum` is zero."""
+    """Layers in which the sum of the sources at `sum` is zero under a norm cap."""
+
+    silenced: bool
+    """Present and true in the first round that is the third in a row in which more than half of the layers were
+    emptied."""
 
     target_update_to: list[str]
     """Sources that were sent the target's update, or under other rules the gradient of the gap or features of its
@@ -497,6 +501,10 @@ class Summary:
     best: BestModel | None = None
     """The best model by the target's validation rows; null without such rows."""
 
+    silenced_round: int = 0
+    """The first round that was the third in a row in which norm caps emptied more than half of the layers; 0 for
+    none."""
+
     target_only: Baseline | None = None
     """The result of the target alone, from the run's first model; null if not measured: see
     `strategy.compare-target-only`."""
@@ -605,6 +613,7 @@ def summarise(
         status=status,
         ended=max((line.get("ended", "") for line in rounds), default=""),
         setting=setting,
+        silenced_round=next((line["round"] for line in finished if line.get("silenced")), 0),
         best=best
         and BestModel(round=best["round"], validation_accuracy=best["validation_accuracy"], accuracy=best["accuracy"]),
         evaluated="personal" if any("evaluated" in line for line in finished) else "global",

@@ -30,6 +30,7 @@ from securefda.operations.summary_text import (
     releases_text,
     setting_rows,
     setting_text,
+    silenced_in,
     spent_text,
     verdict,
 )
@@ -330,6 +331,7 @@ def _facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Took no part", ", ".join(absent_sources(summary.get("visibility") or {}, summary.get("setting") or {}))),
         ("Visibility", levels_text(summary.get("visibility") or {})),
         ("Norm cap", norm_cap_text(summary["norm_cap"]) if summary.get("norm_cap") else ""),
+        ("Sources left out", silenced_in(summary)),
         (f"{published_name(rules).capitalize()} sent to sources", releases_text(releases) if releases else ""),
         ("Target's privacy", spent_text(privacy) if (privacy := summary.get("target_privacy")) else ""),
         ("Refused (rounds)", ", ".join(refusals)),

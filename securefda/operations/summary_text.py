@@ -68,6 +68,7 @@ def run_text(summary: Summary, folder: Path) -> str:
         ("visibility", levels_text(summary.visibility)),
         ("norm cap", norm_cap_text(summary.norm_cap) if summary.norm_cap else ""),
         ("sources' share", "" if summary.source_share is None else share_text(summary.source_share, _STEPS)),
+        ("sources left out", silenced_in(summary.as_json())),
         (f"{published_name(rules)} sent to sources", releases_text(summary.target_releases)),
         ("cosine", spread),
         ("target's privacy", spent_text(summary.target_privacy) if summary.target_privacy else ""),
@@ -220,6 +221,38 @@ def levels_text(visibility: Mapping[str, str]) -> str:
         more = f" and {len(sites) - _NAMED} more" if len(sites) > _NAMED else ""
         parts.append(f"{level}: {', '.join(sites[:_NAMED])}{more}")
     return "; ".join(parts)
+
+
+def silenced_text(number: int, rule: str, *, filtered: bool, by_layer: bool) -> str:
+    """Say that norm caps emptied most of the sums, which key to change, and what that costs; "" for no round.
+
+    Args:
+        number: of the round, the third in a row, as in ``summary.json``; 0 for none.
+        rule: the rule of the run's strategy.
+        filtered: the setting `strategy.filter`.
+        by_layer: whether the norm cap holds in each layer.
+    """
+    if not number:
+        return ""
+    what = (
+        f"norm caps emptied more than half of the layers in each of rounds {number - 2} to {number}; there the target "
+        "trained alone"
+    )
+    if not (filtered and _may_project(rule)):
+        return f"{what}. session.bits = 32 hides as much, and helps where words are too narrow for short contributions"
+    model = '; privacy.norm-cap-granularity = "model" empties fewer, but shows layers in which one source is alone'
+    return (
+        f'{what}, as FedGP\'s filter left too few sources. strategy.rule = "fedda_auto" empties none and hides as much'
+        f"{model if by_layer else ''}"
+    )
+
+
+def silenced_in(summary: Mapping[str, Any]) -> str:
+    """Return `silenced_text` of a run, from the contents of a ``summary.json``."""
+    strategy, norm_cap = summary.get("strategy") or {}, summary.get("norm_cap") or {}
+    by_layer = norm_cap.get("granularity") == "layer"
+    rule, filtered = str(strategy.get("rule", "")), bool(strategy.get("filter", True))
+    return silenced_text(summary.get("silenced_round", 0), rule, filtered=filtered, by_layer=by_layer)
 
 
 def norm_cap_text(norm_cap: NormCap) -> str:
@@ -429,13 +462,17 @@ def _of_the_sum(rule: str, filtered: bool, norm_cap: Mapping[str, Any] | None) -
             "the sources at sum saw of each other how large each contribution was, to within a factor, one number "
             f"{per}; one that colludes could tell the aggregator"
         )
-    if not (rule.startswith("fedgp") or rule == "auto"):
+    if not _may_project(rule):
         return shown
     if filtered and not by_layer:
         return f"{shown}; a layer in which one source alone points the target's way shows that source's contribution"
     if not filtered and norm_cap is not None:
         return f"{shown}; {_CANCELLING}"
     return shown
+
+
+def _may_project(rule: str) -> bool:
+    return rule.startswith("fedgp") or rule == "auto"
 
 
 def _at(levels: Mapping[str, str], *wanted: str) -> list[str]:

@@ -12,10 +12,10 @@ import pytest
 from depth import at_depth
 
 from securefda.errors import ConfigError, QuorumLost
-from securefda.operations.records import RoundLine, summarise
+from securefda.operations.records import RoundLine, Summary, summarise
 from securefda.operations.report import human_bytes, is_used, report_after, write_report
 from securefda.operations.run_folder import RunFolder
-from securefda.operations.summary_text import protected, unprotected, verdict
+from securefda.operations.summary_text import protected, run_text, unprotected, verdict
 
 SITES = ["source-1", "source-2", "source-10"]
 
@@ -38,24 +38,26 @@ def line(number: int, **changes: object) -> RoundLine:
     return values | changes  # type: ignore[return-value]
 
 
+def summary_of(lines: list[RoundLine], level: str = "sum") -> Summary:
+    return summarise(
+        lines,
+        run_id="ab" * 16,
+        task="package.module:<b>Task</b>",
+        strategy={"rule": "fedgp_auto", "beta": 0.5},
+        visibility=dict.fromkeys(SITES, level),
+        kappa=1.0,
+        rounds_planned=9,
+        status="failed",
+        error=QuorumLost("advertise", 3, ["source-1"], ["source-2"], hint="start it again"),
+    )
+
+
 def write_run(folder: Path, lines: list[RoundLine], *, level: str = "sum", summary: bool = True) -> RunFolder:
     run = RunFolder(folder)
     for each in lines:
         run.append_round(each)
     if summary:
-        run.write_summary(
-            summarise(
-                lines,
-                run_id="ab" * 16,
-                task="package.module:<b>Task</b>",
-                strategy={"rule": "fedgp_auto", "beta": 0.5},
-                visibility=dict.fromkeys(SITES, level),
-                kappa=1.0,
-                rounds_planned=9,
-                status="failed",
-                error=QuorumLost("advertise", 3, ["source-1"], ["source-2"], hint="start it again"),
-            )
-        )
+        run.write_summary(summary_of(lines, level))
     return run
 
 
@@ -390,6 +392,18 @@ def test_emptied_layers_are_named(tmp_path: Path) -> None:
     write_run(tmp_path / "busy", [line(1, levels=levels, emptied=[]), line(2, levels=levels, emptied=["head.weight"])])
     assert "norm caps left" not in page_of(tmp_path / "calm").text
     assert "norm caps left sources out of head.weight" in page_of(tmp_path / "busy").text
+
+
+def test_that_norm_caps_left_the_sources_out_stays_in_summary_and_report(tmp_path: Path) -> None:
+    levels = dict.fromkeys(SITES, "sum")
+    said = "norm caps emptied more than half of the layers in each of rounds 2 to 4"
+    for name, silenced in (("calm", {}), ("busy", {"silenced": True})):
+        lines = [line(4, levels=levels, **silenced), line(5, levels=levels)]
+        write_run(tmp_path / name, lines)
+        shown = run_text(summary_of(lines), tmp_path / name)
+        for text in (shown, page_of(tmp_path / name).text):
+            assert (said in text) is bool(silenced)
+            assert ('privacy.norm-cap-granularity = "model"' in text) is bool(silenced)
 
 
 @pytest.mark.parametrize(

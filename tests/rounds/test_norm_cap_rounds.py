@@ -12,6 +12,7 @@ from rounds_federation import TARGET, AnySigned, Federation, is_header
 from rounds_fixed import fix
 from rounds_liars import Liar
 
+from securefda.aggregator.rounds import is_silenced
 from securefda.protocol.agreement import BOX_BYTES
 from securefda.protocol.header_checks import quantisation
 from securefda.protocol.messages import Advertise, Granularity, Header, MaskedInput, ShareBundle, Visibility
@@ -268,3 +269,37 @@ def test_a_rule_that_is_weaker_than_a_policy_asks_for_is_refused_by_its_key(tmp_
     assert "source-2 takes no part: its policy refuses norm-cap.kappa" in federation.watch.notes
     assert "source-2" not in line["survivors"]
     assert line["status"] == "finished"
+
+
+@pytest.mark.parametrize(("kappa", "left_out"), [(1.0, True), (0.0, False)])
+def test_run_says_once_that_norm_caps_left_the_sources_out(tmp_path: Path, kappa: float, *, left_out: bool) -> None:
+    """In every round the filter leaves one source alone in both layers."""
+    settings = {**FINE, "kappa": kappa}
+    federation = Federation(tmp_path, N, rule="fedgp", beta=0.5, rounds=5, settings=settings, filter=True)
+    fix(federation, TARGET, np.full(WEIGHT + BIAS, 0.1))
+    for index in range(1, N + 1):
+        fix(federation, index, [0.2 if index == 1 else -0.2] * (WEIGHT + BIAS))
+    play(federation)
+    lines = federation.watch.lines
+    assert [line["emptied"] for line in lines] == [["weight", "bias"] if left_out else []] * 5
+    assert [line["round"] for line in lines if line.get("silenced")] == ([3] if left_out else [])
+    said = [note for note in federation.watch.notes if "norm caps emptied" in str(note)]
+    assert len(said) == left_out
+    assert all("rounds 1 to 3" in str(note) and 'strategy.rule = "fedda_auto"' in str(note) for note in said)
+
+
+@pytest.mark.parametrize(
+    ("before", "emptied", "silenced"),
+    [
+        ([3, 3], 3, True),
+        ([0, 3, 3], 3, True),
+        ([3, 3], 2, False),  # half of the layers
+        ([3], 3, False),
+        ([3, 0, 3], 3, False),
+    ],
+)
+def test_most_layers_are_empty_in_three_rounds_in_a_row(before: list[int], emptied: int, *, silenced: bool) -> None:
+    *records, line = ({"emptied": ["layer"] * count} for count in (*before, emptied))
+    assert is_silenced(line, records, 4) is silenced
+    assert not is_silenced(line, [*records, {"silenced": True, "emptied": ["layer"] * 3}], 4)
+    assert not is_silenced({}, records, 4)  # a round of the target alone
