@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -39,17 +40,22 @@ from securefda.rules import Contribution, Rule, contribution_norms
 from securefda.samples import sample
 from securefda.site.config import load_federation
 from securefda.source import rounds as source_rounds
+from threat_model.adversaries.crafted_target import Search
 
 FIGURES = Path(__file__).parent / "few_sources.json"
 _LAYER, _MODEL = "privacy.norm-cap-granularity=layer", "privacy.norm-cap-granularity=model"
 _GP, _DA = "strategy.rule=fedgp_auto", "strategy.rule=fedda_auto"
 _FILTER, _NO_FILTER = "strategy.filter=true", "strategy.filter=false"
 
+_ALL_ANSWER = "fedgp_auto, by layer, all must answer"
+
 CHOICES: dict[str, tuple[str, ...]] = {
     "target_only": ("strategy.rule=target_only",),
     "fedgp_auto, off": (_GP, _FILTER, "privacy.norm-cap-kappa=0"),
     "fedgp_auto, by layer": (_GP, _FILTER, _LAYER),
     "fedgp_auto, by layer, κ = 0.25": (_GP, _FILTER, _LAYER, "privacy.norm-cap-kappa=0.25"),
+    f"{_ALL_ANSWER}, 1 may collude": (_GP, _FILTER, _LAYER, "session.threshold=5", "privacy.max-colluders=1"),
+    _ALL_ANSWER: (_GP, _FILTER, _LAYER, "session.threshold=5", "privacy.max-colluders=0"),
     "fedgp_auto, on the model": (_GP, _FILTER, _MODEL),
     "fedgp_auto, on the model, κ = 0.25": (_GP, _FILTER, _MODEL, "privacy.norm-cap-kappa=0.25"),
     "fedgp_auto, no filter, by layer": (_GP, _NO_FILTER, _LAYER),
@@ -213,6 +219,65 @@ def _percent(share: float) -> str:
     return f"{share:.0f}" if share >= 1 or share == 0 else f"{share:.1g}"
 
 
+ATTACKS = (  # sources, κ, others that count, by layer, filter
+    (5, 1.0, 2, True, True),
+    (5, 0.25, 2, True, True),
+    (5, 1.0, 4, True, True),
+    (5, 1.0, 3, True, True),
+    (5, 1.0, 2, False, True),
+    (5, 0.25, 2, False, True),
+    (5, 1.0, 2, True, False),
+    (3, 1.0, 2, True, True),
+    (3, 0.25, 2, True, True),
+    (3, 1.0, 2, False, True),
+    (3, 0.25, 2, False, True),
+    (3, 1.0, 2, True, False),
+)
+
+
+def attack_rows() -> list[dict[str, Any]]:
+    """What a target gains that makes up its update (T22), by the threat register's own search.
+
+    The sources' updates are known to it: ``unrelated``, orthogonal but for chance; or ``alike`` but for the victim's,
+    at a cosine of 0.97.
+    """
+    rows, sizes, draws = [], (2048, 2048), np.random.default_rng(22)
+    for sources, kappa, others, by_layer, filtered in ATTACKS:
+        row: dict[str, Any] = {"sources": sources, "kappa": kappa, "others": others}
+        row |= {"by_layer": by_layer, "filtered": filtered}
+        own, shared = draws.normal(size=(sources, sum(sizes))), draws.normal(size=sum(sizes))
+        for name, updates in {"unrelated": own, "alike": np.vstack([own[:1], 0.85 * shared + 0.15 * own[1:]])}.items():
+            known = {index: update.astype(np.float32) for index, update in enumerate(updates, 1)}
+            weights = dict.fromkeys(known, 1.0)
+            search = Search(known, weights, sizes, 1, kappa, others, others, by_layer, negative=not filtered)
+            row[name] = round(search.best(starts=4, sweeps=6, seed=22)[1], 3)
+        rows.append(row)
+    return rows
+
+
+def attack_table(rows: Iterable[Mapping[str, Any]]) -> str:
+    """The attack's cosines beside the bound, in Markdown."""
+    lines = [
+        "| sources | others that count | κ | caps | filter | bound | found, unrelated | alike | bound in one layer |",
+        f"|{'---|' * 9}",
+    ]
+    for row in rows:
+        bound = f"{1 / math.sqrt(1 + row['kappa']):.2f}"
+        cells = [str(row["sources"]), str(row["others"]), f"{row['kappa']:g}"]
+        cells += ["by layer" if row["by_layer"] else "on the model", "yes" if row["filtered"] else "no", bound]
+        cells += [f"{row['unrelated']:.2f}", f"{row['alike']:.2f}", bound if row["by_layer"] else "none"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def tables(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Both tables."""
+    return {
+        "caps": table([row for row in rows if "choice" in row]),
+        "attack": attack_table(row for row in rows if "unrelated" in row),
+    }
+
+
 def trace(study: str, data: Callable[[str], list[str]]) -> None:
     """Print each contribution's norms of one run under the study's own settings, before and after the caps."""
     example, settings, _ = STUDIES[study]
@@ -244,14 +309,15 @@ def main() -> None:
     if asked.measure:
         every = [(study, seed) for study, (_, _, seeds) in STUDIES.items() for seed in range(seeds)]
         cells = [Cell(study, choice, seed) for study, seed in every for choice in CHOICES]
+        cells = [cell for cell in cells if _ALL_ANSWER not in cell.choice or cell.study == "digits, 5 sources"]
         cells.sort(key=lambda cell: (cell.seed, cell.study.startswith("noisy")))
         cache = Cache(asked.cache, "few_sources")
         with ProcessPoolExecutor(1) as pool:
             measure(pool, run_cell, cells, cache, {study: data(study) for study in STUDIES}, lambda *_: None)
         known = cache.read()
         rows = [asdict(cell) | known[cell.key] for cell in cells if cell.key in known]
-        FIGURES.write_text(as_text(rows, this_machine()))
-    return print(shown({"few": table(json.loads(FIGURES.read_text())["rows"])}))
+        FIGURES.write_text(as_text([*rows, *attack_rows()], this_machine()))
+    return print(shown(tables(json.loads(FIGURES.read_text())["rows"])))
 
 
 if __name__ == "__main__":

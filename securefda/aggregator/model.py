@@ -387,7 +387,9 @@ class RunModel:
         if is_silenced(line, records, len(site.trainer.layers)):
             line["silenced"] = True
             by_layer = self._settings.norm_cap_granularity is Granularity.LAYER
-            text = silenced_text(current.number, strategy.rule, filtered=strategy.filter, by_layer=by_layer)
+            text = silenced_text(
+                current.number, strategy.rule, len(site.sources), filtered=strategy.filter, by_layer=by_layer
+            )
             self._reporter.note(Note(text, "warning"))
         own = None
         if site.alone is not None and evaluation is not None and (rows := evaluation.by_row()) is not None:

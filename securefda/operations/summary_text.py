@@ -24,6 +24,9 @@ from securefda.operations.records import (
 from securefda.operations.run_folder import BEST_FILE, MODEL_FILE, REPORT_FILE
 from securefda.text import aligned, counted
 
+_ALL_ANSWER = 3
+"""With so many sources, none may drop out of a sum anyway."""
+
 _NAMED = 10
 _STEPS = "the steps on average, warm-up apart"
 _NAMED_SITES = 6
@@ -223,12 +226,13 @@ def levels_text(visibility: Mapping[str, str]) -> str:
     return "; ".join(parts)
 
 
-def silenced_text(number: int, rule: str, *, filtered: bool, by_layer: bool) -> str:
+def silenced_text(number: int, rule: str, sources: int, *, filtered: bool, by_layer: bool) -> str:
     """Say that norm caps emptied most of the sums, which key to change, and what that costs; "" for no round.
 
     Args:
         number: of the round, the third in a row, as in ``summary.json``; 0 for none.
         rule: the rule of the run's strategy.
+        sources: how many there are.
         filtered: the setting `strategy.filter`.
         by_layer: whether the norm cap holds in each layer.
     """
@@ -240,19 +244,28 @@ def silenced_text(number: int, rule: str, *, filtered: bool, by_layer: bool) -> 
     )
     if not (filtered and _may_project(rule)):
         return f"{what}. session.bits = 32 hides as much, and helps where words are too narrow for short contributions"
-    model = '; privacy.norm-cap-granularity = "model" empties fewer, but shows layers in which one source is alone'
-    return (
-        f'{what}, as FedGP\'s filter left too few sources. strategy.rule = "fedda_auto" empties none and hides as much'
-        f"{model if by_layer else ''}"
-    )
+    remedies = ['strategy.rule = "fedda_auto" empties none and hides as much']
+    if sources > _ALL_ANSWER:
+        remedies.append(
+            f"session.threshold = {sources} hides as much and lets more norms count, but no source may drop out"
+        )
+    if by_layer:
+        remedies.append(
+            'privacy.norm-cap-granularity = "model" empties fewer, but shows layers in which one source is alone'
+        )
+    return f"{what}, as FedGP's filter left too few sources. {'; '.join(remedies)}"
 
 
 def silenced_in(summary: Mapping[str, Any]) -> str:
     """Return `silenced_text` of a run, from the contents of a ``summary.json``."""
     strategy, norm_cap = summary.get("strategy") or {}, summary.get("norm_cap") or {}
-    by_layer = norm_cap.get("granularity") == "layer"
-    rule, filtered = str(strategy.get("rule", "")), bool(strategy.get("filter", True))
-    return silenced_text(summary.get("silenced_round", 0), rule, filtered=filtered, by_layer=by_layer)
+    return silenced_text(
+        summary.get("silenced_round", 0),
+        str(strategy.get("rule", "")),
+        len((summary.get("setting") or {}).get("sources", ())),
+        filtered=bool(strategy.get("filter", True)),
+        by_layer=norm_cap.get("granularity") == "layer",
+    )
 
 
 def norm_cap_text(norm_cap: NormCap) -> str:

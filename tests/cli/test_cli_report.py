@@ -15,7 +15,7 @@ from securefda.errors import ConfigError, QuorumLost
 from securefda.operations.records import RoundLine, Summary, summarise
 from securefda.operations.report import human_bytes, is_used, report_after, write_report
 from securefda.operations.run_folder import RunFolder
-from securefda.operations.summary_text import protected, run_text, unprotected, verdict
+from securefda.operations.summary_text import protected, run_text, silenced_text, unprotected, verdict
 
 SITES = ["source-1", "source-2", "source-10"]
 
@@ -404,6 +404,27 @@ def test_that_norm_caps_left_the_sources_out_stays_in_summary_and_report(tmp_pat
         for text in (shown, page_of(tmp_path / name).text):
             assert (said in text) is bool(silenced)
             assert ('privacy.norm-cap-granularity = "model"' in text) is bool(silenced)
+
+
+@pytest.mark.parametrize(
+    ("rule", "sources", "settings", "keys"),
+    [
+        ("fedgp_auto", 5, (True, True), ["strategy.rule", "session.threshold = 5", "norm-cap-granularity"]),
+        ("auto", 5, (True, False), ["strategy.rule", "session.threshold = 5"]),
+        ("fedgp", 3, (True, False), ["strategy.rule"]),  # all three have to answer anyway
+        ("fedgp", 5, (False, True), ["session.bits = 32"]),
+        ("fedda_auto", 5, (True, True), ["session.bits = 32"]),
+    ],
+)
+def test_what_helps_where_norm_caps_left_the_sources_out(
+    rule: str, sources: int, settings: tuple[bool, bool], keys: list[str]
+) -> None:
+    filtered, by_layer = settings
+    text = silenced_text(7, rule, sources, filtered=filtered, by_layer=by_layer)
+    assert "rounds 5 to 7" in text
+    every = ["strategy.rule", "session.threshold = 5", "norm-cap-granularity", "session.bits = 32"]
+    assert [key for key in every if key in text] == keys
+    assert silenced_text(0, rule, sources, filtered=filtered, by_layer=by_layer) == ""
 
 
 @pytest.mark.parametrize(
