@@ -31,6 +31,7 @@ import domain_rounds
 import dp_cost
 import dp_speed
 import estimators
+import few_sources
 import full_data
 import full_data_sweeps
 import gpu
@@ -100,6 +101,7 @@ def all_tables(folder: Path) -> dict[str, str]:
         "noisy_projection": noisy_projection.tables(figures("noisy_projection")["rows"]),
         "pseudo_labels": pseudo_labels.tables(figures("pseudo_labels")["rows"]),
         "lone_sources": lone_sources.tables(figures("lone_sources")["rows"]),
+        "few_sources": few_sources.tables(figures("few_sources")["rows"]),
         "full_data": full_data.tables(figures("full_data")["rows"]),
         "full_data_sweeps": full_data_sweeps.tables(figures("full_data_sweeps")["rows"], figures("full_data")["rows"]),
         "varied_rows": varied_rows.tables(figures("varied_rows")["rows"]),
