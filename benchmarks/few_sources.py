@@ -40,7 +40,6 @@ from securefda.rules import Contribution, Rule, contribution_norms
 from securefda.samples import sample
 from securefda.site.config import load_federation
 from securefda.source import rounds as source_rounds
-from threat_model.adversaries.crafted_target import Search
 
 FIGURES = Path(__file__).parent / "few_sources.json"
 _LAYER, _MODEL = "privacy.norm-cap-granularity=layer", "privacy.norm-cap-granularity=model"
@@ -241,6 +240,9 @@ def attack_rows() -> list[dict[str, Any]]:
     The sources' updates are known to it: ``unrelated``, orthogonal but for chance; or ``alike`` but for the victim's,
     at a cosine of 0.97.
     """
+    sys.path.insert(0, str(FIGURES.parents[1]))  # the register of threats is not installed
+    from threat_model.adversaries.crafted_target import Search  # noqa: PLC0415
+
     rows, sizes, draws = [], (2048, 2048), np.random.default_rng(22)
     for sources, kappa, others, by_layer, filtered in ATTACKS:
         row: dict[str, Any] = {"sources": sources, "kappa": kappa, "others": others}
