@@ -111,7 +111,8 @@ def settings_of(column: Sequence[Any]) -> tuple[str, list[str]]:
             return "rbf", [*options, f"training.target.batch-size={max(1, rows // 10)}"]
         case "fed_heart", target:
             sources = json.dumps([site for site in HOSPITALS if site != target])
-            return "fed_heart", [f"federation.target={target}", f"federation.sources={sources}"]
+            scaling = "task.options.scaling=site"
+            return "fed_heart", [f"federation.target={target}", f"federation.sources={sources}", scaling]
     return str(column[0]), []
 
 

@@ -125,6 +125,7 @@ def _configuration(candidate: Candidate, rule: str, target: str, fold: int, data
     sources = json.dumps([site for site in HOSPITALS if site != target])
     sites = [f"federation.target={target}", f"federation.sources={sources}"]
     task = ["task.factory=fed_heart_selection:HeldOut", f"task.options.fold={fold}", f"task.data-dir={data_dir}"]
+    task.append("task.options.scaling=site")
     rules = [f"strategy.rule={rule}", "strategy.filter=true"]
     return load_federation(EXAMPLE, [*sites, *task, *rules, *candidate.overrides()])
 

@@ -52,6 +52,7 @@ def trained(folder: Path, target: str, fold: int, seed: int, data_dir: Path) -> 
         settings = (
             *(f"federation.target={target}", f"federation.sources={sources}", "strategy.rule=fedgp_auto"),
             *(f"task.factory={TASK}", f"task.options.fold={fold}", f"task.data-dir={data_dir}"),
+            "task.options.scaling=site",
             "strategy.compare-target-only=false",
         )
         simulate(load_federation(EXAMPLE, settings), run, seed, SilentReporter())

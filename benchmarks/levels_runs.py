@@ -138,6 +138,7 @@ class Cell:
         settings = [f"strategy.rule={self.rule.partition(',')[0]}", *RULES[self.rule]]
         if sources:
             settings += [f"federation.target={self.target}", f"federation.sources={json.dumps(sources)}"]
+            settings.append("task.options.scaling=site")
         _, second, third = sources or ("", "", "")
         levels = [text.replace("SECOND", second).replace("THIRD", third) for text in study.levels[self.level]]
         return Job(load_federation(EXAMPLES / study.example, [*settings, *levels, *given]), self.seed)

@@ -70,7 +70,7 @@ def counted(data: str, keeps: bool, caps: str, seed: int, data_dir: Path) -> Cou
     """Play a run and count."""
     overrides = [
         *(f"strategy.filter={str(keeps).lower()}", f"privacy.norm-cap-granularity={caps}", "privacy.norm-cap-kappa=1"),
-        *([] if data == "digits" else [f"task.data-dir={data_dir / 'fed_heart'}"]),
+        *([] if data == "digits" else [f"task.data-dir={data_dir / 'fed_heart'}", "task.options.scaling=site"]),
     ]
     rounds = _Rounds(load_federation(sample(EXAMPLES[data]), overrides), seed)
     played = [rounds.contributors(number) for number in range(1, rounds.strategy.rounds + 1)]

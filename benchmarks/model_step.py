@@ -8,7 +8,7 @@ a target needs that walks to a model which it has made, at some bounds.
 
     python benchmarks/model_step.py [--data-dir DIR] [--seeds 0 1] [--cases NAME ...] [--out FILE]
 
-DIR holds ``fed_heart``, ``mnist`` and ``fashion_mnist``; without it the cases that need files are left out. Runs that
+DIR holds ``mnist`` and ``fashion_mnist``; without it the cases that need files are left out. Runs that
 FILE has already are not repeated.
 """
 
@@ -40,7 +40,7 @@ from threat_model.adversaries.made_model import imprinting_model, one_step_towar
 LIMITS = (3.0, 10.0, 30.0)
 EXAMPLES = Path(__file__).parent.parent / "examples"
 HERE = Path(__file__).parent
-DATA = {"fed_heart": "fed_heart", "colored_mnist": "mnist"}
+DATA = {"colored_mnist": "mnist"}
 _FASHION = "fashion_mnist"
 
 

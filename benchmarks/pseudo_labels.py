@@ -56,6 +56,7 @@ def hospitals(target: str, *sources: str) -> Study:
             f"federation.target={target}",
             f"federation.sources=[{named}]",
             "task.options.target-fraction=1.0",
+            "task.options.scaling=site",
             "training.target.batch-size=4",
             "training.target.learning-rate=0.1",
             "training.source.learning-rate=0.1",

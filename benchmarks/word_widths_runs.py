@@ -38,7 +38,7 @@ class Study:
 
 STUDIES = {
     "digits": Study("digits.toml"),
-    "fed-heart": Study("fed_heart.toml", data="fed_heart"),
+    "fed-heart": Study("fed_heart.toml", settings=("task.options.scaling=site",), data="fed_heart"),
     "label shift": Study(
         "label_shift_fashion_mnist.toml",
         settings=("strategy.rounds=12", "strategy.warm-up-rounds=3"),

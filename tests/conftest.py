@@ -15,12 +15,3 @@ def real_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"the real data are not at {folder}")
     return folder
-
-
-@pytest.fixture
-def fed_heart_data() -> Path:
-    """Folder of the four Fed-Heart files: $SECUREFDA_TEST_DATA/fed_heart, else ../shared/data/fed_heart."""
-    folder = Path(os.environ.get("SECUREFDA_TEST_DATA", _BESIDE_THE_REPOSITORY)) / "fed_heart"
-    if not folder.is_dir():
-        pytest.skip(f"the real data are not at {folder}")
-    return folder

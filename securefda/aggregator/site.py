@@ -260,7 +260,7 @@ def target_site(
         clock=time.monotonic,
         traffic=traffic,
         witness=witness,
-        notes=(*notes, *_unlabelled_notes(rows)),
+        notes=(*notes, *_unlabelled_notes(rows), *filter(None, [task.scaling_caution(rows.trained_on)])),
         trains_on=trainer.trains_on,
         personal=personal,
         head=head,

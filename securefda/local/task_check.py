@@ -228,6 +228,7 @@ def _check_site(task: Task, site: str, settings: TrainingSettings, seed: int, po
     if _has_one_label(train):  # at a source it may be meant: a hospital to which only the ill come
         found.notes.append(f"all {len(train)} training rows have one label")
     found.notes += _far_features(task, train)
+    found.notes += filter(None, [task.scaling_caution(train)])
     if isinstance(task, Tabular) and (unread := task.unread_columns(site)):
         found.notes.append(f"columns that the task does not read: {', '.join(unread)}")
     return found
@@ -270,6 +271,7 @@ def _check_unlabelled(
     if test is None:
         found.notes.append("no test row has a label: no model is measured, and there will be no accuracy")
     found.notes += _far_features(task, train)
+    found.notes += filter(None, [task.scaling_caution(train)])
     return found
 
 

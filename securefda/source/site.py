@@ -203,7 +203,7 @@ def source_site(
         witness=witness,
         random_bytes=os.urandom,
         software_version=__version__,
-        notes=notes,
+        notes=(*notes, *filter(None, [task.scaling_caution(data)])),
         trains_on=trainer.trains_on,
         keep_model=keep_model,
     )

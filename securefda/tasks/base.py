@@ -309,6 +309,13 @@ class Task(ABC):
         """Return a name for each column of the features if they are (n, k), for messages; none by default."""
         return ()
 
+    def scaling_caution(self, rows: Rows) -> str:  # noqa: ARG002 - others use it
+        """Return a warning for a site's operator about how its training rows are scaled; empty by default.
+
+        It tells about the rows, so it is shown at the site alone.
+        """
+        return ""
+
     def require_site(self, site: str) -> None:
         """Raise ConfigError if ``site`` is neither the target nor a source."""
         if site != self.settings.target and site not in self.settings.sources:

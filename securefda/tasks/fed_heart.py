@@ -1,7 +1,8 @@
-"""Fed-Heart: is a patient's coronary artery narrowed? Four hospitals, one logistic regression.
+"""Fed-Heart: is a patient's coronary artery narrowed? Four hospitals, one logistic regression. The data are bundled.
 
-Data: Heart Disease (Janosi, Steinbrunn, Pfisterer, Detrano 1988, UCI, CC BY 4.0), one CSV file per hospital with the
-14 usual columns, prepared as the FLamby benchmark does (du Terrail et al. 2022, Fed-Heart-Disease).
+Data: Heart Disease (Janosi, Steinbrunn, Pfisterer, Detrano 1988, UCI, https://doi.org/10.24432/C52P4X, CC BY 4.0), one
+CSV file per hospital with the 14 usual columns, prepared as the FLamby benchmark does (du Terrail et al. 2022,
+Fed-Heart-Disease). ``data/fed_heart/NOTICE`` says what was changed in the files.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import csv
 import hashlib
 import io
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from securefda.disk import read_whole
 from securefda.errors import ConfigError, DataError, reading_hint
-from securefda.tasks.base import Samples, Task, TaskSettings
+from securefda.tasks.base import Rows, Samples, Task, TaskSettings
 
 ORIGIN = "https://archive.ics.uci.edu/dataset/45/heart+disease"
 
@@ -33,6 +33,9 @@ SHA256 = {
 }
 
 HOSPITALS = tuple(SHA256)
+
+BUNDLED = Path(__file__).with_name("data") / "fed_heart"
+"""Folder of the four files that come with the package."""
 
 COLUMNS = (
     "age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak", "slope", "ca", "thal",
@@ -46,8 +49,8 @@ _LEVELS = {"cp": (2.0, 3.0, 4.0), "restecg": (1.0, 2.0)}
 FEATURES = 13
 _Numbers = tuple[float, ...]
 # In the order of _features: age, sex, resting blood pressure (mm Hg), cholesterol (mg/dl), fasting blood sugar above
-# 120 mg/dl, largest heart rate, angina on exertion, ST depression (mm), then the levels: what a textbook calls usual
-# for adults, halves for yes or no.
+# 120 mg/dl, largest heart rate, angina on exertion, ST depression (mm), then the levels: textbook values for adults in
+# round numbers, halves for yes or no. docs/how-to/built-in-data.md says where each is from.
 _PUBLIC_SCALING: tuple[_Numbers, _Numbers] = (
     (50.0, 0.5, 130.0, 200.0, 0.5, 150.0, 0.5, 1.0, 0.5, 0.5, 0.5, 0.5, 0.5),
     (10.0, 0.5, 20.0, 50.0, 0.5, 25.0, 0.5, 1.0, 0.5, 0.5, 0.5, 0.5, 0.5),
@@ -66,16 +69,19 @@ class _Hospital:
 class FedHeart(Task):
     """Fed-Heart with any of the four hospitals as the target; site ids are the hospitals' names.
 
-    A hospital's rows are standardised with the mean and the standard deviation of its own training rows, or, with
-    ``scaling = "public"``, with round numbers that are the same everywhere and come from no record here: with DP-SGD
-    no other will do. Sources train on all of their training rows. The target keeps a random ``target-fraction`` of
-    its own (default 0.2, and 1.0 at switzerland, which has 30 rows), drawn by the seed, as in Jiang et al. 2024,
-    Table 17.
+    The four files come with the package; a hospital that sets ``task.data-dir`` has its file there.
+
+    A hospital's rows are standardised with the mean and the standard deviation of its own training rows, as in the
+    paper, or, with ``scaling = "public"``, with round numbers that are the same everywhere and come from no record
+    here. The second serves the federation better: a hospital's own mean hides from the model how its patients differ
+    from others'. With DP-SGD no other will do. Sources train on all of their training rows. The target keeps a random
+    ``target-fraction`` of its own (default 0.2, and 1.0 at switzerland, which has 30 rows), drawn by the seed, as in
+    Jiang et al. 2024, Table 17.
 
     Options: ``target-fraction`` in (0, 1]; ``scaling``, "site" (default) or "public".
 
     Raises:
-        ConfigError: an unknown site or option, or no data folder.
+        ConfigError: an unknown site or option.
         DataError: on first use of a site's data, its file is missing or not the published one.
     """
 
@@ -124,23 +130,25 @@ class FedHeart(Task):
         """Return the accuracy at the threshold 0.5."""
         return {"accuracy": float(((outputs > 0) == (labels > 0.5)).double().mean())}
 
+    def scaling_caution(self, rows: Rows) -> str:  # noqa: ARG002 - its own mean hides how far off they are
+        """Say what it can cost that each hospital standardises its rows with their own mean; else empty."""
+        if self.separate_rows:
+            return ""
+        return (
+            "each hospital scales its rows by their own mean and deviation, which hides how its patients differ from "
+            "others' and can undo what the sources' models know; set task.options.scaling to \"public\" at every site"
+        )
+
     def guesses(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return 1 or 0 for each row, by the threshold 0.5, and the probability of it."""
         ill = torch.sigmoid(outputs)
         return (ill > 0.5).float(), torch.maximum(ill, 1 - ill)[:, 0]
 
-    @cached_property
-    def _folder(self) -> Path:
-        if self.settings.data_dir is None:
-            hint = "set task.data-dir to the folder that holds cleveland.csv, hungarian.csv, switzerland.csv, va.csv"
-            raise ConfigError("task.data-dir", "Fed-Heart is not bundled", hint=hint)
-        return self.settings.data_dir
-
     def _hospital(self, site: str) -> _Hospital:
         self.require_site(site)
         if site not in self._hospitals:
             scaling = _PUBLIC_SCALING if self.separate_rows else None
-            self._hospitals[site] = _prepare(*_read(self._folder / f"{site}.csv", site), scaling)
+            self._hospitals[site] = _prepare(*_read((self.settings.data_dir or BUNDLED) / f"{site}.csv", site), scaling)
         return self._hospitals[site]
 
 

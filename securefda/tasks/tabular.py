@@ -28,13 +28,19 @@ from torch import Tensor, nn
 from securefda.disk import read_whole
 from securefda.errors import ConfigError, DataError, reading_hint
 from securefda.settings import Settings, parse_settings
-from securefda.tasks.base import Samples, Task, TaskSettings, Unlabelled
+from securefda.tasks.base import Rows, Samples, Task, TaskSettings, Unlabelled
 from securefda.tasks.first_model import seed_with
 from securefda.tasks.held_out import HeldOut
-from securefda.text import counted
+from securefda.text import counted, names
 
 FACTORY = "securefda.tasks.tabular:Tabular"
 MISSING_VALUES = ("", "NA", "N/A", "NaN", "nan", "NULL", "null", "?")
+_FAR_MEAN = 2.0
+"""A site's mean this many public scales from the public center is far from it."""
+
+_FAR_SPREAD = 5.0
+"""A site's standard deviation is far from the public scale if one is this many times the other."""
+
 _NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _WHOLE = re.compile(r"(-?[0-9]+)[.,]0+")
 _DATE = re.compile(r"[0-9]{1,4}[./-][0-9]{1,2}[./-][0-9]{1,4}([ T].*)?")
@@ -213,8 +219,8 @@ class TabularOptions(Settings):
 
     def contents(self, table: Table) -> Iterable[bytes]:
         """Return the content of each row that decides whether it is held out: its group, or all cells that are read."""
-        names = [self.group] if self.group else [*self.read, self.label.column]
-        columns = (table.cells[name] for name in names if name in table.cells)
+        read = [self.group] if self.group else [*self.read, self.label.column]
+        columns = (table.cells[name] for name in read if name in table.cells)
         return (json.dumps(cells).encode() for cells in zip(*columns, strict=True))
 
     def description(self) -> bytes:
@@ -421,13 +427,33 @@ class Tabular(Task):
 
     def feature_names(self) -> tuple[str, ...]:
         """Return column, ``column missing`` or ``column = value`` for each feature."""
-        names: list[str] = []
+        found: list[str] = []
         for name, column in self.options.read.items():
             if column.type == "category":
-                names += [f"{name} = {value}" for value in column.values]
+                found += [f"{name} = {value}" for value in column.values]
             else:
-                names += [name, f"{name} missing"] if column.missing == "fill" else [name]
-        return tuple(names)
+                found += [name, f"{name} missing"] if column.missing == "fill" else [name]
+        return tuple(found)
+
+    def scaling_caution(self, rows: Rows) -> str:
+        """Name the columns of numbers whose mean or spread here is far from the public center and scale; else empty.
+
+        Rows without a value count as the center. A column that never varies has no spread to compare.
+        """
+        scaled = rows.features.double()
+        places = {name: place for place, name in enumerate(self.feature_names())}
+        far = []
+        for name in (name for name, column in self.options.read.items() if column.type == "number"):
+            values = scaled[:, places[name]]
+            mean, spread = float(values.mean()), float(values.std(correction=0))
+            if abs(mean) > _FAR_MEAN or (spread > 0 and not 1 / _FAR_SPREAD <= spread <= _FAR_SPREAD):
+                far.append(f"{name} (mean {mean:+.1f} scales from the center, spread {spread:.2g} scales)")
+        if not far:
+            return ""
+        return (
+            f"this site's rows lie far from the public scaling of {names(far)}: check the unit, or agree with the "
+            "other sites on a center and scale that suit the rows of all"
+        )
 
     def unread_columns(self, site: str) -> tuple[str, ...]:
         """Return the columns of a site's file that its options do not name."""

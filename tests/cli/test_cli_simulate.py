@@ -38,6 +38,20 @@ def test_the_run_folder_holds_summary_rounds_model_report_and_the_sources_own_li
     assert all(len(list((finished / "sites" / site / "local" / "audit").iterdir())) == 1 for site in sites)
 
 
+def test_a_site_that_scales_by_its_own_mean_is_warned_there_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def notes(scaling: str) -> list[str]:
+        out = str(tmp_path / scaling)
+        assert main(["simulate", "fed_heart", "--out", out, *SHORT, "--set", f"task.options.scaling={scaling}"]) == 0
+        return [line for line in capsys.readouterr().err.splitlines() if "scales its rows" in line]
+
+    assert [line.partition(":")[0] for line in notes("site")] == ["cleveland", "hungarian", "switzerland", "va"]
+    assert notes("public") == []
+    written = [path.read_bytes() for path in (tmp_path / "site").rglob("*") if path.is_file()]
+    assert not any(b"scales its rows" in text for text in written)
+
+
 def test_the_report_joins_the_sources_betas(finished: Path) -> None:
     page = (finished / "report.html").read_text()
     assert "β per source" in page

@@ -88,6 +88,16 @@ def test_each_site_is_shown_with_its_rows(folder: Path, capsys: pytest.CaptureFi
     assert "gradients of single rows" not in out
 
 
+def test_rows_far_from_the_public_scaling_are_said_for_each_site(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = folder / tabular(folder)
+    file.write_text(file.read_text().replace("center = 50", "center = 5"))
+    assert main(["task", "check", "own.toml"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("note: this site's rows lie far from the public scaling of age (mean +5") == len(SITES)
+
+
 def test_noise_is_tried_where_it_is_on(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     set_noise = ["--set", "training.source.dp.noise-multiplier=1"]
     assert main(["task", "check", tabular(folder), "--site", "north", *set_noise, "--format", "json"]) == 0

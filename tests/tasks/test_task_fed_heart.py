@@ -5,7 +5,7 @@ import torch
 
 from securefda.errors import ConfigError, DataError
 from securefda.tasks import TaskSettings, load_task
-from securefda.tasks.fed_heart import COLUMNS, HOSPITALS, SHA256
+from securefda.tasks.fed_heart import BUNDLED, COLUMNS, HOSPITALS, SHA256
 
 COUNTS = {"cleveland": (199, 104), "hungarian": (172, 89), "switzerland": (30, 16), "va": (85, 45)}
 KEPT = {"cleveland": 39, "hungarian": 34, "switzerland": 30, "va": 17}
@@ -31,49 +31,43 @@ def made_up_va(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.data
 @pytest.mark.parametrize("hospital", HOSPITALS)
-def test_preparation_gives_the_published_numbers_of_rows(fed_heart_data, hospital):
-    task = fed_heart(fed_heart_data, target=hospital)
+def test_preparation_gives_the_published_numbers_of_rows(hospital):
+    task = fed_heart(None, target=hospital)
     assert (len(task.oracle_data()), len(task.test_data(hospital))) == COUNTS[hospital]
     assert len(task.train_data(hospital)) == KEPT[hospital]
     assert task.train_data(hospital).features.shape[1] == 13
 
 
-@pytest.mark.data
-def test_sources_train_on_all_of_their_training_rows(fed_heart_data):
-    task = fed_heart(fed_heart_data, target="va")
+def test_sources_train_on_all_of_their_training_rows():
+    task = fed_heart(None, target="va")
     assert [len(task.train_data(site)) for site in task.settings.sources] == [199, 172, 30]
 
 
-@pytest.mark.data
 @pytest.mark.parametrize("hospital", HOSPITALS)
-def test_training_rows_of_a_hospital_are_standardised_on_themselves(fed_heart_data, hospital):
-    features = fed_heart(fed_heart_data, target=hospital).oracle_data().features
+def test_training_rows_of_a_hospital_are_standardised_on_themselves(hospital):
+    features = fed_heart(None, target=hospital).oracle_data().features
     deviation = features.std(dim=0)
     assert torch.allclose(features.mean(dim=0), torch.zeros(13), atol=1e-6)
     assert bool((torch.isclose(deviation, torch.ones(13), atol=1e-5) | (deviation == 0)).all())
 
 
-@pytest.mark.data
-def test_seed_draws_the_rows_kept_and_nothing_else(fed_heart_data):
-    first, again, other = (fed_heart(fed_heart_data, seed=seed) for seed in (3, 3, 4))
+def test_seed_draws_the_rows_kept_and_nothing_else():
+    first, again, other = (fed_heart(None, seed=seed) for seed in (3, 3, 4))
     assert torch.equal(first.train_data("cleveland").features, again.train_data("cleveland").features)
     assert not torch.equal(first.train_data("cleveland").features, other.train_data("cleveland").features)
     assert torch.equal(first.test_data("cleveland").features, other.test_data("cleveland").features)
     assert torch.equal(first.train_data("va").features, other.train_data("va").features)
 
 
-@pytest.mark.data
-def test_kept_rows_are_rows_of_the_oracle(fed_heart_data):
-    task = fed_heart(fed_heart_data, target="hungarian")
+def test_kept_rows_are_rows_of_the_oracle():
+    task = fed_heart(None, target="hungarian")
     everything = {tuple(row) for row in task.oracle_data().features.tolist()}
     assert {tuple(row) for row in task.train_data("hungarian").features.tolist()} < everything
 
 
-@pytest.mark.data
-def test_one_changed_byte_is_found_and_the_file_named(fed_heart_data, tmp_path):
-    content = bytearray((fed_heart_data / "cleveland.csv").read_bytes())
+def test_one_changed_byte_is_found_and_the_file_named(tmp_path):
+    content = bytearray((BUNDLED / "cleveland.csv").read_bytes())
     content[-3] ^= 1
     (tmp_path / "cleveland.csv").write_bytes(content)
     with pytest.raises(DataError, match=r"cleveland.csv: SHA-256 is [0-9a-f]{64}, not that of the published file"):
@@ -85,11 +79,6 @@ def test_missing_file_is_named_with_origin_and_digest(tmp_path):
         fed_heart(tmp_path, target="va").train_data("va")
     assert "archive.ics.uci.edu" in caught.value.hint
     assert SHA256["va"] in caught.value.hint
-
-
-def test_missing_folder_setting_names_the_setting():
-    with pytest.raises(ConfigError, match=r"^task.data-dir: Fed-Heart is not bundled$"):
-        fed_heart(None).train_data("va")
 
 
 def test_a_site_reads_its_own_file_only(made_up_va):
@@ -146,3 +135,19 @@ def test_public_scaling_prepares_each_row_from_its_own_record(made_up_va, monkey
 def test_only_public_scaling_lets_noise_cover_a_row(made_up_va):
     assert fed_heart(made_up_va, "va", scaling="public").separate_rows
     assert not fed_heart(made_up_va, "va").separate_rows
+
+
+def test_a_hospital_that_scales_by_its_own_mean_is_warned_of_what_it_costs():
+    task = fed_heart(None)
+    caution = task.scaling_caution(task.train_data("va"))
+    assert "scales its rows by their own mean" in caution
+    assert 'set task.options.scaling to "public" at every site' in caution
+    public = fed_heart(None, scaling="public")
+    assert public.scaling_caution(public.train_data("va")) == ""
+
+
+def test_the_bundled_files_name_their_origin_licence_and_changes():
+    notice = (BUNDLED / "NOTICE").read_text()
+    assert "https://doi.org/10.24432/C52P4X" in notice
+    assert "https://creativecommons.org/licenses/by/4.0/" in notice
+    assert "Changed:" in notice

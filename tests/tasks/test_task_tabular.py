@@ -315,6 +315,39 @@ def test_without_a_folder_the_key_is_named() -> None:
     assert "north.csv" in caught.value.hint
 
 
+class TestScaling:
+    def test_a_site_like_the_public_numbers_is_told_nothing(self, tmp_path: Path) -> None:
+        write(tmp_path, "clinic", [HEADER, *german_rows(60)])
+        task = tabular(tmp_path)
+        assert task.scaling_caution(task.train_data("clinic")) == ""
+
+    @pytest.mark.parametrize(
+        ("column", "keys", "said"),
+        [
+            ("Alter", {"center": 500}, "Alter (mean -4"),
+            ("Größe", {"scale": 10}, "Größe (mean "),
+            ("Größe", {"scale": 0.001}, "Größe (mean "),
+        ],
+        ids=["another center", "a scale too large", "a scale too small"],
+    )
+    def test_a_column_far_from_them_is_named(
+        self, tmp_path: Path, column: str, keys: dict[str, float], said: str
+    ) -> None:
+        keys = {"scale": 10, **keys} if column == "Alter" else keys
+        write(tmp_path, "clinic", [HEADER, *german_rows(60)])
+        task = tabular(tmp_path, with_column(column, **keys))
+        caution = task.scaling_caution(task.train_data("clinic"))
+        assert said in caution
+        assert "check the unit, or agree with the other sites" in caution
+        assert caution.count("(mean") == 1
+
+    def test_a_column_that_never_varies_has_no_spread_to_be_far_off(self, tmp_path: Path) -> None:
+        rows = [f"A{i};50;1,7;{'mw'[i % 2]};{('nein', 'ja')[i % 3 == 0]}" for i in range(60)]
+        write(tmp_path, "clinic", [HEADER, *rows])
+        task = tabular(tmp_path)
+        assert task.scaling_caution(task.train_data("clinic")) == ""
+
+
 class TestFirstModel:
     def test_it_is_the_same_where_the_description_is(self) -> None:
         turned = changed(columns=dict(reversed(COLUMNS.items())), encoding="cp1252", **{"test-share": 0.5})

@@ -8,36 +8,32 @@ from pathlib import Path
 import pytest
 
 from securefda.cli import main
-from securefda.tasks.fed_heart import HOSPITALS
+from securefda.tasks.fed_heart import BUNDLED, HOSPITALS
 from securefda.tasks.uci_heart import convert
 
 
 @pytest.fixture
-def originals(fed_heart_data: Path, tmp_path: Path) -> Path:
+def originals(tmp_path: Path) -> Path:
     """The originals, as UCI has them: no header, a question mark for each missing value."""
     folder = tmp_path / "uci"
     folder.mkdir()
     for hospital in HOSPITALS:
-        lines = (fed_heart_data / f"{hospital}.csv").read_text().splitlines()[1:]
+        lines = (BUNDLED / f"{hospital}.csv").read_text().splitlines()[1:]
         text = "".join(",".join(value or "?" for value in line.split(",")) + "\n" for line in lines)
         (folder / f"processed.{hospital}.data").write_text(text)
     return folder
 
 
-@pytest.mark.data
 @pytest.mark.parametrize("ends", ["\n", "\r\n"])
-def test_the_files_are_those_that_the_task_reads(
-    originals: Path, fed_heart_data: Path, tmp_path: Path, ends: str
-) -> None:
+def test_the_files_are_those_that_the_task_reads(originals: Path, tmp_path: Path, ends: str) -> None:
     for path in originals.iterdir():
         path.write_bytes(path.read_bytes().replace(b"\n", ends.encode()))
     converted = convert(originals, tmp_path / "new" / "heart")
     assert {one.hospital: one.patients for one in converted} == dict(zip(HOSPITALS, (303, 294, 123, 200), strict=True))
     for one in converted:
-        assert one.file.read_bytes() == (fed_heart_data / f"{one.hospital}.csv").read_bytes()
+        assert one.file.read_bytes() == (BUNDLED / f"{one.hospital}.csv").read_bytes()
 
 
-@pytest.mark.data
 def test_the_command_says_what_comes_next(originals: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "heart"
     assert main(["task", "convert-uci-heart", str(originals), "--out", str(out)]) == 0
@@ -46,7 +42,6 @@ def test_the_command_says_what_comes_next(originals: Path, tmp_path: Path, capsy
     assert "is there already" in json.loads(capsys.readouterr().out)["message"]
 
 
-@pytest.mark.data
 @pytest.mark.parametrize(
     ("old", "new", "why"),
     [

@@ -95,12 +95,9 @@ def test_masked_digits_give_the_model_that_updates_in_clear_give(tmp_path: Path,
     assert_levels_agree(tmp_path, "digits", rule)
 
 
-@pytest.mark.data
 @pytest.mark.parametrize("rule", ["fedgp_auto", "fedda_auto"])
-def test_masked_hearts_give_the_model_that_updates_in_clear_give(
-    tmp_path: Path, fed_heart_data: Path, rule: str
-) -> None:
-    assert_levels_agree(tmp_path, "fed_heart", rule, f"task.data-dir={fed_heart_data}")
+def test_masked_hearts_give_the_model_that_updates_in_clear_give(tmp_path: Path, rule: str) -> None:
+    assert_levels_agree(tmp_path, "fed_heart", rule)
 
 
 @pytest.mark.parametrize("level", ["sum", "individual"])
