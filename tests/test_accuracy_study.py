@@ -28,12 +28,10 @@ def test_on_digits_fedgp_auto_beats_either_side_alone(tmp_path):
     assert not result["misses"]
 
 
-@pytest.mark.data
 @pytest.mark.timeout(1800)
-@pytest.mark.skipif(not DEEP, reason="60 runs of 55 rounds, in make test-deep")
-def test_on_fed_heart_both_auto_rules_reach_the_published_accuracy(fed_heart_data, tmp_path):
-    rules = "source_only,fedda_auto,fedgp_auto"
-    result = suite("fed-heart", tmp_path, "--data-dir", fed_heart_data, "--rules", rules)
+@pytest.mark.skipif(not DEEP, reason="160 runs of 55 rounds, in make test-deep")
+def test_on_fed_heart_both_auto_rules_reach_the_published_accuracy(tmp_path):
+    result = suite("fed-heart", tmp_path, "--rules", "source_only,warm_target,fedda_auto,fedgp_auto")
     hospitals = {rule: of_rule["fed-heart"] for rule, of_rule in result["means"].items()}
     mean = {rule: sum(of_rule.values()) / 4 for rule, of_rule in hospitals.items()}
     assert result["seeds"] == [0, 1, 2, 3, 4]

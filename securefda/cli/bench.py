@@ -130,7 +130,7 @@ def accuracy(
     ] = "",
     data_dir: Annotated[
         Path | None,
-        typer.Option("--data-dir", help="Folder of the data files, or of fed_heart/, mnist/, ..."),
+        typer.Option("--data-dir", help="Folder of the data files, or of mnist/, fashion_mnist/, ..."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="Folder of the results; default: runs/accuracy-SUITE-LEVEL.")

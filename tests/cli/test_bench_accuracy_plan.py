@@ -40,6 +40,19 @@ def test_the_target_alone_at_a_low_rate_trains_at_that_of_the_adapted_rules():
     assert training.learning_rate == 0.005 * strategy.lr_after_warm_up == 0.0025
 
 
+def test_the_warm_started_target_has_the_warm_up_and_the_rate_of_the_adapted_rules():
+    (one,) = plan(Request("digits", rules=["warm_target"], seeds=1))
+    strategy, usual = one.job.config.strategy, load_federation(sample("digits")).strategy
+    assert (strategy.rule, strategy.rounds) == ("finetune_offline", usual.rounds)
+    assert strategy.rounds - strategy.finetune_rounds == usual.warm_up_rounds
+    assert one.job.config.training.target.learning_rate == 0.005 * usual.lr_after_warm_up == 0.0025
+
+
+def test_fed_heart_is_run_with_the_papers_scaling_and_with_public_numbers():
+    scaling = {(one.key.data, one.job.config.task.options["scaling"]) for one in plan(Request("fed-heart", seeds=1))}
+    assert scaling == {("fed-heart", "site"), ("fed-heart-public", "public")}
+
+
 def test_every_rule_of_the_tables_is_a_strategy_and_every_suite_names_known_ones():
     for rule in RULES.values():
         assert Rule(rule.rule or rule.name)
@@ -59,7 +72,7 @@ def test_the_papers_figures_are_of_columns_and_rules_that_there_are():
 
 def test_the_digest_is_of_every_setting_but_not_of_the_folder_of_the_data():
     def digests(**changes):
-        request = Request("fed-heart", **{"seeds": 1, "rules": ["fedgp_auto"], "data_dir": FILES} | changes)
+        request = Request("colored-mnist", **{"seeds": 1, "rules": ["fedgp_auto"], "data_dir": FILES} | changes)
         return [one.digest for one in plan(request)]
 
     assert digests(data_dir=FILES.parent) == digests()
@@ -69,10 +82,10 @@ def test_the_digest_is_of_every_setting_but_not_of_the_folder_of_the_data():
 
 
 def test_the_files_of_a_data_set_are_in_the_folder_of_its_name_or_in_the_one_that_was_named(tmp_path):
-    request = Request("fed-heart", data_dir=tmp_path)
-    assert request.folder_of("fed-heart") == tmp_path
-    (tmp_path / "fed_heart").mkdir()
-    assert request.folder_of("fed-heart") == tmp_path / "fed_heart"
+    request = Request("colored-mnist", data_dir=tmp_path)
+    assert request.folder_of("colored-mnist") == tmp_path
+    (tmp_path / "mnist").mkdir()
+    assert request.folder_of("colored-mnist") == tmp_path / "mnist"
     assert request.folder_of("digits") is None
 
 
@@ -102,8 +115,8 @@ def test_finetuning_takes_the_rounds_after_warm_up_of_the_schedule_that_is_run()
         ({"overrides": ["privacy.visibility=sum"]}, "--set privacy.visibility"),
         ({"overrides": ["task.data-dir=x"]}, "--set task.data-dir"),
         ({"suite": "beta-sweep", "data": ["digits"], "overrides": [" strategy.beta = 0.1"]}, "--set strategy.beta"),
-        ({"suite": "fed-heart"}, "--data-dir"),
-        ({"suite": "fed-heart", "data_dir": FILES, "overrides": ["federation.target=va"]}, "--set federation.target"),
+        ({"suite": "colored-mnist"}, "--data-dir"),
+        ({"suite": "fed-heart", "overrides": ["federation.target=va"]}, "--set federation.target"),
         ({"overrides": ["strategy.round=3"]}, "strategy.round"),
     ],
 )

@@ -2424,7 +2424,7 @@ MINE = {
 EXACT = "config show federation.toml --set strategy.estimator"
 ATTENTION = "--set strategy.rule=fada_attention --set training.labels=none"
 GAINS = f"config show kits/target {ATTENTION} --set strategy.attention-gain"
-FED_HEART = "bench accuracy --suite fed-heart"
+COLORED = "bench accuracy --suite colored-mnist"
 
 NEARLY = {
     "no-key-to-explain": Wrong(
@@ -2477,10 +2477,10 @@ NEARLY = {
         "bench secagg --out x", "no such option: --out", "bench secagg --sources 3 --dropped 9", "session needs"
     ),
     "accuracy-of-files-of-nowhere": Wrong(
-        f"{FED_HEART} --data-dir nowhere",
+        f"{COLORED} --data-dir nowhere",
         "--data-dir: nowhere is missing",
-        "name the folder that holds its fed_heart/",
-        again=f"{FED_HEART} --data-dir kits --rules foo",
+        "name the folder that holds its mnist/",
+        again=f"{COLORED} --data-dir kits --rules foo",
         then="there is no 'foo'",
     ),
     "accuracy-into-a-file": Wrong(

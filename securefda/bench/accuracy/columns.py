@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, Self
 
 from securefda.bench.accuracy.paper import Published
 
 if TYPE_CHECKING:
     from securefda.bench.accuracy.results import Results
+    from securefda.site.config import FederationConfig
 
 Settings = tuple[str, ...]
 """``KEY=VALUE`` each, as for ``--set``."""
@@ -27,6 +28,12 @@ class Schedule:
     warm_up_rounds: int = 0
     learning_rate: float = 1.0
     lr_after_warm_up: float = 1.0
+
+    @classmethod
+    def of(cls, config: FederationConfig) -> Self:
+        """Return the schedule of a federation."""
+        strategy, rate = config.strategy, config.training.target.learning_rate
+        return cls(strategy.rounds, strategy.warm_up_rounds, rate, strategy.lr_after_warm_up)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +184,15 @@ RULES = {
         BenchRule("fedgp_auto_knn", "fedgp_auto", ("strategy.head=knn",)),
         # The adapted rules train at a lower rate after warm-up, target_only in no round.
         BenchRule("target_only_low_rate", "target_only", ("training.target.learning-rate={rate_after_warm_up}",)),
+        # What the target comes to without the rounds after warm-up: against it their gain is measured.
+        BenchRule(
+            "warm_target",
+            "finetune_offline",
+            (
+                "strategy.finetune-rounds={rounds_after_warm_up}",
+                "training.target.learning-rate={rate_after_warm_up}",
+            ),
+        ),
     )
 }
 """By name, in the order of the tables and of the colours. FedGP filters where its line or else the example says so."""

@@ -162,9 +162,7 @@ def _configuration(request: Request, column: Column, target: str, rule: str) -> 
     """
     common = (*DATA[column.data].target_settings(target), *column.settings)
     config = _load(request, column.data, common)
-    strategy, rate = config.strategy, config.training.target.learning_rate
-    schedule = Schedule(strategy.rounds, strategy.warm_up_rounds, rate, strategy.lr_after_warm_up)
-    of_rule = RULES[rule].settings_for(schedule)
+    of_rule = RULES[rule].settings_for(Schedule.of(config))
     return _load(request, column.data, (*of_rule, *common))
 
 

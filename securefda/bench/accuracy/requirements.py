@@ -16,24 +16,26 @@ from securefda.rules.strategy import CANDIDATES, choose_rule
 class AtLeast:
     """A rule reaches ``points`` percent, or this many points more than another rule.
 
-    In each of the named columns; without names, in the mean over all columns.
+    In each of the named columns; without names, in the mean over all columns. ``data`` leaves those of one data set.
     """
 
     rule: str
     points: float
     over: str = ""
     columns: tuple[str, ...] = ()
+    data: str = ""
 
     def misses(self, results: Results) -> Iterator[str]:
         """See `AcceptanceCriterion`."""
         for column in self.columns or (MEAN,):
-            reached = results.overall(self.rule, column)
-            other = results.overall(self.over, column) if self.over else 0.0
+            reached = results.overall(self.rule, column, self.data)
+            other = results.overall(self.over, column, self.data) if self.over else 0.0
+            where = f"{self.data}, {column}" if self.data else column
             if reached is None or other is None:
-                yield missing(column, self.rule, *([self.over] if self.over else []))
+                yield missing(where, self.rule, *([self.over] if self.over else []))
             elif reached < other + self.points:
                 than = f"{self.over} + {self.points:g} = " if self.over else ""
-                yield f"MISSED: {column}: {self.rule} is {reached:.1f}, must reach {than}{other + self.points:.1f}"
+                yield f"MISSED: {where}: {self.rule} is {reached:.1f}, must reach {than}{other + self.points:.1f}"
 
 
 @dataclass(frozen=True, slots=True)

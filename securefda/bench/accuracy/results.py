@@ -89,11 +89,15 @@ class Results:
         """Return the loss, mean over the seeds; None without a seed that all targets have."""
         return _mean(self.losses_by_seed(rule, column))
 
-    def overall(self, rule: str, column: str) -> float | None:
-        """Return the accuracy in the named column, or over all columns (`MEAN`), mean over the seeds; None as above."""
+    def overall(self, rule: str, column: str, data: str = "") -> float | None:
+        """Return the accuracy in the named column, or over all columns (`MEAN`), mean over the seeds; None as above.
+
+        ``data`` leaves only the columns of that data set.
+        """
+        columns = self.columns_of(data) if data else self.columns
         if column == MEAN:
-            return _mean(self.average_by_seed(rule, self.columns))
-        return next((self.mean(rule, one) for one in self.columns if one.name == column), None)
+            return _mean(self.average_by_seed(rule, columns))
+        return next((self.mean(rule, one) for one in columns if one.name == column), None)
 
     def spread(self, rule: str, data: str) -> float | None:
         """Return largest less smallest accuracy over the columns of a data set; None if one was not measured."""
