@@ -26,6 +26,7 @@ import audit_log
 import audit_mutations
 import audit_rounds
 import connections
+import demo
 import domain_features
 import domain_rounds
 import dp_cost
@@ -79,6 +80,7 @@ def all_tables(folder: Path) -> dict[str, str]:
 
     by_file = {
         "accuracy": {name: accuracy_table(table) for name, table in figures("accuracy")["tables"].items()},
+        "demo": demo.tables(figures("demo")["rows"]),
         "levels": levels.tables(figures("levels")["rows"]),
         "dp_cost": dp_cost.tables(figures("dp_cost")["rows"]),
         "round_cost": round_cost.tables(figures("round_cost")["rows"]),

@@ -304,9 +304,11 @@ def spent_text(privacy: PrivacySpent) -> str:
     )
 
 
-def comparison_text(summaries: Mapping[str, Summary]) -> str:
-    """Return a table of several runs on the same data and seed, one line each."""
+def comparison_text(summaries: Mapping[str, Summary], baselines: Mapping[str, Baseline]) -> str:
+    """Return a table of several runs on the same data and seed, and of what the target reaches alone, one line each."""
     rows = [("rule", "target accuracy", "final accuracy", "rounds", "bytes per source")]
+    for name, one in baselines.items():
+        rows.append((name, percent(one["accuracy"]), percent(one["final"]), str(one["rounds"]), "-"))
     for rule, summary in summaries.items():
         sent = sum(summary.bytes_up.values()) + sum(summary.bytes_down.values())
         each = sent // max(len(summary.bytes_up), 1)

@@ -34,7 +34,6 @@ _HIDDEN = 128
 _TARGET_TEST_ROWS = 500
 _TARGET_TRAIN_ROWS = 400
 _SOURCE_TRAIN_FRACTION = 0.8
-_ANGLE_DEGREES = 40.0
 # Contrast, rows down, columns right. Sources take turns, in the order of the federation.
 _SOURCE_VARIATIONS = ((1.0, 0, 0), (0.7, 0, 1), (1.3, 0, -1), (0.5, 1, 0), (1.5, -1, 0))
 
@@ -44,15 +43,15 @@ class Digits(Classification):
 
     The seed deals out the rows: 500 to the target's test, 400 to the target's training, of which it has labels for
     the first ``target-rows`` (the oracle has all), and the other 897 in equal parts to the sources, which hold out a
-    fifth. A source's images have a contrast and a shift by one pixel of its own. The target's are turned by 40
-    degrees (or mirrored) and noisy: a domain that no source has seen.
+    fifth. A source's images have a contrast and a shift by one pixel of its own. The target's are turned by
+    ``target-angle`` degrees (or mirrored) and noisy: a domain that no source has seen.
 
     With ``features`` = "mnist" the model is a small convolutional network that was trained on MNIST beforehand, and
     sites train its last layer alone, 330 parameters, from what it was there. The frozen layers come with the package.
 
     Options: ``target-rows`` (10 to 400, default 100), ``target-shift`` ("rotate", the default, or "mirror"),
-    ``noise`` (standard deviation at the target, where a pixel is in [0, 1]; default 0.2), ``features`` ("none", the
-    default, or "mnist").
+    ``target-angle`` (0 to 180, default 40), ``noise`` (standard deviation at the target, where a pixel is in [0, 1];
+    default 0.2), ``features`` ("none", the default, or "mnist").
 
     Raises:
         ConfigError: an unknown option, or a value out of bounds.
@@ -63,9 +62,10 @@ class Digits(Classification):
 
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
-        settings.reject_unknown_options("target-rows", "target-shift", "noise", "features")
+        settings.reject_unknown_options("target-rows", "target-shift", "target-angle", "noise", "features")
         self._target_rows = settings.count("target-rows", 100, low=_CLASSES, high=_TARGET_TRAIN_ROWS)
         self._shift = settings.choice("target-shift", "rotate", ("rotate", "mirror"))
+        self._angle = settings.number("target-angle", 40.0, low=0.0, high=180.0)
         self._noise = settings.number("noise", 0.2, low=0.0, high=2.0)
         self._features = settings.choice("features", "none", ("none", "mnist"))
 
@@ -108,7 +108,7 @@ class Digits(Classification):
     def _target(self) -> Samples:
         """Return the target's test rows, then its training rows."""
         images, labels = _images(self._order[: _TARGET_TEST_ROWS + _TARGET_TRAIN_ROWS])
-        images = turned(images[:, None], _ANGLE_DEGREES)[:, 0] if self._shift == "rotate" else images.flip(-1)
+        images = turned(images[:, None], self._angle)[:, 0] if self._shift == "rotate" else images.flip(-1)
         generator = torch.Generator().manual_seed(self.settings.seed)
         images = images + self._noise * torch.randn(images.shape, generator=generator)
         return Samples(images.reshape(-1, _PIXELS), labels)

@@ -12,15 +12,16 @@ from pathlib import Path
 import pytest
 from e2e_processes import WAIT_S, Process, assert_one_clear_line, children_of
 
+from securefda.bench.accuracy.columns import RULES, Schedule
 from securefda.cli import main
-from securefda.cli.training import DEMO_COMPARED, DEMO_RULE
+from securefda.cli.training import DEMO, DEMO_COMPARED, DEMO_RULE
 from securefda.errors import ExitCode
 from securefda.local.children import ProcessFailed, Starter
 from securefda.local.side_by_side import side_by_side
 from securefda.operations.progress import SilentReporter
 from securefda.operations.run_folder import METRICS_FILE, read_run
 
-SHORT = ["--set", "strategy.rounds=1", "--set", "strategy.warm-up-rounds=0"]
+SHORT = ["--set", "strategy.rounds=2", "--set", "strategy.warm-up-rounds=1"]
 LONG = ["digits", "--set", "strategy.rounds=100000", "--set", "strategy.rule=target_only"]
 
 
@@ -36,10 +37,11 @@ def test_what_it_compares_is_what_each_simulation_alone_comes_to(tmp_path: Path)
     assert list(runs) == [*DEMO_COMPARED, DEMO_RULE]
     for rule in DEMO_COMPARED:
         alone = tmp_path / rule
-        simulate = ["simulate", "digits", "--out", str(alone), "--seed", "3", *SHORT]
-        assert main([*simulate, "--set", f"strategy.rule={rule}"]) == 0
+        simulate = ["simulate", DEMO, "--out", str(alone), "--seed", "3", *SHORT]
+        settings = RULES[rule].settings_for(Schedule(rounds=2, warm_up_rounds=1, learning_rate=0.005))
+        assert main([*simulate, *(f"--set={one}" for one in settings)]) == 0
         assert models(out / rule) == models(alone)
-        assert len(models(alone)) == 1
+        assert len(models(alone)) == 2
         assert (out / rule / "report.html").exists()
 
 

@@ -51,9 +51,8 @@ def test_plain_source_and_mirrored_target_hold_the_bundled_images():
     assert {tuple(row) for row in mirrored_back.tolist()} <= bundled
 
 
-def test_images_turn_counter_clockwise(monkeypatch):
-    monkeypatch.setattr("securefda.tasks.digits._ANGLE_DEGREES", 90.0)
-    turned = digits(noise=0.0).test_data("target").features.reshape(-1, 8, 8)
+def test_images_turn_counter_clockwise():
+    turned = digits(noise=0.0, target_angle=90).test_data("target").features.reshape(-1, 8, 8)
     plain = digits(noise=0.0, target_shift="mirror").test_data("target").features.reshape(-1, 8, 8).flip(-1)
     assert torch.allclose(turned, torch.rot90(plain, 1, (1, 2)), atol=1e-5)
 
