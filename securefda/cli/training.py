@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from enum import StrEnum
@@ -148,8 +147,7 @@ def demo(
     data = {"out": str(folder), "runs": {rule: summary.as_json() for rule, summary in summaries.items()}}
     report = f"report: {folder / DEMO_RULE}/report.html (and one for each other rule beside it)"
     helped = help_text(main.as_json())
-    text = "
-".join(["", table, "", _WHAT_THEY_ARE, "", *words, "", report, "", f"{DEMO_RULE}: {helped}"])
+    text = "\n".join(["", table, "", _WHAT_THEY_ARE, "", *words, "", report, "", f"{DEMO_RULE}: {helped}"])
     print_result(output, data | {"protected": words[0], "unprotected": words[1]}, text)
 
 
