@@ -174,7 +174,7 @@ def _data_of(case: Case, folder: Path | None) -> tuple[str, ...] | None:
     """The setting that names the data; None where they are missing."""
     needed = _FASHION if case.example.endswith(_FASHION) else DATA.get(case.example)
     if needed is None:
-        return ()
+        return ("task.options.scaling=site",) if case.example == "fed_heart" else ()
     return None if folder is None else (f"task.data-dir={folder / needed}",)
 
 
