@@ -105,6 +105,24 @@ def test_at_least_is_met_to_the_point_and_not_below_it():
     ]
 
 
+def test_a_requirement_on_one_data_set_is_judged_by_its_columns_alone_and_only_where_it_is_asked_for():
+    def said_of(*data):
+        request, hospitals = Request("fed-heart", seeds=1, data=data), ("cleveland", "hungarian", "switzerland", "va")
+        figures = {("fed-heart", "fedda_auto"): 70.0, ("fed-heart-public", "fedda_auto"): 80.0}
+        figures |= {("fed-heart-public", "warm_target"): 78.5}
+        runs = {
+            RunKey(place, hospital, hospital, rule, 0): RunResult(value, loss=1.0)
+            for (place, rule), value in figures.items()
+            for hospital in hospitals
+        }
+        return misses_of(request, Results(request.definition, runs))
+
+    missed = "MISSED: fed-heart-public, mean: fedda_auto is 80.0, must reach warm_target + 2 = 80.5"
+    assert said_of("fed-heart-public") == [missed]
+    assert "MISSED: fed-heart, mean: fedda_auto is 70.0, must reach 75.0" in said_of()
+    assert missed in said_of()
+
+
 def test_the_best_of_several_rules_has_to_be_so_far_above_another_one():
     found = results(
         {

@@ -20,7 +20,7 @@ from securefda.bench.accuracy.federated import RunResult
 from securefda.bench.accuracy.plan import Planned, Request, level_keys, plan
 from securefda.bench.accuracy.plots import write_plots
 from securefda.bench.accuracy.pool import Failed
-from securefda.bench.accuracy.requirements import compare_levels
+from securefda.bench.accuracy.requirements import AtLeast, compare_levels
 from securefda.bench.accuracy.results import Results, RunKey
 from securefda.bench.accuracy.suite_folder import SuiteFolder, open_folder, read_folder, result_line, settings_of
 from securefda.bench.accuracy.tables import tables
@@ -131,9 +131,14 @@ def bench_accuracy(
 
 
 def misses_of(request: Request, results: Results) -> list[str]:
-    """Return a line for each requirement that does not hold or cannot be judged with all requested seeds."""
+    """Return a line for each requirement that does not hold or cannot be judged with all requested seeds.
+
+    Requirements on a data set that is not requested are left out.
+    """
     judged = results.complete(range(request.seeds), request.data_sets)
-    return [line for bar in request.definition.bars for line in bar.misses(judged)]
+    known = {"", *request.data_sets}
+    bars = [bar for bar in request.definition.bars if not isinstance(bar, AtLeast) or bar.data in known]
+    return [line for bar in bars for line in bar.misses(judged)]
 
 
 def at_another_level(request: Request, other: Path) -> Results:
