@@ -31,9 +31,9 @@ UPDATE = Disclosure("sum", "update", 3)
 
 
 def make_kits(folder: Path) -> Path:
-    """The kits of the README's federation."""
+    """The kits of the README's federation, for a run of twelve rounds."""
     example = Path(__file__).resolve().parents[2] / "examples" / "three_hospitals.toml"
-    assert main(["federation", "init", str(example), "--out", str(folder)]) == 0
+    assert main(["federation", "init", str(example), "--out", str(folder), "--set", "strategy.rounds=12"]) == 0
     return folder
 
 
