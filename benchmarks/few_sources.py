@@ -67,7 +67,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 STUDIES: dict[str, tuple[str, tuple[str, ...], int]] = {
     "digits, 5 sources": ("digits", (), 3),
     "digits, 3 sources": ("three_hospitals", ("strategy.rounds=20",), 3),
-    "Fed-Heart, 3 sources": ("fed_heart", (), 3),
+    "Fed-Heart, 3 sources": ("fed_heart", ("task.options.scaling=site",), 3),
     "noisy Fashion-MNIST, 5 sources": (
         "noisy_fashion_mnist",
         (f"federation.sources={json.dumps([f'source-{number}' for number in range(1, 6)])}",),
