@@ -9,6 +9,7 @@ from hashlib import sha256
 import numpy as np
 
 from securefda.aggregator.attempt import RoundSum
+from securefda.aggregator.folds import WARM_TARGET, FoldedTraining, Folds, chosen
 from securefda.aggregator.headers import AttemptPosition, SessionPlan, make_header, n_max_for
 from securefda.aggregator.ranges import WordFormat, format_for, narrowest, peaks_after, sum_kind
 from securefda.aggregator.rounds import (
@@ -137,7 +138,8 @@ class RunModel:
     """The global model, trained at the target and updated by every finished round.
 
     ``vector`` holds its parameters, float32 ``(n_params,)``, rounded to the down-link's format as every site receives
-    them; it is empty before :meth:`begin` or :meth:`restore`. Every method stores its effects before it returns.
+    them; it is empty before :meth:`begin` or :meth:`restore`. ``kept`` is what the target measures and keeps: the same,
+    unless folds say that it does better alone. Every method stores its effects before it returns.
     ``receipts`` are those for the last result.
     """
 
@@ -152,17 +154,19 @@ class RunModel:
         self.receipts = Receipts(site, store, run_id)
         self._server: ServerState | None = None
         self.vector: Vector = np.zeros(0, np.float32)
+        self.kept = self.vector
 
     def begin(self) -> None:
         """Start from the task's own model."""
-        self.vector = self._rounded(self._site.trainer.initial_model())
+        self.vector = self.kept = self._rounded(self._site.trainer.initial_model())
         self._store.begin_run(self._run_id, self._settings.config_digest, self.vector)
 
     def restore(self, position: Position) -> None:
         """Continue an interrupted run from the store."""
         self._result_digest = position.result_digest
         self.receipts.restore()
-        self.vector, self._server = self._store.model(), self._store.server()
+        self.kept, self._server = self._store.model(), self._store.server()
+        self.vector = self.kept if self._site.folds is None else self._store.result_model()
 
     def begin_round(self, number: int) -> None:
         """Keep the model of a round's beginning, if the target is compared with what it comes to alone from there."""
@@ -190,6 +194,8 @@ class RunModel:
             self._reporter.note(f"{current.confident} rows have a pseudo-label that counts, too few: warm-up goes on")
             current.plan, trained = round_plan(self._settings.strategy, 1), None
         current.target = None if trained is None else self._as_published(trained)
+        if site.folds is not None and current.target is not None:
+            current.folded = site.folds.train(run, current.number, factor, self.vector)
         if site.personal is not None:
             site.personal.train(self.vector, run, current.number, factor)
         current.trained = True
@@ -280,7 +286,7 @@ class RunModel:
     def finish_target_round(self, current: CurrentRound) -> None:
         """Finish a round in which only the target trained."""
         if current.own is not None:
-            self.vector = self._rounded(self.vector + current.own.result.update)
+            self.vector = self.kept = self._rounded(self.vector + current.own.result.update)
             if self._settings.strategy.rule not in RULES_WITHOUT_SOURCES:
                 current.source_share = 0.0
         self._record(current)
@@ -333,7 +339,9 @@ class RunModel:
         self, current: CurrentRound, header: Signed[Header], outcome: RoundSum, change: ModelChange
     ) -> Signed[Result]:
         """Finish a round with the change that its sums gave; returns the result for the sources in these sums."""
-        self.vector, self._server = change.vector, change.server
+        self.vector, self.kept, self._server = change.vector, change.vector, change.server
+        if self._site.folds is not None and current.folded is not None:
+            self._choose(self._site.folds, current, current.folded, change.total)
         body = Result(outcome.digest, outcome.count, sha256(vector_to_wire(self.vector)).digest())
         result = self._site.signer.sign(header.envelope.session_id, header.digest(), body)
         self._result_digest = result.digest()
@@ -342,6 +350,18 @@ class RunModel:
         self._record(current, header.body.participants, outcome, change.total, kept=kept, peaks=peaks)
         self.receipts.replace_last(kept)
         return result
+
+    def _choose(self, folds: Folds, current: CurrentRound, trained: FoldedTraining, total: RoundTotal) -> None:
+        """Keep the rule's model, or that of the target alone since the warm-up, as the folds of its rows say."""
+        own, rule, most = current.own, current.plan.rule, self._settings.max_samples
+
+        def rule_update(update: Vector) -> Vector64:
+            return update_of(rule, total, own and own.with_update(update), most)
+
+        folded = folds.finish(self._run_id.hex(), current.number, trained, rule_update)
+        current.fold_losses, current.chosen = folded.losses, chosen(folded.losses, self._store.records())
+        if current.chosen == WARM_TARGET:
+            self.kept = folded.alone
 
     def goodbye_with_model(self, farewell: Goodbye) -> tuple[Goodbye, tuple[memoryview, ...]]:
         """The goodbye that carries the final model to a source, and that model. There must have been a result.
@@ -355,7 +375,7 @@ class RunModel:
 
     def lose_round(self, current: CurrentRound, dropped: Iterable[int]) -> None:
         """Give a round up because the sources ``dropped`` are missing; the model does not change."""
-        line = current.line(self._site, self.vector, "lost", dropped)
+        line = current.line(self._site, self.kept, "lost", dropped)
         self._store.lose_round(dict(line), KeptPeaks(current.sum_kind, None) if current.out_of_range else None)
         self._reporter.round_finished(line)
 
@@ -373,12 +393,12 @@ class RunModel:
         evaluation = None if site.test_data is None else self._evaluate(current.number, site.test_data)
         current.add_seconds("evaluate", site.clock() - began)
         line = current.finished_line(
-            site, self.vector, participants, outcome=outcome, total=total, max_samples=self._settings.max_samples
+            site, self.kept, participants, outcome=outcome, total=total, max_samples=self._settings.max_samples
         )
         if evaluation is not None:
             line["accuracy"] = evaluation.metrics["accuracy"]
             line["loss"], line["metrics"] = evaluation.loss, evaluation.metrics
-        if site.personal is not None:
+        if site.personal is not None or current.chosen == WARM_TARGET:
             line["evaluated"] = "personal"
         if site.validation is not None:
             seen = self._evaluate(current.number, site.validation)
@@ -394,12 +414,15 @@ class RunModel:
         own = None
         if site.alone is not None and evaluation is not None and (rows := evaluation.by_row()) is not None:
             own = site.alone.rows_with(self._run_id.hex(), current.number, rows)
-        self._store.finish_round(dict(line), self.vector, self._result_digest, self._server, kept, peaks=peaks, own=own)
+        beside = None if self.kept is self.vector else self.vector
+        self._store.finish_round(
+            dict(line), self.kept, self._result_digest, self._server, kept, peaks=peaks, own=own, result_model=beside
+        )
         self._reporter.round_finished(line)
 
     def _evaluate(self, number: int, rows: Samples) -> Evaluation:
         """Evaluate the model of a round, or the target's personal model if it has one."""
         site = self._site
         if site.personal is None:
-            return site.trainer.evaluate(self.vector, rows)
-        return site.personal.evaluate(self.vector, self._run_id.hex(), number, rows)
+            return site.trainer.evaluate(self.kept, rows)
+        return site.personal.evaluate(self.kept, self._run_id.hex(), number, rows)

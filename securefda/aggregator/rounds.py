@@ -14,11 +14,12 @@ from typing import Any, Literal
 import numpy as np
 
 from securefda.aggregator.attempt import PartialSum, RoundSum
+from securefda.aggregator.folds import FoldedTraining
 from securefda.aggregator.ranges import sum_kind
 from securefda.aggregator.site import ByteCounts, TargetSite
 from securefda.aggregator.store import RoundRequest
 from securefda.aggregator.target import TargetOutput, TargetRound, attention_of, evaluate_at_target
-from securefda.operations.records import RoundLine, SeenLine
+from securefda.operations.records import Candidate, RoundLine, SeenLine
 from securefda.protocol.contribution import (
     FaultySum,
     RoundTerms,
@@ -140,6 +141,9 @@ class CurrentRound:
             measures how much of g_T it shows. None where there is no g_T.
         step_share: share of the rule's update that the target chose to take; None if it takes all without a choice.
         source_share: the sources' share of the step of the model; None before there is one.
+        folded: the target's training without folds of its rows; None without folds, and in warm-up.
+        fold_losses: by candidate, on the folds of the target's rows; None without folds, and in warm-up.
+        chosen: the candidate that the target keeps; None as above.
     """
 
     number: int
@@ -163,6 +167,9 @@ class CurrentRound:
     target_cosine: float | None = None
     step_share: float | None = None
     source_share: float | None = None
+    folded: FoldedTraining | None = None
+    fold_losses: Mapping[Candidate, float] | None = None
+    chosen: Candidate | None = None
 
     @property
     def own(self) -> TargetRound | None:
@@ -204,6 +211,8 @@ class CurrentRound:
             line["step_share"] = self.step_share
         if self.source_share is not None:
             line["source_share"] = self.source_share
+        if self.fold_losses is not None and self.chosen is not None:
+            line["fold_losses"], line["chosen"] = dict(self.fold_losses), self.chosen
         if outcome is not None:
             partial_sums = outcome.partial_sums
             line["emptied"] = _emptied(site, partial_sums) if self.capped else []

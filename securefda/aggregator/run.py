@@ -148,8 +148,8 @@ class AggregatorRun:
 
     @property
     def model(self) -> Vector:
-        """The present global model, float32 ``(n_params,)``; empty before :meth:`open`."""
-        return self._model.vector
+        """The model that the target keeps, float32 ``(n_params,)``; empty before :meth:`open`."""
+        return self._model.kept
 
     @property
     def site(self) -> TargetSite:

@@ -12,6 +12,7 @@ from typing import cast
 import torch
 
 from securefda.aggregator.comparison import TargetAlone
+from securefda.aggregator.folds import Folds
 from securefda.aggregator.store import AggregatorStore
 from securefda.aggregator.target import FeatureSettings, OutputFromFeatures, UnlabelledTarget
 from securefda.audit.journal import logs_folder
@@ -54,8 +55,9 @@ class TargetSite:
     ``test_data`` is None where no label is known of any test row: then no model is measured.
     ``personal`` is what the target is measured with where that is not the common model, ``head`` the rows whose labels
     have a say in it where they do. ``alone`` is what the run is compared with, if it is. ``validation`` are the rows by
-    which the best model is chosen, if it is. ``statistics`` gives the running statistics that a model is measured with,
-    by name, see :meth:`SiteModel.statistics`.
+    which the best model is chosen, if it is. ``folds`` choose between the rule's model and that of the target alone, if
+    they do. ``statistics`` gives the running statistics that a model is measured with, by name, see
+    :meth:`SiteModel.statistics`.
     ``output_from_features`` computes the output of a round under a rule that uses the features of the target's rows;
     see :meth:`UnlabelledTarget.output`.
     """
@@ -75,6 +77,7 @@ class TargetSite:
     head: Samples | None = None
     alone: TargetAlone | None = None
     validation: Samples | None = None
+    folds: Folds | None = None
     statistics: Callable[[Vector], Mapping[str, Statistic]] = lambda _: {}
     output_from_features: OutputFromFeatures | None = None
 
@@ -241,8 +244,10 @@ def target_site(
         how = (config.aggregator, plain, member, task, owned)
         return trainer_at(*how, secret=secret, budget=budget, left_after=trained_on)[0]
 
-    alone, personal, head = None, None, None
+    alone, personal, head, folds = None, None, None, None
     if isinstance(rows.trained_on, Samples):  # all take the target's own labels
+        if config.strategy.folds and strategy.rule.adapts:
+            folds = Folds.of(trainer, config.strategy.folds, seed if secret is None else secret, store)
         compares = config.strategy.compare_target_only and not config.training.with_noise
         if rows.test is not None and compares and strategy.rule is not Rule.TARGET_ONLY:
             alone = TargetAlone(trainer_alone, rows.test, store, strategy.warm_up, strategy.lr_after_warm_up)
@@ -266,6 +271,7 @@ def target_site(
         head=head,
         alone=alone,
         validation=rows.validation,
+        folds=folds,
         statistics=trainer.statistics,
         output_from_features=output_from_features,
     )

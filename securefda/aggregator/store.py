@@ -162,7 +162,7 @@ class AggregatorStore(RunStore):
         return np.frombuffer(data, dtype="<f4").astype(np.float32)
 
     def result_model(self) -> Vector:
-        """The model of the last result, float32 (m,): that of :meth:`model`, unless the target has trained since."""
+        """The model of the last result, float32 (m,): that of :meth:`model`, unless the target went on alone."""
         with self._clear_errors():
             query = "SELECT iif(length(result_model), result_model, model) FROM run"
             (data,) = self._database.execute(query).fetchone()
@@ -208,12 +208,13 @@ class AggregatorStore(RunStore):
         *,
         peaks: KeptPeaks | None = None,
         own: tuple[str, bytes] | None = None,
+        result_model: Vector | None = None,
     ) -> None:
         """Write a finished round, what it leaves and its result in one transaction, before the result is published.
 
-        ``kept`` is the result, where there is one; receipts for the one before are forgotten. After a round of the
-        target alone the model of the last result is kept beside the new one. ``own`` is a state of the site's own, as
-        :meth:`keep_personal` keeps it.
+        ``kept`` is the result, where there is one; receipts for the one before are forgotten. ``result_model`` is its
+        model where the target keeps another one. After a round of the target alone the model of the last result is kept
+        beside the new one. ``own`` is a state of the site's own, as :meth:`keep_personal` keeps it.
         """
         state = b"" if server is None else server.to_bytes()
         with self._transaction() as database:
@@ -222,7 +223,8 @@ class AggregatorStore(RunStore):
                     "INSERT OR REPLACE INTO last_result VALUES (0, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", kept.row()
                 )
                 database.execute("DELETE FROM receipts")
-                database.execute("UPDATE run SET result_model = ?", (b"",))
+                beside = b"" if result_model is None else result_model.astype("<f4").tobytes()
+                database.execute("UPDATE run SET result_model = ?", (beside,))
             else:
                 database.execute("UPDATE run SET result_model = model WHERE length(result_model) = 0")
             if peaks is not None:

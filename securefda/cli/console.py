@@ -84,6 +84,8 @@ class ProgressEstimate:
             parts.append(f"beta {beta:.2f}")
         if (share := line.get("step_share")) is not None:
             parts.append(f"{share:g} of the rule's update")
+        if line.get("chosen") == "warm_target":
+            parts.append("of the target alone, which does better on its folds")
         if (confident := line.get("confident_rows")) is not None:
             parts.append(f"{counted(confident, 'confident row')}")
         if line.get("delta_errors"):

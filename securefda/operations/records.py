@@ -87,6 +87,9 @@ def _with(form: type) -> AfterValidator:
     return AfterValidator(checked)
 
 
+Candidate = Literal["rule", "warm_target"]
+"""The models that a target with folds chooses from."""
+
 RunStatus = Literal["finished", "failed", "interrupted"]
 
 
@@ -146,7 +149,7 @@ class RoundLine(TypedDict, total=False):
     too few, the round became another one of the warm-up."""
 
     evaluated: Literal["personal"]
-    """Present if accuracy, loss and metrics are those of the target's own model, not of the one in `model_digest`."""
+    """Present if accuracy, loss and metrics are those of a model of the target's own, not of the common one."""
 
     mean_beta: float | None
     """Mean of the sources' β, weighted by rows; null where the rule has none."""
@@ -154,6 +157,13 @@ class RoundLine(TypedDict, total=False):
     step_share: float
     """Share of the rule's update that the target took, from 0, its own update alone, to 1; with
     `strategy.step = "validated"`."""
+
+    fold_losses: dict[Candidate, float]
+    """Mean losses over the folds of the target's rows, of models that trained without the fold: `rule`, and
+    `warm_target`, the target alone since the warm-up; with `strategy.folds`."""
+
+    chosen: Candidate
+    """Which of the two the target measures and keeps: the one with the smaller loss over the last five rounds."""
 
     target_cosine: float | None
     """Cosine of the target's update and the update of the model."""
@@ -210,7 +220,7 @@ class RoundLine(TypedDict, total=False):
     """Source to bytes that the aggregator sent to it."""
 
     model_digest: str
-    """SHA-256 of the model after the round, in hex."""
+    """SHA-256 of the model that the target keeps after the round, in hex."""
 
     status: Literal["finished", "lost"]
     """How the round ended."""
@@ -629,12 +639,13 @@ def best_round(lines: Iterable[RoundLine]) -> RoundLine | None:
     """
     seen = [line for line in lines if line.get("status") != "lost" and line.get("validation_accuracy") is not None]
     return max(
-        seen, key=lambda line: (line["validation_accuracy"], -_finite(line.get("validation_loss"))), default=None
+        seen, key=lambda line: (line["validation_accuracy"], -finite_loss(line.get("validation_loss"))), default=None
     )
 
 
-def _finite(loss: float | None) -> float:
-    return math.inf if loss is None else loss  # null in a file
+def finite_loss(loss: float | None) -> float:
+    """Return a loss to compare with others; one that is not finite, null in a file, is above all."""
+    return loss if loss is not None and math.isfinite(loss) else math.inf
 
 
 def is_shipped(task: str) -> bool:

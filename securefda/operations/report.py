@@ -55,6 +55,7 @@ _USED_BY = {
     "estimator": _AUTO,
     "variance": _AUTO,
     "step": ("fedda", "fedgp", *_AUTO),
+    "folds": ("fedda", "fedgp", *_AUTO),
     "attention-": ("fada_attention", "fada_adversarial", "fada"),
     "feature-": ("fada_adversarial", "fada", "f_dann", "f_dan"),
     "align": ("fedda", "fedgp", *_AUTO),
@@ -472,6 +473,8 @@ def _row(line: RoundLine) -> dict[str, str]:
         remarks.append(f"cohorts of {', '.join(first)} and {last}" if first else f"cohorts of {last}")
     if (share := line.get("step_share")) is not None:
         remarks.append(f"{share:g} of the rule's update")
+    if line.get("chosen") == "warm_target":
+        remarks.append("the target alone does better on its folds")
     if emptied := line.get("emptied"):
         remarks.append(f"norm caps left sources out of {listed(emptied, 3)}")
     remarks.extend(f"{site} dropped" for site in line.get("dropped", []))

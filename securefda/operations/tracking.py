@@ -55,6 +55,7 @@ def figures_of(line: RoundLine) -> dict[str, float]:
         "round/lost": float(line.get("status") == "lost"),
         "bytes/up": sum(line.get("bytes_up", {}).values()),
         "bytes/down": sum(line.get("bytes_down", {}).values()),
+        **{f"folds/{name}": value for name, value in line.get("fold_losses", {}).items()},
         **{f"metrics/{name}": value for name, value in line.get("metrics", {}).items()},
         **{f"estimated_error/{rule}": value for rule, value in line.get("delta_errors", {}).items()},
     }

@@ -45,6 +45,11 @@ def released_features_key(run_id: str) -> str:
     return f"{run_id} features"
 
 
+def folds_key(run_id: str) -> str:
+    """Return the key of the models that a target compares by folds of its rows."""
+    return f"{run_id} folds"
+
+
 def state_keys(run_id: str) -> tuple[str, ...]:
     """Return all keys under which a source keeps its own state of a run."""
     return own_layers_key(run_id), statistics_key(run_id), private_modules_key(run_id)

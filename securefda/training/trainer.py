@@ -259,6 +259,24 @@ class SiteTrainer(SiteModel):
             site=self.site,
         )
 
+    def train_on(
+        self, rows: Samples, received: Vector, round_number: int, factor: float, *, run_id: str = ""
+    ) -> Vector:
+        """Return the update, float32 (m,), of a round of training on other rows, as :meth:`train` trains on its own.
+
+        Call it after :meth:`train`; its running statistics are not kept. In a team, only the leader computes it.
+
+        Raises:
+            TrainingError: training is with noise; there are too few rows for a step; or a loss or the update is not
+                finite.
+            DataError: the task's own code fails.
+        """
+        if self.settings.dp is not None:
+            raise TrainingError(f"{self.site}: its ledger does not count training beside that of the round")
+        self.prepare_to_train(run_id, round_number)
+        settings, seed = self.settings.with_learning_rate_factor(factor), self.round_seed(run_id, round_number)
+        return train_local(self.task, self.module, received, rows, settings=settings, seed=seed, site=self.site).update
+
     def require_variance(self, kind: Variance) -> None:
         """Check that there are enough rows and batches for :meth:`step_variance`.
 

@@ -26,6 +26,7 @@ from source_stores import store_at
 from securefda.aggregator.attempt import Attempt
 from securefda.aggregator.attendance import CosignerTracker
 from securefda.aggregator.comparison import TargetAlone
+from securefda.aggregator.folds import Folds
 from securefda.aggregator.phases import InAttempt, RoundPhase
 from securefda.aggregator.rounds import CurrentRound
 from securefda.aggregator.run import AggregatorRun
@@ -204,6 +205,7 @@ class Federation(MemoryNetwork[AggregatorRun, SourceRun]):
         norm: of the model: "none" or "batch".
         features: how the target releases features, under rules that need them.
         validation: rows that the target keeps out, if any.
+        folds: how many the target chooses by, if any.
         strategy: fields of the strategy that differ.
     """
 
@@ -220,10 +222,11 @@ class Federation(MemoryNetwork[AggregatorRun, SourceRun]):
         norm: str = "none",
         features: FeatureSettings | None = None,
         validation: Samples | None = None,
+        folds: int = 0,
         **strategy: Any,
     ) -> None:
         self.folder, self.n, self.norm, self.features = folder, n, norm, features or FEATURES
-        self.validation = validation
+        self.validation, self.folds = validation, folds
         self.roster = roster or roster_of(n)
         self.watch = Watch()
         self.unix_s = UNIX_S
@@ -315,6 +318,7 @@ class Federation(MemoryNetwork[AggregatorRun, SourceRun]):
             witness=self.witness_of(TARGET, self.store),
             unix_time=lambda: self.unix_s,
             validation=self.validation,
+            folds=Folds.of(trainer, self.folds, SEED, self.store) if self.folds else None,
             personal=personal_of(self.settings.strategy, rows_of(self.n, self.norm, **self.heads), self.store),
         )
         run = AggregatorRun(site, self.settings, self.store, self.watch)

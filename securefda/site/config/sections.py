@@ -243,6 +243,13 @@ class StrategySection(Settings):
     noise at the target, whose ledger does not count such rows, nor under a rule that measures a personal model of the
     target."""
 
+    folds: Natural = 0
+    """Number of folds of the target's training rows by which it chooses what it measures and keeps under the FedDA and
+    FedGP rules: the rule's model, or that of its own training since the warm-up; 5 is a good number, 0 does not choose.
+    With K folds the target trains 2K + 1 times more in each round, and keeps as many models in its state. The sources
+    see the same and get the rule's model. Not with noise at the target, nor without given labels, nor with a
+    `validated` step."""
+
     patience: Natural = 0
     """Number of finished rounds without a better model after which the run ends early, warm-up not counted; 0 for
     never. Needs `validation-share`. If a run ends early, every site learns that."""
@@ -658,6 +665,7 @@ _OF_THE_TARGET = {
     "feature_step",
     "compare_target_only",
     "validation_share",
+    "folds",
     "patience",
 }
 """Settings of a strategy that concern the target alone: the rules do not know them."""
@@ -726,6 +734,7 @@ def require_fit(
     sides = {"training": target} if source is None else {"training.target": target, "training.source": source}
     table = next(iter(sides))
     _require_labels(strategy, rule, table, target)
+    _require_foldable(strategy, rule, table, target)
     if rule.releases_features:
         if not target.release_features:
             why = f"is false, and {rule} sends features of {strategy.feature_rows} of the target's rows to every source"
@@ -803,6 +812,20 @@ def _require_labels(strategy: StrategySection, rule: Rule, table: str, target: T
     if target.with_noise:
         why = f"adds noise to training on given labels, and {said}"
         raise ConfigError(f"{table}.dp.noise-multiplier", why, hint="set it to 0")
+
+
+def _require_foldable(strategy: StrategySection, rule: Rule, table: str, target: TargetTrainingSection) -> None:
+    """Check that the target can choose by folds of its rows, if it is to."""
+    if not strategy.folds or not rule.adapts:
+        return
+    faults = {
+        "is 1, and the target trains on all folds but one": strategy.folds == 1,
+        "its ledger does not count training beside that of the round": target.with_noise,
+        f'compares models by labels, and {table}.labels is "{target.labels}"': target.labels != "given",
+        f'is one choice, and strategy.step = "{strategy.step}" another': strategy_of(strategy).validates_step,
+    }
+    for why in (why for why, wrong in faults.items() if wrong):
+        raise ConfigError("strategy.folds", why, hint="set it to 0" if strategy.folds > 1 else "set it to 5, or 0")
 
 
 def budget_of(section: BudgetSection) -> Budget:
