@@ -84,8 +84,6 @@ class ProgressEstimate:
             parts.append(f"beta {beta:.2f}")
         if (share := line.get("step_share")) is not None:
             parts.append(f"{share:g} of the rule's update")
-        if line.get("chosen") == "warm_target":
-            parts.append("of the target alone, which does better on its folds")
         if (confident := line.get("confident_rows")) is not None:
             parts.append(f"{counted(confident, 'confident row')}")
         if line.get("delta_errors"):
@@ -110,7 +108,8 @@ class ProgressEstimate:
 
     def _accuracy_parts(self, line: RoundLine) -> list[str]:
         accuracy, number = line["accuracy"], line["round"]
-        parts, rank = [f"accuracy {accuracy:.3f}"], (accuracy, 0.0)
+        of_own = " of the target's own model, better on its folds" if line.get("chosen") == "warm_target" else ""
+        parts, rank = [f"accuracy {accuracy:.3f}{of_own}"], (accuracy, 0.0)
         if (validation := line.get("validation_accuracy")) is not None:
             rank = validation, -line.get("validation_loss", 0.0)
             parts.append(f"validation accuracy {validation:.3f}")

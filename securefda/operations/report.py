@@ -474,7 +474,7 @@ def _row(line: RoundLine) -> dict[str, str]:
     if (share := line.get("step_share")) is not None:
         remarks.append(f"{share:g} of the rule's update")
     if line.get("chosen") == "warm_target":
-        remarks.append("the target alone does better on its folds")
+        remarks.append("the target keeps its own model, better on its folds")
     if emptied := line.get("emptied"):
         remarks.append(f"norm caps left sources out of {listed(emptied, 3)}")
     remarks.extend(f"{site} dropped" for site in line.get("dropped", []))
