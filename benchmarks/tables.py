@@ -33,6 +33,7 @@ import dp_cost
 import dp_speed
 import estimators
 import few_sources
+import folds
 import full_data
 import full_data_sweeps
 import gpu
@@ -99,6 +100,7 @@ def all_tables(folder: Path) -> dict[str, str]:
         "attacks": attacks.tables(figures("attacks")["rows"]),
         "attention": attention.tables(figures("attention")["rows"]),
         "estimators": estimators.tables(figures("estimators")["rows"]),
+        "folds": folds.tables(figures("folds")["rows"]),
         "noise_mechanisms": noise_mechanisms.tables(figures("noise_mechanisms")["rows"]),
         "noisy_projection": noisy_projection.tables(figures("noisy_projection")["rows"]),
         "pseudo_labels": pseudo_labels.tables(figures("pseudo_labels")["rows"]),
