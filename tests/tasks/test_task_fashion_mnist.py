@@ -103,25 +103,16 @@ def test_noise_is_the_targets_alone_and_has_the_stated_standard_deviation(folder
     assert torch.equal(noisy.train_data("source-1").features, clean.train_data("source-1").features)
 
 
-def test_copies_are_of_the_same_labelled_images_with_noise_of_their_own(folder):
-    plain = fashion(folder, noise=0.5, target_rows=30).train_data("target")
-    copied = fashion(folder, noise=0.5, target_rows=30, noise_copies=4).train_data("target")
-    clean = fashion(folder, noise=0.0, target_rows=30).train_data("target")
-    assert len(copied) == 120
-    assert torch.equal(copied.features[:30], plain.features)
-    assert torch.equal(copied.labels, plain.labels.repeat(4))
-    noise = copied.features - clean.features.repeat(4, 1, 1, 1)
-    assert float(noise.std()) == pytest.approx(0.5, abs=0.006)
-    parts = noise.flatten(1).split(30)
-    assert all(
-        abs(float(torch.corrcoef(torch.stack([parts[0].flatten(), part.flatten()]))[0, 1])) < 0.03 for part in parts[1:]
-    )
-
-
-@pytest.mark.parametrize("copies", [0, 101])
-def test_a_number_of_copies_out_of_bounds_is_refused(folder, copies):
-    with pytest.raises(ConfigError, match="noise-copies"):
-        fashion(folder, noise_copies=copies)
+def test_noise_drawn_at_use_is_new_for_each_batch(folder):
+    task, once = fashion(folder, noise=0.5, noise_drawn="at-use"), fashion(folder, noise=0.5)
+    clean = task.train_data("target").features
+    assert torch.equal(clean, fashion(folder, noise=0.0).train_data("target").features)
+    assert torch.equal(task.test_data("target").features, once.test_data("target").features)
+    generator = torch.Generator().manual_seed(1)
+    first, second = ((task.varied(clean, generator) - clean).flatten() for _ in range(2))
+    assert float(first.std()) == pytest.approx(0.5, abs=0.006)
+    assert abs(float(torch.corrcoef(torch.stack([first, second]))[0, 1])) < 0.02
+    assert torch.equal(task.varied(clean, torch.Generator().manual_seed(1)) - clean, first.view_as(clean))
 
 
 def test_noise_of_a_row_is_its_own(folder):
@@ -205,6 +196,7 @@ def test_site_of_another_federation_is_refused(folder):
     ("kind", "options"),
     [
         ("NoisyFashionMnist", {"noise": -0.1}),
+        ("NoisyFashionMnist", {"noise-drawn": "twice"}),
         ("NoisyFashionMnist", {"eta": 0.1}),
         ("LabelShiftFashionMnist", {"eta": 0.6}),
         ("LabelShiftFashionMnist", {"noise": 0.1}),
