@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from full_data_runs import ADAPTED, FIXED, SEEDS, STUDIES, Cell, Figures, command_line, run_missing
+from full_data_runs import ADAPTED, SEEDS, STUDIES, Cell, Figures, Row, command_line, merged, run_missing
 from studies import Cache, as_text, shown, this_machine
 
 from securefda.bench.accuracy.paper import (
@@ -36,7 +36,8 @@ HERE = Path(__file__).parent
 FIGURES = HERE / "full_data_sweeps.json"
 UNCHANGED = HERE / "full_data.json"
 
-Row = Mapping[str, Any]
+ROW = ("sweep", "column", "rule")
+"""What names a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ def _shift(eta: float) -> tuple[str, ...]:
 
 
 IN_CLEAR = {"sum, norm caps": (), "individual": ("privacy.visibility=individual",)}
-RULES = tuple(rule for rule in (*FIXED, *ADAPTED) if rule != "finetune_offline")
+RULES = STUDIES["noisy Fashion-MNIST"].rules
 SWEEPS = {
     "beta": Sweep(
         "ColoredMNIST",
@@ -74,18 +75,21 @@ SWEEPS = {
     ),
     "noise": Sweep(
         "noisy Fashion-MNIST",
-        {"0.2": ("task.options.noise=0.2",), "0.4": (), "0.6": ("task.options.noise=0.6",)},
+        {
+            "0.2": ("task.options.noise=0.2",),
+            "0.4": (),
+            **{noise: (f"task.options.noise={noise}",) for noise in ("0.6", "0.8")},
+        },
         RULES,
         NOISY_FASHION,
     ),
     "rows": Sweep(
         "noisy Fashion-MNIST",
-        {"100": (), "200": ("task.options.target-rows=200",), "500": ("task.options.target-rows=500",)},
-        RULES[1:],
+        {"100": (), "200": ("task.options.target-rows=200",)},
+        RULES,
         TARGET_SIZE_FASHION,
     ),
     "eta": Sweep("label shift", {"0.3": _shift(0.3), "0.15": (), "0.05": _shift(0.05)}, ADAPTED, LABEL_SHIFT),
-    "clear": Sweep("noisy Fashion-MNIST", IN_CLEAR, ("source_only", "fedda", "fedgp", "fedda_auto", "fedgp_auto")),
     "clear-shift": Sweep("label shift", IN_CLEAR, ("fedda_auto", "fedgp_auto")),
 }
 
@@ -197,7 +201,7 @@ def _table(name: str, by_cell: Mapping[tuple[str, str, str], Row]) -> str:
 
 def _cell(row: Row | None, published: float | None) -> str:
     if row is None:
-        return "–"
+        return "not measured"
     beta = f", β {row['beta']:.2f}" if row["beta"] is not None and row["rule"].endswith("_auto") else ""
     papers = "" if published is None else f" ({published:.1f})"
     return f"{fmean(row['accuracy']):.1f}{beta}{papers}" + ("" if len(row["seeds"]) == len(SEEDS) else " *")
@@ -209,11 +213,13 @@ def main() -> int:
     of_study = json.loads(UNCHANGED.read_text())["rows"]
     if asked.measure:
         factors = {(row["study"], row["rule"]): row["factor"] for row in of_study}
+        factors |= {(name, rule): given[0] for name, study in STUDIES.items() for rule, given in study.given.items()}
         everything = [cell for name in SWEEPS for cell in cells(name, factors)]
         cache = Cache(asked.cache, "full_data_sweeps")
 
         def write() -> None:
-            asked.figures.write_text(as_text(rows_of(cache.read(), everything), this_machine()))
+            found = merged(json.loads(asked.figures.read_text())["rows"], rows_of(cache.read(), everything), ROW)
+            asked.figures.write_text(as_text(found, this_machine()))
 
         run_missing((cell for cell in everything if cell.sweep in asked.only), asked.data_dir, cache, write)
         write()

@@ -70,6 +70,7 @@ COLORED_MNIST = Published(
     },
 )
 
+# "Target only" on Fashion-MNIST starts with two rounds of FedAvg in the published code, as all rules do.
 NOISY_FASHION = Published(
     "Table 12, without filter Figure 4",
     ("0", "0.2", "0.4", "0.6", "0.8"),
@@ -81,7 +82,7 @@ NOISY_FASHION = Published(
         "fedgp_no_filter": (None, None, 69.51, 65.46, 60.70),
         "fedda_auto": (78.25, 77.03, 72.68, 67.69, 62.85),
         "fedgp_auto": (76.19, 75.09, 71.46, 67.53, 62.93),
-        "target_only": (74.00, 70.59, 66.03, 61.26, 57.82),
+        "warm_target": (74.00, 70.59, 66.03, 61.26, 57.82),
         "oracle": (82.00, 82.53, 81.20, 75.60, 72.60),
     },
 )
@@ -96,7 +97,7 @@ LABEL_SHIFT = Published(
         "fedgp": (82.97, 83.24, 85.97, 88.72, 91.89, 98.71),
         "fedda_auto": (83.94, 83.91, 86.50, 89.45, 91.87, 98.51),
         "fedgp_auto": (84.68, 84.14, 86.72, 89.58, 92.03, 98.53),
-        "target_only": (81.05, 82.44, 84.00, 88.02, 89.80, 98.32),
+        "warm_target": (81.05, 82.44, 84.00, 88.02, 89.80, 98.32),
         "oracle": (87.68, 88.06, 90.56, 91.90, 93.46, 98.73),
     },
 )
