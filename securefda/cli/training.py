@@ -147,7 +147,8 @@ def demo(
     data = {"out": str(folder), "runs": {rule: summary.as_json() for rule, summary in summaries.items()}}
     report = f"report: {folder / DEMO_RULE}/report.html (and one for each other rule beside it)"
     helped = help_text(main.as_json())
-    text = "\n".join(["", table, "", _WHAT_THEY_ARE, "", *words, "", report, "", f"{DEMO_RULE}: {helped}"])
+    text = "\n".join(["", table, "", _WHAT_THEY_ARE, "", *words, "", report])
+    text += f"\n\n{DEMO_RULE}: {helped}" if helped else ""
     print_result(output, data | {"protected": words[0], "unprotected": words[1]}, text)
 
 
