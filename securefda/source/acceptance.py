@@ -22,7 +22,7 @@ from securefda.protocol.contribution import (
 from securefda.protocol.encoding import Vector
 from securefda.protocol.header_checks import check_signed_header, quantisation
 from securefda.protocol.messages import Header, Parcel, Signed, Visibility
-from securefda.site.policy.verdict import check_metrics
+from securefda.site.policy.verdict import check_alignment, check_metrics
 from securefda.source.model_bound import (
     CheckedCourse,
     Missed,
@@ -101,6 +101,8 @@ def accept_header(
         raise FaultyAggregatorError(error.check, error.detail) from error
     terms = RoundTerms.of(body, encoding or quantisation(body))
     level = body.level_of(own_index)
+    if terms.plan.aligns_estimates_only:
+        check_alignment(site.policy, level)
     origin = origin_of(body, site.store.known(body.run_id), missed, own_index=own_index, limits=site.limits)
     vectors = checked_vectors(body, level, parcel)
     model = vectors.model

@@ -53,6 +53,7 @@ from securefda.protocol.roster import Roster
 from securefda.protocol.secret import Secret
 from securefda.rules import Strategy
 from securefda.site.policy import SourcePolicy, default_policy
+from securefda.site.policy.model import MetadataPolicy
 from securefda.source.run import SourceRun, SourceSite
 from securefda.source.store import SourceStore
 from securefda.tasks import Samples, TaskSettings
@@ -389,7 +390,8 @@ class Federation(MemoryNetwork[AggregatorRun, SourceRun]):
             unfiltered_projection=not settings.strategy.filter,
             norm_reports="colluders-may-see",
         )
-        return policy.model_copy(update=changes)
+        counted = {} if settings.strategy.align else {"metadata": MetadataPolicy(may_leave=("samples",))}
+        return policy.model_copy(update=counted | changes)
 
     def record(self, index: int, witness: Witness, run: str | None = None) -> None:
         """Let a process write its messages down."""

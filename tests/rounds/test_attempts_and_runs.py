@@ -473,6 +473,21 @@ def test_an_update_in_clear_must_be_the_one_that_was_signed(
     assert federation.store.records()[0]["dropped"] == [f"source-{liar}"]
 
 
+def test_an_update_in_clear_needs_its_alignment_where_only_estimates_are_aligned(
+    build: Callable[..., Federation],
+) -> None:
+    how = {"rule": "fedda_auto", "align": False, "rounds": 1}
+    federation = build(2, visibility=Visibility.INDIVIDUAL, **how)
+    update = until(federation.open(), TARGET, Update)
+    liar, envelope = update.message.sender, update.message.envelope
+    assert envelope.body.alignment > 0
+    lie = Parcel(_signed(liar, envelope, replace(envelope.body, alignment=None)), update.vectors)
+    federation.arrives_next(liar, TARGET, lie)
+    federation.go()
+    assert "fails check INPUT_VALUE" in federation.watch.text
+    assert federation.store.records()[0]["dropped"] == [f"source-{liar}"]
+
+
 def test_one_source_in_clear_is_enough_and_none_is_quorum_lost(build: Callable[..., Federation]) -> None:
     federation = build(1, rounds=1, visibility=Visibility.INDIVIDUAL)
     federation.open().go()

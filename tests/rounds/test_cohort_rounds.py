@@ -26,6 +26,7 @@ from securefda.protocol.messages import (
 )
 from securefda.rules import ContributionSum, Strategy, contribute, round_plan
 from securefda.site.policy import default_policy
+from securefda.site.policy.model import MetadataPolicy
 
 N = 8
 
@@ -99,6 +100,16 @@ def test_a_cohort_of_unaligned_updates_has_the_beta_of_its_mean_alignment(tmp_pa
     (line,) = federation.watch.lines
     expected = in_clear(federation, rule, cohorts_of(line), align=False)
     assert np.max(np.abs(federation.run.model - expected)) < 1e-6
+
+
+def test_a_source_that_keeps_its_number_of_rows_refuses_a_cohort_that_only_aligns_estimates(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, N, visibility=Visibility.COHORT, rule="fedda_auto", rounds=1, align=False)
+    federation.sources[3] = federation.source(3, policy=federation.policy(3, metadata=MetadataPolicy()))
+    federation.open().go()
+    (line,) = federation.watch.lines
+    assert line["refused"] == {"source-3": "metadata.may-leave"}
+    assert not [one for sender, _, one in federation.passed if sender == 3 and isinstance(one.body, MaskedInput)]
+    federation.close()
 
 
 def test_sources_do_not_see_the_targets_update_at_cohort(tmp_path: Path) -> None:

@@ -220,7 +220,8 @@ class MetadataPolicy(Settings):
     """Numbers that may leave in clear with an update at ``individual``; at other levels they are only in sums.
 
     Attributes:
-        may_leave: the permitted numbers about the training rows; ``samples`` is the number of rows.
+        may_leave: the permitted numbers about the training rows; ``samples`` is the number of rows. A cohort whose rule
+            estimates β without aligning updates needs it too, since its sums can tell the number of steps.
     """
 
     may_leave: Annotated[tuple[Literal["samples", "loss", "accuracy"], ...], Field(strict=False)] = ()

@@ -127,6 +127,7 @@ _HINTS = {
     "limits.training-deadline-s-max": "lower transport.training-deadline-s at the aggregator",
     "limits.phase-deadline-s-max": "lower transport.phase-deadline-s at the aggregator",
     "model.keep": "ask the aggregator's operator to change model.sources-keep, or change model.keep in policy.toml",
+    "metadata.may-leave": 'set strategy.align = true at the aggregator, or list "samples" there in policy.toml',
     "dp.pull": "set a strategy.rule at the aggregator that compares no features",
     "dp.metrics": "ask the aggregator's operator: this site's Join said that it has none to give",
     "release.max-attempts": "lower session.attempts at the aggregator",
@@ -309,6 +310,20 @@ def check_metadata(policy: SourcePolicy, update: Update) -> None:
     for name, value in carried.items():
         if value is not None and name not in allowed:
             raise _refusal("metadata.may-leave", name, ", ".join(allowed) or "none")
+
+
+def check_alignment(policy: SourcePolicy, level: Visibility) -> None:
+    """Accept a round in which a cohort sums its members' factors of alignment.
+
+    A factor tells how many steps a source takes, and so about how many rows it has. The target chooses its own steps
+    and rate in each round, so sums over many rounds can tell each member's factor.
+
+    Raises:
+        PolicyRefusal: ``metadata.may-leave`` does not list ``samples``, which at ``individual`` it always does.
+    """
+    if level is Visibility.COHORT and "samples" not in policy.metadata.may_leave:
+        asked = "its number of steps, in sums of a cohort that is not aligned"
+        raise _refusal("metadata.may-leave", asked, ", ".join(policy.metadata.may_leave) or "none")
 
 
 def check_metrics(header: Header, *, handed_in: bool, update: Update | None = None) -> None:
