@@ -139,24 +139,42 @@ LOWEST = ("ColoredMNIST", "fedgp_auto", "minus-90", 75.0)
 """Below which no seed may be."""
 
 
+Means = Mapping[tuple[str, str], float]
+"""Percent by study and rule, means over all of `SEEDS`."""
+
+
+def means_of(rows: Sequence[Row]) -> Means:
+    """Of the rules that lack no seed."""
+    return {(row["study"], row["rule"]): fmean(by_seed(row)) for row in rows if row["seeds"] == list(SEEDS)}
+
+
+def reached(means: Means, study: str, rule: str, over: str) -> float | None:
+    """What a requirement is about; None where a seed is missing."""
+    own, other = means.get((study, rule)), means.get((study, over)) if over else 0.0
+    return None if own is None or other is None else own - other
+
+
+def _bound(least: float, most: float) -> str:
+    return f"{least:g} or more" if most == NONE else f"{least:g} to {most:g}"
+
+
 def misses(rows: Sequence[Row]) -> list[str]:
     """A line for each requirement that does not hold or cannot be judged."""
-    whole = {(row["study"], row["rule"]): row for row in rows if row["seeds"] == list(SEEDS)}
-    wrong = []
+    means, wrong = means_of(rows), []
     for study, rule, least, most, over in BARS:
-        known = [whole.get((study, name)) for name in (rule, over) if name]
-        if None in known:
-            wrong.append(f"MISSING: {study}: {' or '.join(filter(None, (rule, over)))} lacks a seed")
-            continue
-        reached, other = fmean(by_seed(whole[study, rule])), fmean(by_seed(whole[study, over])) if over else 0.0
-        if not least <= reached - other <= most:
-            above = f" above {over}" if over else ""
-            bound = f"{least:g} or more" if most == NONE else f"{least:g} to {most:g}"
-            wrong.append(f"MISSED: {study}: {rule} is at {reached - other:.1f}{above}, must be at {bound}")
+        found, above = reached(means, study, rule, over), f" above {over}" if over else ""
+        if found is None:
+            wrong.append(f"MISSING: {study}: {rule}{above} lacks a seed")
+        elif not least <= found <= most:
+            wrong.append(f"MISSED: {study}: {rule} is at {found:.1f}{above}, must be at {_bound(least, most)}")
     study, rule, target, least = LOWEST
-    for reached in by_seed(whole[study, rule], target) if (study, rule) in whole else ():
-        if reached < least:
-            wrong.append(f"MISSED: {study}: {rule} on {target} is at {reached:.1f} with one seed, must be at {least:g}")
+    for row in rows:
+        if (row["study"], row["rule"]) == (study, rule):
+            wrong += [
+                f"MISSED: {study}: {rule} on {target} is at {found:.1f} with one seed, must be at {least:g}"
+                for found in by_seed(row, target)
+                if found < least
+            ]
     return wrong
 
 
@@ -166,7 +184,7 @@ def misses(rows: Sequence[Row]) -> list[str]:
 def tables(rows: Sequence[Row]) -> dict[str, str]:
     """Text in Markdown: accuracy in each study, and what the search found."""
     accuracy = {_name(study): _accuracy(study, rows) for study in STUDIES}
-    return accuracy | {"independent": _independent(rows), "search": _search(rows)}
+    return accuracy | {"independent": _independent(rows), "search": _search(rows), "bars": _bars(rows)}
 
 
 def _name(study: str) -> str:
@@ -204,16 +222,38 @@ def _independent(rows: Sequence[Row]) -> str:
     product = {
         (row["rule"], seed): reached for row in rows if row["study"] == name for seed, reached in _by_its_seed(row)
     }
-    cells = [json.loads(line) for line in INDEPENDENT.read_text().splitlines()]
-    script = {(cell["column"], cell["seed"]): cell["accuracy"] for cell in cells if cell["noise"] == 0.4}
+    script = _of_script()
     published, column = PAPER[name]
     lines = []
     for rule in (*STUDIES[name].rules[1:], "fedda_auto_aligned"):
         paper = published.figure(rule, column)
         own = rule.removesuffix("_aligned")
         both = [(script.get((rule, seed)), product.get((own, seed))) for seed in SEEDS]
-        lines.append([rule, "" if paper is None else f"{paper:.1f}", *map(_seeds, zip(*both, strict=True))])
-    return _markdown(["rule", "paper", "independent script", "securefda"], lines)
+        apart = [mine - other for other, mine in both if mine is not None and other is not None]
+        line = [rule, "" if paper is None else f"{paper:.1f}", *map(_seeds, zip(*both, strict=True))]
+        lines.append([*line, f"{fmean(apart):+.1f} ± {stdev(apart) / len(apart) ** 0.5:.1f}" if len(apart) > 2 else ""])
+    return _markdown(["rule", "paper", "independent script", "securefda", "difference"], lines)
+
+
+def _of_script() -> dict[tuple[str, int], float]:
+    """What the independent script reached by column and seed, at the study's noise."""
+    cells = [json.loads(line) for line in INDEPENDENT.read_text().splitlines()]
+    return {(cell["column"], cell["seed"]): cell["accuracy"] for cell in cells if cell["noise"] == 0.4}
+
+
+def _bars(rows: Sequence[Row]) -> str:
+    """Every requirement, what was reached here and by the independent script, and whether it holds."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for (column, _), accuracy in _of_script().items():
+        found.setdefault(("noisy Fashion-MNIST", column), []).append(accuracy)
+    script = {name: fmean(of_seed) for name, of_seed in found.items() if len(of_seed) == len(SEEDS)}
+    means, lines = means_of(rows), []
+    for study, rule, least, most, over in BARS:
+        own, other = (reached(of, study, rule, over) for of in (means, script))
+        verdict = "not measured" if own is None else "reached" if least <= own <= most else "**missed**"
+        texts = ["–" if value is None else f"{value:.1f}" for value in (own, other)]
+        lines.append([study, f"{rule} above {over}" if over else rule, _bound(least, most), *texts, verdict])
+    return _markdown(["data", "rule", "asked for", "securefda", "independent script", ""], lines)
 
 
 def _by_its_seed(row: Row) -> Iterable[tuple[int, float]]:

@@ -49,12 +49,14 @@ class Sweep:
         columns: value as a table shows it -> its settings; none for the study's own value.
         rules: that are run at every value.
         published: the paper's table, if it has one.
+        beside: rules that the setting does not concern: they have the study's own figure at every value.
     """
 
     study: str
     columns: Mapping[str, tuple[str, ...]]
     rules: tuple[str, ...]
     published: Published | None = None
+    beside: tuple[str, ...] = ()
 
 
 def _shift(eta: float) -> tuple[str, ...]:
@@ -72,6 +74,7 @@ SWEEPS = {
         {f"{beta:g}": (f"strategy.beta={beta:g}",) for beta in (0.2, 0.4, 0.6, 0.8)},
         ("fedda", "fedgp"),
         BETA_COLORED_MNIST,
+        beside=("warm_target",),
     ),
     "noise": Sweep(
         "noisy Fashion-MNIST",
@@ -90,7 +93,7 @@ SWEEPS = {
         TARGET_SIZE_FASHION,
     ),
     "eta": Sweep("label shift", {"0.3": _shift(0.3), "0.15": (), "0.05": _shift(0.05)}, ADAPTED, LABEL_SHIFT),
-    "clear-shift": Sweep("label shift", IN_CLEAR, ("fedda_auto", "fedgp_auto")),
+    "clear-shift": Sweep("label shift", IN_CLEAR, ("warm_target", "fedda_auto", "fedgp_auto")),
 }
 
 
@@ -151,14 +154,15 @@ def rows_of(known: Mapping[str, Mapping[str, Any]], of: Sequence[SweepCell]) -> 
 
 
 def unchanged_rows(of_study: Sequence[Row]) -> list[dict[str, Any]]:
-    """Rows of the columns whose setting is the study's own, from those of ``full_data.json``."""
+    """Rows of the columns whose setting is the study's own or does not concern the rule, from ``full_data.json``."""
     return [
         {"sweep": name, "column": column, "rule": row["rule"], "seeds": row["seeds"], "beta": row["beta"]}
         | {"accuracy": [fmean(of_seed) for of_seed in zip(*row["accuracy"].values(), strict=True)]}
         for name, sweep in SWEEPS.items()
         for column, settings in sweep.columns.items()
         for row in of_study
-        if not settings and row["study"] == sweep.study and row["rule"] in sweep.rules and row["seeds"]
+        if row["study"] == sweep.study and row["seeds"]
+        if row["rule"] in sweep.beside or (row["rule"] in sweep.rules and not settings)
     ]
 
 
@@ -194,7 +198,7 @@ def _table(name: str, by_cell: Mapping[tuple[str, str, str], Row]) -> str:
                 for column in sweep.columns
             ),
         ]
-        for rule in sweep.rules
+        for rule in (*sweep.beside, *sweep.rules)
     ]
     return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *lines))
 

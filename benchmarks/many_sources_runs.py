@@ -67,7 +67,7 @@ def sampled_sources(job: Job, sample: int) -> list[Seconds]:
         source = src.Session(signers[index], roster, limits, header)
         others[index], advertised[index] = src.advertise(source, os.urandom)
     roll, state = _roll(session, advertised)
-    nonces = {index: phase.nonce.reveal() for index, phase in others.items()}
+    nonces = {index: phase.secrets.nonce.reveal() for index, phase in others.items()}
     nonces |= {index: message.body.nonce for index, message in answers(dict.fromkeys(measured, roll)).items()}
     nonces = {index: nonces[index] for index in everyone}
     ctx1, together = ring_context(state, nonces), b"".join(nonces.values())

@@ -5,21 +5,15 @@ There is no network, no mask and no norm cap here: what a source hands in is wha
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
-from securefda.aggregator.site import without_share
 from securefda.aggregator.target import TargetRound
 from securefda.rules import (
-    STEP_SHARES,
     Contribution,
     ContributionSum,
     RoundPlan,
     alignment_factor,
-    best_share,
     contribute,
-    partial_step,
 )
 from securefda.site.config import FederationConfig, strategy_of, training_settings
 from securefda.tasks import Samples, TaskSettings, Unlabelled, load_task
@@ -34,7 +28,7 @@ class OfflineSites:
     Attributes:
         strategy: of the file.
         target: trains on the target's rows; ``sources`` each on its own.
-        test_data: the target's; ``validation`` are the rows that it keeps out, if the file says so.
+        test_data: the target's.
         model: float32 ``(n_params,)``; the caller that plays the rounds moves it.
     """
 
@@ -44,27 +38,11 @@ class OfflineSites:
         self._task, self._seed, self._site = load_task(task.factory, settings), seed, sites.target
         self._target, of_source = training_settings(config.training.target), training_settings(config.training.source)
         self.strategy = strategy_of(config.strategy)
-        self._rows, self.validation = self._task.train_data(sites.target), None
-        if config.strategy.validation_share:
-            self._rows, self.validation = without_share(self._rows, config.strategy.validation_share, self._site, seed)
+        self._rows = self._task.train_data(sites.target)
         self.target = self._trainer(sites.target, self._rows, self._target)
         self.sources = [self._trainer(site, self._task.train_data(site), of_source) for site in sites.sources]
         self.test_data = self._task.test_data(sites.target)
         self.model: Vector = self.target.initial_model()
-
-    @property
-    def target_rows(self) -> int:
-        """How many rows the target trains on."""
-        return len(self._rows)
-
-    def target_beside(self, rows: Samples) -> SiteTrainer:
-        """Trains as the target does, on other rows."""
-        return self._trainer(self._site, rows, self._target)
-
-    def target_on(self, rows: Samples) -> SiteTrainer:
-        """Trains as the target does, on other rows, in as many steps of larger or smaller batches."""
-        steps = self._target.steps(len(self._rows))
-        return self._trainer(self._site, rows, replace(self._target, batch_size=len(rows) // steps))
 
     def target_on_pseudo_labels(self, pseudo: PseudoLabelSettings) -> PseudoTrainer:
         """Trains on the same rows without their labels."""
@@ -97,16 +75,6 @@ class OfflineSites:
         for part, result in zip(parts, results, strict=True):
             total.add(part, result.samples)
         return total.combine(plan.rule, None if target is None else target.result.update)
-
-    def validated(self, target: TargetRound, update: Vector) -> Vector:
-        """What of a round's update does best on the rows that the target keeps out."""
-        if self.validation is None:
-            raise ValueError("no rows are kept out")
-        rows, own = self.validation, target.result.update
-        steps = [partial_step(own, update, share) for share in STEP_SHARES]
-        losses = [self.target.evaluate((self.model + step).astype(np.float32), rows).loss for step in steps]
-        best: Vector = steps[STEP_SHARES.index(best_share(losses))]
-        return best
 
     def move(self, update: Vector) -> None:
         """Go to the next round's model."""

@@ -18,8 +18,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
@@ -41,9 +39,6 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 FIGURES, PLOT = HERE / "round_cost.json", HERE / "round_cost.svg"
-RULE = "one call of a rule"
-PAPER_MS = 23.0
-"""One FedGP aggregation call of the paper's Appendix C.10: 10 sources, a network of 44 k parameters, a TITAN Xp."""
 MESSAGES_KB, MESSAGES_KB_A_SOURCE = 4.0, 1.5
 """What messages may take beside the vectors in a round, each way at one source: at all, and for every source."""
 MOST_TIMES_PLAIN = {(5, 1_100_000): 1.15, (10, 100_000): 1.3, (20, 100_000): 1.5}
@@ -176,7 +171,6 @@ def tables(rows: Sequence[Row]) -> dict[str, str]:
         ),
         "parts": _parts_table(rounds),
         "bars": _bars_table(rounds),
-        "rule": _rule_table([row for row in rows if row["study"] == RULE]),
     }
     return {name: table for name, table in made.items() if table}
 
@@ -239,22 +233,6 @@ def _parts_table(rows: Sequence[Row]) -> str:
     for row in rows:
         shares = [f"{100 * part / row['seconds']:.0f}" for part in parts_of(row).values()]
         lines.append(f"| {_size_of(row)} | {row['level']} | {' | '.join(shares)} |")
-    return "\n".join(lines)
-
-
-def _rule_table(rows: Sequence[Row]) -> str:
-    """One call of a rule over 10 updates of 44 k parameters, here and in the paper."""
-    if not rows:
-        return ""
-    size, calls = f"N = {rows[0]['sources']}, m = {params_text(rows[0]['params'])}", rows[0]["calls"]
-    lines = [f"| {size}, one call, load {rows[0]['load']:g} | ms | processor ms | paper over processor |"]
-    lines += ["|---|---|---|---|", f"| FedGP in the paper (Appendix C.10), TITAN Xp | {PAPER_MS:g} | | |"]
-    for name, title in (
-        ("fedgp", "fedgp, one core"),
-        ("round of fedgp_auto", "all that a round of fedgp_auto computes"),
-    ):
-        wall, processor = calls[name]["wall_ms"], calls[name]["processor_ms"]
-        lines.append(f"| {title} | {wall:.2g} | {processor:.2g} | {PAPER_MS / processor:.2g} |")
     return "\n".join(lines)
 
 
@@ -325,14 +303,6 @@ def _bars(axes: Axes, rows: Sequence[Row]) -> None:
     axes.legend(handles[::-1], labels[::-1], loc="upper left", ncols=2, fontsize=7, columnspacing=1)
 
 
-def measured_rule() -> dict[str, Any]:
-    """One call of a rule at the paper's size, on one thread."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    command = [sys.executable, str(HERE / "round_cost_rule.py")]
-    ran = subprocess.run(command, check=True, capture_output=True, env=environment)
-    return {"study": RULE} | dict(json.loads(ran.stdout))
-
-
 def _measure(given: argparse.Namespace) -> None:
     """Run what the cache lacks, one federation at a time."""
 
@@ -351,7 +321,7 @@ def main() -> int:
         _measure(given)
     if given.measure or given.gather:
         packages = {name: version(name) for name in ("grpcio", "cryptography", "torch")}
-        rows = [*rows_of(Cache(given.cache, "round_cost").read()), measured_rule()]
+        rows = rows_of(Cache(given.cache, "round_cost").read())
         given.figures.write_text(as_text(rows, this_machine() | packages))
     rows = json.loads(given.figures.read_text())["rows"]
     plot(rows, given.plot)

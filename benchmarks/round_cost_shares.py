@@ -1,4 +1,4 @@
-"""Times what a process does in each round from inside: ``audit_rounds_shares.py``, with more kinds, round by round.
+"""Times what a process does in each round from inside.
 
 Every process of a measured run starts this when it imports the task, and writes what it found when it ends.
 """
@@ -9,18 +9,19 @@ import atexit
 import json
 import os
 import sys
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from audit_rounds_shares import replace
-from shares import Shares
-
 from securefda.aggregator import model
-from securefda.aggregator.attempt import ClearAttempt
+from securefda.aggregator.clear_updates import ClearUpdates
 from securefda.aggregator.run import AggregatorRun
+from securefda.audit.journal import Journal, MessageRecorder
+from securefda.audit.witness import Witness
 from securefda.protocol import aggregator as aggregator_steps
 from securefda.protocol import source as source_steps
 from securefda.site.private_trainer import PrivateTrainer
@@ -53,8 +54,8 @@ _MASKING = {
     ),
 }
 _RULE = {
-    rounds: ("aligned_update", "contribution_at_source", "clip_contribution", "norm_report", "capped_input"),
-    ClearAttempt: ("_evaluate",),
+    rounds: ("aligned_update", "contribution_at_source", "capped_input"),
+    ClearUpdates: ("_evaluate",),
     model: ("total_of", "update_of"),
 }
 TIMED: dict[str, dict[Any, tuple[str, ...]]] = {
@@ -62,19 +63,56 @@ TIMED: dict[str, dict[Any, tuple[str, ...]]] = {
     "rule": _RULE,
     "training": {SiteTrainer: ("train", "evaluate")},
     "dp": {PrivateTrainer: ("train",)},
+    "logging": {Journal: ("append", "event"), MessageRecorder: ("_keep", "_entry")},
+    "witnessing": {
+        Witness: ("renew", "show", "cosign", "take", "check_previous_checkpoint"),
+        Journal: ("save",),
+    },
 }
-"""Kind -> module or class -> its functions. What logs take, ``logging`` and ``witnessing``, comes from the base."""
+"""Kind -> module or class -> its functions."""
 
 MARKS = ((AggregatorRun, ("_begin_round",)), (SourceRun, ("_start_round", "_end")))
 """Where a round begins, and with it the one before ends; at a source it ends with the header of the next."""
 
 
-class RoundShares(Shares):
-    """Seconds by kind as they stood whenever a round began."""
+class _Thread(threading.local):
+    """What one thread is in: for each call that it has not left, the seconds of the calls inside that one."""
 
     def __init__(self) -> None:
-        super().__init__()
+        self.inner: list[float] = []
+
+
+class RoundShares:
+    """Seconds by kind as they stood whenever a round began.
+
+    What is called inside another kind's call counts once, as its own. Each thread has its own stack of calls.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: Counter[str] = Counter()
         self.marks: list[dict[str, Any]] = []
+        self._thread = _Thread()
+        self._one_at_a_time = threading.Lock()
+
+    def timed(self, kind: str, work: Callable[..., Any]) -> Callable[..., Any]:
+        """The same function, timed."""
+
+        @wraps(work)
+        def timed(*args: Any, **options: Any) -> Any:
+            inner = self._thread.inner
+            inner.append(0.0)
+            began = time.perf_counter()
+            try:
+                return work(*args, **options)
+            finally:
+                whole = time.perf_counter() - began
+                own = whole - inner.pop()
+                if inner:
+                    inner[-1] += whole
+                with self._one_at_a_time:
+                    self.seconds[kind] += own
+
+        return timed
 
     def marking(self, work: Callable[..., Any]) -> Callable[..., Any]:
         """The same function, before which the clocks are read."""
@@ -89,7 +127,6 @@ class RoundShares(Shares):
 
     def time_everything(self) -> None:
         """Have the calls of this process timed, from now on."""
-        replace(self)
         for kind, owners in TIMED.items():
             for owner, names in owners.items():
                 for name in names:

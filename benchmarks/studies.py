@@ -16,13 +16,28 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from securefda.bench.accuracy.columns import RULES, Schedule
 from securefda.bench.accuracy.plots import style
 from securefda.bench.machine import this_machine
+from securefda.samples import sample
+from securefda.site.config import FederationConfig, load_federation
 
 if TYPE_CHECKING:
     from securefda.bench.accuracy.federated import Job
 
-__all__ = ["AnyCell", "Cache", "Cell", "Figures", "as_text", "measure", "of_bounds", "shown", "style", "this_machine"]
+__all__ = [
+    "AnyCell",
+    "Cache",
+    "Cell",
+    "Figures",
+    "as_text",
+    "measure",
+    "of_bounds",
+    "shown",
+    "style",
+    "this_machine",
+    "warm_target",
+]
 
 
 class Cell(Protocol):
@@ -95,6 +110,12 @@ def measure(
             continue
         cache.add(cell, future.result())
         done(cell, future.result())
+
+
+def warm_target(example: str, settings: Sequence[str]) -> FederationConfig:
+    """A sample federation whose target trains alone after its warm-up, at the rates of the rules, as in the suites."""
+    schedule = Schedule.of(load_federation(sample(example), settings))
+    return load_federation(sample(example), (*settings, *RULES["warm_target"].settings_for(schedule)))
 
 
 def shown(tables: Mapping[str, str]) -> str:

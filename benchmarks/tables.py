@@ -19,45 +19,27 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import alignment
+import adaptation
+import adapted_members
 import attacks
-import attention
-import audit_log
-import audit_mutations
-import audit_rounds
-import connections
 import demo
-import domain_features
-import domain_rounds
-import dp_cost
 import dp_speed
-import estimators
-import few_sources
-import folds
+import fada_features
+import fine_tuning
 import full_data
 import full_data_sweeps
 import gpu
-import kills
-import levels
-import lone_sources
+import gram_attack
 import many_sources
 import masking_session
 import memory
-import networks
-import noise_mechanisms
-import noisy_projection
-import pooled_alignment
-import profile_rounds
+import one_round
+import one_round_hospitals
 import pseudo_labels
-import ray_engine
 import round_cost
-import rule_evaluation
 import scale
 import soak
 import startup
-import team
-import varied_rows
-import word_widths
 from mutators import PACKAGES, package_of
 
 HERE = Path(__file__).resolve().parent
@@ -82,56 +64,36 @@ def all_tables(folder: Path) -> dict[str, str]:
     by_file = {
         "accuracy": {name: accuracy_table(table) for name, table in figures("accuracy")["tables"].items()},
         "demo": demo.tables(figures("demo")["rows"]),
-        "levels": levels.tables(figures("levels")["rows"]),
-        "dp_cost": dp_cost.tables(figures("dp_cost")["rows"]),
         "round_cost": round_cost.tables(figures("round_cost")["rows"]),
         "round_pairs": {"rounds": pairs_table(figures("round_pairs")["rows"])},
-        "profile_rounds": profile_rounds.tables(figures("profile_rounds")),
-        "rule_evaluation": {"calls": rule_evaluation.table(figures("rule_evaluation"))},
         "memory": memory.tables(figures("memory")),
         "dp_speed": dp_speed.tables(figures("dp_speed")),
         "startup": startup.tables(figures("startup")),
         "masking_session": masking_session.tables(figures("masking_session")["cells"]),
         "many_sources": many_sources.tables(figures("many_sources")["cells"]),
-        "alignment": alignment.tables(figures("alignment")["rows"]),
-        "pooled_alignment": pooled_alignment.tables(figures("pooled_alignment")["rows"]),
-        "domain_features": domain_features.tables(figures("domain_features")["rows"]),
-        "domain_rounds": domain_rounds.tables(figures("domain_rounds")["rows"]),
+        "fada_features": fada_features.tables(
+            figures("fada_features")["rows"], figures("independent/fada"), figures("one_round")["rows"]
+        ),
         "attacks": attacks.tables(figures("attacks")["rows"]),
-        "attention": attention.tables(figures("attention")["rows"]),
-        "estimators": estimators.tables(figures("estimators")["rows"]),
-        "folds": folds.tables(figures("folds")["rows"]),
-        "noise_mechanisms": noise_mechanisms.tables(figures("noise_mechanisms")["rows"]),
-        "noisy_projection": noisy_projection.tables(figures("noisy_projection")["rows"]),
         "pseudo_labels": pseudo_labels.tables(figures("pseudo_labels")["rows"]),
-        "lone_sources": lone_sources.tables(figures("lone_sources")["rows"]),
-        "few_sources": few_sources.tables(figures("few_sources")["rows"]),
         "full_data": full_data.tables(figures("full_data")["rows"]),
         "full_data_sweeps": full_data_sweeps.tables(figures("full_data_sweeps")["rows"], figures("full_data")["rows"]),
-        "varied_rows": varied_rows.tables(figures("varied_rows")["rows"]),
         "scale": scale.tables(figures("scale")["cells"]),
-        "ray_engine": ray_engine.tables(figures("ray_engine")),
-        "team": team.tables(figures("team")["rows"]),
-        "networks": networks.tables(figures("networks")["rows"]),
-        "kills": kills.tables(figures("kills")["rows"]),
-        "connections": connections.tables(figures("connections")["rows"]),
         "soak": soak.tables(figures("soak")["rows"]),
-        "word_widths": word_widths.tables(figures("word_widths")["rows"]),
         "gpu": gpu.tables(gpu.read(folder / "gpu.json")),
-        "audit_log": audit_log.tables(figures("audit_log")),
-        "audit_rounds": audit_rounds.tables(figures("audit_rounds")),
-        "audit_mutations": {"classes": audit_mutations.table(figures("audit_mutations")["classes"])},
-        "model_step": {
-            "ratios": ratios_table(figures("model_step")["cases"]),
-            "walk": walk_table(figures("model_step")["rounds_to_an_imprinting_model"]),
-        },
+        "adaptation": adaptation.tables(figures("adaptation")["rows"]),
+        "adapted_members": adapted_members.tables(figures("adapted_members")["rows"]),
+        "one_round": one_round.tables(figures("one_round")["rows"]),
+        "fine_tuning": fine_tuning.tables(figures("fine_tuning")["means"]),
+        "one_round_hospitals": one_round_hospitals.tables(figures("one_round_hospitals")["rows"]),
+        "gram_attack": gram_attack.tables(figures("gram_attack")["rows"]),
         "mutants": {"killed": killed_table(figures(f"mutants_{one}") for one in ("killed", "again"))},
     }
     return {f"{file}/{name}": table for file, tables in by_file.items() for name, table in tables.items()}
 
 
 def accuracy_table(table: Mapping[str, Any]) -> str:
-    """One table of ``accuracy.json``: a row per rule or place, and what was published of each."""
+    """One table of ``accuracy.json``: a row per rule or place, and what was published."""
     rows = [[row["name"], *(_accuracy_cell(cell) for cell in row["cells"])] for row in table["rows"]]
     head = f"| {' | '.join(table['head'])} |\n|{'---|' * len(table['head'])}\n"
     return head + "\n".join(f"| {' | '.join(row)} |".replace("|  |", "| |") for row in rows)
@@ -169,23 +131,6 @@ def pairs_table(rows: Iterable[Mapping[str, Any]]) -> str:
         spread = f"{row['ratio']:.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
         cells.append([f"{row['params']:,}", f"{median(row['before']):.0f}", f"{median(row['after']):.0f}", spread])
     return _markdown(("parameters", "before, ms", "after, ms", "ratio, median of pairs (range)"), cells)
-
-
-def ratios_table(cases: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
-    """The longest steps of the model and of g_T in every case of ``model_step.json``, over its seeds."""
-    rows = []
-    for name, seeds in cases.items():
-        longest = [max(run[kind] for run in seeds.values()) for kind in ("model", "target")]
-        rows.append([name, *(f"{ratio:.2f}" if ratio else "–" for ratio in longest)])
-    return _markdown(("run", "model", "g_T"), rows)
-
-
-def walk_table(rounds: Mapping[str, int]) -> str:
-    """Limit of a step -> finished rounds to a model that the target made."""
-    return _markdown(
-        ("`limits.model-step`", "finished rounds"),
-        [[limit.removeprefix("limit "), str(number)] for limit, number in rounds.items()],
-    )
 
 
 def killed_table(runs: Iterable[Mapping[str, Any]]) -> str:

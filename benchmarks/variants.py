@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -157,7 +158,7 @@ def domain_study(
     """Measure a study of domains where asked to, print its tables, and give its rows."""
     if given.measure:
         data = [f"task.data-dir={given.data_dir.absolute()}"]
-        known = measured(given, run_cell, cells(given.seeds), dict.fromkeys(DOMAINS, data))
+        known = measured(given, run_cell, cells(given.seeds), defaultdict(list, dict.fromkeys(DOMAINS, data)))
         given.figures.write_text(as_text(rows_of(known), this_machine()))
     rows: Rows = json.loads(given.figures.read_text())["rows"]
     print(shown(tables(rows)))

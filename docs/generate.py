@@ -55,7 +55,7 @@ from securefda.operations.records import (  # noqa: E402
 )
 from securefda.rules.strategy import Rule  # noqa: E402
 from securefda.settings import Settings, known_keys  # noqa: E402
-from securefda.site.config import FederationConfig, LoggingSection  # noqa: E402
+from securefda.site.config import LoggingSection  # noqa: E402
 from securefda.site.config.keys import (  # noqa: E402
     FILES,
     described,
@@ -115,7 +115,6 @@ def configuration() -> str:
             shared = set(setting_rows(base))
             rows = [row for row in rows if row not in shared]
         parts.append(table(SETTING_HEAD, rows))
-    renamed = table(("old key", "now"), [(f"`{old}`", f"`{new}`") for old, new in FederationConfig.renamed.items()])
     endpoints = [
         ("`address`", "`host:port`", described(Endpoints, "aggregator")),
         ("`server-name`", "host name or IP address", described(Endpoints, "server_name")),
@@ -138,9 +137,6 @@ What a source permits is in its signed policy: see [policy](policy.md).""",
         "## endpoints.toml of a kit",
         "The federation's authority writes `KIT/startup/endpoints.toml` and signs it. You do not edit it.",
         table(("key in `[aggregator]`", "values", "what it means"), endpoints),
-        "## Renamed keys",
-        "A file with an old key is refused with an error that names the new one.",
-        renamed,
     )
 
 

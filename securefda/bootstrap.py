@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache, partial
@@ -245,6 +245,7 @@ def trainer_at(
     left_after: Rows | None = None,
     team: Team | None = None,
     least_rows: int = 1,
+    rules: Collection[str] = (),
 ) -> tuple[SiteTrainer, tuple[str, ...]]:
     """Build a site's trainer; also returns lines for its operator about the privacy ledger.
 
@@ -261,9 +262,11 @@ def trainer_at(
         left_after: the rows for training without noise if they differ: without validation rows, or with hidden labels.
         team: processes that train together with this one.
         least_rows: ``release.min-rows`` of its policy, for training without noise.
+        rules: ``allowed-rules`` of its policy; empty for a target.
 
     Raises:
-        LedgerError, BudgetExhausted: the ledger cannot cover the next round of training with noise.
+        LedgerError, BudgetExhausted: the ledger cannot cover the next round of training with noise, or under a policy
+            that permits nothing else one release of second moments.
         AuditError: a log of the site, which may record a charge, cannot be read.
         DataError: training is with noise, and the rows have no labels.
         ConfigError: the rows have changed since they were last used, or have a second ledger; or they have one, and
@@ -308,9 +311,9 @@ def trainer_at(
     ledger = Ledger(file, known, recorded=charges)
     account = PrivacyAccount(ledger, known, budget, key, on_charge=partial(on_charge, budget))
     trainer = PrivateTrainer(task, member.site_id, rows, settings, process.seed, account=account, team=team)
-    round_ahead = trainer.event("the-next", 1, 0)
-    account.require(round_ahead)
-    return trainer, tuple(account.lines(round_ahead))
+    training_ahead = trainer.event("the-next", 1, 0) if set(rules) != {Rule.ANALYTIC} else None
+    moments_ahead = trainer.release_of_moments("the-next", 1, 0, 1.0) if Rule.ANALYTIC in rules else None
+    return trainer, tuple(account.require_ahead(training_ahead, moments_ahead))
 
 
 LEDGERS_OF_A_FOLDER = (
@@ -346,22 +349,23 @@ def make_ledgers(config: FederationConfig, kits: Mapping[str, Path], seed: int) 
     return (LEDGERS_OF_A_FOLDER,) if config.training.target.with_noise or config.training.source.with_noise else ()
 
 
-def check_rows(kit: Kit, config: AggregatorConfig | SourceConfig) -> str:
+def check_rows(kit: Kit, config: AggregatorConfig | SourceConfig) -> list[str]:
     """Check that a site can train: its rows load, the model accepts them, and the ledger covers a round with noise.
 
     Returns:
-        One line that says so.
+        One line that says so, before warnings if there are any.
 
     Raises:
         ConfigError, DataError, LedgerError, BudgetExhausted, TrainingError: as :func:`trainer_at`.
     """
     if isinstance(config, AggregatorConfig):
         process, budget, least_rows = config.aggregator, budget_of(config.privacy.budget), 1
+        rules: tuple[str, ...] = ()
     else:
         process = config.source
         with naming(kit.site_id):
             policy = load_signed_policy(kit)
-        budget, least_rows = policy.dp.budget, policy.release.min_rows
+        budget, least_rows, rules = policy.dp.budget, policy.release.min_rows, policy.allowed_rules
     task, member = task_at(config, kit.roster), Member.of(kit)
     if isinstance(config, AggregatorConfig):
         rule, labels = strategy_of(config.strategy).rule, TargetLabels(config.training.labels)
@@ -369,8 +373,14 @@ def check_rows(kit: Kit, config: AggregatorConfig | SourceConfig) -> str:
     else:
         owned = trained_on = training_rows(task, kit.site_id)
     how = (process, config.training, member, task, owned)
-    _, notes = trainer_at(*how, secret=None, budget=budget, left_after=trained_on, least_rows=least_rows)
+    _, notes = trainer_at(*how, secret=None, budget=budget, left_after=trained_on, least_rows=least_rows, rules=rules)
     if process.repeatable_training and not config.training.with_noise:
         notes = (*notes, REPEATABLE)
     unlabelled = ", without labels" if isinstance(trained_on, Unlabelled) else ""
-    return "; ".join([f"{config.task.factory}: {len(owned)} training rows at {kit.site_id}{unlabelled}", *notes])
+    said = [note for note in notes if not note.startswith(_WARNING)]
+    line = "; ".join([f"{config.task.factory}: {len(owned)} training rows at {kit.site_id}{unlabelled}", *said])
+    return [line, *(note.removeprefix(_WARNING) for note in notes if note not in said)]
+
+
+_WARNING = "warning: "
+"""How a note begins that warns."""

@@ -253,7 +253,7 @@ def remove_leftovers(path: Path) -> None:
     """
     if not path.parent.is_dir():
         return
-    partial = re.compile(rf"\.{re.escape(path.name)}\.([0-9a-f]{{16}}|partial-[0-9a-f]+)")
+    partial = re.compile(rf"\.{re.escape(path.name)}\.(partial-)?[0-9a-f]{{16}}")
     for left in [other for other in path.parent.iterdir() if partial.fullmatch(other.name)]:
         with suppress(BlockingIOError, PermissionError, FileNotFoundError):
             if left.is_dir() and not left.is_symlink():

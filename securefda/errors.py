@@ -54,6 +54,11 @@ class ExitCode(IntEnum):
     TERMINATED = 143
     """A run or a site's process was asked to end, by SIGTERM, and ended in order."""
 
+    @property
+    def blames_another(self) -> bool:
+        """Whether the cause may be at another site: a peer that does not answer, or sends something wrong."""
+        return self in (ExitCode.CONNECTION, ExitCode.QUORUM)
+
 
 class Terminated(KeyboardInterrupt):
     """The process received SIGTERM and ends as after Ctrl-C, but with a different exit code."""

@@ -13,9 +13,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo, model_validator
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from securefda.disk import read_file
@@ -69,9 +70,6 @@ class Settings(BaseModel):
         validate_by_alias=True,
         allow_inf_nan=False,
     )
-
-    renamed: ClassVar[Mapping[str, str]] = {}
-    """Dotted keys of earlier versions -> what they are called now."""
 
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
@@ -230,16 +228,17 @@ def _split(model: type[Settings], data: Mapping[str, Any], prefix: str) -> tuple
 
 def known_keys(model: type[Settings]) -> dict[str, Any]:
     """Return every dotted key of ``model`` that holds a value (not a table of settings), with its annotation."""
-    return dict(_walk(model, ""))
+    return {key: field.annotation for key, field in declared_keys(model)}
 
 
-def _walk(model: type[Settings], prefix: str) -> Iterator[tuple[str, Any]]:
+def declared_keys(model: type[Settings], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Yield every dotted key of ``model`` that holds a value, as it is declared."""
     for name, field in model.model_fields.items():
         key = prefix + kebab_case(name)
         if isinstance(field.annotation, type) and issubclass(field.annotation, Settings):
-            yield from _walk(field.annotation, f"{key}.")
+            yield from declared_keys(field.annotation, f"{key}.")
         else:
-            yield key, field.annotation
+            yield key, field
 
 
 def nearest_key(key: str, known: Mapping[str, Any]) -> str | None:
@@ -288,8 +287,6 @@ def _where_it_lies(error: ConfigError, table: Sequence[str], known: Collection[s
 
 
 def _unknown_key_error(model: type[Settings], key: str, source: str) -> ConfigError:
-    if key in model.renamed:
-        return ConfigError(key, f"is now {model.renamed[key]} ({source})", hint=f"write {model.renamed[key]}")
     known = known_keys(model)
     table = key.rpartition(".")[0]
     beside = [name.removeprefix(f"{table}.") for name in known if name.startswith(f"{table}.")] if table else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import textwrap
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from typing import Final
 MOST_NAMES: Final = 8
 """The most names that a list in a sentence has."""
 
+_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 _PHASES: Final = {
     "join": "gathering sources",
     "witness": "collecting signatures of the audit log",
@@ -90,6 +92,28 @@ def printable(text: str) -> str:
 def counted(number: int, noun: str, plural: str = "") -> str:
     """Return a number with its noun, for example ``1 source`` or ``3,000 sources``."""
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+def human_bytes(count: float) -> str:
+    """Return a number of bytes with a binary unit, for example ``1.5 MiB``."""
+    scale, unit = binary_unit(count)
+    return f"{count / scale:.1f} {unit}" if scale > 1 else f"{count:.0f} B"
+
+
+def binary_unit(count: float) -> tuple[int, str]:
+    """Return the largest unit of which there is one in a number of bytes: how many bytes it has, and its name."""
+    power = next((power for power in range(len(_UNITS)) if count < 1024 ** (power + 1)), len(_UNITS) - 1)
+    return 1024**power, _UNITS[power]
+
+
+def bound_text(epsilon: float) -> str:
+    """Format an upper bound with four decimals, rounded up."""
+    return f"{math.ceil(epsilon * 10_000) / 10_000:.4f}" if math.isfinite(epsilon) else "not finite"
+
+
+def left_text(epsilon: float) -> str:
+    """Format what is left with four decimals, rounded down, and never below zero."""
+    return f"{math.floor(max(0.0, epsilon) * 10_000) / 10_000:.4f}"
 
 
 def phase_words(phase: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from types import ModuleType
@@ -214,37 +213,6 @@ def committed(study):
 def test_the_whole_grid_is_committed(study):
     names = [study.Cell(*(row[name] for name in study._KEY)) for row in committed(study)]
     assert names == study.cells()
-
-
-def test_each_data_set_has_a_sentence_for_each_noise(study):
-    said = study.sentences(committed(study))
-    for data in ("Digits", "Fed-Heart", "Fashion-MNIST"):
-        for noise in ("without noise", "with noise at ε = 8", "with noise at ε = 4", "with noise at ε = 1"):
-            (line,) = [line for line in said if line.startswith(f"{data}, {noise}: an attacker ")]
-            assert "(N = 3)" in line
-
-
-def test_a_sentence_about_shares_goes_from_few_sources_to_many(study):
-    said = [line for line in study.sentences(committed(study)) if "the share of " in line]
-    (digits,) = [line for line in said if "the example's training, without noise" in line]
-    assert re.findall(r"N = (\d+)", digits) == ["1", "3", "5", "10"]
-    rows = [row for row in committed(study) if row["study"] == "property"]
-    assert sum(line.count("(N = ") for line in said) == len(rows)
-
-
-def test_lines_of_the_plot_go_from_few_sources_to_many(study, tmp_path, monkeypatch):
-    drawn, draw = [], study._rates_line
-
-    def noted(axes, rows, *more, **look):
-        drawn.append(rows)
-        draw(axes, rows, *more, **look)
-
-    monkeypatch.setattr(study, "_rates_line", noted)
-    study.plot(committed(study), tmp_path / "plot.svg")
-    assert (tmp_path / "plot.svg").read_text().startswith("<?xml")
-    lines = [[row["sources"] for row in rows] for rows in drawn]
-    assert len(lines) == 13  # three panels with four noises, and strangers
-    assert all(line and line == sorted(line) for line in lines)
 
 
 def test_committed_figures_meet_the_requirements(study):

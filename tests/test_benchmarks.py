@@ -10,11 +10,7 @@ from benchmark_studies import BENCHMARKS
 SMALLEST = {
     "dp_noise.py": "--values 1024 --repeats 1",
     "dp_step.py": "--device cpu --repeats 1 --cases digits",
-    "masks.py": "--params 1000 --repeats 1",
     "memory.py": "source --rounds 1 --width 10",
-    "norm_caps.py": "--sources 3 --layers 2 --parameters 100 --runs 1",
-    "policy.py": "--participants 3 --layers 2 --repetitions 1",
-    "rule_evaluation.py": "--one --parameters 1000 --runs 1",
 }
 
 

@@ -137,8 +137,6 @@ def test_folder_that_a_killed_process_left_is_removed_by_the_next_maker(tmp_path
     assert subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "kit")], check=False).returncode == 9
     (left,) = tmp_path.iterdir()
     assert (left / "key").read_bytes() == b"secret"
-    # Left by an earlier version, which numbered them by process
-    (tmp_path / f".kit.partial-{os.getpid()}").mkdir()
 
     with whole_folder(tmp_path / "kit") as partial:
         write_file(partial / "key", b"new", 0o600)
@@ -168,7 +166,7 @@ def test_only_what_a_killed_writer_left_is_removed(tmp_path: Path) -> None:
     stays = {".keys.0123456789abcdef", ".key.bak", ".key.partial-", "key", "xkey.0123456789abcdef"}
     for name in (*stays, ".key.0123456789abcdef"):
         (tmp_path / name).touch()
-    (tmp_path / ".key.partial-1").symlink_to(tmp_path, target_is_directory=True)
+    (tmp_path / ".key.partial-0123456789abcdef").symlink_to(tmp_path, target_is_directory=True)
 
     remove_leftovers(tmp_path / "key")
 

@@ -60,16 +60,6 @@ def test_every_part_has_a_bound_and_its_packages_and_there_is_time_for_most(gpu)
     assert gpu.LIMIT_S + 2 * gpu._END_S <= 480
 
 
-def test_a_python_without_packages_is_one_list_of_them_and_one_line():
-    done = command("--measure", python=(sys.executable, "-I", "-S"))
-    assert done.returncode == 4
-    packages, error, hint = done.stderr.splitlines()
-    assert packages.startswith("missing packages: cryptography>=")
-    assert "opacus==1.6.0" in packages
-    assert error == "error: nothing can be measured without torch>=2.7"
-    assert hint == "hint: install the packages"
-
-
 def test_a_machine_without_a_gpu_is_one_line():
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
@@ -78,16 +68,6 @@ def test_a_machine_without_a_gpu_is_one_line():
     error, hint = [line for line in done.stderr.splitlines() if not line.startswith("missing packages")]
     assert error.startswith(f"error: no GPU: torch {torch.__version__} is a build")
     assert "--device cpu" in hint
-
-
-def test_packages_that_are_missing_or_too_old_are_named(gpu):
-    wanted = {"torch": ">=2.7", "opacus": "==1.6.0", "numpy": ">=2.1", "pytest": "", "rich": ">=14"}
-    there = {"torch": "2.11.0+cu130", "opacus": "1.5.4", "numpy": "2.0.2", "pytest": "8"}
-    assert gpu.lacking(wanted, there.get) == {
-        "opacus": "opacus==1.6.0 (there is 1.5.4)",
-        "numpy": "numpy>=2.1 (there is 2.0.2)",
-        "rich": "rich>=14",
-    }
 
 
 def test_a_part_whose_packages_are_missing_is_recorded_and_the_next_one_is_measured(gpu):
@@ -123,36 +103,6 @@ def test_figures_of_another_device_or_size_are_not_replaced_unasked(tmp_path):
     assert json.loads(file.read_text())["size"] == "smallest"
 
 
-@pytest.mark.parametrize("text", ["", "[1]", "{}", '{"device": '])
-def test_a_file_that_holds_no_figures_is_one_line(tmp_path, text):
-    file = tmp_path / "figures.json"
-    file.write_text(text)
-    for arguments in ((), SMALLEST):
-        done = command(*arguments, "--figures", file)
-        assert done.returncode == 4
-        assert done.stderr.startswith(f"error: {file} ")
-        assert done.stderr.count("\n") == 2
-    assert file.read_text() == text
-
-
-def test_a_folder_that_is_not_there_is_found_before_anything_is_measured(tmp_path):
-    done = command(*SMALLEST, "--figures", tmp_path / "none" / "figures.json")
-    assert done.returncode == 4
-    assert "its folder is missing" in done.stderr
-
-
-def test_figures_of_the_cpu_are_kept_out_of_the_committed_file():
-    refused = command("--measure", "--device", "cpu")
-    assert refused.returncode == 4
-    assert "gpu.json is for figures of a GPU" in refused.stderr
-
-
-def test_without_figures_every_table_says_so(gpu, tmp_path):
-    tables = gpu.tables(gpu.read(tmp_path / "gpu.json"))
-    assert tables.keys() == {"machine", *PARTS}
-    assert all(table.startswith("Not measured") for table in tables.values())
-
-
 def case(ratio):
     return {"ratios": {"ours over opacus, hooks": ratio, "ours over plain, hooks": 9.0}}
 
@@ -173,14 +123,3 @@ def test_what_does_not_hold_is_named(gpu):
         "dp: wide: ours over opacus, hooks is 1.31, allowed is 1.3",
         "accuracy: differs by -0.0040, seeds by 0.0030",
     ]
-
-
-def test_a_part_that_was_stopped_shows_what_it_had_and_why_it_ended(gpu):
-    found = {"passed": 3, "passed_on_device": 2, "failed": 0, "skipped": 1, "failures": []}
-    about = {"device": {"name": "some GPU", "cuda": "13.0", "memory_gb": 80}, "torch": "2.11.0", "opacus": None}
-    machine = {"cores": 16, "processor": "some CPU", "memory_gb": 128}
-    parts = {"tests": {"status": "too long", "error": "stopped after 120 s", "figures": found}}
-    tables = gpu.tables({**about, "machine": machine, "revision": None, "parts": parts})
-    assert tables["tests"].endswith("| 3 | 2 | 0 | 1 |\n\nIncomplete: stopped after 120 s.")
-    assert tables["dp"] == "Not measured: it was not asked for."
-    assert "| device | some GPU 13.0 |" in tables["machine"]

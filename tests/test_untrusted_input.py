@@ -25,6 +25,7 @@ import numpy as np
 import pytest
 
 import securefda
+from securefda.aggregator.adaptation import kept_result
 from securefda.aggregator.comparison import baseline_of
 from securefda.aggregator.site import run_settings
 from securefda.aggregator.store import AggregatorStore
@@ -60,6 +61,7 @@ from securefda.site.kit import check_not_older, check_proposal, load_kit
 from securefda.site.policy import load_policy
 from securefda.site.policy.model import parse_policy
 from securefda.site.request import SiteRequest
+from securefda.tasks.features_file import read_features
 from securefda.threat_register import load_last_run, load_register
 
 PACKAGE = Path(securefda.__file__).parent
@@ -84,6 +86,7 @@ RECORD = (
     b'"party":"a","peer":"","round":0,"run":"r","seq":0,"session":"","time":"2026-01-01T00:00:00.000000Z",'
     b'"type":"alarm","v":1}'
 )
+ONE_FEATURE = b'"features":{"dtype":"F32","shape":[1,1],"data_offsets":[0,4]}'
 KIT: list[Path] = []
 """A kit, which is made once; it is copied before a file of it is changed."""
 
@@ -179,6 +182,12 @@ def in_file(name: str, read: Callable[[Path], object]) -> Callable[[Path, bytes]
         return read(folder / name)
 
     return given
+
+
+def of_one_feature(folder: Path, header: bytes) -> object:
+    """A file with this header, and the four bytes of a feature."""
+    (folder / "a.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    return read_features(folder / "a.safetensors")
 
 
 def of_a_run_to_go_on_with(folder: Path, data: bytes) -> object:
@@ -305,6 +314,10 @@ READERS = {
         in_file("source.toml", lambda file: load_site(file, [], {}, NOW, rows_of_site, logged=logged_charges)),
         b"[source]\nkit = 'x'",
     ),
+    "tasks.features_file._of_safetensors": Reader(of_one_feature, b'{"__metadata__":@,%s}' % ONE_FEATURE),
+    "tasks.features_file._names": Quoted(
+        of_one_feature, b'{"__metadata__":{"classes":@},%s}' % ONE_FEATURE, inner=b"[@]"
+    ),
     "threat_register.load_register": TomlReader(in_file("threats.toml", lambda file: load_register(file.parent)), b""),
     "threat_register.load_last_run": Reader(
         in_file(".last-run.json", lambda file: load_last_run(file.parent)), b'{"tests":{"x":@}}'
@@ -355,6 +368,7 @@ READERS = {
         in_file("summary.json", lambda file: read_run(file.parent)), b'{"rounds":@}'
     ),
     "aggregator.store.AggregatorStore._json": Reader(in_a_store, raises=SecureFdaError, takes=True),
+    "aggregator.adaptation.kept_result": Reader(lambda _, data: kept_result(data), b'{"asked":"","result":@}'),
     "aggregator.comparison.baseline_of": Reader(
         lambda _, data: baseline_of(data), b'{"accuracy":1.0,"final":1.0,"rounds":@}'
     ),

@@ -6,6 +6,7 @@ The process runs the real :class:`SourceRun` on its own state file. The stage se
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import os
 from dataclasses import replace
@@ -105,6 +106,7 @@ def _serve(
     site: SourceSite, path: Path, ends: tuple[Connection, Connection], others: tuple[Connection, Connection]
 ) -> None:
     """Serve in the process until the other end of its pipe is closed."""
+    gc.freeze()  # to collect what the parent has left, such as a channel of gRPC, can wait for its threads for ever
     for other in others:
         other.close()  # inherited; while it is open here, this end would never hear that the test is over
     watch = SiteWatch()

@@ -428,7 +428,7 @@ MODEL_CHAIN = all_of(
 
 def _answered(original: Callable[..., Any]) -> Callable[..., Any]:
     def origin_of(header: Any, known: Any, missed: Any, **who: Any) -> Any:
-        accepted = known.accepted and replace(known.accepted, answered=True)
+        accepted = known.accepted and replace(known.accepted, answered=model_bound.UNKNOWN_COUNT)
         return original(header, replace(known, accepted=accepted), missed, **who)
 
     return origin_of

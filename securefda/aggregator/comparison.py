@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import cast
+from typing import Protocol, cast
 
 import numpy as np
 
@@ -24,8 +24,7 @@ from securefda.parse import load_object, number
 from securefda.protocol.encoding import Vector64, vector_to_wire
 from securefda.tasks import Samples
 from securefda.text import counted
-from securefda.training import PersonalMemory, Vector
-from securefda.training.trainer import Trainer
+from securefda.training import Evaluation, LocalResult, PersonalMemory, Vector
 
 
 def warm_model_key(run_id: str) -> str:
@@ -36,6 +35,19 @@ def warm_model_key(run_id: str) -> str:
 def rows_key(place: str) -> str:
     """Return the key of each test row's accuracy in the last rounds, of a run or of a baseline."""
     return f"{place} test-rows"
+
+
+class LoneTrainer(Protocol):
+    """The part of :class:`securefda.training.trainer.Trainer` that the target needs alone."""
+
+    def initial_model(self) -> Vector:
+        """Return the first model of the run, float32 (m,)."""
+
+    def train(self, received: Vector, round_number: int, factor: float, *, run_id: str = "") -> LocalResult:
+        """Train one round from ``received``, float32 (m,)."""
+
+    def evaluate(self, vector: Vector, data: Samples) -> Evaluation:
+        """Return loss and metrics of a model, float32 (m,), over ``data``."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -50,7 +62,7 @@ class TargetAlone:
         factor: of the learning rates in the rounds after warm-up.
     """
 
-    trainer: Callable[[], Trainer]
+    trainer: Callable[[], LoneTrainer]
     test_data: Samples
     memory: PersonalMemory
     warm_up: int = 0
@@ -113,7 +125,7 @@ class TargetAlone:
         place: str,
         run_id: str,
         numbers: Sequence[int],
-        start: Callable[[Trainer], Vector],
+        start: Callable[[LoneTrainer], Vector],
         factor: float,
         *,
         accuracies: Sequence[float] = (),

@@ -17,6 +17,7 @@ from securefda.protocol.graph import smallest_graph
 from securefda.protocol.header_checks import default_threshold, threshold_is_sound
 from securefda.protocol.messages import (
     DIGEST_BYTES,
+    GRAM_LAYER,
     NO_CONTEXT,
     PULL_LAYER,
     RUN_ID_BYTES,
@@ -34,13 +35,13 @@ from securefda.protocol.messages import (
 )
 from securefda.protocol.secret import draw
 from securefda.protocol.transcript import architecture_digest
-from securefda.rules import CANDIDATES, RoundPlan, Strategy, round_plan
+from securefda.rules import CANDIDATES, RoundPlan, Rule, Strategy, moments_length, round_plan
 from securefda.site.config import FederationConfig, require_rule_at_sum
 from securefda.site.policy.verdict import plan_levels
 from securefda.tasks import TaskSettings, load_task
 from securefda.text import counted
 from securefda.training import LayerTable, Vector, build_model, derive_seed, layer_table
-from securefda.training.features import feature_width
+from securefda.training.features import feature_width, require_frozen_features
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +241,9 @@ def header_of(
     with_metrics: bool,
 ) -> Header:
     """The header of an attempt. ``with_metrics`` requires that every participant reports loss and accuracy."""
-    pull = () if features is None else ((PULL_LAYER, (features.rows, features.width)),)
+    behind: LayerTable = () if features is None else ((PULL_LAYER, (features.rows, features.width)),)
+    if rule.rule == Rule.ANALYTIC:
+        behind = ((GRAM_LAYER, (moments_length(federation.layers[0][1][-1]),)),)
     return Header(
         run_id=position.run_id,
         round=position.round,
@@ -250,7 +253,7 @@ def header_of(
         target=target,
         layers=tuple(
             Layer(name, shape, settings.clip, limit)
-            for (name, shape), limit in zip((*federation.layers, *pull), words.ranges, strict=True)
+            for (name, shape), limit in zip((*federation.layers, *behind), words.ranges, strict=True)
         ),
         architecture_digest=architecture_digest(federation.layers),
         model_digest=model_digest,
@@ -350,7 +353,9 @@ def expected_header(config: FederationConfig) -> Header:
     layers, features = layer_table(model), None
     if plan.rule.releases_features:
         features = FeatureTerms(config.strategy.feature_rows, feature_width(model), _NO_DIGEST)
-    words = len(layers) + (features is not None)
+    if plan.rule.adds_moments:
+        require_frozen_features(model)
+    words = len(layers) + (features is not None or plan.rule.adds_moments)
     return header_of(
         Federation(_NO_DIGEST, len(names), layers),
         settings,

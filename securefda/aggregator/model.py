@@ -8,7 +8,6 @@ from hashlib import sha256
 
 import numpy as np
 
-from securefda.aggregator.attempt import RoundSum
 from securefda.aggregator.folds import WARM_TARGET, FoldedTraining, Folds, chosen
 from securefda.aggregator.headers import AttemptPosition, SessionPlan, make_header, n_max_for
 from securefda.aggregator.ranges import WordFormat, format_for, narrowest, peaks_after, sum_kind
@@ -23,13 +22,14 @@ from securefda.aggregator.rounds import (
 )
 from securefda.aggregator.site import RunSettings, TargetSite
 from securefda.aggregator.store import AggregatorStore, KeptPeaks, KeptResult, Position, RoundRequest, TargetRelease
+from securefda.aggregator.sums import RoundSum
 from securefda.aggregator.target import TargetFeatures, TargetRound, summed_sizes, train_target, vectors_for
 from securefda.errors import FaultySourceError
 from securefda.operations.notes import Note
 from securefda.operations.progress import Reporter
 from securefda.operations.records import RULES_WITHOUT_SOURCES
-from securefda.operations.summary_text import silenced_text
-from securefda.protocol.contribution import RoundTerms, terms_of
+from securefda.operations.summary_text import head_text, silenced_text
+from securefda.protocol.contribution import FaultySum, RoundTerms, terms_of
 from securefda.protocol.down_link import rounded
 from securefda.protocol.encoding import Vector64, vector_to_wire
 from securefda.protocol.envelope_checks import envelope_fault
@@ -63,6 +63,7 @@ from securefda.rules import (
 )
 from securefda.tasks import Samples
 from securefda.training import Evaluation, Vector
+from securefda.training.head import HeadFitter
 
 
 class Receipts:
@@ -107,9 +108,10 @@ class Receipts:
             raise FaultySourceError(name, fault, "Receipt")
         if message.body != self._expected(last):
             raise FaultySourceError(name, "RECEIPT", "not for the last result")
-        if index not in self._given:
-            self._given[index] = message  # type: ignore[assignment]  # its kind was checked
-            self._store.keep_receipt(message)  # type: ignore[arg-type]
+        receipt = message.of(Receipt)
+        if receipt and index not in self._given:
+            self._given[index] = receipt
+            self._store.keep_receipt(receipt)
 
     def missed_results_for(self, participants: Iterable[int]) -> list[Send]:
         """The last result with all its receipts, to be sent to participants of the next attempt that missed it."""
@@ -183,6 +185,9 @@ class RunModel:
         site, run, factor = self._site, self._run_id.hex(), current.plan.learning_rate_factor
         began = site.clock()
         attempt = current.attempt + 1
+        if site.head_fitter is not None and current.plan.rule.adds_moments:
+            current.target, current.trained = site.head_fitter, True
+            return
         if site.output_from_features is not None and current.plan.rule.uses_target_features:
             current.target = site.output_from_features(self.vector, current.number, run, current.plan)
             current.trained = True
@@ -303,6 +308,17 @@ class RunModel:
         update = update_of(current.plan.rule, total, current.own, max_samples)
         if isinstance(current.target, TargetFeatures):
             update = current.target.followed(update)
+        if isinstance(current.target, HeadFitter):
+            try:
+                fitted = current.target.fit(self.vector, update, total.samples * max_samples)
+            except ValueError as error:
+                raise FaultySum(str(error)) from error
+            current.source_share = fitted.sources_part
+            head, by_class = fitted.head, current.target.balanced
+            labelled = head.left_out is not None
+            self._reporter.note(head_text(head.source_weight, head.ridge, labelled=labelled, balanced=by_class))
+            current.add_seconds("rule", self._site.clock() - began)
+            return ModelChange(total, self._rounded(fitted.vector), server)
         of_the_sources = sources_length_of(current.plan, total, current.own, max_samples, sizes)
         current.source_share = share_of(of_the_sources, update)
         if current.plan.server is not None:

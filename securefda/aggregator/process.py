@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
-from securefda.aggregator.comparison import with_comparison
+from securefda.aggregator.finish import finish
 from securefda.aggregator.run import AggregatorRun
 from securefda.aggregator.site import is_fixed, run_settings, summary_of, target_site
 from securefda.aggregator.store import AggregatorStore
@@ -96,10 +96,8 @@ def main(config: AggregatorConfig, reporter: Reporter) -> Summary:
                 folder.write_summary(summary_of(config, run.run_id, store, kit.roster, error))
             raise
         summary = summary_of(config, run.run_id, store, kit.roster, None)
-        folder.write_summary(summary)  # whole, should the comparison be cut short
-        summary = with_comparison(summary, site.alone, store.records(), watch)
-        folder.write_summary(summary)
-        return summary
+        records, model = store.records(), run.model
+        return finish(site, folder, summary, records=records, model=model, origin=origin.after, reporter=watch)
 
 
 def _keep_settings(config: AggregatorConfig, store: AggregatorStore, digest: bytes, file: Path) -> None:
@@ -113,7 +111,7 @@ def _keep_settings(config: AggregatorConfig, store: AggregatorStore, digest: byt
     except ConfigError as error:
         try:
             differ = [line for line in changes_since(read_file(file).data, config) if is_fixed(line.partition(": ")[0])]
-        except (ValueError, ConfigError):  # a run of an earlier version kept none
+        except (ValueError, ConfigError):  # the file is gone or damaged
             raise error from None
         why = f"{error.why}: {'; '.join(differ) or 'the roster is another one'}"
         raise ConfigError(error.key, why, hint=error.hint) from error

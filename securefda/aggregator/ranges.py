@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from securefda.aggregator.attempt import PartialSum
+from securefda.aggregator.sums import PartialSum
 from securefda.protocol.encoding import Vector64
 from securefda.protocol.messages import RuleTerms, Visibility
 from securefda.protocol.packing import WORD_BITS

@@ -13,11 +13,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from securefda.aggregator.attempt import PartialSum, RoundSum
 from securefda.aggregator.folds import FoldedTraining
 from securefda.aggregator.ranges import sum_kind
 from securefda.aggregator.site import ByteCounts, TargetSite
 from securefda.aggregator.store import RoundRequest
+from securefda.aggregator.sums import PartialSum, RoundSum
 from securefda.aggregator.target import TargetOutput, TargetRound, attention_of, evaluate_at_target
 from securefda.operations.records import Candidate, RoundLine, SeenLine
 from securefda.protocol.contribution import (

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import cast
 
 from securefda import __version__
-from securefda.aggregator.attempt import NOTHING, Attempt, RoundSum, open_attempt
+from securefda.aggregator.attempt import NOTHING, Attempt
 from securefda.aggregator.attendance import (
     OF_CONSENT,
     OWN_TROUBLE,
@@ -52,6 +52,7 @@ from securefda.aggregator.phases import (
 from securefda.aggregator.rounds import CurrentRound, last_errors
 from securefda.aggregator.site import RunSettings, TargetSite
 from securefda.aggregator.store import AggregatorStore, Position, RoundRequest
+from securefda.aggregator.sums import RoundSum
 from securefda.errors import (
     ConfigError,
     FaultySourceError,
@@ -473,7 +474,8 @@ class AggregatorRun:
             self._train_target(current)
             now = self._site.clock()
             return CatchingUp(current, began=now, deadline=now), []
-        with_metrics = self._attendance.all_hand_in_metrics(plan.participants)
+        trains = not current.plan.rule.adds_moments  # without training there is no loss
+        with_metrics = trains and self._attendance.all_hand_in_metrics(plan.participants)
         header = self._model.header(current, plan, with_metrics=with_metrics)
         request = RoundRequest.of(header.body)
         if current.request is not None and current.request.terms != request.terms:
@@ -502,7 +504,7 @@ class AggregatorRun:
     def _open_attempt(self, current: CurrentRound, header: Signed[Header]) -> Change:
         """Open the session of a published header, and send that to its participants, with a result that they missed."""
         session = AggregatorSession(self._site.signer, self._site.roster, header, available_threads())
-        attempt = open_attempt(session, current.target, self._store.mark_released)
+        attempt = Attempt(session, current.target, self._store.mark_released)
         participants = header.body.participants
         sends = self._model.receipts.missed_results_for(participants)
         sends += [Send(index, self._model.header_for(header, index, current)) for index in participants]

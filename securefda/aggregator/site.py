@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import cast
 
 import torch
 
-from securefda.aggregator.comparison import TargetAlone
+from securefda.aggregator.adaptation import Adaptation
+from securefda.aggregator.comparison import LoneTrainer, TargetAlone
 from securefda.aggregator.folds import Folds
 from securefda.aggregator.store import AggregatorStore
 from securefda.aggregator.target import FeatureSettings, OutputFromFeatures, UnlabelledTarget
@@ -34,13 +35,17 @@ from securefda.site.config import (
     training_settings,
 )
 from securefda.site.config.effective import secret_options, without_secrets
-from securefda.tasks import Rows, Samples, Task, Unlabelled
+from securefda.tasks import Rows, Samples, Task, Unlabelled, with_further_rows
 from securefda.training import PersonalMemory, PersonalModel, PersonalTrainer, SecretSeed, Vector, require_steps
+from securefda.training.adaptation import AdaptationSettings, require_adaptable
 from securefda.training.batch_norm import Statistic
+from securefda.training.features import require_frozen_features
+from securefda.training.head import HeadAlone, HeadFitter, require_classes, require_right_targets
 from securefda.training.neighbours import KnnSettings
 from securefda.training.personal import Apfl, Ditto, FedRepHead, FineTuned, KnnPer
 from securefda.training.seeds import Seed, derive_seed, new_generator
 from securefda.training.site_features import SiteFeatures
+from securefda.training.site_model import SiteModel
 from securefda.training.trainer import Trainer
 
 ByteCounts = tuple[Mapping[int, int], Mapping[int, int]]
@@ -54,12 +59,13 @@ class TargetSite:
     ``trains_on`` says for people what computes: "cpu (1 thread)".
     ``test_data`` is None where no label is known of any test row: then no model is measured.
     ``personal`` is what the target is measured with where that is not the common model, ``head`` the rows whose labels
-    have a say in it where they do. ``alone`` is what the run is compared with, if it is. ``validation`` are the rows by
+    have a say in it where they do. ``alone`` is what the run is compared with, if it is, and ``adaptation`` adapts its
+    last model to the target's rows, if it is adapted. ``validation`` are the rows by
     which the best model is chosen, if it is. ``folds`` choose between the rule's model and that of the target alone, if
     they do. ``statistics`` gives the running statistics that a model is measured with, by name, see
     :meth:`SiteModel.statistics`.
     ``output_from_features`` computes the output of a round under a rule that uses the features of the target's rows;
-    see :meth:`UnlabelledTarget.output`.
+    see :meth:`UnlabelledTarget.output`. ``head_fitter`` fits the head under the analytic rule.
     """
 
     signer: Signer
@@ -76,10 +82,12 @@ class TargetSite:
     personal: PersonalModel | None = None
     head: Samples | None = None
     alone: TargetAlone | None = None
+    adaptation: Adaptation | None = None
     validation: Samples | None = None
     folds: Folds | None = None
     statistics: Callable[[Vector], Mapping[str, Statistic]] = lambda _: {}
     output_from_features: OutputFromFeatures | None = None
+    head_fitter: HeadFitter | None = None
 
     @property
     def sources(self) -> frozenset[int]:
@@ -219,32 +227,33 @@ def target_site(
         left_after=rows.trained_on,
     )
 
-    output_from_features = None
-    if strategy.rule.uses_target_features:
-        asked, own = config.strategy, config.training
-        unlabelled = UnlabelledTarget(
-            SiteFeatures(trainer),
-            asked.attention_rows,
-            FeatureSettings(asked.feature_rows, own.feature_clip, own.feature_noise, asked.feature_step),
-            DownLink[config.session.down_link.upper()],
-            store,
-            os.urandom,
-        )
-        unlabelled.require(strategy.rule)
-        output_from_features = unlabelled.output
+    unlabelled = _unlabelled_target(config, trainer, store) if strategy.rule.uses_target_features else None
+    head_fitter = _head_fitter(config, trainer) if strategy.rule.adds_moments else None
     if strategy.rule.adapts:
         require_steps(site_id, len(rows.trained_on), trainer.settings)
         trainer.require_variance(strategy.variance)
 
-    def trainer_alone() -> Trainer:
+    def trainer_alone() -> LoneTrainer:
         owned, trained_on = rows.owned, rows.trained_on
         if strategy.rule is Rule.ORACLE:
             owned = trained_on = training_rows(task, site_id)
         plain = config.training.model_copy(update={"personal_layers": 0})
         how = (config.aggregator, plain, member, task, owned)
-        return trainer_at(*how, secret=secret, budget=budget, left_after=trained_on)[0]
+        own = trainer_at(*how, secret=secret, budget=budget, left_after=trained_on)[0]
+        return own if head_fitter is None else HeadAlone(replace(head_fitter, site=own))
 
-    alone, personal, head, folds = None, None, None, None
+    alone, adaptation, personal, head, folds = None, None, None, None, None
+    if config.training.adapt != "none":
+        how = AdaptationSettings(
+            config.training.adapt_epochs, config.training.adapt_threshold, config.training.adapt_prior
+        )
+        adapted: SiteModel = trainer
+        labelled = rows.trained_on if isinstance(rows.trained_on, Samples) else None
+        if labelled is not None:
+            every, ahead = with_further_rows(task, labelled), trainer.before_round
+            adapted = SiteModel(task, site_id, every, training, seed, secret=secret, before_round=ahead)
+        require_adaptable(adapted)
+        adaptation = Adaptation(adapted, how, rows.test, store, config.model.release_adapted, labelled)
     if isinstance(rows.trained_on, Samples):  # all take the target's own labels
         if config.strategy.folds and strategy.rule.adapts:
             folds = Folds.of(trainer, config.strategy.folds, seed if secret is None else secret, store)
@@ -270,11 +279,38 @@ def target_site(
         personal=personal,
         head=head,
         alone=alone,
+        adaptation=adaptation,
         validation=rows.validation,
         folds=folds,
         statistics=trainer.statistics,
-        output_from_features=output_from_features,
+        output_from_features=None if unlabelled is None else unlabelled.output,
+        head_fitter=head_fitter,
     )
+
+
+def _unlabelled_target(config: AggregatorConfig, trainer: SiteModel, store: AggregatorStore) -> UnlabelledTarget:
+    """The target under a rule that uses features of its rows. Raises ConfigError: the model or the rows are unfit."""
+    asked, own = config.strategy, config.training
+    unlabelled = UnlabelledTarget(
+        SiteFeatures(trainer),
+        asked.attention_rows,
+        FeatureSettings(asked.feature_rows, own.feature_clip, own.feature_noise, asked.feature_step),
+        DownLink[config.session.down_link.upper()],
+        store,
+        os.urandom,
+    )
+    unlabelled.require(strategy_of(asked).rule)
+    return unlabelled
+
+
+def _head_fitter(config: AggregatorConfig, trainer: SiteModel) -> HeadFitter:
+    """What solves for the head from second moments. Raises ConfigError: the model or the labels are unfit."""
+    require_frozen_features(trainer.module)
+    require_right_targets(trainer)
+    fitter = HeadFitter(trainer, config.session.clip, config.strategy.class_weights == "balanced")
+    if fitter.balanced:
+        require_classes(trainer)
+    return fitter
 
 
 def _unlabelled_notes(rows: TargetRows) -> Iterator[str]:
@@ -326,17 +362,27 @@ def personal_of(strategy: Strategy, trainer: PersonalTrainer, memory: PersonalMe
 
 
 def run_settings(config: AggregatorConfig, roster: Roster) -> RunSettings:
-    """How the run goes. The digest covers what must stay when a run is resumed: not budget, threads and comparison."""
+    """How the run goes. The digest covers what must stay when a run is resumed: not budget, threads, and what follows
+    the run at the target.
+    """
     fixed = config.model_dump_json(
         include={"task", "strategy", "training", "privacy", "session", "model"},
-        exclude={"privacy": {"budget"}, "training": {"threads"}, "strategy": {"compare_target_only"}},
+        exclude={
+            "privacy": {"budget"},
+            "training": {"threads", "adapt", "adapt_epochs", "adapt_threshold", "adapt_prior"},
+            "strategy": {"compare_target_only"},
+            "model": {"release_adapted"},
+        },
     )
     return settings_of(config, sha256(f"{config.aggregator.seed}\0{fixed}".encode() + roster.digest()).digest())
 
 
 def is_fixed(key: str) -> bool:
     """Whether a setting of the target must stay when a run is resumed: the digest of :func:`run_settings` covers it."""
-    free = ("privacy.budget.", "training.threads", "strategy.compare-target-only")
+    free = (
+        *("privacy.budget.", "training.threads", "training.adapt"),
+        *("strategy.compare-target-only", "model.release-adapted"),
+    )
     fixed = ("aggregator.seed", "task.", "strategy.", "training.", "privacy.", "session.", "model.")
     return key.startswith(fixed) and not key.startswith(free)
 

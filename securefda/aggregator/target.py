@@ -17,10 +17,21 @@ from securefda.protocol.down_link import rounded
 from securefda.protocol.encoding import ErrorUnits, Vector64, vector_to_wire
 from securefda.protocol.messages import DownLink, FeatureTerms, Header, TargetTerms, Visibility
 from securefda.protocol.secret import RandomBytes
-from securefda.rules import Contribution, Gain, RoundPlan, Rule, StepStatistics, TargetStatistics, Variance, attend
+from securefda.rules import (
+    Contribution,
+    Gain,
+    RoundPlan,
+    Rule,
+    StepStatistics,
+    TargetStatistics,
+    Variance,
+    attend,
+    moments_length,
+)
 from securefda.training import FEWEST_TARGET_STEPS, LocalResult, PersonalMemory, Vector
 from securefda.training.alignment import AlignmentRule
 from securefda.training.features import ClusterGap
+from securefda.training.head import HeadFitter
 from securefda.training.memory import released_features_key
 from securefda.training.personal import vector_from_bytes
 from securefda.training.site_features import SiteFeatures
@@ -123,8 +134,8 @@ class TargetFeatures:
         return mean - gradient * (self.settings.step * float(np.linalg.norm(mean)) / length)
 
 
-TargetOutput: TypeAlias = TargetRound | TargetAttention | TargetFeatures
-"""What the target computed in a round: its update, or features of its rows."""
+TargetOutput: TypeAlias = TargetRound | TargetAttention | TargetFeatures | HeadFitter
+"""What the target has in a round: its update, features of its rows, or what fits a head once the sums are open."""
 
 OutputFromFeatures: TypeAlias = Callable[[Vector, int, str, RoundPlan], TargetOutput]
 """Computes the output of a target without labels from a model, the number of the round, the run, and the plan."""
@@ -204,7 +215,9 @@ class UnlabelledTarget:
 
 
 def summed_sizes(trainer: Trainer, output: TargetOutput | None) -> tuple[int, ...]:
-    """Sizes of the layers that are summed: those of the model, and that of the pull where features are released."""
+    """Sizes of the layers that are summed: those of the model, and that of the pull or of the second moments."""
+    if isinstance(output, HeadFitter):
+        return (*trainer.sizes, moments_length(trainer.feature_width))
     return (*trainer.sizes, *((output.values.size,) if isinstance(output, TargetFeatures) else ()))
 
 

@@ -38,6 +38,7 @@ from securefda.protocol.messages import (
     Visibility,
 )
 from securefda.protocol.roster import Roster
+from securefda.rules import Rule
 from securefda.transport.observer import Direction, MessageObserver, ignore
 from securefda.transport.wire import encode_signed
 
@@ -385,12 +386,17 @@ def disclosure_of(message: Signed[Any], header: Signed[Header] | None, own: int,
         level = body.level_of(peer) if peer in body.participants else Visibility.INDIVIDUAL
         return Disclosure("individual", shown_by(body, level), 1)
     if isinstance(body, Update):
-        return Disclosure("individual", "update", 1)
+        return Disclosure("individual", "update" if header is None else added_under(header.body), 1)
     if isinstance(body, MaskedInput) and header is not None:
         level = header.body.level_of(own)
         fewest = header.body.cohort_quorum if level is Visibility.COHORT else header.body.fewest_at_sum
-        return Disclosure(level.label, "update", fewest)
+        return Disclosure(level.label, added_under(header.body), fewest)
     return None
+
+
+def added_under(header: Header) -> str:
+    """Return what a source adds to a sum under this header, in the words of disclosures."""
+    return "moments" if header.rule.rule == Rule.ANALYTIC else "update"
 
 
 def shown_by(header: Header, level: Visibility) -> str:

@@ -27,8 +27,6 @@ from securefda.audit.statements import HeaderSaid, Statement, StatementReader
 from securefda.audit.store import AuditError
 from securefda.audit.verify import Verification
 from securefda.errors import ExitCode, ProtocolError, SecureFdaError
-from securefda.text import counted
-from securefda.transport.wire import FORM
 
 EvidenceKind = Literal[
     "evidence-damaged",
@@ -36,7 +34,6 @@ EvidenceKind = Literal[
     "evidence-differs",
     "evidence-unrecorded",
     "evidence-moved",
-    "evidence-unread",
 ]
 """Kinds of findings.
 
@@ -45,14 +42,7 @@ EvidenceKind = Literal[
 - evidence-differs: the record of a kept message names another type, sender, session or number of bytes.
 - evidence-unrecorded: a message, or something else, is kept that no record names.
 - evidence-moved: kept messages do not stand in the order of their records, or one stands there too often.
-- evidence-unread: kept messages are what was signed and recorded, but of another form than this version reads. Nothing
-  is known to be wrong with them, and nothing that they say was compared.
 """
-UNREAD: Final = "evidence-unread"
-UNREAD_HINT: Final = (
-    "judge it with the securefda that wrote it: securefda audit show LOG --type run-began names the release, and the "
-    "reference page of file formats the forms"
-)
 _SIGNATURE_BYTES: Final = 64
 
 
@@ -289,7 +279,7 @@ class _Comparison:
 
     def verdict(self) -> KeptVerdict:
         moved = list(self._put_in_order())
-        found = [*self._log.differing, *moved, *self._pieces(), *self._lost(), *self._unread()]
+        found = [*self._log.differing, *moved, *self._pieces(), *self._lost()]
         found.sort(key=lambda one: (math.inf if one.index is None else one.index, one.kind))
         return KeptVerdict(len(self._kept.copies), tuple(found), tuple(self._notes()))
 
@@ -371,20 +361,6 @@ class _Comparison:
             what = f"{_record(one.seq, one.entry)} has lost its evidence: no copy of the message is kept"
             yield KeptFinding("evidence-missing", what, one.seq, one.entry)
 
-    def _unread(self) -> Iterator[KeptFinding]:
-        """Yield one finding for all messages of other forms, which names the newest form that is known of them."""
-        unread = [one for one in self._kept.copies if one.statement.form != FORM and one.recorded]
-        if not unread:
-            return
-        first, form = unread[0], max(one.statement.form for one in unread)
-        which = f"in form {form} of messages" if form else "in a form of messages that this version does not know"
-        what = (
-            f"{which}, {counted(len(unread), 'message')} kept as signed and recorded, the first a "
-            f"{first.statement.type} of {first.statement.sender}; this version reads form {FORM}, and compared nothing "
-            "of what is in them"
-        )
-        yield KeptFinding(UNREAD, what, max(first.seq, 0))
-
     def _may_lack(self, seq: int, matched: list[int]) -> bool:
         """Return whether a process may have died before the copy of this record was on the disk."""
         place = bisect_right(self._breaks, seq)
@@ -434,12 +410,6 @@ def _record(index: int, entry: Entry) -> str:
     return f"record {index} ({entry.type} {entry.direction} {whom}{where})"
 
 
-class EvidenceUnread(SecureFdaError):
-    """A log is sound, but this version cannot read all messages beside it, so the evidence cannot be judged."""
-
-    exit_code = ExitCode.AUDIT
-
-
 class EvidenceLost(SecureFdaError):
     """A log is sound, but the messages that are kept beside it as evidence are not."""
 
@@ -466,7 +436,7 @@ def kept_verdict(log: LogFolder, verification: Verification, reader: StatementRe
             log.party,
             log.run,
             islice(log.records(), bound),
-            reader.read_any_form,
+            reader.read,
             is_whole=is_whole,
             live_size=verification.size if live else None,
         )

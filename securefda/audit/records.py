@@ -214,7 +214,7 @@ class Disclosure:
     """The information that a message gives to its peer. Raises RecordError if a field does not have its form."""
 
     level: str = field(metadata=_of(LEVEL, "the visibility level at which the peer sees it"))
-    what: str = field(metadata=_of(WORD, 'what it is, for example "update" or "samples"'))
+    what: str = field(metadata=_of(WORD, 'what it is, for example "update" or "moments"'))
     count: int = field(metadata=_of(COUNT, "of how many sites it is the sum; 1 at individual"))
 
     def __post_init__(self) -> None:
@@ -238,6 +238,11 @@ class DpSpent:
 
     def __post_init__(self) -> None:
         _check_fields(self)
+
+    @property
+    def is_of_all_rows(self) -> bool:
+        """Whether it is one noisy sum over all rows, as second moments are."""
+        return self.steps == 1 and float(self.sampling_rate) == 1
 
 
 @dataclass(frozen=True, slots=True)

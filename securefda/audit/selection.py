@@ -17,6 +17,7 @@ from securefda.audit.reading import LogFolder, open_log
 from securefda.audit.records import DIRECTION, EVENTS, LEVEL, Entry, Form, Record, format_time
 from securefda.audit.store import AuditError
 from securefda.errors import CertificateError, ConfigError
+from securefda.text import counted
 from securefda.transport.wire import BODY_FIELDS
 
 MESSAGES: Final = tuple(sorted(kind.__name__ for kind in BODY_FIELDS))
@@ -179,7 +180,9 @@ def what_of(entry: Entry) -> str:
     if entry.decision is not None:
         parts.append(f"{entry.decision.verdict}{f' by {entry.decision.key}' if entry.decision.key else ''}")
     if (dp := entry.dp) is not None:
-        how = f"{dp.steps} steps of noise {dp.noise_multiplier} at rate {dp.sampling_rate}"
+        how = f"{counted(dp.steps, 'step')} of noise {dp.noise_multiplier} at rate {dp.sampling_rate}"
+        if dp.is_of_all_rows:
+            how = f"one sum over all rows with noise {dp.noise_multiplier}"
         parts.append(f"epsilon {dp.epsilon} spent at delta {dp.delta}, {how}")
     parts += [_fact(key, value) for key, value in entry.facts.items()]
     return ", ".join(parts)

@@ -16,11 +16,10 @@ from typing import Final, Protocol
 
 from google.protobuf.message import DecodeError
 
-from securefda.audit.journal import shown_by
+from securefda.audit.journal import added_under, shown_by
 from securefda.audit.kept import MOST_DAMAGED, read_kept
 from securefda.audit.store import AuditError
 from securefda.protocol import messages as m
-from securefda.protocol.envelope import signature_is_valid
 from securefda.protocol.roster import Roster
 from securefda.transport import wire
 from securefda.transport.observer import wire_size
@@ -52,6 +51,7 @@ class HeaderSaid:
         norm_cap: whether a norm cap holds.
         graph: of a session of SFDA-SA/2, if it is one.
         shows: what it shows a source, by the name of its level.
+        adds: what a source adds to a sum: ``"update"`` or ``"moments"``.
         features: rows, width and digest of the features of the target's rows that are sent with it, if any.
         leaves_model: whether the end of the run leaves its sources the final model.
         previous_checkpoint: the note, verbatim.
@@ -71,6 +71,7 @@ class HeaderSaid:
     norm_cap: bool
     graph: m.GraphTerms | None
     shows: Mapping[str, str]
+    adds: str
     features: tuple[int, int, str] | None
     leaves_model: bool
     previous_checkpoint: bytes = field(repr=False)
@@ -138,8 +139,6 @@ class Statement:
         said: what it says, of the types that are looked into.
         size: bytes of it that a record counts: the signed bytes and the signature.
         has_vectors: whether vectors travel beside it, which a record counts as well.
-        form: form of messages that it has, see ``wire.FORM``; 0 where it is not known. Of another form than that, what
-            stands here is what its envelope says, and ``has_vectors`` is True.
         data: the message as it was kept.
     """
 
@@ -152,7 +151,6 @@ class Statement:
     said: Said | None = None
     size: int = 0
     has_vectors: bool = False
-    form: int = wire.FORM
     data: bytes = field(default=b"", repr=False)
 
 
@@ -200,33 +198,6 @@ class StatementReader:
             data=data,
         )
 
-    def read_any_form(self, data: bytes) -> Statement:
-        """Read a message as `read` does, or one of another form if its sender signed it. Such a body is not read.
-
-        Raises:
-            WireError: the bytes are no message of this form, and no site of the roster signed them.
-        """
-        try:
-            return self.read(data)
-        except wire.WireError:
-            found = wire.outline(data)
-            entries = self._roster.entries
-            key = entries[found.sender].signing_key if found.sender < len(entries) else b""
-            if not signature_is_valid(key, found.type_name, found.signed_bytes, found.signature):
-                raise
-        return Statement(
-            sender=self._name(found.sender),
-            type=found.type_name,
-            digest=sha256(found.signed_bytes).hexdigest(),
-            session="" if found.session_id == m.NO_SESSION else found.session_id.hex(),
-            context=found.context.hex(),
-            valid=True,
-            size=len(found.signed_bytes) + len(found.signature),
-            has_vectors=True,
-            form=found.form,
-            data=data,
-        )
-
     def _said(self, body: m.Body) -> Said | None:
         match body:
             case m.Header():
@@ -260,6 +231,7 @@ class StatementReader:
             norm_cap=body.norm_cap is not None,
             graph=body.graph,
             shows={level.label: shown_by(body, level) for level in m.Visibility},
+            adds=added_under(body),
             features=(terms.rows, terms.width, terms.digest.hex()) if (terms := body.features) else None,
             leaves_model=body.sources_keep is m.SourcesKeep.FINAL,
             previous_checkpoint=body.previous_checkpoint,
@@ -327,11 +299,9 @@ class KeptStatements:
 
     def _valid(self, data: bytes) -> Iterator[Statement]:
         try:
-            statement = self._reader.read_any_form(data)
+            statement = self._reader.read(data)
         except wire.WireError:
             self.unreadable += 1
-            return
-        if statement.form != wire.FORM:  # nothing can be said by it; `kept_check` says so
             return
         if statement.valid:
             yield statement

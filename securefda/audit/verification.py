@@ -17,10 +17,7 @@ from typing import Any, Final, TextIO
 
 from securefda.audit.kept_check import (
     NOT_JUDGED,
-    UNREAD,
-    UNREAD_HINT,
     EvidenceLost,
-    EvidenceUnread,
     KeptVerdict,
     kept_verdict,
 )
@@ -349,19 +346,15 @@ def _about(log: LogFolder, live: bool, found: Verification) -> list[str]:
     return notes
 
 
-def error_of(checked: Sequence[Checked]) -> AuditFinding | EvidenceLost | EvidenceUnread | None:
-    """Return the error to end with: first of a log, then of lost evidence, then of evidence not judged; or None."""
+def error_of(checked: Sequence[Checked]) -> AuditFinding | EvidenceLost | None:
+    """Return the error to end with: first of a log, then of lost evidence; or None."""
     faulty = [one for one in checked if one.fault is not None]
     if faulty:
         more = f"; {len(faulty) - 1} more of {len(checked)} logs are not what they should be" if len(faulty) > 1 else ""
         return AuditFinding(f"audit log {faulty[0].log.folder}: {faulty[0].fault}{more}", hint=_hint(faulty[0].fault))
-    found = [(one.log.folder, finding) for one in checked for finding in one.kept.findings]
-    lost = [one for one in found if one[1].kind != UNREAD]
-    if not found:
-        return None
+    lost = [(one.log.folder, finding) for one in checked for finding in one.kept.findings]
     if not lost:
-        what = f"the log is what was signed, but it cannot be judged in full: {found[0][1]}"
-        return EvidenceUnread(f"audit log {found[0][0]}: {what}", hint=UNREAD_HINT)
+        return None
     more = f"; {len(lost) - 1} more messages are not as they were kept" if len(lost) > 1 else ""
     what = f"the log is what was signed, but not the evidence beside it: {lost[0][1]}{more}"
     return EvidenceLost(f"audit log {lost[0][0]}: {what}", hint=_EVIDENCE_HINT)

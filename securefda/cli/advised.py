@@ -6,9 +6,9 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from securefda.cli.output import bound_text, width_of
+from securefda.cli.output import width_of
 from securefda.privacy.events import ASSUMPTIONS, GUARANTEE, TERMS
-from securefda.text import aligned, counted, duration, names, wrapped
+from securefda.text import aligned, bound_text, counted, duration, names, wrapped
 
 if TYPE_CHECKING:
     from securefda.local.advice import Advice, Cell

@@ -17,6 +17,7 @@ from securefda.cli import (
     budget,
     config,
     dashboard,
+    features,
     federation,
     kit,
     new,
@@ -118,6 +119,7 @@ app.command("run")(training.run)
 app.command("simulate")(training.simulate)
 app.command("status")(status.status)
 app.command("new")(new.new)
+app.command("features")(features.features)
 app.command("preflight")(preflight.preflight)
 app.command("dashboard")(dashboard.dashboard)
 app.command("predict")(runs.predict)

@@ -15,16 +15,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from securefda.cli.options import OutputFormat, Overrides, file_or_sample, now, numbers, terminable
-from securefda.cli.output import Format, bound_text, print_result, say, width_of
+from securefda.cli.output import Format, print_result, say, width_of
 from securefda.errors import ConfigError
 from securefda.privacy.events import ACCOUNTANTS, ASSUMPTIONS, GUARANTEE, TERMS
-from securefda.text import aligned, counted, printable, wrapped
+from securefda.text import aligned, bound_text, counted, left_text, printable, wrapped
 
 if TYPE_CHECKING:
-    from securefda.operations.figures import Series
-    from securefda.privacy.events import Budget
     from securefda.privacy.ledger_storage import Recorded, Row
-    from securefda.privacy.planning import Plan, PlanRequest
+    from securefda.privacy.planning import Plan, PlanOptions, PlanRequest
     from securefda.protocol.roster import Roster
     from securefda.site.budget import BudgetSite, BudgetStatus, Charge
     from securefda.site.config import AggregatorConfig, SourceConfig
@@ -38,26 +36,22 @@ _MOST_ROUNDS = 10_000
 _RESET_MEANS = "so rows that trained before lose the protection that their epsilon stated"
 
 _OPTIONS = {
-    "samples": "--samples",
-    "batch-size": "--batch",
-    "epochs": "--epochs",
-    "rounds": "--rounds",
-    "dp.target-epsilon": "--epsilon",
-    "dp.target-delta": "--delta",
-    "dp.noise-multiplier": "--noise",
-    "dp.accountant": "--accountant",
+    "samples": ("samples", "--samples", "samples"),
+    "batch-size": ("batch_size", "--batch", "training.batch-size"),
+    "epochs": ("epochs", "--epochs", "training.epochs"),
+    "rounds": ("rounds", "--rounds", "rounds"),
+    "dp.target-epsilon": ("epsilon", "--epsilon", "dp.target-epsilon"),
+    "dp.target-delta": ("delta", "--delta", "dp.target-delta"),
+    "dp.noise-multiplier": ("noise", "--noise", "dp.noise-multiplier"),
+    "dp.accountant": ("accountant", "--accountant", "dp.accountant"),
 }
-"""The planner's name of a value -> its name here."""
-
-_SETTINGS = {"batch-size": "training.batch-size", "epochs": "training.epochs"}
-"""Likewise, where a site's settings gave it."""
+"""The planner's key -> the field of :class:`PlanOptions`, its option here, and its name where a site gave it."""
 
 _SPENDS_NOTHING = "A plan spends nothing; training charges each round to the ledger of its rows before the first step."
 _UNCOUNTED = "What the rows have cost already is not counted here; --config FILE counts it."
 _STATED = f"{TERMS[0].upper()}{TERMS[1:]}."
 _MOST_ROWS = 11
 _WIDTH = 100
-_SVG_START = '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
 
 ConfigFile = Annotated[
     Path, typer.Option("--config", metavar="KIT|FILE", help="The site's kit, or its settings file in it.")
@@ -125,8 +119,8 @@ def show(
                 points.append((place - 1, 0.0))
             points.append((place, charge.spent))
             before = charge.row.number
-        limit = [(0, found.budget.epsilon), (max(1, len(charges)), found.budget.epsilon)]
-        _draw(plot, {"spent": points, "limit": limit}, found.budget.delta, f"{TERMS}. By {found.budget.accountant}.")
+        about, limits = f"{TERMS}. By {found.budget.accountant}.", [("limit", found.budget.epsilon)]
+        _draw(plot, "spent", points, limits, found.budget.delta, about)
     listed = charges if rounds else None
     print_result(output, _show_json(found, charges, plot), _show_text(found, listed, plot))
 
@@ -213,35 +207,22 @@ def plan(
     batches of an epoch.
     """
     from securefda.disk import require_new
-    from securefda.privacy.planning import plan_for
+    from securefda.privacy.planning import PlanOptions, plan_for
 
     if plot is not None:
         require_new("--plot", plot)
-    given: dict[str, Any] = {
-        "rounds": rounds,
-        "samples": samples,
-        "batch-size": batch,
-        "epochs": epochs,
-        "dp.target-epsilon": epsilon,
-        "dp.noise-multiplier": noise,
-        "dp.target-delta": delta,
-        "dp.accountant": accountant,
-    }
-    _check_plan(given, overrides, of_a_site=config is not None)
-    if config is None:
-        site = budget = None
-    else:
-        site = _site(config, overrides)
-        budget = site.budget()
-    with _options_named(given):
-        request = _request(given) if site is None or budget is None else _request_of_site(given, site, budget)
+    options = PlanOptions(rounds, samples, batch, epochs, epsilon, noise, delta, accountant)
+    _check_options(options, overrides, of_a_site=config is not None)
+    site = None if config is None else _site(config, overrides)
+    with _options_named(options):
+        request = options.request() if site is None else site.plan_request(options)
         found = plan_for(request)
     warnings = [line.partition(":") for line in found.warnings]
-    named = [f"{_name(key, given)}:{why}" for key, _, why in warnings]
+    named = [f"{_name(key, options)}:{why}" for key, _, why in warnings]
     data_set = "" if site is None else site.data.name
     notes = [_SPENDS_NOTHING] if data_set else [_SPENDS_NOTHING, _UNCOUNTED]
     if plot is not None:
-        _draw(plot, {"epsilon": list(enumerate(found.curve))}, found.delta, f"{TERMS}. {' '.join(notes)}")
+        _draw(plot, "epsilon", list(enumerate(found.curve)), [], found.delta, f"{TERMS}. {' '.join(notes)}")
     data = _plan_json(found, request, data_set) | {
         "note": " ".join(notes),
         "warnings": named,
@@ -339,78 +320,34 @@ def advise(
     print_result(output, advice_json(found, site) | {"toml": paste}, advice_text(found, site, list(paste.values())))
 
 
-def _check_plan(given: Mapping[str, Any], overrides: Sequence[str], *, of_a_site: bool) -> None:
-    """Refuse options that cannot be right, before anything that takes long is imported or read. Raises ConfigError."""
-    from securefda.privacy.events import Budget
-    from securefda.privacy.planning import PlanRequest, Schedule, event_of
-
-    if of_a_site and given["samples"] is not None:
+def _check_options(options: PlanOptions, overrides: Sequence[str], *, of_a_site: bool) -> None:
+    """Refuse options that are missing or contradict each other, before a site's rows are read. Raises ConfigError."""
+    if of_a_site and options.samples is not None:
         raise ConfigError("--samples", "is what --config says already", hint="leave one of the two out")
     if not of_a_site and overrides:
         raise ConfigError("--set", "is of a site's settings", hint="name them with --config FILE")
-    for key in () if of_a_site else ("samples", "batch-size", "dp.target-delta"):
-        if given[key] is None:
+    for value, option in ((options.samples, "--samples"), (options.batch_size, "--batch"), (options.delta, "--delta")):
+        if value is None and not of_a_site:
             hint = "give it, or name a site's settings with --config FILE"
-            raise ConfigError("arguments", f"missing option '{_OPTIONS[key]}'", hint=hint)
-    epsilon, noise = given["dp.target-epsilon"], given["dp.noise-multiplier"]
-    if (epsilon is None) == (noise is None) and not (of_a_site and epsilon is None):
-        why = "one of the two is needed" if epsilon is None else "only one of the two can be given"
+            raise ConfigError("arguments", f"missing option '{option}'", hint=hint)
+    if (options.epsilon is None) == (options.noise is None) and not (of_a_site and options.epsilon is None):
+        why = "one of the two is needed" if options.epsilon is None else "only one of the two can be given"
         hint = "--epsilon asks for the noise multiplier, --noise for the epsilon"
         raise ConfigError("--epsilon, --noise", why, hint=hint)
-    with _options_named(given):
-        batch, epochs = (1 if given[key] is None else given[key] for key in ("batch-size", "epochs"))
-        samples = max(batch, 1) if given["samples"] is None else given["samples"]
-        schedule = Schedule(samples, batch, epochs, given["rounds"])
-        delta, accountant = given["dp.target-delta"], given["dp.accountant"]
-        budget = Budget(1.0 if epsilon is None else epsilon, 1e-5 if delta is None else delta, accountant or "rdp")
-        PlanRequest(schedule, epsilon, noise, budget.delta, budget.accountant)
-        if noise is not None:
-            event_of(schedule, noise)
-
-
-def _request(given: Mapping[str, Any]) -> PlanRequest:
-    """Return the plan that the options ask for. Raises ConfigError: one is out of bounds."""
-    from securefda.privacy.planning import PlanRequest, Schedule
-
-    epochs, epsilon, noise = given["epochs"], given["dp.target-epsilon"], given["dp.noise-multiplier"]
-    schedule = Schedule(given["samples"], given["batch-size"], 1 if epochs is None else epochs, given["rounds"])
-    return PlanRequest(schedule, epsilon, noise, given["dp.target-delta"], given["dp.accountant"] or "rdp")
-
-
-def _request_of_site(given: Mapping[str, Any], site: BudgetSite, budget: Budget) -> PlanRequest:
-    """Return the plan that the options ask for at a site; its settings and its ``budget`` supply what was not given.
-
-    Raises:
-        ConfigError: an option is out of bounds, or contradicts the site; the ledger is of other rows.
-        LedgerError: the ledger is in doubt.
-    """
-    from securefda.privacy.planning import PlanRequest, Schedule
-
-    training, batch, epochs = site.config.training, given["batch-size"], given["epochs"]
-    epsilon, delta, noise = given["dp.target-epsilon"], given["dp.target-delta"], given["dp.noise-multiplier"]
-    if epsilon is None and noise is None:
-        epsilon = budget.epsilon
-    schedule = Schedule(
-        site.data.samples,
-        training.batch_size if batch is None else batch,
-        training.epochs if epochs is None else epochs,
-        given["rounds"],
-    )
-    delta = budget.delta if delta is None else delta
-    return PlanRequest(schedule, epsilon, noise, delta, given["dp.accountant"] or budget.accountant, site.past())
 
 
 @contextmanager
-def _options_named(given: Mapping[str, Any]) -> Iterator[None]:
+def _options_named(options: PlanOptions) -> Iterator[None]:
     """Make an error about a value name the option that set it, in place of the policy key that the planner names."""
     try:
         yield
     except ConfigError as error:
-        raise ConfigError(_name(error.key, given), error.why, hint=error.hint) from error
+        raise ConfigError(_name(error.key, options), error.why, hint=error.hint) from error
 
 
-def _name(key: str, given: Mapping[str, Any]) -> str:
-    return (_SETTINGS if given.get(key) is None else _OPTIONS).get(key, key)
+def _name(key: str, options: PlanOptions) -> str:
+    field, option, of_site = _OPTIONS.get(key, (None, key, key))
+    return option if field is None or getattr(options, field) is not None else of_site
 
 
 def _plan_json(found: Plan, request: PlanRequest, data_set: str) -> dict[str, Any]:
@@ -619,7 +556,7 @@ def _show_text(found: BudgetStatus, charges: Sequence[Charge] | None, plot: Path
         ("delta", f"{budget.delta:g}"),
         ("limit", f"epsilon {budget.epsilon:g}"),
         ("spent", f"epsilon {bound_text(found.spent)}"),
-        ("left", f"epsilon {_down(found.left)}"),
+        ("left", f"epsilon {left_text(found.left)}"),
         ("rounds charged", f"{counts['charged']}{how if counts['charged'] else ''}"),
     ]
     if ahead is not None:
@@ -655,26 +592,27 @@ def _show_text(found: BudgetStatus, charges: Sequence[Charge] | None, plot: Path
     return "\n\n".join([*parts, *([] if plot is None else [f"drawn: {plot}"])])
 
 
-def _draw(path: Path, lines: Series, delta: float, about: str) -> None:
-    """Write the curves of epsilon over the rounds as an SVG file, with ``about`` in it.
+def _draw(
+    path: Path,
+    name: str,
+    points: Sequence[tuple[int, float]],
+    limits: Sequence[tuple[str, float]],
+    delta: float,
+    about: str,
+) -> None:
+    """Write the curve of epsilon over the rounds as an SVG file, with ``about`` in it.
 
     Raises:
         ConfigError: the file cannot be written.
     """
     from securefda.disk import write_file, writing_errors
-    from securefda.operations.figures import lines_figure
+    from securefda.pages.charts import svg_file
+    from securefda.pages.parts import Chart, Series
 
-    svg = lines_figure(lines, f"epsilon at delta {delta:g},\none row added or removed", "budget")
-    # A figure of the report takes names and colours from its page; a file has to bring them.
-    start = f'{_SVG_START} style="background: #fff; color: #000"'
-    opening, end, rest = svg.replace("<svg", start, 1).partition(">")
+    unit = f"epsilon at delta {delta:g}, one row added or removed"
+    chart = Chart("Epsilon over the rounds", "", [Series(name, points)], unit=unit, limits=limits)
     with writing_errors(path):
-        write_file(path, f"{opening}{end}<desc>{about}</desc>{rest}".encode(), 0o644)
-
-
-def _down(epsilon: float) -> str:
-    """Format with four decimals, rounded down, for what is left."""
-    return f"{math.floor(epsilon * 10_000) / 10_000:.4f}"
+        write_file(path, svg_file(chart, about).encode(), 0o644)
 
 
 def _finite(epsilon: float) -> float | None:

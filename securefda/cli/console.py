@@ -92,7 +92,7 @@ class ProgressEstimate:
         if survivors or line.get("rule") not in RULES_WITHOUT_SOURCES:
             parts.append(counted(survivors, "source"))
         if survivors and (share := line.get("source_share")) is not None:
-            parts.append(step_words(share))
+            parts.append(step_words(share, line["rule"]))
         if emptied := line.get("emptied"):
             parts.append(f"norm caps left sources out of {counted(len(emptied), 'layer')}{self._gloss}")
             self._gloss = ""

@@ -25,6 +25,10 @@ def new(
         Path | None,
         typer.Option("--images", metavar="DIR", help="Learn from the images in DIR/SITE/CLASS or DIR/CLASS."),
     ] = None,
+    features: Annotated[
+        Path | None,
+        typer.Option("--features", metavar="DIR", help="Fit a head to the features in DIR/SITE.safetensors or *.npz."),
+    ] = None,
     label: Annotated[str, typer.Option("--label", help="Column to predict; default: the last one.")] = "",
     group: Annotated[
         str, typer.Option("--group", help="Column that names what rows belong together, such as the patient.")
@@ -38,8 +42,8 @@ def new(
 ) -> None:
     """Make a folder with a federation on your own rows, a policy, and a test that passes.
 
-    With --tabular or --images the task is built in, and there is no code to write. Without, it is a small Python class
-    to fill in. Nothing is ever overwritten.
+    With --tabular, --images or --features the task is built in, and there is no code to write. Without, it is a small
+    Python class to fill in. Nothing is ever overwritten.
     """
     of_tables = {
         "--label": label,
@@ -49,22 +53,26 @@ def new(
         "--decimal": decimal,
         "--encoding": encoding,
     }
-    if tabular is not None and images is not None:
-        raise ConfigError("--images", "does not go with --tabular", hint="make two folders")
+    ways = {"--tabular": tabular, "--images": images, "--features": features}
+    given = [option for option, path in ways.items() if path is not None]
+    if len(given) > 1:
+        raise ConfigError(given[1], f"does not go with {given[0]}", hint="make two folders")
     for option, value in (*of_tables.items(), ("--target", target)):
-        if value and tabular is None and (images is None or option in of_tables):
+        if value and tabular is None and (not given or option in of_tables):
             raise ConfigError(option, "is of a table", hint="add --tabular FILE.csv")
     if decimal not in ("", ".", ","):
         raise ConfigError("--decimal", f"{decimal!r} is no decimal mark", hint="name . or ,")
     separator = "\t" if separator == "\\t" else separator
     if separator and (len(separator) != 1 or separator in '"\r\n'):
         raise ConfigError("--separator", f"{separator!r} is not one character", hint="name , or ; or \\t")
-    from securefda.local.new_folder import Choices, new_images, new_plain, new_tabular
+    from securefda.local.new_folder import Choices, new_features, new_images, new_plain, new_tabular
 
     if tabular is not None:
         made = new_tabular(name, tabular, Choices(label, group, site_column, target, separator, decimal, encoding))
     elif images is not None:
         made = new_images(name, images, target)
+    elif features is not None:
+        made = new_features(name, features, target)
     else:
         made = new_plain(name)
     data = {

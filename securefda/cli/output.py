@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import sys
@@ -139,11 +138,6 @@ def say(text: str) -> None:
         return
     sys.stderr.write(shown(f"{_one_line(text)}\n", sys.stderr))
     sys.stderr.flush()
-
-
-def bound_text(epsilon: float) -> str:
-    """Format an upper bound of epsilon with four decimals, rounded up."""
-    return f"{math.ceil(epsilon * 10_000) / 10_000:.4f}" if math.isfinite(epsilon) else "not finite"
 
 
 def _print_envelope(fields: Mapping[str, Any]) -> None:

@@ -85,7 +85,7 @@ def preflight(
     raise typer.Exit(print_error(failure, as_json=output is Format.JSON, data=data))
 
 
-def _check_rows(kit: Kit, config: AggregatorConfig | SourceConfig) -> str:
+def _check_rows(kit: Kit, config: AggregatorConfig | SourceConfig) -> list[str]:
     from securefda.machine import without_collections
 
     with without_collections():
@@ -97,7 +97,8 @@ def _check_rows(kit: Kit, config: AggregatorConfig | SourceConfig) -> str:
         raise tried.error
     figures = ", ".join(f"{name} {tried.batch[name]:.4g}" for name in ("loss", "accuracy") if name in tried.batch)
     batch = f"one batch of {tried.batch['rows']:.0f} rows{f': {figures}' if figures else ''}"
-    return "; ".join([check_rows(kit, config), batch, *tried.notes])
+    line, *warnings = check_rows(kit, config)
+    return [f"{line}; {batch}", *warnings, *tried.notes]
 
 
 def _plain(finding: Finding) -> dict[str, Any]:

@@ -47,12 +47,13 @@ class WhichModel(StrEnum):
 
     LAST = "last"
     BEST = "best"
+    ADAPTED = "adapted"
 
 
-Which = Annotated[
-    WhichModel,
-    typer.Option("--model", help="The model after the last round, or the best one on the target's validation rows."),
-]
+_WHICH = (
+    "The model after the last round, the best one on the target's validation rows, or the last one as the target "
+    "adapted it to its rows."
+)
 
 
 class ModelFormat(StrEnum):
@@ -146,7 +147,10 @@ def predict(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE.csv", help="Write a CSV file; default: print.")
     ] = None,
-    which: Which = WhichModel.LAST,
+    which: Annotated[
+        WhichModel | None,
+        typer.Option("--model", help=f"{_WHICH} Default: the adapted one if the run kept it, else the last."),
+    ] = None,
     head: Annotated[
         bool,
         typer.Option(
@@ -162,13 +166,14 @@ def predict(
     """Say what the model of a run predicts for rows of your own, as CSV. Everything stays on this machine."""
     from securefda.disk import require_new
     from securefda.operations.run_folder import replace_file
-    from securefda.operations.trained import as_csv, predict, trained_model
+    from securefda.operations.trained import Which, as_csv, predict, trained_model
     from securefda.site.config.load import task_options
 
     if out is not None:
         require_new("--out", out)
     given = task_options(config, options)
-    task, model = trained_model(run, which=which.value, head=head, options=given, data_dir=data_dir, task=task_class)
+    chosen: Which | None = None if which is None else which.value
+    task, model = trained_model(run, which=chosen, head=head, options=given, data_dir=data_dir, task=task_class)
     rows = predict(task, model, data)
     text = as_csv(rows)
     if out is not None:
@@ -187,7 +192,7 @@ def export(
         Path | None,
         typer.Option("--data", metavar="PATH", help="A few rows to trace the model with; default: the target's own."),
     ] = None,
-    which: Which = WhichModel.LAST,
+    which: Annotated[WhichModel, typer.Option("--model", help=_WHICH)] = WhichModel.LAST,
     config: OptionsFile = None,
     options: Options = [],
     data_dir: DataDir = None,
@@ -199,12 +204,14 @@ def export(
     TorchScript, but has deprecated it.
     """
     from securefda.disk import require_new
-    from securefda.operations.trained import export, trained_model
+    from securefda.operations.trained import export, require_releasable, trained_model
     from securefda.site.config.load import task_options
 
     if out is not None:
         require_new("--out", out)
     given = task_options(config, options)
+    if which is WhichModel.ADAPTED:
+        require_releasable(run)
     task, model = trained_model(run, which=which.value, head=False, options=given, data_dir=data_dir, task=task_class)
     file = out or run / ("model.onnx" if form is ModelFormat.ONNX else "model.pt")
     says = export(task, model, form.value, file, data)

@@ -113,7 +113,7 @@ def _text(found: TaskFound) -> str:
     tried = "forward, loss, backward, metrics" + (", gradients of single rows" if found.with_noise else "")
     for site in found.sites:
         if site.error is not None:
-            lines.append(f"FAILED: {site.error}")
+            lines += [f"FAILED: {site.error}", *(f"  note: {note}" for note in site.notes)]
             continue
         one = site.batch
         how = tried if "gradient_norm" in one else "forward"

@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from typing import Final
 
 from securefda.audit.report.words import moment_text
-from securefda.dashboard.parts import State
 from securefda.operations.records import JOIN_PHASE
 from securefda.operations.state import ENDED, INTERRUPTED, ProcessState, round_of
+from securefda.pages.parts import State
 from securefda.text import names, phase_words
 
 _START_AGAIN: Final = {

@@ -28,10 +28,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from securefda.dashboard.page import Rendered, document, icon, page_of, policy_of_content, rendered
+from securefda.dashboard.page import Rendered, document, page_of, policy_of_content, rendered
 from securefda.dashboard.place import find_place
 from securefda.dashboard.reading import Seen, SiteReader
 from securefda.errors import ConfigError
+from securefda.pages.html import own_file
 
 HOST: Final = "127.0.0.1"
 MOST_CONNECTIONS: Final = 32
@@ -146,7 +147,7 @@ def make_app(folder: Path, token: str, port: int, ended: Callable[[], bool] = la
         return Response(document(await watcher.page()), media_type="text/html")
 
     async def small_icon(_: Request) -> Response:
-        return Response(icon(), media_type="image/svg+xml")
+        return Response(own_file("icon.svg"), media_type="image/svg+xml")
 
     async def events(_: Request) -> Response:
         if streams >= MOST_STREAMS:

@@ -7,28 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Final, cast
 
 from securefda.audit.report.overview import alike
-from securefda.audit.report.words import level_text, time_text, what_text
-from securefda.dashboard.parts import (
-    Chart,
-    Charts,
-    Facts,
-    Lines,
-    Page,
-    Part,
-    Section,
-    Series,
-    State,
-    Table,
-    Tiles,
-    Tone,
-    Words,
-)
+from securefda.audit.report.words import CONTRIBUTIONS, contributions_in, level_text, time_text, what_text
 from securefda.dashboard.process_state import describe_process
 from securefda.dashboard.reading import LogSeen, PolicySeen, Seen
-from securefda.dashboard.words import incident_lines, left_text, log_facts, problem_section, spent_text
+from securefda.dashboard.words import incident_lines, log_facts, problem_section
 from securefda.operations.records import SiteLine
-from securefda.operations.report import human_bytes
-from securefda.text import counted, names
+from securefda.operations.report import number_cell
+from securefda.pages.parts import Chart, Charts, Facts, Fold, Line, Lines, Page, Section, Series, State, Table, Tiles
+from securefda.text import bound_text, counted, human_bytes, left_text, names
 
 MOST_ROWS: Final = 50
 
@@ -48,7 +34,7 @@ def source_page(seen: Seen) -> Page:
         Section("about", "About this site", [Facts([("Run folder", str(place.run)), *log_facts(seen)])]),
     ]
     site = place.site or "Source"
-    return Page(site, f"source · {place.run}", source_state(seen), [one for one in sections if one.parts])
+    return Page(site, [f"source · {place.run}"], source_state(seen), sections)
 
 
 def source_state(seen: Seen) -> State:
@@ -88,13 +74,13 @@ def _tiles(seen: Seen) -> list[tuple[str, str, str]]:
         last = done[-1]
         tiles.append((str(len(done)), "rounds with a result", f"last: round {last['round']}, {last.get('rule', '')}"))
     if seen.log is not None:
-        updates = sum(flow.messages for flow in seen.log.tables.flows if flow.what == "update")
-        tiles.append((f"{updates}", "updates left this site", ""))
+        left = [flow for flow in seen.log.tables.flows if flow.what in CONTRIBUTIONS]
+        tiles.append((f"{sum(flow.messages for flow in left)}", f"{contributions_in(left)} left this site", ""))
         sent = sum(one.sent_bytes for one in seen.log.tables.traffic)
         tiles.append((human_bytes(sent), "sent in all", ""))
     if spent := _spent(seen):
         limit = _limit(seen.policy)
-        tiles.append((spent_text(spent[-1][1]), "ε spent", f"limit {limit:g}" if limit is not None else ""))
+        tiles.append((bound_text(spent[-1][1]), "ε spent", f"limit {limit:g}" if limit is not None else ""))
     if done and (apart := done[-1].get("apart_from_target")) is not None:
         note = "at least; of the step before the last round"
         tiles.append((f"{math.floor(100 * apart)} %", "of a step not the target's own", note))
@@ -118,7 +104,7 @@ def _left(seen: Seen) -> Section:
         (what_text(one.what), names(one.receivers), level_text(one), f"{one.messages:,}", f"{one.rounds:,}")
         for one in flows
     ]
-    table = Table(heading, ("what", "to whom", "visibility", "messages", "rounds"), rows, frozenset({3, 4}))
+    table = Table(("what", "to whom", "visibility", "messages", "rounds"), rows, numbers={3, 4})
     last = log.tables.spans[-1] if log.tables.spans else None
     note = "As this site's own audit log says, for the whole run."
     when = f" The last round was {last.round}, until {time_text(last.last)} UTC." if last is not None else ""
@@ -149,8 +135,8 @@ def _budget(seen: Seen) -> Section:
             line += " Without noise, sums and later models may reveal something of single rows."
         return Section("budget", heading, [Lines([("none", line)])])
     number, epsilon = spent[-1]
-    facts = [("ε spent", f"{spent_text(epsilon)} with round {number}, over all rounds and runs of the ledger")]
-    lines: list[tuple[Tone, str]] = []
+    facts = [("ε spent", f"{bound_text(epsilon)} with round {number}, over all rounds and runs of the ledger")]
+    lines: list[Line] = []
     if limit is not None:
         share = epsilon / limit
         facts.append(("limit", f"ε at most {limit:g}, as the policy says now"))
@@ -162,20 +148,20 @@ def _budget(seen: Seen) -> Section:
         dp = charge.spent
         facts.append(("δ", dp.delta))
         facts.append(("accountant", dp.accountant))
-        steps, noise = counted(dp.steps, "step"), f"noise multiplier {dp.noise_multiplier}"
+        steps = "one sum over all rows" if dp.is_of_all_rows else counted(dp.steps, "step")
+        noise = f"noise multiplier {dp.noise_multiplier}"
         facts.append(("last charge", f"{steps}, {noise}, {time_text(charge.time)} UTC"))
     note = "As the last charge says. securefda budget show recomputes it from the ledger, resets included."
-    parts: list[Part] = [Facts(facts)]
-    return Section("budget", heading, [*([Lines(lines)] if lines else []), *parts], note)
+    return Section("budget", heading, [*([Lines(lines)] if lines else []), Facts(facts)], note)
 
 
 def _charts(seen: Seen) -> list[Chart]:
     done, charts = _finished(seen.own), []
     if spent := _spent(seen):
         limit = _limit(seen.policy)
-        across = ("limit", limit) if limit is not None else None
+        across = [("limit", limit)] if limit is not None else []
         caption = "ε with each round, and the limit of the policy."
-        charts.append(Chart("ε spent", caption, [Series("ε spent", spent)], limit=across))
+        charts.append(Chart("ε spent", caption, [Series("ε spent", spent)], limits=across))
     if betas := [(number, beta) for number, line in done.items() if (beta := line.get("beta")) is not None]:
         caption = "This site's weight of its own update against the target's. It stays here."
         charts.append(Chart("β", caption, [Series("β", betas)]))
@@ -194,7 +180,7 @@ def _charts(seen: Seen) -> list[Chart]:
 def _rounds(own: Sequence[SiteLine]) -> Section:
     rows = [_row(line) for line in reversed(own[-MOST_ROWS:])]
     head = ("round", "visibility", "rule", "β", "rows", "loss", "ε", "remarks")
-    parts = [Table("Rounds", head, rows, frozenset({0, 3, 4, 5, 6}))] if rows else []
+    parts = [Table(head, rows, numbers={0, 3, 4, 5, 6}, broad={7})] if rows else []
     before = len(own) - len(rows)
     note = f"The last {len(rows)}; {before} before them." if before > 0 else ""
     return Section("rounds", "Rounds", parts, note)
@@ -215,10 +201,10 @@ def _row(line: SiteLine) -> tuple[str, ...]:
         str(line["round"]),
         line.get("level", "–"),
         line.get("rule", "–"),
-        _number(line.get("beta"), 2),
+        number_cell(line.get("beta"), 2),
         f"{line['samples']:,}" if "samples" in line else "–",
-        _number(line.get("loss"), 3),
-        spent_text(line["epsilon"]) if line.get("epsilon") is not None else "–",
+        number_cell(line.get("loss"), 3),
+        bound_text(line["epsilon"]) if line.get("epsilon") is not None else "–",
         ", ".join(remarks),
     )
 
@@ -226,10 +212,6 @@ def _row(line: SiteLine) -> tuple[str, ...]:
 def _refusal(refused: Mapping[str, str]) -> str:
     key, asked, allowed = (refused.get(name, "?") for name in ("key", "asked", "allowed"))
     return f"refused by {key}: asked {asked}, allowed {allowed}"
-
-
-def _number(value: float | None, places: int) -> str:
-    return "–" if value is None else f"{value:.{places}f}"
 
 
 def _alarms(seen: Seen) -> Section:
@@ -246,20 +228,17 @@ def _policy(seen: Seen) -> Section:
     policy = seen.policy
     if policy is None:
         return Section("policy", "Policy", [])
-    lines: list[tuple[Tone, str]] = [("none", policy.words.summary)]
+    lines: list[Line] = [("none", policy.words.summary)]
     lines.append(("failed", policy.signature) if policy.signature else ("done", f"Signed by {seen.place.site}."))
     loaded = _loaded(seen.log)
     if loaded and loaded != policy.digest:
         lines.append(("failed", "The process runs with another policy than this one: it was changed after the start."))
-    lists = [
-        ("learns", "What the aggregator can learn", policy.words.learns),
-        ("hidden", "What it cannot learn", policy.words.does_not_learn),
-        ("noise", "What noise bounds", policy.words.budget),
-        ("pays", "What the sources learn of the target", policy.words.target_pays),
-        ("keeps", "What the site keeps of the model", policy.words.keeps),
-        ("rests", "What this rests on", policy.words.assumes),
+    keys = ("learns", "hidden", "noise", "pays", "keeps", "rests")
+    folds = [
+        Fold(key, heading, [Lines([("", sentence) for sentence in sentences])])
+        for key, (heading, sentences) in zip(keys, policy.words.parts(), strict=True)
     ]
-    return Section("policy", "Policy in words", [Lines(lines), Words(lists)])
+    return Section("policy", "Policy in words", [Lines(lines), *folds])
 
 
 def _loaded(log: LogSeen | None) -> str:

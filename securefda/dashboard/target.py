@@ -8,39 +8,24 @@ from statistics import median
 from typing import Any, Final
 
 from securefda.audit.report.words import time_text
-from securefda.dashboard.parts import (
-    Chart,
-    Charts,
-    Facts,
-    Lines,
-    Page,
-    Part,
-    Section,
-    Series,
-    State,
-    Table,
-    Tiles,
-    Tone,
-)
 from securefda.dashboard.process_state import describe_process
 from securefda.dashboard.reading import Seen
 from securefda.dashboard.words import incident_lines, log_facts, problem_section
-from securefda.dashboard.words import spent_text as up
-from securefda.operations.records import REPORTED_ROUNDS, RoundLine
-from securefda.operations.report import SHARE_CAPTION, human_bytes, is_used, seen_rows, share_cell
+from securefda.operations.records import REPORTED_ROUNDS, RoundLine, round_seconds
+from securefda.operations.report import (
+    finished,
+    points_of,
+    rounds_table,
+    run_charts,
+    run_facts,
+    seen_section,
+    share_cell,
+)
 from securefda.operations.run_folder import REPORT_FILE
 from securefda.operations.state import ENDED
-from securefda.operations.summary_text import (
-    ALONE,
-    WARM,
-    difference_text,
-    labels_rows,
-    percent,
-    points,
-    setting_text,
-    spent_text,
-)
-from securefda.text import counted, names, phase_words
+from securefda.operations.summary_text import ALONE, WARM, adapted_text, difference_text, percent, points
+from securefda.pages.parts import Charts, Facts, Line, Lines, Page, Section, State, Table, Tiles
+from securefda.text import bound_text, counted, human_bytes, names, phase_words
 
 MOST_ROWS: Final = 50
 _MOST_SOURCES: Final = 64
@@ -48,27 +33,32 @@ _MOST_SOURCES: Final = 64
 
 def target_page(seen: Seen) -> Page:
     """Return the page of a target's run, as far as its files allow."""
-    place = seen.place
+    place, rounds, tiles = seen.place, seen.rounds, _tiles(seen)
+    charts = run_charts(rounds, seen.sites, seen.summary or {}, _limit(seen))
+    before = len(rounds) - MOST_ROWS
     sections = [
-        Section("figures", "Figures", [Tiles(tiles)] if (tiles := _tiles(seen)) else []),
+        Section("figures", "Figures", [Tiles(tiles)] if tiles else []),
         problem_section(seen.problems),
         _alarms(seen),
-        Section("charts", "Over the rounds", [Charts(charts)] if (charts := _charts(seen)) else []),
+        Section("charts", "Over the rounds", [Charts(charts)] if charts else []),
         _sources(seen),
-        _phases(seen.rounds),
-        _rounds(seen.rounds),
-        _seen(seen.rounds),
+        _phases(rounds),
+        Section(
+            "rounds",
+            "Rounds",
+            [rounds_table(reversed(rounds[-MOST_ROWS:]))] if rounds else [],
+            f"The last {MOST_ROWS}; {before} before them." if before > 0 else "",
+        ),
+        seen_section(finished(rounds)),
         Section("about", "About this run", [Facts(_facts(seen))]),
     ]
-    return Page(
-        place.site or "Run", f"target · {place.run}", target_state(seen), [one for one in sections if one.parts]
-    )
+    return Page(place.site or "Run", [f"target · {place.run}"], target_state(seen), sections)
 
 
 def target_state(seen: Seen) -> State:
     """Return the state of the run."""
-    done, planned = _finished(seen.rounds), seen.planned
-    count = f"{len(done)} of {planned} rounds" if planned else f"{len(done)} {'round' if len(done) == 1 else 'rounds'}"
+    done, planned = finished(seen.rounds), seen.planned
+    count = f"{len(done)} of {planned} rounds" if planned else counted(len(done), "round")
     lost = len(seen.rounds) - len(done)
     text = f"{count}{f', {lost} lost' if lost else ''}."
     summary = seen.summary
@@ -105,74 +95,40 @@ def _ended(summary: Mapping[str, Any], text: str) -> State:
             return State("failed", "Failed", f"{error.get('message', 'The run ended early.')} {text}", hint)
 
 
-def _finished(rounds: Sequence[RoundLine]) -> list[RoundLine]:
-    return [line for line in rounds if line.get("status") != "lost"]
-
-
-def _points(rounds: Sequence[RoundLine], key: str) -> list[tuple[int, float]]:
-    """Return a value over the finished rounds, without those that were not finite and written as null."""
-    found = ((line["round"], line.get(key)) for line in _finished(rounds))
-    return [(number, float(value)) for number, value in found if isinstance(value, int | float)]
-
-
 def _tiles(seen: Seen) -> list[tuple[str, str, str]]:
     rounds = seen.rounds
     if not rounds:
         return []
     last = rounds[-1]
     tiles = [(str(last["round"]), f"round of {seen.planned}" if seen.planned else "last round", last.get("rule", ""))]
-    if accuracy := _points(rounds, "accuracy"):
+    if accuracy := points_of(finished(rounds), "accuracy"):
         mean = sum(value for _, value in accuracy[-REPORTED_ROUNDS:]) / len(accuracy[-REPORTED_ROUNDS:])
         best = max(accuracy, key=lambda point: point[1])
         note = f"mean of the last {len(accuracy[-REPORTED_ROUNDS:])}: {percent(mean)}"
         tiles.append((percent(accuracy[-1][1]), "target accuracy", note))
         tiles.append((percent(best[1]), "best accuracy", f"round {best[0]}"))
-    if loss := _points(rounds, "loss"):
+    if loss := points_of(rounds, "loss"):
         tiles.append((f"{loss[-1][1]:.3f}", "target loss", ""))
-    if beta := _points(rounds, "mean_beta"):
+    if beta := points_of(rounds, "mean_beta"):
         tiles.append((f"{beta[-1][1]:.2f}", "mean β", ""))
-    if confident := _points(rounds, "confident_rows"):
+    if confident := points_of(rounds, "confident_rows"):
         tiles.append((f"{confident[-1][1]:.0f}", "confident rows of the target", "their pseudo-labels count"))
     if "source_share" in last and last.get("survivors"):
         tiles.append((share_cell(last), "the sources' share of the last step", ""))
     for name, words in (("warm_target", WARM), ("target_only", ALONE)):
         if found := ((seen.summary or {}).get(name) or {}).get("help"):
             tiles.append((points(found["difference"]), f"points over the {words}", difference_text(found, words)))
+    if (adapted := (seen.summary or {}).get("adapted")) and adapted["accuracy"] is not None:
+        tiles.append((percent(adapted["accuracy"]), "adapted at the target", adapted_text(adapted)))
     expected = _source_ids(seen)
     of = f"of {len(expected)} sources" if expected else "sources"
     tiles.append((str(len(last.get("survivors", []))), f"{of} in the last round", ""))
-    if seconds := [sum(filter(None, line.get("seconds", {}).values())) for line in _finished(rounds)]:
+    if seconds := [round_seconds(line) for line in finished(rounds)]:
         tiles.append((f"{median(seconds):.2f} s", "per round, median", ""))
-    if spent := _points(rounds, "target_epsilon"):
+    if spent := points_of(rounds, "target_epsilon"):
         limit = _limit(seen)
-        tiles.append((up(spent[-1][1]), "ε spent of the target's rows", f"limit {limit:g}" if limit else ""))
+        tiles.append((bound_text(spent[-1][1]), "ε spent of the target's rows", f"limit {limit:g}" if limit else ""))
     return tiles
-
-
-def _charts(seen: Seen) -> list[Chart]:
-    rounds = seen.rounds
-    charts = []
-    if accuracy := _points(rounds, "accuracy"):
-        own = " The model is one of the target's own." if any("evaluated" in line for line in rounds) else ""
-        caption = f"On the target's test rows.{own}"
-        charts.append(Chart("Target accuracy", caption, [Series("accuracy", accuracy)], percent=True))
-    if loss := _points(rounds, "loss"):
-        charts.append(Chart("Target loss", "Mean over the target's test rows.", [Series("loss", loss)]))
-    if betas := _betas(seen):
-        caption = "Each source's own β, from the sources' own records, which lie in this run folder."
-        charts.append(Chart("β per source", caption, betas))
-    elif mean := _points(rounds, "mean_beta"):
-        caption = "Mean by rows. The β of a single source stays at that source."
-        charts.append(Chart("Mean β", caption, [Series("mean β", mean)]))
-    if share := _points(rounds, "source_share"):
-        shares = [Series("sources' share", share)]
-        charts.append(Chart("The sources' share of each step", SHARE_CAPTION, shares, percent=True))
-    if spent := _points(rounds, "target_epsilon"):
-        limit = _limit(seen)
-        caption = "What the target's rows have cost, over all rounds and runs that their ledger knows."
-        line = ("limit", limit) if limit else None
-        charts.append(Chart("ε of the target's rows", caption, [Series("ε spent", spent)], limit=line))
-    return charts
 
 
 def _limit(seen: Seen) -> float | None:
@@ -181,15 +137,6 @@ def _limit(seen: Seen) -> float | None:
         return seen.process.epsilon_limit
     limit = ((seen.summary or {}).get("target_privacy") or {}).get("limit")
     return float(limit) if isinstance(limit, int | float) else None
-
-
-def _betas(seen: Seen) -> list[Series]:
-    found = []
-    for site, lines in seen.sites.items():
-        points = {line["round"]: beta for line in lines if (beta := line.get("beta")) is not None}
-        if points:
-            found.append(Series(site, sorted(points.items())))
-    return found
 
 
 def _source_ids(seen: Seen) -> list[str]:
@@ -206,8 +153,7 @@ def _sources(seen: Seen) -> Section:
     sources, rounds = _source_ids(seen), seen.rounds
     last = rounds[-1] if rounds else RoundLine(round=0)
     in_rounds = Counter(site for line in rounds for site in line.get("survivors", []))
-    up = Counter[str]()
-    down = Counter[str]()
+    up, down = Counter[str](), Counter[str]()
     for line in rounds:
         up.update(line.get("bytes_up", {}))
         down.update(line.get("bytes_down", {}))
@@ -230,8 +176,7 @@ def _sources(seen: Seen) -> Section:
     head = ("source", "now", "last round", "last heard (UTC)", "visibility", "rounds", "received", "sent")
     more = len(sources) - _MOST_SOURCES
     note = f"And {more} more sources, which metrics.jsonl lists." if more > 0 else ""
-    table = Table("Sources", head, rows, frozenset({5, 6, 7}))
-    return Section("sources", "Sources", [table] if rows else [], note)
+    return Section("sources", "Sources", [Table(head, rows, numbers={5, 6, 7})] if rows else [], note)
 
 
 def _part_in(line: RoundLine, site: str) -> str:
@@ -260,91 +205,27 @@ def _phases(rounds: Sequence[RoundLine]) -> Section:
         for name, seconds in middle.items()
     ]
     head = ("phase", "last round, s", "median, s", "share")
-    parts = [Table("Phases", head, rows, frozenset({1, 2, 3}))] if rows else []
+    parts = [Table(head, rows, numbers={1, 2, 3})] if rows else []
     return Section("phases", "Phases and their times", parts, "Wall clock at the aggregator.")
 
 
-def _rounds(rounds: Sequence[RoundLine]) -> Section:
-    rows = [
-        (
-            str(line["round"]),
-            line.get("rule", ""),
-            "lost" if line.get("status") == "lost" else percent(line.get("accuracy")),
-            _number(line.get("loss"), 3),
-            _number(line.get("mean_beta"), 2),
-            str(len(line.get("survivors", []))),
-            share_cell(line),
-            f"{sum(line.get('seconds', {}).values()):.2f}",
-            _remarks(line),
-        )
-        for line in reversed(rounds[-MOST_ROWS:])
-    ]
-    head = ("round", "rule", "accuracy", "loss", "mean β", "sources", "their share", "seconds", "remarks")
-    parts = [Table("Rounds", head, rows, frozenset({0, 2, 3, 4, 5, 6, 7}))] if rows else []
-    before = len(rounds) - len(rows)
-    return Section("rounds", "Rounds", parts, f"The last {len(rows)}; {before} before them." if before > 0 else "")
-
-
-def _remarks(line: RoundLine) -> str:
-    remarks = [f"{line['attempts']} attempts"] if line.get("attempts", 1) > 1 else []
-    if dropped := line.get("dropped"):
-        remarks.append(f"dropped {names(dropped)}")
-    remarks += [f"{site} refused {key}" for site, key in line.get("refused", {}).items()]
-    if emptied := line.get("emptied"):
-        remarks.append(f"norm caps left sources out of {counted(len(emptied), 'layer')}")
-    return ", ".join(remarks)
-
-
-def _number(value: float | None, places: int) -> str:
-    return "–" if value is None else f"{value:.{places}f}"
-
-
-def _seen(rounds: Sequence[RoundLine]) -> Section:
-    """Return the section on what the aggregator saw, as in the run's report."""
-    rows = [
-        (row["members"], row["level"], row["what"], row["rounds"], row["rows"]) for row in seen_rows(_finished(rounds))
-    ]
-    head = ("of whom", "visibility", "what", "rounds", "rows")
-    parts = [Table("What the aggregator saw", head, rows, frozenset({4}))] if rows else []
-    return Section("seen", "What the aggregator saw", parts)
-
-
 def _alarms(seen: Seen) -> Section:
-    lines: list[tuple[Tone, str]] = []
+    lines: list[Line] = []
     if seen.log is not None:
         lines += incident_lines(seen.log.tables.incidents)
     lost = [line["round"] for line in seen.rounds if line.get("status") == "lost"]
     if lost:
         shown = names([str(number) for number in lost])
-        lines.append(
-            ("failed", f"Lost: {'round' if len(lost) == 1 else 'rounds'} {shown}. The model stayed as it was.")
-        )
+        of = "round" if len(lost) == 1 else "rounds"
+        lines.append(("failed", f"Lost: {of} {shown}. The model stayed as it was."))
     dropped = Counter(site for line in seen.rounds for site in line.get("dropped", []))
-    lines += [
-        ("waiting", f"{site} was dropped in {count} {'round' if count == 1 else 'rounds'}")
-        for site, count in dropped.items()
-    ]
+    lines += [("waiting", f"{site} was dropped in {counted(count, 'round')}") for site, count in dropped.items()]
     if not lines and seen.log is not None:
         lines.append(("done", "None: no check failed, no site refused a round or ended a session."))
-    parts: list[Part] = [Lines(lines)] if lines else []
-    return Section("alarms", "Alarms and refusals", parts)
+    return Section("alarms", "Alarms and refusals", [Lines(lines)] if lines else [])
 
 
 def _facts(seen: Seen) -> list[tuple[str, str]]:
-    summary = seen.summary or {}
-    facts = [("Run folder", str(seen.place.run))]
-    if summary.get("run_id"):
-        facts.append(("Run", str(summary["run_id"])))
-    if summary.get("task"):
-        facts.append(("Task", str(summary["task"])))
-    if strategy := summary.get("strategy"):
-        used = (f"{key} = {setting_text(value)}" for key, value in strategy.items() if is_used(key, strategy))
-        facts.append(("Strategy", ", ".join(used)))
-    measured = summary.get("target_accuracy") is not None
-    facts += [("Target's labels", text) for _, text in labels_rows(summary.get("setting") or {}, measured=measured)]
-    if privacy := summary.get("target_privacy"):
-        facts.append(("Target's privacy", spent_text(privacy)))
-    facts += log_facts(seen)
-    if (seen.place.run / REPORT_FILE).exists():
-        facts.append(("Report", str(seen.place.run / REPORT_FILE)))
-    return facts
+    facts = [("Run folder", str(seen.place.run)), *run_facts(seen.summary or {}), *log_facts(seen)]
+    report = seen.place.run / REPORT_FILE
+    return [*facts, *([("Report", str(report))] if report.exists() else [])]

@@ -1,45 +1,34 @@
-"""Texts that both kinds of page share: alarms and refusals, the log, what could not be read, epsilon."""
+"""Texts that both kinds of page share: alarms and refusals, the log, what could not be read."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Final
 
 from securefda.audit.report.party_tables import Incident
 from securefda.audit.report.words import incident_kind, incident_rounds, time_text
-from securefda.dashboard.parts import Lines, Section, Tone
 from securefda.dashboard.reading import Seen
+from securefda.pages.parts import Line, Lines, Section
 
 _MOST_LINES: Final = 30
 _FAILURES: Final = ("alarm", "aborted", "abort-sent", "abort-received")
 """Kinds of incidents that end a session or accuse a site; the others are refusals and the like."""
 
 
-def incident_lines(incidents: Sequence[Incident]) -> list[tuple[Tone, str]]:
+def incident_lines(incidents: Sequence[Incident]) -> list[Line]:
     """Return a line for each of the last incidents, with check, accused site, rounds and time."""
-    lines: list[tuple[Tone, str]] = [
+    lines: list[Line] = [
         ("failed" if one.kind in _FAILURES else "waiting", _text(one))
         for one in sorted(incidents, key=lambda one: one.last, reverse=True)
     ]
     left = len(lines) - _MOST_LINES
-    more: list[tuple[Tone, str]] = [("waiting", f"And {left} more, which the audit log has.")] if left > 0 else []
+    more: list[Line] = [("waiting", f"And {left} more, which the audit log has.")] if left > 0 else []
     return [*lines[:_MOST_LINES], *more]
-
-
-def spent_text(epsilon: float) -> str:
-    """Format an upper bound with four decimals, rounded up."""
-    return f"{math.ceil(epsilon * 10_000) / 10_000:.4f}" if math.isfinite(epsilon) else "not finite"
-
-
-def left_text(epsilon: float) -> str:
-    """Format with four decimals, rounded down, for what is left."""
-    return f"{math.floor(max(0.0, epsilon) * 10_000) / 10_000:.4f}"
 
 
 def problem_section(problems: Sequence[str]) -> Section:
     """Return the section on what could not be read; empty if there is nothing."""
-    lines: list[tuple[Tone, str]] = [("failed", problem) for problem in problems]
+    lines: list[Line] = [("failed", problem) for problem in problems]
     note = "This page shows what could be read all the same."
     return Section("problems", "Files that cannot be read", [Lines(lines)] if lines else [], note)
 

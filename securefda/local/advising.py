@@ -374,6 +374,7 @@ class _Bench:
             own: _with(getattr(self.config.training, own), batch_size=cell.batch, dp=_noise_of(self.own, noise)),
             other: _with(theirs, dp=_noise_of(theirs, self._noise_elsewhere(cell, theirs))),
         }
+        sides["target"] = _with(sides["target"], adapt="none")  # it would follow the accuracy that is compared
         alone = cell.plan is None and not self.is_target  # it is the same with each noise
         strategy = _with(_with_rounds(self.config.strategy, cell.rounds), compare_target_only=alone)
         return _with(self.config, strategy=strategy, training=TrainingSides(**sides))

@@ -55,7 +55,7 @@ class ProcessFailed(SecureFdaError):
     @property
     def blames_another(self) -> bool:
         """Whether the cause may be at another site: a peer that does not answer, or sends something wrong."""
-        return self.follows or self.exit_code in (ExitCode.CONNECTION, ExitCode.QUORUM)
+        return self.follows or self.exit_code.blames_another
 
     @property
     def is_a_refusal(self) -> bool:

@@ -14,7 +14,6 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from threading import Thread
 from typing import Any, cast
 
 from securefda.errors import ConfigError, ExitCode
@@ -22,7 +21,6 @@ from securefda.local.children import Child, ProcessFailed, Starter, stop
 from securefda.machine import without_collections
 from securefda.operations.progress import Reporter
 from securefda.operations.records import RoundLine, Summary
-from securefda.operations.report import load_charts
 from securefda.operations.run_folder import SUMMARY_FILE, RunFolder, finished_summary, replace_file
 from securefda.operations.state import rename_cause
 from securefda.parse import toml_table
@@ -100,7 +98,6 @@ def run_processes(
             raise
         except KeyboardInterrupt:
             reporter.note("interrupted: the sites end in order, then the report is written")
-            Thread(target=load_charts, daemon=True).start()  # meanwhile
             raise
         finally:
             _stop(sites)

@@ -26,9 +26,13 @@ from securefda.site.config import load_federation, site_policy
 from securefda.site.config.sections import SITE_ID_PATTERN
 from securefda.site.policy import default_policy_text
 from securefda.tasks import image_folder, tabular
+from securefda.tasks.features import FACTORY as FEATURES
+from securefda.tasks.features import MULTI_LABEL_FACTORY as MULTI_LABEL_FEATURES
+from securefda.tasks.features_file import NO_LABEL, SUFFIXES, read_features
 from securefda.tasks.guess import FEWEST_OF_A_CATEGORY, CsvFormat, Guess, guess, guess_format
 from securefda.tasks.held_out import HeldOut
 from securefda.tasks.tabular import Column, Table, TabularOptions, category, plain, read_table
+from securefda.text import names, printable
 
 FEDERATION_FILE, POLICY_FILE, DATA_FOLDER = "federation.toml", "policy.toml", "data"
 FEWEST_SITES = 4
@@ -192,6 +196,66 @@ def new_images(folder: Path, images: Path, target: str = "") -> NewFolder:
     )
     heading = "The names of the classes and the size are common to all sites. Images stay where they are."
     return _make(folder, sites, image_folder.FACTORY, options, heading, holds="SITE/CLASS/*.png or *.jpg", rate=0.003)
+
+
+def new_features(folder: Path, features: Path, target: str = "") -> NewFolder:
+    """Make a folder whose federation fits a head to the features in ``features/SITE.safetensors`` or ``SITE.npz``.
+
+    Raises:
+        ConfigError: the folder is there already, or there is no site ``target``.
+        DataError: a file cannot be read, is of another encoder than the others, or they are too few.
+    """
+    _name_of(folder)
+    how = "features lie in DIR/SITE.safetensors or DIR/SITE.npz; `securefda features` writes such files"
+    paths = sorted(path for suffix in SUFFIXES for path in features.glob(f"*{suffix}"))
+    files = {path.stem: read_features(path) for path in paths}
+    if not files:
+        raise DataError(str(features), "holds no files of features", hint=how)
+    rows = {site: len(file.features) for site, file in files.items()}
+    lacking = {site for site, file in files.items() if file.labels is None or int(file.labels.min()) == NO_LABEL}
+    note = f"the sites are the files in {features}"
+    if not target:
+        target = min(files, key=lambda site: (site not in lacking, rows[site]))
+        has = "lacks labels" if target in lacking else "has the fewest rows"
+        note += f"; {target} {has} and is the target, unless --target names another"
+    _require_sites(sorted(files), target, str(features), how)
+    labels_of = {site: file.labels for site, file in files.items() if file.labels is not None}
+    _require_alike(features, "encoder", {site: file.encoder[:16] or "none" for site, file in files.items()})
+    _require_alike(features, "width", {site: f"{file.features.shape[1]}" for site, file in files.items()})
+    several = {site: 0 if labels.ndim == 1 else labels.shape[1] for site, labels in labels_of.items()}
+    kinds = {
+        site: ("names" if files[site].classes else "numbers") + (f", {count} of a row" if count else "")
+        for site, count in several.items()
+    }
+    _require_alike(features, "labels", kinds)
+    classes = sorted({name for file in files.values() for name in file.classes})
+    count = max((several[site] or int(labels.max()) + 1 for site, labels in labels_of.items()), default=1)
+    encoder, width = files[target].encoder, files[target].features.shape[1]
+    options = [
+        "[task.options]",
+        f"classes = {_toml(classes) if classes else count}",
+        f"width = {width}                # features of a row",
+        f"encoder = {_toml(encoder)}  # its SHA-256, which every site's file must name; empty if that is not checked",
+    ]
+    labelled = target not in lacking
+    if labelled:
+        options.append("target-fraction = 0.8      # of the target's rows; on the others, the model is measured")
+    sources = tuple(site for site in sorted(files) if site != target)
+    largest = max(rows[site] for site in sources)
+    sites = _Sites(target, sources, str(features.absolute()), largest, (), note, labelled=labelled)
+    heading = "The encoder, and the names of the classes, are common to all sites. Features stay where they are."
+    holds = " or ".join(f"SITE{suffix}" for suffix in SUFFIXES)
+    factory = MULTI_LABEL_FEATURES if any(several.values()) else FEATURES
+    return _make(folder, sites, factory, "\n".join(options), heading, holds=holds, one_round=True)
+
+
+def _require_alike(features: Path, what: str, found: Mapping[str, str]) -> None:
+    """Check that all sites' files have the same of something."""
+    sites = {value: [site for site in found if found[site] == value] for value in found.values()}
+    if len(sites) > 1:
+        said = "; ".join(f"{printable(value)} ({names(those)})" for value, those in sites.items())
+        hint = "make them all in the same way: `securefda features` with the same encoder, size, mean and deviation"
+        raise DataError(str(features), f"the files differ in their {what}: {said}", hint=hint)
 
 
 def _name_of(folder: Path) -> str:
@@ -409,6 +473,7 @@ def _make(
     rate: float = 0.01,
     files: Mapping[str, str] | None = None,
     name: str = "",
+    one_round: bool = False,
 ) -> NewFolder:
     """Write everything beside the folder's place, check it as far as possible without torch, then move it there."""
     name = name or _name_of(folder)
@@ -424,11 +489,12 @@ def _make(
         options=options,
         learning_rate=rate,
         labelled=sites.labelled,
+        one_round=one_round,
         target_batch=max(1, min(16, len(sites.target_rows) // 8)) if sites.target_rows else 16,
         max_samples=max(1000, 1000 * -(-sites.largest // 1000)),
     )
     test = f"test_{name.replace('-', '_')}.py"
-    tests = _render("test_task.py.j2", labelled=sites.labelled)
+    tests = _render("test_task.py.j2", labelled=sites.labelled, one_round=one_round)
     texts = {FEDERATION_FILE: federation, **(files or {}), test: tests, ".gitignore": _GIT_IGNORE}
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)

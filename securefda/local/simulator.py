@@ -10,7 +10,7 @@ from typing import Any, Self, cast
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from securefda.aggregator.comparison import with_comparison
+from securefda.aggregator.finish import finish
 from securefda.aggregator.run import AggregatorRun
 from securefda.aggregator.site import TargetSite, run_settings, summary_of, target_site
 from securefda.aggregator.store import AggregatorStore
@@ -51,6 +51,12 @@ class SiteFailed(SecureFdaError):
         """Wrap a site's own error."""
         return cls(said_of(site, str(error)), error.hint, error.exit_code, error.code)
 
+    @classmethod
+    def all_of(cls, sources: Mapping[int, SourceRun], roster: Roster) -> dict[int, Self]:
+        """Return what sources say of themselves, by roster index."""
+        own = {index: source.standing.own_error for index, source in sources.items()}
+        return {index: cls.of(roster.by_index(index).site_id, error) for index, error in own.items() if error}
+
     @property
     def code(self) -> str:
         """The code of the source's error."""
@@ -77,13 +83,19 @@ class Simulation(MemoryNetwork[AggregatorRun, SourceRun]):
         """Drive all sites until the aggregator is done and nothing is under way.
 
         Raises:
-            SecureFdaError: whatever ends the run, or the failure of a source, with the name of that site.
+            SecureFdaError: whatever ends the run, or the failure of a source, with the name of that site. Where the
+                aggregator only misses sources, what one of them says of itself comes first, as its policy's refusal.
         """
         self.open()
         while self.step():
             pass
-        if self.aggregator.error is not None:
-            raise self.aggregator.error
+        if (error := self.aggregator.error) is not None:
+            own = [one for _, one in sorted(self.own_errors().items()) if not one.exit_code.blames_another]
+            raise own[0] if own and error.exit_code.blames_another else error
+
+    def own_errors(self) -> dict[int, SiteFailed]:
+        """Return what sources say of themselves, by roster index."""
+        return SiteFailed.all_of(self.sources, self.aggregator.site.roster)
 
     def on_the_way(self, passed: Passed) -> Iterable[Passed]:
         """Return what arrives: nothing if the message is lost."""
@@ -176,11 +188,9 @@ def simulate_over(
                 recording.catch_up(cast(list[RoundLine], ended))
             folder.write_summary(federation.summary(run, error))
             raise
-        summary = federation.summary(run, None)
-        folder.write_summary(summary)
-        summary = with_comparison(summary, run.site.alone, federation.store.records(), reporter)
-        folder.write_summary(summary)
-        return summary
+        summary, records = federation.summary(run, None), federation.store.records()
+        site, model, named = run.site, run.model, origin.after
+        return finish(site, folder, summary, records=records, model=model, origin=named, reporter=reporter)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

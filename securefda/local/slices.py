@@ -154,6 +154,10 @@ class _Slice:
         name = self._setting.roster.by_index(index).site_id
         return _Answer(sent, self._notes.take(), None if failure is None else SiteFailed.of(name, failure))
 
+    def own_errors(self) -> dict[int, SiteFailed]:
+        """Return what sources say of themselves, by roster index."""
+        return SiteFailed.all_of(self._network.sources, self._setting.roster)
+
     def close(self) -> None:
         """Close files and logs."""
         self._stores.close()
@@ -209,6 +213,11 @@ class _Slices:
         to = [one.to for one in portable]
         return self._ask(to, lambda one, theirs: one.handle.remote([portable[place] for place in theirs]))
 
+    def own_errors(self) -> dict[int, SiteFailed]:
+        """Return what sources say of themselves, by roster index."""
+        found: list[dict[int, SiteFailed]] = self._get([one.own_errors.remote() for one in self._slices])
+        return {index: error for of_slice in found for index, error in of_slice.items()}
+
     def read(self, answer: _Answer) -> None:
         """Show what a source's operator would read; raise the failure of a source that has one."""
         for note in answer.notes:
@@ -259,6 +268,9 @@ class _SlicedSimulation(Simulation):
             return super().step()
         self._take(self._slices.handle(to_sources))
         return True
+
+    def own_errors(self) -> dict[int, SiteFailed]:
+        return self._slices.own_errors()
 
     def _take(self, answers: Iterable[_Answer]) -> None:
         for answer in answers:

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from securefda.bootstrap import task_at
-from securefda.errors import ConfigError, DataError, ExitCode, SecureFdaError, TrainingError
-from securefda.rules import TargetLabels
+from securefda.errors import ConfigError, DataError, ExitCode, PolicyRefusal, SecureFdaError, TrainingError
+from securefda.rules import Rule, TargetLabels
+from securefda.rules.analytic import rare_values
 from securefda.site.config import (
     AggregatorConfig,
     FederationConfig,
@@ -28,6 +29,7 @@ from securefda.site.config import (
 )
 from securefda.site.kit import Kit
 from securefda.site.policy import SourcePolicy, load_signed_policy
+from securefda.site.policy.verdict import refusals_of_moments
 from securefda.source.site import require_room_for
 from securefda.tasks import (
     Rows,
@@ -39,14 +41,18 @@ from securefda.tasks import (
     rows_of,
     task_code,
     unlabelled_target,
+    with_further_rows,
 )
 from securefda.tasks.tabular import Tabular
-from securefda.text import said_of
+from securefda.text import counted, said_of
 from securefda.training import TrainingSettings, build_model, derive_seed, layer_table
+from securefda.training.adaptation import require_adaptable
 from securefda.training.batch_norm import settings_for_model
+from securefda.training.head import head_rows
 from securefda.training.local import FEWEST_TARGET_STEPS, accuracy_in, require_steps
 from securefda.training.pseudo import predict_labels
 from securefda.training.seeds import new_generator, seeded_torch
+from securefda.training.site_model import SiteModel
 from securefda.training.vectors import layer_sizes, model_to_vector
 
 _FAR = 20.0
@@ -56,12 +62,17 @@ _MOST_CLASSES = 12
 
 
 class TaskCheckError(SecureFdaError):
-    """A site's rows or the task's code are unfit; the message names the site, unless only the task is at fault."""
+    """A site's rows or the task's code are unfit; the message names the site, unless only the task is at fault.
+
+    The exit code is that of a wrong configuration, or of a policy's refusal where the site's policy refuses its rows.
+    """
 
     exit_code = ExitCode.CONFIG
 
     def __init__(self, error: SecureFdaError, site: str = "") -> None:
         super().__init__(said_of(site, str(error)) if site else str(error), hint=error.hint)
+        if isinstance(error, PolicyRefusal):
+            self.exit_code = error.exit_code
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,21 +159,22 @@ def check_federation(config: FederationConfig, sites: Sequence[str], seed: int) 
     trained = {site: training_settings(side) for site, side in sides.items() if not sites or site in sites}
     labels = TargetLabels(config.training.target.labels)
     policies = {site: site_policy(config, site) for site in federation.sources}
-    return _check(task, config.task.factory, trained, seed, policies=policies, labels=labels)
+    rule, adapts = Rule(config.strategy.rule), config.training.target.adapt != "none"
+    return _check(task, config.task.factory, trained, seed, policies=policies, labels=labels, adapts=adapts, rule=rule)
 
 
 def check_kit(kit: Kit, config: AggregatorConfig | SourceConfig) -> TaskFound:
     """Try the task on the rows of the site whose kit this is. Raises what :func:`check_federation` does."""
     process = config.aggregator if isinstance(config, AggregatorConfig) else config.source
     task = task_at(config, kit.roster)
-    policies, labels = dict[str, SourcePolicy](), TargetLabels.GIVEN
+    policies, labels, adapts = dict[str, SourcePolicy](), TargetLabels.GIVEN, False
     if isinstance(config, AggregatorConfig):
-        labels = TargetLabels(config.training.labels)
+        labels, adapts = TargetLabels(config.training.labels), config.training.adapt != "none"
     else:
         with suppress(ConfigError):  # what is wrong with a policy is no matter of the task
             policies[kit.site_id] = load_signed_policy(kit)
     trained = {kit.site_id: training_settings(config.training)}
-    return _check(task, config.task.factory, trained, process.seed, policies=policies, labels=labels)
+    return _check(task, config.task.factory, trained, process.seed, policies=policies, labels=labels, adapts=adapts)
 
 
 def _check(
@@ -173,16 +185,19 @@ def _check(
     *,
     policies: Mapping[str, SourcePolicy],
     labels: TargetLabels,
+    adapts: bool,
+    rule: Rule | None = None,
 ) -> TaskFound:
+    """Try the task at the sites of ``trained``; ``rule`` is the run's, which a kit of a source does not know."""
     try:
         model = build_model(task, derive_seed(seed, "model"))
         _require_same_model(task, model, build_model(task, derive_seed(seed, "model")))
     except TrainingError as error:
         raise TaskCheckError(error) from error
     found = tuple(
-        _check_unlabelled(task, SiteFound(site), settings, seed, labels)
+        _check_unlabelled(task, SiteFound(site), settings, seed, labels=labels, adapts=adapts)
         if site == task.settings.target and labels is not TargetLabels.GIVEN
-        else _check_site(task, site, settings, seed, policies.get(site))
+        else _check_site(task, site, settings, seed, policy=policies.get(site), rule=rule, adapts=adapts)
         for site, settings in trained.items()
     )
     with_noise = any(settings.dp is not None for settings in trained.values())
@@ -200,8 +215,17 @@ def _require_same_model(task: Task, model: nn.Module, again: nn.Module) -> None:
     raise TrainingError(f"task {type(task).__name__}: model() gives another model when it is called again", hint=hint)
 
 
-def _check_site(task: Task, site: str, settings: TrainingSettings, seed: int, policy: SourcePolicy | None) -> SiteFound:
-    """Try the task on a site's rows; ``policy`` is the source's, if known."""
+def _check_site(
+    task: Task,
+    site: str,
+    settings: TrainingSettings,
+    seed: int,
+    *,
+    policy: SourcePolicy | None,
+    rule: Rule | None,
+    adapts: bool,
+) -> SiteFound:
+    """Try the task on a site's rows; ``policy`` is the source's, and ``rule`` the run's, if known."""
     found = SiteFound(site)
     is_target = site == task.settings.target
     try:
@@ -220,8 +244,14 @@ def _check_site(task: Task, site: str, settings: TrainingSettings, seed: int, po
         found.batch = _try_batch(task, model, site, train, settings)
         if settings.vary:
             _varied(task, train.features[_places(len(train), settings.batch_size)])
+        if is_target and adapts:
+            every = with_further_rows(task, train)
+            require_adaptable(SiteModel(task, site, every, settings, seed))
+            found.notes.append(f"{counted(len(every) - len(train), 'further row')} without labels, for training.adapt")
         if settings.dp is not None:
             _try_noise(task, model, train, settings)
+        elif policy is not None and Rule.ANALYTIC in policy.allowed_rules and rule in (None, Rule.ANALYTIC):
+            _compare_moments(SiteModel(task, site, train, settings, seed), policy, found, planned=rule is not None)
     except SecureFdaError as error:
         found.error = TaskCheckError(error, site)
         return found
@@ -234,8 +264,35 @@ def _check_site(task: Task, site: str, settings: TrainingSettings, seed: int, po
     return found
 
 
+def _compare_moments(site: SiteModel, policy: SourcePolicy, found: SiteFound, *, planned: bool) -> None:
+    """Compare a source's rows with ``[moments]`` of its policy; unless the rule is ``planned``, refusals are notes.
+
+    Raises:
+        PolicyRefusal: the first key that refuses the rows; others are notes.
+        SecureFdaError: what ``head_rows`` raises.
+    """
+    try:
+        features, targets = head_rows(site, site.initial_model())
+    except SecureFdaError:
+        if planned:
+            raise
+        return
+    refusals = list(refusals_of_moments(policy, features, targets))
+    when = "also: " if planned else f"if the rule is {Rule.ANALYTIC}: "
+    found.notes += [f"{when}{refusal}; {refusal.hint}" for refusal in refusals[planned:]]
+    least = policy.moments.min_rows_per_category
+    rare = np.count_nonzero(rare_values(features, least)[0].any(axis=0))
+    if rare:
+        found.notes.append(
+            f"{when}in {rare:,} of {counted(features.shape[1], 'feature')} fewer than {least} rows have another value "
+            "than the usual one, and count with the usual one (moments.min-rows-per-category)"
+        )
+    if refusals and planned:
+        raise refusals[0]
+
+
 def _check_unlabelled(
-    task: Task, found: SiteFound, settings: TrainingSettings, seed: int, labels: TargetLabels
+    task: Task, found: SiteFound, settings: TrainingSettings, seed: int, *, labels: TargetLabels, adapts: bool
 ) -> SiteFound:
     """Try the task as :func:`_check_site` does, for a target whose labels are not used.
 
@@ -253,6 +310,8 @@ def _check_unlabelled(
         tried = train.features[_places(len(train), settings.batch_size)]
         _evaluated(task, model, tried)
         found.batch = {"rows": float(len(tried))}
+        if adapts:
+            require_adaptable(SiteModel(task, site, train, settings, seed))
         if labels is TargetLabels.PSEUDO:
             require_steps(site, len(train), settings, FEWEST_TARGET_STEPS)
             found.batch["gradient_norm"] = _try_guesses(task, model, site, tried, settings)
@@ -320,12 +379,14 @@ def _labels_in_words(task: Task, rows: Samples) -> str:
     counts = Counter(values)
     if labels.is_floating_point() and not all(float(value).is_integer() for value in counts):
         return f"{min(values):.3g} to {max(values):.3g}"
-    if len(counts) > _MOST_CLASSES:
-        return f"{len(counts)} different ones"
     names = task.class_names()
-    return ", ".join(
-        f"{names[int(value)] if 0 <= value < len(names) else f'{value:g}'}: {counts[value]}" for value in sorted(counts)
-    )
+    said = {
+        value: f"{names[int(value)] if 0 <= value < len(names) else f'{value:g}'}: {counts[value]}"
+        for value in sorted(counts)
+    }
+    if len(said) > _MOST_CLASSES:
+        return f"{len(said)} different ones, fewest of {said[min(said, key=lambda value: counts[value])]}"
+    return ", ".join(said.values())
 
 
 def _require_two_labels(site: str, split: str, rows: Samples) -> None:

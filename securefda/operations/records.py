@@ -392,6 +392,44 @@ class Baseline(TypedDict):
     """By how much the run is better."""
 
 
+class Adapted(TypedDict):
+    """What adapting the last model to the target's rows came to, after the run."""
+
+    kept: bool
+    """Whether the adapted model is kept, in `adapted.safetensors`: it has the higher score."""
+
+    score: Share
+    """Score of the adapted model, from 0 to 1: the share of the target's rows whose class an augmentation does not
+    change, times the mutual information of rows and classes, over the most that it could be. It needs no labels."""
+
+    score_before: Share
+    """Score of the run's last model."""
+
+    accuracy: Share | None
+    """Accuracy of the adapted model on the target's test rows, kept or not; null where none has a label."""
+
+    accuracy_before: Share | None
+    """Accuracy of the run's last model on them."""
+
+    rows: int
+    """Number of rows that it was adapted to."""
+
+    labelled: int
+    """Number of those whose labels were used."""
+
+    epochs: int
+    """Passes over them."""
+
+    digest: str
+    """SHA-256 of the adapted model, in hex."""
+
+    release: bool
+    """Whether `securefda export` may write it: `model.release-adapted`."""
+
+    help: NotRequired[Help]
+    """By how much the adapted model is better than the run's last one."""
+
+
 class Setting(TypedDict):
     """The sites and settings of a run, as far as its model file lacks them. It stays in the target's folder."""
 
@@ -522,6 +560,10 @@ class Summary:
     warm_target: Baseline | None = None
     """The result of the target alone from the model that the run had after warm-up, at the rates of the rounds after
     it; null if not measured, and without warm-up, where it is that of `target_only`."""
+
+    adapted: Adapted | None = None
+    """What adapting the last model to the target's rows came to; null without `training.adapt`. All accuracies
+    elsewhere are of models that were not adapted."""
 
     source_share: float | None = None
     """Mean of the sources' share of the steps after warm-up; null if no finished round has one."""

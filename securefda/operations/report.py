@@ -6,20 +6,20 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from securefda.errors import SecureFdaError
-from securefda.operations.records import JOIN_PHASE, REPORTED_ROUNDS, RoundLine, round_seconds
+from securefda.operations.records import JOIN_PHASE, REPORTED_ROUNDS, RoundLine, SiteLine, round_seconds
 from securefda.operations.run_folder import METRICS_FILE, REPORT_FILE, SUMMARY_FILE, RunRecord, read_run, replace_file
 from securefda.operations.summary_text import (
     ALONE,
+    ANALYTIC,
     WARM,
     absent_sources,
+    adapted_text,
     best_text,
     help_text,
     labels_rows,
@@ -34,16 +34,16 @@ from securefda.operations.summary_text import (
     spent_text,
     verdict,
 )
-from securefda.text import counted
+from securefda.pages.html import static_page
+from securefda.pages.parts import Chart, Charts, Facts, Fold, Line, Page, Section, Series, State, Table, Tiles, Tone
+from securefda.text import binary_unit, counted, human_bytes, names, phase_words
 
-if TYPE_CHECKING:
-    from jinja2 import Environment
-
-_TEMPLATE = "report.html.j2"
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-_STATUS = {"finished": "finished", "failed": "ended early", "interrupted": "was interrupted"}
+_STATUS: dict[str, tuple[Tone, str, str]] = {
+    "finished": ("done", "Finished", "finished"),
+    "failed": ("failed", "Failed", "ended early"),
+    "interrupted": ("failed", "Interrupted", "was interrupted"),
+}
 _MOST_GROUPS = 24
-_NAMED_SITES = 8
 _NEARLY_PARALLEL = 0.9
 _PROJECTING = ("fedgp", "fedgp_auto", "auto")
 _AUTO = ("fedda_auto", "fedgp_auto", "auto")
@@ -66,14 +66,20 @@ _USED_BY = {
     "apfl-": ("apfl",),
 }
 """Beginning of a strategy's key -> the rules that it means something to; of what is not here, all."""
-SHARE_CAPTION = (
+_SHARE_CAPTION = (
     "Length of the sources' part of the step that the model took, over the step's own. Near 0 the sources had no part "
-    "in it, whatever the accuracy; above 100 % the target's own part points against theirs."
+    "in it, whatever the accuracy; above 100 % the target's own part points against theirs. Under the rule analytic: "
+    "how far the head lies from that of the target alone, over its own length."
 )
 _IN_WORDS = {
     "individual": "its own update, in clear",
     "cohort": "the sum of their updates",
     "sum": "one weighted sum, the rule already applied",
+}
+_MOMENTS_IN_WORDS = {
+    "individual": "second moments of its rows, in clear",
+    "cohort": "the sum of second moments of their rows",
+    "sum": "one sum of second moments of their rows",
 }
 
 
@@ -93,14 +99,6 @@ def report_after(folder: Path) -> Iterator[None]:
     write_report(folder)
 
 
-def load_charts() -> None:
-    """Import the chart library, which takes a second; call it while the process only waits."""
-    with suppress(ImportError):
-        import jinja2  # noqa: F401
-
-        from securefda.operations import figures  # noqa: F401
-
-
 def write_report(folder: Path) -> Path | None:
     """Write ``report.html`` into a run folder and return its path; None where there is no run yet.
 
@@ -115,149 +113,53 @@ def write_report(folder: Path) -> Path | None:
     return path
 
 
-@cache
-def _environment() -> Environment:
-    """Return the template environment; it compiles the template once."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    return Environment(
-        loader=PackageLoader("securefda.operations"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-
-
 def render_report(record: RunRecord) -> str:
-    """Return the page. It loads nothing, from no network: its own policy (CSP) forbids it."""
+    """Return the page."""
     rounds = list({line["round"]: line for line in record.rounds}.values())
     summary = record.summary or {}
-    rule = summary.get("strategy", {}).get("rule") or (rounds[-1].get("rule", "") if rounds else "")
-    task = str(summary.get("task", "")).rpartition(":")[2]
     strategy = summary.get("strategy") or {}
-    helped = help_text(summary)
-    return (
-        _environment()
-        .get_template(_TEMPLATE)
-        .render(
-            title=" on ".join(part for part in (rule, task) if part) or "Run",
-            ended=_ended(record.summary),
-            error=summary.get("error"),
-            helped=f"{helped[0].upper()}{helped[1:]}." if helped else "",
-            verdict=verdict(summary) if summary.get("visibility") else (),
-            facts=_facts(summary),
-            unused=[(key, setting_text(value)) for key, value in strategy.items() if not is_used(key, strategy)],
-            tiles=_tiles(summary, rounds),
-            charts=[*run_charts(record, rounds), *level_charts(rounds)] if rounds else [],
-            seen=seen_rows(rounds),
-            rows=[_row(line) for line in rounds],
-        )
-    )
+    rule = strategy.get("rule") or (rounds[-1].get("rule", "") if rounds else "")
+    task = str(summary.get("task", "")).rpartition(":")[2]
+    title = " on ".join(part for part in (rule, task) if part) or "Run"
+    unused = [(key, setting_text(value)) for key, value in strategy.items() if not is_used(key, strategy)]
+    fold = Fold("unused", f"{len(unused)} settings that this rule does not use", [Facts(unused)])
+    facts, tiles, charts = run_facts(summary), _tiles(summary, rounds), run_charts(rounds, record.sites, summary)
+    sections = [
+        Section("figures", "Figures", [Tiles(tiles)] if tiles else []),
+        Section("charts", "Over the rounds", [Charts(charts)] if charts else []),
+        Section("rounds", "Rounds", [rounds_table(rounds)] if rounds else []),
+        seen_section(rounds),
+        Section("about", "About this run", [*([Facts(facts)] if facts else []), *([fold] if unused else [])]),
+    ]
+    return static_page(Page(title, (), _state(record.summary), sections), title, "securefda run report")
 
 
-@dataclass(frozen=True, slots=True)
-class Chart:
-    """A chart of the page: heading, description in words, and SVG."""
-
-    heading: str
-    caption: str
-    svg: str
-
-
-def level_charts(rounds: Sequence[RoundLine]) -> list[Chart]:
-    """Return charts of training at the sources, g_T, estimated errors and the target's privacy, if the rounds have
-    them.
-    """
-    from securefda.operations.figures import lines_figure
-
-    charts = []
-    trained: dict[str, list[tuple[int, float]]] = {}
-    errors: dict[str, list[tuple[int, float]]] = {}
-    for line in rounds:
-        summed = [seen for seen in line.get("seen", []) if seen["level"] != "individual"]
-        by_figure = {
-            "loss": [(seen["rows"], loss) for seen in summed if (loss := seen.get("loss")) is not None],
-            "accuracy": [(seen["rows"], share) for seen in summed if (share := seen.get("accuracy")) is not None],
-        }
-        for figure, values in by_figure.items():
-            if total := sum(rows for rows, _ in values):
-                mean = sum(rows * value for rows, value in values) / total
-                trained.setdefault(figure, []).append((line["round"], mean))
-        for rule, error in line.get("delta_errors", {}).items():
-            if error is None:  # not finite
-                continue
-            errors.setdefault(rule, []).append((line["round"], error))
-    if trained:
-        caption = (
-            "Shown as sums: mean over the training rows of all sources under masks, summed inside the masked vector. "
-            "No source's own figure reached the aggregator."
-        )
-        svg = lines_figure(trained, "loss, accuracy", "trained")
-        charts.append(Chart("Training at the sources", caption, svg))
-    if cosines := [(line["round"], cosine) for line in rounds if (cosine := line.get("target_cosine")) is not None]:
-        lowest = min(value for _, value in cosines)
-        limits = (-0.03 if lowest >= 0 else -1.03, 1.03)  # a line that is nearly 1 all along shall look like it
-        svg = lines_figure({"cosine": cosines}, "cosine", "cosine", limits=limits)
-        charts.append(Chart("The target's update and the published change of the model", cosine_sentence(rounds), svg))
-    shares = [(line["round"], share) for line in rounds if (share := line.get("source_share")) is not None]
-    if any(line.get("survivors") for line in rounds) and shares:
-        svg = lines_figure({"sources": [(number, 100 * share) for number, share in shares]}, "% of the step", "share")
-        charts.append(Chart("The sources' share of each step", SHARE_CAPTION, svg))
-    if counted := [(line["round"], line["confident_rows"]) for line in rounds if "confident_rows" in line]:
-        caption = (
-            "Rows of the target whose pseudo-label counted: the model that the round began with was sure enough of it. "
-            "A round with too few went on with the warm-up. No source gets these numbers; each sees from the rule of a "
-            "round whether they were too few."
-        )
-        svg = lines_figure({"confident rows": counted}, "rows", "confident")
-        charts.append(Chart("Confident rows of the target", caption, svg))
-    if errors:
-        used = Counter(line.get("rule", "") for line in rounds if line.get("status") == "finished")
-        counts = ", ".join(f"{rule} in {count}" for rule, count in used.most_common())
-        caption = f"The rule with the smallest one is that of the next round. Rounds: {counts}."
-        svg = lines_figure(errors, "squared error", "errors", logarithmic=True)
-        charts.append(Chart("Estimated errors", caption, svg))
-    spent = [(line["round"], line["target_epsilon"]) for line in rounds if line.get("target_epsilon") is not None]
-    if spent:
-        caption = (
-            "Of one row of the target, added or removed, over all rounds and runs that its ledger knows. A source's "
-            "own epsilon is known to that source alone: securefda budget show."
-        )
-        svg = lines_figure({"epsilon": spent}, "epsilon", "epsilon")
-        charts.append(Chart("Privacy that the target has spent", caption, svg))
-    return charts
-
-
-def seen_rows(rounds: Sequence[RoundLine]) -> list[dict[str, str]]:
+def seen_section(rounds: Sequence[RoundLine]) -> Section:
     """Return a row for each set of sources of which the aggregator saw something: what, in which rounds, of how many
     rows.
 
     Cohorts of other members are other sets; beyond two dozen sets, the last row counts the rest.
     """
-    groups: dict[tuple[str, tuple[str, ...]], list[tuple[int, int]]] = {}
+    groups: dict[tuple[str, str, tuple[str, ...]], list[tuple[int, int]]] = {}
     for line in rounds:
+        words = _MOMENTS_IN_WORDS if line.get("rule") == ANALYTIC else _IN_WORDS
         for seen in line.get("seen", []):
-            groups.setdefault((seen["level"], tuple(seen["members"])), []).append((line["round"], seen["rows"]))
+            of = seen["level"], words.get(seen["level"], ""), tuple(seen["members"])
+            groups.setdefault(of, []).append((line["round"], seen["rows"]))
     rows = [
-        {
-            "level": level,
-            "members": listed(members, _NAMED_SITES),
-            "what": _IN_WORDS.get(level, ""),
-            "rounds": _ranges([number for number, _ in found]),
-            "rows": f"{round(median(count for _, count in found)):,}",
-        }
-        for (level, members), found in list(groups.items())[:_MOST_GROUPS]
+        (
+            names(members),
+            level,
+            what,
+            _ranges([number for number, _ in found]),
+            f"{round(median(count for _, count in found)):,}",
+        )
+        for (level, what, members), found in list(groups.items())[:_MOST_GROUPS]
     ]
     if len(groups) > _MOST_GROUPS:
-        more = f"and {len(groups) - _MOST_GROUPS} other sets, listed in metrics.jsonl"
-        rows.append({"level": "", "members": more, "what": "", "rounds": "", "rows": ""})
-    return rows
-
-
-def listed(names: Sequence[str], most: int) -> str:
-    """Join names with commas; of many, show the first ones and the total."""
-    return ", ".join(names) if len(names) <= most else f"{', '.join(names[:3])} and others, {len(names)} in all"
+        rows.append((f"and {len(groups) - _MOST_GROUPS} other sets, listed in metrics.jsonl", "", "", "", ""))
+    table = Table(("of whom", "visibility", "what", "rounds", "rows"), rows, numbers={4}, broad={2})
+    return Section("seen", "What the aggregator saw", [table] if rows else [])
 
 
 def cosine_sentence(rounds: Sequence[RoundLine]) -> str:
@@ -293,28 +195,23 @@ def _ranges(numbers: Sequence[int]) -> str:
     return ", ".join(f"{start}–{end}" if end > start else f"{start}" for start, end in zip(starts, ends, strict=True))
 
 
-def human_bytes(count: float) -> str:
-    """Return a number of bytes with a binary unit, for example ``1.5 MiB``."""
-    scale, unit = _unit(count)
-    return f"{count / scale:.1f} {unit}" if scale > 1 else f"{count:.0f} B"
-
-
-def _unit(count: float) -> tuple[int, str]:
-    power = 0
-    while count >= 1024 ** (power + 1) and power + 1 < len(_UNITS):
-        power += 1
-    return 1024**power, _UNITS[power]
-
-
-def _ended(summary: Mapping[str, Any] | None) -> str:
+def _state(summary: Mapping[str, Any] | None) -> State:
+    """Say how the run ended, by how much it helped, and what was protected."""
     if summary is None:
-        return "This run has not ended, or it was killed; the page shows the rounds so far."
+        text = "This run has not ended, or it was killed; the page shows the rounds so far."
+        return State("waiting", "No end yet", text)
     done, planned, lost = (summary.get(key, 0) for key in ("rounds", "rounds_planned", "rounds_lost"))
-    text = f"The run {_STATUS.get(summary.get('status', ''), 'ended')}: {done} of {counted(planned, 'round')}"
-    return f"{text}, {lost} lost." if lost else f"{text}."
+    tone, word, ended = _STATUS.get(summary.get("status", ""), ("none", "Ended", "ended"))
+    text = f"The run {ended}: {done} of {counted(planned, 'round')}{f', {lost} lost' if lost else ''}."
+    error, lines = summary.get("error") or {}, list[Line]()
+    if helped := help_text(summary):
+        lines.append(("", f"{helped[0].upper()}{helped[1:]}."))
+    if summary.get("visibility"):
+        lines += zip(("done", "care"), verdict(summary), strict=True)
+    return State(tone, word, " ".join(filter(None, [text, error.get("message")])), error.get("hint") or "", lines)
 
 
-def _facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+def run_facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return all other facts that identify the run."""
     asked = summary.get("strategy") or {}
     strategy = [f"{key} = {setting_text(value)}" for key, value in asked.items() if is_used(key, asked)]
@@ -338,6 +235,7 @@ def _facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Refused (rounds)", ", ".join(refusals)),
         ("Dropped (rounds)", ", ".join(dropped)),
         ("Best model", best_text(summary["best"]) if summary.get("best") else ""),
+        ("Adapted model", adapted_text(summary["adapted"]) if summary.get("adapted") else ""),
         ("Run", str(summary.get("run_id", ""))),
         ("Model digest (SHA-256)", str(summary.get("model_digest", ""))),
         ("Versions", ", ".join(versions)),
@@ -348,7 +246,7 @@ def _facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _about_the_target(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     setting = summary.get("setting") or {}
     labels = labels_rows(setting, measured=summary.get("target_accuracy") is not None)
-    return [*setting_rows(setting), *labels]
+    return [*setting_rows(setting, str(summary.get("strategy", {}).get("rule", ""))), *labels]
 
 
 def is_used(key: str, strategy: Mapping[str, Any]) -> bool:
@@ -362,92 +260,179 @@ def is_used(key: str, strategy: Mapping[str, Any]) -> bool:
     return rules is None or rule in rules
 
 
-def _tiles(summary: Mapping[str, Any], rounds: Sequence[RoundLine]) -> list[tuple[str, str]]:
+def _tiles(summary: Mapping[str, Any], rounds: Sequence[RoundLine]) -> list[tuple[str, str, str]]:
     seconds = [round_seconds(line) for line in rounds]
     sent = [sum(line.get("bytes_up", {}).values()) + sum(line.get("bytes_down", {}).values()) for line in rounds]
-    tiles = []
+    accuracy, tiles = points_of(finished(rounds), "accuracy"), []
     if summary.get("target_accuracy") is not None:
-        last = counted(min(REPORTED_ROUNDS, len(_accuracies(rounds))), "round")
+        last = counted(min(REPORTED_ROUNDS, len(accuracy)), "round")
         tiles.append((percent(summary["target_accuracy"]), f"target accuracy, mean of the last {last}"))
-    if _accuracies(rounds):
-        tiles.append((percent(_accuracies(rounds)[-1][1]), "accuracy after the last round"))
+    if accuracy:
+        tiles.append((percent(accuracy[-1][1]), "accuracy after the last round"))
     if alone := summary.get("target_only"):
         tiles.append((percent(alone["accuracy"]), "the target alone, mean of its last rounds"))
     if warm := summary.get("warm_target"):
         tiles.append((percent(warm["accuracy"]), "the target alone from the model after warm-up"))
+    if (adapted := summary.get("adapted")) and adapted["accuracy"] is not None:
+        kept = "" if adapted["kept"] else "; not kept"
+        tiles.append((percent(adapted["accuracy"]), f"the last model, adapted alone at the target{kept}"))
     if (share := summary.get("source_share")) is not None:
-        tiles.append((f"{100 * share:.0f} %", "the sources' share of the steps after warm-up"))
+        of = "the head" if summary["strategy"].get("rule") == ANALYTIC else "the steps after warm-up"
+        tiles.append((f"{100 * share:.0f} %", f"the sources' share of {of}"))
     if any(seconds):
         tiles.append((f"{sorted(seconds)[len(seconds) // 2]:.2f} s", "per round, median"))
     if any(sent):
         tiles.append((human_bytes(sum(sent)), "between the sources and the aggregator"))
-    return tiles
+    return [(value, label, "") for value, label in tiles]
 
 
-def _accuracies(rounds: Sequence[RoundLine]) -> list[tuple[int, float]]:
-    """Return the accuracy of the finished rounds, without values that were not finite and written as null."""
-    return [
-        (line["round"], line["accuracy"])
-        for line in rounds
-        if line.get("status") != "lost" and line.get("accuracy") is not None
-    ]
+def points_of(rounds: Sequence[RoundLine], key: str) -> list[tuple[int, float]]:
+    """Return a value over the rounds that have it; those that were not finite are written as null."""
+    found = ((line["round"], line.get(key)) for line in rounds)
+    return [(number, float(value)) for number, value in found if isinstance(value, int | float)]
 
 
-def run_charts(record: RunRecord, rounds: Sequence[RoundLine]) -> list[Chart]:
-    """Return charts of accuracy, β, seconds and bytes over the rounds, if the rounds have them."""
-    from securefda.operations.figures import accuracy_figure, bytes_figure, seconds_figure
+def finished(rounds: Sequence[RoundLine]) -> list[RoundLine]:
+    """Return the rounds with a result."""
+    return [line for line in rounds if line.get("status") != "lost"]
 
+
+def run_charts(
+    rounds: Sequence[RoundLine],
+    sites: Mapping[str, Sequence[SiteLine]],
+    summary: Mapping[str, Any],
+    epsilon_limit: float | None = None,
+) -> list[Chart]:
+    """Return the charts of a run, of what its rounds have.
+
+    Args:
+        rounds: the aggregator's lines.
+        sites: each source's own lines, if they are in the run folder.
+        summary: of the run; empty before its end.
+        epsilon_limit: the budget of the target's rows; None for none.
+    """
     charts = []
-    if points := _accuracies(rounds):
+    if accuracy := points_of(finished(rounds), "accuracy"):
         own = any("evaluated" in line for line in rounds)
         model = " The model is one of the target's own, not the common one." if own else ""
-        marked = counted(min(REPORTED_ROUNDS, len(points)), "round")
-        caption = f"On the target's test split; dots mark the last {marked}.{model}"
-        baselines = {
-            f"{name}, mean of its last rounds": found["accuracy"]
+        marked = min(REPORTED_ROUNDS, len(accuracy))
+        caption = f"On the target's test split; dots mark the last {counted(marked, 'round')}.{model}"
+        baselines = [
+            (f"{name}, mean of its last rounds", found["accuracy"])
             for key, name in (("target_only", ALONE), ("warm_target", WARM))
-            if (found := (record.summary or {}).get(key))
-        }
-        charts.append(Chart("Target accuracy", caption, accuracy_figure(points, REPORTED_ROUNDS, baselines)))
-    if beta := beta_chart(record, rounds):
-        charts.append(beta)
-    names = dict.fromkeys(phase for line in rounds for phase in line.get("seconds", {}) if phase != JOIN_PHASE)
-    phases = {name: [line.get("seconds", {}).get(name, 0.0) for line in rounds] for name in names}
-    phases = {name: seconds for name, seconds in phases.items() if any(seconds)}
-    if phases:
-        figure = seconds_figure([line["round"] for line in rounds], phases)
-        charts.append(
-            Chart("Seconds by phase", "Wall clock at the aggregator, without the wait for sites to join.", figure)
+            if (found := summary.get(key))
+        ]
+        line = [Series("this run", accuracy)]
+        charts.append(Chart("Target accuracy", caption, line, percent=True, limits=baselines, marked=marked))
+    if loss := points_of(finished(rounds), "loss"):
+        charts.append(Chart("Target loss", "Mean over the target's test rows.", [Series("loss", loss)]))
+    charts += [beta] if (beta := beta_chart(rounds, sites)) else []
+    charts += _effort_charts(rounds)
+    charts += _shown_charts(rounds)
+    if shares := points_of([line for line in rounds if line.get("survivors")], "source_share"):
+        line = [Series("sources' share", shares)]
+        charts.append(Chart("The sources' share of each step", _SHARE_CAPTION, line, percent=True))
+    if confident := points_of(rounds, "confident_rows"):
+        caption = (
+            "Rows of the target whose pseudo-label counted: the model that the round began with was sure enough of it. "
+            "A round with too few went on with the warm-up. No source gets these numbers; each sees from the rule of a "
+            "round whether they were too few."
         )
-    up = _total(line.get("bytes_up", {}) for line in rounds)
-    down = _total(line.get("bytes_down", {}) for line in rounds)
-    if sites := sorted({*up, *down}, key=_natural):
-        ups, downs = ([counts[site] for site in sites] for counts in (up, down))
-        scale, unit = _unit(max(*ups, *downs))
-        figure = bytes_figure(sites, [count / scale for count in ups], [count / scale for count in downs], unit)
-        charts.append(Chart("Bytes per source", "Over the whole run, as the aggregator counted them.", figure))
+        charts.append(Chart("Confident rows of the target", caption, [Series("confident rows", confident)]))
+    charts += _error_charts(rounds)
+    if spent := points_of(rounds, "target_epsilon"):
+        caption = (
+            "Of one row of the target, added or removed, over all rounds and runs that its ledger knows. A source's "
+            "own epsilon is known to that source alone: securefda budget show."
+        )
+        limits = [("limit", epsilon_limit)] if epsilon_limit else []
+        charts.append(Chart("Privacy that the target has spent", caption, [Series("ε spent", spent)], limits=limits))
     return charts
 
 
-def beta_chart(record: RunRecord, rounds: Sequence[RoundLine]) -> Chart | None:
+def beta_chart(rounds: Sequence[RoundLine], sites: Mapping[str, Sequence[SiteLine]]) -> Chart | None:
     """Draw the weights β: of each source if its records are in the run folder, else their mean; None without any."""
-    from securefda.operations.figures import beta_figure
-
-    own = {
-        site: [(line["round"], beta) for line in lines if (beta := line.get("beta")) is not None]
-        for site, lines in sorted(record.sites.items(), key=lambda item: _natural(item[0]))
-    }
-    own = {site: points for site, points in own.items() if points}
+    own = [
+        Series(site, points)
+        for site, lines in sorted(sites.items(), key=lambda item: _natural(item[0]))
+        if (points := sorted({line["round"]: beta for line in lines if (beta := line.get("beta")) is not None}.items()))
+    ]
     if own:
         caption = "Each source's own weight β against the target, from the sources' own records."
-        return Chart("β per source", caption, beta_figure(own))
-    mean = [(line["round"], beta) for line in rounds if (beta := line.get("mean_beta")) is not None]
-    if not mean:
-        return None
+        return Chart("β per source", caption, own, include=[0])
+    mean = points_of(finished(rounds), "mean_beta")
     caption = "Mean by samples; the β of single sources are not known here."
     if any("cohort" in line.get("levels", {}).values() for line in rounds):
         caption = "Mean by samples, over the cohorts: the rule was evaluated on the mean of each."
-    return Chart("Mean β", caption, beta_figure({"mean": mean}))
+    return Chart("Mean β", caption, [Series("mean β", mean)], include=[0]) if mean else None
+
+
+def bytes_chart(counts: Mapping[str, tuple[int, int]], caption: str) -> Chart:
+    """Draw the bytes from each source to the aggregator, and back."""
+    scale, unit = binary_unit(max(max(pair) for pair in counts.values()))
+    series = [
+        Series(way, [(place, pair[index] / scale) for place, pair in enumerate(counts.values(), 1)])
+        for index, way in enumerate(("source to aggregator", "aggregator to source"))
+    ]
+    return Chart("Bytes per source", caption, series, unit=unit, bars="beside", names=list(counts))
+
+
+def _effort_charts(rounds: Sequence[RoundLine]) -> list[Chart]:
+    """Return charts of seconds and bytes."""
+    charts = []
+    phases = dict.fromkeys(phase for line in rounds for phase in line.get("seconds", {}) if phase != JOIN_PHASE)
+    spent = {phase: [(line["round"], line.get("seconds", {}).get(phase) or 0.0) for line in rounds] for phase in phases}
+    if any(value for points in spent.values() for _, value in points):
+        series = [Series(phase_words(phase), points) for phase, points in spent.items()]
+        caption = "Wall clock at the aggregator, without the wait for sites to join."
+        charts.append(Chart("Seconds by phase", caption, series, unit="seconds", bars="stacked"))
+    up = _total(line.get("bytes_up", {}) for line in rounds)
+    down = _total(line.get("bytes_down", {}) for line in rounds)
+    if counts := {site: (up[site], down[site]) for site in sorted({*up, *down}, key=_natural)}:
+        charts.append(bytes_chart(counts, "Over the whole run, as the aggregator counted them."))
+    return charts
+
+
+def _shown_charts(rounds: Sequence[RoundLine]) -> list[Chart]:
+    """Return charts of what the sources' sums and the model's changes show."""
+    charts, trained = [], dict[str, list[tuple[int, float]]]()
+    for line in rounds:
+        summed = [seen for seen in line.get("seen", []) if seen["level"] != "individual"]
+        by_figure = {
+            "loss": [(seen["rows"], loss) for seen in summed if (loss := seen.get("loss")) is not None],
+            "accuracy": [(seen["rows"], share) for seen in summed if (share := seen.get("accuracy")) is not None],
+        }
+        for figure, values in by_figure.items():
+            if total := sum(rows for rows, _ in values):
+                mean = sum(rows * value for rows, value in values) / total
+                trained.setdefault(figure, []).append((line["round"], mean))
+    if trained:
+        caption = (
+            "Shown as sums: mean over the training rows of all sources under masks, summed inside the masked vector. "
+            "No source's own figure reached the aggregator."
+        )
+        charts.append(Chart("Training at the sources", caption, [Series(*line) for line in trained.items()]))
+    if cosines := points_of(rounds, "target_cosine"):
+        # A line that is nearly 1 all along shall look like it.
+        include = (0, 1) if min(value for _, value in cosines) >= 0 else (-1, 1)
+        heading = "The target's update and the published change of the model"
+        charts.append(Chart(heading, cosine_sentence(rounds), [Series("cosine", cosines)], include=include))
+    return charts
+
+
+def _error_charts(rounds: Sequence[RoundLine]) -> list[Chart]:
+    errors: dict[str, list[tuple[int, float]]] = {}
+    for line in rounds:
+        for rule, error in line.get("delta_errors", {}).items():
+            if error is not None:  # finite
+                errors.setdefault(rule, []).append((line["round"], error))
+    if not errors:
+        return []
+    used = Counter(line.get("rule", "") for line in rounds if line.get("status") == "finished")
+    counts = ", ".join(f"{rule} in {count}" for rule, count in used.most_common())
+    caption = f"The rule with the smallest one is that of the next round. Rounds: {counts}."
+    series = [Series(*line) for line in errors.items()]
+    return [Chart("Estimated errors", caption, series, unit="squared error", logarithmic=True)]
 
 
 def _total(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
@@ -462,8 +447,13 @@ def _natural(site: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", site)]
 
 
-def _row(line: RoundLine) -> dict[str, str]:
-    """Return a line of the table of rounds, as text."""
+def rounds_table(rounds: Iterable[RoundLine]) -> Table:
+    """Return a row for each round."""
+    head = ("round", "rule", "accuracy", "loss", "mean β", "sources", "their share", "seconds", "remarks")
+    return Table(head, [_row(line) for line in rounds], numbers={0, 2, 3, 4, 5, 6, 7}, broad={8})
+
+
+def _row(line: RoundLine) -> tuple[str, ...]:
     lost = line.get("status") == "lost"
     remarks = ["lost"] if lost else []
     if line.get("attempts", 1) > 1:
@@ -476,20 +466,20 @@ def _row(line: RoundLine) -> dict[str, str]:
     if line.get("chosen") == "warm_target":
         remarks.append("the target keeps its own model, better on its folds")
     if emptied := line.get("emptied"):
-        remarks.append(f"norm caps left sources out of {listed(emptied, 3)}")
+        remarks.append(f"norm caps left sources out of {names(emptied, 3)}")
     remarks.extend(f"{site} dropped" for site in line.get("dropped", []))
     remarks.extend(f"{site} refused {key}" for site, key in line.get("refused", {}).items())
-    return {
-        "round": str(line["round"]),
-        "rule": line.get("rule", ""),
-        "accuracy": "–" if lost else percent(line.get("accuracy")),
-        "loss": _number(line.get("loss"), 3),
-        "beta": _number(line.get("mean_beta"), 2),
-        "sources": str(len(line.get("survivors", []))),
-        "share": share_cell(line),
-        "seconds": f"{round_seconds(line):.2f}",
-        "remarks": ", ".join(remarks),
-    }
+    return (
+        str(line["round"]),
+        line.get("rule", ""),
+        "–" if lost else percent(line.get("accuracy")),
+        number_cell(line.get("loss"), 3),
+        number_cell(line.get("mean_beta"), 2),
+        str(len(line.get("survivors", []))),
+        share_cell(line),
+        f"{round_seconds(line):.2f}",
+        ", ".join(remarks),
+    )
 
 
 def share_cell(line: RoundLine) -> str:
@@ -498,5 +488,6 @@ def share_cell(line: RoundLine) -> str:
     return "–" if share is None or not line.get("survivors") else f"{100 * share:.0f} %"
 
 
-def _number(value: float | None, places: int) -> str:
+def number_cell(value: float | None, places: int) -> str:
+    """Return a number for a table; a dash where there is none."""
     return "–" if value is None else f"{value:.{places}f}"

@@ -30,6 +30,7 @@ SUMMARY_FILE = "summary.json"
 METRICS_FILE = "metrics.jsonl"
 MODEL_FILE = "model.safetensors"
 BEST_FILE = "best.safetensors"
+ADAPTED_FILE = "adapted.safetensors"
 HEAD_FILE = "head.safetensors"
 REPORT_FILE = "report.html"
 SITES_FOLDER = "sites"
@@ -91,6 +92,15 @@ class RunFolder:
         """Write the target's rows that predictions compare with; nothing if there are none."""
         if rows is not None:
             replace_file(self.path / HEAD_FILE, rows, mode=_OWN_FILE_MODE)
+
+    def write_adapted(self, model: bytes | None) -> None:
+        """Write the model that the target adapted to its rows, for its own eyes; None deletes what was there."""
+        path = self.path / ADAPTED_FILE
+        if model is not None:
+            replace_file(path, model, mode=_OWN_FILE_MODE)
+        else:
+            with _explaining(path):
+                path.unlink(missing_ok=True)
 
 
 _WRITTEN = (

@@ -12,6 +12,7 @@ from securefda.operations.records import (
     NO_PART,
     PUBLISHED_OF_THE_TARGET,
     RULES_WITHOUT_SOURCES,
+    Adapted,
     Baseline,
     BestModel,
     Help,
@@ -21,7 +22,7 @@ from securefda.operations.records import (
     TargetReleases,
     is_shipped,
 )
-from securefda.operations.run_folder import BEST_FILE, MODEL_FILE, REPORT_FILE
+from securefda.operations.run_folder import ADAPTED_FILE, BEST_FILE, MODEL_FILE, REPORT_FILE
 from securefda.text import aligned, counted
 
 _ALL_ANSWER = 3
@@ -29,7 +30,11 @@ _ALL_ANSWER = 3
 
 _NAMED = 10
 _STEPS = "the steps on average, warm-up apart"
+_HEAD = "the head"
 _NAMED_SITES = 6
+ANALYTIC = "analytic"
+"""The rule under which no site trains, and second moments leave in place of updates."""
+
 _CANCELLING = (
     "FedGP ran without its filter, so a target that lies about its update could let the contributions of sources that "
     "are alike cancel each other, and a sum then shows the one that differs, whatever the norms"
@@ -47,7 +52,7 @@ def run_text(summary: Summary, folder: Path) -> str:
         ("final accuracy", percent(summary.final_accuracy)),
         *baseline_rows(summary.target_only, summary.warm_target),
         *([("ended", summary.ended.replace("T", " ").replace("Z", " UTC"))] if summary.ended else []),
-        *setting_rows(summary.setting or {}),
+        *setting_rows(summary.setting or {}, str(summary.strategy.get("rule", ""))),
         *([("took no part", ", ".join(absent))] if absent else []),
         ("rounds", f"{summary.rounds} of {summary.rounds_planned}{f', {lost} lost' if lost else ''}"),
         (
@@ -70,7 +75,12 @@ def run_text(summary: Summary, folder: Path) -> str:
         ("rounds by rule", ", ".join(f"{rule} {count}" for rule, count in rules.items()) if len(rules) > 1 else ""),
         ("visibility", levels_text(summary.visibility)),
         ("norm cap", norm_cap_text(summary.norm_cap) if summary.norm_cap else ""),
-        ("sources' share", "" if summary.source_share is None else share_text(summary.source_share, _STEPS)),
+        (
+            "sources' share",
+            ""
+            if summary.source_share is None
+            else share_text(summary.source_share, _HEAD if summary.strategy.get("rule") == ANALYTIC else _STEPS),
+        ),
         ("sources left out", silenced_in(summary.as_json())),
         (f"{published_name(rules)} sent to sources", releases_text(summary.target_releases)),
         ("cosine", spread),
@@ -82,6 +92,8 @@ def run_text(summary: Summary, folder: Path) -> str:
         rows.append(("last model", f"of round {summary.model_round}: {MODEL_FILE}"))
     if summary.best:
         rows.append(("best model", best_text(summary.best)))
+    if summary.adapted:
+        rows.append(("adapted model", adapted_text(summary.adapted)))
     if summary.model_digest and summary.setting:
         rows.append(("load the model", "from securefda.operations.trained import trained_model"))
         own = "" if is_shipped(summary.task) else f", task={summary.task!a}"
@@ -94,6 +106,23 @@ def best_text(best: BestModel) -> str:
     """Describe which round had the best model on the validation rows, and name its file."""
     share = percent(best["validation_accuracy"])
     return f"of round {best['round']}, {share} on the validation rows: {BEST_FILE}"
+
+
+def adapted_text(adapted: Adapted) -> str:
+    """Describe what adaptation at the target alone came to, by its score and, where it was measured, by accuracy."""
+    scores = f"score {_figure(adapted['score_before'], '.2f')} → {_figure(adapted['score'], '.2f')}"
+    what = ADAPTED_FILE if adapted["kept"] else "not kept, for the last model has the higher score"
+    labels = f", {adapted['labelled']} with labels" if adapted.get("labelled") else " without labels"
+    return f"at the target alone, on {counted(adapted['rows'], 'row')}{labels}, {scores}: {what}"
+
+
+def accuracies_text(adapted: Adapted) -> str:
+    """Return the accuracies before and after adaptation, with the interval of the difference, if they are known."""
+    found, interval = adapted.get("help"), ""
+    if found and found["low"] is not None and found["high"] is not None:
+        low, high = points(found["low"]), points(found["high"])
+        interval = f" ({points(found['difference'])} points, 95 %: {low} to {high})"
+    return f"{percent(adapted['accuracy_before'])} → {percent(adapted['accuracy'])}{interval}"
 
 
 ALONE, WARM = "target alone", "warm-started target"
@@ -145,9 +174,10 @@ def share_text(share: float, of: str) -> str:
     return f"no part in {of}" if share < NO_PART else f"{100 * share:.0f} % of {of}"
 
 
-def step_words(share: float) -> str:
-    """Return the sources' share of one step, for a round's line."""
-    return "the sources had no part in this step" if share < NO_PART else f"sources {share_text(share, 'the step')}"
+def step_words(share: float, rule: str) -> str:
+    """Return the sources' share of one step, or of the head that was fitted, for a round's line."""
+    of = "head" if rule == ANALYTIC else "step"
+    return f"the sources had no part in this {of}" if share < NO_PART else f"sources {share_text(share, f'the {of}')}"
 
 
 def apart_words(share: float) -> str:
@@ -160,19 +190,27 @@ def apart_words(share: float) -> str:
 def help_text(summary: Mapping[str, Any]) -> str:
     """Return one line: the accuracy, by how much the federation helped, and the sources' share of the steps.
 
-    Empty where the run is not compared with the target alone. It takes the contents of a ``summary.json``.
+    Of a model that the target adapted, the accuracy before and after. Empty where the run is neither compared with the
+    target alone nor adapted. It takes the contents of a ``summary.json``.
     """
+    if (adapted := summary.get("adapted")) and adapted["accuracy"] is not None:
+        return f"adapted alone at the target: {accuracies_text(adapted)}{'' if adapted['kept'] else '; not kept'}"
     baselines = ((WARM, summary.get("warm_target")), (ALONE, summary.get("target_only")))
     found = [difference_text(one["help"], name) for name, one in baselines if one and one.get("help")]
     if not found or summary.get("target_accuracy") is None:
         return ""
     share, steps = summary.get("source_share"), f"the steps{' after warm-up' if summary.get('warm_target') else ''}"
+    if (summary.get("strategy") or {}).get("rule") == ANALYTIC:
+        steps = _HEAD
     had = "" if share is None else f"; the sources had {share_text(share, steps)}"
     return f"accuracy {percent(summary['target_accuracy'])}: {', '.join(found)}{had}"
 
 
-def setting_rows(setting: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return federation, sites, seed and rates, each with its name; empty for a run that did not record them."""
+def setting_rows(setting: Mapping[str, Any], rule: str) -> list[tuple[str, str]]:
+    """Return federation, sites, seed and rates, each with its name; empty for a run that did not record them.
+
+    Without rates where the target does not train under ``rule``, or has no labels.
+    """
     if not setting:
         return []
     training = setting["training"]
@@ -186,7 +224,7 @@ def setting_rows(setting: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("federation", setting["federation"]),
         ("sites", f"target {setting['target']}; sources {', '.join(sources[:_NAMED])}{more}"),
         ("seed", str(setting["seed"])),
-        *([] if training.get("labels") == "none" else [("target trains at", trains)]),
+        *([] if rule == ANALYTIC or training.get("labels") == "none" else [("target trains at", trains)]),
     ]
 
 
@@ -224,6 +262,14 @@ def levels_text(visibility: Mapping[str, str]) -> str:
         more = f" and {len(sites) - _NAMED} more" if len(sites) > _NAMED else ""
         parts.append(f"{level}: {', '.join(sites[:_NAMED])}{more}")
     return "; ".join(parts)
+
+
+def head_text(source_weight: float, ridge: float, *, labelled: bool, balanced: bool) -> str:
+    """Say how the analytic rule fitted the head: the weight s of a source's row, lambda, and whether by class."""
+    how = f"(ridge {ridge:.3g}{', all classes count alike' if balanced else ''})"
+    if not labelled:
+        return f"the head is fitted to the sources' moments {how}"
+    return f"in the head a source's row weighs {source_weight:.3g} times one of the target's {how}"
 
 
 def silenced_text(number: int, rule: str, sources: int, *, filtered: bool, by_layer: bool) -> str:
@@ -358,20 +404,24 @@ def protected(levels: Mapping[str, str], rule: str, *, norm_cap: Mapping[str, An
         return f"Protected: under {rule} the sources contribute nothing, so neither rows nor updates left any of them."
     masked = _at(levels, "sum", "cohort")
     if not masked:
+        each = "the second moments of each source" if rule == ANALYTIC else "each source's update"
         return (
-            "Protected: training data never left its site; but each source's update went to the aggregator in clear "
-            "inside mutual TLS, which keeps out only others on the network."
+            f"Protected: training data never left its site; but {each} went to the aggregator in clear inside mutual "
+            "TLS, which keeps out only others on the network."
         )
     summed, in_cohorts = _at(levels, "sum"), _at(levels, "cohort")
     opened = "one weighted sum per cohort and round" if in_cohorts else "one weighted sum per round"
     if summed and in_cohorts:
         opened = f"in each round one weighted sum of {_names(summed)} and one per cohort of {_names(in_cohorts)}"
+    what, counts = "update", "row counts, losses and accuracies"
+    nothing = f"no single update{'' if len(masked) == len(levels) else ' of theirs'}"
+    if rule == ANALYTIC:
+        what, counts, nothing = "second moments", "row counts", "no single source's"
     return (
-        f"Protected: training data never left its site, and the update of {_all_or_named(masked, levels)} left it only "
+        f"Protected: training data never left its site, and the {what} of {_all_or_named(masked, levels)} left it only "
         f"under masks, so that the aggregator, which runs at the target, could open {opened} and "
-        f"no single update{'' if len(masked) == len(levels) else ' of theirs'}; row counts, losses and accuracies went "
-        "the same way. Sources that collude with it, up to the max-colluders of the policies, can only take their own "
-        f"terms out of a sum.{_bounded(levels, norm_cap)}"
+        f"{nothing}; {counts} went the same way. Sources that collude with it, up to the max-colluders of the "
+        f"policies, can only take their own terms out of a sum.{_bounded(levels, norm_cap)}"
     )
 
 
@@ -400,7 +450,8 @@ def unprotected(
         return "Not protected: no noise was added, so the final model may reveal something of the target's rows."
     parts = []
     if clear := _at(levels, "individual"):
-        parts.append(f"the aggregator saw every single update of {_all_or_named(clear, levels)}, and its row count")
+        what = "the second moments" if rule == ANALYTIC else "every single update"
+        parts.append(f"the aggregator saw {what} of {_all_or_named(clear, levels)}, and its row count")
     if _at(levels, "cohort"):
         parts.append(
             "cohorts are drawn again for every round, so the sums of many rounds together can tell more of one source "
@@ -413,6 +464,11 @@ def unprotected(
             parts.append("those at sum also saw the gradient of the gap of these features")
     if _at(levels, "sum"):
         parts.append(_of_the_sum(rule, filtered, norm_cap))
+    if rule == ANALYTIC:
+        parts.append(
+            "unless the sources add noise, the second moments show how many rows each class has, and a row that is the "
+            "only one of its class or category"
+        )
     if privacy is None:
         parts.append(
             "the target trained without noise, and without noise sums and the final model may reveal something of the "

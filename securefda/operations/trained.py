@@ -29,7 +29,16 @@ from torch import Tensor, nn
 from securefda.disk import MAX_FILE_BYTES, read_whole
 from securefda.errors import ConfigError, DataError
 from securefda.operations.records import best_round, is_shipped
-from securefda.operations.run_folder import BEST_FILE, HEAD_FILE, MODEL_FILE, SUMMARY_FILE, read_run, replace_file
+from securefda.operations.run_folder import (
+    ADAPTED_FILE,
+    BEST_FILE,
+    HEAD_FILE,
+    MODEL_FILE,
+    SUMMARY_FILE,
+    RunRecord,
+    read_run,
+    replace_file,
+)
 from securefda.protocol.encoding import vector_to_wire
 from securefda.rules import Rule
 from securefda.rules.strategy import Head
@@ -46,14 +55,15 @@ _FORMULA = re.compile(r"[=@\t\r]|[+-](?![\d.,]*$)")
 _FETCH = "fetch the run folder again"
 
 
-Which = Literal["last", "best"]
-"""The model after the last finished round, or the one that did best on the target's validation rows."""
+Which = Literal["last", "best", "adapted"]
+"""The model after the last finished round, the one that did best on the target's validation rows, or the last one as
+adapted to the target's rows."""
 
 
 def trained_model(
     run: Path | str,
     *,
-    which: Which = "last",
+    which: Which | None = None,
     head: bool = True,
     options: Mapping[str, Any] = MappingProxyType({}),
     data_dir: Path | None = None,
@@ -69,7 +79,7 @@ def trained_model(
 
     Args:
         run: the target's run folder, with its summary.
-        which: of its models.
+        which: of its models; None for the adapted one where the run kept one, else the last.
         head: whether the target's rows have their say; False for the common model alone.
         options: of the task, over those in the summary, which leaves out options whose name marks a secret.
         data_dir: for the task, where its files are elsewhere now; None for the folder that the run used.
@@ -91,13 +101,7 @@ def trained_model(
     if summary is None or setting is None:
         why = "has no summary that says how the task was set up"
         raise ConfigError(str(run), why, hint="name the target's run folder, of a run that has ended")
-    file, digest, named = run / MODEL_FILE, summary["model_digest"], "the summary"
-    if which == "best":
-        best = best_round(record.rounds)
-        if best is None:
-            hint = "--model last takes the last one; strategy.validation-share has the next run keep the best"
-            raise ConfigError("--model best", f"{run} chose no best model", hint=hint)
-        file, digest, named = run / BEST_FILE, best.get("model_digest"), f"the line of round {best['round']}"
+    file, digest, named = _file_of(which, record, summary)
     if not file.is_file() or not digest:
         raise ConfigError(str(file), "there is no model of a finished round", hint=_FETCH)
     for name in setting.get("secret_options", []):
@@ -140,6 +144,37 @@ def trained_model(
     said = KnnSettings(*(strategy[f"knn-{one.name}"] for one in fields(KnnSettings) if f"knn-{one.name}" in strategy))
     with task_code(type(built), "the model"):
         return built, KnnModel(model, _rows_of(run / HEAD_FILE, summary["run_id"]), said).eval()
+
+
+def _file_of(which: Which | None, record: RunRecord, summary: Mapping[str, Any]) -> tuple[Path, str | None, str]:
+    """Return the file of a model, its digest, and what names that."""
+    run, adapted = record.path, summary.get("adapted")
+    if which == "best":
+        best = best_round(record.rounds)
+        if best is None:
+            hint = "--model last takes the last one; strategy.validation-share has the next run keep the best"
+            raise ConfigError("--model best", f"{run} chose no best model", hint=hint)
+        return run / BEST_FILE, best.get("model_digest"), f"the line of round {best['round']}"
+    if adapted and adapted["kept"] and which != "last":
+        return run / ADAPTED_FILE, adapted["digest"], "the summary"
+    if which == "adapted":
+        why = f"{run} kept none: the last model has the higher score" if adapted else f"{run} adapted no model"
+        hint = "" if adapted else '; training.adapt = "consistency" has the next run adapt it'
+        raise ConfigError("--model adapted", why, hint=f"--model last takes the last one{hint}")
+    return run / MODEL_FILE, summary["model_digest"], "the summary"
+
+
+def require_releasable(run: Path) -> None:
+    """Check that the target's settings let its adapted model be exported; do nothing where there is none.
+
+    Raises:
+        ConfigError: ``model.release-adapted`` is false.
+    """
+    adapted = (read_run(run).summary or {}).get("adapted")
+    if adapted and adapted["kept"] and not adapted["release"]:
+        why = "is false in this run: the adapted model depends on the target's rows, without noise"
+        hint = "--model last exports the last one; or set it to true at the target and start the aggregator again"
+        raise ConfigError("model.release-adapted", why, hint=hint)
 
 
 def _class_of(named: str, given: str, run: Path) -> str:

@@ -17,9 +17,9 @@ GUARANTEE = (
 """Printed with every epsilon: an epsilon without its neighbouring relation says nothing."""
 
 ASSUMPTIONS = (
-    "the task prepares each row by itself, its gradient is clipped before this noise is added, the number of rows "
-    "is public, no setting was chosen by looking at the rows, all training on them is in the ledger, and arithmetic is "
-    "exact"
+    "the task prepares each row by itself, its gradient or its part of second moments is clipped before this noise is "
+    "added, the number of rows is public, no setting was chosen by looking at the rows, all training on them is in the "
+    "ledger, and arithmetic is exact"
 )
 """Printed with every epsilon: its assumptions."""
 

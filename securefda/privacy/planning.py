@@ -153,6 +153,63 @@ class PlanRequest:
             raise ConfigError("rounds", f"make {steps} steps, more than {_MOST_STEPS}", hint="plan fewer steps")
 
 
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """What a user asks of a plan; None where it is left to the site's settings and budget, or to a default.
+
+    Attributes:
+        rounds: that are planned.
+        samples: rows of the data set.
+        batch_size: expected rows of a step.
+        epochs: passes over the rows per round.
+        epsilon: asks for the noise multiplier.
+        noise: asks for the epsilon.
+        delta: at which epsilon holds.
+        accountant: ``"rdp"`` or ``"prv"``.
+    """
+
+    rounds: int
+    samples: int | None = None
+    batch_size: int | None = None
+    epochs: int | None = None
+    epsilon: float | None = None
+    noise: float | None = None
+    delta: float | None = None
+    accountant: str | None = None
+
+    def request(
+        self,
+        samples: int = 0,
+        batch_size: int = 0,
+        epochs: int = 1,
+        budget: Budget | None = None,
+        past: Sequence[DpEvent] = (),
+    ) -> PlanRequest:
+        """Return the plan that is asked for; the arguments are a site's and count where nothing else was asked for.
+
+        Raises:
+            ConfigError: a value is missing or out of bounds.
+        """
+        schedule = Schedule(
+            samples if self.samples is None else self.samples,
+            batch_size if self.batch_size is None else self.batch_size,
+            epochs if self.epochs is None else self.epochs,
+            self.rounds,
+        )
+        wanted, delta, accountant = (
+            (0.0, 0.0, "rdp") if budget is None else (budget.epsilon, budget.delta, budget.accountant)
+        )
+        wants_noise = self.epsilon is None and self.noise is None
+        return PlanRequest(
+            schedule,
+            wanted if wants_noise else self.epsilon,
+            self.noise,
+            delta if self.delta is None else self.delta,
+            self.accountant or accountant,
+            past,
+        )
+
+
 def plan_for(request: PlanRequest) -> Plan:
     """Answer a request. Raises ConfigError: a value is out of bounds, or no noise keeps the budget."""
     if request.epsilon is not None:

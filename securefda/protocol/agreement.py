@@ -107,6 +107,17 @@ class LoadedKey:
 
     _key: X25519PrivateKey
 
+    @classmethod
+    def of(cls, private: Secret) -> LoadedKey:
+        """Load 32 private bytes: for many exchanges, since it costs as much as one of them.
+
+        The library holds a copy of the private key for as long as the result is kept: do not keep it in a state.
+
+        Raises:
+            ValueError: the secret has been erased.
+        """
+        return cls(X25519PrivateKey.from_private_bytes(private.reveal()))
+
     def exchange(self, peer_public: bytes) -> Secret:
         """Shared secret with the owner of ``peer_public``: raw, so to be used through :func:`derive` only.
 
@@ -140,11 +151,8 @@ class KeyPair:
         object.__setattr__(self, "public", public.public_bytes_raw())
 
     def loaded(self) -> LoadedKey:
-        """The private key as the library works with it, for many exchanges: making it costs as much as one of them.
-
-        The library holds a copy of the private key for as long as the result is kept: do not keep it in a state.
-        """
-        return LoadedKey(X25519PrivateKey.from_private_bytes(self.private.reveal()))
+        """The private key, ready for many exchanges; see :meth:`LoadedKey.of`."""
+        return LoadedKey.of(self.private)
 
     def exchange(self, peer_public: bytes) -> Secret:
         """One exchange; see :meth:`LoadedKey.exchange`."""
@@ -294,6 +302,15 @@ class SharePair:
     def __post_init__(self) -> None:
         element_of(self.master)
         element_of(self.self_secret)
+
+    def moved(self) -> SharePair:
+        """Hand both shares to a new pair; see :meth:`Secret.moved`."""
+        return SharePair(self.master.moved(), self.self_secret.moved())
+
+    def erase(self) -> None:
+        """Overwrite both."""
+        self.master.erase()
+        self.self_secret.erase()
 
 
 def sealing_key(own_pair: KeyPair | LoadedKey, peer_public: bytes, address: BoxAddress) -> Secret:

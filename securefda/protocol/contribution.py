@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 
 import numpy as np
@@ -30,7 +30,10 @@ from securefda.protocol.messages import AttentionTerms, Granularity, Header, Par
 from securefda.protocol.secret import Secret
 from securefda.rules import (
     Contribution,
+    Estimator,
+    Projection,
     RoundPlan,
+    Rule,
     TargetStatistics,
     alignment_factor,
     attend,
@@ -40,7 +43,9 @@ from securefda.rules import (
     norm_codes,
     norms_of,
     scale_to_caps,
+    tightest,
 )
+from securefda.rules import checks as values
 from securefda.rules.attention import least_share
 from securefda.rules.contribution import KEEP_TOLERANCE
 
@@ -89,12 +94,12 @@ def plan_of(terms: RuleTerms) -> RoundPlan:
     )
     try:
         plan = RoundPlan(
-            rule=terms.rule,  # type: ignore[arg-type]  # the plan turns names into members, or refuses
+            rule=values.choice("rule", terms.rule, Rule),
             beta=terms.beta,
-            projection=terms.projection,  # type: ignore[arg-type]
+            projection=values.choice("projection", terms.projection, Projection),
             filter=terms.filter,
             align=terms.align,
-            estimator=terms.estimator,  # type: ignore[arg-type]
+            estimator=values.choice("estimator", terms.estimator, Estimator),
             learning_rate_factor=terms.learning_rate_factor,
             select=terms.select,
             beta_per_layer=terms.beta_per_layer,
@@ -511,7 +516,9 @@ def apply_caps(
     floor = np.array([math.hypot(*floors)] if norm_cap.granularity is Granularity.MODEL else floors)
     norms = np.array([norms_of(codes, sizes, limits) for codes in reports.values()])
     caps = caps_for(np.where(norms < floor, 0.0, norms), kappa=norm_cap.kappa, others=norm_cap.others)
-    effect = scale_to_caps(contribution.vector, sizes, own.exact, caps)
+    # Moments get one factor, or A and B would weigh the same rows differently.
+    applied = tightest(own.exact, caps) if terms.plan.rule.adds_moments else caps
+    effect = scale_to_caps(contribution.vector, sizes, own.exact, applied)
     digest = sha256(caps.astype("<f8").tobytes()).hexdigest()
     return AppliedCaps(len(caps), digest, len(effect.capped), len(effect.zeroed))
 
@@ -588,6 +595,82 @@ def encode_contribution(
     """
     np.multiply(contribution.vector, statistics.weight, out=contribution.vector)
     return terms.encoding.encode(contribution.vector, rounding, encode_statistics(statistics, units))
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class WeighedContribution:
+    """A source's contribution to the sum, from its evaluation to the vector that is summed, stage by stage.
+
+    :meth:`clipped` makes it, :meth:`capped` scales it to the norm caps, once all norm reports are there, and
+    :meth:`encoded` ends it. The aggregator takes the first and the last stage for an update in clear. The vector is
+    changed in place.
+
+    Attributes:
+        terms: of the round.
+        contribution: v_i, clipped, and its share of the target's update.
+        statistics: that travel behind the vector, weighted.
+        at_bounds: number of coordinates of each layer that a bound has changed.
+        report: its norm report; None without norm caps.
+        rounding: key of the random rounding, of the source for this round.
+        caps: the effect of the norm caps; None without them, and before.
+    """
+
+    terms: RoundTerms
+    contribution: Contribution
+    statistics: AggregateStatistics
+    at_bounds: tuple[int, ...]
+    report: NormReport | None
+    rounding: Secret
+    caps: AppliedCaps | None = None
+
+    @classmethod
+    def clipped(
+        cls,
+        terms: RoundTerms,
+        level: Visibility,
+        contribution: Contribution,
+        samples: int,
+        *,
+        rounding: Secret,
+        metrics: Metrics | None = None,
+    ) -> WeighedContribution:
+        """Weigh a contribution by the source's rows, clip it, and report its norms where caps will need them.
+
+        Raises:
+            ConfigError: this site has more rows than the run allows for.
+            FaultyAggregatorError: HEADER_NORM_CAP.
+        """
+        header, weight = terms.header, weight_of(terms.header, samples)
+        has_caps = is_capped(header, level)  # the ranges of the encoding are made for capped contributions
+        at_bounds = clip_contribution(header, contribution, None if has_caps else weight)
+        report = norm_report(terms, contribution, weight) if has_caps else None
+        return cls(terms, contribution, statistics_of(contribution, weight, metrics), at_bounds, report, rounding)
+
+    def capped(self, reports: Mapping[int, bytes]) -> WeighedContribution:
+        """Scale it to the caps that follow from all reports, and clip it to the ranges; unchanged without norm caps.
+
+        Raises:
+            FaultyAggregatorError: CLIPPED, too many coordinates are beyond the ranges.
+        """
+        applied = apply_caps(self.terms, self.report, reports, self.contribution)
+        contribution = self.contribution.whole()
+        if applied is None:
+            return replace(self, contribution=contribution)
+        beyond = clip_contribution(self.terms.header, contribution, self.statistics.weight)
+        require_few_at_the_clip(self.terms.header, beyond)
+        # A layer's largest coordinates are those at its clip; any beyond the range are among them. So: max, not a sum.
+        at_bounds = tuple(map(max, self.at_bounds, beyond))
+        return replace(self, contribution=contribution, at_bounds=at_bounds, caps=applied)
+
+    def encoded(self, units: ErrorUnits | None) -> RingVector:
+        """The ring vector; the key of the rounding is erased.
+
+        ``units`` are those of estimated errors. A source has them from the header; the aggregator has its own, since no
+        header publishes them where no source is at ``sum``.
+        """
+        encoded = encode_contribution(self.terms, self.contribution, self.statistics, units, self.rounding)
+        self.rounding.erase()
+        return encoded
 
 
 class FaultySum(ValueError):

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -159,6 +159,10 @@ class Signed(Generic[BodyT_co]):
     def type_name(self) -> str:
         """Name of the message type, also the label inside the signature."""
         return type(self.envelope.body).__name__
+
+    def of(self, kind: type[BodyT]) -> Signed[BodyT] | None:
+        """This message, if its body is of the kind."""
+        return cast("Signed[BodyT]", self) if type(self.body) is kind else None
 
     def digest(self) -> bytes:
         """SHA-256 of the signed bytes, verbatim."""

@@ -7,9 +7,13 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from securefda.protocol.envelope import DIGEST_BYTES, RUN_ID_BYTES, expect, expect_bytes, expect_finite
+from securefda.rules.strategy import Rule
 
 PULL_LAYER = "pull on the target's features"
-"""Name of the entry in ``layers`` that is not a layer of the model."""
+"""Name of the entry in ``layers`` that is not a layer of the model, under rules that compare features."""
+
+GRAM_LAYER = "second moments of the features"
+"""Name of the entry in ``layers`` that is not a layer of the model, under the analytic rule."""
 
 
 class Visibility(IntEnum):
@@ -214,7 +218,8 @@ class Header:
     little-endian) if sources compute their attention share from it; empty otherwise.
 
     ``features`` are the target's features with which sources train, if the rule needs them. The pull on them comes back
-    behind the update, as one more entry of ``layers``: `PULL_LAYER`, with the features' shape.
+    behind the update, as one more entry of ``layers``: `PULL_LAYER`, with the features' shape. Under the analytic rule,
+    the last entry is `GRAM_LAYER`, and no entry has an update: see `securefda.rules.analytic`.
 
     ``graph`` makes the masking session one of SFDA-SA/2, in which sources mask and share only with their neighbours.
     Without it the session is one of SFDA-SA/1, in which all are neighbours.
@@ -274,8 +279,8 @@ class Header:
 
     @property
     def model_layers(self) -> tuple[Layer, ...]:
-        """The layers of the model, without the entry of the pull."""
-        return self.layers[:-1] if self.features is not None else self.layers
+        """The layers of the model, without the entry of the pull or of the second moments."""
+        return self.layers[:-1] if self.features is not None or self.rule.rule == Rule.ANALYTIC else self.layers
 
     @property
     def n_params(self) -> int:
@@ -284,7 +289,7 @@ class Header:
 
     @property
     def n_summed(self) -> int:
-        """Length of a source's contribution: m, plus the pull on the target's features if the rule has one."""
+        """Length of a source's contribution: m, plus the pull or the second moments if the rule has them."""
         return sum(layer.size for layer in self.layers)
 
     def level_of(self, index: int) -> Visibility:

@@ -14,11 +14,11 @@ from securefda.errors import FaultyAggregatorError
 from securefda.protocol.encoding import N_STATISTICS, EncodedLayer, Quantisation
 from securefda.protocol.envelope_checks import envelope_fault, require
 from securefda.protocol.graph import graph_fault
-from securefda.protocol.messages import NO_CONTEXT, PULL_LAYER, Header, Signed, Visibility
+from securefda.protocol.messages import GRAM_LAYER, NO_CONTEXT, PULL_LAYER, Header, Signed, Visibility
 from securefda.protocol.packing import WORD_BITS
 from securefda.protocol.roster import Roster
 from securefda.protocol.transcript import architecture_digest, layer_names_and_shapes, round_terms, sum_terms
-from securefda.rules import Rule
+from securefda.rules import Rule, moments_length
 
 # --- thresholds and counting rules, as inequalities that both sides evaluate -----------------------------------------
 #
@@ -152,7 +152,7 @@ def check_signed_header(
     own_layers: Iterable[tuple[str, tuple[int, ...]]],
     unix_s: int,
 ) -> Quantisation | None:
-    """Check everything about a header that needs neither the vectors nor the site's policy file.
+    """Check all of a header that needs neither vectors nor the policy: steps 3 to 26 of ``sfda-sa-1.md``, section 6.
 
     ``unix_s`` is the present second of Unix time by this site's own clock.
 
@@ -162,8 +162,9 @@ def check_signed_header(
     Raises:
         FaultyAggregatorError: with TYPE, SUITE, SENDER, CONTEXT, SIGNATURE, HEADER_ROSTER, HEADER_RUN, HEADER_REPLAY,
             HEADER_ORDER, RELEASE_FUSE, HEADER_KEEP, HEADER_CHAIN, HEADER_PARTICIPANTS, HEADER_VALIDITY,
-            HEADER_ARCHITECTURE, HEADER_RATE, HEADER_TARGET, HEADER_FEATURES, HEADER_COHORT, HEADER_SUM, HEADER_TERMS,
-            HEADER_RANGE, HEADER_MODULUS, HEADER_WRAP, HEADER_THRESHOLD, HEADER_QUORUM, HEADER_NORM_CAP or HEADER_GRAPH.
+            HEADER_ARCHITECTURE, HEADER_RATE, HEADER_TARGET, HEADER_FEATURES, HEADER_MOMENTS, HEADER_COHORT, HEADER_SUM,
+            HEADER_TERMS, HEADER_RANGE, HEADER_MODULUS, HEADER_WRAP, HEADER_THRESHOLD, HEADER_QUORUM, HEADER_NORM_CAP or
+            HEADER_GRAPH.
     """
     header = signed.body
     fault = envelope_fault(
@@ -175,31 +176,32 @@ def check_signed_header(
         kind=Header,
     )
     require(fault is None, fault or "")
-    require(header.roster_digest == roster.digest(), "HEADER_ROSTER", "not the roster of this kit")
-    _check_freshness(header, history)
-    _check_chain(header, history)
-    sources = {entry.index for entry in roster.sources}
+    require(header.roster_digest == roster.digest(), "HEADER_ROSTER", "not the roster of this kit")  # 4
+    _check_freshness(header, history)  # 5 to 9
+    _check_chain(header, history)  # 10
+    sources = {entry.index for entry in roster.sources}  # 11
     require(set(header.participants) <= sources and own_index in header.participants, "HEADER_PARTICIPANTS")
-    expired = roster.out_of_date((roster.target.index, *header.participants), unix_s)
+    expired = roster.out_of_date((roster.target.index, *header.participants), unix_s)  # 12
     require(not expired, "HEADER_VALIDITY", f"by this clock the roster does not admit {', '.join(expired)} now")
-    own_digest = architecture_digest(own_layers)
+    own_digest = architecture_digest(own_layers)  # 13
     require(
         own_digest == header.architecture_digest == architecture_digest(layer_names_and_shapes(header.model_layers)),
         "HEADER_ARCHITECTURE",
         "the aggregator trains another model; both sides need the same task and version",
     )
-    # No schedule raises the rate. A huge one would drive every coordinate to its clip, so that sums reveal signs.
+    # 14. No schedule raises the rate. A huge one would drive every coordinate to its clip, so that sums reveal signs.
     require(header.rule.learning_rate_factor <= 1, "HEADER_RATE", "a learning rate above this site's own")
     require(header.rule.learning_rate_factor >= LEAST_RATE_FACTOR, "HEADER_RATE", "a learning rate of nothing")
-    _check_target_terms(header)
-    _check_features(header)
-    _check_cohort_plan(header)
-    _check_sum_plan(header)
-    _check_sum_terms(header, history)
-    _check_ranges(header)
+    _check_target_terms(header)  # 15
+    _check_features(header)  # 16
+    _check_moments(header)  # 17
+    _check_cohort_plan(header)  # 18
+    _check_sum_plan(header)  # 19
+    _check_sum_terms(header, history)  # 20
+    _check_ranges(header)  # 21
     if header.level_of(own_index) is Visibility.INDIVIDUAL:
         return None
-    return _check_session_numbers(header, own_index, limits)
+    return _check_session_numbers(header, own_index, limits)  # 22 to 26
 
 
 def _check_freshness(header: Header, history: History) -> None:
@@ -265,6 +267,22 @@ def _check_features(header: Header) -> None:
     pull = header.layers[-1]
     fits = (pull.name, pull.shape) == (PULL_LAYER, (features.rows, features.width)) and len(header.layers) > 1
     require(fits, "HEADER_FEATURES", "the last layer is not the pull on the features")
+
+
+def _check_moments(header: Header) -> None:
+    """Second moments leave in the run's first round alone, and their layer follows a linear layer of the same width.
+
+    Moments do not change between rounds, so two sums over different sources would show what one source added.
+    """
+    last = header.layers[-1]
+    if header.rule.rule != Rule.ANALYTIC:
+        require(last.name != GRAM_LAYER, "HEADER_MOMENTS", f"{header.rule.rule} adds no second moments")
+        return
+    require(header.round == 1, "HEADER_MOMENTS", f"second moments in round {header.round}; they leave in round 1 alone")
+    shapes = [layer.shape for layer in header.model_layers]
+    fits = last.name == GRAM_LAYER and len(shapes) == 2 and len(shapes[0]) == 2 and shapes[1] == shapes[0][:1]
+    require(fits, "HEADER_MOMENTS", "the model trains more than one linear layer with a bias")
+    require(last.shape == (moments_length(shapes[0][1]),), "HEADER_MOMENTS", "moments of another number of features")
 
 
 def _check_cohort_plan(header: Header) -> None:

@@ -41,6 +41,7 @@ from securefda.protocol.envelope import (
     expect_rising,
 )
 from securefda.protocol.header import (
+    GRAM_LAYER,
     PULL_LAYER,
     AttentionTerms,
     DownLink,
@@ -59,6 +60,7 @@ from securefda.protocol.packing import WORD_BITS
 
 __all__ = [
     "DIGEST_BYTES",
+    "GRAM_LAYER",
     "KEY_BYTES",
     "MAX_BOX_BYTES",
     "MAX_LINE_CHARACTERS",

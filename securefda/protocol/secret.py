@@ -37,7 +37,6 @@ class Secret:
     """
 
     __slots__ = ("_buffer",)
-    __hash__ = None  # type: ignore[assignment]  # a set of secrets would compare them in variable time
 
     def __init__(self, value: bytes | bytearray | memoryview) -> None:
         if len(value) == 0:
@@ -59,6 +58,12 @@ class Secret:
             raise ValueError("this secret has been erased")
         return bytes(self._buffer)
 
+    def moved(self) -> Secret:
+        """Hand the bytes to a new object; this one is erased, and so is the new one if this one was."""
+        following = Secret.__new__(Secret)
+        following._buffer, self._buffer = self._buffer, bytearray()
+        return following
+
     def erase(self) -> None:
         """Overwrite the buffer with zeros and drop it; a second call does nothing."""
         self._buffer[:] = bytes(len(self._buffer))
@@ -72,6 +77,9 @@ class Secret:
         if not isinstance(other, Secret):
             return NotImplemented
         return bool(self._buffer) and constant_time.bytes_eq(bytes(self._buffer), bytes(other._buffer))
+
+    def __hash__(self) -> NoReturn:
+        raise TypeError("a secret has no hash: a set of secrets would compare them in variable time")
 
     def __repr__(self) -> str:
         return f"Secret({len(self._buffer)} bytes)" if self._buffer else "Secret(erased)"

@@ -14,13 +14,13 @@ sources.
 from __future__ import annotations
 
 import hmac
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 
 from securefda.errors import FaultyAggregatorError
 from securefda.protocol import agreement
-from securefda.protocol.agreement import BoxAddress, BoxError, KeyAgreementError, KeyPair, LoadedKey, SharePair
+from securefda.protocol.agreement import BoxAddress, BoxError, KeyAgreementError, LoadedKey, SharePair
 from securefda.protocol.encoding import Quantisation
 from securefda.protocol.envelope_checks import envelope_fault, require
 from securefda.protocol.graph import Ring, complete
@@ -115,17 +115,61 @@ class Session:
         require(fault is None, fault or "", signed.type_name)
 
 
+@dataclass(frozen=True, slots=True, repr=False)
+class SessionSecrets:
+    """All that a source keeps secret in one session. Each part is erased as soon as nothing needs it any more.
+
+    Attributes:
+        master: the masking keys follow from it; it is reconstructed if this source drops out.
+        self_secret: the self mask follows from it; it is reconstructed if this source survives.
+        private: X25519 key that opens the boxes with shares.
+        nonce: committed to in R0 and revealed before the shares, or with them.
+        report: the norm report behind the random opening of its commitment; None without one.
+        shares: owner -> the pair of shares that this source holds of its secrets; its own from R1 on, all from R2 on.
+    """
+
+    master: Secret
+    self_secret: Secret
+    private: Secret
+    nonce: Secret
+    report: Secret | None = None
+    shares: Mapping[int, SharePair] = field(default_factory=dict)
+
+    def moved(self, shares: Mapping[int, SharePair] | None = None) -> SessionSecrets:
+        """Hand what is left to the next phase, so that the one that is left cannot be entered again.
+
+        ``shares`` are new ones; else those that are held move too.
+
+        Raises:
+            ValueError: nothing is left, since another phase has it already.
+        """
+        if not any(map(len, self._all())):
+            raise ValueError("this phase was left, and its secrets have been erased")
+        held = {owner: pair.moved() for owner, pair in (self.shares if shares is None else shares).items()}
+        report = None if self.report is None else self.report.moved()
+        own = (self.master.moved(), self.self_secret.moved(), self.private.moved(), self.nonce.moved())
+        return SessionSecrets(*own, report, held)
+
+    def erase(self) -> None:
+        """Overwrite all."""
+        for secret in self._all():
+            secret.erase()
+
+    def _all(self) -> Iterator[Secret]:
+        yield from (self.master, self.self_secret, self.private, self.nonce)
+        if self.report is not None:
+            yield self.report
+        for pair in self.shares.values():
+            yield from (pair.master, pair.self_secret)
+
+
 @dataclass(frozen=True, slots=True)
 class AwaitingKeyList:
-    """R0 is sent. ``report`` is the norm report behind the random opening of its commitment; None without one."""
+    """R0 is sent."""
 
     session: Session
     own: Signed[Advertise]
-    master: Secret
-    self_secret: Secret
-    box_pair: KeyPair
-    nonce: Secret
-    report: Secret | None
+    secrets: SessionSecrets
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +178,7 @@ class AwaitingRoll:
 
     session: Session
     own: Signed[Advertise]
-    master: Secret
-    self_secret: Secret
-    box_pair: KeyPair
-    nonce: Secret
+    secrets: SessionSecrets
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +189,7 @@ class AwaitingNeighbours:
     own: Signed[Advertise]
     roll: Roll
     ctx0: bytes
-    master: Secret
-    self_secret: Secret
-    box_pair: KeyPair
+    secrets: SessionSecrets
     nonce: bytes
 
 
@@ -162,12 +201,8 @@ class AwaitingShares:
     ctx1: bytes
     ring: Ring
     u1: Mapping[int, Advertise]
-    master: Secret
-    self_secret: Secret
-    box_pair: KeyPair
-    own_shares: SharePair
+    secrets: SessionSecrets
     nonce: bytes
-    report: Secret | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,9 +217,7 @@ class ReadyToMask:
     ctx2: bytes
     u1: Mapping[int, Advertise]
     cohorts: Cohorts
-    master: Secret
-    self_secret: Secret
-    shares: Mapping[int, SharePair]
+    secrets: SessionSecrets
     reports: Mapping[int, bytes] = field(repr=False)
 
 
@@ -195,7 +228,7 @@ class AwaitingSurvivors:
     session: Session
     ctx2: bytes
     cohorts: Cohorts
-    shares: Mapping[int, SharePair]
+    secrets: SessionSecrets
     input_digest: bytes
 
 
@@ -206,7 +239,7 @@ class AwaitingConsistency:
     session: Session
     ctx2: bytes
     lists: Survivors
-    shares: Mapping[int, SharePair]
+    secrets: SessionSecrets
     own: Signed[SurvivorSignature]
 
 
@@ -256,9 +289,9 @@ def advertise(
             report_commitment=agreement.report_commitment(opening, own=index, ctx=session.ctx) if opening else b"",
         ),
     )
-    if session.header.body.graph is not None:  # no norm cap holds there, hence no report
-        return AwaitingRoll(session, own, master, self_secret, box_pair, nonce), own
-    return AwaitingKeyList(session, own, master, self_secret, box_pair, nonce, opening), own
+    secrets = SessionSecrets(master, self_secret, box_pair.private, nonce, opening)
+    # With a graph no norm cap holds, hence there is no report.
+    return (AwaitingKeyList if session.header.body.graph is None else AwaitingRoll)(session, own, secrets), own
 
 
 def receive_key_list(
@@ -269,13 +302,8 @@ def receive_key_list(
     session.authenticate(signed, KeyList, session.ctx)
     check_key_list(signed.body, own=state.own, header=session.header.body, roster=session.roster)
     u1 = {item.sender: item.body for item in signed.body.advertisements}
-    ctx1 = key_list_context(session.ctx, signed.body.advertisements)
-    nonce = state.nonce.reveal()
-    secrets = (state.master, state.self_secret, state.box_pair.private)
-    dealer = _Dealer(session, ctx1, complete(u1), u1, *secrets, nonce, state.report)
-    answer = dealer.deal(random_bytes)
-    state.nonce.erase()
-    return answer
+    ctx1, nonce = key_list_context(session.ctx, signed.body.advertisements), state.secrets.nonce.reveal()
+    return _deal(AwaitingShares(session, ctx1, complete(u1), u1, state.secrets, nonce), random_bytes)
 
 
 def receive_roll(state: AwaitingRoll, signed: Signed[Roll]) -> tuple[AwaitingNeighbours, Signed[Nonce]]:
@@ -283,10 +311,9 @@ def receive_roll(state: AwaitingRoll, signed: Signed[Roll]) -> tuple[AwaitingNei
     session = state.session
     session.authenticate(signed, Roll, session.ctx)
     check_roll(signed.body, own=state.own, header=session.header.body)
-    ctx0, nonce = roll_context(session.ctx, signed.body), state.nonce.reveal()
-    state.nonce.erase()
-    master, self_secret, private = map(_moved_secret, (state.master, state.self_secret, state.box_pair.private))
-    following = AwaitingNeighbours(session, state.own, signed.body, ctx0, master, self_secret, KeyPair(private), nonce)
+    ctx0, nonce = roll_context(session.ctx, signed.body), state.secrets.nonce.reveal()
+    state.secrets.nonce.erase()
+    following = AwaitingNeighbours(session, state.own, signed.body, ctx0, state.secrets.moved(), nonce)
     return following, session.sign(ctx0, Nonce(nonce))
 
 
@@ -304,62 +331,38 @@ def receive_neighbours(
     check_neighbours(items, ring=ring, roll=state.roll, own=state.own, roster=session.roster)
     check_own_neighbours(ring, own_index=me, header=header, limits=session.limits)
     u1 = {item.sender: item.body for item in (state.own, *items)}
-    secrets = (state.master, state.self_secret, state.box_pair.private)
-    return _Dealer(session, ctx1, ring, u1, *secrets, state.nonce, None).deal(random_bytes)
+    return _deal(AwaitingShares(session, ctx1, ring, u1, state.secrets, state.nonce), random_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class _Dealer:
-    """Makes R1 from a source's secrets, and moves these to the next phase."""
+def _deal(ready: AwaitingShares, random_bytes: RandomBytes) -> tuple[AwaitingShares, Signed[ShareBundle]]:
+    """Make R1 from secrets that are still those of the phase before: they move on once it is made.
 
-    session: Session
-    ctx1: bytes
-    ring: Ring
-    u1: Mapping[int, Advertise]
-    master: Secret
-    self_secret: Secret
-    private: Secret
-    nonce: bytes
-    report: Secret | None
+    An encrypted pair of shares for each other holder, with the norm report for those who read it, and the nonce.
+    """
+    session, me, secrets = ready.session, ready.session.signer.index, ready.secrets
+    pairs, readers = _split(ready, random_bytes), report_readers(session.header.body, me)
+    box_private, boxes = LoadedKey.of(secrets.private), []
+    for peer in sorted(set(ready.u1) - {me}):
+        address, report = BoxAddress(ready.ctx1, me, peer), secrets.report if peer in readers else None
+        try:
+            key = agreement.sealing_key(box_private, ready.u1[peer].box_key, address)
+        except KeyAgreementError as error:
+            raise FaultyAggregatorError("KEY_INVALID", str(error)) from None
+        boxes.append(ShareBox(peer, agreement.seal_box(key, address, pairs[peer], random_bytes, report)))
+        key.erase()
+    secrets.nonce.erase()
+    following = replace(ready, secrets=secrets.moved({me: pairs.pop(me)}))
+    for pair in pairs.values():
+        pair.erase()
+    return following, session.sign(ready.ctx1, ShareBundle(tuple(boxes), ready.nonce))
 
-    def deal(self, random_bytes: RandomBytes) -> tuple[AwaitingShares, Signed[ShareBundle]]:
-        """Make an encrypted pair of shares for each other holder, with the norm report, and reveal the nonce."""
-        session, me = self.session, self.session.signer.index
-        pairs, readers = self._split(random_bytes), report_readers(session.header.body, me)
-        box_pair = KeyPair(self.private)
-        box_private, boxes = box_pair.loaded(), []
-        for peer in sorted(set(self.u1) - {me}):
-            address, report = BoxAddress(self.ctx1, me, peer), self.report if peer in readers else None
-            try:
-                key = agreement.sealing_key(box_private, self.u1[peer].box_key, address)
-            except KeyAgreementError as error:
-                raise FaultyAggregatorError("KEY_INVALID", str(error)) from None
-            boxes.append(ShareBox(peer, agreement.seal_box(key, address, pairs[peer], random_bytes, report)))
-            key.erase()
-        own_shares = _moved(pairs[me])
-        _erase_shares(pairs)
-        master, self_secret, private = map(_moved_secret, (self.master, self.self_secret, self.private))
-        report = _moved_secret(self.report) if self.report else None
-        following = AwaitingShares(
-            session,
-            self.ctx1,
-            self.ring,
-            self.u1,
-            master,
-            self_secret,
-            KeyPair(private),
-            own_shares,
-            self.nonce,
-            report,
-        )
-        return following, session.sign(self.ctx1, ShareBundle(tuple(boxes), self.nonce))
 
-    def _split(self, random_bytes: RandomBytes) -> dict[int, SharePair]:
-        threshold, holders = self.session.header.body.share_threshold, sorted(self.u1)
-        xs = [x_of(holder) for holder in holders]
-        master = split(self.master, threshold, xs, random_bytes)
-        self_secret = split(self.self_secret, threshold, xs, random_bytes)
-        return {holder: SharePair(master[x_of(holder)], self_secret[x_of(holder)]) for holder in holders}
+def _split(ready: AwaitingShares, random_bytes: RandomBytes) -> dict[int, SharePair]:
+    threshold, holders = ready.session.header.body.share_threshold, sorted(ready.u1)
+    xs = [x_of(holder) for holder in holders]
+    master = split(ready.secrets.master, threshold, xs, random_bytes)
+    self_secret = split(ready.secrets.self_secret, threshold, xs, random_bytes)
+    return {holder: SharePair(master[x_of(holder)], self_secret[x_of(holder)]) for holder in holders}
 
 
 def receive_shares(state: AwaitingShares, signed: Signed[ShareDelivery]) -> ReadyToMask:
@@ -372,16 +375,16 @@ def receive_shares(state: AwaitingShares, signed: Signed[ShareDelivery]) -> Read
     cohorts = cohorts_of(header, state.ctx1, nonces) if header.graph is None else (u2,)
     check_own_cohort(cohorts, own_index=me, header=header, limits=limits)
     readers = report_readers(header, me)  # whose boxes hold a report for me: the same
-    key = state.box_pair.loaded()
+    secrets, key = state.secrets, LoadedKey.of(state.secrets.private)
     opened = {box.peer: _open(state, key, box, with_report=box.peer in readers) for box in signed.body.boxes}
     reports = {peer: report for peer, (_, report) in opened.items() if report}
-    if state.report is not None:
-        reports[me] = state.report.reveal()[agreement.REPORT_OPENING_BYTES :]
-        state.report.erase()
-    shares = {me: _moved(state.own_shares), **{peer: pair for peer, (pair, _) in opened.items()}}
-    state.box_pair.private.erase()
+    if secrets.report is not None:
+        reports[me] = secrets.report.reveal()[agreement.REPORT_OPENING_BYTES :]
+        secrets.report.erase()
+    secrets.private.erase()
+    shares = {**secrets.shares, **{peer: pair for peer, (pair, _) in opened.items()}}
     ctx2 = members_context(state.ctx1, u2)
-    return ReadyToMask(session, ctx2, state.u1, cohorts, state.master, state.self_secret, shares, reports)
+    return ReadyToMask(session, ctx2, state.u1, cohorts, secrets.moved(shares), reports)
 
 
 def _open(
@@ -424,24 +427,24 @@ def masked_input(
     Returns:
         The next phase, the message, and the wire bytes of the masked input.
     """
-    session, me = state.session, state.session.signer.index
-    own_pair = agreement.mask_pair(state.master, own=me, ctx=session.ctx)
-    self_seed = agreement.self_seed(state.self_secret, own=me, ctx2=state.ctx2)
+    session, me, secrets = state.session, state.session.signer.index, state.secrets
+    own_pair = agreement.mask_pair(secrets.master, own=me, ctx=session.ctx)
+    self_seed = agreement.self_seed(secrets.self_secret, own=me, ctx2=state.ctx2)
     own_key = own_pair.loaded()
     try:
         seeds = {
             peer: agreement.pair_seed(own_key, state.u1[peer].mask_key, own=me, peer=peer, ctx2=state.ctx2)
-            for peer in sorted((cohort_with(me, state.cohorts) & set(state.shares)) - {me})
+            for peer in sorted((cohort_with(me, state.cohorts) & set(secrets.shares)) - {me})
         }
     except KeyAgreementError as error:
         raise FaultyAggregatorError("KEY_INVALID", str(error)) from None
     mask(encoded, own=me, self_seed=self_seed, pair_seeds=seeds, threads=session.threads)
-    for secret in (self_seed, own_pair.private, *seeds.values(), state.master, state.self_secret):
+    for secret in (self_seed, own_pair.private, *seeds.values(), secrets.master, secrets.self_secret):
         secret.erase()
     packed = encoding.pack(encoded)
     digest = sha256(packed).digest()
     message = session.sign(state.ctx2, MaskedInput(digest, len(packed)))
-    return AwaitingSurvivors(session, state.ctx2, state.cohorts, state.shares, digest), message, packed
+    return AwaitingSurvivors(session, state.ctx2, state.cohorts, secrets.moved(), digest), message, packed
 
 
 def receive_survivors(
@@ -455,12 +458,12 @@ def receive_survivors(
         own_index=session.signer.index,
         own_digest=state.input_digest,
         cohorts=state.cohorts,
-        holders=state.shares,
+        holders=state.secrets.shares,
         header=session.header.body,
     )
-    shares = {owner: _moved(pair) for owner, pair in state.shares.items()}
+    secrets = state.secrets.moved()
     own = session.sign(state.ctx2, SurvivorSignature(survivors_digest(state.ctx2, signed.body)))
-    return AwaitingConsistency(session, state.ctx2, signed.body, shares, own), own
+    return AwaitingConsistency(session, state.ctx2, signed.body, secrets, own), own
 
 
 def receive_consistency(
@@ -470,7 +473,7 @@ def receive_consistency(
 
     Both cover only the sources of which this source holds shares.
     """
-    session, held = state.session, state.shares
+    session, held = state.session, state.secrets.shares
     kind = Consistency if session.header.body.graph is None else NeighbourConsistency
     session.authenticate(signed, kind, state.ctx2)
     listed = [item for item in state.lists.survivors if item.index in held]
@@ -482,7 +485,7 @@ def receive_consistency(
     ]
     dropped = [owner for owner in state.lists.dropped if owner in held]
     shares += [MasterShare(owner, held[owner].master.reveal()) for owner in dropped]
-    _erase_shares(held)
+    state.secrets.erase()
     following = AwaitingResult(session, len(state.lists.survivors))
     return following, session.sign(state.ctx2, Unmask(tuple(shares)))
 
@@ -495,37 +498,5 @@ def receive_result(state: AwaitingResult, signed: Signed[Result]) -> None:
 
 def erase(state: Phase) -> None:
     """Overwrite the secrets that a phase still holds; called when a session dies before its end."""
-    if isinstance(state, (AwaitingKeyList, AwaitingRoll, AwaitingNeighbours, AwaitingShares)):
-        state.box_pair.private.erase()
-    if isinstance(state, (AwaitingKeyList, AwaitingRoll, AwaitingNeighbours, AwaitingShares, ReadyToMask)):
-        state.master.erase()
-        state.self_secret.erase()
-    if isinstance(state, (AwaitingKeyList, AwaitingRoll)):
-        state.nonce.erase()
-    if isinstance(state, (AwaitingKeyList, AwaitingShares)) and state.report is not None:
-        state.report.erase()
-    if isinstance(state, AwaitingShares):
-        _erase_shares({0: state.own_shares})
-    if isinstance(state, (ReadyToMask, AwaitingSurvivors, AwaitingConsistency)):
-        _erase_shares(state.shares)
-
-
-def _erase_shares(shares: Mapping[int, SharePair]) -> None:
-    for pair in shares.values():
-        pair.master.erase()
-        pair.self_secret.erase()
-
-
-def _moved(pair: SharePair) -> SharePair:
-    """Copy a pair of shares and erase the original, so that an earlier phase cannot use it again."""
-    following = SharePair(Secret(pair.master.reveal()), Secret(pair.self_secret.reveal()))
-    pair.master.erase()
-    pair.self_secret.erase()
-    return following
-
-
-def _moved_secret(secret: Secret) -> Secret:
-    """Copy a secret and erase the original, as :func:`_moved`."""
-    following = Secret(secret.reveal())
-    secret.erase()
-    return following
+    if not isinstance(state, AwaitingResult):
+        state.secrets.erase()

@@ -9,12 +9,21 @@ Source: Jiang, Zhang, Koyejo, "Principled Federated Domain Adaptation: Gradient 
 ICLR 2024.
 """
 
+from securefda.rules.analytic import Head, Moments, fit_head, moments_length, rare_values, sources_part
 from securefda.rules.attention import Gain, attention_share, least_share
 from securefda.rules.beta import BetaRule, Estimator, auto_beta
 from securefda.rules.comparison import align_update, alignment_factor
 from securefda.rules.contribution import Contribution, ContributionSum, attend, combine, contribute, fedda, fedgp
 from securefda.rules.gap import first_order_gain, gap_gradient, gap_statistic
-from securefda.rules.norm_caps import CapEffect, caps_for, contribution_norms, norm_codes, norms_of, scale_to_caps
+from securefda.rules.norm_caps import (
+    CapEffect,
+    caps_for,
+    contribution_norms,
+    norm_codes,
+    norms_of,
+    scale_to_caps,
+    tightest,
+)
 from securefda.rules.projection import Projection, cosine, project
 from securefda.rules.selection import DeltaErrors, delta_errors, mean_errors, source_errors
 from securefda.rules.server import ServerOptimizer, ServerPlan, ServerState, server_step
@@ -43,6 +52,8 @@ __all__ = [
     "Estimator",
     "Gain",
     "GradientStatistics",
+    "Head",
+    "Moments",
     "Projection",
     "RoundPlan",
     "Rule",
@@ -71,15 +82,18 @@ __all__ = [
     "fedda",
     "fedgp",
     "first_order_gain",
+    "fit_head",
     "gap_gradient",
     "gap_statistic",
     "halves_variance",
     "least_share",
     "mean_errors",
+    "moments_length",
     "norm_codes",
     "norms_of",
     "partial_step",
     "project",
+    "rare_values",
     "round_plan",
     "scale_to_caps",
     "server_step",
@@ -87,5 +101,7 @@ __all__ = [
     "share_of",
     "source_errors",
     "sources_length",
+    "sources_part",
     "step_variance",
+    "tightest",
 ]

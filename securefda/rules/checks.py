@@ -33,8 +33,8 @@ def matrix(name: str, value: npt.ArrayLike, *, columns: int | None = None) -> Re
     array = _real_array(name, value, dimensions=2)
     if columns is not None and array.shape[1] != columns:
         raise ValueError(f"{name}: must have {columns} columns, has {array.shape[1]}")
-    for row in array:
-        _require_finite(name, row)
+    for part in (array.reshape(-1),) if array.flags.c_contiguous else array:
+        _require_finite(name, part)
     return array
 
 

@@ -166,6 +166,18 @@ def caps_for(reports: npt.ArrayLike, *, kappa: float, others: int) -> Vector:
     return caps
 
 
+def tightest(norms: npt.ArrayLike, caps: Vector) -> Vector:
+    """Return caps under which `scale_to_caps` scales all layers by one factor, the least of those under ``caps``.
+
+    Args:
+        norms, caps: as for `scale_to_caps`.
+    """
+    own = _not_negative("norms", norms, len(caps))
+    factors = np.minimum(1.0, np.divide(caps, own, out=np.ones_like(own), where=own > caps))
+    factor = float(factors.min())
+    return caps if factor == 1.0 else own * factor
+
+
 def scale_to_caps(vector: Vector, sizes: Sequence[int], norms: npt.ArrayLike, caps: npt.ArrayLike) -> CapEffect:
     """Scale a contribution in place to the caps: each layer by min(1, A / a), or to zero if A is 0.
 

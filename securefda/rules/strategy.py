@@ -104,6 +104,10 @@ class Rule(StrEnum):
     """As `F_DANN`, with the maximum mean discrepancy of several kernels instead of a domain classifier (Long, Cao,
     Wang, Jordan 2015)."""
 
+    ANALYTIC = "analytic"
+    """One round, in which the sources add second moments of their rows in place of updates; the target solves for the
+    model's last layer by least squares (see `analytic`). All other layers must be frozen."""
+
     AUTO = "auto"
     """In each round the one of `CANDIDATES` with the smallest estimated Delta error; see `selection`."""
 
@@ -126,6 +130,11 @@ class Rule(StrEnum):
     def uses_target_features(self) -> bool:
         """Whether the target uses the features of its rows and no labels."""
         return self.attends or self.releases_features
+
+    @property
+    def adds_moments(self) -> bool:
+        """Whether the sources add second moments of their rows, and no update."""
+        return self is Rule.ANALYTIC
 
     @property
     def is_mean_of_sources(self) -> bool:
@@ -170,7 +179,7 @@ _BETA_RULES = {
 _ADAPTING = frozenset({Rule.FEDDA, Rule.FEDGP, Rule.AUTO, *_BETA_RULES})
 _RELEASING = frozenset({Rule.FADA_ADVERSARIAL, Rule.FADA, Rule.F_DANN, Rule.F_DAN})
 _ATTENDING = frozenset({Rule.FADA_ATTENTION, Rule.FADA_ADVERSARIAL, Rule.FADA})
-_MEANS_OF_SOURCES = frozenset({Rule.SOURCE_ONLY, Rule.F_DANN, Rule.F_DAN})
+_MEANS_OF_SOURCES = frozenset({Rule.SOURCE_ONLY, Rule.F_DANN, Rule.F_DAN, Rule.ANALYTIC})
 _WARMS_UP = _ADAPTING | _RELEASING | _ATTENDING | {Rule.SOURCE_ONLY, Rule.FEDAVG}
 _PERSONAL = frozenset({Rule.PERSONALIZED_FEDAVG, Rule.DITTO, Rule.APFL, Rule.KNN_PER, Rule.FEDREP})
 _MEANS = frozenset({Rule.SOURCE_ONLY, Rule.FEDAVG})
@@ -178,7 +187,7 @@ OF_A_WHOLE_RUN = frozenset({Rule.FINETUNE_OFFLINE, Rule.ORACLE, Rule.AUTO, *_PER
 """Strategies whose rounds follow other rules, which `round_plan` names."""
 
 TARGET_LABELS: Mapping[Rule, frozenset[TargetLabels]] = {
-    Rule.SOURCE_ONLY: frozenset({TargetLabels.GIVEN, TargetLabels.NONE}),
+    **dict.fromkeys((Rule.SOURCE_ONLY, Rule.ANALYTIC), frozenset({TargetLabels.GIVEN, TargetLabels.NONE})),
     **dict.fromkeys(_ATTENDING | _RELEASING, frozenset({TargetLabels.NONE})),
     **dict.fromkeys(_ADAPTING - {Rule.AUTO}, frozenset({TargetLabels.GIVEN, TargetLabels.PSEUDO})),
 }
@@ -389,7 +398,10 @@ class Strategy(RulePlan):
     def __post_init__(self) -> None:
         RulePlan.__post_init__(self)
         rounds = checks.whole_number("rounds", self.rounds, least=1)
-        if checks.whole_number("warm_up_rounds", self.warm_up_rounds, least=0) >= rounds:
+        if self.rule is Rule.ANALYTIC and rounds != 1:
+            raise ValueError(f"rule: {self.rule} has one round, and rounds is {rounds}; set it to 1")
+        warm_up = checks.whole_number("warm_up_rounds", self.warm_up_rounds, least=0)
+        if warm_up >= rounds and self.rule is not Rule.ANALYTIC:
             raise ValueError(f"warm_up_rounds: must be below the {rounds} rounds of the run, is {self.warm_up_rounds}")
         checks.number_between("lr_after_warm_up", self.lr_after_warm_up, 0, 1, open_below=True)
         self._check_last_rounds("finetune_rounds", Rule.FINETUNE_OFFLINE)

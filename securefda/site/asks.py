@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from securefda.rules.strategy import Rule
-from securefda.site.config import AggregatorConfig, TargetTrainingSection
+from securefda.site.config import AggregatorConfig, TargetTrainingSection, strategy_of
 from securefda.text import counted
 
 _SEEN = {
@@ -66,8 +66,8 @@ def describe_target(config: AggregatorConfig, site: str, sources: tuple[str, ...
         f"sums in which each source is beside at least {privacy.min_others} others{colluders}; "
         f"{caps if privacy.norm_cap_kappa else 'no norm caps'}.",
         *_neighbours(config),
-        f"{counted(strategy.rounds, 'round')} of {rule.value}, "
-        f"the first {strategy.warm_up_rounds} of them source_only.",
+        f"{counted(strategy.rounds, 'round')} of {rule.value}"
+        f"{f', the first {warm_up} of them source_only' if (warm_up := strategy_of(strategy).warm_up) else ''}.",
         f'model.sources-keep "{config.model.sources_keep}": {_KEPT[config.model.sources_keep]}.',
     )
     how = f"with noise (multiplier {noise:g}), counted by a ledger" if noise else "without noise"
@@ -100,7 +100,8 @@ def describe_target(config: AggregatorConfig, site: str, sources: tuple[str, ...
     )
     inside = rule.attends or rule is Rule.AUTO or rule.value.startswith(("fedda", "fedgp"))
     released = (features,) if rule.releases_features else ()
-    sends = (model, *((own,) if inside else ()), *released, "no row and no file.")
+    adapted = ("not the model that it adapts to its rows after the run.",) if config.training.adapt != "none" else ()
+    sends = (model, *((own,) if inside else ()), *released, "no row and no file.", *adapted)
     return TargetDescription(summary, asks, sends)
 
 

@@ -15,7 +15,14 @@ from securefda.privacy.accountants import epsilon
 from securefda.privacy.events import Budget, DpEvent, delta_warning
 from securefda.privacy.ledger import Ledger
 from securefda.privacy.ledger_storage import CLOCK_SLACK_S, DataSet, LedgerError, Recorded, Row, charged, last_reset
-from securefda.privacy.planning import Schedule, plan_epsilon, rounds_within, schedule_of
+from securefda.privacy.planning import (
+    PlanOptions,
+    PlanRequest,
+    Schedule,
+    plan_epsilon,
+    rounds_within,
+    schedule_of,
+)
 from securefda.protocol.roster import Roster
 from securefda.settings import read_toml
 from securefda.site.config import (
@@ -93,6 +100,16 @@ class BudgetSite:
     def schedule(self, rounds: int = 1) -> Schedule:
         """Return the sampling schedule of these settings on the rows. Raises ConfigError: ``training.batch-size``."""
         return schedule_of(training_settings(self.config.training), self.data.samples, rounds)
+
+    def plan_request(self, options: PlanOptions) -> PlanRequest:
+        """Return the plan that the options ask for; this site's rows, settings, budget and ledger supply the rest.
+
+        Raises:
+            ConfigError: an option is out of bounds, or contradicts the site; the ledger is of other rows.
+            LedgerError: the ledger is in doubt.
+        """
+        training = self.config.training
+        return options.request(self.data.samples, training.batch_size, training.epochs, self.budget(), self.past())
 
     def is_unledgered(self) -> bool:
         """Return whether the rows have no ledger, never had one, and are trained on without noise."""

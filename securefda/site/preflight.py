@@ -191,8 +191,9 @@ def _verification_error(kit: Kit, address: Address, error: ssl.SSLCertVerificati
     )
 
 
-Probe = Callable[[], str]
-"""A check: returns one line that says what is fine, or raises SecureFdaError with a hint at the fix."""
+Probe = Callable[[], str | Sequence[str]]
+"""A check: returns one line that says what is fine, before notes to be read if there are any; or raises SecureFdaError
+with a hint at the fix."""
 
 EXPIRY_WARNING = timedelta(days=30)
 MIN_FREE_BYTES = 1 << 30
@@ -355,9 +356,11 @@ def _folders(kit: Path, probes: Probes) -> list[Path]:
 
 def _run(check: str, probe: Probe) -> list[Finding]:
     try:
-        return [Finding(check, Level.OK, probe())]
+        found = probe()
     except SecureFdaError as error:
         return _failed(check, error)
+    line, *notes = (found,) if isinstance(found, str) else found
+    return [Finding(check, Level.OK, line), *(Finding(check, Level.WARN, note) for note in notes)]
 
 
 def _failed(check: str, error: SecureFdaError) -> list[Finding]:
@@ -391,7 +394,7 @@ def probes_of(
     settings: Path | None,
     now: datetime,
     env: Mapping[str, str],
-    check_rows: Callable[[Kit, Config], str],
+    check_rows: Callable[[Kit, Config], Sequence[str]],
     *,
     overrides: Sequence[str] = (),
     out: Path | None = None,
@@ -403,7 +406,7 @@ def probes_of(
         settings: of the site's process; None leaves out settings, device and data.
         now: current time, with a time zone.
         env: the environment, for settings.
-        check_rows: whether the site could train on its rows.
+        check_rows: whether the site could train on its rows: a line, and notes to be read.
         overrides: ``KEY=VALUE``, as the process would get them.
         out: the run folder, likewise; None for that of the settings.
     """
@@ -467,7 +470,7 @@ def probes_of(
         _, config = load()
         return "" if config is None else describe_device(choose_device(config.training.device))
 
-    def data_probe() -> str:
+    def data_probe() -> str | Sequence[str]:
         kit, config = load()
         return "" if config is None else check_rows(kit, config)
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from securefda.disk import locked, make_folder
-from securefda.errors import ConfigError
+from securefda.errors import BudgetExhausted, ConfigError
 from securefda.privacy.events import Budget, DpEvent, delta_warning
 from securefda.privacy.ledger import Ledger, Reservation, Sign, fingerprints_of, rows_of
 from securefda.privacy.ledger_storage import (
@@ -34,6 +34,7 @@ from securefda.privacy.ledger_storage import (
     ledgers_of,
 )
 from securefda.protocol.envelope import sign_bytes, signature_is_valid
+from securefda.rules import Rule
 from securefda.site.kit import LOCAL
 from securefda.text import counted
 
@@ -248,14 +249,45 @@ class PrivacyAccount:
         """Return whether a charge still counts, that is, no reset followed it. Raises LedgerError, ConfigError."""
         return reservation.number > last_reset(self.ledger.rows())
 
-    def lines(self, event: DpEvent) -> list[str]:
-        """Return lines for the operator before the first round like ``event``."""
+    def require_ahead(self, training: DpEvent | None, moments: DpEvent | None) -> list[str]:
+        """Check as :meth:`require` does before the first round, and return lines for the operator.
+
+        Args:
+            training: what a round that trains is charged for; None where no rule that trains is permitted.
+            moments: the same of a release of second moments. Where a rule that trains is permitted, it is unknown
+                which the target asks for, and a budget that does not pay for moments is a warning.
+        """
+        if training is None:
+            if moments is not None:
+                self.require(moments)
+            return self.lines(None, moments)
+        self.require(training)
+        said = self.lines(training, moments)
+        if moments is not None:
+            try:
+                self.require(moments)
+            except BudgetExhausted as error:
+                said.append(f"warning: under the rule {Rule.ANALYTIC} this site could not take part: {error}")
+        return said
+
+    def lines(self, training: DpEvent | None, moments: DpEvent | None = None) -> list[str]:
+        """Return lines for the operator before the first round; arguments as of :meth:`require_ahead`."""
         budget, spent = self.budget, self.ledger.spent(self.budget.delta, self.budget.accountant)
-        said = [
+        told = [
             f"privacy of data set {self.data.name}: epsilon {spent:.4f} of {budget.epsilon:g} is spent at delta "
-            f"{budget.delta:g} by {budget.accountant}; a round is {counted(event.steps, 'step')} at noise multiplier "
-            f"{event.noise_multiplier:g} and sampling rate {event.sampling_rate:.4g}",
+            f"{budget.delta:g} by {budget.accountant}"
         ]
+        if training is not None:
+            told.append(
+                f"a round is {counted(training.steps, 'step')} at noise multiplier {training.noise_multiplier:g} and "
+                f"sampling rate {training.sampling_rate:.4g}"
+            )
+        if moments is not None:
+            told.append(
+                f"under the rule {Rule.ANALYTIC}, a run is one release of second moments of all rows at noise "
+                f"multiplier {moments.noise_multiplier:g}"
+            )
+        said = ["; ".join(told)]
         warning = delta_warning(budget.delta, self.data.samples)
         return said if warning is None else [*said, f"warning: {warning}"]
 

@@ -12,23 +12,26 @@ import torch
 from securefda.errors import TrainingError
 from securefda.privacy.events import DpEvent
 from securefda.privacy.ledger import Reservation
+from securefda.privacy.noise import NoiseSource
 from securefda.privacy.planning import schedule_of
 from securefda.privacy.private_training import require_separate_rows, train_private
 from securefda.protocol.encoding import vector_to_wire
 from securefda.protocol.secret import RandomBytes
+from securefda.rules import Moments
 from securefda.site.privacy_account import PrivacyAccount
 from securefda.tasks import Samples, Task
 from securefda.training import LocalResult, TrainingSettings, Vector
 from securefda.training.alignment import FeatureAlignment
+from securefda.training.head import head_rows
 from securefda.training.team import Team, TrainingOrder, not_federated
-from securefda.training.trainer import PlannedRound, SiteTrainer
+from securefda.training.trainer import PermittedRows, PlannedRound, SiteTrainer
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class _KeptResult:
     """The last result, the inputs that it belongs to, and the charge that paid for it."""
 
-    of: tuple[str, int, bytes, float]
+    of: tuple[str, str, int, bytes, float]
     reservation: Reservation
     result: LocalResult
 
@@ -87,6 +90,52 @@ class PrivateTrainer(SiteTrainer):
             max_grad_norm=dp.max_grad_norm,
         )
 
+    def release_of_moments(self, run_id: str, round_number: int, attempt: int, bound: float) -> DpEvent:
+        """Return the ledger event with which second moments are charged: one step over all rows.
+
+        Its epsilon does not depend on ``bound``, by which the noise is scaled.
+        """
+        event = self.event(run_id, round_number, attempt)
+        return replace(event, sampling_rate=1.0, steps=1, max_grad_norm=bound)
+
+    def moments(
+        self,
+        received: Vector,
+        round_number: int,
+        *,
+        bound: float,
+        permitted: PermittedRows | None = None,  # noqa: ARG002 - epsilon covers no choice of rows
+        run_id: str = "",
+        attempt: int = 0,
+    ) -> LocalResult:
+        """Charge one release, then return the second moments of this site's rows with noise.
+
+        What a row adds to the sums that are sent is at most ``bound`` long, so with and without it they lie at most
+        ``bound`` apart: one step of the Gaussian mechanism over all rows. No row is held back, and no count of
+        rows leads to a refusal: either would tell something that the noise does not cover.
+
+        Args and the shape of the result are those of :meth:`SiteTrainer.moments`.
+
+        Raises:
+            BudgetExhausted, LedgerError: as of :meth:`train`; nothing leaves.
+            TrainingError, ConfigError, DataError: as of :meth:`SiteTrainer.moments`; nothing was charged.
+        """
+        asked = ("moments", run_id, round_number, sha256(vector_to_wire(received)).digest(), bound)
+        kept = self._kept
+        if kept is not None and kept.of == asked and self.account.still_counts(kept.reservation):
+            return kept.result
+        self._kept = None
+        rows = self.samples
+        sums = torch.from_numpy(Moments.of(*head_rows(self, received), bound=bound).means() * rows)
+        event = self.release_of_moments(run_id, round_number, attempt, bound)
+        reservation = self.account.reserve(event)
+        noise = NoiseSource(self._random_bytes)
+        noisy = noise.added_to(sums, event.noise_multiplier * bound, overwrite=True).numpy()
+        self.account.commit(reservation, 1)
+        result = self.result_of_moments(noisy / rows, epsilon=reservation.spent)
+        self._kept = _KeptResult(asked, reservation, result)
+        return result
+
     def charged_round(self, factor: float) -> PlannedRound:
         """Return the round that the ledger is charged for with this learning rate factor."""
         steps = schedule_of(self.settings, self.samples).steps_per_round
@@ -116,7 +165,7 @@ class PrivateTrainer(SiteTrainer):
                 f"{self.site} trains with noise, and what {align.kind} sends beside the update would have none",
                 hint="set training.dp.noise-multiplier to 0, or another strategy.rule at the target",
             )
-        asked = (run_id, round_number, sha256(vector_to_wire(received)).digest(), factor)
+        asked = ("update", run_id, round_number, sha256(vector_to_wire(received)).digest(), factor)
         kept = self._kept
         if on_step is None and kept is not None and kept.of == asked and self.account.still_counts(kept.reservation):
             return kept.result

@@ -64,9 +64,10 @@ class AcceptedRound:
 def accept_header(
     site: SourceSite, header: Signed[Header], parcel: Parcel, missed: Missed | None = None
 ) -> AcceptedRound:
-    """Check a header and everything that came with it.
+    """Check a header and everything that came with it, step by step as section 6 of ``threat_model/sfda-sa-1.md``.
 
-    The policy comes first, so that a refusal names the policy's key. Checks that read vectors come last.
+    Step 1, the envelope, is behind it. The policy comes first, so that a refusal names the policy's key. Checks that
+    read vectors come last.
 
     Args:
         site: this source.
@@ -80,11 +81,9 @@ def accept_header(
         SecureFdaError: this site's privacy budget does not cover the round, or its state cannot be read.
     """
     body, own_index = header.body, site.signer.index
-    if own_index not in body.participants:
-        raise FaultyAggregatorError("HEADER_PARTICIPANTS", "it does not name this site")
-    site.require_permitted(body)
+    site.require_permitted(body)  # 2
     check_metrics(body, handed_in=not site.with_noise)
-    encoding = check_signed_header(
+    encoding = check_signed_header(  # 3 to 26
         header,
         own_index=own_index,
         roster=site.roster,
@@ -93,16 +92,17 @@ def accept_header(
         own_layers=site.trainer.layers,
         unix_s=int(site.unix_time()),
     )
-    if body.run_id.hex() != site.witness.journal.run:
+    if body.run_id.hex() != site.witness.journal.run:  # 5, of the connection
         raise FaultyAggregatorError("HEADER_RUN", "not the run that the connection was opened for")
-    try:
+    try:  # 27 to 29
         site.witness.check_previous_checkpoint(body, site.limits.max_colluders)
     except CheckpointError as error:
         raise FaultyAggregatorError(error.check, error.detail) from error
-    terms = RoundTerms.of(body, encoding or quantisation(body))
+    terms = RoundTerms.of(body, encoding or quantisation(body))  # 30
     level = body.level_of(own_index)
     if terms.plan.aligns_estimates_only:
         check_alignment(site.policy, level)
+    # 10, once more: the model is of a result that this source accepted, or that enough others signed for
     origin = origin_of(body, site.store.known(body.run_id), missed, own_index=own_index, limits=site.limits)
     vectors = checked_vectors(body, level, parcel)
     model = vectors.model
@@ -111,10 +111,10 @@ def accept_header(
     target_update = None if terms.plan.rule.attends else vectors.published
 
     before = site.store.trained_from(body.run_id, site.trainer.initial_model)
-    if origin.number == 0:
+    if origin.number == 0:  # 31
         own_first = before.model if before.units is None else site.trainer.initial_model()
         require_initial(body, model, own_first, site.policy.model.digests)
-    limit = site.policy.limits.model_step
+    limit = site.policy.limits.model_step  # 32 and 33
     course = course_of(origin, model, target_update, before, layers=site.trainer.layers, limit=limit)
 
     require_worth_charging(site.trainer, body, level, target_update)
@@ -148,8 +148,6 @@ def require_worth_charging(trainer: Trainer, header: Header, level: Visibility, 
         alignment_of(header, steps=charged.steps, learning_rate=charged.learning_rate)
         if level is Visibility.SUM and target_update is not None:
             squared = float(np.dot(target_update.astype(np.float64), target_update))
-            if not np.isfinite(squared):
-                raise ValueError("target_update: holds NaN or infinity")
             published_statistics(target).require_agreement(squared / target.steps**2)
     except ValueError as error:
         raise FaultyAggregatorError("HEADER_TARGET", str(error)) from None

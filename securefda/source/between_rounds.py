@@ -8,6 +8,7 @@ from securefda.protocol.messages import (
     NO_CONTEXT,
     NO_SESSION,
     Body,
+    Checkpoint,
     Cosigned,
     Join,
     MissedResult,
@@ -107,7 +108,7 @@ class BetweenRounds:
         self._schedule_due = False
         check_schedule(self._site.policy, message.body, with_noise=self._site.with_noise)
 
-    def take_log(self, message: Signed[Body]) -> list[Parcel]:
+    def take_log(self, message: Signed[Checkpoint | Cosigned]) -> list[Parcel]:
         """Take the aggregator's checkpoint, cosign it and show this site's own; or take its cosignature of ours."""
         self._site.require_from_target(message, session_id=NO_SESSION, context=NO_CONTEXT)
         witness, target, body = self._site.witness, self._site.roster.target.index, message.body
@@ -117,7 +118,7 @@ class BetweenRounds:
                     witness.journal.save()
                 return []
             before = witness.known_of(target)
-            answer = witness.cosign(target, body)  # type: ignore[arg-type]  # the only other body is a checkpoint
+            answer = witness.cosign(target, body)
             self._shown_in_vain = self._shown_in_vain + 1 if witness.known_of(target) == before else 0
             if self._shown_in_vain > MOST_SHOWN:
                 raise CheckpointError("CHECKPOINT_AGAIN", f"nothing new, more than {MOST_SHOWN} times")

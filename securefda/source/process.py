@@ -25,7 +25,7 @@ from securefda.operations.progress import Reporter
 from securefda.operations.records import SiteLine, refused_line
 from securefda.operations.run_folder import METRICS_FILE, MODEL_FILE, append_line, keep_refused
 from securefda.operations.state import StateWriter, round_of
-from securefda.operations.summary_text import apart_words
+from securefda.operations.summary_text import ANALYTIC, apart_words
 from securefda.privacy.events import TERMS
 from securefda.protocol.messages import Header, Parcel, Signed
 from securefda.site.config import SourceConfig
@@ -38,6 +38,7 @@ from securefda.source.run_book import RunBook, run_book_file
 from securefda.source.site import source_site
 from securefda.source.standing import HINT
 from securefda.source.store import SourceStore
+from securefda.text import counted
 from securefda.training.team import Team
 from securefda.transport.client import AggregatorRestarted, LostConnection, SourceChannel
 from securefda.transport.dialer import UploadRefusedError
@@ -112,7 +113,7 @@ def _take_part(
             run_interruptibly(_serve(config, kit, rounds, recorder, watch))
         if (kept := rounds.standing.kept_round) is not None:
             watch.note(f"{site_id}: the final model, of round {kept}, is {out / MODEL_FILE}")
-        rounds.standing.require_success(finished_rounds=shown.rounds_finished)
+        rounds.standing.require_success()
 
 
 @contextmanager
@@ -145,21 +146,24 @@ class _SourceReporter:
 
     def __init__(self, site_id: str, out: Path, shown: Reporter, state: StateWriter) -> None:
         self._site_id, self._out, self._shown, self._state = site_id, out, shown, state
-        self.rounds_finished = 0
 
     def _place(self, round_number: int) -> str:
         return f"{self._site_id}: round {round_of(round_number, self._state.now.rounds)}"
 
     def round_started(self, round_number: int, visibility: str, rule: str) -> None:
-        """Show for which round this site trains, and at which visibility."""
-        self._shown.note(f"{self._place(round_number)}: training for {rule} at visibility {visibility}")
+        """Show for which round this site trains or adds up, and at which visibility."""
+        work = "adding up second moments of its rows" if rule == ANALYTIC else "training"
+        self._shown.note(f"{self._place(round_number)}: {work} for {rule} at visibility {visibility}")
 
     def round_finished(self, record: SiteLine) -> None:
-        """Append the line to this site's metrics, and show how the update left and the spent ε."""
-        self.rounds_finished += 1
+        """Append the line to this site's metrics, and show what left, how, and the spent ε."""
         append_line(self._out / METRICS_FILE, record)
         summed = record.get("summed", 1)
-        sent = "update sent in clear" if summed == 1 else f"update sent inside a sum of {summed}"
+        what = "update"
+        if record["rule"] == ANALYTIC:
+            noise = "with" if "epsilon" in record else "without"
+            what = f"second moments (sums over {counted(record['samples'], 'row')} of features, {noise} noise)"
+        sent = f"{what} sent in clear" if summed == 1 else f"{what} sent inside a sum of {summed}"
         limit = self._state.now.epsilon_limit
         if "epsilon" in record and limit is not None:
             sent += f"; ε {record['epsilon']:.4g} of {limit:g}"

@@ -6,8 +6,11 @@ a check fails; the caller then drops the round. State that outlives a round is i
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from hashlib import sha256
+from typing import Any, cast
 
 import numpy as np
 
@@ -17,24 +20,17 @@ from securefda.operations.records import SiteLine
 from securefda.protocol import source as session_steps
 from securefda.protocol.contribution import (
     Metrics,
-    NormReport,
-    RoundTerms,
+    WeighedContribution,
     aligned_update,
     aligned_variance,
     alignment_of,
-    apply_caps,
-    clip_contribution,
     contribution_at_source,
-    encode_contribution,
-    is_capped,
     metrics_of,
-    norm_report,
     require_few_at_the_clip,
-    statistics_of,
-    weight_of,
     with_pull,
 )
-from securefda.protocol.encoding import AggregateStatistics, vector_to_wire
+from securefda.protocol.encoding import vector_to_wire
+from securefda.protocol.header_checks import quantisation
 from securefda.protocol.masking import RingVector, available_threads
 from securefda.protocol.messages import (
     Body,
@@ -42,6 +38,7 @@ from securefda.protocol.messages import (
     DownLink,
     Header,
     KeyList,
+    NeighbourConsistency,
     Neighbours,
     Parcel,
     Result,
@@ -55,8 +52,8 @@ from securefda.protocol.messages import (
 )
 from securefda.protocol.secret import Secret
 from securefda.protocol.transcript import cohort_with
-from securefda.rules import Contribution, share_apart
-from securefda.site.policy.verdict import check_metadata, check_metrics
+from securefda.rules import share_apart
+from securefda.site.policy.verdict import check_metadata, check_metrics, check_moments
 from securefda.source.acceptance import AcceptedRound
 from securefda.source.between_rounds import receipt_for
 from securefda.source.model_bound import UNKNOWN_COUNT, TakenResult
@@ -83,44 +80,23 @@ _STEP_OF_PHASE: dict[type, Step] = {
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class PendingContribution:
-    """A source's clipped contribution to the sum, kept until it can be capped, encoded and masked.
-
-    Attributes:
-        terms: the terms of the round, by which it was computed.
-        contribution: v_i and its share of the target's update.
-        weight: of this source in the sum, by its rows.
-        clipped: number of coordinates of each layer that the clip changed.
-        statistics: the weighted statistics that are encoded behind the vector.
-        report: its norm report; None without a norm cap.
-        rounding: key of the random rounding in this round.
-    """
-
-    terms: RoundTerms
-    contribution: Contribution
-    weight: float
-    clipped: tuple[int, ...]
-    statistics: AggregateStatistics
-    report: NormReport | None
-    rounding: Secret
-
-
-@dataclass(frozen=True, slots=True, repr=False)
 class SourceRound:
     """A round in progress.
 
     Attributes:
         header: the signed header that opened the round.
+        number: how many results came before the model that the round trains from.
         phase: of the masking session; or, at ``individual``, the wait for the result.
         record: this site's line about the round in the run's records.
-        pending: this source's contribution until it is masked; None afterwards, and at ``individual``.
+        pending: this source's contribution until it is masked, clipped; None afterwards, and at ``individual``.
         target_update: g_T, if this source was sent it: the next header's model shows how much of the step it was.
     """
 
     header: Signed[Header]
+    number: int
     phase: session_steps.Phase | AwaitingClearResult
     record: SiteLine
-    pending: PendingContribution | None = None
+    pending: WeighedContribution | None = None
     target_update: Vector | None = None
 
     @property
@@ -146,12 +122,20 @@ class SourceRound:
                 return 6 * phase_s + 2 * training_s
         return 3 * phase_s
 
+    def noted(self, **figures: float) -> SourceRound:
+        """This round with more figures in its line of the records."""
+        return replace(self, record=cast(SiteLine, {**self.record, **figures}))
+
     def erase(self) -> None:
         """Erase the secrets of the masking session, if there is one, and the key of the rounding that waits for it."""
         if not isinstance(self.phase, AwaitingClearResult):
             session_steps.erase(self.phase)
         if self.pending is not None:
             self.pending.rounding.erase()
+
+
+Answer = tuple[SourceRound, Parcel]
+"""The next state of a round, and what to send."""
 
 
 def step_apart(site: SourceSite, accepted: AcceptedRound, target_update: Vector | None) -> float | None:
@@ -174,24 +158,35 @@ def step_apart(site: SourceSite, accepted: AcceptedRound, target_update: Vector 
     return share_apart(np.subtract(accepted.model, before.model, dtype=np.float64), target_update)
 
 
-def begin_round(site: SourceSite, accepted: AcceptedRound) -> tuple[SourceRound, Parcel]:
+def begin_round(site: SourceSite, accepted: AcceptedRound) -> Answer:
     """Train; then send the update in clear or begin the masking session, depending on the visibility level.
 
     Raises:
         FaultyAggregatorError: HEADER_STEP or HEADER_TARGET_STEP, in this source's first round of the run; CLIPPED.
         TrainingError: training failed, or the update is not finite.
+        PolicyRefusal: this site has too few rows for second moments.
     """
     header, terms = accepted.header.body, accepted.terms
-    result = site.trainer.train(
-        accepted.model,
-        header.round,
-        header.rule.learning_rate_factor,
-        run_id=header.run_id.hex(),
-        attempt=header.attempt,
-        align=None
-        if accepted.features is None
-        else FeatureAlignment(AlignmentRule(header.rule.rule), accepted.features),
-    )
+    if terms.plan.rule.adds_moments:
+        result = site.trainer.moments(
+            accepted.model,
+            header.round,
+            bound=min(layer.clip for layer in header.layers),
+            permitted=partial(check_moments, site.policy),
+            run_id=header.run_id.hex(),
+            attempt=header.attempt,
+        )
+    else:
+        result = site.trainer.train(
+            accepted.model,
+            header.round,
+            header.rule.learning_rate_factor,
+            run_id=header.run_id.hex(),
+            attempt=header.attempt,
+            align=None
+            if accepted.features is None
+            else FeatureAlignment(AlignmentRule(header.rule.rule), accepted.features),
+        )
     metrics = metrics_of(header, result.loss, result.accuracy)
     record = SiteLine(
         round=header.round,
@@ -211,85 +206,123 @@ def begin_round(site: SourceSite, accepted: AcceptedRound) -> tuple[SourceRound,
     update = aligned_update(header, result.update, factor)
     alignment = factor if terms.plan.aligns_estimates_only else None
     aligned = with_pull(header, update, result.pull)
-    units = accepted.course.units_after(result.update)
-    site.store.remember_trained(header.run_id, accepted.origin.number, accepted.model, header.model_digest, units)
+    if not terms.plan.rule.adds_moments:  # moments are no measure of how far training moves a model
+        units = accepted.course.units_after(result.update)
+        site.store.remember_trained(header.run_id, accepted.origin.number, accepted.model, header.model_digest, units)
     rounding = site.new_rounding_key(header)
     if accepted.level is Visibility.INDIVIDUAL:
         return _release_in_clear(
-            site, accepted.header, aligned, record, metrics=metrics, alignment=alignment, rounding=rounding
+            site, accepted, aligned, record, metrics=metrics, alignment=alignment, rounding=rounding
         )
 
-    weight = weight_of(header, result.samples)
     contribution = contribution_at_source(
         *(terms, accepted.level, accepted.published, aligned),
         alignment=1.0 if alignment is None else alignment,
         noise_variance=aligned_variance(header, result.noise_variance, factor),
     )
+    samples = result.samples
     del result, update, aligned  # frees vectors of the model's length before encoding and masking
-    statistics = statistics_of(contribution, weight, metrics)
-    capped = is_capped(header, accepted.level)
-    clipped = clip_contribution(header, contribution, None if capped else weight)
-    require_few_at_the_clip(header, clipped)
-    record["beta"], record["clipped"] = contribution.beta, sum(clipped)
-    report = norm_report(terms, contribution, weight) if capped else None
+    pending = WeighedContribution.clipped(
+        terms, accepted.level, contribution, samples, rounding=rounding, metrics=metrics
+    )
+    require_few_at_the_clip(header, pending.at_bounds)
+    record["beta"], record["clipped"] = contribution.beta, sum(pending.at_bounds)
     session = session_steps.Session(site.signer, site.roster, site.limits, accepted.header, available_threads())
-    phase, advertise = session_steps.advertise(session, site.random_bytes, report.codes if report else b"")
-    pending = PendingContribution(terms, contribution, weight, clipped, statistics, report, rounding)
+    report = pending.report.codes if pending.report else b""
+    phase, advertise = session_steps.advertise(session, site.random_bytes, report)
     target_update = accepted.published if terms.plan.uses_target_statistics else None
-    return SourceRound(accepted.header, phase, record, pending, target_update), Parcel(advertise)
+    number = accepted.origin.number
+    return SourceRound(accepted.header, number, phase, record, pending, target_update), Parcel(advertise)
 
 
-def continue_round(site: SourceSite, current: SourceRound, message: Signed[Body]) -> tuple[SourceRound, Parcel]:
-    """Take one message of the masking session, and answer it.
+def continue_round(site: SourceSite, current: SourceRound, message: Signed[Body]) -> Answer:
+    """Take one message of the masking session, and answer it, as `HANDLERS` says.
 
     Raises:
         FaultyAggregatorError: a check fails, or the message is not what this phase waits for.
     """
-    phase, steps = current.phase, session_steps
-    match phase, message.body:
-        case steps.AwaitingKeyList(), KeyList():
-            state, shares = steps.receive_key_list(phase, message, site.random_bytes)  # type: ignore[arg-type]
-            return replace(current, phase=state), Parcel(shares)
-        case steps.AwaitingRoll(), Roll():
-            revealed, nonce = steps.receive_roll(phase, message)  # type: ignore[arg-type]
-            return replace(current, phase=revealed), Parcel(nonce)
-        case steps.AwaitingNeighbours(), Neighbours():
-            dealt, shares = steps.receive_neighbours(phase, message, site.random_bytes)  # type: ignore[arg-type]
-            return replace(current, phase=dealt), Parcel(shares)
-        case steps.AwaitingShares(), ShareDelivery():
-            ready = steps.receive_shares(phase, message)  # type: ignore[arg-type]
-            try:
-                return release_masked(site, current, ready, capped_input(site, current, ready))
-            except BaseException:
-                steps.erase(ready)  # `current` still holds the phase before, so nobody else would erase these secrets
-                raise
-        case steps.AwaitingSurvivors(), Survivors():
-            following, signature = steps.receive_survivors(phase, message)  # type: ignore[arg-type]
-            alive = [item.index for item in following.lists.survivors]
-            current.record["summed"] = len(cohort_with(site.signer.index, phase.cohorts).intersection(alive))
-            site.witness.journal.event("survivors-signed", current.header, survivors=site_ids(site.roster, alive))
-            return replace(current, phase=following), Parcel(signature)
-        case steps.AwaitingConsistency(), Consistency():
-            waiting, unmask = steps.receive_consistency(phase, message)  # type: ignore[arg-type]
-            survivors = site_ids(site.roster, (item.index for item in phase.lists.survivors))
-            dropped = site_ids(site.roster, phase.lists.dropped)
-            journal, header = site.witness.journal, current.header
-            journal.event("unmask-shares-released", header, survivors=survivors, dropped=dropped)
-            site.store.answered(header.body.run_id, waiting.survivors)
-            return replace(current, phase=waiting), Parcel(unmask)  # with enough of these, the aggregator opens the sum
-        case _:
-            raise _out_of_order(message, phase)
+    handler = HANDLERS.get((type(current.phase), type(message.body)))
+    if handler is None:
+        raise _out_of_order(message, current.phase)
+    return handler(site, current, current.phase, message)
 
 
-def check_result(site: SourceSite, current: SourceRound, message: Signed[Body]) -> None:
+def _deal_shares(
+    site: SourceSite, current: SourceRound, phase: session_steps.AwaitingKeyList, message: Signed[KeyList]
+) -> Answer:
+    dealt, shares = session_steps.receive_key_list(phase, message, site.random_bytes)
+    return replace(current, phase=dealt), Parcel(shares)
+
+
+def _reveal_nonce(
+    _: SourceSite, current: SourceRound, phase: session_steps.AwaitingRoll, message: Signed[Roll]
+) -> Answer:
+    revealed, nonce = session_steps.receive_roll(phase, message)
+    return replace(current, phase=revealed), Parcel(nonce)
+
+
+def _deal_to_neighbours(
+    site: SourceSite, current: SourceRound, phase: session_steps.AwaitingNeighbours, message: Signed[Neighbours]
+) -> Answer:
+    dealt, shares = session_steps.receive_neighbours(phase, message, site.random_bytes)
+    return replace(current, phase=dealt), Parcel(shares)
+
+
+def _mask(
+    site: SourceSite, current: SourceRound, phase: session_steps.AwaitingShares, message: Signed[ShareDelivery]
+) -> Answer:
+    ready = session_steps.receive_shares(phase, message)
+    try:
+        return release_masked(site, *capped_input(site, current, ready), ready)
+    except BaseException:
+        session_steps.erase(ready)  # `current` still holds the phase before, so nobody else would erase these secrets
+        raise
+
+
+def _sign_survivors(
+    site: SourceSite, current: SourceRound, phase: session_steps.AwaitingSurvivors, message: Signed[Survivors]
+) -> Answer:
+    following, signature = session_steps.receive_survivors(phase, message)
+    alive = [item.index for item in following.lists.survivors]
+    summed = len(cohort_with(site.signer.index, phase.cohorts).intersection(alive))
+    site.witness.journal.event("survivors-signed", current.header, survivors=site_ids(site.roster, alive))
+    return replace(current.noted(summed=summed), phase=following), Parcel(signature)
+
+
+def _unmask(
+    site: SourceSite, current: SourceRound, phase: session_steps.AwaitingConsistency, message: Signed[Consistency]
+) -> Answer:
+    """Release the shares: with enough of them, the aggregator opens the sum."""
+    waiting, unmask = session_steps.receive_consistency(phase, message)
+    survivors = site_ids(site.roster, (item.index for item in phase.lists.survivors))
+    dropped = site_ids(site.roster, phase.lists.dropped)
+    journal, header = site.witness.journal, current.header
+    journal.event("unmask-shares-released", header, survivors=survivors, dropped=dropped)
+    site.store.answered(header.body.run_id, waiting.survivors)
+    return replace(current, phase=waiting), Parcel(unmask)
+
+
+HANDLERS: Mapping[tuple[type, type], Callable[[SourceSite, SourceRound, Any, Any], Answer]] = {
+    (session_steps.AwaitingKeyList, KeyList): _deal_shares,
+    (session_steps.AwaitingRoll, Roll): _reveal_nonce,
+    (session_steps.AwaitingNeighbours, Neighbours): _deal_to_neighbours,
+    (session_steps.AwaitingShares, ShareDelivery): _mask,
+    (session_steps.AwaitingSurvivors, Survivors): _sign_survivors,
+    (session_steps.AwaitingConsistency, Consistency): _unmask,
+    (session_steps.AwaitingConsistency, NeighbourConsistency): _unmask,
+}
+"""(phase, body of a message) -> what a source does with it. Any other message is out of order."""
+
+
+def check_result(site: SourceSite, current: SourceRound, message: Signed[Result]) -> None:
     """Check that a result belongs to this round, and that the round waits for it.
 
     Raises:
         FaultyAggregatorError: it does not.
     """
     match current.phase:
-        case session_steps.AwaitingResult():
-            session_steps.receive_result(current.phase, message)  # type: ignore[arg-type]
+        case session_steps.AwaitingResult() as waiting:
+            session_steps.receive_result(waiting, message)
         case AwaitingClearResult():
             session_id, context = current.header.envelope.session_id, current.header.digest()
             site.require_from_target(message, kind=Result, session_id=session_id, context=context)
@@ -304,12 +337,9 @@ def remember_result(site: SourceSite, finished: SourceRound, message: Signed[Res
         SecureFdaError: the disk cannot be written.
     """
     header, envelope = finished.header.body, message.envelope
-    accepted = site.store.known(header.run_id).accepted
-    if accepted is None:
-        raise FaultyAggregatorError("ORDER", "a result of no header")
     taken = TakenResult(
         round=header.round,
-        number=accepted.number + 1,
+        number=finished.number + 1,
         digest=message.digest(),
         model_digest=message.body.model_digest,
         session_id=envelope.session_id,
@@ -321,14 +351,15 @@ def remember_result(site: SourceSite, finished: SourceRound, message: Signed[Res
 
 def _release_in_clear(
     site: SourceSite,
-    header: Signed[Header],
+    accepted: AcceptedRound,
     update: Vector,
     record: SiteLine,
     *,
     metrics: Metrics | None,
     alignment: float | None,
     rounding: Secret,
-) -> tuple[SourceRound, Parcel]:
+) -> Answer:
+    header, number = accepted.header, accepted.origin.number
     may_leave, vector = site.policy.metadata.may_leave, vector_to_wire(update)
     body = Update(
         sha256(vector).digest(),
@@ -345,44 +376,38 @@ def _release_in_clear(
     site.store.answered(header.body.run_id, UNKNOWN_COUNT)
     record["summed"] = 1
     signed = site.signer.sign(header.envelope.session_id, header.digest(), body)
-    return SourceRound(header, AwaitingClearResult(), record), Parcel(signed, (vector,))
+    return SourceRound(header, number, AwaitingClearResult(), record), Parcel(signed, (vector,))
 
 
-def capped_input(site: SourceSite, current: SourceRound, ready: session_steps.ReadyToMask) -> RingVector:
+def capped_input(
+    site: SourceSite, current: SourceRound, ready: session_steps.ReadyToMask
+) -> tuple[SourceRound, RingVector]:
     """Scale this source's contribution down to the norm caps, and encode it. Needs the norm reports of all sources.
 
-    The ranges of the encoding are made for capped contributions, so they are checked after capping.
+    Returns:
+        The round without a contribution left to mask, and the vector.
 
     Raises:
         FaultyAggregatorError: CLIPPED, too many coordinates are beyond the ranges.
     """
-    own = current.pending
-    if own is None:
-        raise FaultyAggregatorError("ORDER", "nothing to mask")
-    applied = apply_caps(own.terms, own.report, ready.reports, own.contribution)
-    contribution = own.contribution.whole()
-    if applied is not None:
-        beyond = clip_contribution(current.header.body, contribution, own.weight)
-        require_few_at_the_clip(current.header.body, beyond)
-        # A layer's largest coordinates are those at its clip; any beyond the range are among them. So: max, not a sum.
-        current.record["clipped"] = sum(map(max, own.clipped, beyond))
-        current.record["capped"], current.record["zeroed"] = applied.capped, applied.zeroed
-        site.witness.journal.event("caps-computed", current.header, **asdict(applied))
-    units = own.terms.error_units()
-    encoded = encode_contribution(own.terms, contribution, own.statistics, units, own.rounding)
-    own.rounding.erase()
-    return encoded
+    if current.pending is None:
+        raise RuntimeError("this round has no contribution left to mask")
+    own = current.pending.capped(ready.reports)
+    if own.caps is not None:
+        figures = {"clipped": sum(own.at_bounds), "capped": own.caps.capped, "zeroed": own.caps.zeroed}
+        current = current.noted(**figures)
+        site.witness.journal.event("caps-computed", current.header, **asdict(own.caps))
+    return replace(current, pending=None), own.encoded(own.terms.error_units())
 
 
 def release_masked(
-    site: SourceSite, current: SourceRound, ready: session_steps.ReadyToMask, encoded: RingVector
-) -> tuple[SourceRound, Parcel]:
+    site: SourceSite, current: SourceRound, encoded: RingVector, ready: session_steps.ReadyToMask
+) -> Answer:
     """Mask, then burn the release fuse on disk before sending: after a crash, the update counts as released."""
-    if current.pending is None:
-        raise FaultyAggregatorError("ORDER", "nothing to mask")
-    phase, message, vector = session_steps.masked_input(ready, encoded, current.pending.terms.encoding)
+    encoding = quantisation(current.header.body)
+    phase, message, vector = session_steps.masked_input(ready, encoded, encoding)
     _burn_fuse(site, current.header)
-    return replace(current, phase=phase, pending=None), Parcel(message, (vector,))
+    return replace(current, phase=phase), Parcel(message, (vector,))
 
 
 def _burn_fuse(site: SourceSite, header: Signed[Header]) -> None:

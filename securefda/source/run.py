@@ -262,7 +262,7 @@ class SourceRun:
         self._last_target_update = None
         self._round, answer = begin_round(site, accepted)
         if apart is not None:
-            self._round.record["apart_from_target"] = apart
+            self._round = self._round.noted(apart_from_target=apart)
         return Accepted([*receipts, answer])
 
     def _continue_round(self, message: Signed[Body]) -> Outcome:
@@ -270,11 +270,11 @@ class SourceRun:
             if message.envelope.session_id == self._ended_session:
                 return Skipped()
             raise FaultyAggregatorError("ORDER", f"{message.type_name} outside a session")
-        if isinstance(message.body, Result):
-            check_result(self._site, self._round, message)
+        if result := message.of(Result):
+            check_result(self._site, self._round, result)
             finished, self._round = self._round, None
             self._last_target_update = finished.target_update  # nothing else of it: the phase holds secrets
-            receipt = remember_result(self._site, finished, message)  # type: ignore[arg-type]  # its body is a result
+            receipt = remember_result(self._site, finished, result)
             self.standing.round_finished()
             self._reporter.round_finished(finished.record)
             return Accepted([receipt])
@@ -344,13 +344,11 @@ class SourceRun:
         self._log("refused", self._header, check=refusal.key)
         if refusal.key in (RUNS, UNFINISHED) or isinstance(message.body, Schedule):
             standing.failure = refusal
-        match message.body:
-            case Schedule():  # the process ends with this refusal and shows it then
-                return [self._refuse(parcel, refusal.key)]
-            case Header():
-                self._reporter.refused(refusal, message)  # type: ignore[arg-type]  # its body is a header
-                return [self._refuse(parcel, refusal.key)]
-        return []
+        if header := message.of(Header):
+            self._reporter.refused(refusal, header)
+        elif not isinstance(message.body, Schedule):  # with whose refusal the process ends, and shows it then
+            return []
+        return [self._refuse(parcel, refusal.key)]
 
     def _reject(self, parcel: Parcel, error: FaultyAggregatorError) -> list[Parcel]:
         """Answer a message that failed a check: name the check, and end an open session. There are three exceptions.

@@ -83,7 +83,7 @@ class RunBook(StateFile):
         Raises:
             PolicyRefusal: release.max-runs, the run would be one too many in 24 hours, or too many runs have begun
                 after it; or release.max-unfinished.
-            FaultyAggregatorError: HEADER_RUN, the run began in another folder.
+            FaultyAggregatorError: HEADER_RUN, the run began in another folder, which blames nobody.
         """
         self._process.require_original()
         with self._clear_errors():
@@ -137,7 +137,7 @@ class RunBook(StateFile):
         """Whether the run is open only by the operator's consent; raises if it is not open at all."""
         known = database.execute("SELECT state, rowid FROM runs WHERE run_id = ?", (run_id,)).fetchone()
         if known is not None and known[0] != state:
-            error = FaultyAggregatorError("HEADER_RUN", "this site has begun this run in another folder")
+            error = FaultyAggregatorError("HEADER_RUN", "this site has begun this run in another folder", blames=False)
             error.hint = "start with the folder that the run began in (source.out, or --out)"
             raise error
         if known is None or round_number is not None:  # a site that rejoins may be asked again for its round

@@ -182,6 +182,7 @@ def source_site(
         memory=store,
         team=team,
         least_rows=policy.release.min_rows,
+        rules=policy.allowed_rules,
     )
 
     def keep_model(model: Vector, run: str, round_number: int) -> None:

@@ -29,6 +29,7 @@ class Standing:
         self.failure: SecureFdaError | None = None
         self.kept_round: int | None = None
         self._broken_in_a_row = 0
+        self._rounds_finished = 0
 
     @property
     def is_over(self) -> bool:
@@ -51,8 +52,16 @@ class Standing:
     def round_finished(self) -> None:
         """Record that a round had a result."""
         self._broken_in_a_row = 0
+        self._rounds_finished += 1
 
-    def require_success(self, *, finished_rounds: int) -> None:
+    @property
+    def own_error(self) -> SecureFdaError | None:
+        """Why this site cannot go on, or why it has finished no round; None if it says nothing of the sort."""
+        if self.failure is None and not self._rounds_finished:
+            return self.refusal or self.fault
+        return self.failure
+
+    def require_success(self) -> None:
         """Raise the error with which the process must end, if any.
 
         Raises:
@@ -60,10 +69,8 @@ class Standing:
             PolicyRefusal, FaultyAggregatorError: the reason why this site finished no round.
             RunEnded: the aggregator ended the run early.
         """
-        if self.failure is not None:
-            raise self.failure
-        if finished_rounds == 0 and (reason := self.refusal or self.fault) is not None:
-            raise reason
+        if (own := self.own_error) is not None:
+            raise own
         if self.goodbye is not None and not self.goodbye.completed:
             hint = "when the target has started it again, start this site again with the same command: the run goes on"
             raise RunEnded(f"the aggregator ended the run: {self.goodbye.reason}", hint=hint)

@@ -3,7 +3,7 @@
 from securefda.tasks.base import Rows, Samples, Task, TaskSettings, Unlabelled, load_task, task_class
 from securefda.tasks.disentangled import Disentangled
 from securefda.tasks.guard import task_code
-from securefda.tasks.rows import rows_of, unlabelled_target
+from securefda.tasks.rows import rows_of, unlabelled_target, with_further_rows
 
 __all__ = [
     "Disentangled",
@@ -17,4 +17,5 @@ __all__ = [
     "task_class",
     "task_code",
     "unlabelled_target",
+    "with_further_rows",
 ]

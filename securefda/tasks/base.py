@@ -252,6 +252,34 @@ class Task(ABC):
         """
         return self.train_data(self.settings.target)
 
+    def unlabelled_data(self) -> Unlabelled | None:
+        """Return further rows of a target with labels, whose own labels are not known; None, the default, for none.
+
+        They are rows neither of :meth:`train_data` nor of :meth:`test_data`, and ``training.adapt`` alone uses them.
+        """
+        return None
+
+    def head_targets(self, labels: Tensor, outputs: int) -> Tensor:
+        """Return what a linear head fits by least squares, (n, outputs), under the analytic rule.
+
+        Default: of C classes, 1 - 1/C for the row's and -1/C for every other; other labels stay as they are. Where
+        labels are 0 and 1 and logits decide, as with several labels of a row, define it as ``2 * labels - 1``.
+
+        Args:
+            labels: in the form of `Samples.labels`.
+            outputs: number of outputs of the model.
+
+        Raises:
+            ConfigError: the labels do not fit so many outputs.
+        """
+        if labels.ndim == 1 and not labels.is_floating_point():
+            if outputs > int(labels.max()) and int(labels.min()) >= 0:
+                return nn.functional.one_hot(labels.long(), outputs) - 1.0 / outputs
+        elif labels.numel() == len(labels) * outputs:
+            return labels.reshape(len(labels), outputs)
+        why = f"its labels do not fit the {outputs} outputs of the model, and the analytic rule fits one to the other"
+        raise ConfigError(f"task {type(self).__name__}", why, hint="define head_targets(self, labels, outputs)")
+
     def guesses(self, outputs: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG002 - others use it
         """Return a predicted label for each row, in the form of `Samples.labels`, and its confidence, (n,) in [0, 1].
 
@@ -341,13 +369,7 @@ def task_class(factory: str) -> type[Task]:
     Raises:
         ConfigError: ``task.factory`` has another form, its module cannot be imported, or it is not a Task.
     """
-    module_name, colon, class_name = factory.partition(":")
-    parts = module_name.split(".")
-    if not (colon and class_name.isidentifier() and all(part.isidentifier() for part in parts)):
-        raise ConfigError("task.factory", f"{factory!r} is not of the form package.module:Class")
-    found = getattr(_import(module_name), class_name, None)
-    if found is None:
-        raise ConfigError("task.factory", f"module {module_name} has no {class_name}")
+    found = named_object("task.factory", factory, "Class")
     if not (isinstance(found, type) and issubclass(found, Task)):
         raise ConfigError("task.factory", f"{factory} is not a subclass of securefda.tasks.Task")
     missing = sorted(found.__abstractmethods__)
@@ -356,7 +378,22 @@ def task_class(factory: str) -> type[Task]:
     return found
 
 
-def _import(module_name: str) -> ModuleType:
+def named_object(key: str, name: str, kind: str) -> object:
+    """Import what ``name`` ("package.module:Name") names, which runs the code of its module; errors say ``key``.
+
+    Raises:
+        ConfigError: it has another form, its module cannot be imported, or has nothing of that name.
+    """
+    module_name, colon, inner = name.partition(":")
+    if not (colon and inner.isidentifier() and all(part.isidentifier() for part in module_name.split("."))):
+        raise ConfigError(key, f"{name!r} is not of the form package.module:{kind}")
+    found = getattr(_import(key, module_name), inner, None)
+    if found is None:
+        raise ConfigError(key, f"module {module_name} has no {inner}")
+    return found
+
+
+def _import(key: str, module_name: str) -> ModuleType:
     try:
         on_the_path = importlib.util.find_spec(module_name.partition(".")[0]) is not None
     except ValueError:  # a module put into sys.modules by hand can lack a spec
@@ -368,14 +405,14 @@ def _import(module_name: str) -> ModuleType:
         own = error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}."))
         if not own:
             why = f"module {module_name} needs {error.name}, not installed"
-            raise ConfigError("task.factory", why, hint=f"install {error.name}") from error
+            raise ConfigError(key, why, hint=f"install {error.name}") from error
         file = f"{module_name.partition('.')[0]}.py"
         why = f"there is no module {module_name}, installed or in the current folder {Path.cwd()}"
         hint = here or f"start in the folder that holds {file}, or put that folder on PYTHONPATH"
-        raise ConfigError("task.factory", why, hint=hint) from error
+        raise ConfigError(key, why, hint=hint) from error
     except Exception as error:  # the user's module may raise anything
         why = f"module {module_name} cannot be imported: {type(error).__name__}: {error}"
-        raise ConfigError("task.factory", why, hint=f"python -c 'import {module_name}' shows where") from error
+        raise ConfigError(key, why, hint=f"python -c 'import {module_name}' shows where") from error
 
 
 def _take_current_folder() -> str:

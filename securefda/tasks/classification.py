@@ -41,3 +41,40 @@ class Classification(Task):
             | {f"probability {name}": value for name, value in zip(names, row, strict=True)}
             for row in rows
         ]
+
+
+def class_metrics(outputs: Tensor, labels: Tensor) -> dict[str, float]:
+    """Return accuracy and balanced accuracy, and of two classes the AUROC if the rows have both, in [0, 1]."""
+    right = (outputs.argmax(dim=1) == labels).double()
+    found = {"accuracy": float(right.mean()), "balanced_accuracy": balanced_accuracy(outputs, labels)}
+    if outputs.shape[1] == 2 and len(torch.unique(labels)) == 2:
+        found["auroc"] = auroc(outputs[:, 1] - outputs[:, 0], labels == 1)
+    return found
+
+
+def auroc(scores: Tensor, positive: Tensor) -> float:
+    """Return how often a positive row has the higher score of a positive and a negative one; equal scores count half.
+
+    Args:
+        scores: ``(n,)``.
+        positive: which rows are positive, ``(n,)``; some are, and some are not.
+    """
+    _, place, equal = torch.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (equal.cumsum(0) - (equal - 1) / 2.0)[place].double()
+    count = int(positive.sum())
+    pairs = count * (len(scores) - count)
+    return (float(ranks[positive].sum()) - count * (count + 1) / 2) / pairs
+
+
+def balanced_accuracy(outputs: Tensor, labels: Tensor) -> float:
+    """Return the mean, over the classes that occur, of the share of their rows that is right, in [0, 1]."""
+    right = (outputs.argmax(dim=1) == labels).double()
+    by_class = [float(right[labels == each].mean()) for each in torch.unique(labels)]
+    return sum(by_class) / len(by_class)
+
+
+def distinct_classes(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of a task's classes; ValueError unless they are two or more, each once."""
+    if len(set(names)) < 2 or len(set(names)) < len(names):
+        raise ValueError("must name at least two classes, each once")
+    return names

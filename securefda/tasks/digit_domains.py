@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from securefda.errors import ConfigError, DataError
-from securefda.tasks.base import Samples, TaskSettings
+from securefda.tasks.base import Samples, TaskSettings, Unlabelled
 from securefda.tasks.classification import Classification
 from securefda.tasks.disentangled import Disentangled
 from securefda.tasks.idx import CLASSES, LabelledImages, read_labelled_images
@@ -142,6 +142,11 @@ class DigitDomains(Classification):
     def oracle_data(self) -> Samples:
         """Return all training rows of the target with their labels."""
         return self._samples(self.settings.target, "train")
+
+    def unlabelled_data(self) -> Unlabelled | None:
+        """Return the target's training rows for which it has no labels."""
+        rows = self.oracle_data().features[self._target_rows :]
+        return Unlabelled(rows) if len(rows) else None
 
     def varied(self, features: Tensor, generator: torch.Generator) -> Tensor:
         """Return the images smaller or larger, turned, shifted and in other colours."""

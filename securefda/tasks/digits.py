@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load
 from torch import Tensor, nn
 
-from securefda.tasks.base import Samples, TaskSettings
+from securefda.tasks.base import Samples, TaskSettings, Unlabelled
 from securefda.tasks.classification import Classification
 from securefda.tasks.variation import shifted
 
@@ -92,6 +92,11 @@ class Digits(Classification):
     def oracle_data(self) -> Samples:
         """Return the target's 400 training rows with all of their labels."""
         return _rows(self._target, slice(_TARGET_TEST_ROWS, None))
+
+    def unlabelled_data(self) -> Unlabelled | None:
+        """Return those of the target's 400 training rows for which it has no labels."""
+        rows = self.oracle_data().features[self._target_rows :]
+        return Unlabelled(rows) if len(rows) else None
 
     def varied(self, features: Tensor, generator: torch.Generator) -> Tensor:
         """Return the images shifted by at most a pixel each way."""

@@ -139,6 +139,10 @@ class FedHeart(Task):
             "others' and can undo what the sources' models know; set task.options.scaling to \"public\" at every site"
         )
 
+    def head_targets(self, labels: Tensor, outputs: int) -> Tensor:  # noqa: ARG002 - one
+        """Return 1 for ill and -1 for healthy, (n, 1)."""
+        return 2 * labels - 1
+
     def guesses(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return 1 or 0 for each row, by the threshold 0.5, and the probability of it."""
         ill = torch.sigmoid(outputs)

@@ -39,8 +39,11 @@ class HeldOut:
     def holds_out(self, content: bytes) -> bool:
         """Return whether the row with this content, or the group of rows with this name, is held out.
 
-        SHA-256 of seed and content, as a number in [0, 1), is below the share. So the share of a small file is met
-        only about.
+        Its place, as a share of all places, is below the share. So the share of a small file is met only about.
         """
+        return self.place(content) < self.share * 2**64
+
+    def place(self, content: bytes) -> int:
+        """Return a number of 64 bits, SHA-256 of seed and content: in the order of places, rows are shuffled."""
         digest = hashlib.sha256(b"securefda held out %d " % self._seed + content).digest()
-        return int.from_bytes(digest[:8], "big") < self.share * 2**64
+        return int.from_bytes(digest[:8], "big")

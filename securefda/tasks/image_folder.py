@@ -20,7 +20,7 @@ from securefda.disk import read_whole
 from securefda.errors import ConfigError, DataError
 from securefda.settings import Settings, parse_settings
 from securefda.tasks.base import Samples, TaskSettings, Unlabelled
-from securefda.tasks.classification import Classification
+from securefda.tasks.classification import Classification, distinct_classes
 from securefda.tasks.first_model import seed_with
 from securefda.tasks.held_out import HeldOut
 from securefda.tasks.variation import shifted
@@ -33,16 +33,14 @@ UNLABELLED = "unlabelled"
 """The folder of a target's images without labels."""
 UNLABELLED_HINT = (
     f'{UNLABELLED} holds images without labels: set labels = "none" in the target\'s training settings '
-    "(securefda config explain training.labels), or move it away"
+    "(securefda config explain training.labels), or put labelled ones into folders of classes beside it"
 )
 
 
 def _class_folders(names: tuple[str, ...]) -> tuple[str, ...]:
-    if len(set(names)) < 2 or len(set(names)) < len(names):
-        raise ValueError("must name at least two classes, each once")
     if not all(name and Path(name).name == name for name in names):
         raise ValueError("must be names of folders")
-    return names
+    return distinct_classes(names)
 
 
 def _in_groups(channels: int) -> int:
@@ -99,8 +97,8 @@ def parse_options(options: Mapping[str, object]) -> ImageFolderOptions:
 class ImageFolder(Classification):
     """PNG and JPEG files: ``SITE/CLASS/*.png`` in the ``task.data-dir`` of each site. Other files are refused.
 
-    A target without labels has ``SITE/unlabelled/*.png``, and may have folders of classes beside it, whose images may
-    be held out.
+    A target has its images without labels in ``SITE/unlabelled/*.png``. Where it trains without labels, it may have
+    folders of classes beside it, whose images may be held out; where it trains with them, it has both.
 
     An image is turned as its EXIF data say, made grey or RGB, fitted into a square, and scaled to [-1, 1]. Grey images
     of 16 bits keep their range; transparency is dropped. DICOM files are not read.
@@ -138,12 +136,9 @@ class ImageFolder(Classification):
         """Return the site's training images: features (n, 1 or 3, size, size) float32, labels (n,) int64."""
         if not self.settings.lacks_labels(site):
             return self._samples(site, held_out=False)
-        folder, (paths, _) = self._folder(site), self._classified(site, held_out=False)
-        if (folder / UNLABELLED).is_dir() and UNLABELLED not in self.options.classes:
-            paths = [*_images_in(folder / UNLABELLED, f"{site}: {folder / UNLABELLED}"), *paths]
-        where = f"{site}, train"
+        paths, where = [*self._without_class(site), *self._classified(site, held_out=False)[0]], f"{site}, train"
         if not paths:
-            hint = f"images without labels lie in {folder / UNLABELLED}"
+            hint = f"images without labels lie in {self._folder(site) / UNLABELLED}"
             raise DataError(where, "has no images", hint=hint)
         return Unlabelled(self._features(paths, where))
 
@@ -152,6 +147,11 @@ class ImageFolder(Classification):
         if self.settings.lacks_labels(site) and not self._classified(site, held_out=True)[0]:
             return None
         return self._samples(site, held_out=True)
+
+    def unlabelled_data(self) -> Unlabelled | None:
+        """Return the target's images in ``unlabelled``."""
+        paths = self._without_class(self.settings.target)
+        return Unlabelled(self._features(paths, f"{self.settings.target}, {UNLABELLED}")) if paths else None
 
     def varied(self, features: Tensor, generator: torch.Generator) -> Tensor:
         """Return the images shifted by at most a sixteenth of their side each way, with black beside them."""
@@ -167,11 +167,18 @@ class ImageFolder(Classification):
         Raises:
             DataError: there is none, or one cannot be read.
         """
-        return self._features(_images_at(path), str(path))
+        return self._features(images_at(path), str(path))
 
     def input_names(self, path: Path) -> tuple[str, ...]:
         """Return the names of the files, in the order of :meth:`inputs_from`."""
-        return tuple(file.name for file in _images_at(path))
+        return tuple(file.name for file in images_at(path))
+
+    def _without_class(self, site: str) -> list[Path]:
+        """Return the target's images that lie in no folder of a class."""
+        folder = self._folder(site) / UNLABELLED
+        if UNLABELLED in self.options.classes or not folder.is_dir():
+            return []
+        return images_in(folder, f"{site}: {folder}")
 
     def _classified(self, site: str, *, held_out: bool) -> tuple[list[Path], list[int]]:
         """Return the images in class folders that are held out, or are not, each with its class."""
@@ -179,7 +186,7 @@ class ImageFolder(Classification):
         paths: list[Path] = []
         labels: list[int] = []
         for number, name in enumerate(self.options.classes):
-            images = _images_in(folder / name, f"{site}: {folder / name}") if (folder / name).is_dir() else []
+            images = images_in(folder / name, f"{site}: {folder / name}") if (folder / name).is_dir() else []
             mine = [path for path in images if split_of.holds_out(self._content(path)) == held_out]
             paths += mine
             labels += [number] * len(mine)
@@ -195,6 +202,8 @@ class ImageFolder(Classification):
             count = len(self._classified(site, held_out=not held_out)[0])
             share = f"the share held out is {self._split_of(site).share:g}; another split-seed holds out other images"
             hint = share if count else f"the images of a class lie in {self._folder(site)}/CLASS"
+            if (self._folder(site) / UNLABELLED).is_dir():
+                hint = UNLABELLED_HINT
             raise DataError(where, f"has none of {count} images", hint=hint)
         return Samples(self._features(paths, where), torch.tensor(labels))
 
@@ -210,14 +219,13 @@ class ImageFolder(Classification):
         except OSError as error:
             hint = f"set task.data-dir to the folder that holds {site}/CLASS/*.png"
             raise DataError(f"{site}: {folder}", f"cannot be read: {error.strerror}", hint=hint) from error
-        known = (*self.options.classes, *([UNLABELLED] if self.settings.lacks_labels(site) else []))
+        known = (*self.options.classes, *([UNLABELLED] if site == self.settings.target else []))
         unknown = [name for name in found if name not in known]
         if unknown:
             why = f"{len(unknown)} of {len(found)} folders are of no class"
             hint = f"{unknown[0]} is the first; task.options.classes lists {', '.join(self.options.classes)}"
             if UNLABELLED in unknown:
                 hint = f"move {UNLABELLED} away: a source trains on labelled images alone"
-                hint = UNLABELLED_HINT if site == self.settings.target else hint
             raise DataError(f"{site}: {folder}", why, hint=hint)
         return folder
 
@@ -225,41 +233,49 @@ class ImageFolder(Classification):
         """Return what decides whether an image is held out: its group, or the bytes of the file."""
         mark = self.options.group_separator
         if not mark:
-            return _read(path, str(path))
+            return content_of(path, str(path))
         group, found, _ = path.name.partition(mark)
         return (group if found else path.stem).encode()
 
     def _features(self, paths: Sequence[Path], where: str) -> Tensor:
         """Return the images as the model takes them, (n, 1 or 3, size, size)."""
-        size, channels = self.options.size, len(_CHANNELS[self.options.colour])
-        pixels = np.empty((len(paths), channels, size, size), dtype=np.float32)
-        unfit: list[tuple[Path, str]] = []
-        for place, path in enumerate(paths):
-            try:
-                pixels[place] = _pixels(path, size, self.options.colour)
-            except UnidentifiedImageError:
-                unfit.append((path, "it is neither PNG nor JPEG, whatever its name says"))
-            except Image.DecompressionBombError:
-                unfit.append((path, "it has more pixels than Pillow takes for an image"))
-            except (OSError, ValueError, SyntaxError) as error:  # what Pillow raises for a damaged file
-                unfit.append((path, getattr(error, "strerror", None) or "it is damaged"))
-        if unfit:
-            path, why = unfit[0]
-            hint = f"{path} is the first: {why}"
-            raise DataError(where, f"{len(unfit)} of {len(paths)} images cannot be read", hint=hint)
-        return torch.from_numpy(pixels)
+        return read_images(paths, self.options.size, self.options.colour, where)
 
 
 _CHANNELS = {"grey": "L", "rgb": "RGB"}
 """Colour -> the mode of an image with its channels, as Pillow names them."""
 
 
-def _images_at(path: Path) -> list[Path]:
-    """Return the image in a file, or those in a folder. Raises what :func:`_images_in` does."""
-    return _images_in(path, str(path)) if path.is_dir() else [path]
+def read_images(paths: Sequence[Path], size: int, colour: Literal["grey", "rgb"], where: str) -> Tensor:
+    """Return images as squares in [-1, 1], float32 (n, 1 or 3, size, size); errors say ``where``.
+
+    Raises:
+        DataError: one cannot be read.
+    """
+    pixels = np.empty((len(paths), len(_CHANNELS[colour]), size, size), dtype=np.float32)
+    unfit: list[tuple[Path, str]] = []
+    for place, path in enumerate(paths):
+        try:
+            pixels[place] = _pixels(path, size, colour)
+        except UnidentifiedImageError:
+            unfit.append((path, "it is neither PNG nor JPEG, whatever its name says"))
+        except Image.DecompressionBombError:
+            unfit.append((path, "it has more pixels than Pillow takes for an image"))
+        except (OSError, ValueError, SyntaxError) as error:  # what Pillow raises for a damaged file
+            unfit.append((path, getattr(error, "strerror", None) or "it is damaged"))
+    if unfit:
+        path, why = unfit[0]
+        hint = f"{path} is the first: {why}"
+        raise DataError(where, f"{len(unfit)} of {len(paths)} images cannot be read", hint=hint)
+    return torch.from_numpy(pixels)
 
 
-def _images_in(folder: Path, where: str) -> list[Path]:
+def images_at(path: Path) -> list[Path]:
+    """Return the image in a file, or those in a folder. Raises what :func:`images_in` does."""
+    return images_in(path, str(path)) if path.is_dir() else [path]
+
+
+def images_in(folder: Path, where: str) -> list[Path]:
     """Return the images of a folder, by name; errors say ``where``.
 
     Raises:
@@ -276,7 +292,8 @@ def _images_in(folder: Path, where: str) -> list[Path]:
     return files
 
 
-def _read(path: Path, where: str) -> bytes:
+def content_of(path: Path, where: str) -> bytes:
+    """Return the bytes of an image's file; raise DataError, which says ``where``, if it cannot be read."""
     try:
         return read_whole(path)
     except OSError as error:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Literal, overload
 
-from securefda.errors import DataError
+import torch
+
+from securefda.errors import ConfigError, DataError
 from securefda.tasks.base import Rows, Samples, Task, UnfitRows, Unlabelled
 from securefda.tasks.guard import task_code
 
@@ -45,6 +47,35 @@ def unlabelled_target(task: Task) -> tuple[Rows, Samples | None]:
         hint = "test_data returns Samples(features, labels), or None where no row that is held out has a label"
         raise DataError(f"{site}, test", f"the {len(test)} rows have no labels to measure a model by", hint=hint)
     return train, test
+
+
+def with_further_rows(task: Task, labelled: Samples) -> Unlabelled:
+    """Return labelled rows of the target, and then those without labels that the task's ``unlabelled_data`` gives.
+
+    Raises:
+        ConfigError: ``training.adapt``, it gives none.
+        DataError: its rows are unfit or in another form than ``labelled``, or the task's own code fails.
+    """
+    where, name = f"{task.settings.target}, unlabelled", type(task).__name__
+    try:
+        with task_code(type(task), "unlabelled_data"):
+            rows: object = task.unlabelled_data()
+    except UnfitRows as error:
+        raise DataError(where, error.why, hint=error.hint) from error
+    if rows is None:
+        why = f"task {name} gives the target no rows without labels beside those with labels"
+        hint = 'define unlabelled_data(self) in the task, which returns Unlabelled(features); or set it to "none"'
+        raise ConfigError("training.adapt", why, hint=hint)
+    if not isinstance(rows, Unlabelled):
+        hint = "write: return Unlabelled(features)"
+        raise DataError(where, f"unlabelled_data returned a {type(rows).__name__} and no Unlabelled", hint=hint)
+    if _form(rows) != _form(labelled):
+        raise DataError(where, f"a row is {_form(rows)}, and one with a label {_form(labelled)}")
+    return Unlabelled(torch.cat([labelled.features, rows.features]))
+
+
+def _form(rows: Rows) -> str:
+    return f"{tuple(rows.features.shape[1:])} of {rows.features.dtype}"
 
 
 @overload

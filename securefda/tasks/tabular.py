@@ -1,4 +1,4 @@
-"""Tables without code: each site's rows in a CSV file, numbers and categories; the label is a class or a number.
+"""Tables without code: each site's rows in a CSV file, numbers and categories; the label is a class, number or time.
 
 The federation's options contain all that sites must have in common: columns, categories, scaling, classes. Nothing is
 learnt from a site's rows before training, so one row changes no other, and DP-SGD can bound the effect of a row. Each
@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,13 +23,15 @@ from typing import Annotated, Literal, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from torch import Tensor, nn
 
 from securefda.disk import read_whole
 from securefda.errors import ConfigError, DataError, reading_hint
 from securefda.settings import Settings, parse_settings
 from securefda.tasks.base import Rows, Samples, Task, TaskSettings, Unlabelled
+from securefda.tasks.classification import class_metrics
+from securefda.tasks.features import MULTI_LABEL_FACTORY
 from securefda.tasks.first_model import seed_with
 from securefda.tasks.held_out import HeldOut
 from securefda.text import counted, names
@@ -76,6 +79,15 @@ def _different(values: tuple[str, ...]) -> tuple[str, ...]:
     if not all(values):
         raise ValueError("must not be empty")
     return values
+
+
+def _one_column(name: object) -> object:
+    if isinstance(name, list):
+        raise ValueError(
+            "must be one column: for several labels of a row run once for each, or save the rows as features "
+            f"for {MULTI_LABEL_FACTORY}"
+        )
+    return name
 
 
 def _one_character(value: str) -> str:
@@ -136,13 +148,13 @@ class Column(Settings):
 
 
 class Label(Settings):
-    """The column that the model predicts: a class, or a number."""
+    """The column that the model predicts: a class, a number, or the time to an event."""
 
-    column: Name
+    column: Annotated[Name, BeforeValidator(_one_column)]
     """Its name in the header of the files."""
 
     classes: Values = ()
-    """All classes, in order; empty where the label is a number."""
+    """All classes, in order; empty where the label is a number or a time."""
 
     center: Finite | None = None
     """For a number: the value to subtract before training, public."""
@@ -153,19 +165,45 @@ class Label(Settings):
     tolerance: Positive | None = None
     """For a number: the error up to which a prediction counts as accurate."""
 
+    event: Name = ""
+    """For a time: the column that is 1 where the event happened then, and 0 where the row was last seen without it."""
+
+    horizon: Positive | None = None
+    """For a time: training looks no further."""
+
+    survival: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """For a time: the share of rows expected to reach the horizon without the event, public."""
+
     missing: Literal["refuse", "drop-row"] = "refuse"
     """How to treat a row without a label: refuse it, or drop it."""
 
     @model_validator(mode="after")
-    def _is_classes_or_a_number(self) -> Self:
-        numbers = (self.center, self.scale, self.tolerance)
-        if self.classes and any(number is not None for number in numbers):
-            raise ValueError("has classes, or center, scale and tolerance, and not both")
-        if not self.classes and any(number is None for number in numbers):
-            raise ValueError("needs classes, or for a number center, scale and tolerance")
+    def _is_one_kind(self) -> Self:
+        kinds = ((self.classes,), (self.center, self.scale, self.tolerance), (self.event, self.horizon, self.survival))
+        begun = [kind for kind in kinds if any(part not in (None, "", ()) for part in kind)]
+        if len(begun) > 1:
+            raise ValueError("has classes, or center, scale and tolerance, or event, horizon and survival: one of them")
+        if not begun or any(part in (None, "") for part in begun[0]):
+            raise ValueError(
+                "needs classes; or for a number center, scale and tolerance; or for a time event, horizon and survival"
+            )
         if len(self.classes) == 1:
             raise ValueError("needs at least two classes")
         return self
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Return the columns that hold it."""
+        return (self.column, self.event) if self.event else (self.column,)
+
+    def until_horizon(self, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return of times whether the event happened by the horizon, and how many were expected by then, (n, 1) each.
+
+        Expected is the cumulative hazard until the row's time or the horizon, of the constant hazard that leaves the
+        share ``survival`` at the horizon.
+        """
+        times, events = labels[:, :1], labels[:, 1:]
+        return events * (times <= 1), -math.log(self.survival or 1) * times.clamp(max=1)
 
 
 class TabularOptions(Settings):
@@ -206,6 +244,8 @@ class TabularOptions(Settings):
     def _something_is_read(self) -> Self:
         if self.label.column in self.columns and self.columns[self.label.column].type != "ignored":
             raise ConfigError(f"task.options.columns.{self.label.column}", "is the label", hint="remove it here")
+        if self.label.event in self.read:
+            raise ConfigError(f"task.options.columns.{self.label.event}", "is part of the label", hint="remove it here")
         if not self.read:
             raise ConfigError("task.options.columns", "names no column that the model reads")
         if self.separator == self.decimal:
@@ -219,7 +259,7 @@ class TabularOptions(Settings):
 
     def contents(self, table: Table) -> Iterable[bytes]:
         """Return the content of each row that decides whether it is held out: its group, or all cells that are read."""
-        read = [self.group] if self.group else [*self.read, self.label.column]
+        read = [self.group] if self.group else [*self.read, *self.label.columns]
         columns = (table.cells[name] for name in read if name in table.cells)
         return (json.dumps(cells).encode() for cells in zip(*columns, strict=True))
 
@@ -326,7 +366,11 @@ class Tabular(Task):
     label is always one to train on; one with a label may be held out.
 
     ``accuracy`` is the share of rows whose class is right, or whose number is within ``tolerance``.
-    ``balanced_accuracy`` is the mean of that share over the classes that occur.
+    ``balanced_accuracy`` is the mean of that share over the classes that occur. Of two classes there is ``auroc`` too.
+
+    For a time the model puts out the logarithm of a row's hazard beside the public one, ``accuracy`` is Harrell's
+    concordance index, and the analytic rule fits what happened until the horizon minus what was expected: the
+    martingale residual of a model without features.
 
     Raises:
         ConfigError: an option is missing, unknown or wrong.
@@ -352,7 +396,10 @@ class Tabular(Task):
         return nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
 
     def train_data(self, site: str) -> Samples | Unlabelled:
-        """Return the site's training rows: features (n, k) float32, labels (n,) int64, or (n, 1) float32."""
+        """Return the site's training rows: features (n, k) float32, labels (n,) int64, or (n, 1) float32.
+
+        Labels that are times are (n, 2): the time in horizons, and 1 for an event.
+        """
         if self.settings.lacks_labels(site):
             return self._unlabelled(site)
         return self._samples(site, held_out=False)
@@ -364,30 +411,42 @@ class Tabular(Task):
         return self._samples(site, held_out=True)
 
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean cross-entropy, or the mean squared error of the scaled label."""
+        """Return the mean cross-entropy, squared error of the scaled label, or negative log-likelihood of the time."""
         return self.row_losses(outputs, labels).mean()
 
     def row_losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """Return the loss of each row."""
-        if self.options.label.classes:
+        label = self.options.label
+        if label.classes:
             return nn.functional.cross_entropy(outputs, labels, reduction="none")
+        if label.event:
+            happened, expected = label.until_horizon(labels)
+            return (expected * outputs.exp() - happened * outputs)[:, 0]
         return nn.functional.mse_loss(outputs, labels, reduction="none").mean(dim=1)
 
     def metrics(self, outputs: Tensor, labels: Tensor) -> dict[str, float]:
-        """Return the accuracy, and for classes the balanced accuracy, in [0, 1]."""
+        """Return the accuracy, and for classes the balanced accuracy and the AUROC of two, in [0, 1]."""
         label = self.options.label
+        if label.event:
+            index = concordance(outputs[:, 0], labels[:, 0], labels[:, 1])
+            return {"accuracy": index, "concordance": index}
         if not label.classes:
             near = (outputs - labels).abs() * (label.scale or 1) <= (label.tolerance or 0)
             return {"accuracy": float(near.double().mean())}
-        right = (outputs.argmax(dim=1) == labels).double()
-        by_class = [float(right[labels == each].mean()) for each in torch.unique(labels)]
-        return {"accuracy": float(right.mean()), "balanced_accuracy": sum(by_class) / len(by_class)}
+        return class_metrics(outputs, labels)
+
+    def head_targets(self, labels: Tensor, outputs: int) -> Tensor:
+        """Return what a linear head fits, (n, outputs): of times, the events by the horizon minus the expected."""
+        if not self.options.label.event:
+            return super().head_targets(labels, outputs)
+        happened, expected = self.options.label.until_horizon(labels)
+        return happened - expected
 
     def guesses(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return the most probable class of each row, and its probability.
 
         Raises:
-            ConfigError: the label is a number, of which a model does not say how sure it is.
+            ConfigError: the label is a number or a time, of which a model does not say how sure it is.
         """
         if not self.options.label.classes:
             return super().guesses(outputs)
@@ -409,8 +468,12 @@ class Tabular(Task):
         return torch.from_numpy(features)
 
     def predictions(self, outputs: Tensor) -> list[dict[str, str | float]]:
-        """Return the most probable class of each row with the probability of every class, or the number in its unit."""
+        """Return the most probable class of each row with the probability of every class, the number in its unit, or
+        how many times the public hazard the row's is.
+        """
         label = self.options.label
+        if label.event:
+            return [{f"relative hazard of {label.event}": hazard} for hazard in outputs[:, 0].double().exp().tolist()]
         if not label.classes:
             numbers = (outputs[:, 0].double() * (label.scale or 1) + (label.center or 0)).tolist()
             return [{label.column: number} for number in numbers]
@@ -422,7 +485,7 @@ class Tabular(Task):
         ]
 
     def class_names(self) -> tuple[str, ...]:
-        """Return the classes, in order; none where the label is a number."""
+        """Return the classes, in order; none where the label is a number or a time."""
         return self.options.label.classes
 
     def feature_names(self) -> tuple[str, ...]:
@@ -457,7 +520,7 @@ class Tabular(Task):
 
     def unread_columns(self, site: str) -> tuple[str, ...]:
         """Return the columns of a site's file that its options do not name."""
-        known = {*self.options.columns, self.options.label.column, self.options.group}
+        known = {*self.options.columns, *self.options.label.columns, self.options.group}
         return tuple(name for name in self._of_site(site).cells if name not in known)
 
     def _of_site(self, site: str) -> Table:
@@ -474,7 +537,7 @@ class Tabular(Task):
         options = self.options
         table = read_table(path, separator=options.separator, encoding=options.encoding, who=site)
         has_label = bool(site) and not self.settings.lacks_labels(site)
-        wanted = [*options.read, *([options.label.column] if has_label else []), *filter(None, [options.group])]
+        wanted = [*options.read, *(options.label.columns if has_label else ()), *filter(None, [options.group])]
         absent = [name for name in wanted if name not in table.cells]
         if absent:
             key = f"{site}: {path}" if site else str(path)
@@ -535,7 +598,7 @@ class Tabular(Task):
         self._require_some(kept, site, where, table)
         targets = torch.from_numpy(labels[kept])
         return Samples(
-            torch.from_numpy(features[kept]), targets.long() if options.label.classes else targets.float()[:, None]
+            torch.from_numpy(features[kept]), targets[:, 0].long() if options.label.classes else targets.float()
         )
 
     def _features(
@@ -566,20 +629,32 @@ class Tabular(Task):
         return np.concatenate(parts, axis=1).astype(np.float32), complete
 
     def _labels(self, table: Table, where: str) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        """Return class numbers or scaled numbers (n,), and which rows have one."""
+        """Return class numbers, scaled numbers, or times and events (n, 1 or 2), and which rows have them."""
         label = self.options.label
         cells, place = table.cells[label.column], _Place(where, label.column, table)
         missing = self._missing(cells)
         if label.missing == "refuse":
             place.refuse(missing, "hold no label", 'set task.options.label.missing = "drop-row" to leave such rows out')
+        if label.event:
+            cells, of_event = table.cells[label.event], _Place(where, label.event, table)
+            unknown = self._missing(cells)
+            if label.missing == "refuse":
+                of_event.refuse(unknown & ~missing, "hold no event", "1 where it happened, 0 where not")
+            times, events = (
+                self._numbers(table.cells[label.column], missing, place),
+                self._numbers(cells, unknown, of_event),
+            )
+            place.refuse(times < 0, "hold a negative time", "times count from when a row is first seen")
+            of_event.refuse(~np.isin(events, (0, 1)), "hold neither 0 nor 1", "1 where the event happened, 0 where not")
+            return np.column_stack([times / (label.horizon or 1), events]), ~(missing | unknown)
         if not label.classes:
             numbers = self._numbers(cells, missing, place)
-            return (numbers - (label.center or 0)) / (label.scale or 1), ~missing
+            return (numbers - (label.center or 0))[:, None] / (label.scale or 1), ~missing
         numbered = {value: number for number, value in enumerate(label.classes)}
         found = [numbered.get(category(cell), -1) for cell in cells]
         unknown = np.array([number < 0 for number in found], dtype=bool) & ~missing
         place.refuse(unknown, "hold a class that is not listed", "list every class in task.options.label.classes")
-        return np.array(found, dtype=np.float64), ~missing
+        return np.array(found, dtype=np.float64)[:, None], ~missing
 
     def _one_hot(
         self, cells: Sequence[str], column: Column, missing: NDArray[np.bool_], place: _Place
@@ -614,6 +689,25 @@ class Tabular(Task):
             hint = f'set task.options.decimal = "{other}" if that is the decimal mark; marks of thousands are not read'
             return hint, False
         return "task.options.missing-values lists what stands for a missing value", False
+
+
+def concordance(risks: Tensor, times: Tensor, events: Tensor) -> float:
+    """Return Harrell's concordance index: how often the row with the earlier event has the higher risk, in [0, 1].
+
+    Two rows are compared if one had the event, and the other was seen longer, or as long without it. Equal risks count
+    half; with nothing to compare it is 0.5.
+
+    Args:
+        risks: ``(n,)``.
+        times: of the event, or until when a row was seen without it, ``(n,)``.
+        events: 1 for a row with the event, else 0, ``(n,)``.
+    """
+    right, compared = 0.0, 0
+    for row in torch.nonzero(events == 1)[:, 0].tolist():
+        others = risks[(times > times[row]) | ((times == times[row]) & (events == 0))]
+        right += float((others < risks[row]).sum()) + float((others == risks[row]).sum()) / 2
+        compared += len(others)
+    return right / compared if compared else 0.5
 
 
 def _table_of(column: str) -> str:

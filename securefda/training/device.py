@@ -60,7 +60,7 @@ def describe_device(device: torch.device, threads: int = 0) -> str:
 
 
 WORK_PER_THREAD = 20_000_000
-"""Multiply-adds of a forward pass that are worth a thread: some milliseconds of a step. ``benchmarks/threads.py``
+"""Multiply-adds of a forward pass that are worth a thread: some milliseconds of a step. The manual's page on threads
 measures the effect of more threads."""
 
 

@@ -74,6 +74,23 @@ def require_trained_features(model: nn.Module) -> None:
         )
 
 
+def require_frozen_features(model: nn.Module) -> None:
+    """Check that the model trains its last linear layer, with a bias, and nothing else; raise TrainingError if not."""
+    head = last_linear(model)
+    if head.bias is None or not (head.weight.requires_grad and head.bias.requires_grad):
+        raise TrainingError(
+            "the analytic rule solves for the last linear layer, and that has no bias or is frozen",
+            hint="give torch.nn.Linear its bias, or set another strategy.rule",
+        )
+    own = {id(head.weight), id(head.bias)}
+    others = [name for name, one in model.named_parameters() if one.requires_grad and id(one) not in own]
+    if others:
+        raise TrainingError(
+            f"the analytic rule solves for the last linear layer alone, and the model also trains {others[0]}",
+            hint="freeze all before it with requires_grad_(False), or set another strategy.rule",
+        )
+
+
 def feature_width(model: nn.Module) -> int:
     """Return the number of features of a row, d; raise TrainingError if the model has no linear layer."""
     return last_linear(model).in_features

@@ -6,13 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 from securefda.errors import ConfigError, TrainingError
-from securefda.protocol.encoding import Vector
-from securefda.rules import Variance
+from securefda.protocol.encoding import Vector, Vector64
+from securefda.rules import Moments, Variance
+from securefda.rules.analytic import Floats
 from securefda.tasks import Rows, Samples, Task
 from securefda.training.alignment import FeatureAlignment, train_aligned
 from securefda.training.batch_norm import batch_norm_layers
 from securefda.training.device import describe_device
+from securefda.training.head import head_rows
 from securefda.training.local import Evaluation, LocalResult, RoundOptions, StepObserver, require_steps, train_local
 from securefda.training.memory import NoMemory, PersonalMemory, own_layers_key, private_modules_key
 from securefda.training.personal import head_size, train_with_head, vector_from_bytes
@@ -27,6 +31,9 @@ from securefda.training.variance import (
     require_halves,
 )
 from securefda.training.vectors import LayerTable
+
+PermittedRows = Callable[[Floats, Floats], Floats]
+"""Features (n, d) and what a head fits to them (n, c) -> the features that may count; or raises PolicyRefusal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +85,18 @@ class Trainer(Protocol):
         With ``align``, training also makes this site's features like the target's, and the result has the pull on the
         target's features.
         """
+
+    def moments(
+        self,
+        received: Vector,
+        round_number: int,
+        *,
+        bound: float,
+        permitted: PermittedRows,
+        run_id: str = "",
+        attempt: int = 0,
+    ) -> LocalResult:
+        """Return the second moments of this site's rows in place of an update, see :mod:`securefda.rules.analytic`."""
 
     def step_variance(
         self, received: Vector, round_number: int, factor: float, kind: Variance, *, run_id: str = ""
@@ -207,6 +226,47 @@ class SiteTrainer(SiteModel):
             )
         self.keep_statistics(run_id, round_number)
         return result
+
+    def moments(
+        self,
+        received: Vector,
+        round_number: int,  # noqa: ARG002 - moments are the same in every round
+        *,
+        bound: float,
+        permitted: PermittedRows,
+        run_id: str = "",  # noqa: ARG002
+        attempt: int = 0,  # noqa: ARG002 - nothing is charged without noise
+    ) -> LocalResult:
+        """Return the second moments of this site's rows in place of an update, float32 (m + p (p + 1) / 2,).
+
+        Args:
+            received: the model with which the round begins, float32 (m,). Its frozen layers are this site's own.
+            round_number: number of the round.
+            bound: as of :meth:`securefda.rules.Moments.of`.
+            permitted: what this site's policy lets count of its rows, if it adds no noise.
+            run_id: id of the run.
+            attempt: at the round.
+
+        Raises:
+            PolicyRefusal: the policy forbids it.
+            TrainingError: the rows have no labels, or the model trains more than its last linear layer.
+            ConfigError: the labels do not fit the model's outputs.
+            DataError: the task's own code fails.
+        """
+        if self._least_rows > 1:
+            raise TrainingError(
+                f"{self.site} counts the rows that move a parameter, and second moments move none",
+                hint="take analytic out of allowed-rules, or set release.min-rows = 1",
+            )
+        self.labelled_rows()
+        self.before_round()
+        features, targets = head_rows(self, received)
+        return self.result_of_moments(Moments.of(permitted(features, targets), targets, bound=bound).means())
+
+    def result_of_moments(self, means: Vector64, epsilon: float | None = None) -> LocalResult:
+        """Return the result of a round of second moments, whose means these are, float64 (m + p (p + 1) / 2,)."""
+        rate = self.settings.learning_rate
+        return LocalResult(means.astype(np.float32), 1, self.samples, None, None, rate, epsilon=epsilon)
 
     def _require_comparable(self, align: FeatureAlignment) -> None:
         """Check that this site can compare features: it counts no rows and trains in one process."""

@@ -7,6 +7,7 @@ parameter. Buffers, such as the running statistics of a BatchNorm, are not feder
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from hashlib import sha256
 from operator import itemgetter
 from typing import TypeAlias
@@ -65,12 +66,15 @@ def frozen_digest(model: nn.Module) -> bytes:
 
     Buffers may differ from site to site and do not count.
     """
-    frozen = [(name, parameter) for name, parameter in model.named_parameters() if not parameter.requires_grad]
-    if not frozen:
-        return b""
+    frozen = {name: one for name, one in model.named_parameters() if not one.requires_grad}
+    return digest_of(frozen) if frozen else b""
+
+
+def digest_of(tensors: Mapping[str, Tensor]) -> bytes:
+    """Return the SHA-256 of names, types, shapes and values, in the order of names."""
     digest = sha256()
-    for name, parameter in sorted(frozen, key=itemgetter(0)):
-        values = parameter.detach().cpu().contiguous()
+    for name, tensor in sorted(tensors.items(), key=itemgetter(0)):
+        values = tensor.detach().cpu().contiguous()
         digest.update(f"{name} {values.dtype} {tuple(values.shape)}\n".encode())
         digest.update(values.reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.digest()

@@ -24,9 +24,6 @@ from securefda.protocol.messages import Body, Envelope, Signed
 from securefda.protocol.roster import MAX_SITES
 from securefda.v1 import messages_pb2 as pb
 
-FORM = 2
-"""The form of messages. It rises with each change after which older messages cannot be read; the reference page of file
-formats lists the forms. Messages do not carry it; those of form 1 are recognised by what they lack."""
 MAX_LAYERS = 4096
 MAX_SIDES = 16
 MAX_NAME_BYTES = 64
@@ -93,66 +90,6 @@ def decode_signed(data: bytes) -> Signed[Body]:
         return _signed(_parsed(pb.SignedMessage, data))
     except ValueError as error:
         raise WireError(str(error)) from error
-
-
-@dataclass(frozen=True, slots=True)
-class Outline:
-    """The parts outside its body of a signed message of another form.
-
-    Attributes:
-        form: 1, or 0 where it is not known which.
-        type_name: of its body.
-        session_id, sender, context: as in the envelope.
-        signed_bytes, signature: verbatim; not checked.
-    """
-
-    form: int
-    type_name: str
-    session_id: bytes
-    sender: int
-    context: bytes
-    signed_bytes: bytes
-    signature: bytes
-
-
-def outline(data: bytes) -> Outline:
-    """Read the envelope of a signed message, whatever its body.
-
-    For audits: a process takes no such message from a peer.
-
-    Raises:
-        WireError: the bytes are no signed message, or its body is of no type that is known here.
-    """
-    try:
-        signed = _parsed(pb.SignedMessage, data)
-        _require(len(signed.signed_bytes) <= MAX_ENVELOPE_BYTES, "Envelope is too long")
-        envelope = pb.Envelope.FromString(signed.signed_bytes)
-    except (ValueError, DecodeError) as error:
-        raise WireError(str(error)) from error
-    field = envelope.WhichOneof("body")
-    if field is None:
-        raise WireError("Envelope has no body that is known here")
-    return Outline(
-        1 if _is_of_form_1(field, getattr(envelope, field)) else 0,
-        _BODIES[field].body.__name__,
-        envelope.session_id,
-        envelope.sender,
-        envelope.context,
-        signed.signed_bytes,
-        signed.signature,
-    )
-
-
-def _is_of_form_1(field: str, body: Any) -> bool:
-    match field:
-        case "header":
-            return bool(body.layers) and not any(layer.range for layer in body.layers)
-        case "update":
-            return not body.rounding_key
-        case "schedule":
-            return bool(body.modulus_bits == 64)
-        case _:
-            return False
 
 
 def signed_to_proto(message: Signed[Any]) -> pb.SignedMessage:

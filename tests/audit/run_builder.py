@@ -33,7 +33,6 @@ from securefda.privacy.events import DpEvent
 from securefda.protocol import messages as m
 from securefda.protocol.envelope import sign_bytes
 from securefda.transport import wire
-from securefda.v1 import messages_pb2 as pb
 
 RUN_ID = bytes(range(16))
 RUN = RUN_ID.hex()
@@ -54,18 +53,6 @@ def digest(*words: object) -> bytes:
 
 def sign(site: str, body: Any, session: bytes = m.NO_SESSION, context: bytes = b"") -> m.Signed[Any]:
     return m.Signer(SITES.index(site), KEYS[site], wire.encode).sign(session, context, body)
-
-
-def in_form_1(message: m.Signed[Any]) -> m.Signed[Any]:
-    """The same message as it was written before uploads were packed, signed by the same site."""
-    envelope = pb.Envelope.FromString(message.signed_bytes)
-    for layer in envelope.header.layers:
-        layer.ClearField("range")
-    if envelope.HasField("update"):
-        envelope.update.ClearField("rounding_key")
-    data = envelope.SerializeToString(deterministic=True)
-    signature = sign_bytes(KEYS[SITES[message.sender]], message.type_name, data)
-    return replace(message, signed_bytes=data, signature=signature)
 
 
 def badly_signed(message: m.Signed[Any]) -> m.Signed[Any]:
@@ -384,16 +371,6 @@ class Run:
         for one in self.sites.values():
             one.log.close()
             one.kept.close()
-
-
-class OfForm1(Run):
-    """All its headers and updates are of form 1."""
-
-    def header(self, number: int, attempt: int, level: m.Visibility, **changes: Any) -> m.Signed[m.Header]:
-        return in_form_1(super().header(number, attempt, level, **changes))
-
-    def update(self, site: str, header: m.Signed[m.Header], again: str = "") -> m.Signed[m.Update]:
-        return in_form_1(super().update(site, header, again))
 
 
 class HangsUp(Run):

@@ -22,7 +22,7 @@ from run_builder import (
     sign,
 )
 
-from securefda.audit.reconcile.claims import KINDS, Claim, NotProved, header_fault, prove
+from securefda.audit.reconcile.claims import Claim, NotProved, header_fault, prove
 from securefda.audit.statements import HeaderSaid, Statement, StatementReader
 from securefda.protocol import messages as m
 from securefda.transport import wire
@@ -102,7 +102,7 @@ def test_two_updates_under_one_header_are_no_proof_of_a_double_release() -> None
 
 
 def test_releases_in_two_attempts_prove_nothing_with_their_headers(tmp_path: Path) -> None:
-    """The form that earlier releases wrote: the target can tell a source in a second folder of an old run."""
+    """The target can tell a source in a second folder of an old run."""
     run = Run(tmp_path)
     headers = [run.header(1, attempt, INDIVIDUAL) for attempt in (1, 2)]
     updates = [run.update(A, header) for header in headers]
@@ -110,12 +110,6 @@ def test_releases_in_two_attempts_prove_nothing_with_their_headers(tmp_path: Pat
     assert why_not("double-release", A, *messages) == (
         "releases in different sessions prove nothing, whatever comes with them"
     )
-
-
-def test_no_message_alone_proves_that_it_was_never_sent() -> None:
-    assert "never-sent" not in KINDS
-    message = of_a(BODIES["MaskedInput"](1))
-    assert why_not("never-sent", A, message).startswith("a message alone does not show that it was never sent")
 
 
 def test_two_rolls_of_one_session_accuse_the_target() -> None:

@@ -41,14 +41,6 @@ def results(figures, suite=SUITE, seeds=1, **more):
     return Results(suite, runs)
 
 
-def of_two_rules(fedda, fedgp):
-    """From the accuracies left and right."""
-    by_rule = {"fedda": fedda, "fedgp": fedgp}
-    return results(
-        {(rule, name): v for rule, two in by_rule.items() for name, v in zip(("left", "right"), two, strict=True)}
-    )
-
-
 def said(bar, found):
     return list(bar.misses(found))
 

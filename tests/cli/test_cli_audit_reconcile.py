@@ -186,23 +186,15 @@ def test_a_changed_message_in_evidence_proves_nothing(equivocation: Path, roster
     assert audit(capsys, "verify-evidence", changed(file, messages=messages), "--roster", roster)[0] == 0
 
 
-def test_a_file_of_an_earlier_release_that_proves_nothing_is_one_clear_line(
-    equivocation: Path, roster: Path, capsys: Capture
-) -> None:
+def test_a_file_that_proves_nothing_is_one_clear_line(equivocation: Path, roster: Path, capsys: Capture) -> None:
     file = evidence_of(equivocation, roster, capsys)
     messages = json.loads(file.read_bytes())["claims"][0]["messages"]
 
-    alone = audit(
-        capsys, "verify-evidence", changed(file, kind="never-sent", messages=messages[:1]), "--roster", roster
-    )
-    bound = audit(
-        capsys, "verify-evidence", changed(file, kind="double-release", messages=messages * 2), "--roster", roster
-    )
+    claimed = changed(file, kind="double-release", messages=messages * 2)
+    code, _, err = audit(capsys, "verify-evidence", claimed, "--roster", roster)
 
-    for code, _, err in (alone, bound):
-        assert (code, err.splitlines()[1:]) == (13, ["hint: accuse no site by it"])
-    assert "a message alone does not show that it was never sent" in alone[2]
-    assert "releases in different sessions prove nothing" in bound[2]
+    assert (code, err.splitlines()[1:]) == (13, ["hint: accuse no site by it"])
+    assert "releases in different sessions prove nothing" in err
 
 
 def test_one_message_twice_is_no_equivocation(equivocation: Path, roster: Path, capsys: Capture) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +202,10 @@ def test_words_of_what_a_record_says() -> None:
     assert what_of(Entry("sent", "Refusal", decision=decision, **place)) == "refused by levels.minimum"  # type: ignore[arg-type]
     assert what_of(Entry("event", "ledger-updated", round=1, dp=dp)) == (
         "epsilon 0.75 spent at delta 1e-05, 10 steps of noise 1.1 at rate 0.2"
+    )
+    once = replace(dp, sampling_rate="1.0", steps=1)
+    assert what_of(Entry("event", "ledger-updated", round=1, dp=once)) == (
+        "epsilon 0.75 spent at delta 1e-05, one sum over all rows with noise 1.1"
     )
     many = [f"site-{number:02d}" for number in range(9)]
     assert what_of(Entry("event", "survivors-signed", facts={"survivors": many})) == (

@@ -19,10 +19,8 @@ from securefda.cli import main
 
 sys.path.append(str(Path(__file__).parents[1] / "audit"))
 
-from run_builder import ROSTER, SITES, HangsUp, OfForm1, Passing, Run, folder_of, sign
+from run_builder import ROSTER, SITES, HangsUp, Run, folder_of
 from run_lies import A, B, Equivocates, Lie, but
-
-from securefda.protocol import messages as m
 
 Capture = pytest.CaptureFixture[str]
 DRAWS = at_depth(2, 12)
@@ -58,8 +56,9 @@ def judged(folder: Path, roster: Path, capsys: Capture, *options: str) -> dict[s
     found = [one["what"] for one in reconciled["data"]["findings"]]
     assert len(reported["data"]["findings"]) == len(found)
     assert all(what in line for what, line in zip(found, reported["data"]["findings"], strict=True))
-    assert re.findall(r'<section class="verdict (\w+)"', text) == [verdict["severity"]]
-    assert f"{verdict['headline']}</h2>" in text
+    tones = {"fine": "done", "attention": "care", "unjudged": "unknown", "tampering": "failed"}
+    assert re.findall(r'<div class="state (\w+)"', text) == [tones[verdict["severity"]]]
+    assert f"</span>{verdict['headline']}</p>" in text
     assert (code == 13) == any(point["finding"] for point in verdict["points"])
     assert (verdict["severity"] == "fine") == (verdict["points"] == [])
     severities = [one["severity"] for one in reconciled["data"]["findings"]]
@@ -143,13 +142,6 @@ class Alarms(Run):
         super().end()
 
 
-class LeavesAModel(OfForm1):
-    """At the end, with a record that says nothing of it, as records of that time."""
-
-    def say_goodbye(self, site: str) -> None:
-        self.send(Passing(SITES[0], site, sign(SITES[0], m.Goodbye(True, 3, "", self.result, self.model))))
-
-
 @pytest.mark.parametrize(
     ("make", "severity", "words"),
     [
@@ -159,8 +151,6 @@ class LeavesAModel(OfForm1):
         (lie("MaskedInput", keeps=False), "tampering", "has lost its evidence"),
         (lie("MaskedInput", disclosure=None), "tampering", "discloses nothing"),
         (Spends, "tampering", f"{B}, record"),
-        (OfForm1, "unjudged", "in form 1 of messages, 4 messages kept as signed and recorded"),
-        (LeavesAModel, "unjudged", "in form 1 of messages, 4 messages kept as signed and recorded"),
         (Alarms, "attention", f"{A}: 1 alarm: MODEL; it blames {SITES[0]}, by its own word."),
     ],
 )
@@ -171,7 +161,7 @@ def test_lies_in_the_logs_have_one_verdict(
 
     assert verdict["severity"] == severity
     assert words in (tmp_path / "page.html").read_text()
-    assert verdict["code"] == (13 if severity in ("tampering", "unjudged") else 0)
+    assert verdict["code"] == (13 if severity == "tampering" else 0)
 
 
 def test_the_targets_conduct_is_in_both_verdicts(honest: Path, roster: Path, tmp_path: Path, capsys: Capture) -> None:

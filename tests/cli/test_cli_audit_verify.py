@@ -295,11 +295,8 @@ def test_checkpoint_that_another_site_holds_shows_a_log_that_was_cut_and_signed_
     assert finding(capsys, log, "--witnesses", "0", "--known", held)["kind"] == "replayed"
 
 
-def test_more_cosigners_can_be_demanded_and_no_more_than_there_are_sites(log: Path, capsys: Capture) -> None:
+def test_more_cosigners_can_be_demanded(log: Path, capsys: Capture) -> None:
     assert finding(capsys, log, "--witnesses", "2")["kind"] == "missing-cosignature"
-    code, _, err = audit(capsys, "verify", log, "--witnesses", "4")
-    assert code == 4
-    assert "error: --witnesses 4: the roster has 3 other sites than source-1" in err
 
 
 @pytest.mark.parametrize(

@@ -317,7 +317,6 @@ def test_sigterm_ends_it_while_it_trains(tmp_path: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ("--epsilon foo", "--epsilon: 'foo' is no list of numbers"),
         ("--epsilon 0", "--epsilon: must be a number above 0, not 0.0"),
         ("--epsilon nan", "--epsilon: must be a number above 0, not nan"),
         ("--rounds 2.5", "--rounds: '2.5' is no list of whole numbers"),

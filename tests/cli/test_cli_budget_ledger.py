@@ -147,7 +147,7 @@ def test_plot_draws_what_was_spent_and_the_limit_and_replaces_no_file(owner: Own
 
     root = ET.parse(plot).getroot()
     assert GUARANTEE in (root.findtext(f"{SVG}desc") or "")
-    assert {"spent", "limit", "round"} <= {element.text for element in root.iter(f"{SVG}text")}
+    assert {"spent", "limit 8", "round"} <= {element.text for element in root.iter(f"{SVG}text")}
     drawn = plot.read_bytes()
     code, err = owner.refused("show", "--plot", str(plot))
     assert (code, f"--plot: {plot} exists already" in err, plot.read_bytes() == drawn) == (4, True, True)

@@ -103,7 +103,6 @@ COMMANDS = {
 """Command -> its exit code."""
 
 MAY = {
-    "audit report {run} --roster {roster} --out {page}": "matplotlib",
     "audit reconcile {noisy} --roster {roster}": "scipy",
 }
 """Command -> what it may import, and with it all that follow: an imported module cannot be refused any more."""

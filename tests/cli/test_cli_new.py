@@ -14,11 +14,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from plain_user import plain_user
 
 from securefda.cli import main
 from securefda.site.config import load_federation
+from securefda.tasks.features import FACTORY, MULTI_LABEL_FACTORY
+from securefda.tasks.features_file import FeatureFile
 from securefda.tasks.guess import guess, guess_format
 from securefda.tasks.tabular import parse_options, read_table
 
@@ -230,6 +233,65 @@ def test_images_of_sites_stay_where_they_are() -> None:
     own_tests_of("scans")
 
 
+def save_features(
+    site: str,
+    *,
+    labelled: bool = True,
+    encoder: str = "ab" * 32,
+    width: int = 4,
+    classes: tuple[str, ...] = ("kot", "pies"),
+    several: bool = False,
+) -> None:
+    labels = torch.arange(30) % 2
+    features = torch.randn(30, width, generator=torch.Generator().manual_seed(len(site))) + 3 * labels[:, None]
+    labels = torch.stack([labels, torch.arange(30) // 2 % 2], dim=1) if several else labels
+    file = FeatureFile(features, labels if labelled else None, encoder, classes if labelled else ())
+    Path("features").mkdir(exist_ok=True)
+    Path(f"features/{site}.safetensors").write_bytes(file.to_bytes())
+
+
+@pytest.mark.parametrize(("labelled", "several"), [(True, False), (False, False), (True, True)])
+def test_features_are_fitted_in_one_round(labelled: bool, several: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    for site in ("a", "bb", "ccc"):
+        save_features(site, several=several)
+    save_features("dddd", labelled=labelled, several=several)
+    assert main(["new", "study", "--features", "features", *(["--target", "dddd"] if labelled else [])]) == 0
+    assert labelled or "dddd lacks labels and is the target" in capsys.readouterr().out
+    config = load_federation(Path("study/federation.toml"))
+    assert (config.federation.target, config.federation.sources) == ("dddd", ("a", "bb", "ccc"))
+    assert (config.strategy.rule, config.strategy.rounds) == ("analytic", 1)
+    assert config.task.factory == (MULTI_LABEL_FACTORY if several else FACTORY)
+    assert config.training.target.labels == ("given" if labelled else "none")
+    expected = {"classes": ["kot", "pies"], "width": 4, "encoder": "ab" * 32}
+    assert {key: config.task.options[key] for key in expected} == expected
+    assert main(["policy", "check", "study/policy.toml", "study/federation.toml"]) == 0
+    assert main(["simulate", "study/federation.toml", "--out", "run"]) == 0
+    assert json.loads(Path("run/summary.json").read_text())["rounds"] == 1
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        ({"encoder": "cd" * 32}, f"the files differ in their encoder: {'ab' * 8} (a, b, c); {'cd' * 8} (d)"),
+        ({"encoder": ""}, f"the files differ in their encoder: {'ab' * 8} (a, b, c); none (d)"),
+        ({"width": 5}, "the files differ in their width: 4 (a, b, c); 5 (d)"),
+        ({"classes": ()}, "the files differ in their labels: names (a, b, c); numbers (d)"),
+        ({"several": True}, "the files differ in their labels: names (a, b, c); names, 2 of a row (d)"),
+        (None, "has 3 sites, and a federation with sums needs a target and three sources"),
+    ],
+)
+def test_features_of_different_kinds_make_no_federation(
+    other: dict[str, Any] | None, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for site in ("a", "b", "c"):
+        save_features(site)
+    if other is not None:
+        save_features("d", **other)
+    assert main(["new", "study", "--features", "features", "--target", "a"]) == 4
+    assert why in capsys.readouterr().err
+    assert not Path("study").exists()
+
+
 @pytest.mark.parametrize("made", ["abcd", "dcba"])
 def test_of_sites_with_as_many_images_the_first_by_name_is_the_target(
     made: str, capsys: pytest.CaptureFixture[str]
@@ -309,6 +371,8 @@ BAD: dict[str, tuple[list[str], str, str]] = {
     "another encoding": (["--tabular", "good.csv", "--encoding", "utf-8"], "is not utf-8 text", "cp1252"),
     "no encoding": (["--tabular", "good.csv", "--encoding", "ansi"], "is not ansi text", ""),
     "both": (["--tabular", "good.csv", "--images", "."], "does not go with --tabular", ""),
+    "no features": (["--features", "."], ".: holds no files of features", "features lie in DIR/SITE.safetensors"),
+    "all": (["--images", ".", "--features", "."], "--features: does not go with --images", ""),
     "an option of tables": (["--label", "x"], "--label: is of a table", "--tabular"),
     "no images": (["--images", "nowhere"], "nowhere: cannot be read", ""),
     "no classes": (["--images", "."], "holds no folders of two classes", "DIR/SITE/CLASS"),

@@ -13,9 +13,11 @@ from depth import at_depth
 
 from securefda.errors import ConfigError, QuorumLost
 from securefda.operations.records import RoundLine, Summary, summarise
-from securefda.operations.report import human_bytes, is_used, report_after, write_report
+from securefda.operations.report import is_used, report_after, write_report
 from securefda.operations.run_folder import RunFolder
 from securefda.operations.summary_text import protected, run_text, silenced_text, unprotected, verdict
+from securefda.pages.html import content_policy
+from securefda.text import human_bytes
 
 SITES = ["source-1", "source-2", "source-10"]
 
@@ -120,7 +122,8 @@ def test_the_page_loads_nothing_and_runs_nothing(tmp_path: Path) -> None:
     links = [value for _, attrs in page.tags for key, value in attrs.items() if key.endswith(("href", "src"))]
     assert all(link is not None and link.startswith("#") for link in links)
     policy = next(attrs["content"] for tag, attrs in page.tags if tag == "meta" and "http-equiv" in attrs)
-    assert policy == "default-src 'none'; style-src 'unsafe-inline'"
+    assert policy == content_policy()
+    assert re.fullmatch(r"default-src 'none'; style-src 'sha256-[\w+/=]+'; base-uri 'none'; form-action 'none'", policy)
 
 
 def test_every_id_in_the_page_is_its_own_and_every_reference_resolves(tmp_path: Path) -> None:
@@ -233,6 +236,8 @@ def test_at_sum_no_single_update_was_seen_and_the_targets_own_was_by_those_that_
     for rule in ("fada", "fada_adversarial"):
         assert "gradient of the gap" not in unprotected(dict.fromkeys(SITES, "cohort"), rule, sent_to=SITES)
     assert "the target trained without noise" in unprotected(levels, "fedavg")
+    assert "a row that is the only one of its class" in unprotected(levels, "analytic")
+    assert "only one of its class" not in unprotected(levels, "fedavg")
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,24 @@ def test_a_policy_that_refuses_is_named_with_its_site_and_its_key(
     assert f"error: {message}\n" in capsys.readouterr().err
 
 
+FEW_ROWS = [
+    *("strategy.rule=analytic", "strategy.rounds=1", "strategy.warm-up-rounds=0"),
+    "privacy.moments-min-rows=10",
+]
+"""Of Fed-Heart: the sources switzerland and va have fewer rows than their policies ask for."""
+
+
+def test_a_refusal_in_a_round_ends_the_run_as_it_ends_the_process_of_that_site(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    assert main(["simulate", "fed_heart", "--out", str(out), *(f"--set={one}" for one in FEW_ROWS)]) == 10
+    message = "switzerland: policy refuses moments.min-rows: asked second moments of 30 rows, allowed at least 140"
+    error = json.loads((out / "summary.json").read_text())["error"]
+    assert (error["code"], error["message"].split(", 10")[0]) == ("PolicyRefusal", message)
+    assert f"error: {message}" in capsys.readouterr().err
+
+
 def test_ledgers_of_a_run_folder_are_said_to_know_of_no_other_run_where_sites_train_with_noise(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -128,7 +146,7 @@ def test_an_unknown_sample_names_the_known_ones() -> None:
 # --- sources in processes of Ray --------------------------------------------------------------------------------------
 
 
-def by_ray(out: Path, *options: str) -> subprocess.CompletedProcess[str]:
+def by_ray(out: Path, *options: str, of: str = "digits") -> subprocess.CompletedProcess[str]:
     """Ray leaves threads and handlers in a process, so that each such run has its own."""
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
     command = [
@@ -136,7 +154,7 @@ def by_ray(out: Path, *options: str) -> subprocess.CompletedProcess[str]:
         "-m",
         "securefda.cli",
         "simulate",
-        str(sample("digits")),
+        of,
         "--out",
         str(out),
         "--seed",
@@ -177,13 +195,14 @@ def test_a_source_that_cannot_begin_in_a_process_of_ray_is_named_with_its_own_er
 
 
 @needs_ray
+@pytest.mark.parametrize(("of", "settings"), [("digits", ["strategy.rounds=100000"]), ("fed_heart", FEW_ROWS)])
 def test_a_source_that_fails_later_in_a_process_of_ray_is_named_as_it_is_here(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    of: str, settings: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    broken = ["--set", "strategy.rounds=100000"]
-    assert main(["simulate", str(sample("digits")), "--out", str(tmp_path / "here"), *broken]) == 10
+    broken = [f"--set={one}" for one in settings]
+    assert main(["simulate", of, "--out", str(tmp_path / "here"), *broken]) == 10
     here = [line for line in capsys.readouterr().err.splitlines() if line.startswith(("error", "hint"))]
-    done = by_ray(tmp_path / "there", *broken)
+    done = by_ray(tmp_path / "there", *broken, of=of)
     there = [line for line in done.stderr.splitlines() if line.startswith(("error", "hint"))]
     assert (done.returncode, there) == (10, here)
     assert json.loads((tmp_path / "there" / "summary.json").read_text())["error"]["code"] == "PolicyRefusal"

@@ -8,9 +8,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from securefda.cli import main
+from securefda.errors import ExitCode
 
 FEDERATION = """
 [federation]
@@ -139,6 +141,79 @@ def test_more_rows_than_a_source_s_policy_counts_are_refused_as_a_run_refuses_th
     assert main(["federation", "init", *few]) == 0
     assert main(["task", "check", "kits/north", "--set", f"task.data-dir={folder / 'data'}"]) == 4
     assert refusal in capsys.readouterr().err
+
+
+def features(folder: Path, plan: str = "") -> str:
+    """Sites with 40 rows of 4 features, of which about 36 train; at west a class and a value have one row."""
+    (folder / "data").mkdir()
+    chance = np.random.default_rng(0)
+    for site in SITES:
+        rows, labels = chance.normal(size=(40, 4)), np.arange(40) % 2
+        if site == "west":
+            rows[:, 3], rows[5, 3], labels[:] = 1.0, 7.0, np.arange(40) == 5
+        np.savez(folder / "data" / f"{site}.npz", features=rows.astype(np.float32), labels=labels)
+    strategy = f'[strategy]\nrule = "analytic"\nrounds = 1\nwarm-up-rounds = 0\n[privacy]\n{plan}'
+    options = f'[task.options]\nclasses = ["ill", "well"]\nwidth = 4\nunit-rows = false\n{strategy}'
+    (folder / "own.toml").write_text(FEDERATION.format(factory="securefda.tasks.features:Features", options=options))
+    return "own.toml"
+
+
+TOO_FEW = "policy refuses moments.min-rows: asked second moments of {} rows, allowed at least 50, 10 for each of 4 "
+OF_A_CLASS = "policy refuses moments.min-rows-per-class: asked second moments of a class of 1 row, allowed at least 3"
+RARE = "in 1 of 4 features fewer than 3 rows have another value than the usual one, and count with the usual one"
+
+
+def test_rows_whose_second_moments_a_policy_refuses_are_named_before_a_run(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = features(folder, "moments-min-rows = 10")
+    assert main(["task", "check", file, "--format", "json"]) == ExitCode.POLICY
+    found = {site["site"]: site for site in json.loads(capsys.readouterr().out)["data"]["sites"]}
+    assert found["clinic"]["error"] is None  # nothing of the target leaves it
+    trains = {site: found[site]["splits"][0]["rows"] for site in SITES}
+    for site in ("north", "south", "west"):
+        assert found[site]["error"].startswith(f"{site}: {TOO_FEW.format(trains[site])}")
+    assert [note.partition(OF_A_CLASS)[0] for note in found["west"]["notes"][:1]] == ["also: "]
+    assert found["west"]["notes"][1].startswith(f"also: {RARE}")
+    assert main(["task", "check", file]) == ExitCode.POLICY
+    printed = capsys.readouterr()
+    assert "  note: also: policy refuses moments.min-rows-per-class" in printed.out
+    assert "privacy.moments-min-rows" in printed.err
+
+
+def test_of_many_classes_the_smallest_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    body = """
+class Many(Own):
+    def model(self):
+        return nn.Linear(2, 13)
+    def train_data(self, site):
+        return Samples(torch.ones(38, 2), torch.arange(38) % 13)
+"""
+    assert main(["task", "check", own(folder, body, "Many")]) == 0
+    assert "13 different ones, fewest of 12: 2\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("setting", ["strategy.rule=source_only", "training.source.dp.noise-multiplier=1"])
+def test_no_second_moments_and_noisy_ones_need_no_number_of_rows(
+    folder: Path, capsys: pytest.CaptureFixture[str], setting: str
+) -> None:
+    file = features(folder, "moments-min-rows = 10")
+    assert main(["task", "check", file, "--set", setting]) == 0
+    assert "moments" not in capsys.readouterr().out
+
+
+def test_a_kit_notes_what_its_policy_would_refuse_since_it_does_not_know_the_rule(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["federation", "init", features(folder)]) == 0
+    capsys.readouterr()
+    assert main(["task", "check", "kits/west", "--set", f"task.data-dir={folder / 'data'}"]) == 0
+    out = capsys.readouterr().out
+    assert f"  note: if the rule is analytic: {OF_A_CLASS}" in out
+    assert f"  note: if the rule is analytic: {RARE}" in out
+    assert "min-rows:" not in out
+    assert main(["preflight", "kits/west", "--offline", "--set", f"task.data-dir={folder / 'data'}"]) == 0
+    assert OF_A_CLASS in capsys.readouterr().out
 
 
 def test_every_failing_site_is_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -436,13 +436,6 @@ SETTINGS_OF_A_RUN = {
         again=f"{SIMULATE} --set training.target.learning-rate=1",
         then=FURTHER,
     ),
-    "old-name": Wrong(
-        f"{SIMULATE} --set privacy.k-min=1",
-        "privacy.k-min: is now privacy.min-others",
-        "write privacy.min-others",
-        again=f"{SIMULATE} --set privacy.min-others=1",
-        then=FURTHER,
-    ),
     "key-of-another-table": Wrong(
         f"{SIMULATE} --set session.training-deadline-s=9",
         "session.training-deadline-s: unknown key",
@@ -529,7 +522,7 @@ FILES = {
     "nearly-a-sample": Wrong(
         "run digit --out taken",
         "digit: is neither a file here nor the name of a sample",
-        r"did you mean digits\? samples: colored_mnist, digit_domains, digits",
+        r"did you mean digits\? samples: amazon_reviews, colored_mnist, digit_domains, digits",
         again="run digits --out taken --set x=1",
         then="x: unknown key",
     ),
@@ -543,7 +536,7 @@ FILES = {
     "no-sample-at-all": Wrong(
         "simulate hospitals-of-ours --out taken",
         "hospitals-of-ours: is neither a file here nor the name of a sample",
-        "samples: colored_mnist, digit_domains, digits",
+        "samples: amazon_reviews, colored_mnist, digit_domains, digits",
         again="run digits --out taken --set x=1",
         then="x: unknown key",
     ),
@@ -1524,13 +1517,6 @@ POLICIES = {
         "did you mean min-others",
         harm=change(POLICY, "min-others", "min-otherz"),
         follow=change(POLICY, "min-otherz", "min-others"),
-    ),
-    "sign-an-old-key": Wrong(
-        f"policy sign {SOURCE}",
-        "n-c: is now max-colluders",
-        "write max-colluders",
-        harm=change(POLICY, "\nmax-colluders", "\nn-c"),
-        follow=change(POLICY, "\nn-c", "\nmax-colluders"),
     ),
     "sign-no-utf-8": Wrong(
         f"policy sign {SOURCE}",

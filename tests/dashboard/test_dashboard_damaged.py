@@ -163,7 +163,8 @@ def test_every_text_of_a_file_is_escaped(target: Site, text: str) -> None:
     target.summary(1, status="failed", task=text, strategy={text: text}, visibility={})
     shown = Pages(target.kit).look()
     assert text not in shown.html
-    assert escape(text, quote=True).replace("&#x27;", "&#39;").replace("&quot;", "&#34;") in shown.html
+    shown_as = escape(text.replace("\u202e", "?"), quote=True).replace("&#x27;", "&#39;").replace("&quot;", "&#34;")
+    assert shown_as in shown.html
 
 
 def test_nothing_secret_is_opened(source: Site, target: Site) -> None:

@@ -61,7 +61,7 @@ def test_epsilon_stands_beside_its_limit_and_is_rounded_up(source: Site) -> None
     assert facts["limit"] == "ε at most 8, as the policy says now"
     assert facts["left"] == "5.9999, 75 % of the limit"
     chart = next(one for part in shown.section("charts").parts for one in part.charts)  # type: ignore[union-attr]
-    assert (chart.heading, chart.limit) == ("ε spent", ("limit", 8.0))
+    assert (chart.heading, chart.limits) == ("ε spent", [("limit", 8.0)])
 
 
 def test_more_than_the_limit_is_an_alarm(source: Site) -> None:
@@ -83,7 +83,7 @@ def test_the_policy_is_said_in_words_with_its_signature(source: Site) -> None:
     summary, signature = shown.lines("policy")
     assert summary.startswith("hospital-a permits at most visibility sum")
     assert signature == "Signed by hospital-a."
-    assert "What it cannot learn" in shown.html
+    assert "It cannot learn" in shown.html
 
 
 def test_a_policy_that_was_edited_is_said_to_be_unsigned(source: Site) -> None:

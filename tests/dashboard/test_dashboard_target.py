@@ -62,7 +62,14 @@ def test_a_running_run_has_its_figures_charts_and_phases(target: Site) -> None:
         "per round, median": "0.30 s",
     }
     headings = [chart.heading for part in shown.section("charts").parts for chart in part.charts]  # type: ignore[union-attr]
-    assert headings == ["Target accuracy", "Target loss", "Mean β"]
+    assert headings == [
+        "Target accuracy",
+        "Target loss",
+        "Mean β",
+        "Seconds by phase",
+        "Bytes per source",
+        "Training at the sources",
+    ]
     assert ("sources train and send their keys", "0.250", "0.250", "83 %") in shown.rows("phases")
     assert [row[0] for row in shown.rows("rounds")] == ["3", "2", "1"]
     assert shown.rows("sources")[0][1:] == (

@@ -17,12 +17,12 @@ from securefda.audit.notes import LogName
 from securefda.audit.records import Decision, Disclosure, DpSpent, Entry
 from securefda.cli import main
 from securefda.dashboard.page import page_of, rendered
-from securefda.dashboard.parts import Facts, Lines, Page, Section, Table, Tiles
 from securefda.dashboard.reading import SiteReader
 from securefda.disk import read_file
 from securefda.operations.records import RoundLine, SiteLine, summarise
 from securefda.operations.run_folder import RunFolder, append_line
 from securefda.operations.state import STATE_FILE, StateWriter, state_file
+from securefda.pages.parts import Facts, Lines, Page, Section, Table, Tiles
 from securefda.site.authority import load_signing_key
 
 RUN, OTHER_RUN = "0123456789abcdef" * 2, "fedcba9876543210" * 2
@@ -162,7 +162,7 @@ class Shown:
         return next(one for one in self.page.sections if one.key == key)
 
     def has(self, key: str) -> bool:
-        return any(one.key == key for one in self.page.sections)
+        return any(one.key == key and one.parts for one in self.page.sections)
 
     def tiles(self) -> dict[str, str]:
         """Label -> value."""

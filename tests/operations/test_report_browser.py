@@ -18,12 +18,12 @@ PHASES = (
     *("rule", "evaluate", "witness"),
 )
 CUT_NAMES = """
-[...document.querySelectorAll('svg text')].filter(text => {
-  const [name, figure] = [text, text.closest('svg')].map(one => one.getBoundingClientRect());
+[...document.querySelectorAll('svg text, .legend li')].filter(text => {
+  const [name, figure] = [text, text.closest('figure')].map(one => one.getBoundingClientRect());
   return name.left < figure.left || name.right > figure.right || name.bottom > figure.bottom;
 }).map(text => text.textContent)
 """
-NAMES = "[...document.querySelectorAll('svg text')].map(text => text.textContent)"
+NAMES = "[...document.querySelectorAll('.legend li')].map(text => text.textContent)"
 
 
 def test_the_names_of_all_phases_are_whole(tmp_path: Path) -> None:

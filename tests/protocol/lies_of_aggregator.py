@@ -197,7 +197,7 @@ def _other_report(cohort: Cohort, boxes: list[DeliveredBox]) -> list[DeliveredBo
     """The colluder seals to the victim another norm report than it committed to."""
     phase = cohort.phases[COLLUDER]
     address = BoxAddress(phase.ctx1, COLLUDER, VICTIM)
-    key = agreement.sealing_key(phase.box_pair, phase.u1[VICTIM].box_key, address)
+    key = agreement.sealing_key(agreement.KeyPair(phase.secrets.private), phase.u1[VICTIM].box_key, address)
     nothing, report = SharePair(Secret(bytes(33)), Secret(bytes(33))), Secret(bytes(report_bytes(cohort.header.body)))
     box = agreement.seal_box(key, address, nothing, Bytes("other report"), report)
     return [replace(one, box=box) if one.peer == COLLUDER else one for one in boxes]

@@ -20,7 +20,6 @@ from securefda.protocol import aggregator as agg
 from securefda.protocol import source as src
 from securefda.protocol.aggregator import AggregatorSession
 from securefda.protocol.header_checks import History, PastResult, SessionLimits, check_signed_header, quantisation
-from securefda.protocol.masking import RingVector
 from securefda.protocol.messages import Result, Signed, Signer
 from securefda.protocol.roster import Roster
 from securefda.protocol.secret import Secret
@@ -101,11 +100,6 @@ def signer_of(one: Entry, index: int) -> Signer:
     """Signs as a site of a session."""
     key = Ed25519PrivateKey.from_private_bytes(bytes.fromhex(one["identities"][str(index)]))
     return Signer(index, key, wire.encode)
-
-
-def words_of(text: str) -> RingVector:
-    """A ring vector from its little-endian words of 32 bits."""
-    return np.frombuffer(bytes.fromhex(text), "<u4").astype(np.uint32)
 
 
 class SourceUnderTest:

@@ -65,16 +65,18 @@ class Liar:
     def overhear(self, message: AnySigned) -> None:
         """Keep what a lie may need, before the honest code processes a message."""
         phase = self.source.phase
-        if isinstance(message.body, KeyList) and hasattr(phase, "box_pair") and len(phase.box_pair.private):
+        if isinstance(message.body, KeyList) and hasattr(phase, "secrets") and len(phase.secrets.private):
             session = message.envelope.session_id
-            self.box_pairs[session] = KeyPair(Secret(phase.box_pair.private.reveal()))
+            self.box_pairs[session] = KeyPair(Secret(phase.secrets.private.reveal()))
             self.key_lists[session] = message
-            if phase.report is not None:
-                self.reports[session] = Secret(phase.report.reveal())
+            if phase.secrets.report is not None:
+                self.reports[session] = Secret(phase.secrets.report.reveal())
 
     def pretend(self, **changes: Any) -> None:
         """Change the phase of the honest code, so that it stands by a lie."""
         current = self.source.rounds._round
+        if current is not None and "report" in changes and hasattr(current.phase, "secrets"):
+            changes["secrets"] = replace(current.phase.secrets, report=changes.pop("report"))
         if current is not None and all(hasattr(current.phase, name) for name in changes):
             self.source.rounds._round = replace(current, phase=replace(current.phase, **changes))
 

@@ -28,11 +28,12 @@ from session_sites import (
     witness_at,
 )
 
-from securefda.aggregator.attempt import Attempt, MaskedAttempt, PartialSum, RoundSum
+from securefda.aggregator.attempt import Attempt
 from securefda.aggregator.phases import InAttempt
 from securefda.aggregator.run import AggregatorRun
 from securefda.aggregator.site import RunSettings, TargetSite
 from securefda.aggregator.store import AggregatorStore
+from securefda.aggregator.sums import PartialSum, RoundSum
 from securefda.errors import FaultyAggregatorError
 from securefda.operations.notes import Note
 from securefda.protocol.agreement import REPORT_OPENING_BYTES
@@ -146,10 +147,10 @@ class SessionNetwork(MemoryNetwork[AggregatorRun, Source]):
     # Moving messages.
 
     @property
-    def attempt(self) -> MaskedAttempt | None:
+    def attempt(self) -> Attempt | None:
         """The attempt in progress."""
         phase = self.run.phase
-        return phase.attempt if isinstance(phase, InAttempt) else None  # type: ignore[return-value]  # no other kind here
+        return phase.attempt if isinstance(phase, InAttempt) else None
 
     def at_target(self, act: Callable[[], list[Send]]) -> None:
         """The aggregator does something, and is judged by it."""

@@ -44,6 +44,7 @@ from securefda.protocol.header_checks import (
     quantisation,
 )
 from securefda.protocol.messages import (
+    GRAM_LAYER,
     NO_CONTEXT,
     PULL_LAYER,
     Abort,
@@ -62,7 +63,7 @@ from securefda.protocol.messages import (
     vector_digests,
 )
 from securefda.protocol.roster import Roster
-from securefda.protocol.transcript import layer_names_and_shapes, round_terms, sum_terms
+from securefda.protocol.transcript import architecture_digest, layer_names_and_shapes, round_terms, sum_terms
 
 N, ME = 5, 2
 OTHER = sha256(b"other").digest()
@@ -103,6 +104,17 @@ COMPARING = {
 }
 """Features of two rows, three of each, and a pull on them."""
 
+HEAD = (Layer("weight", (2, 3), 0.5, 0.5), Layer("bias", (2,), 0.5, 0.5))
+GRAM = Layer(GRAM_LAYER, (10,), 0.5, 0.5)
+ANALYTIC = {
+    "rule": replace(DANN, rule="analytic"),
+    "layers": (*HEAD, GRAM),
+    "architecture_digest": architecture_digest(layer_names_and_shapes(HEAD)),
+}
+"""Second moments of three features and a constant, behind a head with two outputs."""
+
+BESIDE_LAYERS = {"layers": (*LAYERS, GRAM), "architecture_digest": header_body(N).architecture_digest}
+
 ADVERSARIAL = {**COMPARING, "rule": replace(FADA, rule="fada_adversarial"), "gap_gradient_digest": GRADIENT}
 LAST = PastResult(3, sha256(b"result 3").digest(), sha256(MODEL).digest())
 BEFORE = PastResult(2, sha256(b"result 2").digest(), OTHER)
@@ -125,6 +137,7 @@ def check(
     roster: Roster | None = None,
     now: int = NOW,
     own_index: int = ME,
+    own_layers: tuple[Layer, ...] = LAYERS,
 ) -> None:
     check_signed_header(
         signed,
@@ -132,7 +145,7 @@ def check(
         roster=roster or roster_of(N),
         limits=limits,
         history=history,
-        own_layers=layer_names_and_shapes(LAYERS),
+        own_layers=layer_names_and_shapes(own_layers),
         unix_s=now,
     )
 
@@ -246,6 +259,8 @@ LIES = [
         "a pull that is said to be of the model",
         {**COMPARING, "architecture_digest": header_body(N, layers=COMPARING["layers"]).architecture_digest},
     ),
+    HeaderLie("HEADER_MOMENTS", "moments for a model of another form", {**ANALYTIC, **BESIDE_LAYERS}),
+    HeaderLie("HEADER_MOMENTS", "moments in round 2", {**ANALYTIC, **BESIDE_LAYERS, "round": 2}),
     *(HeaderLie("HEADER_MODULUS", f"{bits} bits", {"modulus_bits": bits}) for bits in (0, 1, 2, 15, 18, 33, 64)),
     HeaderLie("HEADER_WRAP", "a ring for fewer than take part", {"n_max": N - 1}),
     HeaderLie("HEADER_WRAP", "no resolution left", {"n_max": 2**31}),
@@ -616,6 +631,46 @@ def test_vectors_that_came_have_the_shapes_that_the_header_names() -> None:
     assert came.features.shape == (2, 3)
     assert came.published is not None
     assert came.published.tobytes() == UPDATE
+
+
+def check_moments(own: tuple[Layer, ...] = (), **changes: Any) -> None:
+    layers = own or changes.get("layers", ANALYTIC["layers"])[:-1]
+    check(header(**{**ANALYTIC, **changes}), History(), limits_of(N), own_layers=layers)
+
+
+def test_a_header_with_moments_sums_them_behind_the_model() -> None:
+    check_moments()
+    asked = header_body(N, **ANALYTIC)
+    assert (asked.model_layers, asked.n_params, asked.n_summed) == (HEAD, 8, 18)
+
+
+BARE = (Layer("weight", (2, 3), 0.5, 0.5), GRAM)
+DEEP = (Layer("first", (3, 3), 0.5, 0.5), *HEAD, GRAM)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"round": 2}, "in round 2; they leave in round 1 alone"),
+        ({"layers": (*HEAD, replace(GRAM, shape=(11,)))}, "another number of features"),
+        ({"layers": (*HEAD, replace(GRAM, name="moments"))}, "more than one linear layer"),
+        ({"layers": BARE, "architecture_digest": architecture_digest(layer_names_and_shapes(BARE[:1]))}, "with a bias"),
+        ({"layers": DEEP, "architecture_digest": architecture_digest(layer_names_and_shapes(DEEP[:3]))}, "more than"),
+    ],
+    ids=["round", "length", "name", "no-bias", "two-layers"],
+)
+def test_source_refuses_moments_that_are_not_those_of_its_head(changes: dict[str, Any], why: str) -> None:
+    with pytest.raises(FaultyAggregatorError, match=why) as refused:
+        check_moments(**changes)
+    assert refused.value.check == "HEADER_MOMENTS"
+
+
+def test_source_refuses_moments_under_a_rule_that_trains() -> None:
+    layers = (*HEAD, GRAM)
+    table = layer_names_and_shapes(layers)
+    with pytest.raises(FaultyAggregatorError, match="source_only adds no second moments") as refused:
+        check_moments(layers, rule=body().rule, layers=layers, architecture_digest=architecture_digest(table))
+    assert refused.value.check == "HEADER_MOMENTS"
 
 
 def test_a_header_with_features_sums_the_pull_behind_the_model() -> None:

@@ -10,7 +10,6 @@ from lies_of_aggregator import COLLUDER, LIES, OUTSIDE, VICTIM, Lie
 from test_session import assert_sum_is_exact
 
 from securefda.errors import FaultyAggregatorError
-from securefda.protocol import source as src
 from securefda.protocol.messages import Survivors
 
 
@@ -54,11 +53,7 @@ def test_source_refuses_mask_key_of_low_order_and_its_input_stays_as_it_was() ->
     cohort = Cohort(5).until(0)
     own = cohort.outbox[COLLUDER]
     low_order = resigned(own, replace(own.body, mask_key=bytes(32)))
-    cohort.phases[COLLUDER] = src.AwaitingKeyList(
-        cohort.sessions[COLLUDER],
-        low_order,
-        *(getattr(cohort.phases[COLLUDER], name) for name in ("master", "self_secret", "box_pair", "nonce", "report")),
-    )
+    cohort.phases[COLLUDER] = replace(cohort.phases[COLLUDER], own=low_order)
     del cohort.outbox[COLLUDER]
     cohort.collect()
     received = {**cohort.aggregator.received, COLLUDER: low_order}

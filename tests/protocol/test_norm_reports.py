@@ -89,7 +89,7 @@ def with_report(cohort: Cohort, bundle: Signed[ShareBundle], recipient: int, rep
     """The bundle of a source with another report in the box for one recipient, sealed with its own key."""
     phase, sender = cohort.phases[bundle.sender], bundle.sender
     address = BoxAddress(phase.ctx1, sender, recipient)
-    key = agreement.sealing_key(phase.box_pair, phase.u1[recipient].box_key, address)
+    key = agreement.sealing_key(agreement.KeyPair(phase.secrets.private), phase.u1[recipient].box_key, address)
     nothing = SharePair(Secret(bytes(33)), Secret(bytes(33)))
     box = agreement.seal_box(key, address, nothing, cohort.random[sender], Secret(report))
     boxes = tuple(replace(one, box=box) if one.peer == recipient else one for one in bundle.body.boxes)
@@ -138,7 +138,7 @@ def test_a_report_is_forgotten_with_the_phase_that_held_it() -> None:
     cohort.close()
     cohort.answer()
     second = cohort.phases[AT_SUM]
-    assert (len(first.report), len(second.report)) == (0, report_bytes(cohort.header.body))
+    assert (len(first.secrets.report), len(second.secrets.report)) == (0, report_bytes(cohort.header.body))
     src.erase(second)
-    assert len(second.report) == 0
+    assert len(second.secrets.report) == 0
     assert cohort.report_of(AT_SUM).hex() not in repr((first, second))

@@ -142,7 +142,7 @@ def read_header(case: Entry, name: str = "headers") -> None:
         roster=Roster.from_canonical_bytes(file["rosters"][case["roster"]].encode()),
         limits=limits_of(case["limits"]),
         history=history_of(case["history"]),
-        own_layers=[(layer["name"], tuple(layer["shape"])) for layer in file["own_layers"]],
+        own_layers=[(layer["name"], tuple(layer["shape"])) for layer in case["own_layers"]],
         unix_s=case["unix_s"],
     )
     if "model" in case:

@@ -88,8 +88,8 @@ def test_source_hears_and_tells_its_neighbours_alone() -> None:
 
 def test_masks_are_those_with_neighbours() -> None:
     cohort = session().until(2, collected=True)
-    masters = {index: phase.master.reveal() for index, phase in cohort.phases.items()}
-    own_secrets = {index: phase.self_secret.reveal() for index, phase in cohort.phases.items()}
+    masters = {index: phase.secrets.master.reveal() for index, phase in cohort.phases.items()}
+    own_secrets = {index: phase.secrets.self_secret.reveal() for index, phase in cohort.phases.items()}
     cohort.close()
     cohort.answer()
     ring, ctx, ctx2 = ring_of(cohort), cohort.session.ctx, cohort.aggregator.ctx2

@@ -138,7 +138,7 @@ def signing_again(monkeypatch: pytest.MonkeyPatch) -> None:
     def go_on(site: SourceSite, current: rounds.SourceRound, message: Any) -> Any:
         following, answer = real(site, current, message)
         if isinstance(message.body, Survivors):
-            following = replace(current, phase=replace(current.phase, shares=following.phase.shares))  # type: ignore
+            following = replace(current, phase=replace(current.phase, secrets=following.phase.secrets))  # type: ignore
         return following, answer
 
     monkeypatch.setattr(run, "continue_round", go_on)

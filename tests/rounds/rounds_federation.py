@@ -24,7 +24,6 @@ from run_settings import run_settings
 from source_stores import store_at
 
 from securefda.aggregator.attempt import Attempt
-from securefda.aggregator.attendance import CosignerTracker
 from securefda.aggregator.comparison import TargetAlone
 from securefda.aggregator.folds import Folds
 from securefda.aggregator.phases import InAttempt, RoundPhase
@@ -53,11 +52,12 @@ from securefda.protocol.roster import Roster
 from securefda.protocol.secret import Secret
 from securefda.rules import Strategy
 from securefda.site.policy import SourcePolicy, default_policy
-from securefda.site.policy.model import MetadataPolicy
+from securefda.site.policy.model import MetadataPolicy, MomentBounds
 from securefda.source.run import SourceRun, SourceSite
 from securefda.source.store import SourceStore
 from securefda.tasks import Samples, TaskSettings
 from securefda.training import PersonalMemory, PersonalTrainer, TrainingSettings, Vector
+from securefda.training.head import HeadFitter
 from securefda.training.site_features import SiteFeatures
 from securefda.training.trainer import SiteTrainer
 from securefda.transport import wire
@@ -305,6 +305,7 @@ class Federation(MemoryNetwork[AggregatorRun, SourceRun]):
             roster=self.roster,
             trainer=trainer,
             output_from_features=self.output_from_features(trainer),
+            head_fitter=HeadFitter(trainer, self.settings.clip) if strategy.rule.adds_moments else None,
             test_data=test_data,
             alone=TargetAlone(
                 lambda: trainer_of(self.n, TARGET, norm=self.norm),
@@ -352,21 +353,6 @@ class Federation(MemoryNetwork[AggregatorRun, SourceRun]):
         self.record(index, site.witness)
         return SourceRun(site, self.watch.of_source(index))
 
-    def enter_run(self, run_id: bytes) -> bytes:
-        """Let every source join another run of the same target; returns the checkpoint that they cosigned of it."""
-        run = run_id.hex()
-        store = AggregatorStore(self.folder / f"target-{run}.sqlite")
-        witness = self.witness_of(TARGET, store)
-        witness.journal.begin(run)
-        witnesses = CosignerTracker(replace(self.run._site, witness=witness))
-        for index, source in self.sources.items():
-            source.join(run)
-            for answer in source.handle(witness.show(index)):
-                witnesses.receive(answer.message)
-        witness.journal.close()
-        store.close()
-        return witness.note
-
     def witness_of(
         self, index: int, memory: AggregatorStore | SourceStore, key: Ed25519PrivateKey | None = None
     ) -> Witness:
@@ -390,8 +376,10 @@ class Federation(MemoryNetwork[AggregatorRun, SourceRun]):
             unfiltered_projection=not settings.strategy.filter,
             norm_reports="colluders-may-see",
         )
-        counted = {} if settings.strategy.align else {"metadata": MetadataPolicy(may_leave=("samples",))}
-        return policy.model_copy(update=counted | changes)
+        allowed: dict[str, Any] = {"moments": MomentBounds(min_rows_per_class=2)}  # a source has two rows of a class
+        if not settings.strategy.align:
+            allowed["metadata"] = MetadataPolicy(may_leave=("samples",))
+        return policy.model_copy(update=allowed | changes)
 
     def record(self, index: int, witness: Witness, run: str | None = None) -> None:
         """Let a process write its messages down."""

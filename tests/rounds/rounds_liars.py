@@ -27,7 +27,7 @@ class Liar(SourceRun):
         if current is None or not isinstance(current.phase, AwaitingShares):
             return super().handle(parcel)
         ready = receive_shares(current.phase, parcel.message)  # type: ignore[arg-type]
-        encoded = capped_input(self._site, current, ready)
+        current, encoded = capped_input(self._site, current, ready)
         self._lie(encoded, current.header.body)
-        self._round, answer = release_masked(self._site, current, ready, encoded)
+        self._round, answer = release_masked(self._site, current, encoded, ready)
         return [answer]

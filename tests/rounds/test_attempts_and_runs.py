@@ -48,6 +48,9 @@ from securefda.protocol.messages import (
     Visibility,
 )
 from securefda.site.policy import default_policy
+from securefda.tasks import TaskSettings
+from securefda.tasks.features import Features
+from securefda.training import frozen_digest
 
 MESSAGES = (Advertise, ShareBundle, MaskedInput, SurvivorSignature, Unmask)
 RELEASED = (MaskedInput, SurvivorSignature, Unmask)
@@ -473,6 +476,18 @@ def test_an_update_in_clear_must_be_the_one_that_was_signed(
     assert federation.store.records()[0]["dropped"] == [f"source-{liar}"]
 
 
+def test_an_update_in_clear_of_a_source_that_takes_no_part_is_refused(build: Callable[..., Federation]) -> None:
+    federation = build(3, rounds=1, visibility=Visibility.INDIVIDUAL)
+    federation.reached.discard(3)
+    update = until(federation.open(), TARGET, Update)
+    stranger = Parcel(_signed(3, update.message.envelope, update.message.body), update.vectors)
+    (refused,) = federation.run.receive(stranger)
+    assert (refused.to, refused.parcel.message.body.check) == (3, "SENDER")
+    federation.arrives_next(update.message.sender, TARGET, update)
+    federation.go()
+    assert federation.store.records()[0]["survivors"] == ["source-1", "source-2"]
+
+
 def test_an_update_in_clear_needs_its_alignment_where_only_estimates_are_aligned(
     build: Callable[..., Federation],
 ) -> None:
@@ -553,6 +568,20 @@ def test_a_source_whose_frozen_layers_have_other_values_is_turned_away(build: Ca
     assert isinstance(failure, ConfigError)
     assert "frozen layers" in failure.hint
     assert federation.store.records()[0]["survivors"] == ["source-1", "source-3", "source-4"]
+    assert "source-2: its model has other layers, or other frozen values" in federation.watch.text
+
+
+def test_a_source_with_features_of_another_encoder_is_turned_away(build: Callable[..., Federation]) -> None:
+    federation = build(4, rounds=1)
+    digests = []
+    for encoder in ("ab" * 32, "cd" * 32):
+        options = {"classes": 2, "width": 4, "encoder": encoder}
+        digests.append(frozen_digest(Features(TaskSettings("target", ("source-1",), options=options)).model()))
+    for index, source in federation.sources.items():
+        source._site.trainer.frozen_digest = digests[index == VICTIM]
+    federation.run._site.trainer.frozen_digest = digests[0]
+    federation.open().go()
+    assert isinstance(federation.sources[VICTIM].standing.failure, ConfigError)
     assert "source-2: its model has other layers, or other frozen values" in federation.watch.text
 
 

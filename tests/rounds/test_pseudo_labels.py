@@ -188,6 +188,7 @@ class TestSettings:
     @pytest.mark.parametrize("rule", [rule for rule in Rule if TargetLabels.PSEUDO not in rule.target_labels])
     def test_other_rules_are_refused(self, rule: Rule) -> None:
         parts = {
+            "analytic": ["strategy.rounds=1"],
             "finetune_offline": ["strategy.finetune-rounds=1"],
             "personalized_fedavg": ["strategy.reptile-rounds=1"],
             "fedrep": ["training.target.personal-layers=1", "training.source.personal-layers=1"],

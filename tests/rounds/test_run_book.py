@@ -225,7 +225,7 @@ def test_a_run_stays_in_the_folder_that_it_began_in(
 
     with pytest.raises(FaultyAggregatorError, match="in another folder") as refused:
         own.begin_attempt(header(A, 2), OTHER_FOLDER)
-    assert refused.value.check == "HEADER_RUN"
+    assert (refused.value.check, refused.value.blames) == ("HEADER_RUN", False)
 
 
 def test_a_session_is_remembered_in_every_run_and_folder(

@@ -10,9 +10,9 @@ import pytest
 from rounds_federation import Federation, changed, until
 
 from securefda.aggregator import model as rounds_model
-from securefda.aggregator.attempt import PartialSum
 from securefda.aggregator.ranges import WordFormat, format_for, narrowest, peaks_after
 from securefda.aggregator.rounds import largest_factor
+from securefda.aggregator.sums import PartialSum
 from securefda.audit.reconcile.runs import reconcile_folder
 from securefda.protocol.encoding import AggregateStatistics, vector_from_wire
 from securefda.protocol.header_checks import quantisation

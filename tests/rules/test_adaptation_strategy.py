@@ -135,7 +135,7 @@ def test_auto_without_estimated_errors_is_fedgp_auto_that_estimates_them():
     assert round_plan(Strategy(rule="auto", rounds=1), 1) == RoundPlan(rule=Rule.FEDGP_AUTO, select=True)
 
 
-SCHEDULED = (Rule.AUTO, Rule.FINETUNE_OFFLINE, Rule.PERSONALIZED_FEDAVG)
+SCHEDULED = (Rule.AUTO, Rule.FINETUNE_OFFLINE, Rule.PERSONALIZED_FEDAVG, Rule.ANALYTIC)
 
 
 @pytest.mark.parametrize("rule", [rule for rule in Rule if rule not in SCHEDULED])
@@ -300,7 +300,8 @@ def test_means_may_have_an_optimizer_at_the_aggregator_in_every_round(rule):
 
 
 @pytest.mark.parametrize(
-    "rule", [rule for rule in Rule if rule not in (Rule.SOURCE_ONLY, Rule.FEDAVG, *PERSONAL)] + PERSONAL[:1]
+    "rule",
+    [rule for rule in Rule if rule not in (Rule.SOURCE_ONLY, Rule.FEDAVG, Rule.ANALYTIC, *PERSONAL)] + PERSONAL[:1],
 )
 def test_other_rules_may_have_none(rule):
     with pytest.raises(ValueError, match=r"^server_optimizer: "):

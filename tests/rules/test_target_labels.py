@@ -12,15 +12,17 @@ from securefda.rules import CANDIDATES, RoundPlan, Rule, Strategy, TargetLabels,
 
 def plans(rule: Rule) -> list[RoundPlan]:
     """Of every round of a run of this rule, whatever rule `auto` chooses in each."""
-    strategy = Strategy(rule=rule, rounds=6, warm_up_rounds=0, finetune_rounds=2, reptile_rounds=2)
+    rounds = 1 if rule is Rule.ANALYTIC else 6
+    strategy = Strategy(rule=rule, rounds=rounds, warm_up_rounds=0, finetune_rounds=2, reptile_rounds=2)
     choices = [None, *({one: 0.0} for one in CANDIDATES)]
-    return [round_plan(strategy, number, errors) for number in range(1, 7) for errors in choices]
+    return [round_plan(strategy, number, errors) for number in range(1, rounds + 1) for errors in choices]
 
 
 def trains_the_target(rule: Rule) -> bool:
     rounds = plans(rule)
     return rule.is_personal or any(
-        plan.select or not (plan.rule is Rule.SOURCE_ONLY or plan.rule.uses_target_features) for plan in rounds
+        plan.select or not (plan.rule in (Rule.SOURCE_ONLY, Rule.ANALYTIC) or plan.rule.uses_target_features)
+        for plan in rounds
     )
 
 

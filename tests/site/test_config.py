@@ -108,8 +108,6 @@ BAD_VALUES = [
     ("[strategy]\nroundz = 3", "strategy.roundz", "unknown key", "did you mean strategy.rounds?"),
     ("[strategy]\nwarm_up_rounds = 1", "strategy.warm_up_rounds", "unknown key", "strategy.warm-up-rounds"),
     ("[training]\nlearning-rate = 1", "training.learning-rate", "unknown key", "training.target.learning-rate"),
-    ("[privacy]\nk-min = 1", "privacy.k-min", "is now privacy.min-others", "write privacy.min-others"),
-    ("[privacy]\nnorm-rows = 'hidden'", "privacy.norm-rows", "is now privacy.norm-reports", ""),
     ("[privicy]\nmin-others = 1", "privicy", "unknown key", "known tables"),
     ("[strategy]\nrounds = '3'", "strategy.rounds", "whole number, not '3'", ""),
     ("[strategy]\nrounds = 0", "strategy.rounds", "at least 1", ""),
@@ -344,6 +342,12 @@ def test_a_sites_policy_has_room_for_the_sums_of_as_many_sources_as_the_file_has
     config = load_federation(file, [f"federation.sources={json.dumps(names)}"])
     assert site_policy(config, "source-1").quantisation.n_max == room
     assert room >= n_max_for(sources)
+
+
+def test_every_sites_policy_asks_for_the_rows_behind_moments_that_the_file_says(file: Path) -> None:
+    keys = ("moments-min-rows=0.5", "moments-min-rows-per-class=2", "moments-min-rows-per-category=1")
+    moments = site_policy(load_federation(file, [f"privacy.{key}" for key in keys]), "source-1").moments
+    assert (moments.min_rows, moments.min_rows_per_class, moments.min_rows_per_category) == (0.5, 2, 1)
 
 
 def test_every_sites_policy_gets_the_budget_of_the_file(file: Path) -> None:
@@ -782,7 +786,6 @@ class TestExplained:
         ("name", "why", "hint"),
         [
             ("strategy.ruonds", "no such key", "did you mean strategy.rounds?"),
-            ("privacy.k-min", "is now privacy.min-others", "config explain privacy.min-others"),
             ("xyzzy", "no such key", "tables: federation"),
         ],
     )

@@ -8,6 +8,7 @@ from securefda.privacy.events import ASSUMPTIONS
 from securefda.site.policy import (
     NAMED_POLICIES,
     DpPolicy,
+    MomentBounds,
     NormCapBounds,
     SourcePolicy,
     WorkLimits,
@@ -116,6 +117,25 @@ def test_what_too_few_rows_moved_is_said_to_stay_only_where_the_policy_has_it_so
     assert said not in explain(default_policy(), "lyon", 5).text()
     counting = SourcePolicy(allowed_rules=("fedgp",), release=ReleaseLimits(min_rows=3))
     assert f"{said} 3 of its rows moved" in explain(counting, "lyon", 5).text()
+
+
+def test_second_moments_are_said_to_leave_with_what_rows_must_have_where_they_may() -> None:
+    said, held = "the second moments of lyon's rows", "takes part in analytic only if it has at least"
+    assert said not in explain(SourcePolicy(allowed_rules=("fedgp",)), "lyon", 5).text()
+    with_noise = explain(SourcePolicy(allowed_rules=("analytic",), dp=DpPolicy(required=True)), "lyon", 5).text()
+    assert said in with_noise
+    assert held not in with_noise
+    assert "They leave with noise: the ledger is charged for one release of all rows." in with_noise
+    assert "trains with noise (DP-SGD) or not at all, and adds noise to second moments, so all" in with_noise
+    text = explain(SourcePolicy(allowed_rules=("analytic",)), "lyon", 5).text()
+    assert f"{held} 1 times as many rows as a row has numbers and 3 rows of each of its classes" in text
+    assert "fewer than 3 of its rows have another value" in text
+    assert "the target publishes no update of its own" in text
+    none = MomentBounds(min_rows=0.0, min_rows_per_class=1, min_rows_per_category=1)
+    unbound = explain(SourcePolicy(allowed_rules=("analytic",), moments=none), "lyon", 5).text()
+    assert said in unbound
+    assert held not in unbound
+    assert "another value of a feature" not in unbound
 
 
 def test_no_norm_cap_is_claimed_for_cohorts() -> None:

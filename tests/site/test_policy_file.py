@@ -24,7 +24,7 @@ def test_the_default_text_is_the_default_policy_with_the_rules_that_use_sources(
     file.write_text(default_policy_text("source-1"))
     adapting = ("fedda", "fedgp", "fedda_auto", "fedgp_auto", "fedgp_filtered_auto")
     fada = ("fada_attention", "fada_adversarial", "fada", "f_dann", "f_dan")
-    rules = ("source_only", "fedavg", *adapting, *fada, "auto")
+    rules = ("source_only", "fedavg", *adapting, *fada, "analytic", "auto")
     assert load_policy(file) == SourcePolicy(allowed_rules=rules)
 
 
@@ -117,8 +117,6 @@ def test_the_default_text_shows_and_explains_every_key() -> None:
     ("text", "key", "part"),
     [
         ("min-other = 3", "min-other", "unknown key"),
-        ("n-c = 1", "n-c", "is now max-colluders"),
-        ("[energy]\nkappa = 1.0", "energy", "is now norm-cap"),
         ("min_others = 3", "min_others", "unknown key"),
         ("min-others = 0", "min-others", "at least 1"),
         ("min-others = '2'", "min-others", "whole number"),
@@ -135,6 +133,8 @@ def test_the_default_text_shows_and_explains_every_key() -> None:
         ("[quantisation]\nn-max = 0", "quantisation.n-max", "at least 1"),
         ("[release]\nmax-attempt = 9", "release.max-attempt", "unknown key"),
         ("[release]\nmax-rounds = 0", "release.max-rounds", "at least 1"),
+        ("[moments]\nmin-rows = -1.0", "moments.min-rows", "at least 0"),
+        ("[moments]\nmin-rows-per-class = 0", "moments.min-rows-per-class", "at least 1"),
         ("[release]\nmin-rows = 0", "release.min-rows", "at least 1"),
         ("allowed-rules = ['f_dan']\n[release]\nmin-rows = 2", "release.min-rows", "not counted under f_dan"),
         ("filtered-projection = true", "filtered-projection", "unknown key"),

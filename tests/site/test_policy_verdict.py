@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,7 +28,15 @@ from securefda.protocol.messages import (
 )
 from securefda.rules.strategy import Rule
 from securefda.settings import known_keys
-from securefda.site.policy import SourcePolicy, check_header_by_policy, check_metadata, check_task, check_training
+from securefda.site.policy import (
+    SourcePolicy,
+    check_header_by_policy,
+    check_metadata,
+    check_moments,
+    check_task,
+    check_training,
+    default_policy,
+)
 from securefda.site.policy.verdict import check_metrics, check_schedule
 
 Asks = Callable[[SourcePolicy], None]
@@ -107,6 +116,13 @@ def trained_with(noise_multiplier: float, max_grad_norm: float = 1.0) -> Asks:
     return lambda policy: check_training(policy, noise_multiplier, max_grad_norm)
 
 
+def adding(*classes: int) -> Asks:
+    """Second moments of rows with two features, so many of each class."""
+    labels = np.repeat(np.eye(len(classes)), classes, axis=0)
+    features = np.random.default_rng(0).normal(size=(len(labels), 2))
+    return lambda policy: np.testing.assert_array_equal(check_moments(policy, features, labels), features)
+
+
 def attending(bound: float) -> RuleTerms:
     """The rule of the header at every limit, with a share of attention."""
     return replace(header_at_every_limit().rule, attention=AttentionTerms("first-order", 0.1, bound))
@@ -183,6 +199,9 @@ CASES = [
         True,
         at=scheduled(),
     ),
+    Case("moments.min-rows", adding(8), 2.5, at=adding(9), policy=changed(POLICY, "moments.min-rows", 3.0)),
+    Case("moments.min-rows-per-class", adding(2, 9), 2, at=adding(3, 9)),
+    Case("moments.min-rows-per-class", adding(4, 0, 2, 9), 2, at=adding(4, 0, 3, 9)),
     Case("metadata.may-leave", updating(loss=0.5), ("samples", "loss"), at=updating()),
     Case("metadata.may-leave", updating(accuracy=0.5), ("samples", "accuracy"), at=updating()),
 ]
@@ -199,8 +218,8 @@ OF_THE_MODEL = {"model.initial", "limits.model-step"}
 """What the vectors beside a header are compared with, see ``tests/rounds/test_model_bound.py``."""
 
 
-OF_TRAINING = {"release.min-rows"}
-"""What training keeps back by itself, see ``tests/training/test_support.py``."""
+OF_TRAINING = {"release.min-rows", "moments.min-rows-per-category"}
+"""What a site keeps back without a refusal, see ``tests/training/test_support.py`` and the test of rare values."""
 
 
 def test_every_key_of_the_schema_has_been_asked_for_too_much_of() -> None:
@@ -229,6 +248,18 @@ def test_a_header_without_this_site_is_the_aggregators_fault_and_no_matter_of_th
     with pytest.raises(FaultyAggregatorError) as caught:
         check_header_by_policy(POLICY, header_at_every_limit(), 8)
     assert caught.value.check == "HEADER_PARTICIPANTS"
+
+
+def test_a_value_that_few_rows_have_counts_as_the_usual_one_and_all_others_stay() -> None:
+    features = np.random.default_rng(0).normal(size=(9, 4))
+    features[:, 1], features[:, 2], features[:, 3] = 0.5, -1.0, 0.0
+    features[[2, 7], 1], features[[0, 4, 8], 2], features[5, 3] = (0.25, 7.0), 1.0, 3.0
+    rows = check_moments(default_policy(), features, np.ones((9, 1)))
+    expected = features.copy()
+    expected[:, 1], expected[:, 3] = 0.5, 0.0
+    np.testing.assert_array_equal(rows, expected)
+    every = changed(default_policy(), "moments.min-rows-per-category", 1)
+    np.testing.assert_array_equal(check_moments(every, features, np.ones((9, 1))), features)
 
 
 def test_an_aggregator_may_ask_for_less_than_the_policy_permits() -> None:

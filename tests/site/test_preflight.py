@@ -229,6 +229,18 @@ def test_sound_source_passes_every_check(live: Path) -> None:
     assert exit_code(findings) == ExitCode.OK
 
 
+def test_a_note_of_a_check_that_passes_is_a_warning_of_its_own(live: Path) -> None:
+    probes = Probes(data=lambda: ["500 rows", "3 features are far from 0", "2 rows of a class"])
+    findings = preflight(live / "geneva", NOW, address=free_address(), probes=probes, min_free_bytes=1)
+    said = [(one.level, one.message) for one in findings if one.check == "data"]
+    assert said == [
+        (Level.OK, "500 rows"),
+        (Level.WARN, "3 features are far from 0"),
+        (Level.WARN, "2 rows of a class"),
+    ]
+    assert exit_code(findings) == ExitCode.OK
+
+
 def test_sound_target_passes_with_its_port_free(live: Path) -> None:
     findings = preflight(live / "geneva", NOW, address=free_address(), min_free_bytes=1)
     assert [(f.check, f.level) for f in findings] == [

@@ -30,10 +30,8 @@ from securefda.local import fork_server
 REPOSITORY = Path(__file__).resolve().parents[2]
 MODULES = (
     "jinja2",
-    "matplotlib.backends.backend_svg",
     "securefda.cli.app",
     "securefda.cli.console",
-    "securefda.operations.figures",
     "securefda.operations.report",
     "securefda.operations.summary_text",
     "securefda.operations",

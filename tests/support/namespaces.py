@@ -48,10 +48,6 @@ class Namespaces:
         for holder in self._holders.values():  # which end with this process too, however that ends
             holder.communicate()
 
-    def process_of(self, site: str) -> int:
-        """Id of the process whose namespace is that of the site."""
-        return self._holders[site].pid
-
     def _make(self, number: int, site: str) -> None:
         holder = self._holders[site] = subprocess.Popen(["unshare", "--net", "cat"], stdin=subprocess.PIPE)
         own, until = _namespace_of("self"), time.monotonic() + _WAIT_S

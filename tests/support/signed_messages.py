@@ -9,7 +9,6 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from known_sites import known_key
 
-from securefda.audit.kept import NOT_KEPT
 from securefda.protocol import messages as m
 from securefda.protocol.envelope import SIGNATURE_BYTES
 from securefda.transport import wire
@@ -52,11 +51,6 @@ def kept_form(message: m.Signed[Any]) -> bytes:
 def size_of(message: m.Signed[Any]) -> int:
     """What a record says of its bytes: with vectors `SIZE`."""
     return SIZE if m.vector_digests(message.body) else len(message.signed_bytes) + SIGNATURE_BYTES
-
-
-def is_kept(kind: str) -> bool:
-    """Whether a site keeps messages of this type."""
-    return kind not in NOT_KEPT
 
 
 def _body(kind: str, unique: bytes, run: str) -> m.Body:

@@ -6,13 +6,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from sklearn.metrics import roc_auc_score
 
 from securefda.errors import ConfigError, DataError
 from securefda.privacy.private_training import require_separate_rows
 from securefda.tasks import TaskSettings, load_task
-from securefda.tasks.tabular import FACTORY, Tabular, parse_options
+from securefda.tasks.classification import auroc
+from securefda.tasks.tabular import FACTORY, Tabular, concordance, parse_options
 from securefda.training import NoiseSettings, TrainingSettings, build_model, model_to_vector
 
 LABEL = {"column": "krank", "classes": ["nein", "ja"]}
@@ -125,9 +128,94 @@ class TestWhatAFileBecomes:
         assert one["krank"] == "ja"
         assert one["probability nein"] == pytest.approx(1 - float(one["probability ja"]))
 
-    def test_balanced_accuracy_does_not_count_the_frequent_class_alone(self, tmp_path: Path) -> None:
+    def test_balanced_accuracy_and_auroc_do_not_count_the_frequent_class_alone(self, tmp_path: Path) -> None:
         outputs, labels = torch.tensor([[1.0, 0.0]] * 10), torch.tensor([0] * 9 + [1])
-        assert tabular(tmp_path).metrics(outputs, labels) == {"accuracy": 0.9, "balanced_accuracy": 0.5}
+        task = tabular(tmp_path)
+        assert task.metrics(outputs, labels) == {"accuracy": 0.9, "balanced_accuracy": 0.5, "auroc": 0.5}
+        assert "auroc" not in task.metrics(outputs[:9], labels[:9])  # of one class there is none
+
+    def test_auroc_counts_equal_scores_half(self) -> None:
+        random = np.random.default_rng(0)
+        scores, labels = random.integers(0, 5, 40), random.integers(0, 2, 40)
+        found = auroc(torch.from_numpy(scores).double(), torch.from_numpy(labels) == 1)
+        assert found == pytest.approx(roc_auc_score(labels, scores), abs=1e-12)
+
+
+TIMES: dict[str, Any] = changed(
+    label={"column": "tage", "event": "tot", "horizon": 100, "survival": 0.5},
+    columns={"Alter": COLUMNS["Alter"]},
+    **{"hidden-units": 0, "source-test-share": 0.01},
+)
+LOG_2 = 0.6931471805599453
+
+
+class TestTimesToAnEvent:
+    def samples(self, folder: Path, *rows: str) -> Any:
+        write(folder, "north", ["Alter;tage;tot", *rows])
+        return tabular(folder, TIMES).train_data("north")
+
+    def test_labels_are_times_in_horizons_and_events(self, tmp_path: Path) -> None:
+        assert self.samples(tmp_path, "50;50;1", "51;250;0").labels.tolist() == [[0.5, 1.0], [2.5, 0.0]]
+
+    def test_the_analytic_rule_fits_events_minus_expected_ones_up_to_the_horizon(self, tmp_path: Path) -> None:
+        """With half of the rows expected to reach the horizon the hazard is ln 2 for each horizon."""
+        labels = self.samples(tmp_path, "50;50;1", "51;50;0", "52;250;1", "53;100;1").labels
+        fitted = tabular(tmp_path, TIMES).head_targets(labels, 1)
+        torch.testing.assert_close(fitted, torch.tensor([[1 - LOG_2 / 2], [-LOG_2 / 2], [-LOG_2], [1 - LOG_2]]))
+
+    def test_the_loss_is_least_at_events_divided_by_expected_ones(self, tmp_path: Path) -> None:
+        labels = self.samples(tmp_path, *["50;50;1"] * 3, *["51;100;0"] * 2).labels
+        rate = torch.full((5, 1), float(np.log(3 / (3.5 * LOG_2))), requires_grad=True)
+        tabular(tmp_path, TIMES).loss(rate, labels).backward()  # type: ignore[no-untyped-call]
+        assert rate.grad is not None
+        assert float(rate.grad.sum()) == pytest.approx(0, abs=1e-6)
+
+    def test_accuracy_is_the_concordance(self, tmp_path: Path) -> None:
+        labels = torch.tensor([[1.0, 1.0], [2.0, 0.0]])
+        task = tabular(tmp_path, TIMES)
+        assert task.metrics(torch.tensor([[2.0], [1.0]]), labels) == {"accuracy": 1.0, "concordance": 1.0}
+        assert task.metrics(torch.tensor([[1.0], [2.0]]), labels) == {"accuracy": 0.0, "concordance": 0.0}
+
+    def test_predictions_are_relative_hazards(self, tmp_path: Path) -> None:
+        assert tabular(tmp_path, TIMES).predictions(torch.tensor([[0.0], [LOG_2]])) == [
+            {"relative hazard of tot": 1.0},
+            {"relative hazard of tot": pytest.approx(2)},
+        ]
+
+    def test_several_labels_are_refused_with_what_takes_them(self) -> None:
+        with pytest.raises(ConfigError, match=r"one column: for several labels .* run once for each") as refused:
+            tabular(None, changed(label={**LABEL, "column": ["krank", "tot"]}))
+        assert refused.value.key == "task.options.label.column"
+
+    @pytest.mark.parametrize(
+        ("row", "why"),
+        [
+            ("50;50;2", "column tot: 1 of 2 rows hold neither 0 nor 1"),
+            ("50;-1;1", "column tage: 1 of 2 rows hold a negative time"),
+            ("50;50;", "column tot: 1 of 2 rows hold no event"),
+            ("50;;1", "column tage: 1 of 2 rows hold no label"),
+        ],
+    )
+    def test_an_unfit_label_is_named(self, tmp_path: Path, row: str, why: str) -> None:
+        with pytest.raises(DataError, match=why):
+            self.samples(tmp_path, "49;70;0", row)
+
+    def test_a_row_without_an_event_can_be_left_out(self, tmp_path: Path) -> None:
+        write(tmp_path, "north", ["Alter;tage;tot", "49;70;0", "50;50;"])
+        options = {**TIMES, "label": {**TIMES["label"], "missing": "drop-row"}}
+        assert len(tabular(tmp_path, options).train_data("north")) == 1
+
+
+def test_concordance_of_a_hand_worked_example() -> None:
+    """Comparable: A with B, C, D; C with D. A is above B and D and level with C; C is above D: 3.5 of 4."""
+    times, events = torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([1, 0, 1, 0])
+    assert concordance(torch.tensor([2.0, 1.0, 2.0, 0.0]), times, events) == pytest.approx(3.5 / 4)
+
+
+def test_concordance_compares_an_event_with_a_row_last_seen_at_that_time() -> None:
+    times, events = torch.tensor([1.0, 1.0, 1.0]), torch.tensor([1, 1, 0])
+    assert concordance(torch.tensor([2.0, 0.0, 1.0]), times, events) == 0.5
+    assert concordance(torch.tensor([2.0, 0.0]), times[:2], events[:2]) == 0.5  # nothing to compare
 
 
 ONE_SHARE = changed(**{"source-test-share": 0.2})
@@ -292,8 +380,13 @@ BAD_OPTIONS = {
     "a value twice": (with_column("Geschlecht", values=["1", "1.0"]), "must differ from each other"),
     "scale of a category": (with_column("Geschlecht", scale=1), "center and scale are of a number"),
     "one class": (changed(label={"column": "krank", "classes": ["ja"]}), "at least two classes"),
-    "no classes": (changed(label={"column": "krank"}), "needs classes, or for a number"),
-    "both": (changed(label={**LABEL, "center": 1}), "and not both"),
+    "no classes": (changed(label={"column": "krank"}), "needs classes; or for a number"),
+    "both": (changed(label={**LABEL, "center": 1}), "one of them"),
+    "half of a time": (changed(label={"column": "krank", "event": "tot"}), "or for a time event, horizon"),
+    "the event as a column": (
+        changed(label=TIMES["label"], columns={**COLUMNS, "tot": COLUMNS["Alter"]}),
+        "tot: is part of the label",
+    ),
     "the label as a column": (changed(columns={**COLUMNS, "krank": COLUMNS["Alter"]}), "krank: is the label"),
     "two characters": (changed(separator=";;"), "task.options.separator: must be one character"),
     "one mark for both": (changed(separator=","), "is the decimal mark as well"),

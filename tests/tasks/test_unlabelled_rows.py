@@ -12,10 +12,19 @@ import torch
 from PIL import Image
 
 from securefda.bootstrap import target_rows
-from securefda.errors import DataError
+from securefda.errors import ConfigError, DataError
 from securefda.rules import Rule, TargetLabels
 from securefda.site.privacy_account import data_set_of
-from securefda.tasks import Samples, Task, TaskSettings, Unlabelled, load_task, rows_of, unlabelled_target
+from securefda.tasks import (
+    Samples,
+    Task,
+    TaskSettings,
+    Unlabelled,
+    load_task,
+    rows_of,
+    unlabelled_target,
+    with_further_rows,
+)
 from securefda.tasks.base import UnfitRows
 from securefda.tasks.digits import Digits
 
@@ -151,6 +160,41 @@ class TestTables:
             rows_of(task, "north", "train")
 
 
+class TestBesideLabels:
+    def test_digits_has_the_other_training_rows(self) -> None:
+        task = Digits(TaskSettings("target", ("source-1",), options={"target-rows": 30}))
+        labelled = task.train_data("target")
+        rows = with_further_rows(task, labelled)
+        assert torch.equal(rows.features, task.oracle_data().features)
+        assert torch.equal(rows.features[:30], labelled.features)
+
+    @pytest.mark.parametrize(
+        ("answer", "error", "why"),
+        [
+            (None, ConfigError, "training.adapt: task Answers gives the target no rows without labels"),
+            (torch.zeros(3, 64), DataError, "unlabelled: unlabelled_data returned a Tensor and no Unlabelled"),
+            (Samples(torch.zeros(3, 64), torch.zeros(3)), DataError, "returned a Samples and no Unlabelled"),
+            (
+                Unlabelled(torch.zeros(3, 63)),
+                DataError,
+                r"a row is \(63,\) of torch.float32, and one with a label \(64",
+            ),
+            (Unlabelled(torch.zeros(3, 64).double()), DataError, "float64, and one with a label"),
+            (UnfitRows("a site has no rows"), DataError, "target, unlabelled: a site has no rows"),
+        ],
+    )
+    def test_what_is_unfit_is_refused(self, answer: Any, error: type[Exception], why: str) -> None:
+        class Answers(Digits):
+            def unlabelled_data(self) -> Any:
+                if isinstance(answer, Exception):
+                    raise answer
+                return answer
+
+        task = Answers(TaskSettings("target", ("source-1",)))
+        with pytest.raises(error, match=why):
+            with_further_rows(task, task.train_data("target"))
+
+
 def images(folder: Path, options: Mapping[str, Any] | None = None, *, labelled: bool = False) -> Task:
     chosen = {"classes": ["ill", "well"], "size": 8, **(options or {})}
     settings = TaskSettings("clinic", ("north",), data_dir=folder, options=chosen, labelled_target=labelled)
@@ -179,14 +223,21 @@ class TestImages:
         assert len(train) + len(test) == 45
         assert test.labels.tolist() == [0] * len(test)
 
-    @pytest.mark.parametrize("labelled", [True, False])
-    def test_nobody_else_has_such_a_folder(self, tmp_path: Path, labelled: bool) -> None:
-        save(tmp_path / "clinic", "unlabelled", 2)
+    def test_nobody_else_has_such_a_folder(self, tmp_path: Path) -> None:
         save(tmp_path / "north", "unlabelled", 2)
-        site = "clinic" if labelled else "north"
         with pytest.raises(DataError, match="1 of 1 folders are of no class") as refusal:
-            rows_of(images(tmp_path, labelled=labelled), site, "train")
-        assert ('set labels = "none"' if labelled else "labelled images alone") in refusal.value.hint
+            rows_of(images(tmp_path), "north", "train")
+        assert "labelled images alone" in refusal.value.hint
+
+    def test_a_target_with_labels_has_both(self, tmp_path: Path) -> None:
+        save(tmp_path / "clinic", "unlabelled", 5)
+        task = images(tmp_path, {"test-share": 0.5}, labelled=True)
+        with pytest.raises(DataError, match="clinic, train: has none of 0 images") as refusal:
+            rows_of(task, "clinic", "train")
+        assert 'set labels = "none"' in refusal.value.hint
+        save(tmp_path / "clinic", "ill", 40)
+        labelled, test = rows_of(task, "clinic", "train"), rows_of(task, "clinic", "test")
+        assert len(with_further_rows(task, labelled)) + len(test) == 45
 
     def test_a_target_needs_some_image(self, tmp_path: Path) -> None:
         (tmp_path / "clinic").mkdir()

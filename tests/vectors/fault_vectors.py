@@ -19,7 +19,6 @@ from message_vectors import plain
 from session_vectors import PLANS, RINGS, VectorCohort, begun, signed
 
 from securefda.errors import FaultyAggregatorError, FaultySourceError, ProtocolError, QuorumLost
-from securefda.protocol import source as src
 from securefda.protocol.envelope import sign_bytes
 from securefda.protocol.masking import RingVector
 from securefda.protocol.messages import Signed
@@ -145,8 +144,7 @@ def _low_order_mask_key() -> dict[str, Any]:
     cohort = begun(USUAL).until(0)
     own = cohort.outbox[colluder]
     low_order = resigned(own, replace(own.body, mask_key=bytes(32)))
-    held = (getattr(cohort.phases[colluder], name) for name in ("master", "self_secret", "box_pair", "nonce", "report"))
-    cohort.phases[colluder] = src.AwaitingKeyList(cohort.sessions[colluder], low_order, *held)
+    cohort.phases[colluder] = replace(cohort.phases[colluder], own=low_order)
     del cohort.outbox[colluder]
     cohort.collect()
     cohort.aggregator = replace(cohort.aggregator, received={**cohort.aggregator.received, colluder: low_order})

@@ -23,7 +23,7 @@ from securefda.errors import FaultyAggregatorError
 from securefda.parse import canonical_json
 from securefda.protocol.envelope import sign_bytes
 from securefda.protocol.header_checks import History, SessionLimits, check_vectors
-from securefda.protocol.messages import Header
+from securefda.protocol.messages import Header, Layer
 from securefda.protocol.roster import Roster, SignedRoster, sign_roster
 
 Terms = dict[str, Any]
@@ -31,6 +31,7 @@ Terms = dict[str, Any]
 
 USUAL: Terms = {
     "source": table.ME,
+    "own_layers": plain(LAYERS),
     "roster": roster_of(table.N).digest().hex(),
     "limits": plain(limits_of(table.N)),
     "history": plain(History()),
@@ -48,9 +49,11 @@ def _case(
     roster: Roster | None = None,
     now: int = NOW,
     source: int = table.ME,
+    own_layers: tuple[Layer, ...] = LAYERS,
 ) -> Terms:
     given = {
         "source": source,
+        "own_layers": plain(own_layers),
         "roster": (roster or roster_of(table.N)).digest().hex(),
         "limits": plain(limits or limits_of(table.N)),
         "history": plain(history or History()),
@@ -99,6 +102,7 @@ ACCEPTED: Mapping[str, tuple[Terms, Terms]] = {
     "features, and a pull on them": (table.COMPARING, {}),
     "features to a source in a cohort": ({**table.COMPARING, **table.COHORTS}, {}),
     "features and the gradient of the gap": (table.ADVERSARIAL, {}),
+    "second moments": (table.ANALYTIC, {"own_layers": table.HEAD}),
     "visibility individual, without numbers of a session": (
         {**table.IN_CLEAR, "modulus_bits": 0, "threshold": 0, "n_max": 0},
         {},
@@ -122,7 +126,8 @@ def _accepted() -> list[Terms]:
     for claim, (changes, terms) in ACCEPTED.items():
         message = table.header(**changes)
         history, limits = terms.get("history", History()), terms.get("limits", limits_of(table.N))
-        table.check(over_the_wire(message), history, limits, own_index=terms.get("source", table.ME))
+        own = {"own_index": terms.get("source", table.ME), "own_layers": terms.get("own_layers", LAYERS)}
+        table.check(over_the_wire(message), history, limits, **own)
         cases.append(_case(claim, message, **terms))
     return cases
 
@@ -188,10 +193,9 @@ def _vectors(
 
 
 def headers() -> object:
-    """All cases share the layers that the source built; rosters are named by their digest."""
+    """Rosters are named by their digest."""
     used = {roster.digest().hex(): roster for roster in (roster_of(table.N), *(lie.roster for lie in table.LIES))}
     return {
-        "own_layers": plain(LAYERS),
         "usual": USUAL,
         "rosters": {digest: roster.canonical_bytes().decode() for digest, roster in used.items()},
         "valid": _accepted(),

@@ -78,6 +78,14 @@ def _comparing_header() -> m.Header:
     return replace(header, rule=rule, features=m.FeatureTerms(3, 5, _digest(8)), layers=(*header.layers, pull))
 
 
+def _analytic_header() -> m.Header:
+    """As :func:`_header`, under the rule of second moments, of the features of a head with a bias."""
+    gram = m.Layer(m.GRAM_LAYER, (10,), 1.0, 0.5)
+    layers = (m.Layer("weight", (2, 3), 1.0, 0.5), m.Layer("bias", (2,), 1.0, 0.5), gram)
+    rule = replace(_header().rule, rule="analytic")
+    return replace(_header(), rule=rule, target=None, layers=layers, round=1, metrics=False)
+
+
 def _schedule() -> m.Schedule:
     warm_up = m.RuleTerms("source_only", 0.5, "orthogonal", True, True, "mean-field", 1.0)
     return m.Schedule(
@@ -167,7 +175,8 @@ def known(sender: int, body: m.Body) -> dict[str, Any]:
 
 def valid() -> list[dict[str, Any]]:
     """One signed message of every type."""
-    return [known(*one) for one in [*_bodies(), (0, _attending_header()), (0, _comparing_header())]]
+    headers = (_attending_header(), _comparing_header(), _analytic_header())
+    return [known(*one) for one in [*_bodies(), *((0, header) for header in headers)]]
 
 
 def malformed() -> list[dict[str, str]]:

@@ -156,6 +156,7 @@ def headers() -> object:
     roster = roster_of(N)
     usual = {
         "source": VICTIM,
+        "own_layers": plain(LAYERS),
         "roster": roster.digest().hex(),
         "limits": plain(limits_of(N)),
         "history": plain(History()),
@@ -167,7 +168,6 @@ def headers() -> object:
         for claim, changes, colluders in changed
     ]
     return {
-        "own_layers": plain(LAYERS),
         "usual": usual,
         "rosters": {roster.digest().hex(): roster.canonical_bytes().decode()},
         "valid": [{"claim": "six neighbours, of whom five open a secret", **_header(**good)}],

@@ -161,7 +161,7 @@ class ClaimsNorm(ColludingSource):
         committed = report_commitment(report, own=self.signer.index, ctx=own.envelope.context)
         body: Advertise = replace(own.body, report_commitment=committed)
         signed = self.signer.sign(own.envelope.session_id, own.envelope.context, body)
-        phase = replace(current.phase, own=signed, report=report)
+        phase = replace(current.phase, own=signed, secrets=replace(current.phase.secrets, report=report))
         self._round = replace(current, phase=phase, pending=replace(current.pending, report=NormReport(claimed, codes)))
         return [Parcel(signed)]
 

@@ -49,9 +49,9 @@ class FalseInput(MaliciousSource):
         if current is None or not isinstance(current.phase, steps.AwaitingShares):
             return super().handle(parcel)
         ready = steps.receive_shares(current.phase, message)  # type: ignore[arg-type]
-        encoded = capped_input(self._site, current, ready)
+        current, encoded = capped_input(self._site, current, ready)
         self._falsify(current.header.body, encoded)
-        self._round, answer = release_masked(self._site, current, ready, encoded)
+        self._round, answer = release_masked(self._site, current, encoded, ready)
         return [answer]
 
 

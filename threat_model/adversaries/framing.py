@@ -310,7 +310,7 @@ def _is_proved(claim: Claim, members: Members) -> bool:
 
 def _claims(accused: str, statements: Sequence[Statement], draws: Random, tuples: int) -> Iterator[Claim]:
     own = [statement for statement in statements if statement.sender == accused]
-    kinds = sorted({*KINDS, "never-sent"})
+    kinds = sorted(KINDS)
     for statement in own:
         yield from (Claim(kind, accused, (statement,)) for kind in kinds)
     for pair in combinations(own, 2):

@@ -60,11 +60,13 @@ class ColludingSource(SourceRun):
             return
         known = self.copied.setdefault(self._round.header.envelope.session_id, Copied())
         if isinstance(phase, steps.AwaitingKeyList | steps.AwaitingRoll):
-            known.master, known.self_secret = _again(phase.master), _again(phase.self_secret)
-            known.box_private, known.nonce = _again(phase.box_pair.private), phase.nonce.reveal()
+            secrets = phase.secrets
+            known.master, known.self_secret = _again(secrets.master), _again(secrets.self_secret)
+            known.box_private, known.nonce = _again(secrets.private), secrets.nonce.reveal()
         if isinstance(phase, steps.AwaitingSurvivors):
             known.shares = {
-                owner: SharePair(_again(pair.master), _again(pair.self_secret)) for owner, pair in phase.shares.items()
+                owner: SharePair(_again(pair.master), _again(pair.self_secret))
+                for owner, pair in phase.secrets.shares.items()
             }
 
 

@@ -132,8 +132,9 @@ CASES = [
 ]
 NOT_IN_A_HEADER = {
     *("allowed-tasks", "metadata.may-leave", "release.max-runs", "release.max-unfinished", "release.min-rows"),
+    *("moments.min-rows", "moments.min-rows-per-class", "moments.min-rows-per-category"),
 } | {f"dp.{key}" for key in ("required", "unit", "target-epsilon", "target-delta", "accountant", "max-grad-norm")}
-"""No header can exceed these: they concern the site's tasks, its noise, the rows behind a change and its own messages,
+"""No header can exceed these: they concern the site's tasks, its noise, its rows and its own messages,
 or count over rounds and runs."""
 OF_THE_MODEL = {"model.initial", "limits.model-step"}
 """Keys that the vectors beside a header are compared with: T40."""

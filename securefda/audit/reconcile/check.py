@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import ClassVar, Literal
 
-from securefda.audit.kept_check import NOT_JUDGED, UNREAD, KeptVerdict
+from securefda.audit.kept_check import NOT_JUDGED, KeptVerdict
 from securefda.audit.reading import RunEnd
 from securefda.audit.reconcile.claims import is_of_run
 from securefda.audit.reconcile.suspicion import Mark, Notice, RunFinding, RunKind, Suspicion
@@ -70,8 +70,6 @@ class RunLogs:
     Attributes:
         parties: the parties whose logs are here.
         sizes: the number of records of each log when the reading began, by party.
-        other_forms: the parties that kept messages of a form that this version does not read; their records may lack
-            facts that records have today.
         broken: party -> why its log could not be read to the end.
         restarted: the parties whose logs a new process continued.
         count: the number of records that were read.
@@ -85,7 +83,6 @@ class RunLogs:
         self.logs, self.members, self.transcript, self.required = logs, members, transcript, required
         self.sizes = {log.party: log.size for log in logs}
         self.parties = frozenset(self.sizes)
-        self.other_forms = frozenset(log.party for log in logs if any(one.kind == UNREAD for one in log.kept.findings))
         self.broken: dict[str, str] = {}
         self._ends = {log.party: RunEnd() for log in logs}
         self.restarted: set[str] = set()

@@ -49,8 +49,7 @@ class FinalModels(Check):
                 self._received[party].add(entry.digest)
             case "Goodbye", "sent":
                 self._sent.add(entry.digest)
-                of_today = party not in self.run.other_forms  # else its record may not know of the final model
-                said = self.run.transcript.goodbyes.get(entry.digest) if of_today else None
+                said = self.run.transcript.goodbyes.get(entry.digest)
                 if said is not None and entry.disclosure != (_MODEL if said.model else None):
                     what = f"the log of {party} says that its Goodbye to {entry.peer} discloses "
                     what += "nothing; the final model goes with it" if said.model else "a model; none goes with it"

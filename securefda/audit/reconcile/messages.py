@@ -325,9 +325,9 @@ def _expected(record: Record, header: HeaderSaid, members: Members) -> Disclosur
         return Disclosure("individual", header.shows[level], 1)
     level = header.levels.get(party, "individual")
     if kind == "MaskedInput" and level != "individual":
-        return Disclosure(level, "update", header.cohort_quorum if level == "cohort" else header.fewest_at_sum)
+        return Disclosure(level, header.adds, header.cohort_quorum if level == "cohort" else header.fewest_at_sum)
     if kind in RELEASES:  # a vector that no other site masks is in the clear, whatever its type
-        return Disclosure("individual", "update", 1)
+        return Disclosure("individual", header.adds, 1)
     return None
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any, Final
 
-from securefda.audit.kept_check import UNREAD, UNREAD_HINT, EvidenceLost, EvidenceUnread
+from securefda.audit.kept_check import EvidenceLost
 from securefda.audit.keys import OPTION
 from securefda.audit.reconcile.evidence import Evidenced
 from securefda.audit.reconcile.history import (
@@ -92,11 +92,10 @@ def verdict_json(verdict: Verdict) -> dict[str, Any]:
 def error_of(found: ReconciledRuns, evidence: Evidenced | None, *, everything: bool) -> SecureFdaError | None:
     """Return the error to end the command with; None if there is no finding.
 
-    What the logs contradict each other in comes first, then lost evidence, what cannot be judged, the conduct over all
-    runs, a missing log.
+    What the logs contradict each other in comes first, then lost evidence, the conduct over all runs, a missing log.
     """
     findings = [one for run in found.runs for one in run.outcome.findings]
-    findings.sort(key=lambda one: (one.kind == "missing-log", one.is_of_evidence, one.kind == UNREAD))
+    findings.sort(key=lambda one: (one.kind == "missing-log", one.is_of_evidence))
     if not findings or (found.history.findings and findings[0].kind == "missing-log"):
         return conduct_error(found.history)
     others = len(findings) - 1 + len(found.history.findings)
@@ -110,9 +109,6 @@ def error_of(found: ReconciledRuns, evidence: Evidenced | None, *, everything: b
         case "missing-log":
             of = MissingLog
             hints.append(f"ask {first.sides[0]} for its local/audit folder; --no-require-all goes on without it")
-        case "evidence-unread":
-            of = EvidenceUnread
-            hints.append(UNREAD_HINT)
         case "rosters-in-doubt":
             hints.append(f"name the roster of your own kit: {OPTION} KIT/startup/roster.json")
         case _:
@@ -151,9 +147,7 @@ def _finding_text(one: RunFinding, title: str) -> str:
         where = f"round {one.round}, attempt {one.attempt}, at {one.step}{session}"
     else:
         where = "outside rounds" + (f", at {one.step}" if one.step else "")
-    if one.kind == UNREAD:
-        accused = "no site: nothing is known to be wrong"
-    elif one.is_of_evidence:
+    if one.is_of_evidence:
         accused = f"no site: nothing shows who changed what {one.sides[0]} has kept"
     elif not one.accused:
         accused = "no site: it does not show which one is at fault"

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
-from securefda.audit.kept_check import UNREAD
 from securefda.audit.reconcile.claims import Claim, NotProved, prove
 from securefda.audit.reconcile.transcript import Members
 from securefda.audit.records import Record
@@ -40,7 +39,6 @@ RunKind = Literal[
     "evidence-differs",
     "evidence-unrecorded",
     "evidence-moved",
-    "evidence-unread",
 ]
 """Kinds of findings.
 
@@ -70,8 +68,7 @@ RunKind = Literal[
 - wrong-epsilon: epsilon is not what the charges in the log come to.
 - ledger-went-back: a privacy ledger has no more rows than before.
 - evidence-...: a message that a site keeps beside its log is not what its record says, see `kept_check`. The log itself
-  may be sound; no site is accused, since the file does not say who changed it. Of evidence-unread, nothing is known to
-  be wrong: it is of another form than this version reads.
+  may be sound; no site is accused, since the file does not say who changed it.
 """
 
 STEPS: Final[Mapping[str, int]] = {
@@ -191,7 +188,7 @@ class RunFinding:
     @property
     def severity(self) -> Severity:
         """The severity of the finding."""
-        if self.kind in (UNREAD, "rosters-in-doubt"):
+        if self.kind == "rosters-in-doubt":
             return "unjudged"
         if self.kind in _IN_DOUBT or (self.kind in _NOT_SETTLED and not self.accused):
             return "attention"

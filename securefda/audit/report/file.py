@@ -10,7 +10,7 @@ from typing import Any, Final
 from securefda.audit.reading import NoLog, looks_like_log
 from securefda.audit.reconcile.outcome import error_of, history_json, verdict_json
 from securefda.audit.reconcile.verdict import finding_line
-from securefda.audit.report.page import render_page
+from securefda.audit.report.page import GENERATOR, render_page
 from securefda.audit.report.sources import LogState, Sources, read_sources
 from securefda.audit.report.words import verification_text
 from securefda.audit.verification import Outcome
@@ -19,7 +19,7 @@ from securefda.operations.run_folder import replace_file
 from securefda.text import printable
 
 _PAGE: Final = "audit.html"
-_MARK: Final = b'<meta name="generator" content="securefda audit report">'
+_MARK: Final = f'<meta name="generator" content="{GENERATOR}">'.encode()
 """In the head of each page: a new page replaces an older one, and no other file."""
 _HEAD_BYTES: Final = 1000
 

@@ -6,21 +6,14 @@ findings and notices. What the run disclosed is said beside it without a judgeme
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from functools import cache
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from securefda import __version__
 from securefda.audit.reconcile.history import MOST_UNFINISHED_IN_A_ROW, MOST_UNFINISHED_RUNS_A_DAY
 from securefda.audit.reconcile.verdict import finding_line, gathered
-from securefda.audit.report.charts import (
-    bytes_chart,
-    epsilon_chart,
-    epsilon_table,
-    norm_cap_table,
-    run_charts,
-)
+from securefda.audit.report.charts import bytes_chart, epsilon_chart, epsilon_table, norm_cap_table, run_charts
 from securefda.audit.report.overview import all_flows, unreported
 from securefda.audit.report.sections import (
     bytes_table,
@@ -37,18 +30,37 @@ from securefda.audit.report.sections import (
     timeline_table,
 )
 from securefda.audit.report.sources import Sources
-from securefda.audit.report.words import OF_HEADERS, moment_text, span_text
-from securefda.text import counted, names, printable
+from securefda.audit.report.words import (
+    CONTRIBUTIONS,
+    OF_HEADERS,
+    contributions_in,
+    contributions_text,
+    moment_text,
+    span_text,
+)
+from securefda.pages.html import static_page
+from securefda.pages.parts import Charts, Facts, Fold, Line, Lines, Page, Part, Section, State, Tiles, Tone
+from securefda.text import counted, names
 
-if TYPE_CHECKING:
-    from jinja2 import Environment
-
-_TEMPLATE = "audit.html.j2"
 _WHERE_FROM: Final = {
     "option": "the file that was named with --roster",
     "kit": "the startup kit around a log, whose CA and members signed it",
     "log": "a log's own copy, which the maker of the log could have made as well",
 }
+_TONES: Final[Mapping[str, Tone]] = {
+    "fine": "done",
+    "attention": "care",
+    "unjudged": "unknown",
+    "tampering": "failed",
+}
+_WHAT_TO_DO: Final = {
+    "tampering": "A log or a signed message is not what its site signed, or a site broke a rule. Keep all logs as they "
+    "are.",
+    "unjudged": "Nothing was found to be tampered with, but it would not be seen everywhere. This keeps the logs from "
+    "being judged:",
+    "attention": "Nothing was found to be tampered with. This is to be looked at:",
+}
+GENERATOR: Final = "securefda audit report"
 MOST_POINTS: Final = 40
 MOST_LINES: Final = 60
 GLOSSARY: Final = (
@@ -56,6 +68,8 @@ GLOSSARY: Final = (
      "updates; the target trains too, sums what they hand in, and gets the model."),
     ("roster", "The signed list of the sites with their public keys. An epoch is one state of it."),
     ("run, round", "A run is one training. In a round each source gets the model, trains, and hands in one update."),
+    ("second moments", "Sums over a site's rows of products of their features, and of features and labels. Under the "
+     "rule analytic a source hands them in once, in place of an update; what is said of updates holds of them too."),
     ("log, record", "Each site writes a record of what it is about to send, what it received, and what happened, into "
      "its own log of the run."),
     ("checkpoint, cosigned", "A site signs the number and the digest of its records: a checkpoint. Another site "
@@ -74,87 +88,172 @@ GLOSSARY: Final = (
     ("abort, alarm", "A site ended a session; an alarm says that a check failed as no honest peer makes it fail."),
 )  # fmt: skip
 """Words of the page, for readers who have not run a federation."""
-
-
-@cache
-def _environment() -> Environment:
-    """Return the template environment, which compiles the template once."""
-    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
-
-    return Environment(
-        loader=ChoiceLoader([PackageLoader("securefda.audit.report"), PackageLoader("securefda.operations")]),
-        autoescape=True,
-        finalize=_without_controls,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-
-
-def _without_controls(value: object) -> object:
-    """Return text without characters that would control a terminal or the direction of writing; charts stay."""
-    return printable(value) if type(value) is str else value
+PROVES: Final = (
+    "Of each log that is marked as verified: the records under its newest checkpoint are those that the site's key "
+    "signed, in their order, none missing, none changed. The few records behind it are counted on this page too, and "
+    "nothing vouches for them.",
+    "Where others cosigned a checkpoint: since then the site cannot have changed or dropped any of these records "
+    "unnoticed, unless those who cosigned helped.",
+    "What a log says is what its own site wrote. That the site wrote down all that it did, and did what it wrote, no "
+    "log proves by itself; a message that the other side's log has too is confirmed by it, and only comparing the logs "
+    "shows that (see Verification).",
+    "Levels and numbers of sources are from the log of the discloser. That a masked update can be read only inside its "
+    "sum rests on the protocol and on the policies' assumptions, and not on the logs.",
+    "Epsilon is what each site's privacy ledger came to. Times are those of each site's own clock.",
+    "This page itself is not signed. Who needs proof takes the logs and runs securefda audit verify and securefda "
+    "audit reconcile on them.",
+)
+_ALL_RUNS: Final = (
+    "A target that begins run after run, takes something before the sum and hangs up leaves each single log in order. "
+    "So all runs of which a log is here are counted, whichever of them this page is about. A round is lost for a "
+    "source where something left it and no accepted result followed. One lost round or one run that broke off is what "
+    f"a crash leaves; more than {MOST_UNFINISHED_IN_A_ROW} rounds in a row, or more than {MOST_UNFINISHED_RUNS_A_DAY} "
+    "such run within 24 hours, is a finding of the target's conduct."
+)
 
 
 def render_page(sources: Sources, made: datetime) -> str:
-    """Return the page. It loads nothing and runs nothing: its own policy (CSP) forbids it.
+    """Return the page.
 
     Args:
         sources: what it is made from.
         made: now, with a time zone.
     """
-    verdict, outcome = sources.verdict, sources.reconciled.outcome
-    words, unexplained = policies(sources)
-    charts, no_charts = run_charts(sources)
-    notices = [f"{names(sites)}: {what}" if sites else what for sites, what in gathered(outcome.notices)]
-    return (
-        _environment()
-        .get_template(_TEMPLATE)
-        .render(
-            run=sources.run,
-            federation=sources.keys.federation,
-            period=_period(sources),
-            made=moment_text(made),
-            release=__version__,
-            verdict=verdict,
-            points=verdict.points[:MOST_POINTS],
-            more_points=max(0, len(verdict.points) - MOST_POINTS),
-            said=list(facts_of(sources)),
-            tiles=_tiles(sources),
-            sites=sites_table(sources),
-            runs=runs_table(sources),
-            limits=(MOST_UNFINISHED_IN_A_ROW, MOST_UNFINISHED_RUNS_A_DAY),
-            policies=words,
-            unexplained=unexplained,
-            matrix=matrix_table(sources),
-            flows=flows_table(sources),
-            rounds=rounds_table(sources),
-            events=timeline_table(sources),
-            epsilon_chart=epsilon_chart(sources),
-            epsilons=epsilon_table(sources),
-            norms=norm_cap_table(sources),
-            run_charts=charts,
-            has_record=sources.record is not None,
-            no_charts=no_charts,
-            bytes_chart=bytes_chart(sources),
-            traffic=bytes_table(sources.tables),
-            incidents=incidents_table(sources),
-            logs=logs_table(sources),
-            compared=len(sources.reconciled.logs) > 1,
-            findings=[(one.severity, finding_line(one)) for one in outcome.findings[:MOST_LINES]],
-            more_findings=max(0, len(outcome.findings) - MOST_LINES),
-            checked=[(name, f"{count:,}") for name, count in outcome.counts.items()],
-            notices=notices[:MOST_LINES],
-            more_notices=max(0, len(notices) - MOST_LINES),
-            left_out=[
-                f"{party.party}: {counted(number, 'record')} of the table of {table}"
-                for party in sources.tables
-                for table, number in sorted(party.left_out.items())
-            ],
-            facts=_about_the_page(sources, made),
-            glossary=GLOSSARY,
-        )
+    verdict, federation = sources.verdict, sources.keys.federation
+    points = [(_TONES[point.severity], point.what) for point in verdict.points]
+    state = State(
+        _TONES[verdict.severity],
+        verdict.headline,
+        _WHAT_TO_DO.get(verdict.severity, verdict.scope) if points else verdict.scope,
+        lines=_first(points, MOST_POINTS, "{} more: securefda audit reconcile --all lists them."),
     )
+    under = (
+        f"run {sources.run}",
+        _period(sources),
+        f"This page was made on {moment_text(made)} by securefda {__version__}.",
+    )
+    page = Page(f"Audit of federation {federation}", under, state, list(_sections(sources, made)))
+    return static_page(page, f"Audit of run {sources.run} of {federation}", GENERATOR)
+
+
+def _sections(sources: Sources, made: datetime) -> Iterator[Section]:
+    yield Section("figures", "Figures", [Tiles(_tiles(sources))])
+    said, proves = "What the run disclosed, and what the sites recorded", "What this page proves, and what it does not"
+    yield Section("said", said, [_plain(facts_of(sources))], short="What was disclosed")
+    yield Section("proves", proves, [_plain(PROVES)], short="What this proves")
+    federation: list[Part] = [sites_table(sources), *_policies(sources)]
+    yield Section("federation", "The federation and its policies", federation, short="Federation and policies")
+    yield Section("all-runs", "All runs of these sites", [_ALL_RUNS, runs_table(sources)], short="All runs")
+    who = (
+        "Each site's disclosures are those that its own log recorded before they left. The target also discloses: the "
+        "model goes to every source."
+    )
+    matrix = matrix_table(sources)
+    disclosures: list[Part] = [who, *([matrix] if matrix else []), flows_table(sources), rounds_table(sources)]
+    yield Section("disclosures", "Who disclosed what to whom", disclosures, short="Disclosures")
+    yield Section("timeline", "Timeline", [timeline_table(sources)], short="Timeline")
+    yield Section("privacy", "Epsilon of each site against its limit", _epsilon(sources), short="Epsilon")
+    yield Section("weights", "β and caps", _weights(sources), short="β and caps")
+    chart = bytes_chart(sources)
+    volume: list[Part] = [*([Charts([chart])] if chart else []), bytes_table(sources.tables)]
+    yield Section("bytes", "Bytes", volume, short="Bytes")
+    accusation = (
+        "An accusation is what the accusing site's software concluded from a check that failed. The signed messages "
+        "beside its log are the evidence; a refusal by policy accuses no site."
+    )
+    trouble: list[Part] = [accusation, incidents_table(sources)]
+    yield Section("trouble", "Alarms, aborts and refusals", trouble, short="Alarms and refusals")
+    yield Section("verification", "Verification", list(_verification(sources)), short="Verification")
+    yield Section("glossary", "Glossary", [Facts(GLOSSARY)], short="Glossary")
+    yield Section("about", "About this page", [Facts(_about_the_page(sources, made))])
+    read = (
+        f"I have read this page on run {sources.run} of federation {sources.keys.federation}. Its verdict is: "
+        f"{sources.verdict.headline}."
+    )
+    blanks = ("Name and role", "Organisation", "Decision, remarks", "Place and date", "Signature")
+    yield Section("signoff", "Sign-off", [read, Facts([(blank, "") for blank in blanks])])
+
+
+def _policies(sources: Sources) -> Iterator[Part]:
+    words, unexplained = policies(sources)
+    for place, (sites, explained) in enumerate(words):
+        same = f" The policies of {', '.join(sites[1:])} say the same." if len(sites) > 1 else ""
+        parts = [_plain(lines, heading) for heading, lines in explained.parts()]
+        yield Fold(f"policy-{place}", f"{explained.summary}{same}", parts)
+    if unexplained:
+        yield f"{unexplained} more policies are known and not written out here: securefda policy explain says them."
+    if not words:
+        yield (
+            "No policy file that a log names lies beside it, so policies cannot be put in words here. What the sites "
+            "did under them is in the tables below; securefda policy explain says what a policy file means."
+        )
+
+
+def _epsilon(sources: Sources) -> list[Part]:
+    bounds = (
+        "Epsilon bounds how much all that left a site can tell of any one of its rows; smaller is less. It counts "
+        "rounds with noise only."
+    )
+    chart, table = epsilon_chart(sources), epsilon_table(sources)
+    return [bounds, *([Charts([chart])] if chart else []), table or "No log here records a charge."]
+
+
+def _weights(sources: Sources) -> list[Part]:
+    parts = list[Part]()
+    if norms := norm_cap_table(sources):
+        told = (
+            "For the caps, each source tells the other sources of the sum how large its contribution is, per layer and "
+            "on a coarse grid. The target relays these norm reports sealed and cannot read them."
+        )
+        parts += [norms, told]
+    charts, no_charts = run_charts(sources)
+    if charts:
+        unsigned = (
+            "The figures below are from the target's run folder (metrics.jsonl and the sources' own lines beside it). "
+            "They are not signed, and no log vouches for them."
+        )
+        return [*parts, unsigned, Charts(charts)]
+    if no_charts:
+        return [*parts, f"There are no figures of β: {no_charts}."]
+    if sources.record is not None:
+        return [*parts, "The run folder has no figures of β: the rule of this run has no weights, or no round ended."]
+    only = "Only the target's run folder has it (metrics.jsonl): name that folder to see it here."
+    return [*parts, f"Logs do not hold β. {only}"]
+
+
+def _verification(sources: Sources) -> Iterator[Part]:
+    outcome = sources.reconciled.outcome
+    yield logs_table(sources)
+    if len(sources.reconciled.logs) < 2:
+        yield (
+            "There is one log here only, and nothing to compare it with; it was compared with its own signed messages."
+        )
+    findings = [(_TONES[one.severity], finding_line(one)) for one in outcome.findings]
+    shown = _first(findings, MOST_LINES, "{} more findings: securefda audit reconcile --all lists them.")
+    yield Lines(shown or [("", "Nothing was found.")], "The logs compared with each other")
+    checked = [(name, f"{count:,}") for name, count in outcome.counts.items()]
+    yield Fold("checked", "What was checked", [Facts(checked)])
+    notices = _plain(f"{names(sites)}: {what}" if sites else what for sites, what in gathered(outcome.notices)).lines
+    if notices:
+        more = "{} more lines: securefda audit reconcile lists them."
+        yield Lines(_first(notices, MOST_LINES, more), "Noticed beside that")
+    left_out = [
+        f"{party.party}: {counted(number, 'record')} of the table of {table}"
+        for party in sources.tables
+        for table, number in sorted(party.left_out.items())
+    ]
+    if left_out:
+        yield _plain(left_out, "These logs say more than the tables of this page hold. Not in them")
+
+
+def _plain(lines: Iterable[str], heading: str = "") -> Lines:
+    return Lines([("", line) for line in lines], heading)
+
+
+def _first(lines: Sequence[Line], most: int, more: str) -> Sequence[Line]:
+    """Return at most as many lines, and then how many are left out."""
+    left = len(lines) - most
+    return [*lines[:most], *(_plain([f"And {more.format(left)}"]).lines if left > 0 else [])]
 
 
 _PUBLISHED: Final[Mapping[str, str]] = {
@@ -169,14 +268,15 @@ def facts_of(sources: Sources) -> Iterator[str]:
     """Yield what the run disclosed and what the sites recorded, in one or two sentences each, without a judgement."""
     flows = all_flows(sources.tables)
     bare = [flow for flow in flows if shows_update(flow) and not shows_target(flow)]
-    summed = [flow for flow in flows if flow.level != "individual" and flow.what == "update"]
+    summed = [flow for flow in flows if flow.level != "individual" and flow.what in CONTRIBUTIONS]
     if bare:
-        count = counted(sum(flow.messages for flow in bare), "update")
-        yield f"{count} left in clear, of {names(sorted({flow.discloser for flow in bare}))}."
+        whose = names(sorted({flow.discloser for flow in bare}))
+        yield f"{contributions_text(bare)} left in clear, of {whose}."
     if summed:
-        fewest = min(flow.fewest for flow in summed)
-        count = counted(sum(flow.messages for flow in summed), "update")
-        yield f"{count} left only under masks, in sums over at least {counted(fewest, 'source')}."
+        fewest = counted(min(flow.fewest for flow in summed), "source")
+        yield f"{contributions_text(summed)} left only under masks, in sums over at least {fewest}."
+    if any(flow.what == "moments" for flow in flows):
+        yield "Second moments are sums over a site's rows of products of their features and labels, once in a run."
     if not bare and not summed:
         yield "No update of a source is recorded as disclosed by a log that is here."
     if unreported(sources.tables):
@@ -228,21 +328,22 @@ def _incident_counts(sources: Sources) -> dict[str, int]:
     return counts | {"refusal": refusals}
 
 
-def _tiles(sources: Sources) -> list[tuple[str, str]]:
+def _tiles(sources: Sources) -> list[tuple[str, str, str]]:
     sound = len({log.party for log in sources.logs if log.is_sound})
     rounds = len({span.round for party in sources.tables for span in party.spans})
     flows = all_flows(sources.tables)
     bare = sum(flow.messages for flow in flows if shows_update(flow) and not shows_target(flow))
-    masked = sum(flow.messages for flow in flows if flow.level != "individual" and flow.what == "update")
-    counts = _incident_counts(sources)
-    return [
+    masked = sum(flow.messages for flow in flows if flow.level != "individual" and flow.what in CONTRIBUTIONS)
+    counts, what = _incident_counts(sources), contributions_in(flows)
+    tiles = [
         (f"{sound} of {len(sources.keys.roles)}", "sites whose log is here and verifies"),
         (f"{rounds:,}", "rounds in these logs"),
-        (f"{masked:,}", "updates that left inside sums"),
-        (f"{bare:,}", "updates of sources in clear"),
+        (f"{masked:,}", f"{what} that left inside sums"),
+        (f"{bare:,}", f"{what} of sources in clear"),
         (f"{counts['alarm'] + counts['abort']:,}", "alarms and aborts"),
         (f"{counts['refusal']:,}", "refusals, by a policy or a check"),
     ]
+    return [(value, label, "") for value, label in tiles]
 
 
 def _period(sources: Sources) -> str:

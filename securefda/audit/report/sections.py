@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
-from securefda.audit.kept_check import UNREAD
 from securefda.audit.reconcile.history import left_lines
 from securefda.audit.reconcile.own_logs import HONEST
 from securefda.audit.report.overview import alike, all_flows, round_groups, shortened, timeline, unreported
@@ -28,8 +26,8 @@ from securefda.audit.report.words import (
     what_text,
     witnesses_text,
 )
-from securefda.operations.report import human_bytes
-from securefda.text import counted, names
+from securefda.pages.parts import Cell, Line, Table, Tone, cell
+from securefda.text import counted, human_bytes, names
 
 if TYPE_CHECKING:
     from securefda.site.policy import Explanation, SourcePolicy
@@ -43,100 +41,53 @@ MOST_INCIDENTS: Final = 120
 MOST_LOGS: Final = 1100
 MOST_RUNS: Final = 120
 MOST_EXPLAINED: Final = 24
-_TEXT, _NUMBER = "text", "number"
 _GRAVITY: Final = ("alarm", "aborted", "refused", "refusal-sent", "refusal-received", "abort-sent", "abort-received")
-
-
-Tone = Literal["", "strong", "care", "bad"]
-"""Emphasis of a line: none, bold, something to look at, or something wrong."""
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """A line of text in a cell."""
-
-    text: str
-    tone: Tone = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """The contents of one cell of a table."""
-
-    lines: tuple[Line, ...]
-
-    @classmethod
-    def of(cls, *lines: str, care: bool = False) -> Cell:
-        """A cell all of whose lines are to be looked at, or none."""
-        return cls(tuple(Line(text, "care" if care else "") for text in lines))
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A table of the page.
-
-    Attributes:
-        name: its own on the page, as an id.
-        caption: what it shows.
-        columns: heading and whether the column holds ``"text"`` or a ``"number"``.
-        rows: as many cells each; the first one is the row's heading.
-        note: what is left out or has to be known; empty without.
-    """
-
-    name: str
-    caption: str
-    columns: tuple[tuple[str, str], ...]
-    rows: tuple[tuple[Cell, ...], ...]
-    note: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyWords:
-    """A policy in words, for a part that can be opened; said of the first of the sites that have it."""
-
-    sites: tuple[str, ...]
-    summary: str
-    parts: tuple[tuple[str, tuple[str, ...]], ...]
 
 
 def runs_table(sources: Sources) -> Table:
     """All runs of which there is a log, and what left each site in them."""
     rows = [
-        _row(
+        (
             one.run,
             one.party,
             time_text(one.began) if one.began else "–",
-            Cell.of(ending_text(one), care=one.ended in ("failed", "no end", "not known")),
+            cell(ending_text(one), care=one.ended in ("failed", "no end", "not known")),
             f"{one.headers:,}",
             f"{one.finished:,}",
-            Cell.of(f"{one.lost:,}", care=one.lost > 0),
-            Cell.of(*(left_lines(one.left) or ["nothing"]), *([one.problem] if one.problem else [])),
+            cell(f"{one.lost:,}", care=one.lost > 0),
+            cell(*(left_lines(one.left) or ["nothing"]), *([one.problem] if one.problem else [])),
         )
         for one in sources.history.runs[:MOST_RUNS]
     ]
-    numbers = (("headers accepted", _NUMBER), ("rounds finished", _NUMBER), ("rounds lost", _NUMBER))
-    columns = (*_columns("run", "site", "began, UTC", "ended how"), *numbers, ("what left this site", _TEXT))
-    left = len(sources.history.runs) - len(rows)
-    note = f"{counted(left, 'more row')} are not listed." if left else ""
     return Table(
-        "runs", "Every run of which a log is here, as each site's own log tells it", columns, tuple(rows), note
-    )
+        ("run", "site", "began, UTC", "ended how", "headers accepted", "rounds finished", "rounds lost",
+         "what left this site"),
+        rows,
+        numbers={2, 4, 5, 6},
+        key="runs",
+        caption="Every run of which a log is here, as each site's own log tells it",
+        note=_not_listed(len(sources.history.runs) - len(rows), "more row"),
+        broad={7},
+        mono={0},
+    )  # fmt: skip
 
 
 def sites_table(sources: Sources) -> Table:
     """Return the sites of the federation, whether their logs are here, and the policies that the logs name."""
     logs = {log.party: log for log in sources.logs if not log.is_copy}
     rows = [
-        _row(entry.site_id, entry.role, entry.legal_entity, *_log_and_policy(logs.get(entry.site_id), entry.role))
+        (entry.site_id, entry.role, entry.legal_entity, *_log_and_policy(logs.get(entry.site_id), entry.role))
         for entry in sources.keys.roster.entries
     ]
-    columns = _columns("site", "role", "organisation", "log", "policy")
     caption = f"The {counted(len(rows), 'site')} of the federation, from its roster"
-    return Table("sites", caption, columns, tuple(rows))
+    return Table(("site", "role", "organisation", "log", "policy"), rows, key="sites", caption=caption)
 
 
-def policies(sources: Sources) -> tuple[tuple[PolicyWords, ...], int]:
-    """The policies that are known, those of the same numbers once, and how many more there are."""
+def policies(sources: Sources) -> tuple[list[tuple[list[str], Explanation]], int]:
+    """The policies that are known in words, each with the sites that have it, and how many more there are.
+
+    Those of the same numbers are one, said of the first of its sites.
+    """
     from securefda.site.policy import explain
 
     sites: list[tuple[SourcePolicy, list[str]]] = []
@@ -149,7 +100,7 @@ def policies(sources: Sources) -> tuple[tuple[PolicyWords, ...], int]:
         elif log.party not in same:
             same.append(log.party)
     count = sum(role == "source" for role in sources.keys.roles.values())
-    words = tuple(_in_words(explain(policy, who[0], count), tuple(who)) for policy, who in sites[:MOST_EXPLAINED])
+    words = [(who, explain(policy, who[0], count)) for policy, who in sites[:MOST_EXPLAINED]]
     return words, max(0, len(sites) - MOST_EXPLAINED)
 
 
@@ -164,41 +115,43 @@ def matrix_table(sources: Sources) -> Table | None:
         return None
     cells: dict[tuple[str, str], list[Line]] = {}
     for flow in flows:
-        line = Line(cell_text(flow), "strong" if shows_update(flow) else "")
-        cells.setdefault((flow.discloser, flow.receiver), []).append(line)
+        cells.setdefault((flow.discloser, flow.receiver), []).append((_tone(flow.level, flow.what), cell_text(flow)))
     for item in arrivals:
-        cells.setdefault((item.sender, item.receiver), []).append(
-            Line(f"{item.messages:,} × {item.type}, as only the receiver says", "strong")
-        )
-    nothing = [Line("–")]
-    rows = [(Cell.of(site), *(Cell(tuple(cells.get((site, to), nothing))) for to in across)) for site in down]
+        line = f"{item.messages:,} × {item.type}, as only the receiver says"
+        cells.setdefault((item.sender, item.receiver), []).append(("strong", line))
+    rows = [(site, *(cells.get((site, to), "–") for to in across)) for site in down]
     caption = "Who disclosed (rows) what to whom (columns), with the number of messages over the whole run"
-    return Table("matrix", caption, _columns("from \\ to", *across), tuple(rows))
+    return Table(("from \\ to", *across), rows, key="matrix", caption=caption)
 
 
 def flows_table(sources: Sources) -> Table:
     """Return the disclosures as a list: what, at which level and how often."""
-    found = alike(all_flows(sources.tables))
-    rows = [
-        _row(
+    found, arrivals = alike(all_flows(sources.tables)), unreported(sources.tables)
+    rows: list[Sequence[Cell]] = [
+        (
             names(item.disclosers),
             names(item.receivers),
             what_text(item.what),
-            Cell((Line(level_text(item), _tone_of(item.level, item.what)),)),
+            [(_tone(item.level, item.what), level_text(item))],
             f"{item.messages:,}",
             f"{item.rounds:,}",
         )
         for item in found[:MOST_FLOW_ROWS]
     ]
-    for item in unreported(sources.tables)[: MOST_FLOW_ROWS - len(rows)]:
-        level = "not known: the sender's log is not here"
-        rows.append(
-            _row(item.sender, item.receiver, f"{item.type} message", level, f"{item.messages:,}", f"{item.rounds:,}")
-        )
-    columns = (*_columns("from", "to", "what", "visibility"), ("messages each", _NUMBER), ("rounds each", _NUMBER))
-    left = len(found) + len(unreported(sources.tables)) - len(rows)
-    note = f"{counted(left, 'more kind')} of disclosures are not listed." if left else ""
-    return Table("flows", "Disclosures in total, by kind and level", columns, tuple(rows), note)
+    level = "not known: the sender's log is not here"
+    rows += [
+        (item.sender, item.receiver, f"{item.type} message", level, f"{item.messages:,}", f"{item.rounds:,}")
+        for item in arrivals[: MOST_FLOW_ROWS - len(rows)]
+    ]
+    left = len(found) + len(arrivals) - len(rows)
+    return Table(
+        ("from", "to", "what", "visibility", "messages each", "rounds each"),
+        rows,
+        numbers={4, 5},
+        key="flows",
+        caption="Disclosures in total, by kind and level",
+        note=f"{counted(left, 'more kind')} of disclosures are not listed." if left else "",
+    )
 
 
 def rounds_table(sources: Sources) -> Table:
@@ -206,20 +159,20 @@ def rounds_table(sources: Sources) -> Table:
     groups = round_groups(sources.tables)
     rows = []
     for group in groups[:MOST_GROUPS]:
-        found = alike(group.flows)
-        lines = [
-            Line(
+        lines: list[Line] = [
+            (
+                _tone(item.level, item.what),
                 f"{names(item.disclosers)} to {names(item.receivers)}: {what_text(item.what)}; {level_text(item)}"
                 + (f" ({item.messages} messages each)" if item.messages > 1 else ""),
-                _tone_of(item.level, item.what),
             )
-            for item in found
+            for item in alike(group.flows)
         ]
-        more = [Line(f"and {len(lines) - MOST_LINES} more kinds")] if len(lines) > MOST_LINES else []
-        rows.append((Cell.of(rounds_text(group.rounds)), Cell((*lines[:MOST_LINES], *more))))
+        more: list[Line] = [("", f"and {len(lines) - MOST_LINES} more kinds")] if len(lines) > MOST_LINES else []
+        rows.append((rounds_text(group.rounds), [*lines[:MOST_LINES], *more]))
     left = sum(len(group.rounds) for group in groups[MOST_GROUPS:])
     note = f"{counted(left, 'more round')} of other kinds are not listed." if left else ""
-    return Table("by-round", "Disclosures by round", _columns("rounds", "disclosed"), tuple(rows), note)
+    caption = "Disclosures by round"
+    return Table(("rounds", "disclosed"), rows, key="by-round", caption=caption, note=note, broad={1})
 
 
 def timeline_table(sources: Sources) -> Table:
@@ -232,16 +185,11 @@ def timeline_table(sources: Sources) -> Table:
     rows = []
     for moment in moments:
         updates = updates_text(by_round.get(moment.round, ())) if moment.kind == "round" else ""
-        care = moment.kind in ("alarm", "aborted")
-        rows.append(
-            _row(
-                Cell.of(*span_lines(moment.time, moment.until)),
-                Cell.of(event_text(moment, updates), care=care),
-                _who(moment.parties, sources),
-            )
-        )
+        what = cell(event_text(moment, updates), care=moment.kind in ("alarm", "aborted"))
+        rows.append((cell(*span_lines(moment.time, moment.until)), what, _who(moment.parties, sources)))
     note = f"{counted(left, 'more entry', 'more entries')} are not listed, most of them rounds." if left else ""
-    return Table("events", "What happened when", _columns("time, UTC", "what", "as its log says"), tuple(rows), note)
+    head = ("time, UTC", "what", "as its log says")
+    return Table(head, rows, key="events", caption="What happened when", note=note, broad={1})
 
 
 def incidents_table(sources: Sources) -> Table:
@@ -251,14 +199,15 @@ def incidents_table(sources: Sources) -> Table:
         key=lambda incident: (_GRAVITY.index(incident.kind), incident.first, incident.party),
     )
     rows = [_incident_row(incident) for incident in found[:MOST_INCIDENTS]]
-    columns = (
-        *_columns("what", "check or policy key", "accused", "as its log says", "other side", "rounds"),
-        ("times", _NUMBER),
-        ("first to last, UTC", _TEXT),
-    )
-    left = len(found) - len(rows)
-    note = f"{counted(left, 'more row')} are not listed." if left else ""
-    return Table("incidents", "Alarms, aborts and refusals", columns, tuple(rows), note)
+    return Table(
+        ("what", "check or policy key", "accused", "as its log says", "other side", "rounds", "times",
+         "first to last, UTC"),
+        rows,
+        numbers={6},
+        key="incidents",
+        caption="Alarms, aborts and refusals",
+        note=_not_listed(len(found) - len(rows), "more row"),
+    )  # fmt: skip
 
 
 def bytes_table(tables: Sequence[PartyTables]) -> Table:
@@ -269,25 +218,25 @@ def bytes_table(tables: Sequence[PartyTables]) -> Table:
             sum(getattr(item, name) for item in party.traffic)
             for name in ("sent_messages", "sent_bytes", "received_messages", "received_bytes")
         ]
-        texts = (f"{sums[0]:,}", human_bytes(sums[1]), f"{sums[2]:,}", human_bytes(sums[3]))
-        rows.append(_row(party.party, *texts))
-    headings = ("messages sent", "bytes sent", "messages received", "bytes received")
-    columns = (("site", _TEXT), *((heading, _NUMBER) for heading in headings))
-    return Table("traffic", "Messages and bytes, as each site's own log counts them", columns, tuple(rows))
+        rows.append((party.party, f"{sums[0]:,}", human_bytes(sums[1]), f"{sums[2]:,}", human_bytes(sums[3])))
+    head = ("site", "messages sent", "bytes sent", "messages received", "bytes received")
+    caption = "Messages and bytes, as each site's own log counts them"
+    return Table(head, rows, numbers={1, 2, 3, 4}, key="traffic", caption=caption)
 
 
 def logs_table(sources: Sources) -> Table:
     """Return the verification of each log, with the checkpoint that it rests on."""
     rows = [_log_row(log) for log in sources.logs[:MOST_LOGS]]
-    columns = (
-        *_columns("site", "result"),
-        ("records", _NUMBER),
-        ("under the checkpoint", _NUMBER),
-        *_columns("root of the checkpoint", "cosigned by", "folder"),
+    return Table(
+        ("site", "result", "records", "under the checkpoint", "root of the checkpoint", "cosigned by", "folder"),
+        rows,
+        numbers={2, 3},
+        key="logs",
+        caption="Each log by itself",
+        note=_not_listed(len(sources.logs) - len(rows), "more log"),
+        broad={1},
+        mono={4, 6},
     )
-    left = len(sources.logs) - len(rows)
-    note = f"{counted(left, 'more log')} are not listed." if left > 0 else ""
-    return Table("logs", "Each log by itself", columns, tuple(rows), note)
 
 
 def shows_update(flow: Flow) -> bool:
@@ -300,19 +249,7 @@ def shows_target(flow: Flow) -> bool:
     return flow.what.startswith("model-and-")
 
 
-def _in_words(found: Explanation, sites: tuple[str, ...]) -> PolicyWords:
-    parts = (
-        ("The aggregator can learn", found.learns),
-        ("It cannot learn", found.does_not_learn),
-        ("What noise bounds", found.budget),
-        ("What the sources learn of the target", found.target_pays),
-        ("What the site keeps of the model", found.keeps),
-        ("What this rests on", found.assumes),
-    )
-    return PolicyWords(sites, found.summary, parts)
-
-
-def _tone_of(level: str, what: str) -> Tone:
+def _tone(level: str, what: str) -> Tone:
     return "strong" if level == "individual" and _is_update(what) else ""
 
 
@@ -322,48 +259,48 @@ def _is_update(what: str) -> bool:
 
 def _log_row(log: LogState) -> tuple[Cell, ...]:
     found = log.verification
-    lost = [Line(str(one), "care" if one.kind == UNREAD else "bad") for one in log.kept.findings[:MOST_LINES]]
-    if len(log.kept.findings) > MOST_LINES:
-        lost.append(Line(f"and {len(log.kept.findings) - MOST_LINES} more: securefda audit verify lists them", "bad"))
-    state: Tone = "" if found.finding is None else "care" if found.finding.kind in HONEST else "bad"
-    lines = [Line(verification_text(found), state)]
-    lines += [Line(log.problem, "bad")] if log.problem else []
-    lines += [Line(note) for note in (*found.notes, *log.kept.notes)]
+    lost: list[Line] = [("failed", str(one)) for one in log.kept.findings[:MOST_LINES]]
+    if (left := len(log.kept.findings) - MOST_LINES) > 0:
+        lost.append(("failed", f"and {left} more: securefda audit verify lists them"))
+    state: Tone = "" if found.finding is None else "care" if found.finding.kind in HONEST else "failed"
+    lines: list[Line] = [(state, verification_text(found))]
+    lines += [("failed", log.problem)] if log.problem else []
+    lines += [("", note) for note in (*found.notes, *log.kept.notes)]
     if log.kept.judged and not lost:
-        lines.append(Line(f"{counted(log.kept.messages, 'message')} kept as evidence, as recorded"))
+        lines.append(("", f"{counted(log.kept.messages, 'message')} kept as evidence, as recorded"))
     if log.is_copy:
-        lines.append(Line("another copy of this log counts in the tables"))
-    return _row(
+        lines.append(("", "another copy of this log counts in the tables"))
+    return (
         log.party,
-        Cell((*lines, *lost)),
+        [*lines, *lost],
         f"{found.size:,}",
         f"{found.covered:,}",
         found.root.hex() or "–",
-        Cell.of(witnesses_text(found), care=not found.witnesses),
+        cell(witnesses_text(found), care=not found.witnesses),
         log.folder,
     )
 
 
 def _log_and_policy(log: LogState | None, role: str) -> tuple[Cell, Cell]:
     if log is None:
-        return Cell((Line("not here", "strong"),)), Cell.of("not known")
-    here = Cell.of("verified")
+        return [("strong", "not here")], "not known"
+    here: Cell = "verified"
     if not log.is_sound:
         found = log.verification.finding
         is_honest = found is not None and found.kind in HONEST and not log.problem and not log.kept.findings
         what = verification_text(log.verification).partition(" (")[0] if is_honest else "not as it should be"
-        here = Cell((Line(f"{what}, see Verification", "care" if is_honest else "bad"),))
+        here = [("care" if is_honest else "failed", f"{what}, see Verification")]
     if not log.policy.loaded:
-        return here, Cell.of("none: a target has none" if role == "target" else "its log names none")
+        return here, "none: a target has none" if role == "target" else "its log names none"
     digests = [f"SHA-256 {digest[:16]}…" for digest in log.policy.loaded[-3:]]
     if len(log.policy.loaded) > 1:
         digests.insert(0, f"changed: {len(log.policy.loaded)} in this run, the last of them")
-    return here, Cell.of(*digests, log.policy.why_not or "in words below", care=len(log.policy.loaded) > 1)
+    return here, cell(*digests, log.policy.why_not or "in words below", care=len(log.policy.loaded) > 1)
 
 
 def _incident_row(incident: Incident) -> tuple[Cell, ...]:
-    return _row(
-        Cell.of(incident_kind(incident.kind), care=incident.kind in ("alarm", "aborted")),
+    return (
+        cell(incident_kind(incident.kind), care=incident.kind in ("alarm", "aborted")),
         incident.check or "–",
         names(incident.accused) or "–",
         incident.party,
@@ -380,9 +317,5 @@ def _who(parties: tuple[str, ...], sources: Sources) -> str:
     return f"all {everybody} logs" if len(parties) == everybody > 2 else names(parties, 4)
 
 
-def _columns(*headings: str) -> tuple[tuple[str, str], ...]:
-    return tuple((heading, _TEXT) for heading in headings)
-
-
-def _row(*cells: str | Cell) -> tuple[Cell, ...]:
-    return tuple(Cell.of(cell) if isinstance(cell, str) else cell for cell in cells)
+def _not_listed(left: int, what: str) -> str:
+    return f"{counted(left, what)} are not listed." if left > 0 else ""

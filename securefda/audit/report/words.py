@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Final
@@ -15,6 +16,7 @@ from securefda.text import counted, names
 _MOST_RANGES = 6
 _WHAT: Final[Mapping[str, str]] = {
     "update": "update",
+    "moments": "second moments: sums over the site's rows of products of their features and labels",
     "model": "the model",
     "model-and-target-update": "the model and the target's own update g_T",
     "model-and-gap-gradient": "the model and the gradient of the gap of the target's features",
@@ -27,6 +29,11 @@ _SHORT: Final[Mapping[str, str]] = {
     "model-and-target-features": "model and features",
     "model-and-target-features-and-gap-gradient": "model, features and gap gradient",
 }
+CONTRIBUTIONS: Final[Mapping[str, tuple[str, str]]] = {
+    "update": ("update", "updates"),
+    "moments": ("message of second moments", "messages of second moments"),
+}
+"""What a source adds to a sum, by the word of disclosures: one of them, and several."""
 OF_HEADERS: Final = "the-headers"
 """The strategy in a source's log, since a source follows the headers."""
 _KINDS: Final[Mapping[str, str]] = {
@@ -111,19 +118,30 @@ def cell_text(flow: Flow) -> str:
     return f"{flow.messages:,} × {_SHORT.get(flow.what, flow.what)}, {over}"
 
 
-def updates_text(flows: Iterable[Flow]) -> str:
-    """Return in words how many updates left in a round, by level; empty if none did."""
-    counts: dict[str, int] = {}
+def contributions_text(flows: Iterable[Flow]) -> str:
+    """Return how many contributions of sources these are, for example ``2 updates``; "" for none."""
+    counts: Counter[str] = Counter()  # a word that this release does not know counts as an update
     for flow in flows:
-        if flow.what == "update":
-            counts[flow.level] = counts.get(flow.level, 0) + flow.messages
+        counts[flow.what if flow.what in CONTRIBUTIONS else "update"] += flow.messages
+    return " and ".join(counted(number, *CONTRIBUTIONS[what]) for what, number in counts.items())
+
+
+def contributions_in(flows: Iterable[Flow]) -> str:
+    """Return what the contributions of sources among these flows are: ``updates``, or another word for several."""
+    kinds = [kind for kind in CONTRIBUTIONS if kind in {flow.what for flow in flows}]
+    return " or ".join(CONTRIBUTIONS[kind][1] for kind in kinds or ["update"])
+
+
+def updates_text(flows: Iterable[Flow]) -> str:
+    """Return in words how many updates, or messages of second moments, left in a round, by level; "" if none did."""
     said = {
         "individual": "in clear",
         "cohort": "inside sums of cohorts",
         "sum": "inside one sum",
     }
-    parts = [f"{counted(counts[level], 'update')} {words}" for level, words in said.items() if level in counts]
-    return ", ".join(parts)
+    left = [flow for flow in flows if flow.what in CONTRIBUTIONS]
+    counts = {level: contributions_text(flow for flow in left if flow.level == level) for level in said}
+    return ", ".join(f"{count} {said[level]}" for level, count in counts.items() if count)
 
 
 def ending_text(run: SiteRun) -> str:

@@ -163,6 +163,12 @@ RULES = {
         BenchRule("fedda_auto"),
         BenchRule("fedgp_auto"),
         BenchRule("auto"),
+        BenchRule("analytic", settings=("strategy.rounds=1",)),
+        BenchRule(
+            "analytic_unlabelled",
+            "analytic",
+            ("strategy.rounds=1", "training.target.labels=none"),
+        ),
         BenchRule("fedgp_no_filter", "fedgp", ("strategy.filter=false",)),
         BenchRule("fedgp_with_filter", "fedgp", ("strategy.filter=true",)),
         BenchRule("fedgp_auto_with_filter", "fedgp_auto", ("strategy.filter=true",)),

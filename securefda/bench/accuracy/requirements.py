@@ -118,7 +118,7 @@ class Judgement:
 
     What they say is read off the first round that estimates them, mean over seeds. It is the only one whose model has
     not been trained on the target's rows, as the estimators take it to be, and in which all rules but target_only still
-    have one model. `benchmarks/rbf_errors.py` compares it with later rounds.
+    have one model. The manual's page on accuracy compares it with later rounds.
 
     Attributes:
         column: where.

@@ -51,6 +51,7 @@ from securefda.source.store import SourceStore
 from securefda.tasks import Samples
 from securefda.training import Evaluation, LayerTable, LocalResult, Vector
 from securefda.training.alignment import FeatureAlignment
+from securefda.training.trainer import PermittedRows
 from securefda.transport.client import SourceChannel
 from securefda.transport.event_loop import in_thread
 from securefda.transport.limits import TransportSettings
@@ -104,6 +105,20 @@ class RandomTrainer:
         """Return the update, at no cost."""
         del received, round_number, factor, run_id, attempt, fewest_steps, on_step, align
         return LocalResult(self._update, steps=1, samples=SAMPLES, loss=0.0, accuracy=0.0, learning_rate=1.0)
+
+    def moments(
+        self,
+        received: Vector,
+        round_number: int,
+        *,
+        bound: float,
+        permitted: PermittedRows,
+        run_id: str = "",
+        attempt: int = 0,
+    ) -> LocalResult:
+        """Return the update: it has no rows."""
+        del bound, permitted, run_id, attempt
+        return self.train(received, round_number, 1.0)
 
     def step_variance(
         self, received: Vector, round_number: int, factor: float, kind: Variance, *, run_id: str = ""

@@ -90,7 +90,8 @@ def keys_of(owner: type[Settings]) -> Iterator[Key]:
         default = None if field.is_required() else toml(field.get_default(call_default_factory=True))
         key = kebab_case(name)
         unit = "".join(f", {_UNITS[part]}" for part in key.split("-") if part in _UNITS)
-        yield Key(key, _taken(chosen, field.metadata) + unit, default, described(owner, name, _as_key))
+        meaning = " ".join(field.description.split()) if field.description else described(owner, name, _as_key)
+        yield Key(key, _taken(chosen, field.metadata) + unit, default, meaning)
 
 
 def tables_of(model: type[Settings], prefix: str = "") -> Iterator[tuple[str, type[Settings]]]:
@@ -222,8 +223,7 @@ def explained(name: str) -> tuple[ExplainedKey, ...]:
     """Find the keys that a name means: a dotted key, the last part of one, or a table with all its keys.
 
     Raises:
-        ConfigError: the name is empty, or there is no such key or table; the nearest is named. An old name's error says
-            the new one.
+        ConfigError: the name is empty, or there is no such key or table; the nearest is named.
     """
     asked = name.strip().strip("[]").strip()
     if not asked:
@@ -236,9 +236,6 @@ def explained(name: str) -> tuple[ExplainedKey, ...]:
     )
     if found:
         return tuple(found)
-    renamed = {old: new for model in FILES.values() for old, new in model.renamed.items()}
-    if asked in renamed:
-        raise ConfigError(name, f"is now {renamed[asked]}", hint=f"securefda config explain {renamed[asked]}")
     if asked.startswith("task.options."):
         hint = "the manual's page on tables and images lists those of Tabular and ImageFolder"
         raise ConfigError(name, "is a task's own option, and unknown here", hint=hint)

@@ -41,20 +41,9 @@ from securefda.site.config.sections import (
 from securefda.site.policy.verdict import plan_levels
 from securefda.text import counted
 
-_RENAMED = {
-    "privacy.k-min": "privacy.min-others",
-    "privacy.n-c": "privacy.max-colluders",
-    "privacy.kappa": "privacy.norm-cap-kappa",
-    "privacy.energy-granularity": "privacy.norm-cap-granularity",
-    "privacy.norm-rows": "privacy.norm-reports",
-    "session.modulus-bits": "session.bits",
-}
-
 
 class FederationConfig(Settings):
     """FEDERATION.toml: everything that ``run``, ``simulate`` and ``demo`` need."""
-
-    renamed = _RENAMED
 
     federation: FederationSection
     task: TaskSection
@@ -128,8 +117,6 @@ class FederationConfig(Settings):
 
 class AggregatorConfig(Settings):
     """aggregator.toml: the target's process. Who takes part comes from the kit's roster."""
-
-    renamed = _RENAMED
 
     aggregator: ProcessSection
     task: TaskSection

@@ -177,6 +177,11 @@ class StrategySection(Settings):
     """Length of the target's own step under these rules, relative to the sources' mean update. With it, the features of
     these rows follow the sources' answers; 0 omits the step."""
 
+    class_weights: Literal["none", "balanced"] = "none"
+    """Whether the head of `analytic` counts each class as if it had as many rows as any other: `balanced` names rare
+    classes more often. The target does it with the sums that it has: sources do not notice. Labels must be class
+    numbers."""
+
     rounds: int = 20
     """Rounds of the run, at least 1."""
 
@@ -383,7 +388,7 @@ class TargetTrainingSection(TrainingSection):
     labels: Literal["given", "none", "pseudo"] = "given"
     """What the target knows about the labels of its training rows. With `none` and `pseudo`, the task need not give
     any, and labels that it gives are hidden. With `none`, the target does not train, so only rules that need no labels
-    there can run: `source_only`, `fada_attention`, `fada_adversarial`, `fada`, `f_dann`, `f_dan`.
+    there can run: `source_only`, `analytic`, `fada_attention`, `fada_adversarial`, `fada`, `f_dann`, `f_dan`.
     With `pseudo`, it trains under FedDA and FedGP on labels that the common model gives its rows; at least one warm-up
     round is needed. Labels of test rows, if any, are used for measuring."""
 
@@ -405,6 +410,23 @@ class TargetTrainingSection(TrainingSection):
     """Standard deviation of Gaussian noise on each number of released features, in units of `feature-clip`; 0 for
     none. It makes rows harder to guess from features; no ledger counts it, since the model and the gradient of the gap
     depend on the same rows."""
+
+    adapt: Literal["none", "consistency"] = "none"
+    """Whether the target adapts the run's last model to its own rows after the run. `consistency`: all before the last
+    linear layer is trained until rows and their augmented copies get the same class, with confidence. With given labels
+    the last layer is trained too, and the task has to give further rows without labels. The task must define how rows
+    are augmented. Sources do not hear of it, and the adapted model stays at the target."""
+
+    adapt_epochs: Natural = 0
+    """Passes over the target's rows in which it adapts the model; 0 for as many as make 1,000 steps of 64 rows, at
+    least 10."""
+
+    adapt_threshold: Annotated[float, Field(gt=0, lt=1)] = 0.9
+    """The least probability of a row's class for its augmented copy to be trained towards it."""
+
+    adapt_prior: Literal["mixed", "equal", "received"] = "mixed"
+    """Expected shares of the classes among the target's rows: equal ones, those that the run's model predicts, or half
+    of each."""
 
     @check
     def _noise_has_a_scale(self) -> Self:
@@ -472,6 +494,15 @@ class PrivacySection(Settings):
     norm_reports: Literal["hidden", "colluders-may-see"] = "hidden"
     """What the policies of all sources say about norm reports if some sources may collude."""
 
+    moments_min_rows: Annotated[float, Field(ge=0)] = 1.0
+    """What the policies of all sources say under `moments.min-rows`, which holds under the rule `analytic`."""
+
+    moments_min_rows_per_class: Count = 3
+    """The same for `moments.min-rows-per-class`."""
+
+    moments_min_rows_per_category: Count = 3
+    """The same for `moments.min-rows-per-category`."""
+
     budget: BudgetSection = BudgetSection()
     site_visibility: Annotated[Mapping[str, Level], Field(strict=False)] = Field(default_factory=dict)
     """Site id = the most that the policy of this source permits; other sources permit `visibility`."""
@@ -510,6 +541,10 @@ class ModelSection(Settings):
     """What the sources keep of the model when the run is complete; `final`: the model of the last round that they took
     part in, as a file in the run folder of each. Headers say it, so each source knows before it trains. While they
     train, they know each model anyway: `none` only tidies up and does not protect from a source that keeps copies."""
+
+    release_adapted: bool = False
+    """Whether `securefda export` may write the model that `training.adapt` made. It depends on the target's rows alone,
+    without noise: whoever gets it can test whether a row was among them."""
 
 
 class SessionSection(Settings):
@@ -661,6 +696,7 @@ class MetricsSection(Settings):
 
 _OF_THE_TARGET = {
     "attention_rows",
+    "class_weights",
     "feature_rows",
     "feature_step",
     "compare_target_only",
@@ -735,16 +771,13 @@ def require_fit(
     table = next(iter(sides))
     _require_labels(strategy, rule, table, target)
     _require_foldable(strategy, rule, table, target)
-    if rule.releases_features:
-        if not target.release_features:
-            why = f"is false, and {rule} sends features of {strategy.feature_rows} of the target's rows to every source"
-            raise ConfigError(f"{table}.release-features", why, hint="set it to true, or another strategy.rule")
-        if source is not None and source.with_noise:
-            why = (
-                f"is {source.dp.noise_multiplier:g}, and what sources send under {rule} is not trained with noise alone"
-            )
-            hint = "set it to 0, or another strategy.rule"
-            raise ConfigError("training.source.dp.noise-multiplier", why, hint=hint)
+    if rule.releases_features and not target.release_features:
+        why = f"is false, and {rule} sends features of {strategy.feature_rows} of the target's rows to every source"
+        raise ConfigError(f"{table}.release-features", why, hint="set it to true, or another strategy.rule")
+    if strategy.class_weights != "none" and not rule.adds_moments:
+        why = f'is "{strategy.class_weights}", and {rule} does not fit a head by least squares'
+        raise ConfigError("strategy.class-weights", why, hint=f'set it to "none", or strategy.rule = "{Rule.ANALYTIC}"')
+    _require_no_noise(rule, sides)
     for key, side in sides.items():
         if rule is Rule.FEDREP and not side.personal_layers:
             hint = "name how many of the last layers: 2 are weight and bias of the last one"
@@ -783,6 +816,16 @@ def require_fit(
         raise ConfigError(key, f"{what} uses the target's rows beyond what is charged for", hint=hint)
 
 
+def _require_no_noise(rule: Rule, sides: Mapping[str, TrainingSection]) -> None:
+    """Check that no site trains with noise under a rule that uses more of its rows than noise protects."""
+    for key, side in sides.items():
+        source = key == "training.source"
+        if side.with_noise and (rule.releases_features if source else rule.adds_moments):
+            what = "what sources send" if source else "the head that the target fits"
+            why = f"is {side.dp.noise_multiplier:g}, and {what} under {rule} is not trained with noise alone"
+            raise ConfigError(f"{key}.dp.noise-multiplier", why, hint="set it to 0, or another strategy.rule")
+
+
 def _require_labels(strategy: StrategySection, rule: Rule, table: str, target: TargetTrainingSection) -> None:
     """Check that ``table`` declares the labels at the target that the strategy needs, and no more."""
     from securefda.rules.strategy import Rule, TargetLabels
@@ -790,6 +833,12 @@ def _require_labels(strategy: StrategySection, rule: Rule, table: str, target: T
     labels = TargetLabels(target.labels)
     said = f'{table}.labels is "{labels}"'
     if labels is TargetLabels.GIVEN:
+        personal = strategy_of(strategy).is_personal
+        if target.adapt != "none" and (personal or target.with_noise):
+            why = f"under {strategy.head if strategy.head != 'none' else rule} the target has a model of its own"
+            if target.with_noise:
+                why = "the target trains with noise, and its ledger does not count adaptation"
+            raise ConfigError(f"{table}.adapt", why, hint='set it to "none"')
         if labels not in rule.target_labels:
             why = f"{rule} makes no use of the labels of the target's training rows, and {said}"
             raise ConfigError("strategy.rule", why, hint=f'set {table}.labels = "none", or a rule that uses them')

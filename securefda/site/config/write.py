@@ -17,7 +17,7 @@ from securefda.settings import Settings, kebab_case
 from securefda.site.config.keys import keys_of, toml
 from securefda.site.config.load import AggregatorConfig, FederationConfig, SourceConfig
 from securefda.site.config.sections import MAX_PORT, MetricsSection, ProcessSection, TransportSection, budget_of
-from securefda.site.policy import SourcePolicy, default_policy
+from securefda.site.policy import MomentBounds, SourcePolicy, default_policy
 
 
 def site_policy(config: FederationConfig, site: str) -> SourcePolicy:
@@ -43,7 +43,15 @@ def site_policy(config: FederationConfig, site: str) -> SourcePolicy:
     )
     # The target lays sums out for twice as many inputs as there are sources.
     room = max(policy.quantisation.n_max, 2 * len(config.federation.sources))
-    return policy.model_copy(update={"quantisation": policy.quantisation.model_copy(update={"n_max": room})})
+    changes = {
+        "quantisation": policy.quantisation.model_copy(update={"n_max": room}),
+        "moments": MomentBounds(
+            min_rows=privacy.moments_min_rows,
+            min_rows_per_class=privacy.moments_min_rows_per_class,
+            min_rows_per_category=privacy.moments_min_rows_per_category,
+        ),
+    }
+    return policy.model_copy(update=changes)
 
 
 def aggregator_toml(config: FederationConfig, kit: Path, out: Path, seed: int) -> str:

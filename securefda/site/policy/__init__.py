@@ -4,6 +4,7 @@ from securefda.site.policy.explain import Explanation, explain
 from securefda.site.policy.model import (
     DpPolicy,
     MetadataPolicy,
+    MomentBounds,
     NormCapBounds,
     QuantisationBounds,
     ReleaseLimits,
@@ -23,6 +24,7 @@ from securefda.site.policy.template import (
 from securefda.site.policy.verdict import (
     check_header_by_policy,
     check_metadata,
+    check_moments,
     check_schedule,
     check_task,
     check_training,
@@ -36,6 +38,7 @@ __all__ = [
     "Explanation",
     "HoldsPolicy",
     "MetadataPolicy",
+    "MomentBounds",
     "NamedPolicy",
     "NormCapBounds",
     "QuantisationBounds",
@@ -44,6 +47,7 @@ __all__ = [
     "WorkLimits",
     "check_header_by_policy",
     "check_metadata",
+    "check_moments",
     "check_schedule",
     "check_task",
     "check_training",

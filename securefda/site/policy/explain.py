@@ -32,7 +32,9 @@ def summarise_budget(policy: SourcePolicy) -> str:
 def explain_budget(policy: SourcePolicy, site: str) -> tuple[str, ...]:
     """Explain in sentences what noise bounds, what counts it, and what it does not cover."""
     if policy.dp.required:
-        bounded = f"{site} trains with noise (DP-SGD) or not at all, so all that leaves it is bounded: {_bound(policy)}"
+        moments = ", and adds noise to second moments" if Rule.ANALYTIC in policy.allowed_rules else ""
+        bounded = f"{site} trains with noise (DP-SGD) or not at all{moments}, so all that leaves it is bounded: "
+        bounded += _bound(policy)
         return (bounded, _ledger(site), *_not_covered(policy, site), _measured(policy))
     bounded = (
         f"If its settings set training.dp.noise-multiplier, {site} trains with noise (DP-SGD). Such rounds are "
@@ -125,19 +127,21 @@ class Explanation:
     keeps: tuple[str, ...]
     assumes: tuple[str, ...]
 
-    def text(self) -> str:
-        """Return all of it as text for people."""
-        parts = [self.summary]
-        for heading, lines in (
+    def parts(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """Return the sentences, each list with its heading."""
+        return (
             ("The aggregator can learn", self.learns),
             ("It cannot learn", self.does_not_learn),
             ("What noise bounds", self.budget),
             ("What the sources learn of the target", self.target_pays),
             ("What the site keeps of the model", self.keeps),
             ("What this rests on", self.assumes),
-        ):
-            parts.append("\n".join([f"{heading}:", *(f"  - {line}" for line in lines)]))
-        return "\n\n".join(parts)
+        )
+
+    def text(self) -> str:
+        """Return all of it as text for people."""
+        parts = ["\n".join([f"{heading}:", *(f"  - {line}" for line in lines)]) for heading, lines in self.parts()]
+        return "\n\n".join([self.summary, *parts])
 
 
 def explain(policy: SourcePolicy, site: str, sources: int | None = None) -> Explanation:
@@ -231,7 +235,7 @@ def _seen(facts: _Facts) -> tuple[str, ...]:
     return (*lines, sum_line, _norm_report(facts))
 
 
-_LENGTHS_WITHOUT_DIRECTION = ("source_only", "fedavg", "fedda")
+_LENGTHS_WITHOUT_DIRECTION = ("source_only", "fedavg", "fedda", "analytic")
 
 
 def _norm_report(facts: _Facts) -> str:
@@ -278,6 +282,7 @@ def _always_seen(facts: _Facts) -> tuple[str, ...]:
         _models(facts),
         *_attention(facts),
         *_pull(facts),
+        *_moments(facts),
         f"That {site} takes part, when, and how long it takes; the digest of its model's architecture, its software "
         "version and its max-visibility; and if it refuses, the key that forbids the request.",
     )
@@ -321,6 +326,38 @@ def _pull(facts: _Facts) -> tuple[str, ...]:
         f"answers with its update and a pull: for each row that the target sent, the direction in which {site}'s own "
         f"features lie. The target chooses what it sends. The features of {site}'s rows do not leave.",
     )
+
+
+def _moments(facts: _Facts) -> tuple[str, ...]:
+    """Describe what leaves under the analytic rule, if the policy allows it, and what stays."""
+    site, policy, bounds = facts.site, facts.policy, facts.policy.moments
+    if Rule.ANALYTIC not in policy.allowed_rules:
+        return ()
+    lines = [
+        f"With {Rule.ANALYTIC}, once in a run and in place of an update: the second moments of {site}'s rows, that is "
+        "how often features occur together and with each label. In a sum they are those of all sources."
+    ]
+    if policy.dp.required:
+        return (f"{lines[0]} They leave with noise: the ledger is charged for one release of all rows.",)
+    lines[0] += (
+        " Without noise they show how many rows of each class there are, and of a class or a category that one row "
+        "has, that row. Someone who knows a row can test whether it is among them: that hardly ever fails if a sum has "
+        "fewer rows than a row has numbers, and works less well the more rows it has."
+    )
+    asked = [f"{bounds.min_rows:g} times as many rows as a row has numbers"] if bounds.min_rows else []
+    if bounds.min_rows_per_class > 1:
+        asked.append(f"{bounds.min_rows_per_class} rows of each of its classes")
+    if asked:
+        lines.append(
+            f"Without noise, {site} takes part in {Rule.ANALYTIC} only if it has at least {' and '.join(asked)}; a "
+            "refusal tells which of these it lacks."
+        )
+    if bounds.min_rows_per_category > 1:
+        lines.append(
+            f"Where fewer than {bounds.min_rows_per_category} of its rows have another value of a feature than the "
+            "usual one, they count with the usual one."
+        )
+    return tuple(lines)
 
 
 def _models(facts: _Facts) -> str:

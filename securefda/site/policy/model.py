@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -15,7 +15,7 @@ from securefda.protocol.header_checks import SessionLimits
 from securefda.protocol.messages import Granularity, Visibility
 from securefda.protocol.roster import Roster
 from securefda.rules.strategy import Rule
-from securefda.settings import Settings, check, parse_settings, parse_toml, read_toml
+from securefda.settings import Settings, check, declared_keys, parse_settings, parse_toml, read_toml
 
 SELECTION = Rule.AUTO.value
 """The entry of ``allowed-rules`` that permits a site to report estimated errors, by which the next rule is chosen."""
@@ -57,29 +57,54 @@ def _first_models(value: object) -> object:
     return value
 
 
+def key(default: Any, meaning: str, *, hint: str = "") -> Any:
+    """Declare a key of the policy: its default, what it means, and what helps an operator whom it refuses."""
+    return Field(default, description=meaning, json_schema_extra={"hint": hint})
+
+
+def hints_of_keys() -> dict[str, str]:
+    """Return dotted key -> what helps an operator whom it refuses; empty where nothing is said."""
+    declared = ((name, field.json_schema_extra) for name, field in declared_keys(SourcePolicy))
+    return {name: str(extra["hint"]) for name, extra in declared if isinstance(extra, dict)}
+
+
 NormReports = Literal["hidden", "colluders-may-see"]
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
 
 
 class NormCapBounds(Settings):
-    """The norm cap that a header must have if this site is at ``sum``.
+    """The norm cap that a header must have if this site is at ``sum``."""
 
-    Attributes:
-        kappa: least ratio of the squared norm of the other sources that count to that of this site's own contribution.
-            0 asks for no norm cap; a sum can then consist almost entirely of this site's update.
-        granularity: ``"layer"``: the ratio must hold in each layer; ``"model"``: at least for the model as a whole.
-        unfiltered_projection: whether FedGP may run without its filter. Its multiples can then be negative, and a
-            target that lies about its update can make the others' contributions cancel, whatever their norms.
-        reports: whether a colluding source may see the norms of this site's contributions. For the caps, the other
-            sources of a sum see them, and ``max_colluders`` of these may collude. With ``"hidden"``, this site takes
-            part in a sum with possible colluders only if it trains with noise.
-    """
-
-    kappa: Annotated[float, Field(ge=0)] = 1.0
-    granularity: Literal["layer", "model"] = "layer"
-    unfiltered_projection: bool = False
-    reports: NormReports = "hidden"
+    kappa: Annotated[float, Field(ge=0)] = key(
+        1.0,
+        'At visibility "sum" the other sources\' contributions must together have at least kappa times the squared '
+        "norm of this site's contribution. Otherwise large contributions are scaled down until they do; a layer in "
+        "which that is impossible is left out. With 0 there is no cap: a sum may then show this site's update "
+        "nearly alone, for example if the target crafts its update so that only this site's agrees with it, or if "
+        "FedGP's filter (strategy.filter) leaves no other source in a layer.",
+        hint="raise privacy.norm-cap-kappa at the aggregator",
+    )
+    granularity: Literal["layer", "model"] = key(
+        "layer",
+        '"layer": this must hold in each layer. "model": for the model as a whole; one layer may then be this '
+        "site's alone.",
+        hint='set privacy.norm-cap-granularity = "layer" at the aggregator',
+    )
+    unfiltered_projection: bool = key(
+        False,
+        'Whether FedGP may run at visibility "sum" without its filter (strategy.filter = false). The target\'s '
+        "update then decides the sign of each contribution as well. A target can craft it so that the other sites' "
+        "contributions cancel each other, and the sum is this site's update although all norms are as required.",
+        hint="set strategy.filter = true at the aggregator",
+    )
+    reports: NormReports = key(
+        "hidden",
+        "For the caps, the other sources of a sum see the norm of this site's contribution, per layer and coarsely "
+        'rounded; the aggregator does not. With max-colluders above 0, some of them may pass it on. "hidden": in '
+        'that case this site takes part only if it trains with noise. "colluders-may-see": it takes part anyway.',
+        hint='set training.dp.noise-multiplier, or norm-cap.reports = "colluders-may-see" in policy.toml',
+    )
 
     @property
     def terms(self) -> Granularity:
@@ -88,25 +113,39 @@ class NormCapBounds(Settings):
 
 
 class QuantisationBounds(Settings):
-    """Bounds on the numbers with which updates are encoded.
+    """Bounds on the numbers with which updates are encoded."""
 
-    Attributes:
-        modulus_bits_min: fewest bits of an encoded parameter; fewer make sums coarser. Rounding is random, so that no
-            contribution vanishes, and a sum that could wrap is always refused.
-        clip_min: smallest clip of any layer; a tiny one lets only signs through.
-        clip_max: largest clip of any layer; a huge one drowns the other layers in rounding error.
-        n_max: largest number of inputs for which a sum may be encoded.
-        max_samples_min: least value of a header's ``max_samples``, at least this site's number of rows. Otherwise a
-            header with fewer could find out that number by a refusal.
-        max_samples_max: largest value of ``max_samples``; a huge one leaves only the largest site after rounding.
-    """
-
-    modulus_bits_min: Literal[16, 20, 24, 32] = 16
-    clip_min: Positive = 0.001
-    clip_max: Positive = 1000.0
-    n_max: Count = 1024
-    max_samples_min: Count = 1000
-    max_samples_max: Count = 1_000_000
+    modulus_bits_min: Literal[16, 20, 24, 32] = key(
+        16,
+        "Fewest bits in which a parameter of this site may travel: 16, 20, 24 or 32. Fewer make sums coarser.",
+        hint="raise session.bits at the aggregator",
+    )
+    clip_min: Positive = key(
+        0.001,
+        "The smallest clip of a layer: the largest absolute value with which a coordinate leaves. A tiny one would let "
+        "only signs through.",
+        hint="raise session.clip at the aggregator",
+    )
+    clip_max: Positive = key(
+        1000.0,
+        "The largest clip: a huge one would leave nothing of the update but rounding error.",
+        hint="lower session.clip at the aggregator",
+    )
+    n_max: Count = key(
+        1024,
+        "The largest number of inputs that one sum may be encoded for.",
+    )
+    max_samples_min: Count = key(
+        1000,
+        "The smallest max-samples of a header, above which more rows give no more weight: at least this site's number "
+        "of rows. It should not depend on that number: then no header can find it out by a refusal.",
+        hint="raise session.max-samples at the aggregator",
+    )
+    max_samples_max: Count = key(
+        1_000_000,
+        "The largest max-samples: a huge one leaves only the largest site after rounding.",
+        hint="lower session.max-samples at the aggregator",
+    )
 
     @check
     def _bounds_leave_room(self) -> Self:
@@ -123,22 +162,42 @@ class DpPolicy(Settings):
 
     The ledger of a data set enforces the budget over all rounds and runs with noise since its last reset. It does not
     count rounds without noise, so the budget bounds everything that leaves this site only if ``required`` is True.
-
-    Attributes:
-        required: whether this site may train only by DP-SGD.
-        unit: the privacy unit of epsilon: one row of the training data, added or removed.
-        target_epsilon: the most that may be spent, at ``target_delta``.
-        target_delta: the probability with which epsilon may fail; keep it well below one over the number of rows.
-        accountant: how epsilon is composed; ``"prv"`` is slower, and tighter for larger epsilons.
-        max_grad_norm: largest clip norm of a row's gradient that this site's own settings may use.
     """
 
-    required: bool = False
-    unit: Literal["sample"] = "sample"
-    target_epsilon: Positive = 8.0
-    target_delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
-    accountant: Literal["rdp", "prv"] = "rdp"
-    max_grad_norm: Positive = 10.0
+    required: bool = key(
+        False,
+        "Whether this site must train by DP-SGD. Its own settings, [training.dp], say how much noise it adds. The "
+        "noise bounds what everything that leaves, except the number of rows, can reveal about one row, to all "
+        "readers together. With false, the site may train without noise: then nothing bounds what leaves, and no "
+        "ledger counts it.",
+        hint="set training.dp.noise-multiplier in this site's settings; securefda budget plan finds it",
+    )
+    unit: Literal["sample"] = key(
+        "sample",
+        'What the bound protects. "sample": one row of the training data, added or removed; a patient with two rows '
+        "counts twice.",
+    )
+    target_epsilon: Positive = key(
+        8.0,
+        "The most that a data set's rounds with noise may cost, over all runs since its ledger was opened or reset. "
+        "A round that would cost more is not trained (exit code 11). Someone who guesses, at even odds, whether a "
+        "row was trained on is right at most e^epsilon times as often as wrong, apart from delta.",
+    )
+    target_delta: Annotated[float, Field(gt=0, lt=1)] = key(
+        1e-5,
+        "The probability with which epsilon may fail. Keep it well below one over the number of rows: at one over "
+        "that number, even publishing a row as it is would be permitted.",
+    )
+    accountant: Literal["rdp", "prv"] = key(
+        "rdp",
+        'How epsilon is added up: "rdp", or "prv", which is numerical, slower, and tighter for larger epsilons.',
+    )
+    max_grad_norm: Positive = key(
+        10.0,
+        "The largest clip norm (training.dp.max-grad-norm) that this site's settings may ask for. It does not "
+        "change epsilon, since the noise grows with it, but with a large one an update is little more than noise.",
+        hint="lower training.dp.max-grad-norm in this site's settings",
+    )
 
     @property
     def budget(self) -> Budget:
@@ -147,26 +206,45 @@ class DpPolicy(Settings):
 
 
 class WorkLimits(Settings):
-    """Bounds on the work that a header may ask for, and on the time that this site waits.
+    """Bounds on the work that a header may ask for, and on the time that this site waits."""
 
-    Attributes:
-        model_bytes_max: largest model, at 4 bytes a parameter.
-        learning_rate_max: largest effective learning rate that the target may publish; updates are scaled by it.
-        learning_rate_min: smallest such rate; a tiny one rounds all but the largest update away.
-        model_step: largest length of a finished round's model change, and of the target's update, in units of the
-            distance that this site's own training moves each group of layers.
-        attention_bound_max: largest bound of attention; an update weighs at most e to twice this times another.
-        training_deadline_s_max: longest time that a header may give for training.
-        phase_deadline_s_max: longest time that a header may give for one step of the session.
-    """
-
-    model_bytes_max: Count = 1 << 30
-    learning_rate_max: Positive = 10.0
-    learning_rate_min: Positive = 1e-5
-    model_step: Positive = 10.0
-    attention_bound_max: Positive = 1.0
-    training_deadline_s_max: Positive = 86_400.0
-    phase_deadline_s_max: Positive = 3_600.0
+    model_bytes_max: Count = key(
+        1 << 30,
+        "The largest model that this site trains, in bytes (4 per parameter).",
+    )
+    learning_rate_max: Positive = key(
+        10.0,
+        "The largest effective learning rate that the target may publish: this site's update is scaled with it.",
+        hint="lower the target's learning rate",
+    )
+    learning_rate_min: Positive = key(
+        1e-5,
+        "The smallest such rate: with a tiny one, rounding removes the updates of all but the largest sites.",
+        hint="raise the target's learning rate",
+    )
+    model_step: Positive = key(
+        10.0,
+        "How far one finished round may move the model, in any group of layers, in units of how far this site's own "
+        "training has moved it in a round so far; the same limit holds for the target's update. The smaller it is, "
+        "the more rounds a target needs to lead the model to a crafted one. Honest rounds stay below half of the "
+        "default.",
+    )
+    attention_bound_max: Positive = key(
+        1.0,
+        "How much a target can raise the weight of one source by what it publishes, under fada_attention: no source "
+        "weighs more than e to the power of twice this number times another source with as many rows.",
+        hint="lower strategy.attention-bound at the aggregator",
+    )
+    training_deadline_s_max: Positive = key(
+        86_400.0,
+        "The longest that a header may give for training, in seconds.",
+        hint="lower transport.training-deadline-s at the aggregator",
+    )
+    phase_deadline_s_max: Positive = key(
+        3_600.0,
+        "The longest that a header may give for one step of the masking session, in seconds.",
+        hint="lower transport.phase-deadline-s at the aggregator",
+    )
 
     @check
     def _rates_leave_room(self) -> Self:
@@ -177,17 +255,22 @@ class WorkLimits(Settings):
 
 
 class ModelPolicy(Settings):
-    """The initial model of a run, and the model that this site keeps at its end.
+    """The initial model of a run, and the model that this site keeps at its end."""
 
-    Attributes:
-        initial: ``"task"``: the model that this site's own task builds from the run's seed; or a list of SHA-256
-            digests of permitted models, in hex, over float32 little-endian parameters.
-        keep: ``"final"``: this site takes part only in runs that give it the final model; ``"none"``: only in runs
-            after which it keeps no model; ``"any"``: in both.
-    """
-
-    initial: Annotated[Literal["task"] | tuple[str, ...], BeforeValidator(_first_models)] = "task"
-    keep: Literal["any", "final", "none"] = "any"
+    initial: Annotated[Literal["task"] | tuple[str, ...], BeforeValidator(_first_models)] = key(
+        "task",
+        'The model that a run may begin with; a crafted one could make updates reveal rows. "task": only the one '
+        "that this site's own task builds from the run's seed, so every site needs the same seed and versions. Or a "
+        "list of SHA-256 digests of other models, such as pretrained ones, over their float32 parameters: a refusal "
+        "names the digest that it saw.",
+    )
+    keep: Literal["any", "final", "none"] = key(
+        "any",
+        'What this site keeps when a run is complete. "final": take part only in runs that give this site the final '
+        'model, as model.safetensors in its run folder. "none": only in runs after which it keeps no model. "any": '
+        "in both; each header says which it is. While it trains, this site knows each model anyway.",
+        hint="ask the aggregator's operator to change model.sources-keep, or change model.keep in policy.toml",
+    )
 
     @property
     def digests(self) -> tuple[bytes, ...]:
@@ -196,74 +279,129 @@ class ModelPolicy(Settings):
 
 
 class ReleaseLimits(Settings):
-    """How often an aggregator may ask this site for a release.
+    """How often an aggregator may ask this site for a release."""
 
-    Attributes:
-        max_attempts: most attempts at one round, each with a new session and new keys.
-        max_rounds: most rounds of one run; each is one more equation about this site's rows.
-        max_runs: most runs that may begin within 24 hours; a run is over for this site once as many have begun after
-            it. With 0, each run needs the operator's consent.
-        max_unfinished: most rounds that this site began and that ended without a result; each finished round lowers the
-            count by one. At this count the site leaves until its operator lets it continue.
-        min_rows: in training without noise, the change of a parameter leaves only if at least so many rows moved it in
-            the round; other parameters keep their values. With 1, all changes leave.
-    """
+    max_attempts: Count = key(
+        2,
+        "How many attempts a round may have in all, each with new keys; it is tried again when sources are lost.",
+        hint="lower session.attempts at the aggregator",
+    )
+    max_rounds: Count = key(
+        10_000,
+        "How many rounds one run may have: each is one more equation about this site's rows.",
+        hint="lower strategy.rounds at the aggregator",
+    )
+    max_runs: Annotated[int, Field(ge=0)] = key(
+        1,
+        "How many runs may begin within 24 hours; a run is over once that many have begun after it. With 0, each "
+        "run needs the operator's consent: securefda source start --accept-run",
+        hint="ask the site whether it takes part in one more: securefda source start --accept-run",
+    )
+    max_unfinished: Count = key(
+        3,
+        "How many rounds may begin with this site (a charge to its budget, a masked input) and end without a "
+        "result; each finished round lowers the count by one. At this count the site leaves, until its operator "
+        "starts it with --accept-run.",
+        hint="ask the site whether it goes on all the same: securefda source start --accept-run",
+    )
+    min_rows: Count = key(
+        1,
+        "In training without noise, how many of this site's rows must have moved a parameter in a round for its "
+        "change to leave. Otherwise a one-hot feature of one row, or a unit that one row activates, would show that "
+        "row. Other parameters keep their values. With 3, training takes longer and no rule that compares features "
+        "is allowed. 1: all leave.",
+    )
 
-    max_attempts: Count = 2
-    max_rounds: Count = 10_000
-    max_runs: Annotated[int, Field(ge=0)] = 1
-    max_unfinished: Count = 3
-    min_rows: Count = 1
+
+class MomentBounds(Settings):
+    """What this site's rows must have before their second moments leave without noise, under the rule ``analytic``."""
+
+    min_rows: Annotated[float, Field(ge=0)] = key(
+        1.0,
+        'Under the rule "analytic" the sources add up second moments of their rows. Without noise, this site takes '
+        "part only if it has at least this many rows for each number in a row: its features and a constant. A sum "
+        "over fewer rows than numbers shows which rows are in it. A refusal tells the aggregator that the site has "
+        "too few. 0: no bound.",
+        hint=(
+            "use an encoder with fewer features, more rows, or noise; if rows are public, set it to 0 in this site's "
+            "policy.toml, or privacy.moments-min-rows where one file makes all policies"
+        ),
+    )
+    min_rows_per_class: Count = key(
+        3,
+        "How many rows a class must have at this site, if it has any; otherwise the site takes no part. In a sum, "
+        "the only row of a class can be read. A refusal tells the aggregator that some class has fewer rows.",
+        hint="add rows of this class, leave it out of the training rows, or use noise",
+    )
+    min_rows_per_category: Count = key(
+        3,
+        "If fewer rows than this have another value of a feature than the usual one, such as a rare category, they "
+        "count with the usual one: the only row of a category could be read. The site takes part all the same. 1: "
+        "every value counts.",
+    )
 
 
 class MetadataPolicy(Settings):
-    """Numbers that may leave in clear with an update at ``individual``; at other levels they are only in sums.
+    """Numbers that may leave in clear with an update at ``individual``; at other levels they are only in sums."""
 
-    Attributes:
-        may_leave: the permitted numbers about the training rows; ``samples`` is the number of rows. A cohort whose rule
-            estimates β without aligning updates needs it too, since its sums can tell the number of steps.
-    """
-
-    may_leave: Annotated[tuple[Literal["samples", "loss", "accuracy"], ...], Field(strict=False)] = ()
+    may_leave: Annotated[tuple[Literal["samples", "loss", "accuracy"], ...], Field(strict=False)] = key(
+        (),
+        'What may leave in clear beside an update at visibility "individual": "samples", "loss", "accuracy" of the '
+        "training rows. At the other two these numbers leave only inside the sum. In rounds in which any source "
+        "trains by DP-SGD, loss and accuracy do not leave at all.",
+        hint='set strategy.align = true at the aggregator, or list "samples" there in policy.toml',
+    )
 
 
 class SourcePolicy(Settings):
-    """The policy of one source.
+    """The policy of one source."""
 
-    Attributes:
-        max_visibility: the most that the aggregator may see of this site: ``"sum"``, or more with ``"cohort"`` or
-            ``"individual"``.
-        min_others: least number of trusted others in a sum after ``max_colluders`` are subtracted.
-        max_colluders: number of other sources that may collude with the aggregator.
-        trusted_peers: site ids that count towards ``min_others``; empty for the whole roster. All others count as
-            colluders.
-        allowed_rules: rules in which this site takes part; none unless listed. ``"auto"`` permits estimated errors.
-        allowed_tasks: task factories for which this site trains; empty for the one that its own settings name.
-        architectures: SHA-256 of permitted models, hex; empty for the one that this site builds itself.
-        norm_cap: the norm cap of a sum.
-        quantisation: bounds on the encoding.
-        dp: whether training needs noise, and its budget.
-        model: the initial model of a run, and the model that this site keeps.
-        limits: bounds on work.
-        release: bounds on rounds and retries.
-        metadata: numbers that may leave with an update in clear.
-    """
-
-    renamed: ClassVar[Mapping[str, str]] = {"k-min": "min-others", "n-c": "max-colluders", "energy": "norm-cap"}
-
-    max_visibility: Literal["individual", "cohort", "sum"] = "sum"
-    min_others: Count = 2
-    max_colluders: Annotated[int, Field(ge=0)] = 0
-    trusted_peers: Annotated[tuple[str, ...], Field(strict=False)] = ()
-    allowed_rules: Annotated[tuple[Annotated[str, AfterValidator(_rule)], ...], Field(strict=False)] = ()
-    allowed_tasks: Annotated[tuple[Annotated[str, AfterValidator(_factory)], ...], Field(strict=False)] = ()
-    architectures: Annotated[tuple[Annotated[str, AfterValidator(_digest)], ...], Field(strict=False)] = ()
+    max_visibility: Literal["individual", "cohort", "sum"] = key(
+        "sum",
+        "The most that the aggregator may see of this site's updates.\n"
+        '"sum":        one weighted sum over all sources at this visibility, in which this site\'s update is one '
+        "term.\n"
+        '"cohort":     one weighted sum over a few sources, drawn at random for every round, this site among them.\n'
+        '"individual": this site\'s own update, in clear, every round.',
+    )
+    min_others: Count = key(
+        2,
+        "A sum must contain at least this many other sources that this site trusts, beside those that may collude.",
+        hint="raise privacy.min-others at the aggregator, or let more sources take part",
+    )
+    max_colluders: Annotated[int, Field(ge=0)] = key(
+        0,
+        "How many of the other sources may collude with the aggregator. With 0, one source that passes its own update "
+        "to the aggregator reduces a sum over three to a sum over two.",
+        hint="raise privacy.max-colluders at the aggregator, and leave session.threshold at 0",
+    )
+    trusted_peers: Annotated[tuple[str, ...], Field(strict=False)] = key(
+        (),
+        "Site ids that count as trusted; all others count as colluders. Empty: every source of the roster.",
+        hint="raise privacy.max-colluders at the aggregator by the sources that this site does not trust",
+    )
+    allowed_rules: Annotated[tuple[Annotated[str, AfterValidator(_rule)], ...], Field(strict=False)] = key(
+        (),
+        'Rules that this site takes part in. Remove one to refuse rounds with it. With "auto", the site adds '
+        "estimated errors of the rules to the sum, and the aggregator uses them to choose the rule of the next "
+        "round.",
+        hint="set a strategy.rule at the aggregator that every source allows",
+    )
+    allowed_tasks: Annotated[tuple[Annotated[str, AfterValidator(_factory)], ...], Field(strict=False)] = key(
+        (),
+        'Tasks that this site trains for, as "package.module:Class". Empty: whatever its own settings name.',
+    )
+    architectures: Annotated[tuple[Annotated[str, AfterValidator(_digest)], ...], Field(strict=False)] = key(
+        (),
+        "SHA-256 digests of the model architectures that this site trains. Empty: only the one it builds itself.",
+    )
     norm_cap: NormCapBounds = NormCapBounds()
     quantisation: QuantisationBounds = QuantisationBounds()
     dp: DpPolicy = DpPolicy()
     model: ModelPolicy = ModelPolicy()
     limits: WorkLimits = WorkLimits()
     release: ReleaseLimits = ReleaseLimits()
+    moments: MomentBounds = MomentBounds()
     metadata: MetadataPolicy = MetadataPolicy()
 
     @check
@@ -275,10 +413,11 @@ class SourcePolicy(Settings):
         if self.visibility is Visibility.INDIVIDUAL and "samples" not in self.metadata.may_leave:
             why = 'lacks "samples", without which no update at max-visibility = "individual" can be weighted'
             raise ConfigError("metadata.may-leave", why, hint='add "samples", or lower max-visibility')
-        comparing = [rule.value for rule in Rule if rule.releases_features and rule.value in self.allowed_rules]
+        uncounted = (rule for rule in Rule if rule.releases_features or rule.adds_moments)
+        comparing = [rule.value for rule in uncounted if rule.value in self.allowed_rules]
         if self.release.min_rows > 1 and comparing:
             why = f"{self.release.min_rows}, and rows are not counted under {comparing[0]}, which allowed-rules lists"
-            raise ConfigError("release.min-rows", why, hint="take the rules that compare features out of allowed-rules")
+            raise ConfigError("release.min-rows", why, hint=f"take {', '.join(comparing)} out of allowed-rules")
         bare = [name for name in self.metadata.may_leave if name != "samples"]
         if self.dp.required and bare:
             why = f'lists "{bare[0]}", a figure of the rows without noise, and dp.required = true lets none leave'

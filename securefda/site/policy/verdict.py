@@ -7,13 +7,18 @@ policy forbids, and `require_satisfiable` checks before any round whether a poli
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
 
 from securefda.errors import ConfigError, FaultyAggregatorError, PolicyRefusal
 from securefda.protocol.header_checks import SessionLimits, threshold_is_sound
 from securefda.protocol.messages import Granularity, Header, RuleTerms, Schedule, SourcesKeep, Update, Visibility
+from securefda.rules.analytic import Floats, rare_values
 from securefda.rules.strategy import Rule
-from securefda.site.policy.model import SELECTION, SourcePolicy, require_known_peers
+from securefda.site.policy.model import SELECTION, SourcePolicy, hints_of_keys, require_known_peers
+from securefda.text import counted
 
 Refusals = Iterator[PolicyRefusal]
 """What a policy has against a request, in the order in which a source looks."""
@@ -105,35 +110,9 @@ def require_satisfiable(policy: SourcePolicy, site: str, sources: Sequence[str])
 
 
 _OWNER = "the site's owner decides; its policy.toml must allow it"
-_HINTS = {
-    "min-others": "raise privacy.min-others at the aggregator, or let more sources take part",
-    "max-colluders": "raise privacy.max-colluders at the aggregator, and leave session.threshold at 0",
-    "trusted-peers": "raise privacy.max-colluders at the aggregator by the sources that this site does not trust",
-    "norm-cap.kappa": "raise privacy.norm-cap-kappa at the aggregator",
-    "norm-cap.granularity": 'set privacy.norm-cap-granularity = "layer" at the aggregator',
-    "norm-cap.reports": 'set training.dp.noise-multiplier, or norm-cap.reports = "colluders-may-see" in policy.toml',
-    "norm-cap.unfiltered-projection": "set strategy.filter = true at the aggregator",
-    "allowed-rules": "set a strategy.rule at the aggregator that every source allows",
-    "quantisation.modulus-bits-min": "raise session.bits at the aggregator",
-    "quantisation.clip-min": "raise session.clip at the aggregator",
-    "quantisation.clip-max": "lower session.clip at the aggregator",
-    "quantisation.max-samples-min": "raise session.max-samples at the aggregator",
-    "quantisation.max-samples-max": "lower session.max-samples at the aggregator",
-    "dp.required": "set training.dp.noise-multiplier in this site's settings; securefda budget plan finds it",
-    "dp.max-grad-norm": "lower training.dp.max-grad-norm in this site's settings",
-    "limits.learning-rate-max": "lower the target's learning rate",
-    "limits.learning-rate-min": "raise the target's learning rate",
-    "limits.attention-bound-max": "lower strategy.attention-bound at the aggregator",
-    "limits.training-deadline-s-max": "lower transport.training-deadline-s at the aggregator",
-    "limits.phase-deadline-s-max": "lower transport.phase-deadline-s at the aggregator",
-    "model.keep": "ask the aggregator's operator to change model.sources-keep, or change model.keep in policy.toml",
-    "metadata.may-leave": 'set strategy.align = true at the aggregator, or list "samples" there in policy.toml',
+_HINTS = hints_of_keys() | {
     "dp.pull": "set a strategy.rule at the aggregator that compares no features",
     "dp.metrics": "ask the aggregator's operator: this site's Join said that it has none to give",
-    "release.max-attempts": "lower session.attempts at the aggregator",
-    "release.max-rounds": "lower strategy.rounds at the aggregator",
-    "release.max-runs": "ask the site whether it takes part in one more: securefda source start --accept-run",
-    "release.max-unfinished": "ask the site whether it goes on all the same: securefda source start --accept-run",
 }
 _RELEASING_RULES = frozenset(rule.value for rule in Rule if rule.releases_features)
 _PROJECTING_RULES = frozenset(rule.value for rule in Rule if rule.projects)
@@ -141,7 +120,7 @@ _PROJECTING_RULES = frozenset(rule.value for rule in Rule if rule.projects)
 
 def hint_for(key: str) -> str:
     """Return a hint for the operator about a refusal of this key."""
-    return _HINTS.get(key, _OWNER)
+    return _HINTS.get(key) or _OWNER
 
 
 def _refusal(key: str, asked: object, allowed: object) -> PolicyRefusal:
@@ -299,6 +278,39 @@ def _refusals_of_norm_reports(policy: SourcePolicy, *, with_noise: bool) -> Refu
         yield _refusal("norm-cap.reports", asked, "such a report only of training with noise")
 
 
+def check_moments(policy: SourcePolicy, features: Floats, targets: Floats) -> Floats:
+    """Accept rows whose second moments are to leave, and return their features without rare values.
+
+    Args:
+        policy: of this site.
+        features: of its rows, (n, d).
+        targets: what a head fits to them, (n, c).
+
+    Returns:
+        The features, (n, d); usual values stand in place of those that ``moments.min-rows-per-category`` keeps here.
+
+    Raises:
+        PolicyRefusal: ``moments.min-rows`` or ``moments.min-rows-per-class``. To the aggregator, the key tells that
+            the site has so few rows.
+    """
+    _raise_first(refusals_of_moments(policy, features, targets))
+    rare, usual = rare_values(features, policy.moments.min_rows_per_category)
+    return np.where(rare, usual, features)
+
+
+def refusals_of_moments(policy: SourcePolicy, features: Floats, targets: Floats) -> Refusals:
+    """Yield every refusal with which :func:`check_moments` could end, that one first."""
+    bounds, (count, width) = policy.moments, features.shape
+    needed = math.ceil(bounds.min_rows * (width + 1))
+    if count < needed:
+        allowed = f"at least {needed}, {bounds.min_rows:g} for each of {width} features and a constant"
+        yield _refusal("moments.min-rows", f"second moments of {counted(count, 'row')}", allowed)
+    of_few = rare_values(targets, bounds.min_rows_per_class)[0].sum(axis=0)
+    if of_few.any():
+        asked = f"second moments of a class of {counted(int(of_few.max()), 'row')}"
+        yield _refusal("moments.min-rows-per-class", asked, f"at least {bounds.min_rows_per_class}")
+
+
 def check_metadata(policy: SourcePolicy, update: Update) -> None:
     """Accept an update in clear that carries only numbers that may leave beside it.
 
@@ -347,7 +359,7 @@ def check_metrics(header: Header, *, handed_in: bool, update: Update | None = No
 
 def rules_that_publish_the_target(policy: SourcePolicy) -> tuple[str, ...]:
     """Return the allowed rules under which the target publishes its update to sources at ``sum``."""
-    free = (Rule.SOURCE_ONLY, Rule.FEDAVG, *(rule for rule in Rule if rule.attends or rule.releases_features))
+    free = (Rule.FEDAVG, *(rule for rule in Rule if rule.attends or rule.is_mean_of_sources))
     return tuple(name for name in policy.allowed_rules if name not in free)
 
 

@@ -1,0 +1,193 @@
+"""What adaptation at the target adds: to source_only without labels, on digits and on the digit domains; to FedGP with
+few labels, on digits.
+
+    python benchmarks/adaptation.py --measure --data-dir DIR --cache FOLDER [--workers N] [--seeds N]
+    python benchmarks/adaptation.py    from adaptation.json: print the tables
+
+DIR holds ``mnist`` and ``usps``. Each domain is the target once, and the other three are its sources; the sample
+``digits`` is bundled. Every run is ``securefda simulate``, with masks and norm caps. The settings are the defaults;
+they were chosen with seeds 0 and 1.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from federated import Job
+from variants import (
+    DOMAINS,
+    MOST_SEEDS,
+    VariantCell,
+    domain_arguments,
+    domain_study,
+    found_in,
+    mean_and_spread,
+    target_settings,
+)
+
+from securefda.local.simulator import simulate
+from securefda.operations.progress import SilentReporter
+
+FIRST_SEED = 10
+SETTINGS = (
+    *("training.source.threads=1", "training.target.threads=1"),
+    *("strategy.rule=source_only", "strategy.warm-up-rounds=0"),
+    *("training.target.labels=none", "training.target.adapt=consistency"),
+)
+DIGITS = {f"{angle}°": (f"task.options.target-angle={angle}",) for angle in (0, 20, 40)}
+OF_DIGITS = ("task.options.target-rows=400", "strategy.rounds=10")
+OF_DOMAINS = (
+    *("task.options.rows=2000", "task.options.target-rows=2000"),
+    *("training.source.batch-size=64", "strategy.rounds=20"),
+)
+LABELS, FEW_LABELS = (20, 50, 100), "few labels"
+OF_LABELS = (*SETTINGS[:2], "training.target.adapt=consistency")
+VARIANTS_OF_DIGITS: Mapping[str, tuple[str, ...]] = {
+    "plain rows": (),
+    "varied rows": ("training.source.vary=true",),
+}
+VARIANTS: Mapping[str, tuple[str, ...]] = {
+    "plain rows, BatchNorm": (),
+    "varied rows, BatchNorm": ("training.source.vary=true",),
+    "varied rows, GroupNorm": ("training.source.vary=true", "task.options.norm=group"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a run gave.
+
+    Attributes:
+        accuracy: of the model that the target ends with, adapted or not, in percent.
+        before: of the run's last model.
+        adapted: of the adapted model, kept or not.
+        kept: whether it was kept.
+        scores: before and after.
+        seconds: of adaptation, by the processor's time of this process.
+        alone, warm: of the target alone, and of the warm-started target, after the last round; with labels only.
+    """
+
+    accuracy: float
+    before: float
+    adapted: float
+    kept: bool
+    scores: tuple[float, float]
+    seconds: float
+    alone: float | None = None
+    warm: float | None = None
+
+
+class _Timed(SilentReporter):
+    """Notes the processor's time at which adaptation begins."""
+
+    began = taken = 0.0
+
+    def note(self, note: object) -> None:
+        if "the target adapts" in str(note):
+            self.began = time.process_time()
+
+    def phase(self, name: str, *_rest: object) -> None:
+        if name.startswith("adapting the model"):
+            self.taken = time.process_time() - self.began
+
+
+def run_cell(job: Job) -> Figures:
+    """Run one federation to its end."""
+    timed = _Timed()
+    with tempfile.TemporaryDirectory() as folder:
+        summary = simulate(job.config, Path(folder), job.seed, timed)
+    found, alone, warm = summary.adapted, summary.target_only, summary.warm_target
+    if found is None or found["accuracy"] is None or found["accuracy_before"] is None:
+        raise RuntimeError("the run adapted no model")
+    before, adapted = 100 * found["accuracy_before"], 100 * found["accuracy"]
+    return Figures(
+        accuracy=adapted if found["kept"] else before,
+        before=before,
+        adapted=adapted,
+        kept=found["kept"],
+        scores=(found["score_before"], found["score"]),
+        seconds=timed.taken,
+        alone=100 * alone["final"] if alone else None,
+        warm=100 * warm["final"] if warm else None,
+    )
+
+
+def cells(seeds: int = MOST_SEEDS) -> Iterator[VariantCell]:
+    """Every run, seed by seed."""
+    for seed in range(FIRST_SEED, FIRST_SEED + seeds):
+        for count in LABELS:
+            rows = f"task.options.target-rows={count}"
+            yield VariantCell(f"{count} labels", FEW_LABELS, seed, "digits", (*OF_LABELS, rows))
+    for seed in range(FIRST_SEED, FIRST_SEED + seeds):
+        for variant, own in VARIANTS_OF_DIGITS.items():
+            for study, angle in DIGITS.items():
+                yield VariantCell(study, variant, seed, "digits", (*SETTINGS, *OF_DIGITS, *angle, *own))
+    for seed in range(FIRST_SEED, FIRST_SEED + seeds):
+        for variant, own in VARIANTS.items():
+            for target in DOMAINS:
+                settings = (*target_settings(target), *SETTINGS, *OF_DOMAINS, *own)
+                yield VariantCell(target, variant, seed, "digit_domains", settings)
+
+
+def rows_of(known: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A row for each target and variant, of the seeds that were run, from figures by cell."""
+    return [
+        {"target": target, "variant": variant, "seeds": list(found), "runs": list(found.values())}
+        for (target, variant), found in found_in(known, cells()).items()
+    ]
+
+
+def tables(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """The tables as Markdown, of digits and of the domains."""
+    at = {(row["target"], row["variant"]): row["runs"] for row in rows}
+    return {
+        "digits": _table(at, tuple(DIGITS), VARIANTS_OF_DIGITS),
+        "domains": _table(at, DOMAINS, VARIANTS),
+        "labels": _table_of_labels(at),
+    }
+
+
+def _table_of_labels(at: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) -> str:
+    """Accuracy by the number of labels: of the target alone, with the rule, and with adaptation after it."""
+    lines = [f"| | {' | '.join(f'{count} labels' for count in LABELS)} |", f"|---|{'---|' * len(LABELS)}"]
+    names = {"alone": "target_only", "warm": "warm_target", "before": "fedgp_auto", "accuracy": "fedgp_auto, adapted"}
+    for key, name in names.items():
+        found = [[run[key] for run in at.get((f"{count} labels", FEW_LABELS), ())] for count in LABELS]
+        lines.append(f"| {name} | {' | '.join(map(mean_and_spread, found))} |")
+    return "\n".join(lines)
+
+
+def _table(
+    at: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]], targets: Sequence[str], variants: Iterable[str]
+) -> str:
+    """Before and after at each target, the means over the targets, and what was gained."""
+    lines = [f"| sources | | {' | '.join(targets)} | mean | gain |", f"|---|---|{'---|' * (len(targets) + 2)}"]
+    for variant in variants:
+        means = []
+        for name, key in (("source_only", "before"), ("adapted", "accuracy")):
+            found = [[run[key] for run in at.get((target, variant), ())] for target in targets]
+            if not any(found):
+                break
+            means += [fmean(map(fmean, found))] if all(found) else []
+            mean = f"{means[-1]:.1f}" if all(found) else "–"
+            gain = f"{means[1] - means[0]:+.1f}" if len(means) == len(("before", "after")) else ""
+            lines.append(f"| {variant} | {name} | {' | '.join(map(mean_and_spread, found))} | {mean} | {gain} |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Measure where asked to, and print the table."""
+    given = domain_arguments(__doc__, "adaptation")
+    domain_study(given, run_cell, cells, rows_of, tables)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

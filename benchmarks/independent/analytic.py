@@ -1,0 +1,136 @@
+"""A head by least squares on frozen features from sums over the sources, in plain numpy, without securefda.
+
+    python benchmarks/independent/analytic.py --data-dir DIR [--seeds 5] [--noise 1.158]
+
+It says whether the figures of benchmarks/one_round.py can be had, and so whether a miss is ours. DIR holds the folders
+amazon_review and office_caltech, with a file for each site that has features and labels. Prints accuracy in percent,
+the mean over targets and seeds: of the target's labels alone, of the sources' sums alone, and of both.
+
+What is the same: rows of length 1 with a constant, codes of classes, sums over all of the sources' rows, and without
+labels a ridge of half a row. What is not: rows are not bounded, other rows are drawn, and the single pair of settings
+with the least error of rows left out is taken.
+
+With ``--noise`` each source adds Gaussian noise of so many times what a row can change: 0.6378, 1.158 and 4.047 for an
+epsilon of 8, 4 and 1 at a delta of 1e-5. Rows are then as they are sent, and the target takes for the sum of squares
+its diagonal and what stands out from noise of the true deviation, in one step.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+DATA = {
+    "Amazon reviews, 100 labels": ("amazon_review", "{}", 2, 100, 0),
+    "Amazon reviews, 200 labels": ("amazon_review", "{}", 2, 200, 0),
+    "Office-Caltech10, 3 a class": ("office_caltech", "efficientnet_lite0_{}", 10, 0, 3),
+}
+"""Name -> folder, names of files, classes, labels in all, labels in each class."""
+
+Array = np.ndarray
+
+
+def sites(folder: Path, pattern: str, classes: int) -> dict[str, tuple[Array, Array, Array]]:
+    """Return by file the rows with a constant, their codes, and their classes."""
+    found = {}
+    for file in sorted(folder.glob(pattern.format("*") + ".npz")):
+        with np.load(file) as arrays:
+            features, labels = arrays["features"].astype(float), arrays["labels"].astype(int).ravel()
+        unit = features / np.linalg.norm(features, axis=1, keepdims=True)
+        rows = np.column_stack([unit, np.ones(len(unit))])
+        found[file.stem] = rows, np.eye(classes)[labels] - 1 / classes, labels
+    return found
+
+
+def sent(rows: Array, codes: Array) -> tuple[Array, Array]:
+    """Return rows and codes such that what one adds, upper triangle and products with codes, has a length of 1."""
+    rows, codes = np.column_stack([rows[:, :-1], np.full(len(rows), 0.3)]), 2 * codes
+    squares = np.square(rows)
+    triangle = (squares.sum(axis=1) ** 2 + np.square(squares).sum(axis=1)) / 2
+    length = np.sqrt(triangle + squares.sum(axis=1) * np.square(codes).sum(axis=1))
+    return rows / np.sqrt(length)[:, None], codes / np.sqrt(length)[:, None]
+
+
+def denoised(gram: Array, deviation: float) -> Array:
+    """Return the diagonal, not below a third of its mean, and the directions beyond the largest of the noise."""
+    diagonal = np.diag(gram)
+    values, basis = np.linalg.eigh(gram - np.diag(diagonal))
+    edge = 2 * deviation * np.sqrt(len(gram))
+    true = np.where(values > edge, (values + np.sqrt(np.maximum(values**2 - edge**2, 0))) / 2, 0)
+    common = (basis * true) @ basis.T
+    rest = np.diag(gram) - np.diag(common)
+    return common + np.diag(np.maximum(rest, 0.3 * rest.mean()))
+
+
+def solved(gram: Array, cross: Array, ridge: float) -> Array:
+    """Return the head, (columns of a row, classes)."""
+    return np.linalg.solve(gram + ridge * np.eye(len(gram)), cross)
+
+
+def left_out_errors(gram: Array, cross: Array, rows: Array, codes: Array) -> Iterator[tuple[float, float, float]]:
+    """Yield weight of the sources, ridge, and the mean squared error of each row of the target fitted without it."""
+    values, basis = np.linalg.eigh(gram)
+    values = np.maximum(values, 0)
+    unit = values.mean() or np.square(rows).sum() / rows.shape[1]
+    turned, towards = rows @ basis, basis.T @ cross
+    for ratio in unit * 10.0 ** np.arange(-5, 3.1, 0.5):
+        shrunk = turned / (values + ratio)
+        missing, kernel = codes - shrunk @ towards, shrunk @ turned.T
+        for weight in 10.0 ** np.arange(-4, 1.1, 0.25):
+            inverse = np.linalg.inv(kernel / weight + np.eye(len(rows)))
+            residuals = inverse @ missing / np.diag(inverse)[:, None]
+            yield weight, ratio * weight, float(np.square(residuals).mean())
+
+
+def fitted(gram: Array, cross: Array, rows: Array, codes: Array) -> Array:
+    """Return the head with the settings of the least error of rows left out."""
+    weight, ridge, _ = min(left_out_errors(gram, cross, rows, codes), key=lambda tried: tried[2])
+    return solved(weight * gram + rows.T @ rows, weight * cross + rows.T @ codes, ridge)
+
+
+def main() -> None:
+    """Print a line for each data set."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data-dir", type=Path, required=True)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--noise", type=float, default=0.0)
+    given = parser.parse_args()
+    for name, (folder, pattern, classes, count, each) in DATA.items():
+        found = sites(given.data_dir / folder, pattern, classes)
+        if given.noise:
+            found = {site: (*sent(rows, codes), labels) for site, (rows, codes, labels) in found.items()}
+        results = []
+        for target, (rows, codes, labels) in found.items():
+            others = [found[other] for other in found if other != target]
+            gram = sum(one.T @ one for one, _, _ in others)
+            cross = sum(one.T @ wanted for one, wanted, _ in others)
+            lengths = sum(float(np.square(one).sum()) for one, _, _ in others) / sum(len(one) for one, _, _ in others)
+            exact, deviation = (gram, cross), given.noise * np.sqrt(len(others))
+            for seed in range(given.seeds):
+                ridge = lengths / 2
+                if given.noise:
+                    random = np.random.default_rng(seed)
+                    noise = np.triu(random.normal(size=gram.shape)) * deviation
+                    gram = denoised(exact[0] + noise + np.triu(noise, 1).T, deviation)
+                    cross = exact[1] + random.normal(size=cross.shape) * deviation
+                    ridge = np.trace(gram) / len(gram)
+                order = np.random.default_rng(seed).permutation(len(rows))
+                own = order[:count]
+                if each:
+                    own = np.concatenate([order[labels[order] == one][:each] for one in range(classes)])
+                test = np.setdiff1d(order, own)
+                heads = (
+                    fitted(0 * gram, 0 * cross, rows[own], codes[own]),
+                    solved(gram, cross, ridge),
+                    fitted(gram, cross, rows[own], codes[own]),
+                )
+                results.append([100 * np.mean((rows[test] @ head).argmax(1) == labels[test]) for head in heads])
+        alone, without, both = np.mean(results, axis=0)
+        print(f"{name}: target alone {alone:.1f}, no labels {without:.1f}, labels {both:.1f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,450 @@
+"""The analytic rule on frozen features and on tables: with labels at the target, without, and with noise at sources.
+
+    python benchmarks/one_round.py --measure --data-dir DIR [--seeds N] [--data NAME ...]    measure, write the figures
+    python benchmarks/one_round.py --weigh --data-dir DIR [--seeds N] [--data NAME ...]    the same for source weights
+    python benchmarks/one_round.py --balance --data-dir DIR [--seeds N]    the same for class weights
+    python benchmarks/one_round.py --speed    the same for the time of a source and of the target
+    python benchmarks/one_round.py    from one_round.json: print the tables
+
+DIR holds the folders amazon_review, office_caltech, pacs, eicu_demo and tcga_brca; data that it lacks keep the figures
+that they have, as do those that are not named. Fed-Heart is bundled. The sources' moments are added here, without
+network, masks and norm caps, which gives the same model as a run without caps. Noise is that of a source that trains
+with noise; it is drawn from numpy, since here it protects nothing.
+
+``--weigh`` multiplies each source's moments by a weight in (0, 1] that the source could compute from the mean and the
+covariance of the target's features: 1 / (1 + strength x distance), see `distances`. The first site of a data set, as
+the target, chooses distance and strength; the others measure. Rows of more than 400 features are projected to so many
+by one random matrix, to save time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from statistics import fmean, median, stdev
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from studies import as_text, shown, this_machine
+
+from securefda.privacy.accountants import epsilon
+from securefda.privacy.events import DpEvent
+from securefda.rules import Head, Moments, fit_head
+from securefda.rules.analytic import bounded_rows
+from securefda.site.policy import check_moments, default_policy
+from securefda.tasks import Samples, Task, TaskSettings, Unlabelled
+from securefda.tasks.features import Features
+from securefda.tasks.fed_heart import HOSPITALS, FedHeart
+from securefda.tasks.tabular import Tabular
+
+FIGURES = Path(__file__).parent / "one_round.json"
+FEDERATIONS = Path(__file__).parent / "hospitals"
+DELTA, EPSILONS = 1e-5, (8.0, 4.0, 1.0)
+ENCODED = {"width": 1280, "prefix": "efficientnet_lite0_", "source-test-fraction": 0.01}
+Matrix = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Data:
+    """A data set, each of its sites in turn the target.
+
+    Attributes:
+        task: its class.
+        sites: all of them.
+        folder: of its files below ``--data-dir``; empty where they are bundled.
+        options: of the task.
+        bound: ``session.clip``.
+        unit: whether the model scales rows to length 1.
+        metric: of the task's, what the tables show.
+        targets: the sites that take turns; empty for all.
+        split: the option that takes the seed, where the task's rows are not drawn by its own.
+    """
+
+    task: Callable[[TaskSettings], Task]
+    sites: tuple[str, ...]
+    folder: str
+    options: Mapping[str, object]
+    bound: float = 1.0
+    unit: bool = True
+    metric: str = "accuracy"
+    targets: tuple[str, ...] = ()
+    split: str = ""
+
+    @classmethod
+    def of_tables(cls, name: str, metric: str, targets: tuple[str, ...]) -> Data:
+        """Return the data of the federation in ``hospitals/NAME.toml``, whose files lie in ``task.data-dir``."""
+        told = tomllib.loads((FEDERATIONS / f"{name}.toml").read_text())
+        sites = tuple(sorted([told["federation"]["target"], *told["federation"]["sources"]]))
+        folder, options, bound = FOLDERS[name], told["task"]["options"], told["session"]["clip"]
+        return cls(Tabular, sites, folder, options, bound, False, metric, targets, "split-seed")
+
+
+FOLDERS = {"eicu": "eicu_demo", "tcga_brca": "tcga_brca"}
+REVIEWS = ("books", "dvd", "electronics", "kitchen")
+OFFICE = ("amazon", "caltech", "dslr", "webcam")
+PICTURES = ("art_painting", "cartoon", "photo", "sketch")
+_AMAZON: dict[str, object] = {"classes": 2, "width": 400, "source-test-fraction": 0.01}
+DATA: Mapping[str, Data] = {
+    "Fed-Heart, public scaling": Data(FedHeart, HOSPITALS, "", {"scaling": "public"}, bound=8.0, unit=False),
+    "Amazon reviews, 100 labels": Data(Features, REVIEWS, "amazon_review", {**_AMAZON, "target-rows": 100}),
+    "Amazon reviews, 200 labels": Data(Features, REVIEWS, "amazon_review", {**_AMAZON, "target-rows": 200}),
+    "Office-Caltech10, 3 a class": Data(
+        Features, OFFICE, "office_caltech", {**ENCODED, "classes": 10, "target-rows-per-class": 3}
+    ),
+    "PACS, 15 %": Data(Features, PICTURES, "pacs", {**ENCODED, "classes": 7, "target-fraction": 0.15}),
+    "eICU, 20 %, AUROC": Data.of_tables("eicu", "auroc", ()),
+    "TCGA-BRCA, 50 %, concordance": Data.of_tables(
+        "tcga_brca", "concordance", ("europe", "midwest", "northeast", "south", "west")
+    ),
+}
+KINDS = ("no labels", "labels", "DP-SGD, no labels", "DP-SGD, labels")
+AT = {one: tuple(f"{kind}, ε = {one:g}" for kind in KINDS) for one in EPSILONS}
+DISTANCES, STRENGTHS = ("mean", "spread"), (1.0, 10.0, 100.0)
+BALANCES = ("none", "balanced", "each row weighed at its source")
+SPEED = "1,280 features, 10 classes"
+WEIGHED, MOST_WIDTH = ("Fed-Heart, public scaling", "Amazon reviews, 100 labels", *tuple(DATA)[3:5]), 400
+COLUMNS = ("target alone", *KINDS[:2], *(column for columns in AT.values() for column in columns[:2]))
+
+
+def run(data: Data, target: str, seed: int, folder: Path) -> dict[str, float]:
+    """Return the metric of each column in percent."""
+    task, test, outputs = fitted(data, target, seed, folder)
+    return {column: 100 * task.metrics(of, test.labels)[data.metric] for column, of in outputs.items()}
+
+
+def fitted(
+    data: Data, target: str, seed: int, folder: Path, *, noises: Iterable[float] = EPSILONS
+) -> tuple[Task, Samples, dict[str, torch.Tensor]]:
+    """Return the task, the target's test rows, and what the head of each column puts out for them."""
+    task = task_of(data, target, seed, folder)
+    sources = task.settings.sources
+    features, codes = _rows(task, data, samples(task.train_data(target)))
+    test = samples(task.test_data(target))
+    inputs, _ = _rows(task, data, test)
+    parts = [Moments.of(*_rows(task, data, samples(task.train_data(site))), bound=data.bound) for site in sources]
+    random = np.random.default_rng(seed)
+
+    def outputs(head: Head) -> torch.Tensor:
+        return torch.from_numpy(np.column_stack([inputs, np.ones(len(inputs))]) @ head.weights.T)
+
+    found = {"target alone": outputs(fit_head(None, features, codes, bound=data.bound))}
+    for ending, multiplier in {"": 0.0, **{f", ε = {one:g}": multiplier_for(one) for one in noises}}.items():
+        deviation = multiplier * data.bound
+        sums = sum(part.means() * part.rows + random.normal(size=part.means().size) * deviation for part in parts)
+        rows = sum(part.rows for part in parts)
+        whole = Moments.from_means(sums / rows, width=features.shape[1], outputs=codes.shape[1], rows=rows)
+        found[f"no labels{ending}"] = outputs(fit_head(whole, bound=data.bound))
+        found[f"labels{ending}"] = outputs(fit_head(whole, features, codes, bound=data.bound))
+    return task, test, found
+
+
+def task_of(data: Data, target: str, seed: int, folder: Path) -> Task:
+    """Return the task of one target, with the rows that the seed draws."""
+    sources = tuple(site for site in data.sites if site != target)
+    options = {**data.options, **({data.split: seed} if data.split else {})}
+    where = folder / data.folder if data.folder else None
+    return data.task(TaskSettings(target=target, sources=sources, seed=seed, data_dir=where, options=options))
+
+
+def samples(rows: Samples | Unlabelled | None) -> Samples:
+    """Return rows that have labels."""
+    assert isinstance(rows, Samples)
+    return rows
+
+
+def _rows(task: Task, data: Data, rows: Samples) -> tuple[Matrix, Matrix]:
+    """Return features (n, d), and what the head fits (n, c)."""
+    features = rows.features.double().numpy()
+    if data.unit:
+        features = features / np.linalg.norm(features, axis=1, keepdims=True)
+    width = next(one for one in reversed(list(task.model().modules())) if hasattr(one, "out_features")).out_features
+    return features, task.head_targets(rows.labels, width).double().numpy()
+
+
+@cache
+def multiplier_for(wanted: float) -> float:
+    """Return the least noise multiplier, to a thousandth, with which one release costs no more than ε at `DELTA`."""
+    low, high = 0.01, 100.0
+    while high / low > 1.001:
+        middle = math.sqrt(low * high)
+        event = DpEvent("run", 1, 1, noise_multiplier=middle, sampling_rate=1.0, steps=1, max_grad_norm=1.0)
+        low, high = (low, middle) if epsilon([event], DELTA) <= wanted else (middle, high)
+    return high
+
+
+def measured(folder: Path, seeds: int, names: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Yield a row for each data set: the mean over targets and seeds of each column, and its deviation over seeds."""
+    for name in names:
+        data = DATA[name]
+        if data.folder and not (folder / data.folder).is_dir():
+            continue
+        targets = data.targets or data.sites
+        runs = {seed: [run(data, target, seed, folder) for target in targets] for seed in range(seeds)}
+        means = {column: [fmean(one[column] for one in of_seed) for of_seed in runs.values()] for column in COLUMNS}
+        shown = {column: {"mean": fmean(of), "deviation": stdev(of)} for column, of in means.items()}
+        row = {"data": name, "seeds": seeds, **shown}
+        print(table([row], COLUMNS), flush=True)
+        yield row
+
+
+def weighed(folder: Path, seeds: int, names: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Yield a row for each data set: what weights gain, by distance and strength as the validation target chooses."""
+    for name in names:
+        data = DATA[name]
+        if name not in WEIGHED or (data.folder and not (folder / data.folder).is_dir()):
+            continue
+        validation, *targets = data.sites
+        every = [("", 0.0), *((one, strength) for one in DISTANCES for strength in STRENGTHS)]
+        runs = [weigh(data, validation, seed, folder, dict.fromkeys(KINDS[:2], every)) for seed in range(seeds)]
+        means = {key: fmean(one[key] for one in runs) for key in runs[0]}
+        chosen = {kind: max(every, key=lambda one, kind=kind: means[kind, *one]) for kind in KINDS[:2]}  # type: ignore[misc]
+        tried = {kind: [("", 0.0), one] for kind, one in chosen.items()}
+        runs = [weigh(data, target, seed, folder, tried) for seed in range(seeds) for target in targets]
+        weights = {
+            kind: {
+                "distance": one[0],
+                "strength": one[1],
+                "gain at validation": means[kind, *one] - means[kind, "", 0.0],
+                "plain": fmean(run[kind, "", 0.0] for run in runs),
+                "weighed": fmean(run[kind, *one] for run in runs),
+            }
+            for kind, one in chosen.items()
+        }
+        print(name, weights, flush=True)
+        yield {"data": name, "source weights": {"seeds": seeds, "validation": validation} | weights}
+
+
+def weigh(
+    data: Data, target: str, seed: int, folder: Path, tried: Mapping[str, Iterable[tuple[str, float]]]
+) -> dict[tuple[str, str, float], float]:
+    """Return the metric in percent by kind, distance and strength; strength 0 is no weights."""
+    task = task_of(data, target, seed, folder)
+    features, codes = _rows(task, data, samples(task.train_data(target)))
+    test = samples(task.test_data(target))
+    inputs, _ = _rows(task, data, test)
+    every = [_rows(task, data, samples(task.train_data(site))) for site in task.settings.sources]
+    if features.shape[1] > MOST_WIDTH:
+        shorter = np.random.default_rng(1).standard_normal((features.shape[1], MOST_WIDTH)) / math.sqrt(MOST_WIDTH)
+        features, inputs = features @ shorter, inputs @ shorter
+        every = [(rows @ shorter, wanted) for rows, wanted in every]
+    parts = [Moments.of(*rows, bound=data.bound) for rows in every]
+    found = {}
+    for kind, settings in tried.items():
+        published = features if kind == "labels" else np.vstack([features, inputs])
+        apart = [distances(rows, published) for rows, _ in every]
+        for distance, strength in settings:
+            weights = [1 / (1 + strength * one.get(distance, 0.0)) for one in apart]
+            pairs = list(zip(weights, parts, strict=True))
+            whole = Moments(
+                np.sum([weight * part.gram for weight, part in pairs], axis=0),
+                np.sum([weight * part.cross for weight, part in pairs], axis=0),
+                sum(weight * part.rows for weight, part in pairs),
+            )
+            head = fit_head(whole, *((features, codes) if kind == "labels" else ()), bound=data.bound)
+            outputs = torch.from_numpy(np.column_stack([inputs, np.ones(len(inputs))]) @ head.weights.T)
+            found[kind, distance, strength] = 100 * task.metrics(outputs, test.labels)[data.metric]
+    return found
+
+
+def distances(rows: Matrix, of_target: Matrix) -> dict[str, float]:
+    """Return how far a source's features, (n, d), lie from the target's by several measures.
+
+    ``mean``: squared distance of the means, over the target's variance in all. ``spread``: squared Frobenius norm of
+    the difference of the covariances along 64 fixed random directions, over that of the target's. ``both``: their sum.
+    """
+    directions = np.random.default_rng(0).standard_normal((rows.shape[1], 64)) / 8
+    sketches = [np.cov((one @ directions).T) for one in (rows, of_target)]
+    mean = float(np.square(rows.mean(axis=0) - of_target.mean(axis=0)).sum() / of_target.var(axis=0).sum())
+    spread = float(np.square(sketches[0] - sketches[1]).sum() / np.square(sketches[1]).sum())
+    return {"mean": mean, "spread": spread}
+
+
+def balanced(folder: Path, seeds: int, _: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Yield a row of data with a rare class: metrics without class weights, with, and with each row weighed."""
+    name = "eICU, 20 %, AUROC"
+    runs = [balance(DATA[name], target, seed, folder) for target in DATA[name].sites for seed in range(seeds)]
+    means = {key: {metric: fmean(one[key][metric] for one in runs) for metric in runs[0][key]} for key in runs[0]}
+    yield {"data": name, "class weights": means}
+
+
+def balance(data: Data, target: str, seed: int, folder: Path) -> dict[str, dict[str, float]]:
+    """Return the task's metrics in percent by kind and weights."""
+    task = task_of(data, target, seed, folder)
+    own = _rows(task, data, samples(task.train_data(target)))
+    test = samples(task.test_data(target))
+    inputs, _ = _rows(task, data, test)
+    every = [_rows(task, data, samples(task.train_data(site))) for site in task.settings.sources]
+    rows, codes, _ = bounded_rows(*(np.vstack(of) for of in zip(*every, strict=True)), bound=data.bound)
+    classes = codes.argmax(axis=1)
+    weights = (len(rows) / codes.shape[1] / np.bincount(classes))[classes]
+    sums = Moments(rows.T @ rows, codes.T @ rows, len(rows))
+    by_row = Moments((rows.T * weights) @ rows, (codes.T * weights) @ rows, len(rows))
+    found = {}
+    for kind in KINDS[:2]:
+        for how, sources in zip(BALANCES, (sums, sums, by_row), strict=True):
+            labelled = own if kind == "labels" else ()
+            head = fit_head(sources, *labelled, bound=data.bound, balanced=how != BALANCES[0])
+            outputs = torch.from_numpy(np.column_stack([inputs, np.ones(len(inputs))]) @ head.weights.T)
+            found[f"{kind}, {how}"] = {key: 100 * of for key, of in task.metrics(outputs, test.labels).items()}
+    return found
+
+
+def timed(*_: object) -> Iterator[dict[str, Any]]:
+    """Yield a row with the processor time of each step of a round that is no part of the masking session."""
+    random = np.random.default_rng(0)
+
+    def drawn(count: int) -> tuple[NDArray[np.float32], Matrix]:
+        features = random.standard_normal((count, 1280)).astype(np.float32)
+        return features / np.linalg.norm(features, axis=1, keepdims=True), np.eye(10)[np.arange(count) % 10] - 0.1
+
+    def seconds(step: Callable[[], object]) -> float:
+        began = time.process_time()
+        step()
+        return time.process_time() - began
+
+    rows, policy = drawn(1500), default_policy(max_samples=1500)
+    means = Moments.of(*rows, bound=1.0).means()
+    sources = Moments.from_means(means, width=1280, outputs=10, rows=7500)
+    steps: dict[str, Callable[[], object]] = {
+        "a source: moments of 1,500 rows": lambda: Moments.of(check_moments(policy, *rows), rows[1], bound=1.0).means(),
+        "target: sums to moments": lambda: Moments.from_means(means, width=1280, outputs=10, rows=7500),
+        "target: head without labels": lambda: fit_head(sources, bound=1.0),
+    }
+    for count in (300, 1000):
+        own = drawn(count)
+        steps[f"target: head with {count:,} rows"] = lambda own=own: fit_head(sources, *own, bound=1.0)
+        steps[f"target: head of {count:,} rows alone"] = lambda own=own: fit_head(None, *own, bound=1.0)
+    processor = {name: median(seconds(step) for _ in range(5)) for name, step in steps.items()}
+    yield {"data": SPEED, "seconds": processor, "round": whole_round()}
+
+
+FEDERATION = """\
+[federation]
+name = "speed"
+target = "target"
+sources = ["s1", "s2", "s3", "s4", "s5"]
+[task]
+factory = "securefda.tasks.features:Features"
+data-dir = "."
+[task.options]
+classes = 10
+width = 1280
+target-rows = 300
+[session]
+max-samples = 4000
+[strategy]
+rule = "analytic"
+rounds = 1
+warm-up-rounds = 0
+"""
+
+
+def whole_round() -> dict[str, float]:
+    """Return wall-clock seconds of a masked round of processes on made-up features: by part, median of three runs."""
+    random = np.random.default_rng(0)
+    runs = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "speed.toml").write_text(FEDERATION)
+        classes = random.standard_normal((1280, 10))
+        for site, count in (("target", 1300), *((f"s{number}", 2000) for number in range(1, 6))):
+            rows = random.standard_normal((count, 1280)).astype(np.float32)
+            labels = (rows @ classes + 5 * random.standard_normal((count, 10))).argmax(axis=1)
+            np.savez(folder / f"{site}.npz", features=rows, labels=labels)
+        for number in range(3):
+            command = [sys.executable, "-m", "securefda.cli", "run", "speed.toml", "--out", f"out-{number}"]
+            subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            seconds = json.loads((folder / f"out-{number}" / "metrics.jsonl").read_text())["seconds"]
+            began, head = seconds.pop("training and R0 advertise"), seconds.pop("rule")
+            masking = sum(seconds[step] for step in seconds if step.startswith("R"))
+            parts = {"sources: moments and keys": began, "masking": masking, "target: the head": head}
+            runs.append(parts | {"in all": sum(parts.values())})
+    return {part: median(run[part] for run in runs) for part in runs[0]}
+
+
+def times_table(head: str, times: Mapping[str, float]) -> str:
+    """Return seconds by name."""
+    return "\n".join([f"| {head} |", "|---|---|", *(f"| {name} | {seconds:.2f} |" for name, seconds in times.items())])
+
+
+def tables(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the tables by name."""
+    listed = list(rows)
+    speed = next(row for row in listed if row["data"] == SPEED)
+    listed = [row for row in listed if row["data"] != SPEED]
+    return {
+        "speed": times_table("step | processor time, s", speed["seconds"]),
+        "round": times_table("part of a round | wall clock, s", speed["round"]),
+        "accuracy": table(listed, COLUMNS[:3]),
+        "source_weights": source_weights_table(row for row in listed if "source weights" in row),
+        "class_weights": class_weights_table(next(row["class weights"] for row in listed if "class weights" in row)),
+        **{f"noise_{one:g}": table(listed, columns) for one, columns in AT.items()},
+    }
+
+
+def table(rows: Iterable[Mapping[str, Any]], columns: Iterable[str]) -> str:
+    """Return a table in Markdown."""
+    names = list(columns)
+    lines = [f"| data | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
+    for row in rows:
+        cells = [f"{row[name]['mean']:.1f} ± {row[name]['deviation']:.1f}" if name in row else "–" for name in names]
+        lines.append(f"| {row['data']} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def source_weights_table(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Return a table in Markdown of what source weights gain at the targets that did not choose them."""
+    lines = ["| data | kind | chosen | gain where it was chosen | plain | weighed | gain |", "|---" * 7 + "|"]
+    for row in rows:
+        for kind in KINDS[:2]:
+            of = row["source weights"][kind]
+            chosen = f"{of['distance']}, {of['strength']:g}" if of["strength"] else "no weights"
+            gains = f"{of['gain at validation']:+.1f} | {of['plain']:.1f} | {of['weighed']:.1f}"
+            lines.append(f"| {row['data']} | {kind} | {chosen} | {gains} | {of['weighed'] - of['plain']:+.1f} |")
+    return "\n".join(lines)
+
+
+def class_weights_table(means: Mapping[str, Mapping[str, float]]) -> str:
+    """Return a table in Markdown of what class weights do."""
+    shown = ("accuracy", "balanced_accuracy", "auroc")
+    lines = ["| class weights | accuracy | balanced accuracy | AUROC |", "|---|---|---|---|"]
+    lines += [f"| {key} | {' | '.join(f'{of[one]:.1f}' for one in shown)} |" for key, of in means.items()]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Measure, or print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--measure", action="store_true")
+    parser.add_argument("--weigh", action="store_true")
+    parser.add_argument("--balance", action="store_true")
+    parser.add_argument("--speed", action="store_true")
+    parser.add_argument("--data-dir", type=Path, default=Path())
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--data", nargs="+", choices=DATA, default=list(DATA), metavar="NAME")
+    asked = parser.parse_args()
+    for study in (
+        [measured] * asked.measure + [weighed] * asked.weigh + [balanced] * asked.balance + [timed] * asked.speed
+    ):
+        rows = {row["data"]: row for row in json.loads(FIGURES.read_text())["rows"]}
+        for row in study(asked.data_dir, asked.seeds, asked.data):
+            rows[row["data"]] = rows.get(row["data"], {}) | row
+            FIGURES.write_text(as_text([rows[name] for name in (*DATA, SPEED) if name in rows], this_machine()))
+    print(shown(tables(json.loads(FIGURES.read_text())["rows"])))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""What an attempt at a round ends with: sums over some of its sources."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from securefda.protocol.encoding import AggregateStatistics, Vector64
+from securefda.protocol.messages import Update, Visibility
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class PartialSum:
+    """One sum over some sources, weighted by samples, in units of the header's ``max_samples``.
+
+    Attributes:
+        level: visibility level of the members; at ``individual`` the aggregator added up updates in clear.
+        vector: V of the rules, or at ``cohort`` the sum of n_i g_i; float64 (m,).
+        statistics: the summed statistics, with w and n.
+        members: roster indices in the sum.
+        reports: at ``individual``, the message of each member's update.
+        clipped: at ``individual``, how many coordinates of each member's contribution the clip or a range changed.
+    """
+
+    level: Visibility
+    vector: Vector64
+    statistics: AggregateStatistics
+    members: frozenset[int]
+    reports: Mapping[int, Update] = field(default_factory=dict)
+    clipped: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class RoundSum:
+    """The result of an attempt: one sum for each set of sources that were summed together.
+
+    Attributes:
+        partial_sums: over disjoint sets of sources.
+        digest: SHA-256 of the opened ring sums; empty if all updates were sent in clear.
+    """
+
+    partial_sums: tuple[PartialSum, ...]
+    digest: bytes
+
+    @property
+    def survivors(self) -> frozenset[int]:
+        """Roster indices of all sources in a sum."""
+        return frozenset().union(*(one.members for one in self.partial_sums))
+
+    @property
+    def count(self) -> int:
+        """Number of sources in masked sums, which each of them can check; if there is none, of updates in clear."""
+        masked = [len(one.members) for one in self.partial_sums if one.level is not Visibility.INDIVIDUAL]
+        return sum(masked) if masked else len(self.survivors)

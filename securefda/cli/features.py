@@ -1,0 +1,96 @@
+"""``securefda features``: what a frozen encoder makes of a site's images."""
+
+from __future__ import annotations
+
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from securefda.cli.options import OutputFormat, RunInterruptedError, interruptible, numbers
+from securefda.cli.output import Format, print_result, say
+from securefda.errors import ConfigError
+from securefda.text import counted, duration
+
+_PROGRESS_S = 5.0
+
+
+class Device(StrEnum):
+    """The values of ``--device``."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+    MPS = "mps"
+
+
+def features(
+    images: Annotated[
+        Path, typer.Argument(metavar="IMAGES", help="Folder of CLASS/*.png or *.jpg; or images without labels.")
+    ],
+    encoder: Annotated[
+        str,
+        typer.Option(
+            "--encoder",
+            metavar="PACKAGE.MODULE:FUNCTION|FILE.pt",
+            help="Function that returns a torch.nn.Module, or a TorchScript file. Its code runs here: trust it.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE.safetensors", help="File to write.")],
+    size: Annotated[int, typer.Option("--size", min=8, max=2048, help="Side of the square images, in pixels.")] = 224,
+    mean: Annotated[
+        str, typer.Option("--mean", metavar="M[,M,M]", help="Of pixels from 0 to 1; also for red, green, blue.")
+    ] = "0.5",
+    std: Annotated[str, typer.Option("--std", metavar="S[,S,S]", help="Pixels become (x - mean) / std.")] = "0.5",
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Images that are encoded together.")] = 64,
+    device: Annotated[Device, typer.Option("--device", help="Where to encode, as training.device.")] = Device.AUTO,
+    output: OutputFormat = Format.TXT,
+) -> None:
+    """Encode a site's images into a file of features, which the task `features` reads. Goes on where it was."""
+    from securefda.disk import require_new
+
+    if out.suffix != ".safetensors":
+        raise ConfigError("--out", f"{out.name} is not named *.safetensors", hint="the task reads files by their names")
+    if out.parent.is_dir():  # else the first batch makes it
+        require_new("--out", out)
+    means, stds = numbers("--mean", mean, float), numbers("--std", std, float)
+    from securefda.operations.encode import Encoder, Scaling, encode_images, load_encoder
+
+    scaling = Scaling(size, means, stds)
+    try:
+        with interruptible(out):
+            made = Encoder(load_encoder(encoder), scaling, device.value)
+            found = encode_images(images, made, out, batch=batch, progress=_Progress())
+    except RunInterruptedError as error:
+        hint = f"what was encoded is kept in {out}.parts; the same command goes on"
+        raise type(error)(str(error), hint=hint) from None
+    data = {
+        "out": str(out),
+        "encoder": made.digest,
+        "rows": found.rows,
+        "unlabelled": found.unlabelled,
+        "width": found.width,
+        "classes": list(found.classes),
+        "encoded_before": found.before,
+    }
+    classes = f"{found.unlabelled} without a label; classes {', '.join(found.classes) or 'none'}"
+    lines = [f"{out}: {counted(found.rows, 'row')} of {found.width} features, {classes}"]
+    lines += [f"{found.before} of them had been encoded before"] if found.before else []
+    lines += ["", "in [task.options], the same at every site:", f"width = {found.width}", f'encoder = "{made.digest}"']
+    print_result(output, data, "\n".join(lines))
+
+
+class _Progress:
+    """Says now and then how far it is."""
+
+    def __init__(self) -> None:
+        self._began = self._said = time.monotonic()
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now - self._said >= _PROGRESS_S and done < total:
+            self._said = now
+            left = (now - self._began) / done * (total - done)
+            say(f"[{done}/{total}] images encoded, about {duration(left)} left")
