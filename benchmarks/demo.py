@@ -3,7 +3,7 @@
     python benchmarks/demo.py --measure --cache FOLDER    run what FOLDER lacks, write demo.json
     python benchmarks/demo.py [--check]                   print the table; with --check fail where a gain is too small
 
-All runs are of ``examples/three_hospitals.toml`` as it is: at visibility ``sum``, masked, with norm caps. The last
+All runs are of the sample ``three_hospitals`` as it is: at visibility ``sum``, masked, with norm caps. The last
 model of each run is judged on the clinic's 500 test rows. target_only and warm_target are tried with three learning
 rates and three numbers of rounds each; of the nine, the one with the best mean on the *test* rows counts, which no
 clinic could choose. Intervals are of paired differences: 10,000 bootstrap samples of the test rows of each seed.

@@ -1,4 +1,4 @@
-"""The federations that come with the package, each a TOML file here; ``examples/`` of the source tree links to them."""
+"""The federations that come with the package, each a TOML file here."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class ColoredMnist(Classification):
 
     What differs from the paper: two convolutions of 8 and 16 channels in place of DomainBed's four of 64 and 128, of
     which a narrow copy learns the few labelled rows by their shapes; the 10,000 images of t10k rather than all 70,000
-    (see ``images``); fewer rounds at a higher learning rate, for which see examples/colored_mnist.toml. The target's
+    (see ``images``); fewer rounds at a higher learning rate, for which see the sample ``colored_mnist``. The target's
     labelled rows are as few as the paper's, though they are more of what is there.
 
     Options: ``target-rows`` (2 to 60, default 18), ``images`` ("t10k", the default, "train" or "all").

@@ -160,7 +160,7 @@ class NoisyFashionMnist(_FashionMnist):
     ``training.target.vary`` as well. Its test images keep the noise that was drawn once.
 
     What else differs from the paper: in the other sets, fewer images, by default 3,600, of which a source trains on 243
-    and the oracle on 270; the schedule, which is in examples/noisy_fashion_mnist.toml.
+    and the oracle on 270; the schedule, which is in the sample ``noisy_fashion_mnist``.
 
     With ``features`` = "mnist" the first layers were trained on MNIST beforehand, and sites train the last one alone.
 

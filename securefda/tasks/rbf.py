@@ -39,7 +39,7 @@ class RadialBasis(Task):
 
     The model is the authors': one layer of 100 sigmoids, trained by least squares. What differs: several sources rather
     than one; inputs that are drawn for each site, where theirs are the same at source and target; and mini-batches and
-    rounds rather than 300 steps on all rows, for which see examples/rbf.toml.
+    rounds rather than 300 steps on all rows, for which see the sample ``rbf``.
 
     The loss is the figure that counts: the mean over rows of the squared error, summed over outputs. ``accuracy`` is
     the share of the labels' squares that the model explains, 1 - |error|^2 / |labels|^2 over all rows given, and 0

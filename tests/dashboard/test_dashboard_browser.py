@@ -16,6 +16,7 @@ from dashboard_process import Served, event, serving
 from watched_sites import SOURCES, Site
 
 from securefda.dashboard.server import MOST_STREAMS
+from securefda.samples import sample
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine: apt-get install chromium")
 
@@ -155,7 +156,7 @@ def test_another_hosts_page_cannot_read_it(tab: Tab, target: Site, tmp_path: Pat
 
 
 def test_a_run_is_watched_from_before_it_begins_to_its_end(tab: Tab, tmp_path: Path) -> None:
-    example = Path(__file__).resolve().parents[2] / "examples" / "digits.toml"
+    example = sample("digits")
     out = tmp_path / "run"
     with serving(out) as served:
         tab.open(served.url, NARROW)

@@ -23,6 +23,7 @@ from securefda.operations.records import RoundLine, SiteLine, summarise
 from securefda.operations.run_folder import RunFolder, append_line
 from securefda.operations.state import STATE_FILE, StateWriter, state_file
 from securefda.pages.parts import Facts, Lines, Page, Section, Table, Tiles
+from securefda.samples import sample
 from securefda.site.authority import load_signing_key
 
 RUN, OTHER_RUN = "0123456789abcdef" * 2, "fedcba9876543210" * 2
@@ -32,7 +33,7 @@ UPDATE = Disclosure("sum", "update", 3)
 
 def make_kits(folder: Path) -> Path:
     """The kits of the README's federation, for a run of twelve rounds."""
-    example = Path(__file__).resolve().parents[2] / "examples" / "three_hospitals.toml"
+    example = sample("three_hospitals")
     assert main(["federation", "init", str(example), "--out", str(folder), "--set", "strategy.rounds=12"]) == 0
     return folder
 

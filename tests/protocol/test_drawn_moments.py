@@ -33,7 +33,7 @@ def names_differ(layers: tuple[Layer, ...]) -> bool:
     return len({layer.name for layer in layers}) == len(layers)
 
 
-@settings(max_examples=at_depth(100, 20_000), derandomize=not DEEP, database=None, deadline=None)
+@settings(max_examples=at_depth(100, 4_000), derandomize=not DEEP, database=None, deadline=None)
 @given(
     layers=st.just((*HEAD, GRAM))
     | (DRAWN_LAYERS | DRAWN_LAYERS.map(lambda drawn: (*HEAD, *drawn))).filter(names_differ),

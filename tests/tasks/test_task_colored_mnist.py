@@ -1,17 +1,15 @@
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 from idx_files import made_up, write_set
 
 from securefda.errors import ConfigError, DataError
+from securefda.samples import sample
 from securefda.site.config import load_federation
 from securefda.tasks import TaskSettings, load_task
 from securefda.tasks.colored_mnist import COLOUR_FLIPS
 
 SITES = tuple(COLOUR_FLIPS)
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "colored_mnist.toml"
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +151,7 @@ def test_accuracy_counts_the_larger_logit(folder):
 
 
 def test_example_names_the_task_and_its_options(folder):
-    config = load_federation(EXAMPLE)
+    config = load_federation(sample("colored_mnist"))
     settings = TaskSettings(
         config.federation.target, config.federation.sources, 0, folder, options=dict(config.task.options)
     )

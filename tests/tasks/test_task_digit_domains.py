@@ -1,6 +1,5 @@
 import importlib
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,13 +12,13 @@ from torch import nn
 import securefda.tasks
 from securefda.errors import ConfigError, DataError
 from securefda.privacy.private_training import require_separate_rows
+from securefda.samples import sample
 from securefda.site.config import load_federation
 from securefda.tasks import Disentangled, TaskSettings, load_task, made_digits
 from securefda.tasks.digit_domains import DOMAINS
 from securefda.tasks.made_digits import drawn, over_photographs
 from securefda.training import NoiseSettings, TrainingSettings, build_model, layer_table, model_to_vector
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "digit_domains.toml"
 FACTORY = "securefda.tasks.digit_domains:DigitDomains"
 TRAIN, TEST = 260, 130
 
@@ -368,7 +367,7 @@ def test_neither_scikit_learn_nor_matplotlib_is_imported(folder, monkeypatch):
 
 
 def test_example_names_the_task_and_its_options(folder):
-    config = load_federation(EXAMPLE)
+    config = load_federation(sample("digit_domains"))
     sites = (config.federation.target, *config.federation.sources)
     assert sorted(sites) == sorted(set(DOMAINS) - {"svhn"})
     load_task(config.task.factory, TaskSettings(sites[0], sites[1:], 0, folder, dict(config.task.options)))

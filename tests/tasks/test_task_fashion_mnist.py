@@ -1,14 +1,12 @@
-from pathlib import Path
-
 import pytest
 import torch
 from idx_files import made_up, write_set
 
 from securefda.errors import ConfigError, DataError
+from securefda.samples import sample
 from securefda.site.config import load_federation
 from securefda.tasks import TaskSettings, load_task
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SOURCES = tuple(f"source-{number}" for number in range(1, 10))
 MAJORITY = torch.tensor([0, 1, 2])
 BOTH = pytest.mark.parametrize("kind", ["NoisyFashionMnist", "LabelShiftFashionMnist"])
@@ -228,7 +226,7 @@ def test_accuracy_counts_the_largest_logit(folder):
 @pytest.mark.data
 @pytest.mark.parametrize("name", ["noisy_fashion_mnist", "label_shift_fashion_mnist"])
 def test_examples_run_on_the_real_images(fashion_mnist_data, name):
-    config = load_federation(EXAMPLES / f"{name}.toml")
+    config = load_federation(sample(name))
     settings = TaskSettings(
         config.federation.target, config.federation.sources, 0, fashion_mnist_data, dict(config.task.options)
     )

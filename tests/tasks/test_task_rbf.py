@@ -1,14 +1,12 @@
-from pathlib import Path
-
 import pytest
 import torch
 
 from securefda.errors import ConfigError
+from securefda.samples import sample
 from securefda.site.config import load_federation
 from securefda.tasks import TaskSettings, load_task
 from securefda.training import build_model
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "rbf.toml"
 SOURCES = ("source-1", "source-2", "source-3")
 
 
@@ -125,7 +123,7 @@ def test_accuracy_is_the_explained_share_of_the_squares():
 
 
 def test_example_names_the_task_and_its_options():
-    config = load_federation(EXAMPLE)
+    config = load_federation(sample("rbf"))
     settings = TaskSettings(config.federation.target, config.federation.sources, 0, None, dict(config.task.options))
     assert len(load_task(config.task.factory, settings).train_data("target")) == 100
     assert config.strategy.rule == "auto"

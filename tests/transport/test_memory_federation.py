@@ -27,12 +27,12 @@ from securefda.protocol.messages import (
     SurvivorSignature,
     Unmask,
 )
+from securefda.samples import sample
 from securefda.site.config import load_federation
 from securefda.tasks import TaskSettings, load_task
 from securefda.training import TrainingSettings
 from securefda.training.trainer import SiteTrainer
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 ROUNDS = at_depth(2, 10)
 SEED = 3
 MESSAGES = (Advertise, ShareBundle, MaskedInput, SurvivorSignature, Unmask)
@@ -41,9 +41,7 @@ SHORT = ("strategy.rounds=2", "strategy.warm-up-rounds=1", ALONE)
 
 
 def federation(name: str, *overrides: str) -> Any:
-    return load_federation(
-        EXAMPLES / f"{name}.toml", ["training.target.device=cpu", "training.source.device=cpu", *overrides]
-    )
+    return load_federation(sample(name), ["training.target.device=cpu", "training.source.device=cpu", *overrides])
 
 
 def play(folder: Path, name: str, *overrides: str, seed: int = SEED, **options: Any) -> Summary:
