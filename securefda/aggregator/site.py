@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -365,7 +366,8 @@ def run_settings(config: AggregatorConfig, roster: Roster) -> RunSettings:
     """How the run goes. The digest covers what must stay when a run is resumed: not budget, threads, and what follows
     the run at the target.
     """
-    fixed = config.model_dump_json(
+    fixed = config.model_dump(
+        mode="json",
         include={"task", "strategy", "training", "privacy", "session", "model"},
         exclude={
             "privacy": {"budget"},
@@ -374,7 +376,8 @@ def run_settings(config: AggregatorConfig, roster: Roster) -> RunSettings:
             "model": {"release_adapted"},
         },
     )
-    return settings_of(config, sha256(f"{config.aggregator.seed}\0{fixed}".encode() + roster.digest()).digest())
+    written = json.dumps(fixed, sort_keys=True)  # the options of a task stand in the order of the file
+    return settings_of(config, sha256(f"{config.aggregator.seed}\0{written}".encode() + roster.digest()).digest())
 
 
 def is_fixed(key: str) -> bool:

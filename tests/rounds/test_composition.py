@@ -131,6 +131,16 @@ def test_a_run_is_resumed_with_other_threads_and_with_nothing_else_of_training(
     assert (digest_with(TargetTrainingSection()) == digest_with(TargetTrainingSection(**changes))) == same
 
 
+def test_a_run_is_resumed_whatever_the_order_of_its_task_s_options(tmp_path: Path) -> None:
+    process, roster, options = ProcessSection(kit=tmp_path, out=tmp_path), roster_of(3), {"shift": 0.5, "noise": 0.1}
+
+    def digest_with(options: dict[str, float]) -> bytes:
+        task = TaskSection(factory="securefda.tasks.rbf:RadialBasis", options=options)
+        return run_settings(AggregatorConfig(aggregator=process, task=task), roster).config_digest
+
+    assert digest_with(options) == digest_with(dict(reversed(options.items()))) != digest_with(options | {"noise": 0.2})
+
+
 def _is_there(device: str) -> bool:
     try:
         return choose_device(device).type == device
