@@ -35,7 +35,6 @@ import masking_session
 import memory
 import one_round
 import one_round_hospitals
-import pseudo_labels
 import round_cost
 import scale
 import soak
@@ -75,7 +74,6 @@ def all_tables(folder: Path) -> dict[str, str]:
             figures("fada_features")["rows"], figures("independent/fada"), figures("one_round")["rows"]
         ),
         "attacks": attacks.tables(figures("attacks")["rows"]),
-        "pseudo_labels": pseudo_labels.tables(figures("pseudo_labels")["rows"]),
         "full_data": full_data.tables(figures("full_data")["rows"]),
         "full_data_sweeps": full_data_sweeps.tables(figures("full_data_sweeps")["rows"], figures("full_data")["rows"]),
         "scale": scale.tables(figures("scale")["cells"]),
