@@ -64,7 +64,7 @@ def run_pools(options: list[str], variables: dict[str, str], shown: str) -> dict
             variables |= {"SECUREFDA_TEST_POOL": pool, "SECUREFDA_TEST_TIMES": str(times)}
             command = [sys.executable, "-m", "pytest", "-n", str(workers), "--dist", "worksteal", "--durations", "5"]
             status = subprocess.run(
-                [*command, "-rs", *options], cwd=REPOSITORY, env=os.environ | variables, check=False
+                [*command, "-rfEs", *options], cwd=REPOSITORY, env=os.environ | variables, check=False
             ).returncode
             if not times.exists():
                 raise SystemExit(status or 1)

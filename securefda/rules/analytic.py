@@ -237,9 +237,24 @@ def fit_head(
             `Moments.balanced`, and among the target's exactly; ``targets`` must be as there.
 
     Raises:
-        ValueError: an argument has a wrong shape or value, or there is nothing to fit; the message starts with its
-            name.
+        ValueError: an argument has a wrong shape or value, there is nothing to fit, or no head of finite numbers fits;
+            the message starts with its name.
     """
+    with np.errstate(all="ignore"), suppress(np.linalg.LinAlgError):  # what a lying source adds may be of any size
+        head = _fitted(sources, features, targets, bound=bound, balanced=balanced)
+        if np.isfinite([head.source_weight, head.ridge, *head.weights.flat]).all() and head.ridge > 0:
+            return head
+    raise ValueError("sources: no head of finite numbers fits their moments")
+
+
+def _fitted(
+    sources: Moments | None,
+    features: npt.ArrayLike | None,
+    targets: npt.ArrayLike | None,
+    *,
+    bound: float,
+    balanced: bool,
+) -> Head:
     noise = 0.0
     if sources is not None:
         gram, noise = without_noise(sources.scaled().gram)
