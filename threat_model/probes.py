@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from securefda.aggregator.attempt import Attempt
+from securefda.aggregator.clear_updates import ClearUpdates
 from securefda.aggregator.phases import InAttempt
 from securefda.audit.witness import Head, Witness, WitnessMemory
 from securefda.errors import FaultySourceError, ProtocolError
@@ -174,11 +175,12 @@ def forgetting(witness: Witness) -> tuple[Witness, _Forgets]:
 
 def _progress(attempt: Any) -> tuple[object, ...]:
     """Return what an attempt has collected: the senders of messages, and their totals."""
-    state = getattr(attempt, "_state", None)
+    updates, state = attempt._updates, attempt._state
+    in_clear = () if updates is None else (frozenset(updates.answered), updates._total.tobytes())
     if state is None:
-        return frozenset(attempt._answered), attempt._total.tobytes()
+        return in_clear
     totals = tuple(total.tobytes() for total in getattr(state, "totals", {}).values())
-    return type(state), frozenset(state.received), totals
+    return *in_clear, type(state), frozenset(state.received), totals
 
 
 def _copied(one: Any) -> Any:
@@ -187,6 +189,8 @@ def _copied(one: Any) -> Any:
     for name, value in vars(one).items():
         if isinstance(value, (set, dict, list, np.ndarray)):
             setattr(other, name, value.copy())
+        elif isinstance(value, ClearUpdates):
+            setattr(other, name, _copied(value))
         elif hasattr(value, "totals"):
             setattr(other, name, replace(value, totals={key: total.copy() for key, total in value.totals.items()}))
     return other

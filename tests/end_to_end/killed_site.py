@@ -127,9 +127,9 @@ class Witness(Tap):
             with real_together(self_):
                 yield
 
-        def train(*arguments: Any) -> None:
+        def train(*arguments: Any, **named: Any) -> None:
             self._countdowns.reach("training")
-            real_train(*arguments)
+            real_train(*arguments, **named)
             self._countdowns.reach("training")
 
         Team._reaching, follower.follow_order = together, train  # type: ignore[method-assign]

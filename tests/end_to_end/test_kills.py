@@ -35,7 +35,7 @@ def test_a_federation_whose_processes_are_killed_releases_nothing_twice_and_goes
 
 @pytest.mark.parametrize("seed", at_depth([1], [1, 2, 3, 4]))
 def test_a_source_whose_ranks_are_killed_releases_nothing_twice_and_goes_on(tmp_path: Path, seed: int) -> None:
-    kills = at_depth(3, 40)
+    kills = at_depth(3, 15)
     account = kill_a_federation(tmp_path, seed, kills, team=NOISY[0])
     assert account.struck.total() + account.ended.total() >= kills
     assert {name.split()[0] for name in account.struck} == {"leader", "follower"}
