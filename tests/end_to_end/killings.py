@@ -197,6 +197,8 @@ class Killings:
             if missed:
                 self.account.missed += 1
                 kind = "moment"
+        if place != site and not runs(self._follower()) and process.process.poll() is None:
+            place = site  # on a busy machine the process that follows can take longer to start than a point is awaited
         if place == site:
             process.process.kill()
         elif runs(follower := self._follower()):
