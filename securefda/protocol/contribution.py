@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
+from enum import StrEnum
 from hashlib import sha256
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,10 +32,7 @@ from securefda.protocol.messages import AttentionTerms, Granularity, Header, Par
 from securefda.protocol.secret import Secret
 from securefda.rules import (
     Contribution,
-    Estimator,
-    Projection,
     RoundPlan,
-    Rule,
     TargetStatistics,
     alignment_factor,
     attend,
@@ -45,7 +44,6 @@ from securefda.rules import (
     scale_to_caps,
     tightest,
 )
-from securefda.rules import checks as values
 from securefda.rules.attention import least_share
 from securefda.rules.contribution import KEEP_TOLERANCE
 
@@ -62,23 +60,16 @@ _BLOCK = 1 << 16
 
 # --- the header's terms -----------------------------------------------------------------------------------------------
 
+_OF_A_RULE = tuple(one.name for one in fields(RuleTerms) if one.name != "attention")
+"""Parameters that a header and a plan call alike."""
+
 
 def terms_of(plan: RoundPlan) -> RuleTerms:
     """The header's form of a round's plan."""
-    return RuleTerms(
-        rule=str(plan.rule),
-        beta=plan.beta,
-        projection=str(plan.projection),
-        filter=plan.filter,
-        align=plan.align,
-        estimator=str(plan.estimator),
-        learning_rate_factor=plan.learning_rate_factor,
-        select=plan.select,
-        attention=AttentionTerms(str(plan.attention_gain), plan.attention_temperature, plan.attention_bound)
-        if plan.rule.attends
-        else None,
-        beta_per_layer=plan.beta_per_layer,
-    )
+    values: dict[str, Any] = {name: getattr(plan, name) for name in _OF_A_RULE}
+    values |= {name: value.value for name, value in values.items() if isinstance(value, StrEnum)}
+    attention = AttentionTerms(str(plan.attention_gain), plan.attention_temperature, plan.attention_bound)
+    return RuleTerms(**values, attention=attention if plan.rule.attends else None)
 
 
 def plan_of(terms: RuleTerms) -> RoundPlan:
@@ -93,18 +84,7 @@ def plan_of(terms: RuleTerms) -> RoundPlan:
         else {f"attention_{name}": value for name, value in asdict(terms.attention).items()}
     )
     try:
-        plan = RoundPlan(
-            rule=values.choice("rule", terms.rule, Rule),
-            beta=terms.beta,
-            projection=values.choice("projection", terms.projection, Projection),
-            filter=terms.filter,
-            align=terms.align,
-            estimator=values.choice("estimator", terms.estimator, Estimator),
-            learning_rate_factor=terms.learning_rate_factor,
-            select=terms.select,
-            beta_per_layer=terms.beta_per_layer,
-            **attention,
-        )
+        plan = RoundPlan(**{name: getattr(terms, name) for name in _OF_A_RULE}, **attention)
     except ValueError as error:
         raise FaultyAggregatorError("HEADER_RULE", str(error)) from None
     if plan.rule.attends != (terms.attention is not None):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from enum import StrEnum
-from typing import Any, TypeVar
+from functools import cache, partial
+from typing import Annotated, Any, TypeVar, get_origin, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -104,6 +105,25 @@ def choice(name: str, value: str, options: type[Choice]) -> Choice:
     except ValueError:
         known = ", ".join(options)
         raise ValueError(f"{name}: must be one of {known}; is {value!r}") from None
+
+
+def every_field(instance: Hashable) -> None:
+    """Check the fields of a frozen dataclass: switches, choices, and what is annotated with its check."""
+    for name, check in _checks_of(type(instance)).items():
+        object.__setattr__(instance, name, check(name, getattr(instance, name)))
+
+
+@cache
+def _checks_of(owner: type) -> Mapping[str, Callable[[str, Any], object]]:
+    found: dict[str, Callable[[str, Any], object]] = {}
+    for name, hint in get_type_hints(owner, include_extras=True).items():
+        if get_origin(hint) is Annotated:
+            found[name] = hint.__metadata__[0]
+        elif hint is bool:
+            found[name] = switch
+        elif isinstance(hint, type) and issubclass(hint, StrEnum):
+            found[name] = partial(choice, options=hint)
+    return found
 
 
 def _real_array(name: str, value: npt.ArrayLike, *, dimensions: int) -> Reals:

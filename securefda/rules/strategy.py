@@ -1,11 +1,17 @@
-"""Strategies: the rule of each round of a run, and its parameters."""
+"""Strategies: the rule of each round of a run, and its parameters.
+
+Each setting is declared once, as a field of `RulePlan` or `Strategy`: its type says which values it takes, and the text
+below it what it means. The configuration's keys and their reference follow from that.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
+from functools import partial
+from typing import Annotated
 
 from securefda.rules import checks
 from securefda.rules.attention import DEFAULT_BOUND, DEFAULT_TEMPERATURE, LARGEST_BOUND, Gain
@@ -14,6 +20,14 @@ from securefda.rules.projection import Projection
 from securefda.rules.server import ServerOptimizer, ServerPlan
 from securefda.rules.step import Step
 from securefda.rules.variance import Variance
+
+Count = Annotated[int, partial(checks.whole_number, least=1)]
+Natural = Annotated[int, partial(checks.whole_number, least=0)]
+Share = Annotated[float, partial(checks.number_between, least=0, most=1)]
+PositiveShare = Annotated[float, partial(checks.number_between, least=0, most=1, open_below=True)]
+NotNegative = Annotated[float, partial(checks.number_between, least=0, most=math.inf)]
+Positive = Annotated[float, partial(checks.number_between, least=0, most=math.inf, open_below=True)]
+Bound = Annotated[float, partial(checks.number_between, least=0, most=LARGEST_BOUND, open_below=True)]
 
 
 class TargetLabels(StrEnum):
@@ -69,7 +83,7 @@ class Rule(StrEnum):
 
     PERSONALIZED_FEDAVG = "personalized_fedavg"
     """FedAvg with momentum at the aggregator, then Reptile with Adam; the target is evaluated after some epochs of its
-    own (Jiang, Konečný, Rush, Kannan 2019). Both stages are rounds of `FEDAVG`: see `Strategy.reptile_rounds`."""
+    own (Jiang, Konečný, Rush, Kannan 2019). Both stages are rounds of `FEDAVG`: see `Strategy`."""
 
     DITTO = "ditto"
     """`FEDAVG`, and a personal model of the target that is regularised towards the global one (Li, Hu, Beirami, Smith
@@ -211,59 +225,62 @@ class RulePlan:
 
     Every attribute with an enumeration also accepts the member's name.
 
-    Attributes:
-        rule: how to combine the updates.
-        beta: weight of a source under `Rule.FEDDA` and `Rule.FEDGP`, in [0, 1]; other rules ignore it.
-        projection: form of the projection under the FedGP rules.
-        beta_per_layer: whether each layer of the model has its own auto-beta (rules with auto-beta, and auto); must be
-            False if the estimator needs single steps.
-        filter: whether layers with a negative inner product of source and target are left out (FedGP rules).
-        align: whether a source's update is averaged as aligned with the target's schedule (FedDA and FedGP rules).
-            Auto-beta and estimated errors are of the aligned update in any case.
-        estimator: how auto-beta estimates tau^2 d^2.
-        variance: how the target estimates sigma^2; must be `Variance.STEPS` if the estimator needs single steps. Not
-            in headers.
-        step: how much of the round's update the target takes (FedDA and FedGP rules). Not in headers.
-        attention_gain: how the gain of an update is computed under rules with attention; other rules ignore this and
-            the next two.
-        attention_temperature: the gain at which an update weighs e times as much as one without gain, above 0.
-        attention_bound: no update weighs more than ``exp(2 * attention_bound)`` times another; above 0.
-
     Raises:
         ValueError: an attribute is out of its range; the message starts with its name.
     """
 
     rule: Rule
-    beta: float = 0.5
+    """The rule that turns updates into the next model."""
+
+    beta: Share = 0.5
+    """Weight of a source under `fedda` and `fedgp`, from 0 to 1; other rules ignore it."""
+
     beta_per_layer: bool = False
+    """Whether auto-β is one number for each layer instead of one for the whole model: a source then counts for more in
+    the layers in which it is close to the target. Not possible if the rule needs the target's single steps."""
+
     projection: Projection = Projection.ORTHOGONAL
+    """Form of the projection under the FedGP rules."""
+
     filter: bool = True
+    """Whether FedGP leaves out a source in each layer in which its update points against the target's."""
+
     align: bool = True
+    """Whether the FedDA and FedGP rules align a source's update with the target's number of steps and learning rate
+    before they average it. Auto-β compares aligned steps in any case."""
+
     estimator: Estimator = Estimator.MEAN_FIELD
+    """How auto-β estimates the variance of the target's update; `exact` needs the target's single steps."""
+
     variance: Variance = Variance.STEPS
+    """How the target estimates σ², the variance of its update: from the `steps` of its training, as the paper does; at
+    a `fixed-point`, from the gradients of an epoch's batches at the received model, which costs one more epoch; or
+    `cross-fitted`, from two more runs, each on half of its rows, which costs as much as training again. No source
+    learns which. Not with noise at the target, since its ledger does not count this, and not without given labels."""
+
     step: Step = Step.FULL
+    """How much of a round's update the target takes under the FedDA and FedGP rules: `full`, all of it; or `validated`,
+    the mixture of it and the target's own update that is best on the rows that `validation-share` sets aside."""
+
     attention_gain: Gain = Gain.FIRST_ORDER
-    attention_temperature: float = DEFAULT_TEMPERATURE
-    attention_bound: float = DEFAULT_BOUND
+    """How rules with attention (`fada_attention`, `fada_adversarial`, `fada`) measure the effect of an update on the
+    target's features; `exact` needs the updates."""
+
+    attention_temperature: Positive = DEFAULT_TEMPERATURE
+    """With attention, the gain at which an update weighs e times as much as one without gain; above 0."""
+
+    attention_bound: Bound = DEFAULT_BOUND
+    """With attention, no update weighs more than e to the power of twice this number times another; above 0 and at most
+    5."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rule", checks.choice("rule", self.rule, Rule))
-        object.__setattr__(self, "projection", checks.choice("projection", self.projection, Projection))
-        object.__setattr__(self, "estimator", checks.choice("estimator", self.estimator, Estimator))
-        object.__setattr__(self, "attention_gain", checks.choice("attention_gain", self.attention_gain, Gain))
-        object.__setattr__(self, "variance", checks.choice("variance", self.variance, Variance))
-        object.__setattr__(self, "step", checks.choice("step", self.step, Step))
+        checks.every_field(self)
         if self.variance is not Variance.STEPS and self.needs_step_updates:
             why = f"must be {Variance.STEPS}, {self.rule} with the {self.estimator} estimator takes the single steps"
             raise ValueError(f"variance: {why}")
-        checks.number_between("beta", self.beta, 0, 1)
-        if checks.switch("beta_per_layer", self.beta_per_layer) and self.needs_step_updates:
+        if self.beta_per_layer and self.needs_step_updates:
             why = f"must be false, {self.rule} with the {self.estimator} estimator takes the single steps as a whole"
             raise ValueError(f"beta_per_layer: {why}")
-        checks.switch("filter", self.filter)
-        checks.switch("align", self.align)
-        checks.number_between("attention_temperature", self.attention_temperature, 0, math.inf, open_below=True)
-        checks.number_between("attention_bound", self.attention_bound, 0, LARGEST_BOUND, open_below=True)
 
     @property
     def needs_step_updates(self) -> bool:
@@ -304,7 +321,7 @@ class RoundPlan(RulePlan):
         ValueError: an attribute is out of its range; the message starts with its name.
     """
 
-    learning_rate_factor: float = 1.0
+    learning_rate_factor: Positive = 1.0
     select: bool = False
     server: ServerPlan | None = None
 
@@ -312,8 +329,7 @@ class RoundPlan(RulePlan):
         RulePlan.__post_init__(self)
         if self.rule in OF_A_WHOLE_RUN:
             raise ValueError(f"rule: {self.rule} is a strategy of a whole run, not the rule of one round")
-        checks.number_between("learning_rate_factor", self.learning_rate_factor, 0, math.inf, open_below=True)
-        if checks.switch("select", self.select) and self.rule not in CANDIDATES:
+        if self.select and self.rule not in CANDIDATES:
             raise ValueError(f"select: {self.rule} is not one of the rules that are chosen from")
         if self.server is not None and self.rule not in _MEANS:
             raise ValueError(f"server: {self.rule} is no mean of updates, which such a step needs")
@@ -347,74 +363,86 @@ class Strategy(RulePlan):
     sources, except `Rule.FINETUNE_OFFLINE` and the personal strategies, which have their own schedules; target_only
     and oracle use no sources.
 
-    Attributes:
-        rounds: number of rounds, at least 1.
-        warm_up_rounds: number of warm-up rounds, below ``rounds``.
-        lr_after_warm_up: factor of the learning rates after warm-up, in (0, 1]; without effect if there is no warm-up.
-        finetune_rounds: number of target_only rounds at the end of `Rule.FINETUNE_OFFLINE`; there at least 1, and below
-            ``rounds``. Other rules ignore it.
-        server_optimizer: of the aggregator, for strategies whose rounds are means: source_only, fedavg and the personal
-            ones, except `Rule.PERSONALIZED_FEDAVG`, which has its own.
-        server_learning_rate, server_momentum, server_second_momentum, server_epsilon: as in `ServerPlan`.
-        reptile_rounds: rounds of Reptile at the end of `Rule.PERSONALIZED_FEDAVG`; there at least 1, and below
-            ``rounds``. Reptile (Nichol, Achiam, Schulman 2018) takes K steps and the uniform mean. Here the steps are
-            those of the sites' own settings and the mean is weighted by samples as in `Rule.FEDAVG`, because no header
-            can ask for anything else; so these rounds differ only by Adam at the aggregator.
-        reptile_learning_rate: of Adam in these rounds, above 0; its other parameters are the ``server_`` ones.
-        personal_epochs: epochs of the target's personal model: in each round of `Rule.DITTO`, and before
-            `Rule.PERSONALIZED_FEDAVG` is evaluated.
-        ditto_lambda: weight of the regularisation of the personal model towards the global one, at least 0.
-        apfl_alpha: share of the personal model in the mixture, in [0, 1].
-        apfl_adaptive: whether ``apfl_alpha`` is only the initial value, and each round moves it by its gradient.
-        head: what the target adds to the model for evaluation; `Head.NONE` under rules with a personal model.
-        knn_neighbours: number of nearest rows that count, with a head or under `Rule.KNN_PER`.
-        knn_weight: weight of these rows' labels, in [0, 1]; the model has the rest.
-        knn_scale: distance over which the weight of a row falls by the factor e, above 0.
+    Reptile (Nichol, Achiam, Schulman 2018), at the end of `Rule.PERSONALIZED_FEDAVG`, takes K steps and the uniform
+    mean. Here the steps are those of the sites' own settings and the mean is weighted by samples as in `Rule.FEDAVG`,
+    because no header can ask for anything else; so these rounds differ only by Adam at the aggregator, whose other
+    parameters are the ``server_`` ones. `ServerPlan` bounds these.
 
     Raises:
         ValueError: an attribute is out of its range; the message starts with its name.
     """
 
-    rounds: int
-    warm_up_rounds: int = 0
-    lr_after_warm_up: float = 1.0
-    finetune_rounds: int = 0
+    rounds: Count
+    """Rounds of the run, at least 1."""
+
+    warm_up_rounds: Natural = 0
+    """Rounds of `source_only` before the rule begins; fewer than `rounds`."""
+
+    lr_after_warm_up: PositiveShare = 1.0
+    """Factor of every site's learning rate after warm-up, above 0 and at most 1."""
+
+    finetune_rounds: Natural = 0
+    """Rounds at the end of `finetune_offline` in which the target trains alone; fewer than `rounds`."""
+
     server_optimizer: ServerOptimizer = ServerOptimizer.NONE
+    """Optimizer with which the aggregator moves the model, under rules that take the mean of the updates."""
+
     server_learning_rate: float = 0.0
+    """Learning rate of that optimizer; 0 takes the usual one, 1 for momentum and 0.01 for Adam."""
+
     server_momentum: float = 0.9
+    """Share of the past that the optimizer keeps, at least 0 and below 1; Adam's first β."""
+
     server_second_momentum: float = 0.99
+    """Adam's second β, at least 0 and below 1."""
+
     server_epsilon: float = 1e-3
-    reptile_rounds: int = 0
-    reptile_learning_rate: float = 0.01
-    personal_epochs: int = 1
-    ditto_lambda: float = 0.1
-    apfl_alpha: float = 0.5
+    """The number that Adam adds to its divisor, above 0."""
+
+    reptile_rounds: Natural = 0
+    """Rounds of Reptile at the end of `personalized_fedavg`; fewer than `rounds`."""
+
+    reptile_learning_rate: Positive = 0.01
+    """Learning rate of Adam in the rounds of Reptile, above 0."""
+
+    personal_epochs: Count = 1
+    """Epochs in which the target trains its own model, under `ditto` and `personalized_fedavg`; at least 1."""
+
+    ditto_lambda: NotNegative = 0.1
+    """How strongly `ditto` pulls the target's own model towards the common one, at least 0."""
+
+    apfl_alpha: Share = 0.5
+    """Share of the target's own model in the mixture of `apfl`, from 0 to 1."""
+
     apfl_adaptive: bool = False
+    """Whether `apfl` adapts that share in each round by its gradient."""
+
     head: Head = Head.NONE
-    knn_neighbours: int = 10
-    knn_weight: float = 0.5
-    knn_scale: float = 1.0
+    """How the target improves the model's predictions for its own rows: `knn` combines them with the labels of its
+    nearest rows, as `knn_per` does. It stays at the target: no other site notices. Results and predictions of the run
+    use it. Not under rules that measure a personal model of the target, nor with noise at the target, nor without given
+    labels."""
+
+    knn_neighbours: Count = 10
+    """How many of the target's nearest rows are used, under `knn_per` or with `head = "knn"`; at least 1."""
+
+    knn_weight: Share = 0.5
+    """Weight of the nearest rows' labels, from 0 to 1; the rest is the model's."""
+
+    knn_scale: Positive = 1.0
+    """Distance over which the weight of a neighbour falls by the factor e, above 0."""
 
     def __post_init__(self) -> None:
         RulePlan.__post_init__(self)
-        rounds = checks.whole_number("rounds", self.rounds, least=1)
-        if self.rule is Rule.ANALYTIC and rounds != 1:
-            raise ValueError(f"rule: {self.rule} has one round, and rounds is {rounds}; set it to 1")
-        warm_up = checks.whole_number("warm_up_rounds", self.warm_up_rounds, least=0)
-        if warm_up >= rounds and self.rule is not Rule.ANALYTIC:
-            raise ValueError(f"warm_up_rounds: must be below the {rounds} rounds of the run, is {self.warm_up_rounds}")
-        checks.number_between("lr_after_warm_up", self.lr_after_warm_up, 0, 1, open_below=True)
+        if self.rule is Rule.ANALYTIC and self.rounds != 1:
+            raise ValueError(f"rule: {self.rule} has one round, and rounds is {self.rounds}; set it to 1")
+        if self.warm_up_rounds >= self.rounds and self.rule is not Rule.ANALYTIC:
+            raise ValueError(
+                f"warm_up_rounds: must be below the {self.rounds} rounds of the run, is {self.warm_up_rounds}"
+            )
         self._check_last_rounds("finetune_rounds", Rule.FINETUNE_OFFLINE)
         self._check_last_rounds("reptile_rounds", Rule.PERSONALIZED_FEDAVG)
         self._check_server()
-        for name in ("reptile_learning_rate", "knn_scale"):
-            checks.number_between(name, getattr(self, name), 0, math.inf, open_below=True)
-        for name, most in (("ditto_lambda", math.inf), ("apfl_alpha", 1), ("knn_weight", 1)):
-            checks.number_between(name, getattr(self, name), 0, most)
-        for name in ("personal_epochs", "knn_neighbours"):
-            checks.whole_number(name, getattr(self, name), least=1)
-        checks.switch("apfl_adaptive", self.apfl_adaptive)
-        object.__setattr__(self, "head", checks.choice("head", self.head, Head))
         if self.head is not Head.NONE and self.rule.is_personal:
             raise ValueError(f"head: must be none, {self.rule} measures a model of the target's own")
 
@@ -451,17 +479,14 @@ class Strategy(RulePlan):
         )
 
     def _check_last_rounds(self, name: str, rule: Rule) -> None:
-        count = checks.whole_number(name, getattr(self, name), least=0)
-        if self.rule is rule and not 1 <= count < self.rounds:
+        if self.rule is rule and not 1 <= (count := getattr(self, name)) < self.rounds:
             raise ValueError(
                 f"{name}: {rule} needs at least 1 and fewer than the {self.rounds} rounds of the run, is {count}"
             )
 
     def _check_server(self) -> None:
-        optimizer = checks.choice("server_optimizer", self.server_optimizer, ServerOptimizer)
-        object.__setattr__(self, "server_optimizer", optimizer)
         self._server_plan(ServerOptimizer.ADAM, self.server_learning_rate)  # raises if a number is out of range
-        if optimizer is ServerOptimizer.NONE:
+        if self.server_optimizer is ServerOptimizer.NONE:
             return
         if self.rule is Rule.PERSONALIZED_FEDAVG:
             raise ValueError(f"server_optimizer: must be none, {self.rule} has optimisers of its own")
@@ -494,17 +519,7 @@ def round_plan(strategy: Strategy, round_number: int, errors: Mapping[Rule, floa
         learning_rate_factor=factor,
         select=strategy.rule is Rule.AUTO and number > strategy.warm_up_rounds,
         server=strategy.server(reptile=number > strategy.rounds - strategy.reptile_rounds) if rule in _MEANS else None,
-        beta=strategy.beta,
-        beta_per_layer=strategy.beta_per_layer,
-        projection=strategy.projection,
-        filter=strategy.filter,
-        align=strategy.align,
-        estimator=strategy.estimator,
-        variance=strategy.variance,
-        step=strategy.step,
-        attention_gain=strategy.attention_gain,
-        attention_temperature=strategy.attention_temperature,
-        attention_bound=strategy.attention_bound,
+        **{one.name: getattr(strategy, one.name) for one in fields(RulePlan) if one.name != "rule"},
     )
 
 

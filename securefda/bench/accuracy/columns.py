@@ -32,7 +32,9 @@ class Schedule:
     @classmethod
     def of(cls, config: FederationConfig) -> Self:
         """Return the schedule of a federation."""
-        strategy, rate = config.strategy, config.training.target.learning_rate
+        from securefda.site.config import strategy_of
+
+        strategy, rate = strategy_of(config.strategy), config.training.target.learning_rate
         return cls(strategy.rounds, strategy.warm_up_rounds, rate, strategy.lr_after_warm_up)
 
 

@@ -15,14 +15,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import tomli_w
 from pydantic import AfterValidator, BeforeValidator
 from pydantic.fields import FieldInfo
 
 from securefda.errors import ConfigError
-from securefda.rules.strategy import Strategy
 from securefda.settings import Settings, kebab_case, known_keys, nearest_key
 from securefda.site.config.load import (
     AggregatorConfig,
@@ -30,7 +29,6 @@ from securefda.site.config.load import (
     SourceConfig,
     environment_name,
 )
-from securefda.site.config.sections import StrategySection
 from securefda.site.policy import SourcePolicy
 
 FILES: Mapping[str, type[Settings]] = {
@@ -81,17 +79,14 @@ def keys_of(owner: type[Settings]) -> Iterator[Key]:
     Raises:
         LookupError: the code says nothing of one.
     """
-    hints = get_type_hints(Strategy) if owner is StrategySection else {}
     for name, field in owner.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, Settings):
             continue
-        choices = hints.get(name)
-        chosen = choices if isinstance(choices, type) and issubclass(choices, StrEnum) else field.annotation
         default = None if field.is_required() else toml(field.get_default(call_default_factory=True))
         key = kebab_case(name)
         unit = "".join(f", {_UNITS[part]}" for part in key.split("-") if part in _UNITS)
         meaning = " ".join(field.description.split()) if field.description else described(owner, name, _as_key)
-        yield Key(key, _taken(chosen, field.metadata) + unit, default, meaning)
+        yield Key(key, _taken(field.annotation, field.metadata) + unit, default, meaning)
 
 
 def tables_of(model: type[Settings], prefix: str = "") -> Iterator[tuple[str, type[Settings]]]:
@@ -145,7 +140,7 @@ def markdown(text: str, spelled: Callable[[str], str] = str) -> str:
 def _descriptions(owner: type) -> Mapping[str, str]:
     """Return field name -> description of a class and its bases, from below each field or from "Attributes:"."""
     found: dict[str, str] = {}
-    for cls in reversed(owner.__mro__):
+    for cls in reversed([*owner.__mro__, *getattr(owner, "declared_by", object).__mro__]):
         if cls.__module__.partition(".")[0] in ("builtins", "abc", "enum", "pydantic", "typing"):
             continue
         listed = (inspect.getdoc(cls) or "").partition("Attributes:\n")[2].partition("\n\n")[0]
@@ -166,6 +161,8 @@ def _descriptions(owner: type) -> Mapping[str, str]:
 def _taken(annotation: Any, metadata: Sequence[Any] = ()) -> str:  # noqa: PLR0911 - a table of types
     """Describe the values that a key takes."""
     for item in metadata:
+        if isinstance(item, type) and issubclass(item, StrEnum):
+            return ", ".join(f'`"{choice}"`' for choice in item)
         if isinstance(item, AfterValidator | BeforeValidator):
             return _FORMS[getattr(item.func, "__name__", "")]
     origin, arguments = get_origin(annotation), get_args(annotation)
@@ -174,8 +171,6 @@ def _taken(annotation: Any, metadata: Sequence[Any] = ()) -> str:  # noqa: PLR09
         return _taken(arguments[0], extra)
     if origin is Literal:
         return ", ".join(f"`{toml(choice)}`" for choice in arguments)
-    if isinstance(annotation, type) and issubclass(annotation, StrEnum):
-        return ", ".join(f'`"{choice}"`' for choice in annotation)
     if origin is tuple:
         return f"list of: {_taken(arguments[0])}"
     if origin is not None and issubclass(origin, Mapping):

@@ -1,26 +1,29 @@
 """The tables of the configuration files, one class each, with defaults, units and bounds.
 
-The functions at the end turn them into the values that rules and training take. They import these packages when called,
-so that reading a configuration does not need torch.
+The functions at the end turn them into the values that rules and training take. They import training when called, so
+that reading a configuration does not need torch.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import fields
+from enum import StrEnum
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_type_hints
 
 from pydantic import AfterValidator, Field
 
 from securefda.errors import ConfigError, ConfigErrors
+from securefda.privacy.events import Budget
+from securefda.rules.strategy import Head, Rule, RulePlan, Strategy, TargetLabels
+from securefda.rules.variance import Variance
 from securefda.settings import OptionalSettingsPath, Settings, SettingsPath, check, kebab_case, nearest_choice
+from securefda.site.endpoints import is_ip_address
 
 if TYPE_CHECKING:
-    from securefda.rules.strategy import Rule, Strategy
     from securefda.training import TrainingSettings
-from securefda.privacy.events import Budget
-from securefda.site.endpoints import is_ip_address
 
 SITE_ID_PATTERN = r"^[a-z0-9][a-z0-9-]{0,62}$"
 MAX_PORT = 65535
@@ -118,52 +121,30 @@ class TaskSection(Settings):
     """Options of the task, passed to it unchanged; the task checks them."""
 
 
-class StrategySection(Settings):
-    """The strategy that turns updates into the next model, as ``securefda.rules.strategy.Strategy``."""
+class _DeclaredSettings(Settings):
+    """Settings that a dataclass of the rules declares. A class's own keys follow, or change a default."""
 
-    rule: str = "fedgp_auto"
-    """The rule that turns updates into the next model."""
+    declared_by: ClassVar[type[RulePlan]]
 
-    beta: float = 0.5
-    """Weight of a source under `fedda` and `fedgp`, from 0 to 1; other rules ignore it."""
+    def __init_subclass__(cls, *, declared_by: type[RulePlan], **config: Any) -> None:
+        cls.declared_by = declared_by
+        types, own = dict[str, Any](), cls.__annotations__
+        for name, hint in get_type_hints(declared_by).items():
+            if name in cls.__pydantic_fields__:  # of the class above
+                continue
+            is_choice = issubclass(hint, StrEnum)
+            types[name] = Annotated[str, hint] if is_choice else hint
+            if name not in own:
+                default = declared_by.__dataclass_fields__[name].default
+                setattr(cls, name, default.value if is_choice else default)
+        cls.__annotations__ = types | own
+        super().__init_subclass__(**config)
 
-    beta_per_layer: bool = False
-    """Whether auto-β is one number for each layer instead of one for the whole model: a source then counts for more in
-    the layers in which it is close to the target. Not possible if the rule needs the target's single steps."""
 
-    projection: str = "orthogonal"
-    """Form of the projection under the FedGP rules."""
+class RuleSection(_DeclaredSettings, declared_by=RulePlan):
+    """The rule of a run, and what the target alone does for it."""
 
-    filter: bool = True
-    """Whether FedGP leaves out a source in each layer in which its update points against the target's."""
-
-    align: bool = True
-    """Whether the FedDA and FedGP rules align a source's update with the target's number of steps and learning rate
-    before they average it. Auto-β compares aligned steps in any case."""
-
-    estimator: str = "mean-field"
-    """How auto-β estimates the variance of the target's update; `exact` needs the target's single steps."""
-
-    variance: str = "steps"
-    """How the target estimates σ², the variance of its update: from the `steps` of its training, as the paper does; at
-    a `fixed-point`, from the gradients of an epoch's batches at the received model, which costs one more epoch; or
-    `cross-fitted`, from two more runs, each on half of its rows, which costs as much as training again. No source
-    learns which. Not with noise at the target, since its ledger does not count this, and not without given labels."""
-
-    step: str = "full"
-    """How much of a round's update the target takes under the FedDA and FedGP rules: `full`, all of it; or `validated`,
-    the mixture of it and the target's own update that is best on the rows that `validation-share` sets aside."""
-
-    attention_gain: str = "first-order"
-    """How rules with attention (`fada_attention`, `fada_adversarial`, `fada`) measure the effect of an update on the
-    target's features; `exact` needs the updates."""
-
-    attention_temperature: float = 0.1
-    """With attention, the gain at which an update weighs e times as much as one without gain; above 0."""
-
-    attention_bound: float = 1.0
-    """With attention, no update weighs more than e to the power of twice this number times another; above 0 and at most
-    5."""
+    rule: Annotated[str, Rule] = Rule.FEDGP_AUTO.value
 
     attention_rows: Annotated[int, Field(ge=2)] = 1000
     """The most of the target's training rows that attention uses in a round."""
@@ -182,65 +163,12 @@ class StrategySection(Settings):
     classes more often. The target does it with the sums that it has: sources do not notice. Labels must be class
     numbers."""
 
+
+class StrategySection(RuleSection, declared_by=Strategy):
+    """The strategy that turns updates into the next model, as ``securefda.rules.strategy.Strategy``."""
+
     rounds: int = 20
-    """Rounds of the run, at least 1."""
-
     warm_up_rounds: int = 2
-    """Rounds of `source_only` before the rule begins; fewer than `rounds`."""
-
-    lr_after_warm_up: float = 1.0
-    """Factor of every site's learning rate after warm-up, above 0 and at most 1."""
-
-    finetune_rounds: int = 0
-    """Rounds at the end of `finetune_offline` in which the target trains alone; fewer than `rounds`."""
-
-    server_optimizer: str = "none"
-    """Optimizer with which the aggregator moves the model, under rules that take the mean of the updates."""
-
-    server_learning_rate: float = 0.0
-    """Learning rate of that optimizer; 0 takes the usual one, 1 for momentum and 0.01 for Adam."""
-
-    server_momentum: float = 0.9
-    """Share of the past that the optimizer keeps, at least 0 and below 1; Adam's first β."""
-
-    server_second_momentum: float = 0.99
-    """Adam's second β, at least 0 and below 1."""
-
-    server_epsilon: float = 1e-3
-    """The number that Adam adds to its divisor, above 0."""
-
-    reptile_rounds: int = 0
-    """Rounds of Reptile at the end of `personalized_fedavg`; fewer than `rounds`."""
-
-    reptile_learning_rate: float = 0.01
-    """Learning rate of Adam in the rounds of Reptile, above 0."""
-
-    personal_epochs: int = 1
-    """Epochs in which the target trains its own model, under `ditto` and `personalized_fedavg`; at least 1."""
-
-    ditto_lambda: float = 0.1
-    """How strongly `ditto` pulls the target's own model towards the common one, at least 0."""
-
-    apfl_alpha: float = 0.5
-    """Share of the target's own model in the mixture of `apfl`, from 0 to 1."""
-
-    apfl_adaptive: bool = False
-    """Whether `apfl` adapts that share in each round by its gradient."""
-
-    head: str = "none"
-    """How the target improves the model's predictions for its own rows: `knn` combines them with the labels of its
-    nearest rows, as `knn_per` does. It stays at the target: no other site notices. Results and predictions of the run
-    use it. Not under rules that measure a personal model of the target, nor with noise at the target, nor without given
-    labels."""
-
-    knn_neighbours: int = 10
-    """How many of the target's nearest rows are used, under `knn_per` or with `head = "knn"`; at least 1."""
-
-    knn_weight: float = 0.5
-    """Weight of the nearest rows' labels, from 0 to 1; the rest is the model's."""
-
-    knn_scale: float = 1.0
-    """Distance over which the weight of a neighbour falls by the factor e, above 0."""
 
     validation_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of the target's training rows that it does not train on, but uses to choose the best model and for a
@@ -694,28 +622,13 @@ class MetricsSection(Settings):
     `"http://127.0.0.1:5000"`; empty for none. Anyone who can read it sees the accuracies."""
 
 
-_OF_THE_TARGET = {
-    "attention_rows",
-    "class_weights",
-    "feature_rows",
-    "feature_step",
-    "compare_target_only",
-    "validation_share",
-    "folds",
-    "patience",
-}
-"""Settings of a strategy that concern the target alone: the rules do not know them."""
-
-
 def strategy_of(section: StrategySection) -> Strategy:
     """Return the strategy that the rules take.
 
     Raises:
         ConfigError: the rules do not allow it; the key is the setting's.
     """
-    from securefda.rules.strategy import Strategy
-
-    given, errors = section.model_dump(exclude=_OF_THE_TARGET), dict[str, ConfigError]()
+    given, errors = section.model_dump(include={one.name for one in fields(Strategy)}), dict[str, ConfigError]()
     while True:
         try:
             strategy = Strategy(**given)
@@ -763,14 +676,12 @@ def require_fit(
             would train on rows at the target whose ledger is not charged for it; or layers stay at a site where they
             should not, or the other way round.
     """
-    from securefda.rules.strategy import Rule, TargetLabels
-    from securefda.rules.variance import Variance
-
-    rule = strategy_of(strategy).rule
+    asked = strategy_of(strategy)
+    rule = asked.rule
     sides = {"training": target} if source is None else {"training.target": target, "training.source": source}
     table = next(iter(sides))
-    _require_labels(strategy, rule, table, target)
-    _require_foldable(strategy, rule, table, target)
+    _require_labels(strategy, asked, table, target)
+    _require_foldable(strategy, asked, table, target)
     if rule.releases_features and not target.release_features:
         why = f"is false, and {rule} sends features of {strategy.feature_rows} of the target's rows to every source"
         raise ConfigError(f"{table}.release-features", why, hint="set it to true, or another strategy.rule")
@@ -791,8 +702,8 @@ def require_fit(
     if strategy.patience and not strategy.validation_share:
         hint = "set strategy.validation-share, for example to 0.2"
         raise ConfigError("strategy.patience", "needs rows of the target to see which model is better", hint=hint)
-    if strategy_of(strategy).validates_step and not strategy.validation_share:
-        why = f'"{strategy.step}" needs rows of the target that it does not train on'
+    if asked.validates_step and not strategy.validation_share:
+        why = f'"{asked.step}" needs rows of the target that it does not train on'
         hint = "set strategy.validation-share, for example to 0.2"
         raise ConfigError("strategy.step", why, hint=hint)
     if strategy.validation_share and (target.with_noise or rule.is_personal):
@@ -803,15 +714,15 @@ def require_fit(
         )
         raise ConfigError("strategy.validation-share", why, hint="set it to 0")
     labels_given = TargetLabels(target.labels) is TargetLabels.GIVEN
-    if strategy.variance != Variance.STEPS and rule.adapts and (target.with_noise or not labels_given):
+    if asked.variance is not Variance.STEPS and rule.adapts and (target.with_noise or not labels_given):
         why = (
             "its ledger counts the steps alone"
             if target.with_noise
             else f'needs labels of the target\'s training rows, and {table}.labels is "{target.labels}"'
         )
         raise ConfigError("strategy.variance", why, hint=f'set it to "{Variance.STEPS}"')
-    if strategy_of(strategy).is_personal and target.with_noise:
-        key, what = ("strategy.rule", rule) if rule.is_personal else ("strategy.head", strategy.head)
+    if asked.is_personal and target.with_noise:
+        key, what = ("strategy.rule", rule) if rule.is_personal else ("strategy.head", asked.head)
         hint = f"set {table}.dp.noise-multiplier = 0, or another {key.partition('.')[2]}"
         raise ConfigError(key, f"{what} uses the target's rows beyond what is charged for", hint=hint)
 
@@ -826,16 +737,13 @@ def _require_no_noise(rule: Rule, sides: Mapping[str, TrainingSection]) -> None:
             raise ConfigError(f"{key}.dp.noise-multiplier", why, hint="set it to 0, or another strategy.rule")
 
 
-def _require_labels(strategy: StrategySection, rule: Rule, table: str, target: TargetTrainingSection) -> None:
+def _require_labels(strategy: StrategySection, asked: Strategy, table: str, target: TargetTrainingSection) -> None:
     """Check that ``table`` declares the labels at the target that the strategy needs, and no more."""
-    from securefda.rules.strategy import Rule, TargetLabels
-
-    labels = TargetLabels(target.labels)
+    rule, labels = asked.rule, TargetLabels(target.labels)
     said = f'{table}.labels is "{labels}"'
     if labels is TargetLabels.GIVEN:
-        personal = strategy_of(strategy).is_personal
-        if target.adapt != "none" and (personal or target.with_noise):
-            why = f"under {strategy.head if strategy.head != 'none' else rule} the target has a model of its own"
+        if target.adapt != "none" and (asked.is_personal or target.with_noise):
+            why = f"under {rule if asked.head is Head.NONE else asked.head} the target has a model of its own"
             if target.with_noise:
                 why = "the target trains with noise, and its ledger does not count adaptation"
             raise ConfigError(f"{table}.adapt", why, hint='set it to "none"')
@@ -843,8 +751,8 @@ def _require_labels(strategy: StrategySection, rule: Rule, table: str, target: T
             why = f"{rule} makes no use of the labels of the target's training rows, and {said}"
             raise ConfigError("strategy.rule", why, hint=f'set {table}.labels = "none", or a rule that uses them')
         return
-    if strategy.head != "none":
-        why = f"{strategy.head} asks the labels of the target's training rows, and {said}"
+    if asked.head is not Head.NONE:
+        why = f"{asked.head} asks the labels of the target's training rows, and {said}"
         raise ConfigError("strategy.head", why, hint='set it to "none"')
     if labels not in rule.target_labels:
         fitting = ", ".join(one for one in Rule if labels in one.target_labels)
@@ -863,15 +771,15 @@ def _require_labels(strategy: StrategySection, rule: Rule, table: str, target: T
         raise ConfigError(f"{table}.dp.noise-multiplier", why, hint="set it to 0")
 
 
-def _require_foldable(strategy: StrategySection, rule: Rule, table: str, target: TargetTrainingSection) -> None:
+def _require_foldable(strategy: StrategySection, asked: Strategy, table: str, target: TargetTrainingSection) -> None:
     """Check that the target can choose by folds of its rows, if it is to."""
-    if not strategy.folds or not rule.adapts:
+    if not strategy.folds or not asked.rule.adapts:
         return
     faults = {
         "is 1, and the target trains on all folds but one": strategy.folds == 1,
         "its ledger does not count training beside that of the round": target.with_noise,
         f'compares models by labels, and {table}.labels is "{target.labels}"': target.labels != "given",
-        f'is one choice, and strategy.step = "{strategy.step}" another': strategy_of(strategy).validates_step,
+        f'is one choice, and strategy.step = "{asked.step}" another': asked.validates_step,
     }
     for why in (why for why, wrong in faults.items() if wrong):
         raise ConfigError("strategy.folds", why, hint="set it to 0" if strategy.folds > 1 else "set it to 5, or 0")

@@ -16,7 +16,14 @@ import tomli_w
 from securefda.settings import Settings, kebab_case
 from securefda.site.config.keys import keys_of, toml
 from securefda.site.config.load import AggregatorConfig, FederationConfig, SourceConfig
-from securefda.site.config.sections import MAX_PORT, MetricsSection, ProcessSection, TransportSection, budget_of
+from securefda.site.config.sections import (
+    MAX_PORT,
+    MetricsSection,
+    ProcessSection,
+    TransportSection,
+    budget_of,
+    strategy_of,
+)
 from securefda.site.policy import MomentBounds, SourcePolicy, default_policy
 
 
@@ -35,7 +42,7 @@ def site_policy(config: FederationConfig, site: str) -> SourcePolicy:
         max_samples=session.max_samples,
         kappa=privacy.norm_cap_kappa,
         granularity=privacy.norm_cap_granularity,
-        unfiltered_projection=not config.strategy.filter,
+        unfiltered_projection=not strategy_of(config.strategy).filter,
         norm_reports=privacy.norm_reports,
         budget=budget_of(privacy.budget),
         required=dp.noise_multiplier > 0,
