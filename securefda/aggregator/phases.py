@@ -1,4 +1,4 @@
-"""The phases of a run at the aggregator, and the table of the phases that may follow each.
+"""The phases of a run at the aggregator, and the events that end them; what each event does is the run's own table.
 
 A phase is frozen and holds what belongs to it alone. What is known of a round, and of an attempt at it, collects in
 the :class:`CurrentRound` and the :class:`Attempt` that its phases pass on. ``name`` is what operators read of a phase
@@ -8,9 +8,8 @@ clock that the run is given, in seconds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
+from enum import Enum, auto
 from typing import ClassVar
 
 from securefda.aggregator.attempt import Attempt
@@ -147,52 +146,15 @@ LastPhase = Ending | Closing | Ended
 """Phases after the last round."""
 Phase = NotOpened | Opening | RoundPhase | BetweenRounds | LastPhase
 
-_FAILS = "the driver, the store or the log fails"
 
-TRANSITIONS: Mapping[tuple[type[Phase], type[Phase]], str] = MappingProxyType(
-    {
-        (NotOpened, Opening): "the driver opens the run",
-        (Opening, Gathering): "a round begins, and no source has joined",
-        (Opening, BetweenRounds): "the target's own round is over, or an interrupted round is lost",
-        (Opening, Ending): f"every round was over before a restart, or {_FAILS}",
-        (Opening, Ended): "the run was complete before a restart",
-        (AskingCosigners, CatchingUp): "the requests have left, and the target has trained if enough are connected",
-        (AskingCosigners, Gathering): "every source has cosigned",
-        (AskingCosigners, Ending): _FAILS,
-        (CatchingUp, AwaitingCosignatures): "nothing that happened meanwhile is left to hear",
-        (CatchingUp, Ending): f"too few sources are left, or {_FAILS}",
-        (AwaitingCosignatures, Gathering): "every source has cosigned, or the deadline passes",
-        (AwaitingCosignatures, Ending): _FAILS,
-        (Gathering, CatchingUp): "the sources are there, and the target has trained only now",
-        (Gathering, InAttempt): "all that can take part are ready, or enough are and the run need not wait",
-        (Gathering, AttemptOver): "a second attempt would ask the sources for something else",
-        (Gathering, Ending): f"too few sources can take part, or {_FAILS}",
-        (InAttempt, InAttempt): "the session enters its next phase",
-        (InAttempt, AttemptOver): "the session has a sum or an error",
-        (InAttempt, Ending): _FAILS,
-        (AttemptOver, Gathering): "the round is tried again",
-        (AttemptOver, BetweenRounds): "the round has a result, or is lost",
-        (AttemptOver, Ending): f"too many rounds in a row are lost, or {_FAILS}",
-        (BetweenRounds, AskingCosigners): "a round begins",
-        (BetweenRounds, Gathering): "a round begins, and no source is connected",
-        (BetweenRounds, BetweenRounds): "the target's own round is over",
-        (BetweenRounds, Ending): f"the last round is over, or {_FAILS}",
-        (Ending, Closing): "the end is in the log",
-        (Ending, Ended): "the end cannot be written to the log, or the store fails meanwhile",
-        (Closing, Ended): f"every source has cosigned the end, or the deadline passes, or {_FAILS}",
-    }
-)
-"""Which phase may follow which, and when. Any other change of phase is an error of this program."""
+class Event(Enum):
+    """What takes a run from one phase to the next."""
 
+    READY = auto()
+    """The phase waits for nothing more."""
 
-def require_transition(left: Phase, entered: Phase) -> None:
-    """Refuse a change of phase that is not in the table.
-
-    Raises:
-        RuntimeError: it is not.
-    """
-    if (type(left), type(entered)) not in TRANSITIONS:
-        raise RuntimeError(f"a run in phase {type(left).__name__} cannot enter {type(entered).__name__}")
+    DUE = auto()
+    """Its deadline has passed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,15 +4,16 @@ The driver (the aggregator's process or the simulator) reports messages, sources
 pass, and sends the messages that each call returns. No call waits for the network, but a call can train or write to the
 disk, so make it in a thread. Time comes only from the given clock.
 
-An event updates the sources or the attempt. Then :meth:`AggregatorRun._advance` enters phase after phase until one has
-to wait. A :data:`Change` is a phase with the messages to send as it begins.
+A report updates the sources or the attempt. Then :meth:`AggregatorRun._advance` enters phase after phase until one has
+to wait: :data:`_HANDLERS`, at the end, says what each event does in each phase. A handler returns a :data:`Change`, the
+next phase with the messages to send as it begins; its type says which phases these can be.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import cast
+from typing import Any, TypeVar, cast
 
 from securefda import __version__
 from securefda.aggregator.attempt import NOTHING, Attempt
@@ -39,6 +40,7 @@ from securefda.aggregator.phases import (
     DuePhase,
     Ended,
     Ending,
+    Event,
     Gathering,
     InAttempt,
     LastPhase,
@@ -47,7 +49,6 @@ from securefda.aggregator.phases import (
     Phase,
     Progress,
     TimedRoundPhase,
-    require_transition,
 )
 from securefda.aggregator.rounds import CurrentRound, last_errors
 from securefda.aggregator.site import RunSettings, TargetSite
@@ -99,12 +100,15 @@ MOST_LOST_IN_A_ROW = 3
 """The run ends after this many lost rounds in a row, since the cause will not go away by itself."""
 ANOTHER_RUN = "a new run needs another --out folder at every site"
 
-Change = tuple[Phase, list[Send]]
+Entered = TypeVar("Entered", bound=Phase)
+Change = tuple[Entered, list[Send]]
 """The next phase, and the messages to send as it begins."""
+RoundBegun = AskingCosigners | Gathering | BetweenRounds | Ending
+"""Phases in which a round begins; or that of the target alone, or the run, has ended."""
 
 
 class AggregatorRun:
-    """Runs all rounds. ``phase`` is its state; :mod:`.phases` has the permitted transitions.
+    """Runs all rounds. ``phase`` is its state, one of :mod:`.phases`.
 
     A round begins with a new checkpoint of the log, which the sources cosign while the target trains. When the sources
     that can take part have joined and cosigned, an attempt begins with a header, and ends with sums or an error. With
@@ -202,6 +206,8 @@ class AggregatorRun:
 
     def open(self) -> list[Send]:
         """Begin the run, or continue after its last finished round."""
+        if self.opened:
+            raise RuntimeError("the run was opened before")
         return self._advance((Opening(), []))
 
     def receive(self, parcel: Parcel) -> list[Send]:
@@ -250,79 +256,52 @@ class AggregatorRun:
         Args:
             arrived: by roster index, the fraction of a source's vector that has arrived, 0 to 1.
         """
-        sends: list[Send] = []
-        following: Change | None = None
-        match self._phase:
-            case AskingCosigners() as asking:
-                following = self._train_meanwhile(asking), []
-            case CatchingUp(current=current, began=began):
-                due = self._site.clock() + self._settings.phase_deadline_s
-                following = AwaitingCosignatures(current, began, due), []
-            case AwaitingCosignatures(current=current):
-                following = self._gathering(current), []
-            case Gathering(current=current):
-                following = self._start_attempt(current)
-            case InAttempt(attempt=attempt):
-                sends = attempt.expire(arrived)
-            case BetweenRounds():
-                following = self._begin_round(self._progress.last_round + 1)
-            case Closing(farewell=farewell, error=error):
-                following = self._say_goodbye(farewell, error)
-        return sends + self._advance(following)
+        sends = self._phase.attempt.expire(arrived) if isinstance(self._phase, InAttempt) else []
+        return sends + self._advance(self._on(Event.DUE))
 
     def fail(self, error: SecureFdaError) -> list[Send]:
         """End the run because of an error that the driver met. If ending it fails too, the first error is reported."""
         if self.done:
             return []
+        if not self.opened:
+            raise RuntimeError("the run is not open")
         if isinstance(self._phase, LastPhase):  # asking for cosignatures again would fail without end
-            return self._advance(self._say_goodbye(self._phase.farewell, self._phase.error or error))
+            return self._advance(self._say_goodbye(replace(self._phase, error=self._phase.error or error)))
         return self._advance((self._failed(error), []))
 
     # --- From round to round ------------------------------------------------------------------------------------------
 
-    def _advance(self, following: Change | None = None) -> list[Send]:
+    def _advance(self, following: Change[Phase] | None = None) -> list[Send]:
         """Enter the next phases until one has to wait; returns the messages to send."""
         sends: list[Send] = []
-        following = following or self._following()
+        following = following or self._on(Event.READY)
         while following is not None:
             phase, as_it_begins = following
             self._enter(phase)
             sends += as_it_begins
-            following = self._following()
+            following = self._on(Event.READY)
         self._report_phase()
         return sends
 
-    def _following(self) -> Change | None:
-        """The next phase, or None if the present one waits for a source or for its deadline."""
-        following: Change | None = None
+    def _on(self, event: Event) -> Change[Phase] | None:
+        """What an event leads to in the present phase, as `_HANDLERS` says; None if the phase goes on."""
+        handler = _HANDLERS.get((type(self._phase), event))
+        if handler is None or (event is Event.READY and not self._is_ready()):
+            return None
+        return handler(self, self._phase)
+
+    def _is_ready(self) -> bool:
+        """Whether the present phase waits for nothing more; after this process's first attempt, enough sources do."""
         match self._phase:
-            case Opening():
-                following = self._begin_or_resume()
-            case AskingCosigners(current=current) | AwaitingCosignatures(current=current) if not self._awaited():
-                following = self._gathering(current), []
-            case Gathering(current=current) if self._need_not_wait(current):
-                following = self._start_attempt(current)
-            case InAttempt(current=current, attempt=attempt) if attempt.outcome is not None:
-                following = AttemptOver(current, attempt), []
-            case InAttempt(current=current, attempt=attempt, name=name) if attempt.phase != name:
-                now = self._site.clock()
-                following = InAttempt(current, attempt, attempt.phase, now, now + self._settings.phase_deadline_s), []
-            case AttemptOver(current=current, ended=ended):
-                following = self._conclude(current, ended)
-            case Ending(farewell=farewell, error=error):
-                following = self._write_end(farewell, error)
-            case Closing(farewell=farewell, error=error) if not self._awaited():
-                following = self._say_goodbye(farewell, error)
-        return following
+            case InAttempt(attempt=attempt, name=name):
+                return attempt.outcome is not None or attempt.phase != name
+            case Gathering(current=current) if self._progress.attempted:
+                return self._candidates.suffice(current, self._candidates.ready(current)) or not self._awaited()
+        return not self._awaited()
 
     def _enter(self, phase: Phase) -> None:
-        """Change the phase (the only place that does), and add the time of the last one to the round's record.
-
-        Raises:
-            RuntimeError: this phase cannot follow the present one.
-        """
+        """Change the phase (the only place that does), and add the time of the last one to the round's record."""
         last = self._phase
-        require_transition(last, phase)
         if last.name != phase.name and isinstance(last, TimedRoundPhase):
             last.current.add_seconds(last.name, self._site.clock() - last.began)
         self._phase = phase
@@ -351,7 +330,7 @@ class AggregatorRun:
                 return len(self._candidates.expected(current))
         return 0
 
-    def _begin_or_resume(self) -> Change:
+    def _begin_or_resume(self, _: Opening) -> Change[RoundBegun | Ended]:
         """Store a new run, or continue where the last process stopped."""
         self._site.witness.enter(self.run_id)
         position = self._store.position(self._settings.config_digest)
@@ -361,7 +340,9 @@ class AggregatorRun:
         self._model.restore(position)
         if position.completed:
             self._reporter.note(f"this run is complete already; {ANOTHER_RUN}")
-            return self._say_goodbye(Goodbye(True, 0, ""), None)  # no checkpoint: no source is connected to cosign it
+            return self._say_goodbye(
+                Ending(Goodbye(True, 0, ""), None)
+            )  # no checkpoint: no source is connected to cosign it
         recorded = {record["round"] for record in self._store.records()}
         self._reporter.note(f"resuming after round {max(recorded)}" if recorded else "resuming before any round ended")
         if position.round == 0 or position.round in recorded:
@@ -385,7 +366,10 @@ class AggregatorRun:
         self._model.lose_round(current, ())
         return BetweenRounds(self._site.clock())
 
-    def _begin_round(self, number: int, attempts: int = 0, request: RoundRequest | None = None) -> Change:
+    def _begin_next_round(self, _: BetweenRounds) -> Change[RoundBegun]:
+        return self._begin_round(self._progress.last_round + 1)
+
+    def _begin_round(self, number: int, attempts: int = 0, request: RoundRequest | None = None) -> Change[RoundBegun]:
         """Begin a round, or end the run after its last one; ``attempts`` counts attempts before a restart."""
         if number > self._settings.strategy.rounds or self._has_stopped_improving():
             return self._end_of_rounds(), []
@@ -431,39 +415,40 @@ class AggregatorRun:
     def _plan_of(self, number: int) -> RoundPlan:
         return round_plan(self._settings.strategy, number, last_errors(self._store.records()))
 
-    def _train_meanwhile(self, asking: AskingCosigners) -> CatchingUp:
+    def _train_meanwhile(self, asking: AskingCosigners) -> Change[CatchingUp]:
         """Train the target while sources cosign, if enough sources are connected for the round."""
         current, clock = asking.current, self._site.clock
         paused = clock()
         if self._candidates.suffice(current, self._candidates.expected(current) & self._attendance.present):
             self._train_target(current)
         now = clock()
-        return CatchingUp(current, began=asking.began + (now - paused), deadline=now)
+        return CatchingUp(current, began=asking.began + (now - paused), deadline=now), []
 
     def _train_target(self, current: CurrentRound) -> None:
         if not current.trained:
             self._report_work("training at the target")
             self._model.train_target(current)
 
+    def _await_cosignatures(self, caught_up: CatchingUp) -> Change[AwaitingCosignatures]:
+        due = self._site.clock() + self._settings.phase_deadline_s
+        return AwaitingCosignatures(caught_up.current, caught_up.began, due), []
+
+    def _gather(self, asked: AskingCosigners | AwaitingCosignatures) -> Change[Gathering]:
+        return self._gathering(asked.current), []
+
     def _gathering(self, current: CurrentRound) -> Gathering:
         """Wait for the sources that have not joined or not cosigned."""
         now = self._site.clock()
         return Gathering(current, now, now + self._settings.join_deadline_s)
 
-    def _need_not_wait(self, current: CurrentRound) -> bool:
-        """Whether all sources are ready; after this process's first attempt, whether enough are."""
-        ready = self._candidates.ready(current)
-        if ready == self._candidates.expected(current):
-            return True
-        return self._progress.attempted and self._candidates.suffice(current, ready)
-
     # --- From attempt to attempt --------------------------------------------------------------------------------------
 
-    def _start_attempt(self, current: CurrentRound) -> Change:
+    def _start_attempt(self, gathered: Gathering) -> Change[CatchingUp | InAttempt | AttemptOver | Ending]:
         """Plan an attempt of the sources that are ready, and open it with a header that asks for the same as before.
 
         If the target has yet to train for the round, it does that instead, and the run hears what happened meanwhile.
         """
+        current = gathered.current
         ready = self._candidates.ready(current)
         try:
             plan = self._candidates.plan(current, ready)
@@ -501,7 +486,7 @@ class AggregatorRun:
         self._reporter.note(Note(f"{error}; it is lost", "warning"))
         return AttemptOver(current, error)
 
-    def _open_attempt(self, current: CurrentRound, header: Signed[Header]) -> Change:
+    def _open_attempt(self, current: CurrentRound, header: Signed[Header]) -> Change[InAttempt]:
         """Open the session of a published header, and send that to its participants, with a result that they missed."""
         session = AggregatorSession(self._site.signer, self._site.roster, header, available_threads())
         attempt = Attempt(session, current.target, self._store.mark_released)
@@ -511,8 +496,17 @@ class AggregatorRun:
         now = self._site.clock()
         return InAttempt(current, attempt, attempt.phase, now, now + self._settings.training_deadline_s), sends
 
-    def _conclude(self, current: CurrentRound, ended: Attempt | SecureFdaError) -> Change:
+    def _follow_attempt(self, under_way: InAttempt) -> Change[InAttempt | AttemptOver]:
+        """Enter the next phase of the attempt's session, or its end."""
+        current, attempt = under_way.current, under_way.attempt
+        if attempt.outcome is not None:
+            return AttemptOver(current, attempt), []
+        now = self._site.clock()
+        return InAttempt(current, attempt, attempt.phase, now, now + self._settings.phase_deadline_s), []
+
+    def _conclude(self, over: AttemptOver) -> Change[Gathering | BetweenRounds | Ending]:
         """Take the sums of an attempt, try again, or lose the round; without an attempt, the round is lost."""
+        current, ended = over.current, over.ended
         current.forbidden = self._attendance.forbidden_by_index
         if isinstance(ended, SecureFdaError):
             return self._lose_round(current, current.levels, ended), []
@@ -540,7 +534,7 @@ class AggregatorRun:
         for index, why in attempt.why.items():
             self._attendance.note_trouble(index, why)
 
-    def _finish_round(self, current: CurrentRound, attempt: Attempt, sums: RoundSum) -> Change:
+    def _finish_round(self, current: CurrentRound, attempt: Attempt, sums: RoundSum) -> Change[BetweenRounds | Ending]:
         """Update the model by the sums, and send the result to the sources in them."""
         waiting = sorted(sums.survivors - attempt.gone)
         try:
@@ -553,7 +547,9 @@ class AggregatorRun:
         self._progress = replace(self._progress, losses=())
         return BetweenRounds(self._site.clock()), [Send(index, Parcel(result)) for index in waiting]
 
-    def _reject_sums(self, current: CurrentRound, attempt: Attempt, waiting: Sequence[int], error: FaultySum) -> Change:
+    def _reject_sums(
+        self, current: CurrentRound, attempt: Attempt, waiting: Sequence[int], error: FaultySum
+    ) -> Change[BetweenRounds | Ending]:
         """Lose a round whose sums honest contributions cannot give. Masks hide the liar, so nobody is accused."""
         header = attempt.header
         alarm = ProtocolError("SUM", f"a source lied about its contribution: {error}")
@@ -565,7 +561,9 @@ class AggregatorRun:
         sends = [Send(index, Parcel(abort)) for index in waiting]
         return self._lose_round(current, header.body.participants, alarm), sends
 
-    def _lose_attempt(self, current: CurrentRound, attempt: Attempt, error: SecureFdaError) -> Phase:
+    def _lose_attempt(
+        self, current: CurrentRound, attempt: Attempt, error: SecureFdaError
+    ) -> Gathering | BetweenRounds | Ending:
         """Try again without the sources that refused or were silent, if no update can have left and enough remain."""
         lost = f"round {current.number} attempt {current.attempt} without a result: {error}"
         self._reporter.note(Note(lost, "warning"))
@@ -575,7 +573,9 @@ class AggregatorRun:
             return self._gathering(current)
         return self._lose_round(current, attempt.header.body.participants, error)
 
-    def _lose_round(self, current: CurrentRound, participants: Iterable[int], error: SecureFdaError) -> Phase:
+    def _lose_round(
+        self, current: CurrentRound, participants: Iterable[int], error: SecureFdaError
+    ) -> BetweenRounds | Ending:
         """Record that a round has no result. After three in a row, or with too few sources left, the run ends."""
         # A round without a result has no survivors; its line lists as dropped only the sources that it waited for.
         awaited = error.missing if isinstance(error, QuorumLost) else ()
@@ -609,9 +609,9 @@ class AggregatorRun:
         reason = reason_for_sources(error, of_policies=of_policies)
         return Ending(Goodbye(False, self._progress.last_round, reason), error)
 
-    def _write_end(self, farewell: Goodbye, error: SecureFdaError | None) -> Change:
+    def _write_end(self, end: Ending) -> Change[Closing | Ended]:
         """Record the end in the log and ask for cosignatures; end silently if the log cannot be written."""
-        present = self._attendance.present
+        present, farewell, error = self._attendance.present, end.farewell, end.error
         try:
             outcome = "completed" if farewell.completed else "failed"
             self._site.witness.journal.event("run-ended", outcome=outcome, rounds=farewell.rounds)
@@ -622,8 +622,8 @@ class AggregatorRun:
         now = self._site.clock()
         return Closing(farewell, error, now, now + min(CLOSING_S, self._settings.phase_deadline_s)), asked
 
-    def _say_goodbye(self, farewell: Goodbye, error: SecureFdaError | None) -> Change:
-        return Ended(farewell, error), self._goodbyes(sorted(self._attendance.present), farewell)
+    def _say_goodbye(self, end: LastPhase) -> Change[Ended]:
+        return Ended(end.farewell, end.error), self._goodbyes(sorted(self._attendance.present), end.farewell)
 
     def _goodbyes(self, sources: Sequence[int], farewell: Goodbye) -> list[Send]:
         """Goodbyes to these sources, with the final model for those that may keep it."""
@@ -717,3 +717,22 @@ class AggregatorRun:
                 expected = self._candidates.expected(current)
                 return expected - self._attendance.present or expected - self._candidates.ready(current)
         return frozenset()
+
+
+_HANDLERS: Mapping[tuple[type[Phase], Event], Callable[[AggregatorRun, Any], Change[Phase]]] = {
+    (Opening, Event.READY): AggregatorRun._begin_or_resume,
+    (AskingCosigners, Event.READY): AggregatorRun._gather,
+    (AskingCosigners, Event.DUE): AggregatorRun._train_meanwhile,
+    (CatchingUp, Event.DUE): AggregatorRun._await_cosignatures,
+    (AwaitingCosignatures, Event.READY): AggregatorRun._gather,
+    (AwaitingCosignatures, Event.DUE): AggregatorRun._gather,
+    (Gathering, Event.READY): AggregatorRun._start_attempt,
+    (Gathering, Event.DUE): AggregatorRun._start_attempt,
+    (InAttempt, Event.READY): AggregatorRun._follow_attempt,
+    (AttemptOver, Event.READY): AggregatorRun._conclude,
+    (BetweenRounds, Event.DUE): AggregatorRun._begin_next_round,
+    (Ending, Event.READY): AggregatorRun._write_end,
+    (Closing, Event.READY): AggregatorRun._say_goodbye,
+    (Closing, Event.DUE): AggregatorRun._say_goodbye,
+}
+"""(phase, event) -> what the run does. Any other event has no effect in a phase; an error ends the run from each."""
