@@ -91,6 +91,14 @@ def number_between(name: str, value: object, least: float, most: float, *, open_
     return number
 
 
+def below_one(name: str, value: object) -> float:
+    """Return ``value`` as a float in [0, 1)."""
+    number = number_between(name, value, 0, 1)
+    if number == 1:
+        raise ValueError(f"{name}: must be below 1")
+    return number
+
+
 def switch(name: str, value: object) -> bool:
     """Return ``value`` if it is a bool."""
     if not isinstance(value, (bool, np.bool_)):

@@ -6,7 +6,6 @@ travels or in who sees what.
 
 from __future__ import annotations
 
-import math
 import struct
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -32,7 +31,7 @@ class ServerOptimizer(StrEnum):
     """By Adam (Kingma and Ba 2015) with its bias correction. FedAdam (Reddi et al. 2021, algorithm 2) has none."""
 
 
-_USUAL_RATES = {ServerOptimizer.MOMENTUM: 1.0, ServerOptimizer.ADAM: 0.01}
+USUAL_RATES = {ServerOptimizer.MOMENTUM: 1.0, ServerOptimizer.ADAM: 0.01}
 _VECTORS = {ServerOptimizer.MOMENTUM: 1, ServerOptimizer.ADAM: 2}
 _CODES = {ServerOptimizer.MOMENTUM: 1, ServerOptimizer.ADAM: 2}
 _HEAD = struct.Struct("<BQ")
@@ -40,36 +39,13 @@ _HEAD = struct.Struct("<BQ")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerPlan:
-    """An optimiser with its numbers.
-
-    Attributes:
-        optimizer: momentum or adam, or its name.
-        learning_rate: above 0; 0 stands for the usual one, 1 of momentum and 0.01 of adam.
-        momentum: share of the past that is kept, in [0, 1); the first beta of adam.
-        second_momentum: the second beta of adam, in [0, 1); momentum ignores it.
-        epsilon: added to adam's divisor, above 0; tau of Reddi et al. Momentum ignores it.
-
-    Raises:
-        ValueError: an attribute is out of its range; the message starts with ``server_`` and its name.
-    """
+    """An optimiser, momentum or adam, with its numbers: `Strategy` has their defaults, bounds and meanings."""
 
     optimizer: ServerOptimizer
-    learning_rate: float = 0.0
-    momentum: float = 0.9
-    second_momentum: float = 0.99
-    epsilon: float = 1e-3
-
-    def __post_init__(self) -> None:
-        chosen = checks.choice("server_optimizer", self.optimizer, ServerOptimizer)
-        if chosen is ServerOptimizer.NONE:
-            raise ValueError("server_optimizer: none has no step to take")
-        object.__setattr__(self, "optimizer", chosen)
-        rate = checks.number_between("server_learning_rate", self.learning_rate, 0, math.inf)
-        object.__setattr__(self, "learning_rate", rate or _USUAL_RATES[chosen])
-        for name in ("momentum", "second_momentum"):
-            if checks.number_between(f"server_{name}", getattr(self, name), 0, 1) == 1:
-                raise ValueError(f"server_{name}: must be below 1")
-        checks.number_between("server_epsilon", self.epsilon, 0, math.inf, open_below=True)
+    learning_rate: float
+    momentum: float
+    second_momentum: float
+    epsilon: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,7 +17,7 @@ from securefda.rules import checks
 from securefda.rules.attention import DEFAULT_BOUND, DEFAULT_TEMPERATURE, LARGEST_BOUND, Gain
 from securefda.rules.beta import BetaRule, Estimator, needs_steps
 from securefda.rules.projection import Projection
-from securefda.rules.server import ServerOptimizer, ServerPlan
+from securefda.rules.server import USUAL_RATES, ServerOptimizer, ServerPlan
 from securefda.rules.step import Step
 from securefda.rules.variance import Variance
 
@@ -26,6 +26,7 @@ Natural = Annotated[int, partial(checks.whole_number, least=0)]
 Share = Annotated[float, partial(checks.number_between, least=0, most=1)]
 PositiveShare = Annotated[float, partial(checks.number_between, least=0, most=1, open_below=True)]
 NotNegative = Annotated[float, partial(checks.number_between, least=0, most=math.inf)]
+Momentum = Annotated[float, checks.below_one]
 Positive = Annotated[float, partial(checks.number_between, least=0, most=math.inf, open_below=True)]
 Bound = Annotated[float, partial(checks.number_between, least=0, most=LARGEST_BOUND, open_below=True)]
 
@@ -366,7 +367,7 @@ class Strategy(RulePlan):
     Reptile (Nichol, Achiam, Schulman 2018), at the end of `Rule.PERSONALIZED_FEDAVG`, takes K steps and the uniform
     mean. Here the steps are those of the sites' own settings and the mean is weighted by samples as in `Rule.FEDAVG`,
     because no header can ask for anything else; so these rounds differ only by Adam at the aggregator, whose other
-    parameters are the ``server_`` ones. `ServerPlan` bounds these.
+    parameters are the ``server_`` ones.
 
     Raises:
         ValueError: an attribute is out of its range; the message starts with its name.
@@ -387,16 +388,16 @@ class Strategy(RulePlan):
     server_optimizer: ServerOptimizer = ServerOptimizer.NONE
     """Optimizer with which the aggregator moves the model, under rules that take the mean of the updates."""
 
-    server_learning_rate: float = 0.0
+    server_learning_rate: NotNegative = 0.0
     """Learning rate of that optimizer; 0 takes the usual one, 1 for momentum and 0.01 for Adam."""
 
-    server_momentum: float = 0.9
+    server_momentum: Momentum = 0.9
     """Share of the past that the optimizer keeps, at least 0 and below 1; Adam's first β."""
 
-    server_second_momentum: float = 0.99
+    server_second_momentum: Momentum = 0.99
     """Adam's second β, at least 0 and below 1."""
 
-    server_epsilon: float = 1e-3
+    server_epsilon: Positive = 1e-3
     """The number that Adam adds to its divisor, above 0."""
 
     reptile_rounds: Natural = 0
@@ -440,9 +441,15 @@ class Strategy(RulePlan):
             raise ValueError(
                 f"warm_up_rounds: must be below the {self.rounds} rounds of the run, is {self.warm_up_rounds}"
             )
-        self._check_last_rounds("finetune_rounds", Rule.FINETUNE_OFFLINE)
-        self._check_last_rounds("reptile_rounds", Rule.PERSONALIZED_FEDAVG)
-        self._check_server()
+        last = {Rule.FINETUNE_OFFLINE: "finetune_rounds", Rule.PERSONALIZED_FEDAVG: "reptile_rounds"}.get(self.rule)
+        if last and not 1 <= (count := getattr(self, last)) < self.rounds:
+            why = f"{self.rule} needs at least 1 and fewer than the {self.rounds} rounds of the run, is {count}"
+            raise ValueError(f"{last}: {why}")
+        if self.server_optimizer is not ServerOptimizer.NONE:
+            if self.rule is Rule.PERSONALIZED_FEDAVG:
+                raise ValueError(f"server_optimizer: must be none, {self.rule} has optimisers of its own")
+            if self.rule not in _MEANS | _PERSONAL:
+                raise ValueError(f"server_optimizer: must be none, the rounds of {self.rule} are no means of updates")
         if self.head is not Head.NONE and self.rule.is_personal:
             raise ValueError(f"head: must be none, {self.rule} measures a model of the target's own")
 
@@ -467,31 +474,15 @@ class Strategy(RulePlan):
         if self.rule is Rule.PERSONALIZED_FEDAVG:
             optimizer = ServerOptimizer.ADAM if reptile else ServerOptimizer.MOMENTUM
             rate = self.reptile_learning_rate if reptile else rate
-        return None if optimizer is ServerOptimizer.NONE else self._server_plan(optimizer, rate)
-
-    def _server_plan(self, optimizer: ServerOptimizer, learning_rate: float) -> ServerPlan:
+        if optimizer is ServerOptimizer.NONE:
+            return None
         return ServerPlan(
             optimizer=optimizer,
-            learning_rate=learning_rate,
+            learning_rate=rate or USUAL_RATES[optimizer],
             momentum=self.server_momentum,
             second_momentum=self.server_second_momentum,
             epsilon=self.server_epsilon,
         )
-
-    def _check_last_rounds(self, name: str, rule: Rule) -> None:
-        if self.rule is rule and not 1 <= (count := getattr(self, name)) < self.rounds:
-            raise ValueError(
-                f"{name}: {rule} needs at least 1 and fewer than the {self.rounds} rounds of the run, is {count}"
-            )
-
-    def _check_server(self) -> None:
-        self._server_plan(ServerOptimizer.ADAM, self.server_learning_rate)  # raises if a number is out of range
-        if self.server_optimizer is ServerOptimizer.NONE:
-            return
-        if self.rule is Rule.PERSONALIZED_FEDAVG:
-            raise ValueError(f"server_optimizer: must be none, {self.rule} has optimisers of its own")
-        if self.rule not in _MEANS | _PERSONAL:
-            raise ValueError(f"server_optimizer: must be none, the rounds of {self.rule} are no means of updates")
 
 
 def round_plan(strategy: Strategy, round_number: int, errors: Mapping[Rule, float] | None = None) -> RoundPlan:

@@ -10,7 +10,7 @@ import pytest
 from rounds_federation import TARGET, AnySigned, Federation, is_header, until
 
 from securefda.protocol.messages import Advertise, Header, MaskedInput, Result, Visibility
-from securefda.rules import ServerPlan, server_step
+from securefda.rules import Strategy, server_step
 
 ROUNDS = 3
 NO_CAPS = {"kappa": 0.0}
@@ -73,10 +73,11 @@ def test_adam_moves_the_model_by_what_it_makes_of_the_mean(tmp_path: Path) -> No
     strategy = {"rule": "fedavg", "server_optimizer": "adam", "server_learning_rate": 0.02}
     models = models_of(watched(tmp_path / "adam", **strategy))
     federation = Federation(tmp_path / "definition", rounds=1, settings=NO_CAPS, rule="fedavg")
-    state = None
+    plan, state = Strategy(rounds=1, **strategy).server(), None
+    assert plan is not None
     for number in (1, 2, 3):
         mean = mean_of_round(federation, models[number - 1], number)
-        step, state = server_step(ServerPlan(optimizer="adam", learning_rate=0.02), state, mean)
+        step, state = server_step(plan, state, mean)
         assert np.max(np.abs(models[number] - models[number - 1] - step)) < 1e-5
     federation.close()
 

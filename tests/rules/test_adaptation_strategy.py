@@ -287,15 +287,17 @@ def test_personalized_fedavg_has_momentum_first_and_adam_in_its_reptile_rounds()
 
     plans = [round_plan(strategy, number).server for number in (1, 2, 3)]
 
-    adam = ServerPlan(optimizer="adam", learning_rate=0.02, momentum=0.8)
-    assert plans == [ServerPlan(optimizer="momentum", learning_rate=1.0, momentum=0.8), adam, adam]
+    same = {"momentum": 0.8, "second_momentum": 0.99, "epsilon": 1e-3}
+    adam = ServerPlan(optimizer="adam", learning_rate=0.02, **same)
+    assert plans == [ServerPlan(optimizer="momentum", learning_rate=1.0, **same), adam, adam]
 
 
 @pytest.mark.parametrize("rule", ["source_only", "fedavg", "ditto", "apfl", "knn_per", "fedrep"])
 def test_means_may_have_an_optimizer_at_the_aggregator_in_every_round(rule):
     strategy = Strategy(rule=rule, rounds=3, warm_up_rounds=1, server_optimizer="adam")
 
-    assert [round_plan(strategy, number).server for number in (1, 2, 3)] == [ServerPlan(optimizer="adam")] * 3
+    adam = ServerPlan(optimizer="adam", learning_rate=0.01, momentum=0.9, second_momentum=0.99, epsilon=1e-3)
+    assert [round_plan(strategy, number).server for number in (1, 2, 3)] == [adam] * 3
     assert round_plan(Strategy(rule=rule, rounds=1), 1).server is None
 
 
@@ -310,7 +312,7 @@ def test_other_rules_may_have_none(rule):
 
 def test_a_round_that_is_no_mean_has_no_optimizer():
     with pytest.raises(ValueError, match=r"^server: "):
-        RoundPlan(rule="fedgp", server=ServerPlan(optimizer="momentum"))
+        RoundPlan(rule="fedgp", server=Strategy(rule="fedavg", rounds=1, server_optimizer="momentum").server())
 
 
 @pytest.mark.parametrize("rule", [Rule.ORACLE, Rule.FINETUNE_OFFLINE, Rule.AUTO, *PERSONAL])
