@@ -229,22 +229,28 @@ class CollectingInputs:
 
 
 @dataclass(frozen=True, slots=True)
-class CollectingSignatures:
-    """R3: waits for the survivors' signatures over one pair of lists."""
+class _Summed:
+    """The masked inputs are summed, and the lists say whose."""
 
     session: AggregatorSession
     ctx2: bytes
     ring: Ring
     u1: Mapping[int, Advertise]
-    lists: Survivors
-    inputs: tuple[Signed[MaskedInput], ...]
-    received: Mapping[int, Signed[SurvivorSignature]]
     totals: Totals
+    lists: Survivors
 
     @property
     def survivors(self) -> frozenset[int]:
         """U3."""
         return frozenset(item.index for item in self.lists.survivors)
+
+
+@dataclass(frozen=True, slots=True)
+class CollectingSignatures(_Summed):
+    """R3: waits for the survivors' signatures over one pair of lists."""
+
+    inputs: tuple[Signed[MaskedInput], ...]
+    received: Mapping[int, Signed[SurvivorSignature]]
 
     @property
     def waiting_for(self) -> frozenset[int]:
@@ -253,22 +259,11 @@ class CollectingSignatures:
 
 
 @dataclass(frozen=True, slots=True)
-class CollectingUnmask:
+class CollectingUnmask(_Summed):
     """R4: waits for the unmasking shares of the sources that signed in R3."""
 
-    session: AggregatorSession
-    ctx2: bytes
-    ring: Ring
-    u1: Mapping[int, Advertise]
-    lists: Survivors
     asked: frozenset[int]
     received: Mapping[int, Unmask]
-    totals: Totals
-
-    @property
-    def survivors(self) -> frozenset[int]:
-        """U3."""
-        return frozenset(item.index for item in self.lists.survivors)
 
     @property
     def waiting_for(self) -> frozenset[int]:
@@ -496,7 +491,7 @@ def close_inputs(state: CollectingInputs) -> tuple[CollectingSignatures, Signed[
     inputs = tuple(state.received[index] for index in sorted(survivors))
     alive = tuple(Survivor(item.sender, item.body.digest) for item in inputs)
     lists = Survivors(alive, tuple(sorted(state.u2 - survivors)))
-    following = CollectingSignatures(session, state.ctx2, state.ring, state.u1, lists, inputs, {}, state.totals)
+    following = CollectingSignatures(session, state.ctx2, state.ring, state.u1, state.totals, lists, inputs, {})
     return following, session.sign(state.ctx2, lists)
 
 
@@ -526,7 +521,7 @@ def close_signatures(
     session.require_quorum("R3 consistency", state.received, state.survivors)
     session.require_holders("R3 consistency", state.ring, state.received, u2)
     asked = frozenset(state.received)
-    following = CollectingUnmask(session, state.ctx2, state.ring, state.u1, state.lists, asked, {}, state.totals)
+    following = CollectingUnmask(session, state.ctx2, state.ring, state.u1, state.totals, state.lists, asked, {})
     if session.header.body.graph is None:
         signatures = tuple(state.received[index] for index in sorted(state.received))
         return following, session.sign(state.ctx2, Consistency(signatures, state.inputs))

@@ -550,33 +550,6 @@ def metrics_of(header: Header, loss: float | None, accuracy: float | None) -> Me
     return Metrics(loss, accuracy)
 
 
-def statistics_of(contribution: Contribution, weight: float, metrics: Metrics | None) -> AggregateStatistics:
-    """The weighted statistics that a source adds to the sum beside its vector; zeros in place of missing metrics."""
-    errors = None if contribution.errors is None else contribution.errors.times(weight)
-    loss, accuracy = (metrics.loss, metrics.accuracy) if metrics else (0.0, 0.0)
-    return AggregateStatistics(weight * contribution.keep, weight, weight * loss, weight * accuracy, errors)
-
-
-def encode_contribution(
-    terms: RoundTerms,
-    contribution: Contribution,
-    statistics: AggregateStatistics,
-    units: ErrorUnits | None,
-    rounding: Secret,
-) -> RingVector:
-    """The ring vector of a clipped contribution, weighted by samples; the contribution is scaled in place.
-
-    Args:
-        terms: of the attempt.
-        contribution: v_i and its share of the target's update.
-        statistics: of the source, weighted; they travel behind the parameters.
-        units: as for :func:`securefda.protocol.encoding.encode_statistics`.
-        rounding: as for :meth:`securefda.protocol.encoding.Quantisation.encode`; of the source, for this round.
-    """
-    np.multiply(contribution.vector, statistics.weight, out=contribution.vector)
-    return terms.encoding.encode(contribution.vector, rounding, encode_statistics(statistics, units))
-
-
 @dataclass(frozen=True, slots=True, repr=False)
 class WeighedContribution:
     """A source's contribution to the sum, from its evaluation to the vector that is summed, stage by stage.
@@ -624,7 +597,10 @@ class WeighedContribution:
         has_caps = is_capped(header, level)  # the ranges of the encoding are made for capped contributions
         at_bounds = clip_contribution(header, contribution, None if has_caps else weight)
         report = norm_report(terms, contribution, weight) if has_caps else None
-        return cls(terms, contribution, statistics_of(contribution, weight, metrics), at_bounds, report, rounding)
+        errors = None if contribution.errors is None else contribution.errors.times(weight)
+        loss, accuracy = (metrics.loss, metrics.accuracy) if metrics else (0.0, 0.0)
+        statistics = AggregateStatistics(weight * contribution.keep, weight, weight * loss, weight * accuracy, errors)
+        return cls(terms, contribution, statistics, at_bounds, report, rounding)
 
     def capped(self, reports: Mapping[int, bytes]) -> WeighedContribution:
         """Scale it to the caps that follow from all reports, and clip it to the ranges; unchanged without norm caps.
@@ -643,12 +619,14 @@ class WeighedContribution:
         return replace(self, contribution=contribution, at_bounds=at_bounds, caps=applied)
 
     def encoded(self, units: ErrorUnits | None) -> RingVector:
-        """The ring vector; the key of the rounding is erased.
+        """The ring vector, weighted by samples; the key of the rounding is erased.
 
         ``units`` are those of estimated errors. A source has them from the header; the aggregator has its own, since no
         header publishes them where no source is at ``sum``.
         """
-        encoded = encode_contribution(self.terms, self.contribution, self.statistics, units, self.rounding)
+        vector = self.contribution.vector
+        np.multiply(vector, self.statistics.weight, out=vector)
+        encoded = self.terms.encoding.encode(vector, self.rounding, encode_statistics(self.statistics, units))
         self.rounding.erase()
         return encoded
 

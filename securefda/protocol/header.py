@@ -16,54 +16,41 @@ GRAM_LAYER = "second moments of the features"
 """Name of the entry in ``layers`` that is not a layer of the model, under the analytic rule."""
 
 
-class Visibility(IntEnum):
+class _Labelled(IntEnum):
+    @property
+    def label(self) -> str:
+        """The name in configuration files and logs."""
+        return self.name.lower()
+
+
+class Visibility(_Labelled):
     """The visibility level: how much the aggregator may see of a source. A higher number hides more."""
 
     INDIVIDUAL = 1
     COHORT = 2
     SUM = 3
 
-    @property
-    def label(self) -> str:
-        """The name in configuration files and logs."""
-        return self.name.lower()
 
-
-class Granularity(IntEnum):
+class Granularity(_Labelled):
     """Whether the norm cap holds for each layer or for the vector as a whole."""
 
     LAYER = 1
     MODEL = 2
 
-    @property
-    def label(self) -> str:
-        """The name in configuration files and logs."""
-        return self.name.lower()
 
-
-class SourcesKeep(IntEnum):
+class SourcesKeep(_Labelled):
     """Which model the sources keep when the run is complete: none, or that of the last result."""
 
     NONE = 1
     FINAL = 2
 
-    @property
-    def label(self) -> str:
-        """The name in configuration files and logs."""
-        return self.name.lower()
 
-
-class DownLink(IntEnum):
+class DownLink(_Labelled):
     """Number format in which the model and the target's update are sent to the sources."""
 
     FLOAT32 = 0
     BFLOAT16 = 1
     FLOAT16 = 2
-
-    @property
-    def label(self) -> str:
-        """The name in configuration files and logs."""
-        return self.name.lower()
 
 
 @dataclass(frozen=True, slots=True)

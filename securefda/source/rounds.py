@@ -6,7 +6,6 @@ a check fails; the caller then drops the round. State that outlives a round is i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from hashlib import sha256
@@ -38,7 +37,6 @@ from securefda.protocol.messages import (
     DownLink,
     Header,
     KeyList,
-    NeighbourConsistency,
     Neighbours,
     Parcel,
     Result,
@@ -236,36 +234,30 @@ def begin_round(site: SourceSite, accepted: AcceptedRound) -> Answer:
 
 
 def continue_round(site: SourceSite, current: SourceRound, message: Signed[Body]) -> Answer:
-    """Take one message of the masking session, and answer it, as `HANDLERS` says.
+    """Take one message of the masking session, and answer it.
 
     Raises:
         FaultyAggregatorError: a check fails, or the message is not what this phase waits for.
     """
-    handler = HANDLERS.get((type(current.phase), type(message.body)))
-    if handler is None:
-        raise _out_of_order(message, current.phase)
-    return handler(site, current, current.phase, message)
-
-
-def _deal_shares(
-    site: SourceSite, current: SourceRound, phase: session_steps.AwaitingKeyList, message: Signed[KeyList]
-) -> Answer:
-    dealt, shares = session_steps.receive_key_list(phase, message, site.random_bytes)
-    return replace(current, phase=dealt), Parcel(shares)
-
-
-def _reveal_nonce(
-    _: SourceSite, current: SourceRound, phase: session_steps.AwaitingRoll, message: Signed[Roll]
-) -> Answer:
-    revealed, nonce = session_steps.receive_roll(phase, message)
-    return replace(current, phase=revealed), Parcel(nonce)
-
-
-def _deal_to_neighbours(
-    site: SourceSite, current: SourceRound, phase: session_steps.AwaitingNeighbours, message: Signed[Neighbours]
-) -> Answer:
-    dealt, shares = session_steps.receive_neighbours(phase, message, site.random_bytes)
-    return replace(current, phase=dealt), Parcel(shares)
+    received: Any = message
+    following: session_steps.Phase
+    answer: Signed[Body]
+    match current.phase, message.body:
+        case session_steps.AwaitingKeyList() as phase, KeyList():
+            following, answer = session_steps.receive_key_list(phase, received, site.random_bytes)
+        case session_steps.AwaitingRoll() as phase, Roll():
+            following, answer = session_steps.receive_roll(phase, received)
+        case session_steps.AwaitingNeighbours() as phase, Neighbours():
+            following, answer = session_steps.receive_neighbours(phase, received, site.random_bytes)
+        case session_steps.AwaitingShares() as phase, ShareDelivery():
+            return _mask(site, current, phase, received)
+        case session_steps.AwaitingSurvivors() as phase, Survivors():
+            return _sign_survivors(site, current, phase, received)
+        case session_steps.AwaitingConsistency() as phase, Consistency():  # or NeighbourConsistency, one of them
+            return _unmask(site, current, phase, received)
+        case _:
+            raise _out_of_order(message, current.phase)
+    return replace(current, phase=following), Parcel(answer)
 
 
 def _mask(
@@ -300,18 +292,6 @@ def _unmask(
     journal.event("unmask-shares-released", header, survivors=survivors, dropped=dropped)
     site.store.answered(header.body.run_id, waiting.survivors)
     return replace(current, phase=waiting), Parcel(unmask)
-
-
-HANDLERS: Mapping[tuple[type, type], Callable[[SourceSite, SourceRound, Any, Any], Answer]] = {
-    (session_steps.AwaitingKeyList, KeyList): _deal_shares,
-    (session_steps.AwaitingRoll, Roll): _reveal_nonce,
-    (session_steps.AwaitingNeighbours, Neighbours): _deal_to_neighbours,
-    (session_steps.AwaitingShares, ShareDelivery): _mask,
-    (session_steps.AwaitingSurvivors, Survivors): _sign_survivors,
-    (session_steps.AwaitingConsistency, Consistency): _unmask,
-    (session_steps.AwaitingConsistency, NeighbourConsistency): _unmask,
-}
-"""(phase, body of a message) -> what a source does with it. Any other message is out of order."""
 
 
 def check_result(site: SourceSite, current: SourceRound, message: Signed[Result]) -> None:

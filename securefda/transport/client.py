@@ -459,7 +459,7 @@ class SourceChannel:
             raise FaultyAggregatorError("ATTACHMENT_DIGEST", error.detail) from error
 
     def _heard(self) -> None:
-        self._link.heard()
+        self._link.heard()  # looked up each time: after a restart of the aggregator it is another link
 
     async def _on_some_connection(self, transfer: Callable[[Connection], Awaitable[ResultT]]) -> ResultT:
         """Run a transfer and repeat it if it breaks: on the next connection, or for a while on the same."""

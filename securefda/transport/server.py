@@ -61,11 +61,7 @@ class FederationServicer(FederationServiceServicer):
 
     async def Download(self, request: pb.DownloadRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
         """Send the rest of a vector that was offered to the caller."""
-
-        async def download(site: Site, context: Context) -> None:
-            await self._download(site, request, context)
-
-        await self._guarded(context, download)
+        await self._guarded(context, lambda site, context: self._download(site, request, context))
 
     async def Upload(self, request_iterator: object, context: Context) -> None:  # type: ignore[override]  # noqa: ARG002, N802
         """Take a message with its vector."""
