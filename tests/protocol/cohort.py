@@ -8,14 +8,18 @@ The target has roster index 1: a place in a list is never an index by accident.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from functools import cache
+from functools import cache, partial
 from hashlib import sha256
 from typing import Any
 
 import numpy as np
+import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from phases import added, closed, taken
 
+from securefda.errors import FaultyAggregatorError
 from securefda.protocol import aggregator as agg
 from securefda.protocol import source as src
 from securefda.protocol.aggregator import AggregatorSession
@@ -56,9 +60,6 @@ RUN_ID = bytes(range(16))
 SESSION_ID = sha256(b"the session").digest()
 LAYERS = (Layer("weight", (3, 4), 0.5, 0.5), Layer("bias", (4,), 2.0, 2.0))
 MODEL = bytes(range(64))
-OVER = object()
-"""What stands in the place of a phase once the session has its result."""
-
 PHASES = ("R0 advertise", "R1 shares", "R2 masked input", "R3 signature", "R4 unmask")
 
 AnySigned = Signed[Any]
@@ -270,48 +271,20 @@ class Cohort:
 
     def step(self, index: int, message: AnySigned | None) -> tuple[Any, AnySigned | None]:
         """What a source makes of a message: its next phase and its answer. The cohort is left as it is."""
-        phase = self.phases.get(index)
-        match phase:
-            case None:
-                return src.advertise(self.sessions[index], self.random[index], self.report_of(index))
-            case src.AwaitingKeyList():
-                return src.receive_key_list(phase, message, self.random[index])  # type: ignore[arg-type]
-            case src.AwaitingRoll():
-                return src.receive_roll(phase, message)  # type: ignore[arg-type]
-            case src.AwaitingNeighbours():
-                return src.receive_neighbours(phase, message, self.random[index])  # type: ignore[arg-type]
-            case src.AwaitingShares():
-                ready, encoding = src.receive_shares(phase, message), quantisation(self.header.body)  # type: ignore[arg-type]
-                following, answer, packed = src.masked_input(ready, self.encoded(index), encoding)
-                self.vectors[index] = bytes(packed)
-                return following, answer
-            case src.AwaitingSurvivors():
-                return src.receive_survivors(phase, message)  # type: ignore[arg-type]
-            case src.AwaitingConsistency():
-                return src.receive_consistency(phase, message)  # type: ignore[arg-type]
-            case src.AwaitingResult():
-                src.receive_result(phase, message)  # type: ignore[arg-type]
-                return OVER, None
-        raise AssertionError(f"no message is due in {type(phase).__name__}")
+        if index not in self.phases:
+            return src.advertise(self.sessions[index], self.random[index], self.report_of(index))
+        return taken(self.phases[index], message, self.random[index], partial(self._masked, index))
+
+    def _masked(self, index: int, ready: src.ReadyToMask) -> tuple[src.AwaitingSurvivors, AnySigned]:
+        encoding = quantisation(self.header.body)
+        following, answer, packed = src.masked_input(ready, self.encoded(index), encoding)
+        self.vectors[index] = bytes(packed)
+        return following, answer
 
     def add(self, message: AnySigned, state: Any = None, vector: bytes | None = None) -> Any:
         """What the aggregator makes of a source's message: its next phase. The cohort is left as it is."""
-        state = self.aggregator if state is None else state
-        match state:
-            case agg.CollectingKeys():
-                return agg.add_advertise(state, message)
-            case agg.CollectingNonces():
-                return agg.add_nonce(state, message)
-            case agg.CollectingShares():
-                return agg.add_shares(state, message)
-            case agg.CollectingInputs():
-                masked = self.vectors.get(message.sender) if vector is None else vector
-                return agg.add_input(state, message, b"" if masked is None else masked)
-            case agg.CollectingSignatures():
-                return agg.add_signature(state, message)
-            case agg.CollectingUnmask():
-                return agg.add_unmask(state, message)
-        raise AssertionError(f"no message is due in {type(state).__name__}")
+        vector = self.vectors.get(message.sender, b"") if vector is None else vector
+        return added(self.aggregator if state is None else state, message, vector)
 
     def answer(self) -> None:
         """Every source that has a message processes it; the answers are under way and wait in ``outbox``."""
@@ -334,35 +307,19 @@ class Cohort:
 
     def close(self) -> None:
         """The aggregator ends its phase and sends what comes next."""
-        state = self.aggregator
-        match state:
-            case agg.CollectingKeys():
-                self._broadcast(*agg.close_keys(state))
-            case agg.CollectingNonces():
-                self._broadcast(*agg.close_nonces(state))
-            case agg.CollectingShares():
-                self._broadcast(*agg.close_shares(state))
-            case agg.CollectingInputs():
-                self._broadcast(*agg.close_inputs(state))
-            case agg.CollectingSignatures():
-                self._broadcast(*agg.close_signatures(state))
-            case agg.CollectingUnmask():
-                self.opened = agg.close_unmask(state)
-                self.aggregator = self.opened
-                opened = self.opened
-                body = Result(opened.sum_digest, len(opened.survivors), sha256(b"next model").digest())
-                result = opened.session.sign(opened.session.ctx, body)
-                self.inbox = dict.fromkeys(self.phases, result)
+        self.aggregator, message = closed(self.aggregator)
+        if message is not None:  # one for all that it is for, or one for each
+            of_each = isinstance(message, Mapping)
+            self.inbox = dict(message) if of_each else dict.fromkeys(self.aggregator.waiting_for, message)
+            return
+        self.opened = opened = self.aggregator
+        body = Result(opened.sum_digest, len(opened.survivors), sha256(b"next model").digest())
+        self.inbox = dict.fromkeys(self.phases, opened.session.sign(opened.session.ctx, body))
 
     def running_sum(self) -> RingVector:
         """A copy of the only sum that the aggregator keeps; with cohorts there are several."""
         (total,) = self.aggregator.totals.values()
         return total.copy()  # type: ignore[no-any-return]
-
-    def _broadcast(self, state: Any, message: AnySigned | Mapping[int, AnySigned]) -> None:
-        """One message for all that it is for, or one for each."""
-        self.aggregator = state
-        self.inbox = dict(message) if isinstance(message, Mapping) else dict.fromkeys(state.waiting_for, message)
 
     def _arrives(self, sender: int, recipient: int, message: AnySigned) -> AnySigned | None:
         arrived = self.link(sender, recipient, message)
@@ -370,18 +327,18 @@ class Cohort:
 
     def until(self, phase: int, *, collected: bool = False) -> Cohort:
         """Go on until the answers of phase 0 to 4 are under way, or have been collected."""
-        for _ in range(phase):
-            self.exchange()
+        self.exchange(phase)
         self.answer()
         if collected:
             self.collect()
         return self
 
-    def exchange(self) -> None:
-        """One phase: the sources answer, the aggregator collects and closes."""
-        self.answer()
-        self.collect()
-        self.close()
+    def exchange(self, phases: int = 1) -> None:
+        """Go through phases: the sources answer, the aggregator collects and closes."""
+        for _ in range(phases):
+            self.answer()
+            self.collect()
+            self.close()
 
     def finish(self) -> agg.OpenedSession:
         """Go on from wherever the session stands to the open sum, and hand the result to every source."""
@@ -394,6 +351,14 @@ class Cohort:
             self.exchange()
         self.answer()
         return self.opened
+
+
+@contextmanager
+def refused_for(check: str, match: str | None = None) -> Iterator[None]:
+    """What a source does in the block fails this check, by which it blames the aggregator."""
+    with pytest.raises(FaultyAggregatorError, match=match) as refused:
+        yield
+    assert refused.value.check == check
 
 
 def leaving(drops: Mapping[int, float], link: Link = intact) -> Link:

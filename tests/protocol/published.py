@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from phases import added, closed, taken
 
 from securefda.protocol import aggregator as agg
 from securefda.protocol import source as src
@@ -143,24 +144,7 @@ class SourceUnderTest:
 
     def receive(self, entry: Entry) -> dict[str, str] | None:
         """The answer to a message."""
-        message = received(entry)
-        answer: Signed[Any] | None = None
-        match self.phase:
-            case src.AwaitingKeyList() as phase:
-                self.phase, answer = src.receive_key_list(phase, message, self._random)
-            case src.AwaitingRoll() as phase:
-                self.phase, answer = src.receive_roll(phase, message)
-            case src.AwaitingNeighbours() as phase:
-                self.phase, answer = src.receive_neighbours(phase, message, self._random)
-            case src.AwaitingShares() as phase:
-                self.phase, answer = self._masked(src.receive_shares(phase, message))
-            case src.AwaitingSurvivors() as phase:
-                self.phase, answer = src.receive_survivors(phase, message)
-            case src.AwaitingConsistency() as phase:
-                self.phase, answer = src.receive_consistency(phase, message)
-            case src.AwaitingResult() as phase:
-                src.receive_result(phase, message)
-                self.phase = None
+        self.phase, answer = taken(self.phase, received(entry), self._random, self._masked)
         return None if answer is None else sent(answer)
 
     def _masked(self, ready: src.ReadyToMask) -> tuple[src.AwaitingSurvivors, Signed[Any]]:
@@ -187,39 +171,14 @@ class AggregatorUnderTest:
 
     def receive(self, entry: Entry) -> None:
         """Take a source's message."""
-        message = received(entry)
-        match self.phase:
-            case agg.CollectingKeys() as phase:
-                self.phase = agg.add_advertise(phase, message)
-            case agg.CollectingNonces() as phase:
-                self.phase = agg.add_nonce(phase, message)
-            case agg.CollectingShares() as phase:
-                self.phase = agg.add_shares(phase, message)
-            case agg.CollectingInputs() as phase:
-                self.phase = agg.add_input(phase, message, bytes.fromhex(entry.get("vector", "")))
-            case agg.CollectingSignatures() as phase:
-                self.phase = agg.add_signature(phase, message)
-            case agg.CollectingUnmask() as phase:
-                self.phase = agg.add_unmask(phase, message)
+        self.phase = added(self.phase, received(entry), bytes.fromhex(entry.get("vector", "")))
 
     def close(self) -> list[dict[str, str]]:
         """End the phase; what is sent to sources."""
-        message: Signed[Any] | Mapping[int, Signed[Any]]
-        match self.phase:
-            case agg.CollectingKeys() as phase:
-                self.phase, message = agg.close_keys(phase)
-            case agg.CollectingNonces() as phase:
-                self.phase, message = agg.close_nonces(phase)
-            case agg.CollectingShares() as phase:
-                self.phase, message = agg.close_shares(phase)
-            case agg.CollectingInputs() as phase:
-                self.phase, message = agg.close_inputs(phase)
-            case agg.CollectingSignatures() as phase:
-                self.phase, message = agg.close_signatures(phase)
-            case agg.CollectingUnmask() as phase:
-                self.phase = agg.close_unmask(phase)
-                return [sent(self._result(self.phase))]
-        return [sent(one) for one in (message.values() if isinstance(message, Mapping) else [message])]
+        self.phase, message = closed(self.phase)
+        if message is None:
+            return [sent(self._result(self.phase))]
+        return list(map(sent, message.values() if isinstance(message, Mapping) else [message]))
 
     def _result(self, opened: agg.OpenedSession) -> Signed[Result]:
         body = Result(opened.sum_digest, len(opened.survivors), sha256(b"next model").digest())

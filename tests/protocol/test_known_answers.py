@@ -1,16 +1,15 @@
 """Each vector is reproduced twice: by the library, and by a route that shares no code with it."""
 
 import hashlib
-import json
 import struct
 from fractions import Fraction
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import secagg_oracles as oracle
+from published import load
 
 from securefda.errors import ConfigError
 from securefda.protocol import agreement, masking, shamir
@@ -20,13 +19,6 @@ from securefda.protocol.encoding import EncodedLayer, Quantisation, vector_to_wi
 from securefda.protocol.masking import Mask, add_masks
 from securefda.protocol.messages import DownLink
 from securefda.protocol.secret import Secret
-
-ROOT = Path(__file__).parents[2]
-VECTORS = ROOT / "tests" / "vectors"
-
-
-def load(name: str) -> Any:
-    return json.loads((VECTORS / f"{name}.json").read_text())
 
 
 def secret(text: str) -> Secret:

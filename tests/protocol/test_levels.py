@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cohort import OVER, PHASES, Bytes, Cohort, header_body, leaving, over_the_wire, resigned, signer
+from cohort import PHASES, Bytes, Cohort, header_body, leaving, over_the_wire, refused_for, resigned, signer
+from phases import OVER
 from test_session import assert_sum_is_exact
 
-from securefda.errors import FaultyAggregatorError, FaultySourceError, QuorumLost
+from securefda.errors import FaultySourceError, QuorumLost
 from securefda.protocol import source as src
 from securefda.protocol.header_checks import default_threshold, quantisation
 from securefda.protocol.messages import Granularity, KeyList, NormCapTerms, SelfMaskShare, Visibility
@@ -55,12 +56,6 @@ def test_every_sum_is_exact_after_any_loss(of_sum: int, phase: int) -> None:
     terms = changes(of_sum, 3, 3, in_clear=1)
     for lost in session(terms).indices:
         assert_sum_is_exact(session(terms, {lost: phase}), {lost: phase})
-
-
-@pytest.mark.parametrize("bits", [16, 20, 24])
-def test_sum_is_exact_in_narrow_words_beside_cohorts(bits: int) -> None:
-    drops = {0: 2, 3: 2}
-    assert_sum_is_exact(session(changes(4, 5, 4, modulus_bits=bits, threshold=6), drops), drops)
 
 
 def test_every_source_and_the_aggregator_find_the_same_groups() -> None:
@@ -146,9 +141,8 @@ def test_source_in_a_cohort_asks_for_its_own_quorum_whatever_that_of_the_sum_is(
     cohort.collect()
     cohort.close()
     for index in cohort.header.body.at(COHORT):
-        with pytest.raises(FaultyAggregatorError) as refused:
+        with refused_for("SHARE_QUORUM"):
             cohort.step(index, cohort.inbox[index])
-        assert refused.value.check == "SHARE_QUORUM"
     for index in cohort.header.body.at(SUM):
         assert isinstance(cohort.step(index, cohort.inbox[index])[0], src.AwaitingSurvivors)
 
@@ -208,8 +202,7 @@ def test_source_takes_no_keys_of_a_source_in_clear() -> None:
     victim = cohort.indices[0]
     honest = cohort.inbox[victim]
     phase = cohort.phases[victim]
-    with pytest.raises(FaultyAggregatorError) as refused:
+    with refused_for("KEY_MEMBER"):
         cohort.step(victim, over_the_wire(resigned(honest, KeyList((*honest.body.advertisements, keys)))))
-    assert refused.value.check == "KEY_MEMBER"
     assert cohort.phases[victim] is phase
     assert_sum_is_exact(cohort, {})

@@ -199,8 +199,7 @@ def test_owner_whose_commitment_does_not_fit_its_shares_is_named(liar: int) -> N
     cohort.phases[liar] = replace(cohort.phases[liar], own=cohort.outbox[liar])
     cohort.collect()
     cohort.close()
-    for _ in range(3):
-        cohort.exchange()
+    cohort.exchange(3)
     cohort.answer()
     cohort.collect()
     masked = cohort.running_sum()

@@ -92,8 +92,7 @@ def test_search_for_secrets_finds_one_that_shows() -> None:
 @pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.name)
 def test_traceback_of_a_refusal_shows_no_secret(lie: Lie) -> None:
     cohort = Cohort(5, **lie.setup)
-    for _ in range(lie.slot):
-        cohort.exchange()
+    cohort.exchange(lie.slot)
     secrets = set(secrets_in(cohort.phases[VICTIM]))
     with pytest.raises(ProtocolError) as refused:
         cohort.step(VICTIM, lie.tell(cohort, cohort.inbox[VICTIM]))

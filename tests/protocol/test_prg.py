@@ -115,14 +115,6 @@ def test_threads_are_counted_where_the_system_tells_only_the_number_of_cores(mon
     assert available_threads() == 1
 
 
-def test_adding_then_taking_away_restores_the_vector() -> None:
-    vector = np.arange(100_000, dtype=np.uint32)
-    add_masks(vector, [Mask(Secret(key)) for key in KEYS])
-    assert not np.array_equal(vector, np.arange(100_000))
-    add_masks(vector, [Mask(Secret(key), -1) for key in reversed(KEYS)])
-    np.testing.assert_array_equal(vector, np.arange(100_000))
-
-
 def test_masks_reach_a_view_that_is_not_contiguous() -> None:
     whole = np.zeros(2000, dtype=np.uint32)
     add_masks(whole[::2], [Mask(Secret(KEYS[0]))])

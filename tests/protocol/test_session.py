@@ -9,8 +9,9 @@ from hashlib import sha256
 
 import numpy as np
 import pytest
-from cohort import OVER, PHASES, TARGET, AnySigned, Cohort, Link, leaving, rounding_of
+from cohort import PHASES, TARGET, AnySigned, Cohort, Link, leaving, rounding_of
 from depth import at_depth
+from phases import OVER
 
 from securefda.errors import FaultySourceError, QuorumLost
 from securefda.protocol.header_checks import default_threshold, quantisation
@@ -25,12 +26,12 @@ def allowed_subsets(n: int, threshold: int) -> list[tuple[int, ...]]:
     return [subset for k in range(n - threshold + 1) for subset in itertools.combinations(indices, k)]
 
 
-def expected_survivors(cohort: Cohort, drops: Mapping[int, int]) -> list[int]:
+def expected_survivors(cohort: Cohort, drops: Mapping[int, float]) -> list[int]:
     """Those whose masked input arrives: an input that has arrived stays in the sum whatever its owner does then."""
     return [index for index in cohort.indices if drops.get(index, len(PHASES)) > 2]
 
 
-def assert_sum_is_exact(cohort: Cohort, drops: Mapping[int, int]) -> None:
+def assert_sum_is_exact(cohort: Cohort, drops: Mapping[int, float]) -> None:
     opened = cohort.finish()
     survivors = expected_survivors(cohort, drops)
     assert opened.survivors == set(survivors)

@@ -131,10 +131,3 @@ def test_point_is_the_roster_index_plus_one() -> None:
     assert [shamir.x_of(index) for index in (0, 1, 99)] == [1, 2, 100]
     with pytest.raises(ValueError, match="negative"):
         shamir.x_of(-1)
-
-
-def test_one_set_of_weights_opens_every_secret_of_its_holders() -> None:
-    dealt = [split(Secret(bytes([k] * 32)), 67, range(1, 101), oracle.tape(f"quick {k}")) for k in range(2)]
-    weights = LagrangeAtZero.over(range(34, 101))
-    opened = [weights.reconstruct(dealt[k % 2]) for k in range(100)]
-    assert [secret.reveal()[0] for secret in opened] == [0, 1] * 50
