@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from transport_kit import note
+from transport_kit import note, scenario
 
 from securefda.transport.events import Event, EventQueue, Joined, Left, Misbehaved, Received
 
@@ -62,54 +62,44 @@ def test_a_message_stays_where_it_was_between_those_that_stay() -> None:
     assert asyncio.run(_left_of([JOINED, MESSAGE, LEFT, MESSAGE, BACK])) == [JOINED, MESSAGE, LEFT, MESSAGE, BACK]
 
 
-def test_a_new_process_waits_until_its_coming_is_read() -> None:
-    async def read() -> list[bool]:
-        queue, waits = EventQueue(), []
-        for event in (BEFORE, LEFT, JOINED):
-            queue.put(event)
-            waits.append(queue.new_process_waits(1))
-        assert not queue.new_process_waits(2)
-        await queue.get()
-        return [*waits, queue.new_process_waits(1)]
-
-    assert asyncio.run(read()) == [True, True, True, False]
-
-
-def test_a_misbehaviour_is_reported_again_after_it_was_read() -> None:
-    async def read() -> list[Event]:
-        queue, events = EventQueue(), []
-        for detail in ("first", "second"):
-            for check in ("WIRE", "SENDER", "WIRE"):
-                queue.put(Misbehaved(1, check, detail))
-            events += await _waiting(queue)
-        return events
-
-    kinds = [("WIRE", "first"), ("SENDER", "first"), ("WIRE", "second"), ("SENDER", "second")]
-    assert asyncio.run(read()) == [Misbehaved(1, check, detail) for check, detail in kinds]
-
-
-def test_messages_that_wait_are_taken_together_up_to_an_event_of_another_kind() -> None:
-    async def read() -> None:
-        queue, other = EventQueue(), Received(2, note(2, 2))
-        for event in (MESSAGE, other, JOINED, MESSAGE):
-            if isinstance(event, Received):
-                await queue.slot(event.index)
-            queue.put(event)
-        assert await queue.get() == MESSAGE
-        assert queue.more_messages() == [other]
-        assert queue.more_messages() == []
+@scenario
+async def test_a_new_process_waits_until_its_coming_is_read() -> None:
+    queue = EventQueue()
+    for event in (BEFORE, LEFT, JOINED):
+        queue.put(event)
         assert queue.new_process_waits(1)
-        assert await _waiting(queue) == [JOINED, MESSAGE]
+    assert not queue.new_process_waits(2)
+    await queue.get()
+    assert not queue.new_process_waits(1)
 
-    asyncio.run(read())
+
+@scenario
+async def test_a_misbehaviour_is_reported_once_until_it_was_read_and_then_again() -> None:
+    queue = EventQueue()
+    for detail in ("first", "second"):
+        for check in ("WIRE", "SENDER", "WIRE"):
+            queue.put(Misbehaved(1, check, detail))
+        assert await _waiting(queue) == [Misbehaved(1, "WIRE", detail), Misbehaved(1, "SENDER", detail)]
 
 
-def test_after_a_failure_no_more_messages_are_given() -> None:
-    async def read() -> None:
-        queue = EventQueue()
-        await queue.slot(1)
-        queue.put(MESSAGE)
-        queue.fail(RuntimeError("the log is full"))
-        assert queue.more_messages() == []
+@scenario
+async def test_messages_that_wait_are_taken_together_up_to_an_event_of_another_kind() -> None:
+    queue, other = EventQueue(), Received(2, note(2, 2))
+    for event in (MESSAGE, other, JOINED, MESSAGE):
+        if isinstance(event, Received):
+            await queue.slot(event.index)
+        queue.put(event)
+    assert await queue.get() == MESSAGE
+    assert queue.more_messages() == [other]
+    assert queue.more_messages() == []
+    assert queue.new_process_waits(1)
+    assert await _waiting(queue) == [JOINED, MESSAGE]
 
-    asyncio.run(read())
+
+@scenario
+async def test_after_a_failure_no_more_messages_are_given() -> None:
+    queue = EventQueue()
+    await queue.slot(1)
+    queue.put(MESSAGE)
+    queue.fail(RuntimeError("the log is full"))
+    assert queue.more_messages() == []

@@ -16,6 +16,7 @@ from transport_kit import (
     Sites,
     header,
     joined,
+    meeting,
     next_event,
     note,
     number_of,
@@ -30,7 +31,6 @@ from securefda.errors import QuorumLost
 from securefda.protocol.messages import NO_CONTEXT, SESSION_ID_BYTES, Abort, Advertise, Parcel, Step
 from securefda.source.process import SourceDriver
 from securefda.transport.events import Joined, Left, Misbehaved
-from securefda.transport.observer import Direction
 from securefda.v1 import federation_pb2 as pb
 from securefda.v1.federation_pb2_grpc import FederationServiceStub
 
@@ -57,9 +57,7 @@ async def test_a_source_that_comes_and_goes_without_end_fills_no_memory_of_an_ag
 async def test_a_source_that_takes_no_messages_is_gone_before_they_fill_the_memory() -> None:
     sites, shown = Sites(), []
 
-    def observer(direction: Direction, peer: int, signed: object, size: int, *, more: bool = False) -> None:
-        shown.append(peer)
-
+    observer = lambda direction, peer, signed, size, more=False: shown.append(peer)  # noqa: E731
     async with sites.listening(observer=observer) as (server, address), raw_source(sites, address, server):
         link = server._table.site(1).link
         most = CALM.max_untaken_bytes + 2048  # a note and its frame
@@ -86,9 +84,7 @@ async def test_a_source_that_takes_no_messages_is_gone_before_they_fill_the_memo
 async def test_what_goes_to_a_source_that_is_given_up_is_shown_to_nobody_and_the_others_get_theirs() -> None:
     sites, shown = Sites(), []
 
-    def observer(direction: Direction, peer: int, signed: object, size: int, *, more: bool = False) -> None:
-        shown.append((peer, more))
-
+    observer = lambda direction, peer, signed, size, more=False: shown.append((peer, more))  # noqa: E731
     async with (
         sites.listening(observer=observer) as (server, address),
         raw_source(sites, address, server),
@@ -108,9 +104,8 @@ async def test_what_goes_to_a_source_that_is_given_up_is_shown_to_nobody_and_the
 
 @scenario
 async def test_a_source_that_takes_its_messages_is_never_given_up() -> None:
-    sites, count = Sites(), 2 * CALM.max_untaken_bytes // 1024
-    async with sites.listening() as (server, address), sites.connected(1, address) as channel:
-        await joined(server, 1)
+    count = 2 * CALM.max_untaken_bytes // 1024
+    async with meeting() as (server, channel):
         for number in range(count):
             await server.send([(1, note(TARGET, number))])
             assert number_of(await soon(channel.receive())) == number

@@ -17,17 +17,17 @@ from transport_kit import (
     FAST,
     HELLO,
     INSTANCE,
-    TARGET,
     Sites,
     header,
     joined,
     masked_input,
+    meeting,
     message,
     next_event,
     note,
     number_of,
     raw_channel,
-    raw_source,
+    raw_meeting,
     scenario,
     soon,
     status_of,
@@ -36,7 +36,6 @@ from transport_kit import (
 from securefda.errors import FaultyAggregatorError
 from securefda.protocol.down_link import packed
 from securefda.protocol.messages import DownLink, MaskedInput, Parcel
-from securefda.transport.dialer import UploadRefusedError
 from securefda.transport.events import Misbehaved, Received
 from securefda.transport.limits import UNREAD_MESSAGES
 from securefda.transport.wire import signed_to_proto
@@ -64,8 +63,7 @@ def resident_bytes() -> int:
 @scenario
 @pytest.mark.parametrize("expected", [4096, 0])
 async def test_a_gigabyte_is_refused_when_it_is_declared_and_takes_no_memory(expected: int) -> None:
-    sites = Sites()
-    async with sites.listening() as (server, address), raw_source(sites, address, server) as stub:
+    async with raw_meeting() as (server, stub):
         server.expect_upload(1, expected)
         gc.collect()
         before = resident_bytes()
@@ -82,8 +80,7 @@ async def test_a_gigabyte_is_refused_when_it_is_declared_and_takes_no_memory(exp
 
 @scenario
 async def test_a_frame_larger_than_the_limit_is_refused_by_grpc_itself() -> None:
-    sites = Sites()
-    async with sites.listening() as (server, address), raw_source(sites, address, server) as stub:
+    async with raw_meeting() as (_, stub):
         upload = stub.Upload()
         await upload.write(chunk(0, bytes(CALM.max_message_bytes + 1)))
         assert await status_of(upload) is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -139,8 +136,7 @@ async def test_a_compressed_frame_is_refused_unread() -> None:
     ],
 )
 async def test_a_malformed_upload_is_refused_and_reported(steps, status, check: str) -> None:
-    sites = Sites()
-    async with sites.listening() as (server, address), raw_source(sites, address, server) as stub:
+    async with raw_meeting() as (server, stub):
         server.expect_upload(1, 8)
         upload = stub.Upload()
         for step in steps:
@@ -152,8 +148,7 @@ async def test_a_malformed_upload_is_refused_and_reported(steps, status, check: 
 
 @scenario
 async def test_after_a_wrong_vector_the_right_one_is_still_taken() -> None:
-    sites = Sites()
-    async with sites.listening() as (server, address), raw_source(sites, address, server) as stub:
+    async with raw_meeting() as (server, stub):
         server.expect_upload(1, 8)
         sent = masked_input(1, b"87654321")
         for data, status in ((b"12345678", grpc.StatusCode.INVALID_ARGUMENT), (b"87654321", grpc.StatusCode.OK)):
@@ -179,8 +174,7 @@ async def test_an_upload_without_a_control_stream_is_not_taken() -> None:
 
 @scenario
 async def test_an_upload_that_stands_still_is_ended() -> None:
-    sites = Sites()
-    async with sites.listening(FAST) as (server, address), raw_source(sites, address, server) as stub:
+    async with raw_meeting(FAST) as (server, stub):
         server.expect_upload(1, 8)
         upload = stub.Upload()
         await upload.write(start_of(masked_input(1, bytes(8)), 8))
@@ -266,22 +260,9 @@ async def test_an_unknown_field_of_a_frame_is_refused(inside: bytes, outside: by
 
 
 @scenario
-async def test_misbehaviour_repeated_is_reported_once_until_it_is_read() -> None:
-    sites = Sites()
-    async with sites.listening() as (server, address), raw_channel(sites, address) as channel:
-        for _ in range(20):
-            control = FederationServiceStub(channel).Control()
-            await control.write(pb.ControlRequest(frame=HEARTBEAT))
-            assert await status_of(control) is grpc.StatusCode.INVALID_ARGUMENT
-        await next_event(server, Misbehaved)
-        assert not server._table.events._events
-
-
-@scenario
 async def test_a_source_that_floods_is_held_back_and_loses_nothing() -> None:
-    sites, count = Sites(), 10 * UNREAD_MESSAGES
-    async with sites.listening() as (server, address), sites.connected(1, address) as channel:
-        await joined(server, 1)
+    count = 10 * UNREAD_MESSAGES
+    async with meeting() as (server, channel):
         for number in range(count):
             await channel.send(note(1, number))
         while len(server._table.events._events) < UNREAD_MESSAGES:
@@ -294,9 +275,7 @@ async def test_a_source_that_floods_is_held_back_and_loses_nothing() -> None:
 
 @scenario
 async def test_a_vector_waits_until_the_one_before_has_been_read() -> None:
-    sites = Sites()
-    async with sites.listening(FAST) as (server, address), sites.connected(1, address, FAST) as channel:
-        await joined(server, 1)
+    async with meeting(FAST) as (server, channel):
         server.expect_upload(1, 8)
         await channel.send(masked_input(1, b"11111111"))
         second = asyncio.create_task(channel.send(masked_input(1, b"22222222")))
@@ -309,12 +288,7 @@ async def test_a_vector_waits_until_the_one_before_has_been_read() -> None:
 
 @scenario
 async def test_a_source_does_not_download_more_than_it_takes() -> None:
-    sites = Sites()
-    async with (
-        sites.listening() as (server, address),
-        sites.connected(1, address, max_vector_bytes=1000) as channel,
-    ):
-        await joined(server, 1)
+    async with meeting(max_vector_bytes=1000) as (server, channel):
         await server.send([(1, header(os.urandom(1001)))])
         with pytest.raises(FaultyAggregatorError, match="1001 bytes announced, this site takes 1000"):
             await soon(channel.receive())
@@ -323,9 +297,7 @@ async def test_a_source_does_not_download_more_than_it_takes() -> None:
 @scenario
 @pytest.mark.parametrize("announced", [(), (GIB, GIB), (999,), (1001,)])
 async def test_a_source_refuses_vectors_that_do_not_fit_their_message(announced: tuple[int, ...]) -> None:
-    sites = Sites()
-    async with sites.listening() as (server, address), sites.connected(1, address, max_vector_bytes=2 * GIB) as channel:
-        await joined(server, 1)
+    async with meeting(max_vector_bytes=2 * GIB) as (server, channel):
         sent, site = header(os.urandom(1000)), server._table.site(1)
         server._table.attachments.publish(sent.message.body.model_digest, sent.vectors[0], 1)
         site.link.push(sent.message, announced)
@@ -334,62 +306,38 @@ async def test_a_source_refuses_vectors_that_do_not_fit_their_message(announced:
         assert caught.value.check == "ATTACHMENT"
 
 
+MODEL = np.arange(1, 101, dtype=np.float32).tobytes()
+HALVED = bytes(packed(MODEL, DownLink.BFLOAT16))
+
+
+def flipped(bit: int) -> bytes:
+    """The model with one bit of its eighth number changed."""
+    number = np.frombuffer(MODEL, np.uint32).copy()
+    number[7] ^= 1 << bit
+    return number.tobytes()
+
+
 @scenario
-@pytest.mark.parametrize("bit", [0, 15, 16], ids=["the lowest", "the highest that does not travel", "one that does"])
-async def test_a_source_refuses_a_vector_of_2_bytes_whose_float32_has_another_digest(bit: int) -> None:
-    """The header names the digest of a model that differs in one bit from what travels."""
-    sites, down_link, model = Sites(), DownLink.BFLOAT16, np.arange(1, 101, dtype=np.float32)
-    async with sites.listening() as (server, address), sites.connected(1, address) as channel:
-        await joined(server, 1)
-        travels, attachments = packed(model.tobytes(), down_link), server._table.attachments
-        model.view(np.uint32)[7] ^= 1 << bit
-        lie = header(model.tobytes(), down_link=down_link)
-        attachments.publish(lie.message.body.model_digest, model.tobytes(), 1)
-        attachments._attachments[lie.message.body.model_digest].view = travels
-        server._table.site(1).link.push(lie.message, (len(travels),))
+@pytest.mark.parametrize(
+    ("named", "travels", "down_link"),
+    [
+        (MODEL, flipped(0), DownLink.FLOAT32),
+        (flipped(0), HALVED, DownLink.BFLOAT16),
+        (flipped(15), HALVED, DownLink.BFLOAT16),
+        (flipped(16), HALVED, DownLink.BFLOAT16),
+        (MODEL, HALVED[:-1], DownLink.BFLOAT16),
+    ],
+    ids=["float32", "the lowest bit", "the highest bit that does not travel", "a bit that does", "half a number"],
+)
+async def test_a_source_refuses_a_vector_with_another_digest_than_its_header_names(
+    named: bytes, travels: bytes, down_link: DownLink
+) -> None:
+    async with meeting() as (server, channel):
+        sent, attachments = header(named, down_link=down_link), server._table.attachments
+        digest = sent.message.body.model_digest
+        attachments.publish(digest, named, 1)
+        attachments._attachments[digest].view = memoryview(travels)
+        server._table.site(1).link.push(sent.message, (len(travels),))
         with pytest.raises(FaultyAggregatorError) as caught:
             await soon(channel.receive())
         assert caught.value.check == "ATTACHMENT_DIGEST"
-
-
-@scenario
-async def test_a_source_refuses_half_a_number_of_2_bytes() -> None:
-    sites = Sites()
-    async with sites.listening() as (server, address), sites.connected(1, address) as channel:
-        await joined(server, 1)
-        sent = header(bytes(12), down_link=DownLink.FLOAT16)
-        attachments, digest = server._table.attachments, sent.message.body.model_digest
-        attachments.publish(digest, bytes(12), 1, DownLink.FLOAT16)
-        attachments._attachments[digest].view = memoryview(bytes(5))
-        server._table.site(1).link.push(sent.message, (5,))
-        with pytest.raises(FaultyAggregatorError) as caught:
-            await soon(channel.receive())
-        assert caught.value.check == "ATTACHMENT_DIGEST"
-
-
-@scenario
-async def test_a_source_refuses_a_vector_with_another_digest() -> None:
-    sites = Sites()
-    async with sites.listening() as (server, address), sites.connected(1, address) as channel:
-        await joined(server, 1)
-        honest, lie = os.urandom(5000), bytearray(os.urandom(5000))
-        sent = header(honest)
-        server._table.attachments.publish(sent.message.body.model_digest, honest, 1)
-        attachment = server._table.attachments._attachments[sent.message.body.model_digest]
-        attachment.view = memoryview(lie)
-        server._table.site(1).link.push(sent.message, (5000,))
-        with pytest.raises(FaultyAggregatorError) as caught:
-            await soon(channel.receive())
-        assert caught.value.check == "ATTACHMENT_DIGEST"
-
-
-@scenario
-async def test_a_refused_upload_does_not_end_the_channel_and_names_both_lengths() -> None:
-    sites = Sites()
-    async with sites.listening() as (server, address), sites.connected(1, address) as channel:
-        await joined(server, 1)
-        with pytest.raises(UploadRefusedError, match="8 bytes declared, 0 expected") as caught:
-            await channel.send(masked_input(1, bytes(8)))
-        assert caught.value.check == "UPLOAD_LENGTH"
-        await server.send([(1, note(TARGET, 1))])
-        assert number_of(await soon(channel.receive())) == 1

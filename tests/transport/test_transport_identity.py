@@ -25,6 +25,7 @@ from transport_kit import (
     Proxy,
     Sites,
     joined,
+    meeting,
     message,
     next_event,
     note,
@@ -126,9 +127,7 @@ async def test_a_source_that_signs_as_another_is_refused_and_reported() -> None:
 
 @scenario
 async def test_a_source_refuses_a_message_that_the_aggregator_did_not_send() -> None:
-    sites = Sites()
-    async with sites.listening() as (server, address), sites.connected(1, address) as channel:
-        await joined(server, 1)
+    async with meeting() as (server, channel):
         await server.send([(1, message(2, Refusal("relayed-without-its-envelope")))])
         with pytest.raises(FaultyAggregatorError) as caught:
             await soon(channel.receive())

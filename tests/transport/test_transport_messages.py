@@ -18,6 +18,8 @@ from transport_kit import (
     header,
     joined,
     masked_input,
+    meeting,
+    meeting_of_two,
     message,
     next_event,
     note,
@@ -42,9 +44,7 @@ from securefda.v1.messages_pb2 import SignedMessage
 
 @scenario
 async def test_messages_arrive_in_order_in_both_directions() -> None:
-    sites = Sites()
-    async with sites.listening() as (server, address), sites.connected(1, address) as channel:
-        await joined(server, 1)
+    async with meeting() as (server, channel):
         for number in range(50):
             await channel.send(note(1, number))
             await server.send([(1, note(TARGET, number))])
@@ -55,25 +55,9 @@ async def test_messages_arrive_in_order_in_both_directions() -> None:
 
 
 @scenario
-async def test_a_message_keeps_its_signed_bytes_on_the_way() -> None:
-    sites = Sites()
-    async with sites.listening() as (server, address), sites.connected(1, address) as channel:
-        await joined(server, 1)
-        sent = note(1, 7)
-        await channel.send(sent)
-        event = await next_event(server, Received)
-        assert event.parcel == sent
-
-
-@scenario
 async def test_a_header_arrives_with_its_vectors_and_they_are_not_kept_longer() -> None:
-    sites, vectors = Sites(), (os.urandom(100_001), os.urandom(50_000))
-    async with (
-        sites.listening() as (server, address),
-        sites.connected(1, address) as one,
-        sites.connected(2, address) as two,
-    ):
-        assert {(await next_event(server, Joined)).index for _ in range(2)} == {1, 2}
+    vectors = (os.urandom(100_001), os.urandom(50_000))
+    async with meeting_of_two() as (server, one, two):
         sent = header(*vectors)
         for index in (1, 2):
             await server.send([(index, sent)])
@@ -91,15 +75,12 @@ async def test_a_header_arrives_with_its_vectors_and_they_are_not_kept_longer() 
 @scenario
 @pytest.mark.parametrize("down_link", [DownLink.BFLOAT16, DownLink.FLOAT16])
 async def test_vectors_in_2_bytes_arrive_as_float32_and_are_offered_at_half_the_length(down_link: DownLink) -> None:
-    sites, drawn = Sites(), np.random.default_rng(1).normal(size=(2, 40_001)).astype(np.float32)
+    drawn = np.random.default_rng(1).normal(size=(2, 40_001)).astype(np.float32)
     vectors = tuple(bytes(rounded(one, down_link, "it").tobytes()) for one in drawn)
     seen: list[int] = []
 
-    def observer(direction: Direction, peer: int, signed: object, size: int, *, more: bool = False) -> None:
-        seen.append(size)
-
-    async with sites.listening() as (server, address), sites.connected(1, address, observer=observer) as channel:
-        await joined(server, 1)
+    observer = lambda direction, peer, signed, size, more=False: seen.append(size)  # noqa: E731
+    async with meeting(observer=observer) as (server, channel):
         sent = header(*vectors, down_link=down_link)
         await server.send([(1, sent)])
         assert server._table.attachments.held_bytes == 4 * 40_001
@@ -113,9 +94,7 @@ async def test_vectors_in_2_bytes_arrive_as_float32_and_are_offered_at_half_the_
 
 @scenario
 async def test_a_vector_that_is_not_rounded_does_not_leave_in_2_bytes() -> None:
-    sites = Sites()
-    async with sites.listening() as (server, address), sites.connected(1, address) as _:
-        await joined(server, 1)
+    async with meeting() as (server, _):
         vector = np.full(10, 0.1, np.float32).tobytes()
         with pytest.raises(ValueError, match="bfloat16"):
             await server.send([(1, header(vector, down_link=DownLink.BFLOAT16))])
@@ -124,9 +103,8 @@ async def test_a_vector_that_is_not_rounded_does_not_leave_in_2_bytes() -> None:
 
 @scenario
 async def test_a_masked_input_arrives_with_its_vector_once() -> None:
-    sites, vector = Sites(), os.urandom(300_000)
-    async with sites.listening() as (server, address), sites.connected(1, address) as channel:
-        await joined(server, 1)
+    vector = os.urandom(300_000)
+    async with meeting() as (server, channel):
         server.expect_upload(1, len(vector))
         sent = masked_input(1, vector)
         await channel.send(sent)
@@ -141,9 +119,7 @@ async def test_a_masked_input_arrives_with_its_vector_once() -> None:
 @scenario
 @pytest.mark.parametrize("expected", [9_999, 10_001])
 async def test_an_upload_of_another_length_than_expected_is_refused(expected: int) -> None:
-    sites = Sites()
-    async with sites.listening() as (server, address), sites.connected(1, address) as channel:
-        await joined(server, 1)
+    async with meeting() as (server, channel):
         server.expect_upload(1, expected)
         with pytest.raises(UploadRefusedError, match=f"10000 bytes declared, {expected} expected"):
             await channel.send(masked_input(1, bytes(10_000)))
@@ -155,9 +131,7 @@ async def test_an_upload_of_another_length_than_expected_is_refused(expected: in
 
 @scenario
 async def test_an_upload_that_nobody_expects_is_refused_and_accuses_nobody() -> None:
-    sites = Sites()
-    async with sites.listening() as (server, address), sites.connected(1, address) as channel:
-        await joined(server, 1)
+    async with meeting() as (server, channel):
         server.expect_upload(1, 10_000)
         server.expect_upload(1, 0)  # the phase is over
         with pytest.raises(UploadRefusedError, match="10000 bytes declared, 0 expected"):
@@ -168,14 +142,8 @@ async def test_an_upload_that_nobody_expects_is_refused_and_accuses_nobody() -> 
 
 @scenario
 async def test_a_site_cannot_download_what_was_sent_to_another() -> None:
-    sites, vector = Sites(), os.urandom(10_000)
-    async with (
-        sites.listening() as (server, address),
-        sites.connected(1, address) as _,
-        sites.connected(2, address) as two,
-    ):
-        for _ in range(2):
-            await next_event(server, Joined)
+    vector = os.urandom(10_000)
+    async with meeting_of_two() as (server, _, two):
         sent = header(vector)
         await server.send([(1, sent)])
         store = server._table.attachments
@@ -190,9 +158,7 @@ async def test_a_site_cannot_download_what_was_sent_to_another() -> None:
 
 @scenario
 async def test_withdrawn_vectors_take_their_untaken_messages_with_them() -> None:
-    sites = Sites()
-    async with sites.listening() as (server, address), sites.connected(1, address) as channel:
-        await joined(server, 1)
+    async with meeting() as (server, channel):
         await server.send([(1, header(os.urandom(1000)))])
         server.drop_attachments()
         assert server._table.attachments.held_bytes == 0
@@ -202,60 +168,8 @@ async def test_withdrawn_vectors_take_their_untaken_messages_with_them() -> None
 
 
 @scenario
-async def test_every_message_is_observed_once_at_each_end_with_the_same_size() -> None:
-    sites, vector = Sites(), os.urandom(20_000)
-    seen: dict[str, list[tuple[Direction, int, str, int]]] = {"target": [], "source": []}
-
-    def observer(site: str):
-        return lambda direction, peer, signed, size, more=False: seen[site].append(
-            (direction, peer, signed.type_name, size)
-        )
-
-    async with (
-        sites.listening(observer=observer("target")) as (server, address),
-        sites.connected(1, address, observer=observer("source")) as channel,
-    ):
-        await joined(server, 1)
-        server.expect_upload(1, len(vector))
-        down, up, small = header(vector), masked_input(1, vector), note(1, 1)
-        await server.send([(1, down)])
-        await soon(channel.receive())
-        await channel.send(up)
-        await channel.send(small)
-        for _ in range(2):
-            await next_event(server, Received)
-    sizes = [wire_size(parcel.message, sum(map(len, parcel.vectors))) for parcel in (down, up, small)]
-    assert seen["source"] == [
-        (Direction.RECEIVED, TARGET, "Header", sizes[0]),
-        (Direction.SENT, TARGET, "MaskedInput", sizes[1]),
-        (Direction.SENT, TARGET, "Refusal", sizes[2]),
-    ]
-    opposite = {Direction.SENT: Direction.RECEIVED, Direction.RECEIVED: Direction.SENT}
-    assert seen["target"] == [(opposite[way], 1, name, size) for way, _, name, size in seen["source"]]
-
-
-@scenario
-async def test_a_message_that_cannot_be_recorded_does_not_leave() -> None:
-    def full_disk(direction: Direction, peer: int, signed: object, size: int, *, more: bool = False) -> None:
-        raise OSError(28, "No space left on device")
-
-    sites = Sites()
-    async with (
-        sites.listening() as (server, address),
-        sites.connected(1, address, observer=full_disk) as channel,
-        sites.connected(2, address) as two,
-    ):
-        for _ in range(2):
-            await next_event(server, Joined)
-        with pytest.raises(OSError, match="No space left"):
-            await channel.send(note(1, 1))
-        await two.send(note(2, 2))
-        assert (await next_event(server, Received)).index == 2
-
-
-@scenario
 async def test_of_messages_that_leave_together_none_does_before_all_are_recorded() -> None:
-    sites, seen = Sites(), []
+    seen = []
 
     def full_at_the_third(direction: Direction, peer: int, signed: object, size: int, *, more: bool = False) -> None:
         if direction is Direction.SENT:
@@ -263,13 +177,7 @@ async def test_of_messages_that_leave_together_none_does_before_all_are_recorded
             if len(seen) == 3:
                 raise OSError(28, "No space left on device")
 
-    async with (
-        sites.listening(observer=full_at_the_third) as (server, address),
-        sites.connected(1, address) as one,
-        sites.connected(2, address) as two,
-    ):
-        for _ in range(2):
-            await next_event(server, Joined)
+    async with meeting_of_two(at_target=full_at_the_third) as (server, one, two):
         await server.send([(1, note(TARGET, 1))])
         with pytest.raises(OSError, match="No space left"):
             await server.send([(1, note(TARGET, 2)), (2, note(TARGET, 2))])
@@ -277,22 +185,6 @@ async def test_of_messages_that_leave_together_none_does_before_all_are_recorded
         assert [number_of(await soon(one.receive())) for _ in range(2)] == [1, 3]
         assert number_of(await soon(two.receive())) == 3
     assert seen == [(1, False), *2 * [(1, True), (2, False)]]
-
-
-@scenario
-async def test_a_received_message_that_cannot_be_recorded_stops_the_aggregator() -> None:
-    def full_disk(direction: Direction, peer: int, signed: object, size: int, *, more: bool = False) -> None:
-        raise OSError(28, "No space left on device")
-
-    sites = Sites()
-    async with (
-        sites.listening(FAST, observer=full_disk) as (server, address),
-        sites.connected(1, address, FAST) as channel,
-    ):
-        await joined(server, 1)
-        await channel.send(note(1, 1))
-        with pytest.raises(OSError, match="No space left"):
-            await soon(server.receive())
 
 
 @scenario
@@ -331,9 +223,7 @@ async def test_a_source_that_closes_leaves_at_once_and_what_it_sent_last_arrives
 
 @scenario
 async def test_stop_waits_until_sources_have_taken_their_messages() -> None:
-    sites = Sites()
-    async with sites.listening() as (server, address), sites.connected(1, address) as channel:
-        await joined(server, 1)
+    async with meeting() as (server, channel):
         await server.send([(1, header(os.urandom(200_000)))])
         await server.send([(1, note(TARGET, 4))])
         received, _ = await asyncio.gather(_two(channel), server.stop(10.0))
@@ -348,9 +238,8 @@ async def _two(channel) -> list[Parcel]:
 
 @scenario
 async def test_traffic_counts_vectors_and_framing() -> None:
-    sites, vector = Sites(), os.urandom(100_000)
-    async with sites.listening() as (server, address), sites.connected(1, address) as channel:
-        await joined(server, 1)
+    vector = os.urandom(100_000)
+    async with meeting() as (server, channel):
         server.expect_upload(1, len(vector))
         await channel.send(masked_input(1, vector))
         traffic = server.traffic()[1]
@@ -392,9 +281,7 @@ async def test_a_header_goes_with_the_targets_update_to_some_and_without_it_to_o
 
 @scenario
 async def test_vectors_that_the_message_does_not_name_are_refused_before_anything_leaves() -> None:
-    sites = Sites()
-    async with sites.listening() as (server, address), sites.connected(1, address) as channel:
-        await joined(server, 1)
+    async with meeting() as (server, channel):
         good = header(b"model")
         for wrong in ((), (b"model", b"model"), (b"other",)):
             with pytest.raises(ValueError, match=r"names 1 vectors|does not have the digest"):
@@ -408,19 +295,14 @@ async def test_vectors_that_the_message_does_not_name_are_refused_before_anythin
 @scenario
 async def test_of_what_leaves_together_nothing_is_shown_where_one_cannot_leave() -> None:
     """What will not leave is not said to have left, and no vector stays on offer; a large message names the setting."""
-    sites, shown = Sites(), []
+    shown = []
 
     def observer(direction: Direction, peer: int, signed: object, size: int, *, more: bool = False) -> None:
         del signed, size, more
         if direction is Direction.SENT:
             shown.append(peer)
 
-    async with (
-        sites.listening(FAST, observer=observer) as (server, address),
-        sites.connected(1, address, FAST),
-        sites.connected(2, address, FAST),
-    ):
-        assert {(await next_event(server, Joined)).index for _ in range(2)} == {1, 2}
+    async with meeting_of_two(FAST, at_target=observer) as (server, _, _):
         good = header(b"model")
         body = good.message.body
         layers = tuple(type(body.layers[0])(f"layer{i}" + "x" * 180, (1,), 1.0, 1.0) for i in range(400))

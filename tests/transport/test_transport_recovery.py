@@ -16,6 +16,7 @@ from transport_kit import (
     header,
     joined,
     masked_input,
+    meeting_through_proxy,
     next_event,
     note,
     number_of,
@@ -33,100 +34,84 @@ from securefda.transport.peer import Traffic
 
 @scenario
 async def test_messages_are_neither_lost_nor_repeated_when_connections_break() -> None:
-    sites, count = Sites(), 200
-    async with sites.listening() as (server, upstream):
-        proxy = Proxy(upstream)
-        async with proxy.running() as address, sites.connected(1, address) as channel:
-            await joined(server, 1)
+    count = 200
+    async with meeting_through_proxy() as (server, proxy, channel):
 
-            async def from_source() -> None:
-                for number in range(count):
-                    if number % 50 == 25:
-                        proxy.cut()
-                    await channel.send(note(1, number))
-                    await server.send([(1, note(TARGET, number))])
-                    await asyncio.sleep(0)
+        async def from_source() -> None:
+            for number in range(count):
+                if number % 50 == 25:
+                    proxy.cut()
+                await channel.send(note(1, number))
+                await server.send([(1, note(TARGET, number))])
+                await asyncio.sleep(0)
 
-            async def at_target() -> list[int]:
-                return [number_of((await next_event(server, Received)).parcel) for _ in range(count)]
+        async def at_target() -> list[int]:
+            return [number_of((await next_event(server, Received)).parcel) for _ in range(count)]
 
-            async def at_source() -> list[int]:
-                return [number_of(await soon(channel.receive())) for _ in range(count)]
+        async def at_source() -> list[int]:
+            return [number_of(await soon(channel.receive())) for _ in range(count)]
 
-            _, up, down = await asyncio.gather(from_source(), at_target(), at_source())
-            assert up == list(range(count))
-            assert down == list(range(count))
-            assert proxy.cuts == 4
-            assert server.connected() == {1}
+        _, up, down = await asyncio.gather(from_source(), at_target(), at_source())
+        assert up == list(range(count))
+        assert down == list(range(count))
+        assert proxy.cuts == 4
+        assert server.connected() == {1}
 
 
 @scenario
 async def test_a_message_that_waited_at_the_source_when_the_connection_broke_is_handed_up_once() -> None:
-    sites = Sites()
-    async with sites.listening() as (server, upstream):
-        proxy = Proxy(upstream)
-        async with proxy.running() as address, sites.connected(1, address) as channel:
-            await joined(server, 1)
-            await server.send([(1, note(TARGET, 1))])
-            while not channel._inbox:
-                await asyncio.sleep(0)
-            connections = proxy.connections
-            proxy.cut()
-            while proxy.connections == connections:
-                await asyncio.sleep(0)
-            await server.send([(1, note(TARGET, 2))])
-            while len(channel._inbox) < 2:  # the first, not acknowledged, has been sent again before the second
-                await asyncio.sleep(0)
-            assert [number_of(await soon(channel.receive())) for _ in range(2)] == [1, 2]
+    async with meeting_through_proxy() as (server, proxy, channel):
+        await server.send([(1, note(TARGET, 1))])
+        while not channel._inbox:
+            await asyncio.sleep(0)
+        connections = proxy.connections
+        proxy.cut()
+        while proxy.connections == connections:
+            await asyncio.sleep(0)
+        await server.send([(1, note(TARGET, 2))])
+        while len(channel._inbox) < 2:  # the first, not acknowledged, has been sent again before the second
+            await asyncio.sleep(0)
+        assert [number_of(await soon(channel.receive())) for _ in range(2)] == [1, 2]
 
 
 @scenario
 async def test_an_upload_goes_on_where_the_connection_broke() -> None:
-    sites, vector = Sites(), os.urandom(400_000)
-    async with sites.listening() as (server, upstream):
-        proxy = Proxy(upstream)
-        async with proxy.running() as address, sites.connected(1, address) as channel:
-            await joined(server, 1)
-            server.expect_upload(1, len(vector))
-            proxy.cut_once_after(250_000)
-            sent = masked_input(1, vector)
-            await soon(channel.send(sent))
-            event = await next_event(server, Received)
-            assert event.parcel.message == sent.message
-            assert bytes(event.parcel.vectors[0]) == vector
-            assert proxy.cuts == 1
-            assert server.traffic()[1].up < 500_000  # from the start it would have been 650 000
+    vector = os.urandom(400_000)
+    async with meeting_through_proxy() as (server, proxy, channel):
+        server.expect_upload(1, len(vector))
+        proxy.cut_once_after(250_000)
+        sent = masked_input(1, vector)
+        await soon(channel.send(sent))
+        event = await next_event(server, Received)
+        assert event.parcel.message == sent.message
+        assert bytes(event.parcel.vectors[0]) == vector
+        assert proxy.cuts == 1
+        assert server.traffic()[1].up < 500_000  # from the start it would have been 650 000
 
 
 @scenario
 async def test_a_download_goes_on_where_the_connection_broke() -> None:
-    sites, vector = Sites(), os.urandom(400_000)
-    async with sites.listening() as (server, upstream):
-        proxy = Proxy(upstream)
-        async with proxy.running() as address, sites.connected(1, address) as channel:
-            await joined(server, 1)
-            proxy.cut_once_after(250_000)
-            await server.send([(1, header(vector))])
-            received = await soon(channel.receive())
-            assert bytes(received.vectors[0]) == vector
-            assert proxy.cuts == 1
-            assert channel.traffic().down < 500_000
+    vector = os.urandom(400_000)
+    async with meeting_through_proxy() as (server, proxy, channel):
+        proxy.cut_once_after(250_000)
+        await server.send([(1, header(vector))])
+        received = await soon(channel.receive())
+        assert bytes(received.vectors[0]) == vector
+        assert proxy.cuts == 1
+        assert channel.traffic().down < 500_000
 
 
 @scenario
 async def test_a_receive_that_is_cancelled_loses_nothing() -> None:
-    sites, vector = Sites(), os.urandom(400_000)
-    async with sites.listening() as (server, upstream):
-        proxy = Proxy(upstream)
-        async with proxy.running() as address, sites.connected(1, address) as channel:
-            await joined(server, 1)
-            proxy.freeze()
-            await server.send([(1, header(vector))])
-            receiving = asyncio.create_task(channel.receive())
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(receiving, 0.05)
-            proxy.thaw()
-            assert bytes((await soon(channel.receive())).vectors[0]) == vector
+    vector = os.urandom(400_000)
+    async with meeting_through_proxy() as (server, proxy, channel):
+        proxy.freeze()
+        await server.send([(1, header(vector))])
+        receiving = asyncio.create_task(channel.receive())
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(receiving, 0.05)
+        proxy.thaw()
+        assert bytes((await soon(channel.receive())).vectors[0]) == vector
 
 
 @scenario
@@ -221,21 +206,17 @@ async def test_a_silent_source_is_reported_lost_and_resumes_without_loss() -> No
 
 @scenario
 async def test_a_silent_aggregator_makes_the_source_dial_again() -> None:
-    sites = Sites()
-    async with sites.listening(FAST) as (server, upstream):
-        proxy = Proxy(upstream)
-        async with proxy.running() as address, sites.connected(1, address, FAST) as channel:
-            await joined(server, 1)
-            connections = proxy.connections
-            proxy.freeze()
-            while proxy.connections == connections:  # the source notices by itself
-                await asyncio.sleep(0.01)
-            proxy.cut()
-            proxy.thaw()
-            await channel.send(note(1, 1))
-            while not isinstance(event := await soon(server.receive()), Received):
-                pass
-            assert number_of(event.parcel) == 1
+    async with meeting_through_proxy(FAST) as (server, proxy, channel):
+        connections = proxy.connections
+        proxy.freeze()
+        while proxy.connections == connections:  # the source notices by itself
+            await asyncio.sleep(0.01)
+        proxy.cut()
+        proxy.thaw()
+        await channel.send(note(1, 1))
+        while not isinstance(event := await soon(server.receive()), Received):
+            pass
+        assert number_of(event.parcel) == 1
 
 
 @scenario

@@ -24,9 +24,7 @@ A_NEW_ONE = "source-4: a new process of it has connected"
 async def test_what_is_sent_before_a_new_process_was_reported_neither_reaches_it_nor_is_recorded() -> None:
     sites, shown = Sites(), []
 
-    def observer(direction: Direction, peer: int, signed: object, size: int, *, more: bool = False) -> None:
-        shown.append((direction, peer, more))
-
+    observer = lambda direction, peer, signed, size, more=False: shown.append((direction, peer, more))  # noqa: E731
     async with sites.listening(observer=observer) as (server, upstream):
         proxy = Proxy(upstream)
         async with proxy.running() as through, sites.connected(2, upstream) as other:

@@ -189,6 +189,58 @@ class Sites:
             await channel.close()
 
 
+@asynccontextmanager
+async def meeting(
+    settings: TransportSettings = CALM, *, at_target: MessageObserver = ignore, **options: object
+) -> AsyncIterator[tuple[AggregatorServer, SourceChannel]]:
+    """An aggregator, and source 1 that has joined it."""
+    sites = Sites()
+    async with (
+        sites.listening(settings, observer=at_target) as (server, address),
+        sites.connected(1, address, settings, **options) as channel,
+    ):
+        await joined(server, 1)
+        yield server, channel
+
+
+@asynccontextmanager
+async def meeting_of_two(
+    settings: TransportSettings = CALM, at_target: MessageObserver = ignore
+) -> AsyncIterator[tuple[AggregatorServer, SourceChannel, SourceChannel]]:
+    """An aggregator, and sources 1 and 2 that have joined it."""
+    sites = Sites()
+    async with (
+        sites.listening(settings, observer=at_target) as (server, address),
+        sites.connected(1, address, settings) as first,
+        sites.connected(2, address, settings) as second,
+    ):
+        assert {(await next_event(server, Joined)).index for _ in range(2)} == {1, 2}
+        yield server, first, second
+
+
+@asynccontextmanager
+async def meeting_through_proxy(
+    settings: TransportSettings = CALM,
+) -> AsyncIterator[tuple[AggregatorServer, Proxy, SourceChannel]]:
+    """As :func:`meeting`, over a proxy."""
+    sites = Sites()
+    async with sites.listening(settings) as (server, upstream):
+        proxy = Proxy(upstream)
+        async with proxy.running() as address, sites.connected(1, address, settings) as channel:
+            await joined(server, 1)
+            yield server, proxy, channel
+
+
+@asynccontextmanager
+async def raw_meeting(
+    settings: TransportSettings = CALM,
+) -> AsyncIterator[tuple[AggregatorServer, FederationServiceStub]]:
+    """An aggregator, and the stub of source 1 as :func:`raw_source` gives it."""
+    sites = Sites()
+    async with sites.listening(settings) as (server, address), raw_source(sites, address, server) as stub:
+        yield server, stub
+
+
 def message(sender: int, body: Body) -> Parcel:
     """A signed message without vectors."""
     return Parcel(Signer(sender, Ed25519PrivateKey.generate(), encode).sign(NO_SESSION, NO_CONTEXT, body))
