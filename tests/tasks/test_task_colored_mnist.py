@@ -145,11 +145,6 @@ def test_row_losses_have_the_loss_as_their_mean(folder):
     assert torch.allclose(task.row_losses(outputs, labels).mean(), task.loss(outputs, labels))
 
 
-def test_accuracy_counts_the_larger_logit(folder):
-    outputs, labels = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 2.0], [3.0, 0.0]]), torch.tensor([0, 1, 0, 0])
-    assert colored(folder).metrics(outputs, labels) == {"accuracy": 0.75}
-
-
 def test_example_names_the_task_and_its_options(folder):
     config = load_federation(sample("colored_mnist"))
     settings = TaskSettings(

@@ -213,16 +213,6 @@ def test_model_is_the_papers(folder):
     assert model(torch.zeros(3, 1, 28, 28)).shape == (3, 10)
 
 
-def test_row_losses_have_the_loss_as_their_mean(folder):
-    task, outputs, labels = fashion(folder), torch.randn(9, 10), torch.arange(9)
-    assert torch.allclose(task.row_losses(outputs, labels).mean(), task.loss(outputs, labels))
-
-
-def test_accuracy_counts_the_largest_logit(folder):
-    outputs = torch.eye(10)[torch.tensor([1, 2, 3, 4])]
-    assert fashion(folder).metrics(outputs, torch.tensor([1, 2, 3, 9])) == {"accuracy": 0.75}
-
-
 @pytest.mark.data
 @pytest.mark.parametrize("name", ["noisy_fashion_mnist", "label_shift_fashion_mnist"])
 def test_examples_run_on_the_real_images(fashion_mnist_data, name):

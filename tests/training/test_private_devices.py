@@ -10,17 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 from training_private import NO_NOISE, WHOLE, Net, by, fixed, train, ways
+from training_tasks import DEVICES, devices
 
 from securefda.tasks import Samples
 from securefda.training import build_model, model_to_vector, train_local
 from securefda.training.settings import NoiseSettings
-
-DEVICES = [
-    "cpu",
-    *(["cuda"] if torch.cuda.is_available() else []),
-    *(["mps"] if torch.backends.mps.is_available() else []),
-]
-devices = pytest.mark.parametrize("device", DEVICES)
 
 
 @devices

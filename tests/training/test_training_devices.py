@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from training_tasks import Line, WithDropout
+from training_tasks import DEVICES, Line, WithDropout, devices
 
 from securefda.errors import ConfigError, DataError
 from securefda.tasks import Task
@@ -16,12 +16,6 @@ from securefda.training.local import train_local
 from securefda.training.personal import Apfl, PersonalTrainer
 from securefda.training.seeds import seeded_torch
 
-DEVICES = [
-    "cpu",
-    *(["cuda"] if torch.cuda.is_available() else []),
-    *(["mps"] if torch.backends.mps.is_available() else []),
-]
-devices = pytest.mark.parametrize("device", DEVICES)
 SGD = TrainingSettings("sgd", 0.05, batch_size=6, epochs=2, momentum=0.5, device="cpu")
 ADAM = TrainingSettings("adam", 0.05, batch_size=6, epochs=2, weight_decay=0.01, device="cpu")
 

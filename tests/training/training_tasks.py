@@ -1,11 +1,18 @@
 """Small tasks that the training tests train."""
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from securefda.tasks import Samples, Task, TaskSettings
 
 SETTINGS = TaskSettings("target", ("source-1",))
+DEVICES = [
+    "cpu",
+    *(["cuda"] if torch.cuda.is_available() else []),
+    *(["mps"] if torch.backends.mps.is_available() else []),
+]
+devices = pytest.mark.parametrize("device", DEVICES)
 
 
 class Line(Task):
