@@ -38,8 +38,8 @@ from securefda.samples import sample
 from securefda.site.config import load_federation
 from securefda.tasks import Unlabelled
 from securefda.training import TrainingSettings, Vector, derive_seed, model_to_vector
-from securefda.training.adaptation import AdaptationSettings, adapt
 from securefda.training.site_model import SiteModel
+from securefda.training.target_adaptation import AdaptationSettings, adapt
 
 FIGURES = Path(__file__).with_suffix(".json")
 SHADOWS, TARGETS, ALARMS, SEED = 24, 8, 0.01, 10

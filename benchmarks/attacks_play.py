@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from securefda.privacy.events import Budget
+from securefda.privacy.dp_events import Budget
 from securefda.privacy.planning import Plan, plan_noise, schedule_of
 from securefda.privacy.private_training import train_private
 from securefda.rules import ContributionSum, RoundPlan, Rule, contribute, fedda
@@ -39,7 +39,7 @@ from securefda.training import (
     train_local,
     vector_to_model,
 )
-from securefda.training.settings import NoiseSettings
+from securefda.training.training_settings import NoiseSettings
 
 Vector = NDArray[np.float32]
 Vector64 = NDArray[np.float64]

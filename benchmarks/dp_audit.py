@@ -37,8 +37,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from securefda.privacy.dp_events import Budget, DpEvent
 from securefda.privacy.empirical_audit import correct_guesses, epsilon_lower_bound, throw_coins
-from securefda.privacy.events import Budget, DpEvent
 from securefda.privacy.ledger import Ledger
 from securefda.privacy.planning import schedule_of
 from securefda.privacy.private_training import train_private
@@ -46,7 +46,7 @@ from securefda.site.privacy_account import data_set_of
 from securefda.tasks import Samples, TaskSettings
 from securefda.tasks.digits import Digits
 from securefda.training import TrainingSettings, build_model, model_to_vector, train_local, vector_to_model
-from securefda.training.settings import NoiseSettings
+from securefda.training.training_settings import NoiseSettings
 
 SITE = "hospital-a"
 BLANK = -1

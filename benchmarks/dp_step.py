@@ -34,7 +34,7 @@ from securefda.protocol.encoding import Vector
 from securefda.tasks import Samples, TaskSettings
 from securefda.tasks.digits import Digits
 from securefda.training import NoiseSettings, TrainingSettings, build_model, model_to_vector, train_local
-from securefda.training.vectors import vector_to_model
+from securefda.training.parameter_vectors import vector_to_model
 
 ALLOWED = 1.3
 MODES = ("hooks", "ghost")

@@ -14,8 +14,8 @@ from typing import Any
 from securefda.bench.secagg.crowd import Crowd, Seconds, Setting
 from securefda.bench.secagg.job import K_MIN, Job
 from securefda.bench.secagg.session import identities, signed_header
-from securefda.protocol import source as src
-from securefda.protocol.aggregator import AggregatorSession
+from securefda.protocol import source_session as src
+from securefda.protocol.aggregator_session import AggregatorSession
 from securefda.protocol.graph import Ring
 from securefda.protocol.header_checks import SessionLimits
 from securefda.protocol.messages import (

@@ -27,8 +27,8 @@ import numpy as np
 import torch
 from dp_audit import BUDGET, Outcome, RandomBytes, Run, table
 
+from securefda.privacy.dp_events import DpEvent
 from securefda.privacy.empirical_audit import correct_guesses, epsilon_lower_bound, throw_coins
-from securefda.privacy.events import DpEvent
 from securefda.privacy.ledger import Ledger, Reservation
 from securefda.privacy.ledger_storage import Head
 from securefda.protocol.encoding import Vector
@@ -39,7 +39,7 @@ from securefda.tasks import Samples, TaskSettings
 from securefda.tasks.fed_heart import HOSPITALS, FedHeart
 from securefda.training import TrainingSettings
 from securefda.training.head import head_rows
-from securefda.training.settings import NoiseSettings
+from securefda.training.training_settings import NoiseSettings
 
 SITE, BOUND = "va", 1.0
 PER_SIDE = 16  # one in so many releases is guessed "in", and as many "out"

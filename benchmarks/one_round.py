@@ -40,7 +40,7 @@ from numpy.typing import NDArray
 from studies import as_text, shown, this_machine
 
 from securefda.privacy.accountants import epsilon
-from securefda.privacy.events import DpEvent
+from securefda.privacy.dp_events import DpEvent
 from securefda.rules import Head, Moments, fit_head
 from securefda.rules.analytic import bounded_rows
 from securefda.site.policy import check_moments, default_policy

@@ -22,11 +22,11 @@ from securefda.aggregator.clear_updates import ClearUpdates
 from securefda.aggregator.run import AggregatorRun
 from securefda.audit.journal import Journal, MessageRecorder
 from securefda.audit.witness import Witness
-from securefda.protocol import aggregator as aggregator_steps
-from securefda.protocol import source as source_steps
+from securefda.protocol import aggregator_session as aggregator_steps
+from securefda.protocol import source_session as source_steps
 from securefda.site.private_trainer import PrivateTrainer
-from securefda.source import rounds
-from securefda.source.run import SourceRun
+from securefda.source import source_round
+from securefda.source.source_run import SourceRun
 from securefda.training.trainer import SiteTrainer
 
 _MASKING = {
@@ -54,7 +54,7 @@ _MASKING = {
     ),
 }
 _RULE = {
-    rounds: ("aligned_update", "contribution_at_source", "capped_input"),
+    source_round: ("aligned_update", "contribution_at_source", "capped_input"),
     ClearUpdates: ("_evaluate",),
     model: ("total_of", "update_of"),
 }

@@ -22,7 +22,7 @@ from securefda.audit.journal import Journal, RunInfo
 from securefda.audit.witness import Witness, WitnessMemory
 from securefda.errors import DataError
 from securefda.machine import without_collections
-from securefda.privacy.events import Budget, DpEvent
+from securefda.privacy.dp_events import Budget, DpEvent
 from securefda.privacy.ledger import Ledger, Reservation
 from securefda.protocol.messages import Signer
 from securefda.protocol.roster import Roster

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from securefda.errors import SecureFdaError
+from securefda.transport.aggregator_server import AggregatorServer
 from securefda.transport.client import SourceChannel
 from securefda.transport.dialer import Endpoint
 from securefda.transport.event_loop import in_thread
-from securefda.transport.events import Joined, Misbehaved
+from securefda.transport.event_queue import Joined, Misbehaved
 from securefda.transport.limits import TransportSettings
-from securefda.transport.server import AggregatorServer
 from securefda.transport.tls import Credentials
 
 Within = Callable[[], AbstractContextManager[Any]]

@@ -39,16 +39,16 @@ from securefda.protocol.messages import (
 )
 from securefda.site.config import load_aggregator
 from securefda.site.kit import load_kit
-from securefda.source.process import SourceDriver
-from securefda.source.run import SourceRun
+from securefda.source.source_process import SourceDriver
+from securefda.source.source_run import SourceRun
+from securefda.transport.aggregator_server import AggregatorServer
 from securefda.transport.client import SourceChannel
 from securefda.transport.dialer import Endpoint
 from securefda.transport.event_loop import in_thread
-from securefda.transport.events import Joined, Received
+from securefda.transport.event_queue import Joined, Received
 from securefda.transport.in_memory import Passed
 from securefda.transport.limits import TransportSettings
 from securefda.transport.observer import TrafficMeter
-from securefda.transport.server import AggregatorServer
 from securefda.transport.tls import Credentials
 from threat_model.adversaries.base import MaliciousAggregator
 from threat_model.sites import TARGET, AggregatorSeat

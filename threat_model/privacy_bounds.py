@@ -1,7 +1,7 @@
 """Bounds that (epsilon, delta)-differential privacy sets for any attacker; tests compare scores with them.
 
 One neighbouring relation throughout, the ledger's: a row is in the data or not
-(:data:`securefda.privacy.events.GUARANTEE`).
+(:data:`securefda.privacy.dp_events.GUARANTEE`).
 """
 
 from __future__ import annotations

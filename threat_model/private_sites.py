@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from securefda.privacy.events import Budget
+from securefda.privacy.dp_events import Budget
 from securefda.privacy.ledger import Ledger
 from securefda.protocol.secret import RandomBytes
 from securefda.site.privacy_account import PrivacyAccount, data_set_of

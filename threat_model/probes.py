@@ -19,8 +19,8 @@ from securefda.audit.witness import Head, Witness, WitnessMemory
 from securefda.errors import FaultySourceError, ProtocolError
 from securefda.protocol.messages import Abort, Checkpoint, Cosigned, MissedResult, Parcel, Refusal, Send
 from securefda.protocol.secret import Secret
-from securefda.source.run import SourceReporter, SourceRun, SourceSite
-from securefda.source.store import SourceStore
+from securefda.source.source_run import SourceReporter, SourceRun, SourceSite
+from securefda.source.source_store import SourceStore
 from threat_model.adversaries.replay import Replay, Replayed
 from threat_model.sites import AggregatorSeat, SiteWatch
 from threat_model.watched import WatchedAggregator

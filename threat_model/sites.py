@@ -34,12 +34,12 @@ from securefda.protocol.transcript import architecture_digest
 from securefda.rules import RoundPlan, Variance, first_order_gain
 from securefda.site.policy import SourcePolicy
 from securefda.site.throwaway import throwaway_roster
-from securefda.source.site import SourceSite
-from securefda.source.store import SourceStore
+from securefda.source.source_site import SourceSite
+from securefda.source.source_store import SourceStore
 from securefda.tasks import Samples
 from securefda.training import Evaluation, LayerTable, LocalResult, Vector
 from securefda.training.alignment import FeatureAlignment
-from securefda.training.features import ClusterGap
+from securefda.training.model_features import ClusterGap
 from securefda.training.trainer import PermittedRows
 from securefda.transport import wire
 

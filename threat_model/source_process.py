@@ -17,9 +17,9 @@ from typing import Any
 from securefda.errors import SecureFdaError
 from securefda.protocol.messages import Parcel
 from securefda.site.policy.model import ReleaseLimits
-from securefda.source.run import SourceRun, SourceSite
 from securefda.source.run_book import RunBook
-from securefda.source.store import SourceStore
+from securefda.source.source_run import SourceRun, SourceSite
+from securefda.source.source_store import SourceStore
 from securefda.transport import wire
 from threat_model.sites import SiteWatch, witness_at
 

@@ -25,9 +25,9 @@ from securefda.protocol.roster import Roster
 from securefda.rules import Strategy
 from securefda.site.policy import SourcePolicy, default_policy
 from securefda.site.policy.model import ModelPolicy
-from securefda.source.run import SourceReporter, SourceRun, SourceSite
 from securefda.source.run_book import RunBook
-from securefda.source.store import SourceStore
+from securefda.source.source_run import SourceReporter, SourceRun, SourceSite
+from securefda.source.source_store import SourceStore
 from securefda.training import Vector
 from securefda.training.trainer import Trainer
 from securefda.transport.in_memory import AggregatorEndpoint, MemoryNetwork, Passed, SourceEndpoint, UnderWay

@@ -33,14 +33,14 @@ from securefda.audit.log import AuditLog
 from securefda.errors import FaultyAggregatorError
 from securefda.protocol import (
     agreement,
-    contribution,
     encoding,
     envelope_checks,
     header_checks,
     masking,
+    weighed_contribution,
 )
 from securefda.protocol import roster as roster_module
-from securefda.protocol import source as source_steps
+from securefda.protocol import source_session as source_steps
 from securefda.protocol.masking import Mask, RingVector, add_masks
 from securefda.protocol.messages import Unmask
 from securefda.protocol.roster import Roster, SignedRoster
@@ -49,8 +49,8 @@ from securefda.rules import norm_caps
 from securefda.site.policy import signed, verdict
 from securefda.source import acceptance, model_bound
 from securefda.source.run_book import RunBook
-from securefda.source.site import SourceSite
-from securefda.source.store import SourceStore
+from securefda.source.source_site import SourceSite
+from securefda.source.source_store import SourceStore
 from securefda.state_file import ProcessGuard, ReleaseMarker
 from securefda.training import seeds
 from securefda.transport import limits
@@ -336,7 +336,10 @@ POLICY_SIGNATURE = replaced(
 """A site starts with whatever its policy file says."""
 
 UPDATE_AT_THE_CLIP = replaced(
-    "keeping back an update that is at its clip", contribution, "require_few_at_the_clip", lambda _: lambda *_: None
+    "keeping back an update that is at its clip",
+    weighed_contribution,
+    "require_few_at_the_clip",
+    lambda _: lambda *_: None,
 )
 """A source clips and lets any number of coordinates be at the clip."""
 
@@ -357,8 +360,10 @@ ROUNDING_AT_RANDOM = replaced(
 )
 """A source rounds to the nearest: what is below half a step vanishes."""
 
-_NOTHING_CAPPED = contribution.AppliedCaps(0, sha256(b"").hexdigest(), 0, 0)
-NORM_CAP = replaced("scaling to the caps", contribution, "apply_caps", lambda _: lambda *_arguments: _NOTHING_CAPPED)
+_NOTHING_CAPPED = weighed_contribution.AppliedCaps(0, sha256(b"").hexdigest(), 0, 0)
+NORM_CAP = replaced(
+    "scaling to the caps", weighed_contribution, "apply_caps", lambda _: lambda *_arguments: _NOTHING_CAPPED
+)
 """Norm reports are exchanged, and no source scales its contribution down."""
 
 
@@ -391,7 +396,7 @@ def _counting_all(original: Callable[..., Any]) -> Callable[..., Any]:
 
 CAPS_ON_ITS_OWN_PART = replaced(
     "norm caps count a source's own part of its contribution",
-    contribution,
+    weighed_contribution,
     "contribute",
     lambda original: lambda *given, apart, **how: original(*given, apart=False, **how),  # noqa: ARG005 - as it is called
 )

@@ -8,12 +8,12 @@ from hashlib import sha256
 from typing import Any
 
 from securefda.protocol import agreement, transcript
-from securefda.protocol.aggregator import AggregatorSession
+from securefda.protocol.aggregator_session import AggregatorSession
 from securefda.protocol.agreement import BoxAddress
 from securefda.protocol.envelope import sign_bytes, signature_is_valid
 from securefda.protocol.header_checks import History
 from securefda.protocol.messages import NO_CONTEXT, NO_SESSION, Envelope, Header, Signed, Signer
-from securefda.source.store import SourceStore
+from securefda.source.source_store import SourceStore
 from securefda.transport import wire
 from threat_model.switches import Switch, all_of, checks_off, method_replaced, outside_off, replaced
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from securefda.protocol import agreement, contribution, encoding, masking
+from securefda.protocol import agreement, encoding, masking, weighed_contribution
 from securefda.protocol.agreement import KeyPair
 from securefda.protocol.encoding import AggregateStatistics
 from securefda.protocol.secret import Secret
@@ -34,7 +34,7 @@ COMMITMENTS = all_of(
 )
 """Whatever t shares give is taken for the secret that their owner dealt."""
 
-SUM_AT_THE_CLIP = replaced("sums are within the clip at their weight", contribution, "check_sum", _nothing)
+SUM_AT_THE_CLIP = replaced("sums are within the clip at their weight", weighed_contribution, "check_sum", _nothing)
 """The weight that came with a sum may be any."""
 
 
@@ -46,7 +46,9 @@ def _positive(original: Callable[..., AggregateStatistics]) -> Callable[..., Agg
     return decode_statistics
 
 
-SHARES = replaced("the target's update is kept for the samples that there are", contribution, "check_kept", _nothing)
+SHARES = replaced(
+    "the target's update is kept for the samples that there are", weighed_contribution, "check_kept", _nothing
+)
 """Sources may have kept the target's update for any number of samples, or have any shares of attention."""
 
 RANGE = all_of(

@@ -1,4 +1,4 @@
-"""Adaptation of the last model at the target, after the run: see :mod:`securefda.training.adaptation`."""
+"""Adaptation of the last model at the target, after the run: see :mod:`securefda.training.target_adaptation`."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from securefda.parse import load_object, text
 from securefda.protocol.encoding import vector_to_wire
 from securefda.tasks import Samples
 from securefda.training import PersonalMemory, Vector
-from securefda.training.adaptation import AdaptationSettings, adapt
 from securefda.training.site_model import SiteModel
+from securefda.training.target_adaptation import AdaptationSettings, adapt
 
 _RESULT = TypeAdapter(Adapted)
 

@@ -15,9 +15,8 @@ from securefda.aggregator.clear_updates import ClearUpdates
 from securefda.aggregator.sums import PartialSum, RoundSum
 from securefda.aggregator.target import TargetOutput, error_units
 from securefda.errors import FaultySourceError, QuorumLost, SecureFdaError, SourceAborted
-from securefda.protocol import aggregator as phases
-from securefda.protocol.aggregator import AggregatorSession
-from securefda.protocol.contribution import RoundTerms
+from securefda.protocol import aggregator_session as phases
+from securefda.protocol.aggregator_session import AggregatorSession
 from securefda.protocol.encoding import decode_statistics
 from securefda.protocol.envelope_checks import envelope_fault
 from securefda.protocol.messages import (
@@ -36,6 +35,7 @@ from securefda.protocol.messages import (
     Unmask,
     Visibility,
 )
+from securefda.protocol.weighed_contribution import RoundTerms
 
 NOTHING: Mapping[int, float] = MappingProxyType({})
 """Nothing of any vector has arrived."""

@@ -10,12 +10,12 @@ import numpy as np
 from securefda.aggregator.sums import PartialSum
 from securefda.aggregator.target import TargetOutput, evaluate_at_target
 from securefda.errors import FaultySourceError
-from securefda.protocol.aggregator import AggregatorSession
-from securefda.protocol.contribution import RoundTerms, WeighedContribution
+from securefda.protocol.aggregator_session import AggregatorSession
 from securefda.protocol.encoding import ErrorUnits, Vector, decode_statistics, vector_from_wire
 from securefda.protocol.masking import accumulate
 from securefda.protocol.messages import Parcel, Signed, Update, Visibility
 from securefda.protocol.secret import Secret
+from securefda.protocol.weighed_contribution import RoundTerms, WeighedContribution
 
 
 class ClearUpdates:

@@ -11,7 +11,6 @@ from securefda.aggregator.ranges import WordFormat, narrowest
 from securefda.aggregator.site import RunSettings, TargetSite, settings_of
 from securefda.aggregator.target import TargetOutput, feature_terms, gap_gradient_digest, published_terms
 from securefda.errors import ConfigError, QuorumLost
-from securefda.protocol.contribution import terms_of
 from securefda.protocol.encoding import vector_to_wire
 from securefda.protocol.graph import smallest_graph
 from securefda.protocol.header_checks import default_threshold, threshold_is_sound
@@ -35,13 +34,14 @@ from securefda.protocol.messages import (
 )
 from securefda.protocol.secret import draw
 from securefda.protocol.transcript import architecture_digest
+from securefda.protocol.weighed_contribution import terms_of
 from securefda.rules import CANDIDATES, RoundPlan, Rule, Strategy, moments_length, round_plan
 from securefda.site.config import FederationConfig, require_rule_at_sum
 from securefda.site.policy.verdict import plan_levels
 from securefda.tasks import TaskSettings, load_task
 from securefda.text import counted
 from securefda.training import LayerTable, Vector, build_model, derive_seed, layer_table
-from securefda.training.features import feature_width, require_frozen_features
+from securefda.training.model_features import feature_width, require_frozen_features
 
 
 @dataclass(frozen=True, slots=True)

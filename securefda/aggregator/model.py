@@ -29,7 +29,6 @@ from securefda.operations.notes import Note
 from securefda.operations.progress import Reporter
 from securefda.operations.records import RULES_WITHOUT_SOURCES
 from securefda.operations.summary_text import head_text, silenced_text
-from securefda.protocol.contribution import FaultySum, RoundTerms, terms_of
 from securefda.protocol.down_link import rounded
 from securefda.protocol.encoding import Vector64, vector_to_wire
 from securefda.protocol.envelope_checks import envelope_fault
@@ -49,6 +48,7 @@ from securefda.protocol.messages import (
     Signed,
     Visibility,
 )
+from securefda.protocol.weighed_contribution import FaultySum, RoundTerms, terms_of
 from securefda.rules import (
     STEP_SHARES,
     Projection,

@@ -29,18 +29,18 @@ from securefda.operations.progress import Reporter
 from securefda.operations.recording import ModelOrigin, RecordingReporter
 from securefda.operations.records import RoundLine, Summary
 from securefda.operations.run_folder import RunFolder, replace_file
-from securefda.privacy.events import TERMS
+from securefda.privacy.dp_events import TERMS
 from securefda.protocol.messages import Header, Join, Send
 from securefda.protocol.roster import Roster
 from securefda.site.config import AggregatorConfig
 from securefda.site.config.effective import changes_since, kept_settings
 from securefda.site.kit import Kit, load_kit, use_kit
 from securefda.site.training_secret import secret_of_site
+from securefda.transport.aggregator_server import AggregatorServer
 from securefda.transport.event_loop import in_thread, run_interruptibly
-from securefda.transport.events import Event, Joined, Left, Misbehaved, Received
+from securefda.transport.event_queue import Event, Joined, Left, Misbehaved, Received
 from securefda.transport.limits import UNREAD_MESSAGES, ConnectionLimits
 from securefda.transport.observer import TrafficMeter
-from securefda.transport.server import AggregatorServer
 
 Reaction = Callable[[], list[Send]]
 """Handles one event in the run; returns the messages to send."""

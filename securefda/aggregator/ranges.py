@@ -10,7 +10,7 @@ the next round. But in each layer, an orthogonal projection is at most as long a
 range is at least ``HEADROOM`` times the root mean square of the target's update in it, times the largest factor n - w
 with which all sources together have weighted their projections so far. At most one coordinate in ``HEADROOM²`` of a
 projection exceeds that. Without the factor, steps would be so coarse that the floor of the norm caps
-(:data:`securefda.protocol.contribution.LEAST_STEPS`) takes honest contributions for zeros.
+(:data:`securefda.protocol.weighed_contribution.LEAST_STEPS`) takes honest contributions for zeros.
 """
 
 from __future__ import annotations

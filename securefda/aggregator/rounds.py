@@ -20,7 +20,9 @@ from securefda.aggregator.store import RoundRequest
 from securefda.aggregator.sums import PartialSum, RoundSum
 from securefda.aggregator.target import TargetOutput, TargetRound, attention_of, evaluate_at_target
 from securefda.operations.records import Candidate, RoundLine, SeenLine
-from securefda.protocol.contribution import (
+from securefda.protocol.encoding import Vector64, vector_to_wire
+from securefda.protocol.messages import Header, Visibility
+from securefda.protocol.weighed_contribution import (
     FaultySum,
     RoundTerms,
     alignment_of_share,
@@ -28,8 +30,6 @@ from securefda.protocol.contribution import (
     check_sum,
     clip_contribution,
 )
-from securefda.protocol.encoding import Vector64, vector_to_wire
-from securefda.protocol.messages import Header, Visibility
 from securefda.rules import ContributionSum, DeltaErrors, RoundPlan, Rule, combine, sources_length
 from securefda.training import Vector
 

@@ -66,8 +66,7 @@ from securefda.errors import (
 from securefda.operations.notes import Note
 from securefda.operations.progress import Reporter
 from securefda.operations.records import RoundLine, best_round
-from securefda.protocol.aggregator import AggregatorSession
-from securefda.protocol.contribution import FaultySum
+from securefda.protocol.aggregator_session import AggregatorSession
 from securefda.protocol.envelope_checks import envelope_fault
 from securefda.protocol.masking import available_threads
 from securefda.protocol.messages import (
@@ -91,6 +90,7 @@ from securefda.protocol.messages import (
 )
 from securefda.protocol.secret import draw
 from securefda.protocol.transcript import joining_digest
+from securefda.protocol.weighed_contribution import FaultySum
 from securefda.rules import RoundPlan, round_plan
 from securefda.training import LayerTable, Vector
 

@@ -38,15 +38,15 @@ from securefda.site.config import (
 from securefda.site.config.effective import secret_options, without_secrets
 from securefda.tasks import Rows, Samples, Task, Unlabelled, with_further_rows
 from securefda.training import PersonalMemory, PersonalModel, PersonalTrainer, SecretSeed, Vector, require_steps
-from securefda.training.adaptation import AdaptationSettings, require_adaptable
 from securefda.training.batch_norm import Statistic
-from securefda.training.features import require_frozen_features
 from securefda.training.head import HeadAlone, HeadFitter, require_classes, require_right_targets
+from securefda.training.model_features import require_frozen_features
 from securefda.training.neighbours import KnnSettings
 from securefda.training.personal import Apfl, Ditto, FedRepHead, FineTuned, KnnPer
 from securefda.training.seeds import Seed, derive_seed, new_generator
 from securefda.training.site_features import SiteFeatures
 from securefda.training.site_model import SiteModel
+from securefda.training.target_adaptation import AdaptationSettings, require_adaptable
 from securefda.training.trainer import Trainer
 
 ByteCounts = tuple[Mapping[int, int], Mapping[int, int]]

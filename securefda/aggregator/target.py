@@ -12,11 +12,11 @@ import numpy as np
 import torch
 
 from securefda.errors import TrainingError
-from securefda.protocol.contribution import RoundTerms, evaluate_rule
 from securefda.protocol.down_link import rounded
 from securefda.protocol.encoding import ErrorUnits, Vector64, vector_to_wire
 from securefda.protocol.messages import DownLink, FeatureTerms, Header, TargetTerms, Visibility
 from securefda.protocol.secret import RandomBytes
+from securefda.protocol.weighed_contribution import RoundTerms, evaluate_rule
 from securefda.rules import (
     Contribution,
     Gain,
@@ -30,9 +30,9 @@ from securefda.rules import (
 )
 from securefda.training import FEWEST_TARGET_STEPS, LocalResult, PersonalMemory, Vector
 from securefda.training.alignment import AlignmentRule
-from securefda.training.features import ClusterGap
 from securefda.training.head import HeadFitter
 from securefda.training.memory import released_features_key
+from securefda.training.model_features import ClusterGap
 from securefda.training.personal import vector_from_bytes
 from securefda.training.site_features import SiteFeatures
 from securefda.training.trainer import Trainer

@@ -23,7 +23,7 @@ from securefda.audit.notes import LogName, Note, NoteKey, Signature
 from securefda.audit.records import Decision, Disclosure, DpSpent, Entry, RecordError
 from securefda.audit.store import AuditError, disk_errors, read, write
 from securefda.errors import FaultyAggregatorError
-from securefda.privacy.events import Budget, DpEvent
+from securefda.privacy.dp_events import Budget, DpEvent
 from securefda.privacy.ledger import Reservation
 from securefda.protocol.messages import (
     NO_SESSION,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from securefda.cli.output import width_of
-from securefda.privacy.events import ASSUMPTIONS, GUARANTEE, TERMS
+from securefda.privacy.dp_events import ASSUMPTIONS, GUARANTEE, TERMS
 from securefda.text import aligned, bound_text, counted, duration, names, wrapped
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import typer
 from securefda.cli.options import OutputFormat, Overrides, file_or_sample, now, numbers, terminable
 from securefda.cli.output import Format, print_result, say, width_of
 from securefda.errors import ConfigError
-from securefda.privacy.events import ACCOUNTANTS, ASSUMPTIONS, GUARANTEE, TERMS
+from securefda.privacy.dp_events import ACCOUNTANTS, ASSUMPTIONS, GUARANTEE, TERMS
 from securefda.text import aligned, bound_text, counted, left_text, printable, wrapped
 
 if TYPE_CHECKING:

@@ -98,11 +98,11 @@ def start_source(
         with interruptible(folder), console_reporter(knows_rounds=False) as reporter:
             reporter.phase("starting")
             with without_collections():
-                from securefda.source import process  # with torch, for which no wrong file should have to wait
+                from securefda.source import source_process  # with torch, for which no wrong file should have to wait
                 from securefda.training.team import started_team
 
             with started_team(settings.training.processes, settings.training.device) as team:
-                process.main(settings, ours.relay(reporter), accept_run=accept_run, team=team)
+                source_process.main(settings, ours.relay(reporter), accept_run=accept_run, team=team)
     print_result(output, {"out": str(folder)}, f"the run is over; this site's own record is in {folder}")
 
 

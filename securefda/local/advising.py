@@ -24,7 +24,7 @@ from securefda.local.advice import EPSILONS, WITHIN, Advice, Cell, EpsilonSpentE
 from securefda.local.simulator import simulate
 from securefda.operations.progress import SilentReporter
 from securefda.privacy.accountants import epsilon
-from securefda.privacy.events import Budget, DpEvent
+from securefda.privacy.dp_events import Budget, DpEvent
 from securefda.privacy.planning import PlanRequest, Schedule, plan_noise
 from securefda.privacy.private_training import require_separate_rows
 from securefda.settings import Settings, kebab_case

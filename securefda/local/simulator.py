@@ -21,15 +21,15 @@ from securefda.operations.progress import Reporter
 from securefda.operations.recording import ModelOrigin, RecordingReporter
 from securefda.operations.records import RoundLine, SiteLine, Summary, refused_line
 from securefda.operations.run_folder import SITES_FOLDER, RunFolder
-from securefda.privacy.events import TERMS
+from securefda.privacy.dp_events import TERMS
 from securefda.protocol.messages import Body, Header, Parcel, Signed
 from securefda.protocol.roster import Roster
 from securefda.site.config import AggregatorConfig, FederationConfig, ProcessSection, SourceConfig, site_policy
 from securefda.site.throwaway import throwaway_roster
-from securefda.source.run import SourceRun
 from securefda.source.run_book import RunBook, run_book_file
-from securefda.source.site import SourceSite, source_site
-from securefda.source.store import SourceStore
+from securefda.source.source_run import SourceRun
+from securefda.source.source_site import SourceSite, source_site
+from securefda.source.source_store import SourceStore
 from securefda.text import said_of
 from securefda.transport.in_memory import MemoryNetwork, Passed
 from securefda.transport.observer import MessageObserver, TrafficMeter, ignore

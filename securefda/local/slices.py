@@ -27,9 +27,9 @@ from securefda.operations.records import Summary
 from securefda.operations.run_folder import RunFolder
 from securefda.protocol.roster import Roster
 from securefda.site.config import FederationConfig
-from securefda.source.run import SourceRun
+from securefda.source.source_run import SourceRun
 from securefda.transport.in_memory import MemoryNetwork, UnderWay
-from securefda.transport.vectors import Vector
+from securefda.transport.vector_transfer import Vector
 
 
 @dataclass(frozen=True, slots=True)

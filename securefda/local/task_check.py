@@ -30,7 +30,7 @@ from securefda.site.config import (
 from securefda.site.kit import Kit
 from securefda.site.policy import SourcePolicy, load_signed_policy
 from securefda.site.policy.verdict import refusals_of_moments
-from securefda.source.site import require_room_for
+from securefda.source.source_site import require_room_for
 from securefda.tasks import (
     Rows,
     Samples,
@@ -46,14 +46,14 @@ from securefda.tasks import (
 from securefda.tasks.tabular import Tabular
 from securefda.text import counted, said_of
 from securefda.training import TrainingSettings, build_model, derive_seed, layer_table
-from securefda.training.adaptation import require_adaptable
 from securefda.training.batch_norm import settings_for_model
 from securefda.training.head import head_rows
 from securefda.training.local import FEWEST_TARGET_STEPS, accuracy_in, require_steps
+from securefda.training.parameter_vectors import layer_sizes, model_to_vector
 from securefda.training.pseudo import predict_labels
 from securefda.training.seeds import new_generator, seeded_torch
 from securefda.training.site_model import SiteModel
-from securefda.training.vectors import layer_sizes, model_to_vector
+from securefda.training.target_adaptation import require_adaptable
 
 _FAR = 20.0
 """A scaled number this far from 0 is probably in another unit."""

@@ -27,7 +27,7 @@ from securefda.tasks.base import named_object
 from securefda.tasks.features_file import NO_LABEL, FeatureFile, read_features
 from securefda.tasks.image_folder import SUFFIXES, UNLABELLED, content_of, images_at, images_in, read_images
 from securefda.training.device import choose_device
-from securefda.training.vectors import digest_of
+from securefda.training.parameter_vectors import digest_of
 
 _OPTION = "--encoder"
 

@@ -23,7 +23,7 @@ from typing_extensions import TypedDict
 
 from securefda import __version__
 from securefda.errors import PolicyRefusal, SecureFdaError
-from securefda.privacy.events import Budget
+from securefda.privacy.dp_events import Budget
 from securefda.protocol.messages import Header, Signed, Visibility
 
 SCHEMA_VERSION = 4

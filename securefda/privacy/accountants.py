@@ -6,7 +6,7 @@ the rounds, and many equal rounds take no longer to account for than one.
 Importing Opacus takes seconds, since it imports torch. RDP does not need it: its file with the formulas is loaded by
 itself. PRV imports the package at its first call.
 
-Every epsilon is an upper bound for the guarantee of :data:`securefda.privacy.events.GUARANTEE`, in exact arithmetic.
+Every epsilon is an upper bound for the guarantee of :data:`securefda.privacy.dp_events.GUARANTEE`, in exact arithmetic.
 The parameters of a round must not be chosen by looking at the data.
 """
 
@@ -24,7 +24,7 @@ from types import ModuleType
 import numpy as np
 from numpy.typing import NDArray
 
-from securefda.privacy.events import DpEvent, require_accountant, require_delta
+from securefda.privacy.dp_events import DpEvent, require_accountant, require_delta
 
 # Opacus's orders end at 63, which overstates small epsilons: the best order grows as epsilon falls. So add larger ones.
 _LARGE_ORDERS = (64, 80, 96, 128, 192, 256, 384, 512, 768, 1024)

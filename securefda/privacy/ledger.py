@@ -26,7 +26,7 @@ from typing import Any
 from securefda.disk import await_descriptors
 from securefda.errors import OWNERS_ALONE, BudgetExhausted, ConfigError, TrainingError
 from securefda.privacy.accountants import epsilon
-from securefda.privacy.events import Budget, DpEvent, delta_warning
+from securefda.privacy.dp_events import Budget, DpEvent, delta_warning
 from securefda.privacy.ledger_storage import (
     ACCEPT,
     HINT_CHAIN,

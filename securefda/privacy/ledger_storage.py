@@ -33,7 +33,7 @@ from typing import Any, Final, Literal
 from securefda.disk import LINKED, LINKED_HINT, file_number, is_linked, open_patiently, sync_folder
 from securefda.errors import ConfigError, ExitCode, SecureFdaError
 from securefda.parse import json_value
-from securefda.privacy.events import DpEvent, require
+from securefda.privacy.dp_events import DpEvent, require
 from securefda.text import counted
 
 Kind = Literal["opened", "reserved", "committed", "charged", "accepted", "reset"]

@@ -5,7 +5,7 @@ ledger will.
 
 The noise that keeps six rounds on 239 rows within epsilon = 4, and what another noise multiplier costs:
 
-    >>> from securefda.privacy.events import Budget
+    >>> from securefda.privacy.dp_events import Budget
     >>> schedule = Schedule(samples=239, batch_size=32, epochs=2, rounds=6)
     >>> budget = Budget(epsilon=4.0, delta=1e-5)
     >>> plan_noise(schedule, budget).noise_multiplier
@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any
 
 from securefda.errors import ConfigError
 from securefda.privacy.accountants import epsilon
-from securefda.privacy.events import Budget, DpEvent, delta_warning, require, require_accountant, require_delta
+from securefda.privacy.dp_events import Budget, DpEvent, delta_warning, require, require_accountant, require_delta
 
 if TYPE_CHECKING:
-    from securefda.training.settings import TrainingSettings
+    from securefda.training.training_settings import TrainingSettings
 
 _MOST_STEPS = 10**9
 """Most steps of one event of the accountants."""

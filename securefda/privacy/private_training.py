@@ -44,10 +44,10 @@ from securefda.protocol.encoding import Vector
 from securefda.tasks import Samples, Task, task_code
 from securefda.training.device import choose_device
 from securefda.training.local import LocalResult, StepObserver, require_steps
+from securefda.training.parameter_vectors import FlatModel
 from securefda.training.seeds import secret_torch, seeded_torch
-from securefda.training.settings import NoiseSettings, TrainingSettings
 from securefda.training.team import Team, shared_steps
-from securefda.training.vectors import FlatModel
+from securefda.training.training_settings import NoiseSettings, TrainingSettings
 
 _WORD_BYTES = 8
 

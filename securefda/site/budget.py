@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from securefda.errors import ConfigError
 from securefda.privacy.accountants import epsilon
-from securefda.privacy.events import Budget, DpEvent, delta_warning
+from securefda.privacy.dp_events import Budget, DpEvent, delta_warning
 from securefda.privacy.ledger import Ledger
 from securefda.privacy.ledger_storage import CLOCK_SLACK_S, DataSet, LedgerError, Recorded, Row, charged, last_reset
 from securefda.privacy.planning import (

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from securefda.disk import locked, make_folder
 from securefda.errors import BudgetExhausted, ConfigError
-from securefda.privacy.events import Budget, DpEvent, delta_warning
+from securefda.privacy.dp_events import Budget, DpEvent, delta_warning
 from securefda.privacy.ledger import Ledger, Reservation, Sign, fingerprints_of, rows_of
 from securefda.privacy.ledger_storage import (
     HINT_ROWS,

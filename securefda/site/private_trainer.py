@@ -10,7 +10,7 @@ from hashlib import sha256
 import torch
 
 from securefda.errors import TrainingError
-from securefda.privacy.events import DpEvent
+from securefda.privacy.dp_events import DpEvent
 from securefda.privacy.ledger import Reservation
 from securefda.privacy.noise import NoiseSource
 from securefda.privacy.planning import schedule_of

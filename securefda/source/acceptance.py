@@ -12,16 +12,16 @@ import numpy as np
 
 from securefda.audit.witness import CheckpointError
 from securefda.errors import FaultyAggregatorError
-from securefda.protocol.contribution import (
+from securefda.protocol.encoding import Vector
+from securefda.protocol.header_checks import check_signed_header, quantisation
+from securefda.protocol.messages import Header, Parcel, Signed, Visibility
+from securefda.protocol.weighed_contribution import (
     RoundTerms,
     alignment_of,
     checked_vectors,
     published_statistics,
     weight_of,
 )
-from securefda.protocol.encoding import Vector
-from securefda.protocol.header_checks import check_signed_header, quantisation
-from securefda.protocol.messages import Header, Parcel, Signed, Visibility
 from securefda.site.policy.verdict import check_alignment, check_metrics
 from securefda.source.model_bound import (
     CheckedCourse,
@@ -32,7 +32,7 @@ from securefda.source.model_bound import (
     origin_of,
     require_initial,
 )
-from securefda.source.site import SourceSite
+from securefda.source.source_site import SourceSite
 from securefda.training.trainer import Trainer
 
 

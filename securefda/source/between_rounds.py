@@ -19,7 +19,7 @@ from securefda.protocol.messages import (
 from securefda.protocol.transcript import joining_digest
 from securefda.site.policy.verdict import check_schedule
 from securefda.source.model_bound import Missed, TakenResult, check_missed
-from securefda.source.site import SourceSite
+from securefda.source.source_site import SourceSite
 
 
 class BetweenRounds:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from securefda.errors import ConfigError, DataError
-from securefda.tasks.guard import task_code
+from securefda.tasks.task_code import task_code
 
 
 class UnfitRows(DataError):

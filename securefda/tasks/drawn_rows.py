@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from securefda.errors import ConfigError
 from securefda.tasks.base import Samples, Task
 from securefda.tasks.digits import digits_and_labels, turned
-from securefda.tasks.guard import task_code
 from securefda.tasks.image_folder import ImageFolder
 from securefda.tasks.tabular import Tabular
+from securefda.tasks.task_code import task_code
 from securefda.tasks.variation import placed
 
 _CALIBRATED_ON = 4000

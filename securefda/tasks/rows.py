@@ -8,7 +8,7 @@ import torch
 
 from securefda.errors import ConfigError, DataError
 from securefda.tasks.base import Rows, Samples, Task, UnfitRows, Unlabelled
-from securefda.tasks.guard import task_code
+from securefda.tasks.task_code import task_code
 
 Split = Literal["train", "test", "oracle"]
 """The rows that a site trains on, those that it holds out, and all labelled training rows of the target."""

@@ -13,10 +13,7 @@ from securefda.training.local import (
     train_local,
 )
 from securefda.training.memory import PersonalMemory
-from securefda.training.personal import PersonalModel, PersonalTrainer
-from securefda.training.seeds import SecretSeed, derive_seed
-from securefda.training.settings import AlignmentSettings, NoiseSettings, TrainingSettings
-from securefda.training.vectors import (
+from securefda.training.parameter_vectors import (
     LayerTable,
     build_model,
     frozen_digest,
@@ -25,6 +22,9 @@ from securefda.training.vectors import (
     model_to_vector,
     vector_to_model,
 )
+from securefda.training.personal import PersonalModel, PersonalTrainer
+from securefda.training.seeds import SecretSeed, derive_seed
+from securefda.training.training_settings import AlignmentSettings, NoiseSettings, TrainingSettings
 
 __all__ = [
     "FEWEST_TARGET_STEPS",

@@ -21,7 +21,7 @@ from securefda.errors import TrainingError
 from securefda.protocol.encoding import Vector
 from securefda.tasks import Rows, Task, task_code
 from securefda.training.memory import PersonalMemory, statistics_key
-from securefda.training.settings import TrainingSettings
+from securefda.training.training_settings import TrainingSettings
 
 _MOST_ROWS = 1024
 _INSTEAD = "use torch.nn.GroupNorm instead"

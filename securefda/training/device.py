@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from securefda.errors import ConfigError
 from securefda.machine import usable_cores
-from securefda.tasks.guard import OTHER_DEVICE
+from securefda.tasks.task_code import OTHER_DEVICE
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
 

@@ -11,8 +11,8 @@ from securefda.errors import ConfigError, TrainingError
 from securefda.protocol.encoding import Vector, Vector64
 from securefda.rules import Head, Moments, fit_head, sources_part
 from securefda.tasks import Samples, Task, Unlabelled, task_code
-from securefda.training.features import extract_features, last_linear, require_frozen_features
 from securefda.training.local import LocalResult
+from securefda.training.model_features import extract_features, last_linear, require_frozen_features
 from securefda.training.site_model import SiteModel
 
 _SCALES = 2.0 ** np.arange(-2.0, 6.1, 0.25)

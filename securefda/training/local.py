@@ -21,11 +21,11 @@ from securefda.text import counted
 from securefda.training.batch_norm import settings_for_model
 from securefda.training.device import choose_device
 from securefda.training.optimizers import Optimizer, new_optimizer
+from securefda.training.parameter_vectors import FlatModel
 from securefda.training.seeds import Seed, derive_seed, new_generator, seeded_torch
-from securefda.training.settings import TrainingSettings
 from securefda.training.support import RowSupport
 from securefda.training.team import Team, shared_steps
-from securefda.training.vectors import FlatModel
+from securefda.training.training_settings import TrainingSettings
 
 FEWEST_TARGET_STEPS = 2
 """A target needs two steps in a round, since auto-beta estimates the variance between steps."""

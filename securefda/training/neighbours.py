@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from securefda.errors import TrainingError
 from securefda.tasks import Samples
-from securefda.training.vectors import layer_table
+from securefda.training.parameter_vectors import layer_table
 
 _ROWS = 1024
 _LEAST_PROBABILITY = 1e-12

@@ -16,7 +16,7 @@ from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
 from securefda.protocol.encoding import Vector64
-from securefda.training.settings import TrainingSettings
+from securefda.training.training_settings import TrainingSettings
 
 ADAM_BETA1, ADAM_BETA2, ADAM_EPSILON = 0.9, 0.999, 1e-8
 

@@ -35,9 +35,9 @@ from securefda.training.local import (
 from securefda.training.memory import PersonalMemory
 from securefda.training.neighbours import KnnModel, KnnSettings
 from securefda.training.optimizers import new_optimizer
+from securefda.training.parameter_vectors import FlatModel, build_model, layer_sizes, layer_table, vector_to_model
 from securefda.training.seeds import SecretSeed, Seed, derive_seed, new_generator, round_seed, seeded_torch
-from securefda.training.settings import TrainingSettings
-from securefda.training.vectors import FlatModel, build_model, layer_sizes, layer_table, vector_to_model
+from securefda.training.training_settings import TrainingSettings
 
 
 class PersonalModel(Protocol):

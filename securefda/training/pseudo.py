@@ -24,8 +24,8 @@ from securefda.training.alignment import FeatureAlignment
 from securefda.training.local import LocalResult, outputs_of, train_local
 from securefda.training.memory import PersonalMemory
 from securefda.training.seeds import SecretSeed
-from securefda.training.settings import TrainingSettings
 from securefda.training.trainer import SiteTrainer
+from securefda.training.training_settings import TrainingSettings
 
 _TRIED_ROWS = 2
 

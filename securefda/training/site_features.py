@@ -9,7 +9,7 @@ from torch import Tensor
 from securefda.errors import TrainingError
 from securefda.protocol.encoding import Vector, Vector64
 from securefda.training.alignment import AlignmentRule, require_alignable
-from securefda.training.features import (
+from securefda.training.model_features import (
     ClusterGap,
     cluster_count,
     cluster_features,

@@ -13,12 +13,10 @@ from securefda.protocol.transcript import architecture_digest
 from securefda.tasks import Rows, Samples, Task, Unlabelled, task_code
 from securefda.training.batch_norm import SiteStatistics, Statistic, running_statistics, settings_for_model
 from securefda.training.device import choose_device, choose_threads, multiply_adds
-from securefda.training.features import feature_width
 from securefda.training.local import Evaluation, evaluate
 from securefda.training.memory import NoMemory, PersonalMemory
-from securefda.training.seeds import SecretSeed, Seed, derive_seed, round_seed
-from securefda.training.settings import TrainingSettings
-from securefda.training.vectors import (
+from securefda.training.model_features import feature_width
+from securefda.training.parameter_vectors import (
     build_model,
     frozen_digest,
     layer_sizes,
@@ -26,6 +24,8 @@ from securefda.training.vectors import (
     model_to_vector,
     vector_to_model,
 )
+from securefda.training.seeds import SecretSeed, Seed, derive_seed, round_seed
+from securefda.training.training_settings import TrainingSettings
 
 
 class SiteModel:

@@ -38,7 +38,7 @@ from securefda.protocol.encoding import Vector
 from securefda.tasks import Samples
 from securefda.training.device import choose_device
 from securefda.training.seeds import Seed, derive_seed
-from securefda.training.settings import TrainingSettings
+from securefda.training.training_settings import TrainingSettings
 
 _DONE = -1
 """Sent in place of a number of rows: the round is over."""

@@ -19,18 +19,18 @@ from securefda.training.device import describe_device
 from securefda.training.head import head_rows
 from securefda.training.local import Evaluation, LocalResult, RoundOptions, StepObserver, require_steps, train_local
 from securefda.training.memory import NoMemory, PersonalMemory, own_layers_key, private_modules_key
+from securefda.training.parameter_vectors import LayerTable
 from securefda.training.personal import head_size, train_with_head, vector_from_bytes
 from securefda.training.seeds import SecretSeed
-from securefda.training.settings import TrainingSettings
 from securefda.training.site_model import SiteModel
-from securefda.training.team import Team, TrainingOrder, not_federated
-from securefda.training.variance import (
+from securefda.training.step_variance import (
     cross_fitted_variance,
     fixed_point_variance,
     require_batches,
     require_halves,
 )
-from securefda.training.vectors import LayerTable
+from securefda.training.team import Team, TrainingOrder, not_federated
+from securefda.training.training_settings import TrainingSettings
 
 PermittedRows = Callable[[Floats, Floats], Floats]
 """Features (n, d) and what a head fits to them (n, c) -> the features that may count; or raises PolicyRefusal."""

@@ -35,7 +35,7 @@ from securefda.transport.limits import GRPC_PREFIX_BYTES, UNREAD_MESSAGES, Trans
 from securefda.transport.observer import Direction, MessageObserver, ignore, wire_size
 from securefda.transport.peer import Traffic
 from securefda.transport.tls import Credentials, Unreachable
-from securefda.transport.vectors import Assembly, Vector, byte_view, chunks, digests_beside
+from securefda.transport.vector_transfer import Assembly, Vector, byte_view, chunks, digests_beside
 from securefda.transport.wire import WireError, refuse_unknown_fields, signed_from_proto, signed_to_proto
 from securefda.v1 import federation_pb2 as pb
 

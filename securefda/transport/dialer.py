@@ -16,7 +16,7 @@ from securefda.transport.delivery import INSTANCE_BYTES, Link, Pace, content_of
 from securefda.transport.limits import GRPC_PREFIX_BYTES, TransportSettings, channel_options
 from securefda.transport.peer import Traffic
 from securefda.transport.tls import Credentials, channel_credentials, fetch_server_certificate
-from securefda.transport.vectors import UNEXPECTED_LENGTH
+from securefda.transport.vector_transfer import UNEXPECTED_LENGTH
 from securefda.transport.wire import WireError, refuse_unknown_fields
 from securefda.v1 import federation_pb2 as pb
 from securefda.v1.federation_pb2_grpc import FederationServiceStub

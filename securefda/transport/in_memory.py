@@ -15,7 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from securefda.protocol.down_link import down_link_of, packed, packed_length
 from securefda.protocol.messages import Parcel, Send, Signed
 from securefda.transport.observer import Direction, MessageObserver, wire_size
-from securefda.transport.vectors import Vector, digests_beside
+from securefda.transport.vector_transfer import Vector, digests_beside
 from securefda.transport.wire import decode_signed, encode_signed
 
 

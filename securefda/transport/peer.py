@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from securefda.protocol.messages import Body, Signed
 from securefda.transport.delivery import INSTANCE_BYTES, Link
-from securefda.transport.events import EventQueue, Left
+from securefda.transport.event_queue import EventQueue, Left
 from securefda.transport.limits import TransportSettings
 from securefda.transport.observer import Direction, MessageObserver
-from securefda.transport.vectors import AttachmentStore, UploadDesk
+from securefda.transport.vector_transfer import AttachmentStore, UploadDesk
 from securefda.v1 import federation_pb2 as pb
 
 

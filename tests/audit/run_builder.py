@@ -29,7 +29,7 @@ from securefda.audit.records import Decision, Disclosure, DpSpent, Entry
 from securefda.audit.statements import KeptStatements, StatementReader
 from securefda.audit.verify import verify_log
 from securefda.privacy.accountants import epsilon
-from securefda.privacy.events import DpEvent
+from securefda.privacy.dp_events import DpEvent
 from securefda.protocol import messages as m
 from securefda.protocol.envelope import sign_bytes
 from securefda.transport import wire

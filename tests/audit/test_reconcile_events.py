@@ -22,7 +22,7 @@ from run_lies import A, B, C, first
 
 from securefda.audit.reconcile.suspicion import RunFinding
 from securefda.privacy.accountants import epsilon
-from securefda.privacy.events import DpEvent
+from securefda.privacy.dp_events import DpEvent
 from securefda.protocol import messages as m
 
 pytestmark = pytest.mark.usefixtures("no_disk_sync")

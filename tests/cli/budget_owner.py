@@ -16,7 +16,7 @@ from securefda.audit.charges import logged_charges
 from securefda.audit.journal import Journal, RunInfo, logs_folder
 from securefda.cli import main
 from securefda.privacy.accountants import epsilon
-from securefda.privacy.events import Budget, DpEvent
+from securefda.privacy.dp_events import Budget, DpEvent
 from securefda.samples import sample
 from securefda.site.budget import BudgetSite, load_site
 

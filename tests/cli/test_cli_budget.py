@@ -13,7 +13,7 @@ from interrupting import ctrl_c_in
 
 from securefda.cli import main
 from securefda.privacy.accountants import epsilon
-from securefda.privacy.events import ASSUMPTIONS, GUARANTEE, DpEvent
+from securefda.privacy.dp_events import ASSUMPTIONS, GUARANTEE, DpEvent
 from securefda.privacy.planning import plan_noise
 from securefda.site.config import TrainingSection
 from securefda.site.policy import SourcePolicy

@@ -24,7 +24,7 @@ from securefda.errors import ConfigError
 from securefda.local.advice import Advice, Question
 from securefda.local.advising import advise
 from securefda.privacy.accountants import epsilon
-from securefda.privacy.events import ASSUMPTIONS, GUARANTEE, Budget, DpEvent
+from securefda.privacy.dp_events import ASSUMPTIONS, GUARANTEE, Budget, DpEvent
 from securefda.privacy.planning import Schedule, plan_noise
 from securefda.samples import sample
 from securefda.site.budget import load_site

@@ -10,7 +10,7 @@ from budget_owner import ROUND, Owner, spent
 
 from securefda.cli import main
 from securefda.privacy.accountants import epsilon
-from securefda.privacy.events import ASSUMPTIONS, GUARANTEE, TERMS, DpEvent
+from securefda.privacy.dp_events import ASSUMPTIONS, GUARANTEE, TERMS, DpEvent
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -16,7 +16,7 @@ WALKS = {
     for part in PAGE.split("\n## ")[1:]
 }
 MOST = 15
-STARTS = {"securefda/tasks/base.py", "securefda/cli/__init__.py", "securefda/transport/server.py"}
+STARTS = {"securefda/tasks/base.py", "securefda/cli/__init__.py", "securefda/transport/aggregator_server.py"}
 """The first file of each walk, and where the update arrives."""
 
 
@@ -53,7 +53,7 @@ def test_the_files_of_a_walk_can_be_imported_in_their_order(walk):
 def test_each_file_is_used_by_one_of_the_walk_or_of_its_process(walk):
     """Later files of the walk count as well: rows meet the trainer before the code that calls it."""
     used = set().union(*(imports_of(path) for path in WALKS[walk]))
-    processes = ("source/run.py", "source/process.py", "aggregator/run.py")
+    processes = ("source/source_run.py", "source/source_process.py", "aggregator/run.py")
     used |= set().union(*(imports_of(f"securefda/{name}") for name in processes))
     missing = [path for path in WALKS[walk] if module_of(path) not in used and path not in STARTS]
     assert missing == []

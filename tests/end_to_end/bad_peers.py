@@ -44,12 +44,12 @@ from securefda.protocol.messages import (
 from securefda.site.config import load_aggregator, load_source
 from securefda.site.kit import Kit, load_kit
 from securefda.site.policy import load_signed_policy
-from securefda.source.process import SourceDriver
-from securefda.source.run import SourceRun
-from securefda.source.site import source_site
+from securefda.source.source_process import SourceDriver
+from securefda.source.source_run import SourceRun
+from securefda.source.source_site import source_site
+from securefda.transport.aggregator_server import AggregatorServer
 from securefda.transport.client import SourceChannel
 from securefda.transport.observer import TrafficMeter
-from securefda.transport.server import AggregatorServer
 from securefda.v1 import messages_pb2 as pb
 
 Lie = Callable[[Signer, Parcel], Awaitable[Parcel | None]]

@@ -15,7 +15,7 @@ from wire_tap import Seen, read_tap
 
 from securefda.audit.reading import open_log
 from securefda.protocol.messages import Body, Signed
-from securefda.transport.vectors import digests_beside
+from securefda.transport.vector_transfer import digests_beside
 from securefda.transport.wire import refuse_unknown_fields, signed_from_proto
 from securefda.v1 import federation_pb2 as pb
 

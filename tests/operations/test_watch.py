@@ -139,7 +139,7 @@ def test_a_log_that_fills_its_disk_is_said_on_the_console_and_the_run_goes_on(tm
 def test_where_both_are_off_no_file_is_made_and_nothing_is_imported_for_them(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path\n"
-        "import securefda.aggregator.process, securefda.source.process\n"
+        "import securefda.aggregator.process, securefda.source.source_process\n"
         "from operations_roster import Console, roster\n"
         "from securefda.site.config import LoggingSection, MetricsSection\n"
         "from securefda.operations import watch_source, watch_target\n"

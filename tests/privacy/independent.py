@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 
 from securefda.privacy.accountants import ORDERS
-from securefda.privacy.events import DpEvent
+from securefda.privacy.dp_events import DpEvent
 
 _POINTS = 6_001
 _WIDTH = 14.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from securefda.privacy.events import Budget, DpEvent
+from securefda.privacy.dp_events import Budget, DpEvent
 from securefda.privacy.ledger import Ledger
 from securefda.privacy.ledger_storage import DataSet
 

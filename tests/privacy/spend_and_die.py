@@ -14,7 +14,7 @@ from pathlib import Path
 from ledger_site import DATA, EVENT, NOON
 
 from securefda.errors import BudgetExhausted
-from securefda.privacy.events import Budget
+from securefda.privacy.dp_events import Budget
 from securefda.privacy.ledger import Ledger
 
 

@@ -19,7 +19,7 @@ from scipy.stats import norm
 from securefda.errors import ConfigError
 from securefda.privacy import accountants
 from securefda.privacy.accountants import LEAST_PRV_DELTA, ORDERS, epsilon, opacus_rdp, rdp_of_a_step
-from securefda.privacy.events import DpEvent
+from securefda.privacy.dp_events import DpEvent
 
 DELTA = 1e-5
 GRID = [

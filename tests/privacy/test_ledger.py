@@ -11,7 +11,7 @@ from ledger_site import DATA, EVENT, NOON, WIDE, Site, sign
 
 from securefda.errors import BudgetExhausted, ConfigError, ExitCode, TrainingError
 from securefda.privacy.accountants import epsilon
-from securefda.privacy.events import Budget
+from securefda.privacy.dp_events import Budget
 from securefda.privacy.ledger import Ledger
 from securefda.privacy.ledger_storage import CLOCK_SLACK_S, LedgerError
 

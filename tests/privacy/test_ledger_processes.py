@@ -19,7 +19,7 @@ from ledger_site import DATA, EVENT, NOON, WIDE, Site
 
 from securefda.errors import BudgetExhausted
 from securefda.privacy.accountants import epsilon
-from securefda.privacy.events import Budget
+from securefda.privacy.dp_events import Budget
 from securefda.privacy.ledger import Ledger
 from securefda.privacy.ledger_storage import LedgerError
 

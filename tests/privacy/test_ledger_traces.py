@@ -19,7 +19,7 @@ from independent import independent_epsilon
 from ledger_site import NOON, Site, sign
 
 from securefda.errors import BudgetExhausted
-from securefda.privacy.events import Budget, DpEvent
+from securefda.privacy.dp_events import Budget, DpEvent
 from securefda.privacy.ledger import Ledger, Reservation
 
 TRACES, CHUNK = 200, 20

@@ -8,7 +8,7 @@ import pytest
 
 from securefda.errors import ConfigError
 from securefda.privacy.accountants import epsilon
-from securefda.privacy.events import Budget, DpEvent
+from securefda.privacy.dp_events import Budget, DpEvent
 from securefda.privacy.planning import Schedule, plan_epsilon, plan_noise, rounds_within
 
 SCHEDULE = Schedule(samples=300, batch_size=32, epochs=1, rounds=20)

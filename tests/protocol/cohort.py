@@ -20,9 +20,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from phases import added, closed, taken
 
 from securefda.errors import FaultyAggregatorError
-from securefda.protocol import aggregator as agg
-from securefda.protocol import source as src
-from securefda.protocol.aggregator import AggregatorSession
+from securefda.protocol import aggregator_session as agg
+from securefda.protocol import source_session as src
+from securefda.protocol.aggregator_session import AggregatorSession
 from securefda.protocol.envelope import sign_bytes
 from securefda.protocol.header_checks import (
     History,

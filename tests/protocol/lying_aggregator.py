@@ -22,7 +22,7 @@ from securefda.aggregator.store import AggregatorStore
 from securefda.audit import notes
 from securefda.audit.notes import witness_name
 from securefda.protocol import agreement
-from securefda.protocol import source as src
+from securefda.protocol import source_session as src
 from securefda.protocol.agreement import BoxAddress, SharePair, report_commitment
 from securefda.protocol.messages import (
     NO_CONTEXT,

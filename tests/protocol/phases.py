@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from securefda.protocol import aggregator as agg
-from securefda.protocol import source as src
+from securefda.protocol import aggregator_session as agg
+from securefda.protocol import source_session as src
 
 OVER = object()
 """What stands in the place of a phase once the session has its result."""

@@ -17,9 +17,9 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from phases import added, closed, taken
 
-from securefda.protocol import aggregator as agg
-from securefda.protocol import source as src
-from securefda.protocol.aggregator import AggregatorSession
+from securefda.protocol import aggregator_session as agg
+from securefda.protocol import source_session as src
+from securefda.protocol.aggregator_session import AggregatorSession
 from securefda.protocol.header_checks import History, PastResult, SessionLimits, check_signed_header, quantisation
 from securefda.protocol.messages import Result, Signed, Signer
 from securefda.protocol.roster import Roster

@@ -36,10 +36,10 @@ from securefda.protocol.messages import (
     Unmask,
     Visibility,
 )
-from securefda.protocol.source import AwaitingSurvivors
+from securefda.protocol.source_session import AwaitingSurvivors
 from securefda.protocol.transcript import architecture_digest, cohort_with
 from securefda.site.policy import default_policy
-from securefda.source.run import SourceRun, SourceSite
+from securefda.source.source_run import SourceRun, SourceSite
 from securefda.training import Evaluation, LayerTable, LocalResult
 
 ROUNDS = 3

@@ -16,7 +16,14 @@ import test_lying_aggregator
 import test_lying_source
 import test_ring_session
 
-from securefda.protocol import aggregator, envelope_checks, header_checks, session_checks, source, unmasking
+from securefda.protocol import (
+    aggregator_session,
+    envelope_checks,
+    header_checks,
+    session_checks,
+    source_session,
+    unmasking,
+)
 
 NAME = re.compile(r"[A-Z]+(_[A-Z]+)*")
 
@@ -36,7 +43,7 @@ SOURCE = {lie.check for lie in (*lies_of_source.LIES, *lies_on_a_ring.SOURCE_LIE
 
 def test_every_check_of_a_source_has_a_lie_of_the_aggregator() -> None:
     in_lies = HEADER | AGGREGATOR | {"HEADER_MODEL"} & names_in(test_header_checks)
-    at_source = (envelope_checks, header_checks, session_checks, source)
+    at_source = (envelope_checks, header_checks, session_checks, source_session)
     assert set().union(*map(names_in, at_source)) == in_lies
 
 
@@ -45,13 +52,13 @@ def test_every_check_of_the_aggregator_has_a_lie_of_a_source() -> None:
     assert apart <= names_in(test_lying_source)
     outside = set(lies_of_source.OUTSIDE)
     assert outside <= names_in(envelope_checks)
-    assert names_in(aggregator) | names_in(aggregator) | names_in(unmasking) | outside == SOURCE | apart
+    assert names_in(aggregator_session) | names_in(unmasking) | outside == SOURCE | apart
 
 
 def test_key_of_low_order_has_a_lie_where_masks_are_made_too() -> None:
     assert "KEY_INVALID" in names_in(test_lying_aggregator)
 
 
-@pytest.mark.parametrize("module", [envelope_checks, header_checks, session_checks, source, aggregator])
+@pytest.mark.parametrize("module", [envelope_checks, header_checks, session_checks, source_session, aggregator_session])
 def test_scan_finds_names_at_all(module: ModuleType) -> None:
     assert len(names_in(module)) >= 3

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from phases import OVER
 from test_session import assert_sum_is_exact
 
-from securefda.protocol import source as src
+from securefda.protocol import source_session as src
 from securefda.protocol.header_checks import default_threshold
 from securefda.protocol.messages import Visibility
 from securefda.protocol.transcript import cohort_with, cohorts_of, nonce_commitment, nonce_fits

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from cohort import PHASES, Cohort, leaving, secrets_in
 
-from securefda.protocol import source as src
+from securefda.protocol import source_session as src
 from securefda.protocol.header_checks import quantisation
 
 VICTIM = 2

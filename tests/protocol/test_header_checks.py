@@ -27,14 +27,6 @@ from cohort import (
     signer,
 )
 
-from securefda.protocol.contribution import (
-    RoundTerms,
-    aligned_update,
-    aligned_variance,
-    alignment_of,
-    checked_vectors,
-    contribution_at_source,
-)
 from securefda.protocol.header_checks import (
     History,
     PastResult,
@@ -64,6 +56,14 @@ from securefda.protocol.messages import (
 )
 from securefda.protocol.roster import Roster
 from securefda.protocol.transcript import architecture_digest, layer_names_and_shapes, round_terms, sum_terms
+from securefda.protocol.weighed_contribution import (
+    RoundTerms,
+    aligned_update,
+    aligned_variance,
+    alignment_of,
+    checked_vectors,
+    contribution_at_source,
+)
 
 N, ME = 5, 2
 OTHER = sha256(b"other").digest()

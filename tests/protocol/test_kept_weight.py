@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from securefda.protocol.contribution import FaultySum, check_kept
+from securefda.protocol.weighed_contribution import FaultySum, check_kept
 from securefda.rules.attention import LARGEST_BOUND, least_share
 from securefda.rules.contribution import KEEP_TOLERANCE
 from securefda.rules.strategy import RoundPlan, Rule

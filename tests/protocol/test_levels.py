@@ -12,7 +12,7 @@ from phases import OVER
 from test_session import assert_sum_is_exact
 
 from securefda.errors import FaultySourceError, QuorumLost
-from securefda.protocol import source as src
+from securefda.protocol import source_session as src
 from securefda.protocol.header_checks import default_threshold, quantisation
 from securefda.protocol.messages import Granularity, KeyList, NormCapTerms, SelfMaskShare, Visibility
 from securefda.protocol.transcript import cohorts_of, quorum_of

@@ -11,7 +11,7 @@ from test_session import assert_sum_is_exact
 
 from securefda.errors import FaultyAggregatorError, FaultySourceError
 from securefda.protocol import agreement
-from securefda.protocol import source as src
+from securefda.protocol import source_session as src
 from securefda.protocol.agreement import BOX_BYTES, REPORT_OPENING_BYTES, BoxAddress, SharePair
 from securefda.protocol.messages import Advertise, Granularity, Header, NormCapTerms, ShareBundle, Signed, Visibility
 from securefda.protocol.secret import Secret

@@ -8,7 +8,14 @@ import pytest
 from published import VECTORS, load
 from test_check_names import names_in
 
-from securefda.protocol import aggregator, envelope_checks, header_checks, session_checks, source, unmasking
+from securefda.protocol import (
+    aggregator_session,
+    envelope_checks,
+    header_checks,
+    session_checks,
+    source_session,
+    unmasking,
+)
 
 FILES = sorted(path.stem for path in VECTORS.glob("*.json"))
 COUNTED: dict[str, tuple[list[str], list[str]]] = {
@@ -63,9 +70,9 @@ def test_there_are_at_least_five_invalid_cases_for_each_valid_one() -> None:
     [
         (
             ("headers", "lies_to_source", "ring_headers", "ring_lies_to_source"),
-            (envelope_checks, header_checks, session_checks, source),
+            (envelope_checks, header_checks, session_checks, source_session),
         ),
-        (("lies_to_aggregator", "ring_lies_to_aggregator"), (aggregator, aggregator, unmasking)),
+        (("lies_to_aggregator", "ring_lies_to_aggregator"), (aggregator_session, unmasking)),
     ],
     ids=["source", "aggregator"],
 )

@@ -20,7 +20,7 @@ from test_session import assert_sum_is_exact
 
 from securefda.errors import FaultyAggregatorError, FaultySourceError, QuorumLost
 from securefda.protocol import agreement
-from securefda.protocol import source as src
+from securefda.protocol import source_session as src
 from securefda.protocol.header_checks import quantisation
 from securefda.protocol.masking import mask
 from securefda.protocol.messages import GraphTerms, SelfMaskShare, Visibility

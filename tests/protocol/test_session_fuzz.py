@@ -23,17 +23,17 @@ from session_network import SessionNetwork, received
 from session_sites import Terms, Violation
 
 from securefda.audit.witness import CheckpointError, Witness
-from securefda.protocol import aggregator, header_checks, masking
-from securefda.protocol import source as src
-from securefda.protocol.aggregator import AggregatorSession
+from securefda.protocol import aggregator_session, header_checks, masking
+from securefda.protocol import source_session as src
+from securefda.protocol.aggregator_session import AggregatorSession
 from securefda.protocol.agreement import REPORT_OPENING_BYTES, report_commitment
 from securefda.protocol.encoding import N_STATISTICS
 from securefda.protocol.messages import Advertise, Checkpoint, Parcel, ShareBundle, Survivors, Visibility
 from securefda.protocol.secret import Secret
 from securefda.site.policy import verdict
-from securefda.source import rounds, run
-from securefda.source.site import SourceSite
-from securefda.source.store import SourceStore
+from securefda.source import source_round, source_run
+from securefda.source.source_site import SourceSite
+from securefda.source.source_store import SourceStore
 from securefda.transport.in_memory import UnderWay
 
 SESSIONS = at_depth(4, 300)
@@ -133,15 +133,15 @@ def unseen_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def signing_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A source that has signed the lists goes on waiting for lists."""
-    real = run.continue_round
+    real = source_run.continue_round
 
-    def go_on(site: SourceSite, current: rounds.SourceRound, message: Any) -> Any:
+    def go_on(site: SourceSite, current: source_round.SourceRound, message: Any) -> Any:
         following, answer = real(site, current, message)
         if isinstance(message.body, Survivors):
             following = replace(current, phase=replace(current.phase, secrets=following.phase.secrets))  # type: ignore
         return following, answer
 
-    monkeypatch.setattr(run, "continue_round", go_on)
+    monkeypatch.setattr(source_run, "continue_round", go_on)
 
 
 def fuse_that_stays(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +162,7 @@ def inputs_that_count_twice(monkeypatch: pytest.MonkeyPatch) -> None:
         real(total, **seeds)
         total[:-N_STATISTICS] *= 2
 
-    monkeypatch.setattr(aggregator, "unmask", unmask)
+    monkeypatch.setattr(aggregator_session, "unmask", unmask)
 
 
 def names_mixed_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from securefda.site.policy.model import ReleaseLimits
 from securefda.source.run_book import RunBook
-from securefda.source.store import SourceStore
+from securefda.source.source_store import SourceStore
 
 
 def main(state: Path) -> None:

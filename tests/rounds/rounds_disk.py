@@ -21,7 +21,7 @@ from securefda.audit.store import AuditError
 from securefda.audit.witness import Witness
 from securefda.bootstrap import Member, witness_of
 from securefda.protocol.messages import Parcel
-from securefda.source.store import SourceStore
+from securefda.source.source_store import SourceStore
 from securefda.transport.in_memory import UnderWay
 from securefda.transport.observer import Direction
 

@@ -53,8 +53,8 @@ from securefda.protocol.secret import Secret
 from securefda.rules import Strategy
 from securefda.site.policy import SourcePolicy, default_policy
 from securefda.site.policy.model import MetadataPolicy, MomentBounds
-from securefda.source.run import SourceRun, SourceSite
-from securefda.source.store import SourceStore
+from securefda.source.source_run import SourceRun, SourceSite
+from securefda.source.source_store import SourceStore
 from securefda.tasks import Samples, TaskSettings
 from securefda.training import PersonalMemory, PersonalTrainer, TrainingSettings, Vector
 from securefda.training.head import HeadFitter

@@ -7,9 +7,9 @@ from typing import Any
 
 from securefda.protocol.encoding import N_STATISTICS
 from securefda.protocol.messages import Header, Parcel
-from securefda.protocol.source import AwaitingShares, receive_shares
-from securefda.source.rounds import capped_input, release_masked
-from securefda.source.run import SourceRun
+from securefda.protocol.source_session import AwaitingShares, receive_shares
+from securefda.source.source_round import capped_input, release_masked
+from securefda.source.source_run import SourceRun
 
 KEPT, SAMPLES, LOSS, ACCURACY = range(-N_STATISTICS, 4 - N_STATISTICS)
 """Where w, n and the sums of metrics stand in an encoded vector."""

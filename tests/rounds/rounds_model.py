@@ -40,7 +40,7 @@ from securefda.protocol.messages import (
 )
 from securefda.protocol.transcript import round_terms
 from securefda.rules import align_update
-from securefda.source.run import SourceRun
+from securefda.source.source_run import SourceRun
 from securefda.training import LocalResult
 from securefda.transport.in_memory import Passed, UnderWay
 

@@ -14,17 +14,17 @@ from rounds_tasks import Points
 
 from securefda.aggregator.run import AggregatorRun
 from securefda.privacy.accountants import epsilon
-from securefda.privacy.events import Budget, DpEvent
+from securefda.privacy.dp_events import Budget, DpEvent
 from securefda.privacy.ledger import Ledger
 from securefda.protocol.secret import RandomBytes
 from securefda.site.policy import MetadataPolicy, SourcePolicy, WorkLimits
 from securefda.site.privacy_account import PrivacyAccount, data_set_of
 from securefda.site.private_trainer import PrivateTrainer
-from securefda.source.run import SourceRun
+from securefda.source.source_run import SourceRun
 from securefda.tasks import Samples, TaskSettings
 from securefda.training import TrainingSettings
-from securefda.training.settings import NoiseSettings
 from securefda.training.trainer import SiteTrainer
+from securefda.training.training_settings import NoiseSettings
 from securefda.transport.in_memory import UnderWay
 
 NOISE = NoiseSettings(1.0)

@@ -38,9 +38,9 @@ from securefda.samples import sample
 from securefda.site.config import FederationConfig, load_federation
 from securefda.tasks import TaskSettings, Unlabelled, with_further_rows
 from securefda.training import TrainingSettings, model_to_vector
-from securefda.training.adaptation import AdaptationSettings, Adapted
 from securefda.training.batch_norm import estimate_statistics
 from securefda.training.site_model import SiteModel
+from securefda.training.target_adaptation import AdaptationSettings, Adapted
 from securefda.transport.wire import encode_signed
 
 SOURCE_ONLY = ("strategy.rule=source_only", "strategy.rounds=2", "strategy.warm-up-rounds=0")

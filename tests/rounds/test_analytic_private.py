@@ -13,7 +13,7 @@ from rounds_private import PrivateFederation, enough_for
 
 from securefda.errors import BudgetExhausted
 from securefda.privacy.accountants import epsilon
-from securefda.privacy.events import DpEvent
+from securefda.privacy.dp_events import DpEvent
 from securefda.protocol.messages import Advertise, Visibility
 from securefda.rules import Moments
 from securefda.training.head import head_rows

@@ -14,7 +14,6 @@ from rounds_liars import KEPT, SAMPLES, Liar
 
 from securefda.aggregator.target import train_target
 from securefda.operations.records import RoundLine
-from securefda.protocol.contribution import aligned_update, alignment_of, alignment_share
 from securefda.protocol.messages import (
     Abort,
     Advertise,
@@ -24,6 +23,7 @@ from securefda.protocol.messages import (
     Unmask,
     Visibility,
 )
+from securefda.protocol.weighed_contribution import aligned_update, alignment_of, alignment_share
 from securefda.rules import ContributionSum, Strategy, contribute, round_plan
 from securefda.site.policy import default_policy
 from securefda.site.policy.model import MetadataPolicy

@@ -28,7 +28,7 @@ from securefda.site.config.sections import DEFAULT_DATA_SET
 from securefda.site.policy import default_policy
 from securefda.site.policy.model import ReleaseLimits
 from securefda.site.privacy_account import data_set_of, ledger_file
-from securefda.source.site import source_site
+from securefda.source.source_site import source_site
 from securefda.training import choose_device
 
 DIGITS = TaskSection(factory="securefda.tasks.digits:Digits")

@@ -13,7 +13,7 @@ from securefda.errors import ConfigError
 from securefda.protocol.messages import Visibility
 from securefda.samples import sample
 from securefda.site.config import load_federation, training_settings
-from securefda.training.settings import NoiseSettings
+from securefda.training.training_settings import NoiseSettings
 
 SOURCES = (1, 2, 3)
 Play = Callable[..., PrivateFederation]

@@ -13,7 +13,7 @@ import pytest
 from rounds_federation import Federation, secrets_in, until
 
 from securefda.errors import SecureFdaError
-from securefda.protocol import source as session_steps
+from securefda.protocol import source_session as session_steps
 from securefda.protocol.messages import (
     SESSION_ID_BYTES,
     Consistency,

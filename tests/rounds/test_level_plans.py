@@ -15,9 +15,9 @@ from securefda.aggregator.headers import AttemptPosition, Federation, Planner, h
 from securefda.aggregator.ranges import WordFormat
 from securefda.aggregator.site import RunSettings
 from securefda.errors import ConfigError
-from securefda.protocol.contribution import terms_of
 from securefda.protocol.header_checks import threshold_is_sound
 from securefda.protocol.messages import Header, Visibility
+from securefda.protocol.weighed_contribution import terms_of
 from securefda.rules import Strategy, round_plan
 from securefda.site.policy import check_header_by_policy, default_policy
 from securefda.site.policy.verdict import plan_levels

@@ -23,7 +23,7 @@ from securefda.protocol import encoding
 from securefda.protocol.messages import Header, Parcel, Result, ShareDelivery, Visibility
 from securefda.rules import Strategy
 from securefda.site.policy import default_policy
-from securefda.source.run import SourceRun
+from securefda.source.source_run import SourceRun
 from securefda.tasks import Samples, Task, TaskSettings
 from securefda.training import TrainingSettings, optimizers
 from securefda.training.trainer import SiteTrainer

@@ -28,7 +28,7 @@ from securefda.protocol.messages import (
     Survivors,
     Visibility,
 )
-from securefda.source.run import SourceRun
+from securefda.source.source_run import SourceRun
 
 ME = 2
 BEFORE_RELEASE = [KeyList, ShareDelivery]

@@ -23,10 +23,10 @@ from securefda.privacy.private_training import require_separate_rows
 from securefda.protocol.messages import Visibility
 from securefda.site import private_trainer
 from securefda.site.private_trainer import PrivateTrainer
-from securefda.source.run import SourceRun
+from securefda.source.source_run import SourceRun
 from securefda.tasks import Samples, Task
 from securefda.training import LocalResult, TrainingSettings
-from securefda.training.settings import NoiseSettings
+from securefda.training.training_settings import NoiseSettings
 from securefda.transport.in_memory import UnderWay
 
 INDIVIDUAL, COHORT, SUM = Visibility

@@ -15,7 +15,7 @@ from source_stores import store_at
 from securefda.aggregator.store import AggregatorStore
 from securefda.operations.records import summarise
 from securefda.protocol.messages import Advertise, Header, Result, ShareDelivery, SourcesKeep, Update, Visibility
-from securefda.source.store import SourceStore
+from securefda.source.source_store import SourceStore
 from securefda.training import Vector
 from securefda.training.memory import state_keys
 from securefda.training.personal import FineTuned

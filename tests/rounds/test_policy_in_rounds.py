@@ -21,7 +21,7 @@ from securefda.protocol.messages import (
 )
 from securefda.site.policy import WorkLimits
 from securefda.site.policy.model import MetadataPolicy
-from securefda.source.run import SourceRun
+from securefda.source.source_run import SourceRun
 from securefda.transport.wire import decode_signed, encode_signed
 
 ME = 2

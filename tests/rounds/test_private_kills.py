@@ -20,7 +20,7 @@ from rounds_private import WIDE
 from train_and_die import STEPS, Late, Life, data_set
 
 from securefda.privacy.accountants import epsilon
-from securefda.privacy.events import DpEvent
+from securefda.privacy.dp_events import DpEvent
 from securefda.privacy.ledger import Ledger
 
 SCRIPT = Path(__file__).with_name("train_and_die.py")

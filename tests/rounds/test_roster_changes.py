@@ -13,7 +13,7 @@ from rounds_federation import TARGET, UNIX_S, Federation, is_header, roster_of, 
 
 from securefda.protocol.messages import Abort, Header, KeyList, Parcel, Refusal, Signer, Survivors
 from securefda.protocol.roster import Roster
-from securefda.source.run import SourceRun
+from securefda.source.source_run import SourceRun
 from securefda.transport import wire
 
 N, ME, OTHER = 4, 2, 3

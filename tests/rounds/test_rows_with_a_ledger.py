@@ -33,7 +33,7 @@ from securefda.site.config.sections import DEFAULT_DATA_SET
 from securefda.site.policy import default_policy
 from securefda.site.privacy_account import data_set_of, ledger_file, make_ledger
 from securefda.site.private_trainer import PrivateTrainer
-from securefda.source.site import source_site
+from securefda.source.source_site import source_site
 
 DIGITS = TaskSection(factory="securefda.tasks.digits:Digits")
 NOISY = TargetTrainingSection(dp=NoiseSection(noise_multiplier=1.0))

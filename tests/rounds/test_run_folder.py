@@ -21,7 +21,7 @@ from securefda.operations.recording import RecordingReporter
 from securefda.operations.records import RoundLine, Summary, summarise
 from securefda.operations.run_folder import RunFolder, append_line, read_run, replace_file, require_run_folder
 from securefda.operations.summary_text import norm_cap_text, run_text
-from securefda.privacy.events import Budget
+from securefda.privacy.dp_events import Budget
 from securefda.site.config import AggregatorConfig, ProcessSection, TaskSection
 
 

@@ -40,7 +40,7 @@ from securefda.protocol.messages import (
     Visibility,
 )
 from securefda.rules import Contribution
-from securefda.source.run import SourceRun
+from securefda.source.source_run import SourceRun
 
 ME = 2
 PHASES: dict[type, type] = {

@@ -34,7 +34,7 @@ from securefda.protocol.messages import (
 from securefda.protocol.transcript import round_terms, sum_terms
 from securefda.source.model_bound import AcceptedHeader, Known, TakenResult
 from securefda.source.run_book import RunBook
-from securefda.source.store import SourceStore
+from securefda.source.source_store import SourceStore
 from securefda.training import Vector
 
 RUN, OTHER_RUN = bytes(16), b"x" * 16

@@ -14,8 +14,8 @@ from rounds_liars import ACCURACY, LOSS, Liar
 
 from securefda.aggregator.headers import expected_header
 from securefda.errors import PolicyRefusal, TrainingError
-from securefda.protocol.contribution import metrics_of
 from securefda.protocol.messages import Advertise, Header, Join, Parcel, Refusal, Update, Visibility
+from securefda.protocol.weighed_contribution import metrics_of
 from securefda.samples import sample
 from securefda.site.config import NoiseSection, load_federation
 from securefda.site.policy import MetadataPolicy
@@ -309,7 +309,7 @@ def test_an_update_that_carries_figures_which_the_header_leaves_out_does_not_lea
     body = header.message.body
     assert isinstance(body, Header)
     monkeypatch.setattr(
-        "securefda.source.rounds.metrics_of",
+        "securefda.source.source_round.metrics_of",
         lambda header, *figures: metrics_of(replace(header, metrics=True), *figures),
     )
     answers = federation.sources[1].handle(header)

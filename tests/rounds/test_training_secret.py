@@ -35,7 +35,7 @@ from securefda.site.config import (
 )
 from securefda.site.policy import default_policy
 from securefda.site.training_secret import REPEATABLE, TrainingSecret, secret_of_site
-from securefda.source.site import source_site
+from securefda.source.source_site import source_site
 from securefda.training import PersonalTrainer, TrainingSettings, Vector, derive_seed, train_local
 from securefda.training.local import batches
 from securefda.training.personal import Apfl, FineTuned, vector_from_bytes

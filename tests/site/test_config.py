@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from securefda.aggregator.headers import n_max_for
 from securefda.errors import ConfigError, ConfigErrors, ExitCode
-from securefda.privacy.events import Budget
+from securefda.privacy.dp_events import Budget
 from securefda.rules.strategy import Strategy
 from securefda.settings import Settings, kebab_case, known_keys
 from securefda.site.config import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from securefda.privacy.events import ASSUMPTIONS
+from securefda.privacy.dp_events import ASSUMPTIONS
 from securefda.site.policy import (
     NAMED_POLICIES,
     DpPolicy,

@@ -8,7 +8,7 @@ import pytest
 from policy_headers import roster
 
 from securefda.errors import ConfigError
-from securefda.privacy.events import ACCOUNTANTS, Budget
+from securefda.privacy.dp_events import ACCOUNTANTS, Budget
 from securefda.protocol.messages import Granularity, Visibility
 from securefda.rules.strategy import Rule
 from securefda.settings import kebab_case, known_keys

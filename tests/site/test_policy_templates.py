@@ -11,7 +11,7 @@ from policy_headers import ME, header_at_every_limit, rule
 
 from securefda.errors import PolicyRefusal
 from securefda.privacy.accountants import epsilon
-from securefda.privacy.events import Budget
+from securefda.privacy.dp_events import Budget
 from securefda.privacy.planning import Schedule, event_of, plan_epsilon, plan_noise
 from securefda.protocol.messages import Granularity, Header, NormCapTerms, Visibility
 from securefda.settings import declared_keys, kebab_case

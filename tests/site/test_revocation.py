@@ -30,11 +30,11 @@ from securefda.site.endpoints import SiteSpec
 from securefda.site.enrolment import renew_site, revoke_site
 from securefda.site.kit import Kit, load_kit
 from securefda.site.policy import default_policy
-from securefda.source.process import SourceDriver
-from securefda.source.run import SourceRun
+from securefda.source.source_process import SourceDriver
+from securefda.source.source_run import SourceRun
+from securefda.transport.aggregator_server import AggregatorServer
 from securefda.transport.client import SourceChannel
 from securefda.transport.limits import TransportSettings
-from securefda.transport.server import AggregatorServer
 
 WAIT_S = 60.0
 PARAMS = 8

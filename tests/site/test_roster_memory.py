@@ -18,7 +18,7 @@ from securefda.protocol.roster import Roster
 from securefda.site.config import AggregatorConfig, ProcessSection, SourceConfig, TaskSection
 from securefda.site.enrolment import renew_site, revoke_site
 from securefda.site.kit import ROSTERS_FILE, Kit, check_not_older, load_kit, remember, use_kit
-from securefda.source import process as source_process
+from securefda.source import source_process
 
 CA, OTHER_CA = "aa" * 32, "bb" * 32
 

@@ -40,10 +40,10 @@ MODULES = (
     "securefda.operations.recording",
     "securefda.tasks.digits",
     "securefda.transport.client",
-    "securefda.source.process",
+    "securefda.source.source_process",
     "securefda.aggregator.process",
     "securefda.audit.journal",
-    "securefda.transport.server",
+    "securefda.transport.aggregator_server",
 )
 """What the server imports: all that a site does, and torch, Opacus and gRPC with it."""
 

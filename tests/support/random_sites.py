@@ -19,8 +19,8 @@ from securefda.audit.witness import Witness
 from securefda.bench.secagg.party import RandomTrainer
 from securefda.bootstrap import Member, witness_of
 from securefda.site.policy import SourcePolicy
-from securefda.source.run import SourceRun, SourceSite
-from securefda.source.store import SourceStore
+from securefda.source.source_run import SourceRun, SourceSite
+from securefda.source.source_store import SourceStore
 from securefda.tasks import Samples
 
 

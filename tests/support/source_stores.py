@@ -8,7 +8,7 @@ from pathlib import Path
 
 from securefda.site.policy.model import ReleaseLimits
 from securefda.source.run_book import RunBook
-from securefda.source.store import SourceStore
+from securefda.source.source_store import SourceStore
 
 NO_LIMITS = ReleaseLimits(max_runs=1_000_000, max_unfinished=1_000_000)
 

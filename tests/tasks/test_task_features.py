@@ -24,8 +24,8 @@ from securefda.tasks import Samples, TaskSettings, Unlabelled, load_task
 from securefda.tasks.features import FACTORY, MULTI_LABEL_FACTORY, Features
 from securefda.tasks.features_file import NO_LABEL, FeatureFile, read_features
 from securefda.training import NoiseSettings, TrainingSettings, build_model, frozen_digest, layer_table
-from securefda.training.features import require_frozen_features
 from securefda.training.head import HeadFitter, head_rows, require_classes
+from securefda.training.model_features import require_frozen_features
 from securefda.training.site_model import SiteModel
 
 SITES = ("north", "clinic")

@@ -85,7 +85,7 @@ class TestCurrentFolder:
             "from securefda.tasks import TaskSettings, load_task; import sys\n"
             "load_task('own_task:Own', TaskSettings('target', ('a',)))\n"
             "import csv, json, ssl, securefda.privacy.private_training\n"
-            "import securefda.settings, securefda.transport.server\n"
+            "import securefda.settings, securefda.transport.aggregator_server\n"
             f"print([name for name in {names} if sys.modules[name].__file__.startswith({str(tmp_path)!r})])"
         )
         done = subprocess.run(

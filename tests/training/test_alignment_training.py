@@ -18,11 +18,11 @@ from securefda.training import AlignmentSettings, LocalResult, TrainingSettings,
 from securefda.training.alignment import AlignmentRule, FeatureAlignment, train_aligned
 from securefda.training.alignment.discrepancy import discrepancy, median_distance
 from securefda.training.alignment.loss import AlignmentLoss
-from securefda.training.features import extract_features, feature_width
 from securefda.training.memory import private_modules_key
+from securefda.training.model_features import extract_features, feature_width
+from securefda.training.parameter_vectors import model_to_vector, vector_to_model
 from securefda.training.site_features import SiteFeatures
 from securefda.training.trainer import SiteTrainer
-from securefda.training.vectors import model_to_vector, vector_to_model
 
 RUN = "0" * 32
 WIDTH, CLASSES, ROWS, T = 6, 3, 60, 20

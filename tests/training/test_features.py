@@ -12,16 +12,16 @@ from securefda.rules import gap_statistic
 from securefda.tasks import Samples, Task, TaskSettings, Unlabelled
 from securefda.training import TrainingSettings, Vector
 from securefda.training.batch_norm import estimate_statistics, statistics_to_bytes
-from securefda.training.features import (
+from securefda.training.model_features import (
     cluster_count,
     cluster_features,
     clustering_gap_gradient,
     extract_features,
     last_linear,
 )
+from securefda.training.parameter_vectors import model_to_vector, vector_to_model
 from securefda.training.site_features import SiteFeatures
 from securefda.training.trainer import SiteTrainer
-from securefda.training.vectors import model_to_vector, vector_to_model
 
 CLASSES = 3
 
@@ -146,7 +146,7 @@ def test_rows_go_through_the_model_in_parts(monkeypatch: pytest.MonkeyPatch) -> 
     features = extract_features(TASK, model, ROWS)
     clusters = cluster_features(features, CLASSES, 0)
     whole = clustering_gap_gradient(TASK, model, ROWS, features, clusters)
-    monkeypatch.setattr("securefda.training.features._ROWS", 7)
+    monkeypatch.setattr("securefda.training.model_features._ROWS", 7)
 
     assert np.allclose(extract_features(TASK, model, ROWS), features, atol=1e-6)
     assert np.allclose(clustering_gap_gradient(TASK, model, ROWS, features, clusters), whole, rtol=1e-4, atol=1e-7)

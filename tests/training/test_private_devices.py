@@ -14,7 +14,7 @@ from training_tasks import DEVICES, devices
 
 from securefda.tasks import Samples
 from securefda.training import build_model, model_to_vector, train_local
-from securefda.training.settings import NoiseSettings
+from securefda.training.training_settings import NoiseSettings
 
 
 @devices

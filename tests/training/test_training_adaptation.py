@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from securefda.errors import ConfigError, TrainingError
 from securefda.tasks import Samples, Task, TaskSettings, Unlabelled
 from securefda.training import Vector, train_local
-from securefda.training.adaptation import AdaptationSettings, Adapted, Prior, adapt, require_adaptable
-from securefda.training.settings import TrainingSettings
 from securefda.training.site_model import SiteModel
+from securefda.training.target_adaptation import AdaptationSettings, Adapted, Prior, adapt, require_adaptable
+from securefda.training.training_settings import TrainingSettings
 
 SETTINGS = TaskSettings("target", ("a", "b"), labelled_target=False)
 TRAINING = TrainingSettings(epochs=20, learning_rate=0.01, device="cpu")

@@ -18,7 +18,7 @@ from securefda.privacy.noise import NoiseSource
 from securefda.privacy.planning import schedule_of
 from securefda.tasks import Samples, Task
 from securefda.training import TrainingSettings, build_model, model_to_vector, train_local
-from securefda.training.settings import NoiseSettings
+from securefda.training.training_settings import NoiseSettings
 
 PLAIN = [
     WHOLE,

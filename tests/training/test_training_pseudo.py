@@ -17,7 +17,7 @@ from securefda.tasks.variation import placed, recoloured, shifted
 from securefda.training import Vector, train_local
 from securefda.training.pseudo import PseudoLabelSettings, PseudoTrainer, balanced_row_weights, predict_labels
 from securefda.training.seeds import round_seed
-from securefda.training.settings import TrainingSettings
+from securefda.training.training_settings import TrainingSettings
 
 SETTINGS = TaskSettings("target", ("source-1",), labelled_target=False)
 SGD = TrainingSettings(optimizer="sgd", learning_rate=0.5, batch_size=10, device="cpu")

@@ -18,9 +18,9 @@ from securefda.rules import StepStatistics, Variance
 from securefda.tasks import Samples, Unlabelled
 from securefda.training import TrainingSettings, build_model, model_to_vector, train_local
 from securefda.training.optimizers import gradient_weights, new_optimizer
-from securefda.training.settings import NoiseSettings
+from securefda.training.step_variance import cross_fitted_variance, fixed_point_variance
 from securefda.training.trainer import SiteTrainer
-from securefda.training.variance import cross_fitted_variance, fixed_point_variance
+from securefda.training.training_settings import NoiseSettings
 
 ROWS, SEEDS = 24, 12
 DRAWS = at_depth(60, 400)

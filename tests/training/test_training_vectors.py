@@ -9,7 +9,7 @@ from training_tasks import Line
 
 from securefda.errors import TrainingError
 from securefda.training import build_model, frozen_digest, layer_sizes, layer_table, model_to_vector, vector_to_model
-from securefda.training.vectors import FlatModel
+from securefda.training.parameter_vectors import FlatModel
 
 
 def network():

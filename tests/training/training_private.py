@@ -15,7 +15,7 @@ from training_tasks import Line
 from securefda.privacy.private_training import train_private
 from securefda.tasks import Samples, Task
 from securefda.training import LocalResult, TrainingSettings, build_model, model_to_vector
-from securefda.training.settings import NoiseSettings
+from securefda.training.training_settings import NoiseSettings
 
 ROWS = 20
 WAYS = [False, True]

@@ -25,12 +25,12 @@ from securefda.operations.records import RoundLine, SiteLine
 from securefda.protocol.messages import Body, Parcel, Signed
 from securefda.rules import Rule, Strategy
 from securefda.site.policy import default_policy
-from securefda.source.process import SourceDriver
-from securefda.source.run import SourceRun
+from securefda.source.source_process import SourceDriver
+from securefda.source.source_run import SourceRun
+from securefda.transport.aggregator_server import AggregatorServer
 from securefda.transport.client import SourceChannel
 from securefda.transport.dialer import Endpoint
 from securefda.transport.observer import Direction
-from securefda.transport.server import AggregatorServer
 
 PARAMS, PATIENCE_S = 8, 60.0
 

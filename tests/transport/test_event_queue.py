@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from transport_kit import note, scenario
 
-from securefda.transport.events import Event, EventQueue, Joined, Left, Misbehaved, Received
+from securefda.transport.event_queue import Event, EventQueue, Joined, Left, Misbehaved, Received
 
 OLD, NEW = b"o" * 16, b"n" * 16
 JOINED, BACK, LEFT = Joined(1, NEW, resumed=False), Joined(1, NEW, resumed=True), Left(1, "hung up")

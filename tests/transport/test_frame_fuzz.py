@@ -16,7 +16,7 @@ from wire_fields import SIZED, VARINT, tagged
 from wire_mutations import Mutator
 
 from securefda.transport.delivery import Link, Pace, content_of, pump
-from securefda.transport.vectors import Assembly, Refused, UploadDesk
+from securefda.transport.vector_transfer import Assembly, Refused, UploadDesk
 from securefda.transport.wire import WireError, refuse_unknown_fields, signed_from_proto, signed_to_proto
 from securefda.v1 import federation_pb2 as pb
 

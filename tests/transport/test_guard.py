@@ -12,10 +12,10 @@ import pytest
 from transport_kit import CALM, Sites, scenario, soon
 
 from securefda.transport import limits
-from securefda.transport.events import Joined
-from securefda.transport.guard import ConnectionGuard, _network
+from securefda.transport.aggregator_server import AggregatorServer
+from securefda.transport.connection_guard import ConnectionGuard, _network
+from securefda.transport.event_queue import Joined
 from securefda.transport.limits import ConnectionLimits
-from securefda.transport.server import AggregatorServer
 
 ELSEWHERE, HERE = "127.0.0.9", "127.0.0.1"
 

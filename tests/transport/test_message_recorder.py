@@ -48,7 +48,7 @@ from securefda.protocol.messages import (
     Update,
     Visibility,
 )
-from securefda.transport.events import Received
+from securefda.transport.event_queue import Received
 from securefda.transport.observer import Direction, ignore
 from securefda.transport.wire import encode_signed
 

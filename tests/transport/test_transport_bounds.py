@@ -29,8 +29,8 @@ from transport_kit import (
 
 from securefda.errors import QuorumLost
 from securefda.protocol.messages import NO_CONTEXT, SESSION_ID_BYTES, Abort, Advertise, Parcel, Step
-from securefda.source.process import SourceDriver
-from securefda.transport.events import Joined, Left, Misbehaved
+from securefda.source.source_process import SourceDriver
+from securefda.transport.event_queue import Joined, Left, Misbehaved
 from securefda.v1 import federation_pb2 as pb
 from securefda.v1.federation_pb2_grpc import FederationServiceStub
 

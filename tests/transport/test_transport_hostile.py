@@ -36,7 +36,7 @@ from transport_kit import (
 from securefda.errors import FaultyAggregatorError
 from securefda.protocol.down_link import packed
 from securefda.protocol.messages import DownLink, MaskedInput, Parcel
-from securefda.transport.events import Misbehaved, Received
+from securefda.transport.event_queue import Misbehaved, Received
 from securefda.transport.limits import UNREAD_MESSAGES
 from securefda.transport.wire import signed_to_proto
 from securefda.v1 import federation_pb2 as pb

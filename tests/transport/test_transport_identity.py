@@ -45,7 +45,7 @@ from securefda.errors import (
 from securefda.protocol.messages import Refusal
 from securefda.transport.client import LostConnection, SourceChannel
 from securefda.transport.dialer import Endpoint
-from securefda.transport.events import Misbehaved, Received
+from securefda.transport.event_queue import Misbehaved, Received
 from securefda.transport.limits import TransportSettings
 from securefda.transport.tls import Credentials, channel_credentials, plain_reason
 

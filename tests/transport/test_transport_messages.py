@@ -34,7 +34,7 @@ from securefda.errors import ConfigError, ConnectionFailed, SecureFdaError
 from securefda.protocol.down_link import rounded
 from securefda.protocol.messages import DownLink, Parcel
 from securefda.transport.dialer import UploadRefusedError
-from securefda.transport.events import Joined, Left, Misbehaved, Received
+from securefda.transport.event_queue import Joined, Left, Misbehaved, Received
 from securefda.transport.observer import Direction, wire_size
 from securefda.transport.wire import encode_signed
 from securefda.v1 import federation_pb2 as pb

@@ -11,7 +11,7 @@ from bad_network import BadNetwork, Conditions, Fault
 from transport_kit import Sites, header, joined, masked_input, next_event, note, number_of, scenario, soon
 
 from securefda.transport.dialer import UploadRefusedError
-from securefda.transport.events import Left, Received
+from securefda.transport.event_queue import Left, Received
 from securefda.transport.limits import TransportSettings
 
 SETTINGS = TransportSettings(chunk_bytes=4096, max_message_bytes=65536, heartbeat_s=0.3, reconnect_deadline_s=20.0)

@@ -27,7 +27,7 @@ from transport_kit import (
 from securefda.errors import ConnectionFailed
 from securefda.transport.client import AggregatorRestarted, upload
 from securefda.transport.dialer import HungUp
-from securefda.transport.events import Joined, Left, Received
+from securefda.transport.event_queue import Joined, Left, Received
 from securefda.transport.limits import TransportSettings
 from securefda.transport.peer import Traffic
 

@@ -11,7 +11,7 @@ from driver_kit import Driven, Process
 from transport_kit import TARGET, Proxy, Sites, header, joined, next_event, note, number_of, scenario, soon
 
 from securefda.protocol.messages import Advertise, MaskedInput
-from securefda.transport.events import Received
+from securefda.transport.event_queue import Received
 from securefda.transport.limits import UNREAD_MESSAGES
 from securefda.transport.observer import Direction
 

@@ -36,12 +36,12 @@ from securefda.protocol.messages import (
     TargetTerms,
     Visibility,
 )
+from securefda.transport.aggregator_server import AggregatorServer
 from securefda.transport.client import LostConnection, SourceChannel
 from securefda.transport.dialer import Endpoint
-from securefda.transport.events import Event, Joined
+from securefda.transport.event_queue import Event, Joined
 from securefda.transport.limits import TransportSettings
 from securefda.transport.observer import MessageObserver, ignore
-from securefda.transport.server import AggregatorServer
 from securefda.transport.tls import Credentials, channel_credentials
 from securefda.transport.wire import encode
 from securefda.v1 import federation_pb2 as pb

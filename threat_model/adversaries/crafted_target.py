@@ -15,15 +15,15 @@ from numpy.typing import NDArray
 
 from securefda.aggregator.headers import AttemptPosition
 from securefda.aggregator.target import TargetRound
-from securefda.protocol import source as steps
+from securefda.protocol import source_session as steps
 from securefda.protocol.agreement import REPORT_OPENING_BYTES, report_commitment
-from securefda.protocol.contribution import NormReport, RoundTerms, contribution_at_source
 from securefda.protocol.header_checks import quantisation
 from securefda.protocol.messages import Advertise, Granularity, Parcel, Visibility
 from securefda.protocol.secret import Secret
 from securefda.protocol.transcript import quorum_of
+from securefda.protocol.weighed_contribution import NormReport, RoundTerms, contribution_at_source
 from securefda.rules import RoundPlan, TargetStatistics, caps_for, contribution_norms, norm_codes
-from securefda.source.run import SourceReporter, SourceSite
+from securefda.source.source_run import SourceReporter, SourceSite
 from securefda.training import LocalResult, Vector
 from threat_model.adversaries.colluders import SubtractsColluders
 from threat_model.adversaries.sources import ColludingSource

@@ -8,13 +8,13 @@ from hashlib import sha256
 
 import numpy as np
 
-from securefda.protocol import source as steps
+from securefda.protocol import source_session as steps
 from securefda.protocol.encoding import vector_from_wire, vector_to_wire
 from securefda.protocol.header_checks import quantisation
 from securefda.protocol.masking import RingVector
 from securefda.protocol.messages import Header, Parcel, Update
-from securefda.source.rounds import capped_input, release_masked
-from securefda.source.run import SourceReporter, SourceSite
+from securefda.source.source_round import capped_input, release_masked
+from securefda.source.source_run import SourceReporter, SourceSite
 from threat_model.adversaries.base import MaliciousAggregator
 from threat_model.adversaries.masks import Vector64
 from threat_model.adversaries.sources import MaliciousSource

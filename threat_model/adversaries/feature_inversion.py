@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from securefda.tasks import Task
 from securefda.training import Vector, build_model, derive_seed, vector_to_model
-from securefda.training.features import extract_features
+from securefda.training.model_features import extract_features
 
 Rows = NDArray[np.float64]
 

@@ -34,7 +34,7 @@ from securefda.protocol.messages import (
     ShareDelivery,
 )
 from securefda.protocol.roster import Roster
-from securefda.source.run import SourceReporter, SourceSite
+from securefda.source.source_run import SourceReporter, SourceSite
 from threat_model.adversaries.base import MaliciousAggregator
 from threat_model.adversaries.heard import Heard, View
 from threat_model.adversaries.sources import MaliciousSource

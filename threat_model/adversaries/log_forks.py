@@ -13,7 +13,7 @@ from securefda.audit.journal import RunInfo
 from securefda.audit.notes import witness_name
 from securefda.audit.witness import Witness
 from securefda.protocol.messages import NO_CONTEXT, NO_SESSION, Body, Checkpoint, Cosigned, Header, Parcel, Send, Signed
-from securefda.source.run import SourceReporter, SourceSite
+from securefda.source.source_run import SourceReporter, SourceSite
 from threat_model.adversaries.base import MaliciousAggregator
 from threat_model.adversaries.sources import MaliciousSource
 from threat_model.sites import TARGET, AggregatorSeat, witness_at

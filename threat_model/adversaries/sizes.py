@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from securefda.protocol.messages import MaskedInput, Parcel
-from securefda.source.run import SourceRun
+from securefda.source.source_run import SourceRun
 from securefda.transport import wire
 from securefda.transport.in_memory import Passed
 from threat_model.sites import TARGET

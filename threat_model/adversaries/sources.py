@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from securefda.protocol import source as steps
+from securefda.protocol import source_session as steps
 from securefda.protocol.agreement import SharePair
 from securefda.protocol.messages import Body, Parcel, Signer
 from securefda.protocol.secret import Secret
-from securefda.source.run import SourceReporter, SourceRun, SourceSite
+from securefda.source.source_run import SourceReporter, SourceRun, SourceSite
 
 
 @dataclass

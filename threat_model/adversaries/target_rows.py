@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from securefda.protocol.encoding import vector_from_wire
 from securefda.protocol.messages import Header, Parcel
-from securefda.source.run import SourceReporter, SourceSite
+from securefda.source.source_run import SourceReporter, SourceSite
 from securefda.training import Vector
 from threat_model.adversaries.inversion import Row, inverted
 from threat_model.adversaries.sources import ColludingSource

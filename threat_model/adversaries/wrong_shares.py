@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from securefda.protocol.messages import MasterShare, Parcel, SelfMaskShare, Unmask
 from securefda.protocol.shamir import PRIME, SHARE_BYTES
-from securefda.source.run import SourceReporter, SourceSite
+from securefda.source.source_run import SourceReporter, SourceSite
 from threat_model.adversaries.sources import MaliciousSource
 
 

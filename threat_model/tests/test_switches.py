@@ -12,11 +12,10 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from securefda.errors import FaultyAggregatorError
-from securefda.protocol import envelope_checks, masking, source
+from securefda.protocol import envelope_checks, masking, source_session
 from securefda.protocol.messages import SelfMaskShare, Unmask
 from securefda.protocol.roster import Roster
-from securefda.source import model_bound
-from securefda.source import site as source_site
+from securefda.source import model_bound, source_site
 from threat_model.sites import roster_of
 from threat_model.switches import (
     ONE_SHARE_PER_OWNER,
@@ -54,13 +53,13 @@ def in_place() -> list[object]:
     """Return the present attribute in every place that the switches below replace."""
     return [
         envelope_checks.require,
-        source.require,
+        source_session.require,
         envelope_checks.envelope_fault,
-        source.envelope_fault,
+        source_session.envelope_fault,
         source_site.envelope_fault,
         model_bound.envelope_fault,
         masking.mask,
-        source.mask,
+        source_session.mask,
         vars(Unmask)["__post_init__"],
     ]
 
@@ -157,10 +156,10 @@ def test_switch_of_something_that_has_no_name_is_an_error(make: object) -> None:
 
 def test_named_checks_alone_are_off() -> None:
     with switched_off(checks_off("KEY_OWN", "KEY_QUORUM", mitigation="the key list"), roster=ROSTER):
-        source.require(False, "KEY_OWN", "a detail")
-        source.require(False, "KEY_QUORUM")
+        source_session.require(False, "KEY_OWN", "a detail")
+        source_session.require(False, "KEY_QUORUM")
         with pytest.raises(FaultyAggregatorError):
-            source.require(False, "KEY_MEMBER")
+            source_session.require(False, "KEY_MEMBER")
 
 
 def test_names_of_checks_are_those_of_the_error_vectors() -> None:

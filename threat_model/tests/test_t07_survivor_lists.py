@@ -15,7 +15,7 @@ import pytest
 from depth import at_depth
 
 from securefda.errors import FaultyAggregatorError
-from securefda.protocol import source as steps
+from securefda.protocol import source_session as steps
 from securefda.protocol.agreement import SharePair
 from securefda.protocol.messages import (
     Consistency,

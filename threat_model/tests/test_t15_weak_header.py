@@ -22,7 +22,6 @@ from securefda.aggregator.ranges import WordFormat
 from securefda.aggregator.site import TargetSite
 from securefda.audit import notes
 from securefda.audit.notes import Note, witness_name
-from securefda.protocol.contribution import MOST_CLIPPED
 from securefda.protocol.encoding import vector_to_wire
 from securefda.protocol.messages import (
     NO_CONTEXT,
@@ -41,10 +40,11 @@ from securefda.protocol.messages import (
     Visibility,
 )
 from securefda.protocol.transcript import architecture_digest
+from securefda.protocol.weighed_contribution import MOST_CLIPPED
 from securefda.rules import Strategy, round_plan
 from securefda.site.policy import ReleaseLimits, SourcePolicy, default_policy
 from securefda.site.policy.model import WorkLimits
-from securefda.source.run import SourceRun
+from securefda.source.source_run import SourceRun
 from threat_model.adversaries.low_rate import LowRate
 from threat_model.adversaries.sign_header import LayerSigns, SignHeader
 from threat_model.scores import cosine

@@ -9,7 +9,7 @@ import pytest
 
 from securefda.protocol.messages import Update, Visibility
 from securefda.site.policy import MetadataPolicy, SourcePolicy, default_policy
-from securefda.source.run import SourceRun
+from securefda.source.source_run import SourceRun
 from securefda.training import LocalResult
 from threat_model.adversaries.metadata import ReadsMetadata
 from threat_model.sites import CLIP, TARGET, KnownUpdates, known_update

@@ -25,7 +25,7 @@ from securefda.protocol.messages import (
     Visibility,
 )
 from securefda.rules import Strategy
-from securefda.source.run import SourceRun
+from securefda.source.source_run import SourceRun
 from securefda.training import LocalResult, Vector
 from securefda.transport import wire
 from threat_model.adversaries.sizes import ReportsMetrics, WatchesSizes

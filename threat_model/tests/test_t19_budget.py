@@ -19,7 +19,7 @@ import torch
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.rdp import RdpAccountant
 
-from securefda.privacy.events import Budget
+from securefda.privacy.dp_events import Budget
 from securefda.site.private_trainer import PrivateTrainer
 from threat_model.adversaries.asks_again import Answers, AsksAgain
 from threat_model.privacy_bounds import auc_bound

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from securefda.privacy.events import Budget
+from securefda.privacy.dp_events import Budget
 from securefda.protocol.messages import Advertise, MaskedInput
 from securefda.rules import Strategy
 from securefda.site.private_trainer import PrivateTrainer

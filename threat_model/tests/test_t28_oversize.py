@@ -25,8 +25,8 @@ from securefda.aggregator.store import AggregatorStore
 from securefda.operations.progress import SilentReporter
 from securefda.protocol.messages import MaskedInput, Visibility
 from securefda.site.policy import default_policy
-from securefda.source.process import SourceDriver
-from securefda.source.run import SourceRun
+from securefda.source.source_process import SourceDriver
+from securefda.source.source_run import SourceRun
 from securefda.transport.client import SourceChannel
 from securefda.transport.dialer import Endpoint
 from securefda.transport.limits import TransportSettings

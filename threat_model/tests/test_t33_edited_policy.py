@@ -17,7 +17,7 @@ from securefda.site.config import SourceConfig, TaskSection
 from securefda.site.kit import load_kit
 from securefda.site.policy import default_policy, default_policy_text, load_signed_policy
 from securefda.site.policy.signed import write_policy_signature
-from securefda.source import process
+from securefda.source import source_process
 from tests.site.federation_builder import make
 from threat_model.adversaries.above_policy import AbovePolicy
 from threat_model.adversaries.edited_policy import WAYS, EditsPolicy, Way
@@ -43,7 +43,7 @@ def start(insider: EditsPolicy, out: Path) -> None:
     section = {"kit": insider.kit, "out": out}
     task = TaskSection(factory="securefda.tasks.digits:Digits")
     config = SourceConfig.model_validate({"source": section, "task": task})
-    process.main(config, SilentReporter())
+    source_process.main(config, SilentReporter())
 
 
 @pytest.mark.threat("T33")

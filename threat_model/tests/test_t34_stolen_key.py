@@ -24,9 +24,9 @@ from securefda.protocol.roster import Roster
 from securefda.site.endpoints import Address, SiteSpec
 from securefda.site.enrolment import countersign, init_federation, renew_site, revoke_site
 from securefda.site.kit import LOCAL, ROSTERS_FILE, STARTUP, Kit, load_kit, use_kit
-from securefda.source.run import SourceReporter, SourceSite
+from securefda.source.source_run import SourceReporter, SourceSite
+from securefda.transport.aggregator_server import AggregatorServer
 from securefda.transport.limits import TransportSettings
-from securefda.transport.server import AggregatorServer
 from threat_model.adversaries.sources import ColludingSource
 from threat_model.adversaries.stolen_key import PlaceForThief, StolenKit
 from threat_model.scores import is_recovered

@@ -38,7 +38,7 @@ from securefda.audit.statements import ONCE, Statement, StatementReader
 from securefda.protocol.messages import Header, MaskedInput, Parcel, ShareDelivery, Visibility
 from securefda.protocol.roster import Roster
 from securefda.rules import Strategy
-from securefda.source.store import SourceStore
+from securefda.source.source_store import SourceStore
 from securefda.training import Vector
 from securefda.transport.in_memory import UnderWay
 from threat_model.adversaries.base import MaliciousAggregator

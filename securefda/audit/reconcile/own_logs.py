@@ -22,7 +22,7 @@ from securefda.audit.reconcile.suspicion import Mark, Notice, RunFinding, RunKin
 from securefda.audit.records import DpSpent, Record
 from securefda.errors import ConfigError
 from securefda.privacy.accountants import epsilon
-from securefda.privacy.events import DpEvent
+from securefda.privacy.dp_events import DpEvent
 from securefda.text import counted
 
 TOLERANCE: Final = 1e-6

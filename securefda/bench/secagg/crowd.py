@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from securefda.bench.secagg.job import K_MIN, Job, update_of
 from securefda.errors import SecureFdaError
-from securefda.protocol import source as src
+from securefda.protocol import source_session as src
 from securefda.protocol.encoding import N_STATISTICS
 from securefda.protocol.header_checks import History, SessionLimits, check_signed_header, quantisation
 from securefda.protocol.messages import Signed, Signer

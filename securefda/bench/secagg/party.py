@@ -44,20 +44,20 @@ from securefda.protocol.transcript import architecture_digest
 from securefda.rules import Rule, Strategy, Variance
 from securefda.site.kit import load_kit
 from securefda.site.policy import ReleaseLimits, load_signed_policy
-from securefda.source.process import SourceDriver
-from securefda.source.run import SourceRun, SourceSite
 from securefda.source.run_book import RunBook
-from securefda.source.store import SourceStore
+from securefda.source.source_process import SourceDriver
+from securefda.source.source_run import SourceRun, SourceSite
+from securefda.source.source_store import SourceStore
 from securefda.tasks import Samples
 from securefda.training import Evaluation, LayerTable, LocalResult, Vector
 from securefda.training.alignment import FeatureAlignment
 from securefda.training.trainer import PermittedRows
+from securefda.transport.aggregator_server import AggregatorServer
 from securefda.transport.client import SourceChannel
 from securefda.transport.event_loop import in_thread
 from securefda.transport.limits import TransportSettings
 from securefda.transport.observer import Direction
 from securefda.transport.peer import Traffic
-from securefda.transport.server import AggregatorServer
 
 
 class RandomTrainer:

@@ -24,8 +24,8 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from securefda.bench.machine import PeakGrowth
 from securefda.bench.secagg.crowd import STEPS, CrowdProcess, Seconds, Setting, crowd
 from securefda.bench.secagg.job import CLIP, SAMPLES, Job, update_of
-from securefda.protocol import aggregator as agg
-from securefda.protocol.aggregator import AggregatorSession
+from securefda.protocol import aggregator_session as agg
+from securefda.protocol.aggregator_session import AggregatorSession
 from securefda.protocol.encoding import N_STATISTICS
 from securefda.protocol.masking import Mask, add_masks, available_threads, useful_threads
 from securefda.protocol.messages import NO_CONTEXT, Header, Layer, RuleTerms, Signed, Signer, Visibility

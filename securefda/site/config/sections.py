@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_t
 from pydantic import AfterValidator, Field
 
 from securefda.errors import ConfigError, ConfigErrors
-from securefda.privacy.events import Budget
+from securefda.privacy.dp_events import Budget
 from securefda.rules.strategy import Head, Rule, RulePlan, Strategy, TargetLabels
 from securefda.rules.variance import Variance
 from securefda.settings import OptionalSettingsPath, Settings, SettingsPath, check, kebab_case, nearest_choice

@@ -9,7 +9,7 @@ import math
 import re
 from dataclasses import dataclass
 
-from securefda.privacy.events import ASSUMPTIONS
+from securefda.privacy.dp_events import ASSUMPTIONS
 from securefda.protocol.messages import Visibility
 from securefda.rules.strategy import Rule
 from securefda.site.policy.measured import members_found

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from securefda.errors import ConfigError
-from securefda.privacy.events import Budget
+from securefda.privacy.dp_events import Budget
 from securefda.protocol.header_checks import SessionLimits
 from securefda.protocol.messages import Granularity, Visibility
 from securefda.protocol.roster import Roster

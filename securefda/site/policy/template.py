@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import tomli_w
 
-from securefda.privacy.events import Budget
+from securefda.privacy.dp_events import Budget
 from securefda.rules.strategy import Rule
 from securefda.settings import declared_keys
 from securefda.site.policy.model import (

@@ -32,10 +32,10 @@ from securefda.training.alignment.modules import (
     Reconstructor,
 )
 from securefda.training.alignment.reconstruction import reconstruction_loss
-from securefda.training.features import feature_width, last_linear, require_trained_features
+from securefda.training.model_features import feature_width, last_linear, require_trained_features
 from securefda.training.optimizers import new_optimizer
-from securefda.training.settings import AlignmentSettings, TrainingSettings
-from securefda.training.vectors import FlatModel, model_to_vector
+from securefda.training.parameter_vectors import FlatModel, model_to_vector
+from securefda.training.training_settings import AlignmentSettings, TrainingSettings
 
 MOST_OWN_ROWS = 512
 """Most rows of a source that enter the discrepancy from which the pull is computed."""

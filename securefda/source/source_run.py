@@ -45,9 +45,16 @@ from securefda.source.acceptance import accept_header
 from securefda.source.between_rounds import BetweenRounds, receipt_for
 from securefda.source.final_model import HINT as ASK_FOR_THE_MODEL
 from securefda.source.final_model import final_model
-from securefda.source.rounds import SourceRound, begin_round, check_result, continue_round, remember_result, step_apart
 from securefda.source.run_book import RUNS, UNFINISHED
-from securefda.source.site import SourceSite
+from securefda.source.source_round import (
+    SourceRound,
+    begin_round,
+    check_result,
+    continue_round,
+    remember_result,
+    step_apart,
+)
+from securefda.source.source_site import SourceSite
 from securefda.source.standing import Standing
 from securefda.state_file import ProcessGuard
 from securefda.training import Vector

@@ -22,7 +22,7 @@ from securefda.protocol.encoding import Vector, Vector64
 from securefda.rules import gap_gradient, gap_statistic
 from securefda.tasks import Task, task_code
 from securefda.training.batch_norm import normalising_by_batch
-from securefda.training.vectors import gradient_to_vector
+from securefda.training.parameter_vectors import gradient_to_vector
 
 Clusters = NDArray[np.int32]
 """Index of each row's cluster, int32 (T,)."""

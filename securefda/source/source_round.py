@@ -1,7 +1,7 @@
 """One round at a source, from the accepted header to the result: its state, and the step that each message takes.
 
 Each function takes the present state and a message, and returns the next state with the parcel to send. It raises if
-a check fails; the caller then drops the round. State that outlives a round is in :mod:`securefda.source.run`.
+a check fails; the caller then drops the round. State that outlives a round is in :mod:`securefda.source.source_run`.
 """
 
 from __future__ import annotations
@@ -16,18 +16,7 @@ import numpy as np
 from securefda.audit.journal import site_ids
 from securefda.errors import FaultyAggregatorError
 from securefda.operations.records import SiteLine
-from securefda.protocol import source as session_steps
-from securefda.protocol.contribution import (
-    Metrics,
-    WeighedContribution,
-    aligned_update,
-    aligned_variance,
-    alignment_of,
-    contribution_at_source,
-    metrics_of,
-    require_few_at_the_clip,
-    with_pull,
-)
+from securefda.protocol import source_session as session_steps
 from securefda.protocol.encoding import vector_to_wire
 from securefda.protocol.header_checks import quantisation
 from securefda.protocol.masking import RingVector, available_threads
@@ -50,12 +39,23 @@ from securefda.protocol.messages import (
 )
 from securefda.protocol.secret import Secret
 from securefda.protocol.transcript import cohort_with
+from securefda.protocol.weighed_contribution import (
+    Metrics,
+    WeighedContribution,
+    aligned_update,
+    aligned_variance,
+    alignment_of,
+    contribution_at_source,
+    metrics_of,
+    require_few_at_the_clip,
+    with_pull,
+)
 from securefda.rules import share_apart
 from securefda.site.policy.verdict import check_metadata, check_metrics, check_moments
 from securefda.source.acceptance import AcceptedRound
 from securefda.source.between_rounds import receipt_for
 from securefda.source.model_bound import UNKNOWN_COUNT, TakenResult
-from securefda.source.site import SourceSite
+from securefda.source.source_site import SourceSite
 from securefda.training import Vector
 from securefda.training.alignment import AlignmentRule, FeatureAlignment
 

@@ -18,14 +18,14 @@ from google.protobuf.message import DecodeError
 from securefda.errors import ConfigError, ConnectionFailed, SecureFdaError
 from securefda.protocol.down_link import down_link_of, packed_length
 from securefda.protocol.messages import Body, Parcel, Signed
+from securefda.transport.connection_guard import ConnectionGuard
 from securefda.transport.delivery import INSTANCE_BYTES, Ended, Link, Pace, content_of, pump
-from securefda.transport.events import Event, Joined, Misbehaved, Received
-from securefda.transport.guard import ConnectionGuard
+from securefda.transport.event_queue import Event, Joined, Misbehaved, Received
 from securefda.transport.limits import GRPC_PREFIX_BYTES, ConnectionLimits, TransportSettings, server_options
 from securefda.transport.observer import Direction, MessageObserver, ignore, wire_size
 from securefda.transport.peer import Site, SiteTable, Traffic
 from securefda.transport.tls import Credentials, pin_of_pem, server_credentials, split_address
-from securefda.transport.vectors import PartialUpload, Refused, chunks, digests_beside
+from securefda.transport.vector_transfer import PartialUpload, Refused, chunks, digests_beside
 from securefda.transport.wire import WireError, refuse_unknown_fields, signed_from_proto
 from securefda.v1 import federation_pb2 as pb
 from securefda.v1.federation_pb2_grpc import FederationServiceServicer, add_FederationServiceServicer_to_server
@@ -50,7 +50,7 @@ class _ControlStream:
 
 
 class FederationServicer(FederationServiceServicer):
-    """Answers sources on behalf of :class:`securefda.transport.server.AggregatorServer`."""
+    """Answers sources on behalf of :class:`securefda.transport.aggregator_server.AggregatorServer`."""
 
     def __init__(self, table: SiteTable) -> None:
         self._table = table

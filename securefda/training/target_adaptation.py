@@ -33,11 +33,11 @@ from securefda.errors import ConfigError, TrainingError
 from securefda.protocol.encoding import Vector
 from securefda.tasks import Samples, Task, task_code
 from securefda.training.batch_norm import normalising_by_batch
-from securefda.training.features import last_linear
 from securefda.training.local import outputs_of
+from securefda.training.model_features import last_linear
+from securefda.training.parameter_vectors import model_to_vector
 from securefda.training.seeds import Seed, derive_seed, new_generator, seeded_torch
 from securefda.training.site_model import SiteModel
-from securefda.training.vectors import model_to_vector
 
 Prior = Literal["mixed", "equal", "received"]
 """Shares of the classes: those that the received model predicts on average, equal ones, or half of each."""

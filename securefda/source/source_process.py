@@ -26,18 +26,18 @@ from securefda.operations.records import SiteLine, refused_line
 from securefda.operations.run_folder import METRICS_FILE, MODEL_FILE, append_line, keep_refused
 from securefda.operations.state import StateWriter, round_of
 from securefda.operations.summary_text import ANALYTIC, apart_words
-from securefda.privacy.events import TERMS
+from securefda.privacy.dp_events import TERMS
 from securefda.protocol.messages import Header, Parcel, Signed
 from securefda.site.config import SourceConfig
 from securefda.site.kit import Kit, load_kit, use_kit
 from securefda.site.policy import SourcePolicy, parse_policy
 from securefda.site.training_secret import secret_of_site
-from securefda.source.rounds import SourceRound
-from securefda.source.run import SourceRun
 from securefda.source.run_book import RunBook, run_book_file
-from securefda.source.site import source_site
+from securefda.source.source_round import SourceRound
+from securefda.source.source_run import SourceRun
+from securefda.source.source_site import source_site
+from securefda.source.source_store import SourceStore
 from securefda.source.standing import HINT
-from securefda.source.store import SourceStore
 from securefda.text import counted
 from securefda.training.team import Team
 from securefda.transport.client import AggregatorRestarted, LostConnection, SourceChannel

@@ -19,7 +19,7 @@ from securefda.text import counted
 from securefda.training.local import train_local
 from securefda.training.optimizers import ADAM_EPSILON, gradient_weights
 from securefda.training.seeds import Seed, derive_seed, new_generator
-from securefda.training.settings import TrainingSettings
+from securefda.training.training_settings import TrainingSettings
 
 
 class _GradientRecorder:

@@ -11,11 +11,11 @@ from securefda.protocol.encoding import Vector
 from securefda.tasks import Samples, Task, task_code
 from securefda.training.alignment.loss import MOST_OWN_ROWS, AlignmentLoss, AlignmentRule, FeatureAlignment
 from securefda.training.device import choose_device
-from securefda.training.features import extract_features
 from securefda.training.local import LocalResult, StepObserver, train_local
+from securefda.training.model_features import extract_features
+from securefda.training.parameter_vectors import vector_to_model
 from securefda.training.seeds import Seed, derive_seed, new_generator, seeded_torch
-from securefda.training.settings import TrainingSettings
-from securefda.training.vectors import vector_to_model
+from securefda.training.training_settings import TrainingSettings
 
 
 def train_aligned(

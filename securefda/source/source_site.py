@@ -31,7 +31,7 @@ from securefda.site.policy import (
     default_policy_text,
     require_satisfiable,
 )
-from securefda.source.store import SourceStore
+from securefda.source.source_store import SourceStore
 from securefda.training import SecretSeed, Vector
 from securefda.training.seeds import encode_parts
 from securefda.training.team import Assignment, Team
