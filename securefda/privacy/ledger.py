@@ -277,7 +277,7 @@ class Ledger:
         pairs = [(before, row) for before, row in itertools.pairwise(rows) if row.is_statement]
         ledger = rows[0].fields["ledger"]
         unsigned = tuple(
-            row.number for before, row in pairs if not is_valid(_said(ledger, before, row), _signature(row))
+            row.number for before, row in pairs if not is_valid(_statement_of(ledger, before, row), _signature(row))
         )
         if pairs and (last := pairs[-1][1]).number in unsigned:
             what = f"row {last.number} ({last.kind}) is not signed with this site's key"
@@ -350,7 +350,7 @@ def _before_and_after(past: Sequence[DpEvent], event: DpEvent, budget: Budget) -
     return before, epsilon([*past, event], budget.delta, budget.accountant)
 
 
-def _said(ledger: str, before: Row, row: Row) -> bytes:
+def _statement_of(ledger: str, before: Row, row: Row) -> bytes:
     """The statement that the signature of a row covers."""
     fields = {key: value for key, value in row.fields.items() if key != "signature"}
     return statement(ledger, row.kind, row.time, fields, Head(before.number, before.digest))

@@ -220,8 +220,8 @@ def event_fields(event: DpEvent) -> dict[str, Any]:
 
 def statement(ledger_id: str, kind: Kind, time: int, fields: Mapping[str, Any], after: Head) -> bytes:
     """The bytes that a site signs to reset or accept a ledger: the statement, and the row before it."""
-    said = {"kind": kind, "time": time, "ledger": ledger_id, "after": after.digest.hex(), **fields}
-    return _SIGNED_LABEL + _canonical(said).encode("ascii")
+    signed = {"kind": kind, "time": time, "ledger": ledger_id, "after": after.digest.hex(), **fields}
+    return _SIGNED_LABEL + _canonical(signed).encode("ascii")
 
 
 def _parse_event(fields: Mapping[str, Any]) -> DpEvent:
@@ -293,8 +293,8 @@ class LedgerState:
         self.check_owner(data)
         then = self._bound
         if then["fingerprint"] != data.fingerprint or then["samples"] != data.samples:
-            said = f"{_in_short(then['fingerprint'])} of {then['samples']} rows"
-            why = f"data set {data.name} has changed since it was last used: fingerprint {said} then, "
+            earlier = f"{_in_short(then['fingerprint'])} of {then['samples']} rows"
+            why = f"data set {data.name} has changed since it was last used: fingerprint {earlier} then, "
             why += f"{_in_short(data.fingerprint)} of {data.samples} rows now"
             raise ConfigError(str(self._path), why, hint=_HINT_DATA)
         if now is not None and now < self.rows[-1].time - CLOCK_SLACK_S:

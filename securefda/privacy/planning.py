@@ -218,11 +218,11 @@ def plan_for(request: PlanRequest) -> Plan:
     require_delta(request.delta)
     require_accountant(request.accountant)
     noise: Any = request.noise
-    found = plan_epsilon(request.schedule, noise, request.delta, accountant=request.accountant, past=request.past)
-    if not math.isfinite(found.epsilon):
+    plan = plan_epsilon(request.schedule, noise, request.delta, accountant=request.accountant, past=request.past)
+    if not math.isfinite(plan.epsilon):
         why = f"with {noise!r} no finite epsilon is known"
         raise ConfigError("dp.noise-multiplier", why, hint="0.5 to 10 are usual")
-    return found
+    return plan
 
 
 def plan_epsilon(

@@ -286,8 +286,8 @@ def _plain_backward(wrapped: Any, optimizer: Any, row_loss: nn.Module, features:
     """The gradient of each row, which Opacus will clip; zeros for a row of which one is not finite."""
     row_loss(wrapped(features), labels).mean().backward()
     for parameter in optimizer.params:
-        found = getattr(parameter, "grad_sample", None)
-        if not isinstance(found, Tensor) or len(found) != len(features):
+        of_rows = getattr(parameter, "grad_sample", None)
+        if not isinstance(of_rows, Tensor) or len(of_rows) != len(features):
             raise _no_gradient_of_each()
     sums = torch.stack([parameter.grad_sample.flatten(1).sum(1) for parameter in optimizer.params])
     unfit_rows = ~sums.isfinite().all(dim=0)  # a sum that overflows counts too: it depends on the row alone
@@ -311,8 +311,8 @@ def _ghost_backward(model: nn.Module, optimizer: Any, row_loss: nn.Module, featu
     Norms are those of float64. Squares in float32 can come out as nothing where the gradient is large.
     """
     layers = _through_layers(model, row_loss, features, labels)
-    found = [id(parameter) for layer, _, _ in layers for parameter in _trained(layer)]
-    if sorted(found) != sorted(map(id, optimizer.params)):
+    covered = [id(parameter) for layer, _, _ in layers for parameter in _trained(layer)]
+    if sorted(covered) != sorted(map(id, optimizer.params)):
         raise _no_gradient_of_each()
     squares = torch.zeros(len(features), dtype=torch.float64)
     for layer, inputs, outputs in layers:
@@ -354,12 +354,12 @@ def _through_layers(
             hook.remove()
     # The graph ends at the layers' outputs: gradients of weights, each of all rows, are not computed
     gradients = torch.autograd.grad(losses.sum(), [edge for *_, edge in passed], allow_unused=True)
-    found = []
+    passes = []
     for (layer, inputs, version, _), gradient in zip(passed, gradients, strict=True):
         if gradient is None or inputs._version != version:  # written to after the layer had read it
             raise _no_gradient_of_each()
-        found.append((layer, inputs, gradient))
-    return found
+        passes.append((layer, inputs, gradient))
+    return passes
 
 
 def _trained(layer: nn.Linear) -> list[nn.Parameter]:
@@ -472,13 +472,13 @@ def _try_model(task: Task, model: nn.Module, data: Samples, settings: TrainingSe
     features, labels = data.features[:_PROBES], data.labels[:_PROBES]
     order = list(range(len(features)))
     model.eval()  # dropout draws by position
-    alone = _said_of(task, model, features[:1], labels[:1], 0)
+    alone = _outputs_of(task, model, features[:1], labels[:1], 0)
     for rows in (order, [*order[1:], 0], [0, *order[-1:] * 4]):  # among others, behind them, beside copies of one
-        _require_same(model, alone, _said_of(task, model, features[rows], labels[rows], rows.index(0)))
+        _require_same(model, alone, _outputs_of(task, model, features[rows], labels[rows], rows.index(0)))
     model.train()
     moved = features[1:].flip(0) + (1 if features.is_floating_point() else 0)  # a whole number may be a word's
     others = torch.cat([features[:1], moved]), torch.cat([labels[:1], labels[1:].flip(0)])
-    _require_same(model, _said_of(task, model, features, labels, 0), _said_of(task, model, *others, 0))
+    _require_same(model, _outputs_of(task, model, features, labels, 0), _outputs_of(task, model, *others, 0))
     _require_losses_agree(task, model, data)
     for row in range(min(len(data), _PROBES)):
         _require_own_gradient(task, model, Samples(data.features[[row]], data.labels[[row]]), settings)
@@ -490,8 +490,8 @@ def _move(model: nn.Module) -> None:
             parameter.add_(torch.randn_like(parameter), alpha=_MOVE)
 
 
-def _require_same(model: nn.Module, one: Tensor, other: Tensor) -> None:
-    if not torch.allclose(one, other, rtol=1e-4, atol=1e-5, equal_nan=True):
+def _require_same(model: nn.Module, first: Tensor, second: Tensor) -> None:
+    if not torch.allclose(first, second, rtol=1e-4, atol=1e-5, equal_nan=True):
         raise TrainingError(
             f"model {type(model).__name__}: what it or its loss says of a row depends on the rows beside it, so that "
             "no row's gradient bounds what the row changes",
@@ -499,7 +499,7 @@ def _require_same(model: nn.Module, one: Tensor, other: Tensor) -> None:
         )
 
 
-def _said_of(task: Task, model: nn.Module, features: Tensor, labels: Tensor, row: int) -> Tensor:
+def _outputs_of(task: Task, model: nn.Module, features: Tensor, labels: Tensor, row: int) -> Tensor:
     with seeded_torch(0, torch.device("cpu")), torch.no_grad(), task_code(type(task), "the model"):
         outputs = model(features)
         losses = task.row_losses(outputs, labels)

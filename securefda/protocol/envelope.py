@@ -44,7 +44,7 @@ def expect_bytes(value: bytes, length: int, name: str) -> None:
 
 def expect_rising(members: tuple[int, ...]) -> None:
     """Raise a ValueError unless the roster indices are strictly increasing."""
-    expect(all(one < following for one, following in itertools.pairwise(members)), "members must rise strictly")
+    expect(all(member < following for member, following in itertools.pairwise(members)), "members must rise strictly")
 
 
 def expect_finite(value: float, name: str, *, positive: bool = False) -> None:

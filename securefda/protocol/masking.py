@@ -106,8 +106,8 @@ def add_masks(vector: RingVector, masks: Sequence[Mask], *, threads: int = 1) ->
     with ThreadPoolExecutor(max_workers=len(others)) as pool:
         running = [pool.submit(_add_to_segment, vector[start:stop], masks, start) for start, stop in others]
         _add_to_segment(vector[first:end], masks, first)
-        for one in running:
-            one.result()
+        for future in running:
+            future.result()
 
 
 def _segments(length: int, block: int, threads: int) -> list[tuple[int, int]]:

@@ -615,8 +615,11 @@ def vector_digests(body: Body) -> tuple[bytes, ...]:
     """Digests of the vectors that travel beside a message, in order."""
     match body:
         case Header(model_digest=model_digest, published_digest=published_digest, features=features):
-            beside = (features.digest if features else b"", published_digest)  # the first go to all, the second to some
-            return (model_digest, *(digest for digest in beside if digest))
+            optional = (
+                features.digest if features else b"",
+                published_digest,
+            )  # the first go to all, the second to some
+            return (model_digest, *(digest for digest in optional if digest))
         case MaskedInput(digest=digest) | Update(digest=digest):
             return (digest,)
         case Goodbye(model_digest=model_digest) if model_digest:

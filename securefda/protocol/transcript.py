@@ -33,9 +33,9 @@ from securefda.protocol.messages import Advertise, Header, Layer, Roll, Signed, 
 def labelled_digest(label: str, *fields: bytes) -> bytes:
     """SHA-256 over a label and length-prefixed fields (32 bytes)."""
     state = sha256(b"securefda/1/" + label.encode() + b"\0")
-    for one in fields:
-        state.update(struct.pack(">Q", len(one)))
-        state.update(one)
+    for field in fields:
+        state.update(struct.pack(">Q", len(field)))
+        state.update(field)
     return state.digest()
 
 
@@ -78,7 +78,7 @@ def sum_terms(header: Header) -> tuple[tuple[str, str], ...]:
 
 def key_list_context(ctx: bytes, advertisements: Sequence[Signed[Advertise]]) -> bytes:
     """ctx1: the header and every Advertise message with its signature, verbatim and in the order listed."""
-    fields = [one for item in advertisements for one in (item.signed_bytes, item.signature)]
+    fields = [part for item in advertisements for part in (item.signed_bytes, item.signature)]
     return labelled_digest("ctx1", ctx, *fields)
 
 
@@ -202,7 +202,9 @@ def able_to_open(header: Header, members: Collection[int]) -> frozenset[int]:
     members at ``cohort`` and ``cohort_size`` s, each cohort has at least min(n, s).
     """
     counts = Counter(header.level_of(member) for member in members)
-    return frozenset(one for one in members if counts[level := header.level_of(one)] >= quorum_at(header, level))
+    return frozenset(
+        member for member in members if counts[level := header.level_of(member)] >= quorum_at(header, level)
+    )
 
 
 def cohort_with(member: int, cohorts: Iterable[Collection[int]]) -> frozenset[int]:

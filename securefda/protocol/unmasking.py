@@ -255,8 +255,8 @@ def _largest_agreement(shares: Mapping[int, Secret], threshold: int, secret: Sec
         if _gives(secret, xs, shares)
     }
     largest = max(map(len, agreements))
-    found = [agreement for agreement in agreements if len(agreement) == largest]
-    return found[0] if len(found) == 1 else frozenset()
+    largest_ones = [agreement for agreement in agreements if len(agreement) == largest]
+    return largest_ones[0] if len(largest_ones) == 1 else frozenset()
 
 
 def _other_weights(shares: Mapping[int, Secret], threshold: int) -> Iterator[LagrangeAtZero]:

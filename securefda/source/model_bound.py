@@ -169,17 +169,17 @@ def check_missed(body: MissedResult, *, roster: Roster, run_id: bytes) -> Missed
     fault = envelope_fault(result, kind=Result, roster=roster, sender=roster.target.index, **outside)
     require(fault is None, check, f"its result: {fault}")
     sources = {entry.index for entry in roster.sources}
-    givers = [one.sender for one in body.receipts]
+    givers = [receipt.sender for receipt in body.receipts]
     require(len(set(givers)) == len(givers), check, "two receipts of one source")
     require(set(givers) <= sources, check, "a receipt of no source of this roster")
-    for one in body.receipts:
-        name = roster.by_index(one.sender).site_id
-        fault = envelope_fault(one, kind=Receipt, roster=roster, sender=one.sender, **outside)
+    for receipt in body.receipts:
+        name = roster.by_index(receipt.sender).site_id
+        fault = envelope_fault(receipt, kind=Receipt, roster=roster, sender=receipt.sender, **outside)
         require(fault is None, check, f"receipt of {name}: {fault}")
-        require(one.body.run_id == run_id, check, f"receipt of {name}: of another run")
-        of_this = (one.body.result_digest, one.body.model_digest) == (result.digest(), result.body.model_digest)
+        require(receipt.body.run_id == run_id, check, f"receipt of {name}: of another run")
+        of_this = (receipt.body.result_digest, receipt.body.model_digest) == (result.digest(), result.body.model_digest)
         require(of_this, check, f"receipt of {name}: for another result")
-    positions = {(one.body.round, one.body.number) for one in body.receipts}
+    positions = {(receipt.body.round, receipt.body.number) for receipt in body.receipts}
     require(len(positions) <= 1, check, "its receipts differ in round or number")
     round_number, number = max(positions, default=(0, 0))
     return Missed(result, frozenset(givers), number, round_number)

@@ -166,8 +166,8 @@ def source_site(
         team.assign(Assignment(as_toml(config), site_id, member.roster.target.site_id, sources))
         team.require_same_rows(site_id, data)
     require_room_for(len(data), policy)
-    said = default_policy_text(site_id, policy).encode() if policy_file is None else policy_file
-    info = run_info(config.task.factory, "the-headers", said)
+    policy_text = default_policy_text(site_id, policy).encode() if policy_file is None else policy_file
+    info = run_info(config.task.factory, "the-headers", policy_text)
     witness = witness_of(logs_folder(config.source.kit.resolve()), member, store, info)
     budget, on_charge = policy.dp.budget, witness.journal.charged
     trainer, notes = trainer_at(
@@ -187,8 +187,8 @@ def source_site(
 
     def keep_model(model: Vector, run: str, round_number: int) -> None:
         origin = ModelOrigin(config.task.factory, run, trainer.architecture_digest)
-        said = origin.of(round_number, sha256(vector_to_wire(model)).hexdigest())
-        RunFolder(config.source.out).write(MODEL_FILE, model_file(trainer.layers, model, said))
+        metadata = origin.of(round_number, sha256(vector_to_wire(model)).hexdigest())
+        RunFolder(config.source.out).write(MODEL_FILE, model_file(trainer.layers, model, metadata))
 
     def repeatable_key(_run: str, round_number: int) -> Secret:
         return Secret(sha256(encode_parts("securefda/1/rounding", seed, site_id, round_number)).digest())

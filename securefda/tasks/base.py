@@ -358,9 +358,9 @@ def load_task(factory: str, settings: TaskSettings) -> Task:
         ConfigError: as of :func:`task_class`, or the task refuses its options.
         DataError: the task finds a data file missing or corrupt, or its constructor fails.
     """
-    found = task_class(factory)
-    with task_code(found, "its constructor"):
-        return found(settings)
+    task_type = task_class(factory)
+    with task_code(task_type, "its constructor"):
+        return task_type(settings)
 
 
 def task_class(factory: str) -> type[Task]:
@@ -369,13 +369,13 @@ def task_class(factory: str) -> type[Task]:
     Raises:
         ConfigError: ``task.factory`` has another form, its module cannot be imported, or it is not a Task.
     """
-    found = named_object("task.factory", factory, "Class")
-    if not (isinstance(found, type) and issubclass(found, Task)):
+    task_type = named_object("task.factory", factory, "Class")
+    if not (isinstance(task_type, type) and issubclass(task_type, Task)):
         raise ConfigError("task.factory", f"{factory} is not a subclass of securefda.tasks.Task")
-    missing = sorted(found.__abstractmethods__)
+    missing = sorted(task_type.__abstractmethods__)
     if missing:
         raise ConfigError("task.factory", f"{factory} does not define {', '.join(missing)}")
-    return found
+    return task_type
 
 
 def named_object(key: str, name: str, kind: str) -> object:
@@ -387,10 +387,10 @@ def named_object(key: str, name: str, kind: str) -> object:
     module_name, colon, inner = name.partition(":")
     if not (colon and inner.isidentifier() and all(part.isidentifier() for part in module_name.split("."))):
         raise ConfigError(key, f"{name!r} is not of the form package.module:{kind}")
-    found = getattr(_import(key, module_name), inner, None)
-    if found is None:
+    named = getattr(_import(key, module_name), inner, None)
+    if named is None:
         raise ConfigError(key, f"module {module_name} has no {inner}")
-    return found
+    return named
 
 
 def _import(key: str, module_name: str) -> ModuleType:

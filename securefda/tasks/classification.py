@@ -46,10 +46,10 @@ class Classification(Task):
 def class_metrics(outputs: Tensor, labels: Tensor) -> dict[str, float]:
     """Return accuracy and balanced accuracy, and of two classes the AUROC if the rows have both, in [0, 1]."""
     right = (outputs.argmax(dim=1) == labels).double()
-    found = {"accuracy": float(right.mean()), "balanced_accuracy": balanced_accuracy(outputs, labels)}
+    metrics = {"accuracy": float(right.mean()), "balanced_accuracy": balanced_accuracy(outputs, labels)}
     if outputs.shape[1] == 2 and len(torch.unique(labels)) == 2:
-        found["auroc"] = auroc(outputs[:, 1] - outputs[:, 0], labels == 1)
-    return found
+        metrics["auroc"] = auroc(outputs[:, 1] - outputs[:, 0], labels == 1)
+    return metrics
 
 
 def auroc(scores: Tensor, positive: Tensor) -> float:
@@ -69,7 +69,7 @@ def auroc(scores: Tensor, positive: Tensor) -> float:
 def balanced_accuracy(outputs: Tensor, labels: Tensor) -> float:
     """Return the mean, over the classes that occur, of the share of their rows that is right, in [0, 1]."""
     right = (outputs.argmax(dim=1) == labels).double()
-    by_class = [float(right[labels == each].mean()) for each in torch.unique(labels)]
+    by_class = [float(right[labels == number].mean()) for number in torch.unique(labels)]
     return sum(by_class) / len(by_class)
 
 

@@ -177,12 +177,12 @@ class DigitDomains(Classification):
 
     def _digits_of_mnist(self, split: Split, *, part: int) -> tuple[NDArray[np.uint8], Labels]:
         """Return digits (n, 32, 32) and their labels; the two parts share none."""
-        found = self._mnist[split]
-        order = self._order("mnist", split, len(found), parts=2)
+        mnist = self._mnist[split]
+        order = self._order("mnist", split, len(mnist), parts=2)
         rows = order[part * self._rows[split] :][: self._rows[split]]
-        margin = (SIDE - found.images.shape[1]) // 2
-        digits = np.pad(found.images[rows], ((0, 0), (margin, margin), (margin, margin)))
-        return digits, found.labels[rows].astype(np.int64)
+        margin = (SIDE - mnist.images.shape[1]) // 2
+        digits = np.pad(mnist.images[rows], ((0, 0), (margin, margin), (margin, margin)))
+        return digits, mnist.labels[rows].astype(np.int64)
 
     @cached_property
     def _mnist(self) -> dict[Split, LabelledImages]:
@@ -194,14 +194,14 @@ class DigitDomains(Classification):
 
     def _of_usps(self, split: Split) -> tuple[Images, Labels]:
         path = self._file("usps", "usps.h5", _USPS)
-        pixels, found = _read_usps(path, split)
-        count = len(found)
+        pixels, digits = _read_usps(path, split)
+        count = len(digits)
         if not (np.isfinite(pixels).all() and pixels.min() >= 0 and pixels.max() <= 1):
             raise DataError(str(path), f"its {split}/data has a pixel outside [0, 1]", hint=f"get it again; {_USPS}")
         rows = self._order("usps", split, count)
         small = torch.from_numpy(pixels[rows].astype(np.float32)).reshape(-1, 1, _USPS_SIDE, _USPS_SIDE)
         large = nn.functional.interpolate(small, (SIDE, SIDE), mode="bilinear", align_corners=False)[:, 0]
-        return _three_channels((large * _BRIGHTEST).round().byte().numpy()), found[rows].astype(np.int64)
+        return _three_channels((large * _BRIGHTEST).round().byte().numpy()), digits[rows].astype(np.int64)
 
     def _of_synthetic(self, split: Split) -> tuple[Images, Labels]:
         generator = self._generator("synthetic", split)
@@ -210,9 +210,9 @@ class DigitDomains(Classification):
 
     def _of_svhn(self, split: Split) -> tuple[Images, Labels]:
         path = self._file("svhn", f"{split}_32x32.mat", _SVHN)
-        pixels, found = _read_svhn(path)
-        rows = self._order("svhn", split, len(found))
-        return np.ascontiguousarray(pixels[..., rows].transpose(3, 0, 1, 2)), found[rows] % CLASSES
+        pixels, digits = _read_svhn(path)
+        rows = self._order("svhn", split, len(digits))
+        return np.ascontiguousarray(pixels[..., rows].transpose(3, 0, 1, 2)), digits[rows] % CLASSES
 
     # --- which rows, and where from -----------------------------------------------------------------------------------
 
@@ -266,13 +266,13 @@ def _read_usps(path: Path, split: Split) -> tuple[NDArray[Any], NDArray[Any]]:
             pixels, labels = file[f"{split}/data"], file[f"{split}/target"]
             count = len(labels)
             fits = pixels.shape == (count, _USPS_SIDE**2) and labels.shape == (count,) and count <= _MOST_USPS_ROWS
-            data, found = (pixels[()], labels[()]) if fits else (np.empty(0), np.empty(0))
+            data, digits = (pixels[()], labels[()]) if fits else (np.empty(0), np.empty(0))
     except Exception as error:  # whatever h5py meets in a damaged file
         raise DataError(str(path), "is no HDF5 file of USPS", hint=hint) from error
-    if not _are_digits(found):
+    if not _are_digits(digits):
         why = f"its {split}/data and {split}/target are no images of {_USPS_SIDE} x {_USPS_SIDE} with digits"
         raise DataError(str(path), why, hint=hint)
-    return data, found
+    return data, digits
 
 
 def _read_svhn(path: Path) -> tuple[NDArray[np.uint8], Labels]:

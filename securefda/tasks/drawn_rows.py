@@ -204,20 +204,20 @@ class DrawnDigits:
 def digit_rows(digits: NDArray[np.int64], classes: int, *, held_out: bool) -> NDArray[np.int64]:
     """Return the numbers of the images of the first ``classes`` digits: the held-out quarter, or the others."""
     fitting = np.flatnonzero(digits < classes)
-    found: NDArray[np.int64] = fitting[(fitting % _HELD_OUT_EVERY == 0) == held_out]
-    return found
+    chosen: NDArray[np.int64] = fitting[(fitting % _HELD_OUT_EVERY == 0) == held_out]
+    return chosen
 
 
 def _layout(task: Task, shape: Sequence[int]) -> tuple[int, ...]:
     """Describe the columns of a task's features, as :class:`DrawnRows` takes them."""
     if not isinstance(task, Tabular):
         return (1,) * int(np.prod(shape))
-    found: list[int] = []
+    widths: list[int] = []
     for column in task.options.read.values():
-        found.append(len(column.values) or 1)
+        widths.append(len(column.values) or 1)
         if column.type == "number" and column.missing == "fill":
-            found.append(0)
-    return tuple(found)
+            widths.append(0)
+    return tuple(widths)
 
 
 def _radius_for(accuracy: float, directions: Reals, generator: np.random.Generator) -> float:

@@ -213,11 +213,11 @@ class Features(Classification):
         hint = f"set task.data-dir to the folder that holds {' or '.join(names)}"
         if folder is None:
             raise ConfigError("task.data-dir", "each site's features lie in a file of its own", hint=hint)
-        found = [folder / name for name in names if (folder / name).exists()]
-        if len(found) != 1:
-            why = f"holds both {' and '.join(names)}" if found else f"holds no {' or '.join(names)}"
-            raise DataError(str(folder), why, hint="remove one of them" if found else hint)
-        return found[0]
+        present = [folder / name for name in names if (folder / name).exists()]
+        if len(present) != 1:
+            why = f"holds both {' and '.join(names)}" if present else f"holds no {' or '.join(names)}"
+            raise DataError(str(folder), why, hint="remove one of them" if present else hint)
+        return present[0]
 
     def _labels(self, path: Path, file: FeatureFile, site: str) -> Tensor:
         """Return the file's labels as this task numbers its classes; only a target without labels may lack some."""
@@ -320,13 +320,13 @@ class MultiLabelFeatures(Features):
 
     def metrics(self, outputs: Tensor, labels: Tensor) -> dict[str, float]:
         """Return the accuracy, and the means of balanced accuracy and AUROC over the labels, in [0, 1]."""
-        found = {"accuracy": float(self.row_accuracies(outputs, labels).mean())}
+        figures = {"accuracy": float(self.row_accuracies(outputs, labels).mean())}
         pairs = [pair for pair in zip(outputs.T, labels.T, strict=True) if len(torch.unique(pair[1])) == 2]
         if pairs:
             balanced = [balanced_accuracy(torch.stack([-score, score], dim=1), of.long()) for score, of in pairs]
-            found["balanced_accuracy"] = sum(balanced) / len(pairs)
-            found["auroc"] = sum(auroc(score, of > 0) for score, of in pairs) / len(pairs)
-        return found
+            figures["balanced_accuracy"] = sum(balanced) / len(pairs)
+            figures["auroc"] = sum(auroc(score, of > 0) for score, of in pairs) / len(pairs)
+        return figures
 
     def row_accuracies(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """Return the share of each row's labels that is right."""

@@ -78,8 +78,8 @@ def read_features(path: Path) -> FeatureFile:
     if path.suffix not in SUFFIXES:
         raise DataError(str(path), f"is named neither *{' nor *'.join(SUFFIXES)}", hint=_HINT)
     try:
-        tensors, said = (_of_safetensors if path.suffix == SUFFIXES[0] else _of_npz)(content)
-        classes, rows = (_names(said.get(key, "[]")) for key in ("classes", "rows"))
+        tensors, entries = (_of_safetensors if path.suffix == SUFFIXES[0] else _of_npz)(content)
+        classes, rows = (_names(entries.get(key, "[]")) for key in ("classes", "rows"))
     except Exception as error:  # whatever the libraries meet in a damaged file
         words = printable(" ".join(str(error).split()).partition(". ")[0][:200])
         why = f"is no {path.suffix} file of features, or it is damaged"
@@ -87,7 +87,7 @@ def read_features(path: Path) -> FeatureFile:
     features, labels = _fit(path, tensors)
     if rows and len(rows) != len(features):
         raise DataError(str(path), f"names {len(rows)} rows, and has {len(features)}", hint=f"make it again; {_HINT}")
-    return FeatureFile(features, labels, said.get("encoder", ""), classes, rows)
+    return FeatureFile(features, labels, entries.get("encoder", ""), classes, rows)
 
 
 def _of_safetensors(content: bytes) -> tuple[Mapping[str, Tensor], Mapping[str, str]]:
@@ -98,7 +98,7 @@ def _of_safetensors(content: bytes) -> tuple[Mapping[str, Tensor], Mapping[str, 
 
 
 def _names(listed: str) -> tuple[str, ...]:
-    return tuple(text(one) for one in items(json_value(listed)))
+    return tuple(text(entry) for entry in items(json_value(listed)))
 
 
 def _of_npz(content: bytes) -> tuple[Mapping[str, Tensor], Mapping[str, str]]:

@@ -220,7 +220,7 @@ def _round_scaling(numbers: Sequence[float]) -> tuple[float, float]:
         return _tidy((least + most) / 2), _tidy((most - least) / 2)
     deviation = statistics.pstdev(numbers)
     power = 10.0 ** math.floor(math.log10(deviation))
-    scale = min((power * step for step in (1, 2, 5, 10)), key=lambda one: abs(math.log(one / deviation)))
+    scale = min((power * step for step in (1, 2, 5, 10)), key=lambda candidate: abs(math.log(candidate / deviation)))
     return _tidy(round(statistics.fmean(numbers) / scale) * scale), _tidy(scale)
 
 

@@ -127,8 +127,8 @@ def _array(path: Path, stream: BinaryIO | gzip.GzipFile, magic: bytes) -> Bytes:
     size = int(np.prod(shape))
     content = stream.read(size + 1)
     if len(content) != size:
-        found = f"has only {len(content)}" if len(content) < size else "goes on after that"
-        raise DataError(str(path), f"its header says {size} bytes of {_KINDS[magic]}, and it {found}")
+        fault = f"has only {len(content)}" if len(content) < size else "goes on after that"
+        raise DataError(str(path), f"its header says {size} bytes of {_KINDS[magic]}, and it {fault}")
     return np.frombuffer(content, dtype=np.uint8).reshape(shape)
 
 

@@ -215,14 +215,14 @@ class ImageFolder(Classification):
             raise ConfigError("task.data-dir", "each site's images lie in a folder of its own", hint=hint)
         folder = self.settings.data_dir / site
         try:
-            found = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and entry.name[0] != ".")
+            folders = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and entry.name[0] != ".")
         except OSError as error:
             hint = f"set task.data-dir to the folder that holds {site}/CLASS/*.png"
             raise DataError(f"{site}: {folder}", f"cannot be read: {error.strerror}", hint=hint) from error
         known = (*self.options.classes, *([UNLABELLED] if site == self.settings.target else []))
-        unknown = [name for name in found if name not in known]
+        unknown = [name for name in folders if name not in known]
         if unknown:
-            why = f"{len(unknown)} of {len(found)} folders are of no class"
+            why = f"{len(unknown)} of {len(folders)} folders are of no class"
             hint = f"{unknown[0]} is the first; task.options.classes lists {', '.join(self.options.classes)}"
             if UNLABELLED in unknown:
                 hint = f"move {UNLABELLED} away: a source trains on labelled images alone"
@@ -234,8 +234,8 @@ class ImageFolder(Classification):
         mark = self.options.group_separator
         if not mark:
             return content_of(path, str(path))
-        group, found, _ = path.name.partition(mark)
-        return (group if found else path.stem).encode()
+        group, separator, _ = path.name.partition(mark)
+        return (group if separator else path.stem).encode()
 
     def _features(self, paths: Sequence[Path], where: str) -> Tensor:
         """Return the images as the model takes them, (n, 1 or 3, size, size)."""

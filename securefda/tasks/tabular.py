@@ -490,13 +490,13 @@ class Tabular(Task):
 
     def feature_names(self) -> tuple[str, ...]:
         """Return column, ``column missing`` or ``column = value`` for each feature."""
-        found: list[str] = []
+        names: list[str] = []
         for name, column in self.options.read.items():
             if column.type == "category":
-                found += [f"{name} = {value}" for value in column.values]
+                names += [f"{name} = {value}" for value in column.values]
             else:
-                found += [name, f"{name} missing"] if column.missing == "fill" else [name]
-        return tuple(found)
+                names += [name, f"{name} missing"] if column.missing == "fill" else [name]
+        return tuple(names)
 
     def scaling_caution(self, rows: Rows) -> str:
         """Name the columns of numbers whose mean or spread here is far from the public center and scale; else empty.
@@ -651,20 +651,20 @@ class Tabular(Task):
             numbers = self._numbers(cells, missing, place)
             return (numbers - (label.center or 0))[:, None] / (label.scale or 1), ~missing
         numbered = {value: number for number, value in enumerate(label.classes)}
-        found = [numbered.get(category(cell), -1) for cell in cells]
-        unknown = np.array([number < 0 for number in found], dtype=bool) & ~missing
+        classes = [numbered.get(category(cell), -1) for cell in cells]
+        unknown = np.array([number < 0 for number in classes], dtype=bool) & ~missing
         place.refuse(unknown, "hold a class that is not listed", "list every class in task.options.label.classes")
-        return np.array(found, dtype=np.float64)[:, None], ~missing
+        return np.array(classes, dtype=np.float64)[:, None], ~missing
 
     def _one_hot(
         self, cells: Sequence[str], column: Column, missing: NDArray[np.bool_], place: _Place
     ) -> NDArray[np.float64]:
         values = np.array(column.values, dtype=object)
-        found = np.array([category(cell) for cell in cells], dtype=object)[:, None] == values[None, :]
+        marks = np.array([category(cell) for cell in cells], dtype=object)[:, None] == values[None, :]
         if column.unknown == "refuse":
             hint = f'list it under values in {_table_of(place.column)}, or set unknown = "fill" there'
-            place.refuse(~found.any(axis=1) & ~missing, "hold a category that is not listed", hint)
-        return np.where(missing[:, None], 0.0, found.astype(np.float64))
+            place.refuse(~marks.any(axis=1) & ~missing, "hold a category that is not listed", hint)
+        return np.where(missing[:, None], 0.0, marks.astype(np.float64))
 
     def _missing(self, cells: Sequence[str]) -> NDArray[np.bool_]:
         return np.array([cell in self.options.missing_values for cell in cells], dtype=bool)

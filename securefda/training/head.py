@@ -104,19 +104,20 @@ class HeadFitter:
         head = last_linear(self.site.module)
         sources = Moments.from_means(means, width=head.in_features, outputs=head.out_features, rows=rows)
         if isinstance(self.site.rows, Unlabelled):
-            found = fit_head(sources, bound=self.bound, balanced=self.balanced)
-            return FittedHead(_flat(found), found, 1.0)
+            fitted = fit_head(sources, bound=self.bound, balanced=self.balanced)
+            return FittedHead(_flat(fitted), fitted, 1.0)
         features, targets = head_rows(self.site, vector)
-        found, alone = (
-            fit_head(one, features, targets, bound=self.bound, balanced=self.balanced) for one in (sources, None)
+        fitted, alone = (
+            fit_head(of_sources, features, targets, bound=self.bound, balanced=self.balanced)
+            for of_sources in (sources, None)
         )
-        part = sources_part(found, alone)
-        return FittedHead(_flat(found, self._scale(found)), found, part)
+        part = sources_part(fitted, alone)
+        return FittedHead(_flat(fitted, self._scale(fitted)), fitted, part)
 
     def alone(self, vector: Vector) -> Vector:
         """Return the model, float32 (m,), with the head that fits the target's rows alone."""
-        found = fit_head(None, *head_rows(self.site, vector), bound=self.bound, balanced=self.balanced)
-        return _flat(found, self._scale(found))
+        fitted = fit_head(None, *head_rows(self.site, vector), bound=self.bound, balanced=self.balanced)
+        return _flat(fitted, self._scale(fitted))
 
     def _scale(self, head: Head) -> float:
         """The factor of the head with the least loss on the rows that were left out."""
@@ -124,7 +125,7 @@ class HeadFitter:
             return 1.0
         task, outputs = self.site.task, torch.from_numpy(head.left_out).float()
         labels = self.site.labelled_rows().labels[torch.from_numpy(head.chosen)]
-        groups = [labels == one for one in torch.unique(labels)] if self.balanced else [slice(None)]
+        groups = [labels == label for label in torch.unique(labels)] if self.balanced else [slice(None)]
         with torch.no_grad(), task_code(type(task), "loss"):
             losses = [sum(float(task.loss(outputs[of] * scale, labels[of])) for of in groups) for scale in _SCALES]
         return float(_SCALES[int(np.argmin(losses))])

@@ -310,8 +310,8 @@ def accuracy_in(metrics: dict[str, float], task: Task) -> float:
     try:
         accuracy = float(given["accuracy"])
     except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor of several numbers
-        said = f"of type {type(given['accuracy']).__name__}, not one number"
-        raise TrainingError(f"task {name}: its accuracy is {said}", hint="it must lie in [0, 1]") from None
+        fault = f"of type {type(given['accuracy']).__name__}, not one number"
+        raise TrainingError(f"task {name}: its accuracy is {fault}", hint="it must lie in [0, 1]") from None
     if not 0 <= accuracy <= 1:
         raise TrainingError(f"task {name}: its accuracy is {accuracy:g}", hint="it must lie in [0, 1]")
     return accuracy

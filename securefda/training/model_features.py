@@ -55,13 +55,13 @@ def last_linear(model: nn.Module) -> nn.Linear:
     Raises:
         TrainingError: the model has none.
     """
-    found = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    if not found:
+    layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    if not layers:
         raise TrainingError(
             "the model has no linear layer, and features are what the last one takes",
             hint="end it with torch.nn.Linear, or set another strategy.rule",
         )
-    return found[-1]
+    return layers[-1]
 
 
 def require_trained_features(model: nn.Module) -> None:
@@ -83,7 +83,9 @@ def require_frozen_features(model: nn.Module) -> None:
             hint="give torch.nn.Linear its bias, or set another strategy.rule",
         )
     own = {id(head.weight), id(head.bias)}
-    others = [name for name, one in model.named_parameters() if one.requires_grad and id(one) not in own]
+    others = [
+        name for name, parameter in model.named_parameters() if parameter.requires_grad and id(parameter) not in own
+    ]
     if others:
         raise TrainingError(
             f"the analytic rule solves for the last linear layer alone, and the model also trains {others[0]}",
@@ -154,8 +156,8 @@ def cluster_features(features: Vector, count: int, seed: int, *, centres: Vector
 
     how = {"init": "k-means++", "n_init": _KMEANS_STARTS} if centres is None else {"init": centres, "n_init": 1}
     with threadpool_limits(limits=1):
-        found: Clusters = KMeans(count, random_state=seed % 2**32, **how).fit_predict(features)
-    return found
+        clusters: Clusters = KMeans(count, random_state=seed % 2**32, **how).fit_predict(features)
+    return clusters
 
 
 def clustering_gap(features: Vector, clusters: Clusters) -> float:

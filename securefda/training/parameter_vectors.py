@@ -66,7 +66,7 @@ def frozen_digest(model: nn.Module) -> bytes:
 
     Buffers may differ from site to site and do not count.
     """
-    frozen = {name: one for name, one in model.named_parameters() if not one.requires_grad}
+    frozen = {name: parameter for name, parameter in model.named_parameters() if not parameter.requires_grad}
     return digest_of(frozen) if frozen else b""
 
 

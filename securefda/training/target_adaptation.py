@@ -113,7 +113,7 @@ def require_adaptable(site: SiteModel) -> None:
     except TrainingError:
         raise refuse("has a model without a linear layer, whose inputs could be adapted", plain) from None
     own = {id(parameter) for parameter in head.parameters()}
-    if all(id(one) in own for one in site.module.parameters() if one.requires_grad):
+    if all(id(parameter) in own for parameter in site.module.parameters() if parameter.requires_grad):
         raise refuse("trains nothing before the model's last linear layer", plain)
     tried = rows[:_TRIED_ROWS]
     outputs = outputs_of(task, site.module, tried)
@@ -162,7 +162,9 @@ def adapt(
     teacher = _Teacher(copy.deepcopy(student).eval(), prior.to(site.device))
     if labelled is None:
         last_linear(student).requires_grad_(requires_grad=False)
-    optimizer = torch.optim.Adam((one for one in student.parameters() if one.requires_grad), lr=_LEARNING_RATE)
+    optimizer = torch.optim.Adam(
+        (parameter for parameter in student.parameters() if parameter.requires_grad), lr=_LEARNING_RATE
+    )
     epochs, parts = settings.epochs_over(len(rows)), _batches(len(rows))
     steps = epochs * parts
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: (1 + 10 * step / steps) ** -0.75)
@@ -242,8 +244,8 @@ def _scored(site: SiteModel, vector: Vector, seed: Seed, prior: Prior) -> tuple[
     classes, mean = probabilities.argmax(dim=1), probabilities.mean(dim=0)
     agreed, generator = 0.0, new_generator(derive_seed(seed, "score"))
     for _ in range(_SCORED):  # one varied copy of the rows at a time
-        found = outputs_of(site.task, site.module, _varied(site.task, rows, generator)).argmax(dim=1)
-        agreed += float((found == classes).double().mean()) / _SCORED
+        predicted = outputs_of(site.task, site.module, _varied(site.task, rows, generator)).argmax(dim=1)
+        agreed += float((predicted == classes).double().mean()) / _SCORED
     information = float(_entropy(mean) - _entropy(probabilities).mean()) / math.log(len(mean))
     weight = {"mixed": 0.5, "equal": 0.0, "received": 1.0}[prior]
     expected = weight * mean + (1 - weight) / len(mean)

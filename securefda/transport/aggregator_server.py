@@ -117,7 +117,7 @@ class FederationServicer(FederationServiceServicer):
         ended = Ended("the stream broke")
         try:
             await stream.write(self._table.welcome(site))
-            ended = await pump(stream, link, pace, lambda one: self._accept(site, link, one), stop)
+            ended = await pump(stream, link, pace, lambda delivery: self._accept(site, link, delivery), stop)
         except grpc.aio.BaseError as error:
             ended = Ended(f"the stream broke: {error}")
         finally:

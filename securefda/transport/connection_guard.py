@@ -48,9 +48,9 @@ class ConnectionGuard:
                 self._hang_up()
 
     def _hang_up(self) -> None:
-        with _connections(self._port) as found:
-            held = [peer for peer in self._known if peer in found]
-            newer = [peer for peer in found if peer not in self._known]
+        with _connections(self._port) as connections:
+            held = [peer for peer in self._known if peer in connections]
+            newer = [peer for peer in connections if peer not in self._known]
             counts = Counter[str]()
             self._known = {}
             for peer in (*held, *newer):
@@ -60,27 +60,28 @@ class ConnectionGuard:
                     self._known[peer] = None
                 else:
                     with suppress(OSError):
-                        found[peer].shutdown(socket.SHUT_RDWR)
+                        connections[peer].shutdown(socket.SHUT_RDWR)
 
 
 def _network(address: str) -> str:
     """Return what counts as one address: of IPv6, a host has 64 bits to choose from."""
-    found = ip_address(address.partition("%")[0])
-    if found.version == 6 and found.ipv4_mapped is None:
-        return str(ip_network((found, 64), strict=False))
-    return str(found)
+    parsed = ip_address(address.partition("%")[0])
+    if parsed.version == 6 and parsed.ipv4_mapped is None:
+        return str(ip_network((parsed, 64), strict=False))
+    return str(parsed)
 
 
 @contextmanager
 def _connections(port: int) -> Iterator[dict[Peer, socket.socket]]:
     """Yield this process's accepted connections to a port, by peer."""
-    with ExitStack() as own:
-        found = {}
+    with ExitStack() as duplicates:
+        connections = {}
         for descriptor in [int(entry.name) for entry in _DESCRIPTORS.iterdir()]:
             with suppress(OSError):  # closed meanwhile, or no connection
                 if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
                     continue
-                connection = own.enter_context(socket.socket(fileno=os.dup(descriptor)))  # gRPC may close its own
+                # A duplicate, since gRPC may close its own descriptor meanwhile and the number be given to another.
+                connection = duplicates.enter_context(socket.socket(fileno=os.dup(descriptor)))
                 if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.getsockname()[1] == port:
-                    found[connection.getpeername()[:2]] = connection
-        yield found
+                    connections[connection.getpeername()[:2]] = connection
+        yield connections

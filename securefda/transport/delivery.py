@@ -126,16 +126,16 @@ class Link:
 
     def discard(self, *, only_with_vectors: bool = False) -> None:
         """Drop queued messages, or only those whose vectors are no longer kept."""
-        discarded = [one for one in self._pending if one.digests or not only_with_vectors]
-        self._pending = deque(one for one in self._pending if only_with_vectors and not one.digests)
-        for one in discarded:
-            self._settle(one)
+        discarded = [pending for pending in self._pending if pending.digests or not only_with_vectors]
+        self._pending = deque(pending for pending in self._pending if only_with_vectors and not pending.digests)
+        for pending in discarded:
+            self._settle(pending)
         self._note_settled()
 
-    def _settle(self, one: _Pending) -> None:
-        self._pending_bytes -= one.frame_bytes
-        if self._on_settled is not None and one.digests:
-            self._on_settled(one.digests)
+    def _settle(self, pending: _Pending) -> None:
+        self._pending_bytes -= pending.frame_bytes
+        if self._on_settled is not None and pending.digests:
+            self._on_settled(pending.digests)
 
     def _note_settled(self) -> None:
         if not self._pending:
@@ -195,10 +195,10 @@ class Link:
         """Return the next frame that is due: a message not yet sent on this stream, or an acknowledgement; else
         None.
         """
-        for one in self._pending:
-            if one.delivery.sequence > self._sent:
-                self._sent = one.delivery.sequence
-                return self._frame(pb.Frame(delivery=one.delivery))
+        for pending in self._pending:
+            if pending.delivery.sequence > self._sent:
+                self._sent = pending.delivery.sequence
+                return self._frame(pb.Frame(delivery=pending.delivery))
         if self._leaving:
             self._leaving = False
             return self._frame(pb.Frame(leave=pb.Leave()))

@@ -32,7 +32,7 @@ def discrepancy(own: Tensor, target: Tensor, scale: Tensor) -> Tensor:
     return _mean_kernel(own, own, scale) + _mean_kernel(target, target, scale) - 2 * _mean_kernel(own, target, scale)
 
 
-def _mean_kernel(one: Tensor, other: Tensor, scale: Tensor) -> Tensor:
-    squared = one.square().sum(1)[:, None] + other.square().sum(1)[None, :] - 2 * one @ other.T
+def _mean_kernel(first: Tensor, second: Tensor, scale: Tensor) -> Tensor:
+    squared = first.square().sum(1)[:, None] + second.square().sum(1)[None, :] - 2 * first @ second.T
     exponents = squared.clamp_min(0) / scale
     return torch.stack([torch.exp(-exponents / factor).mean() for factor in FACTORS]).sum()

@@ -258,13 +258,13 @@ class AlignmentLoss:
             logits = self._domain_logits(target)
             loss = reversed_target_loss(logits) if self._kind is AlignmentRule.F_DANN else target_confusion_loss(logits)
         (gradient,) = torch.autograd.grad(loss, [target])
-        found: Vector = (len(target) * gradient / self._spread).cpu().numpy()
-        if not np.all(np.isfinite(found)):
+        released: Vector = (len(target) * gradient / self._spread).cpu().numpy()
+        if not np.all(np.isfinite(released)):
             raise TrainingError(
                 "what this source says of the target's features holds NaN or infinity",
                 hint="lower training.align.private-learning-rate",
             )
-        return found
+        return released
 
     def to_bytes(self) -> bytes:
         """Return the private modules' parameters, float32 little-endian; empty if the rule has none."""
