@@ -77,6 +77,7 @@ def _epsilon(groups: tuple[_Group, ...], delta: float, accountant: str) -> float
     total = np.zeros_like(orders)
     for noise_multiplier, sampling_rate, steps in groups:
         total += steps * rdp_of_a_step(noise_multiplier, sampling_rate)
+    # Balle et al. 2020, Theorem 21: less epsilon than Mironov 2017, Proposition 3, from the same divergences.
     values = total + np.log1p(-1 / orders) - np.log(delta * orders) / (orders - 1)
     by_rdp = max(0.0, float(np.min(values)))
     if accountant == "rdp" or by_rdp > _PRV_LIMIT or delta < LEAST_PRV_DELTA:

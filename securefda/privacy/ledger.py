@@ -135,6 +135,7 @@ class Ledger:
                 raise LedgerError(path, "exists already", hint=_USE_IT, is_sound=True)
             if highest is not None and highest[0] > 0:
                 raise LedgerError(path, f"was deleted after {counted(highest[0], 'row')}", hint=_PUT_BACK)
+            # The marker first: stopped in between, there is one of no rows, beside which a ledger may still be made.
             markers.advance(NO_ROWS)
             make_file(path)
         ledger_id = random_bytes(16).hex()
@@ -311,6 +312,7 @@ class Ledger:
             with _transaction(database):
                 state = self._read(database, number)
                 yield state
+            # After the commit: a marker ahead of its rows would say that some are missing.
             (self._markers.replace if overrule else self._markers.advance)(state.head)
 
     def _read(self, database: sqlite3.Connection, number: str) -> LedgerState:
@@ -375,6 +377,7 @@ def _connection(path: Path, wait_s: float) -> Iterator[tuple[sqlite3.Connection,
             raise LedgerError(path, f"was deleted after {counted(highest[0], 'row')}", hint=_PUT_BACK)
         if not os.access(path, os.R_OK | os.W_OK):  # SQLite would leave files beside it that cannot be written either
             raise LedgerError(path, "cannot be written: Permission denied", hint=OWNERS_ALONE)
+        # Before SQLite opens the file: closing a second descriptor of it would drop the locks of both (POSIX).
         number = number_of(path)
         uri = f"{path.resolve().as_uri()}?mode=rw"
         await_descriptors()

@@ -184,6 +184,7 @@ def lacking(recorded: Sequence[Recorded], rows: Sequence[Row]) -> Doubt:
     """Compare the charges that audit logs record with the rows of their ledger; its last reset ends earlier ones."""
     digests = {row.digest for row in rows}
     reset = max((row.time for row in rows if row.kind == "reset"), default=0)
+    # A reset was signed for: what came before it counts no more, whether its rows are there or not.
     lost = [charge for charge in recorded if charge.time > reset and charge.head.digest not in digests]
     if not lost:
         return Doubt()
@@ -426,6 +427,7 @@ class RowMarkers:
     def advance(self, head: Head) -> None:
         """Say that the ledger has these rows; on the disk when this returns. Raises OSError."""
         self._make(head)
+        # Only now: stopped in between there are two markers, and never none.
         self._remove([marker for marker in self.all() if marker[0] < head.count])
 
     def replace(self, head: Head) -> None:

@@ -246,6 +246,7 @@ def _add_noise(source: NoiseSource, optimizer: DPOptimizer, team: Team | None) -
     noisy = torch.cat(sums)
     if team is not None:
         team.sum(noisy)
+    # Once for all processes: each adding its own would add up to more than the ledger accounts for.
     if team is None or team.leads:
         noisy = source.added_to(noisy, _std(optimizer), overwrite=True)
     if team is not None:

@@ -297,6 +297,7 @@ def _fits(schedule: Schedule, units: int, budget: Budget, past: Sequence[DpEvent
 
 def _smallest(fits: Callable[[int], bool], guess: int) -> int | None:
     """Smallest number in [1, _LARGEST] that fits, if all larger ones fit too; None if none fits."""
+    # Up from the guess until a number fits, down until one does not, then by halves: each trial takes a while.
     high = guess
     low = 0  # does not fit; 0 is no noise
     while not fits(high):

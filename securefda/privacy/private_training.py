@@ -90,11 +90,13 @@ def draw_rows(samples: int, rate: float, random_bytes: Callable[[int], bytes] = 
     """
     if samples < 1 or not 0 < rate <= 1:
         raise ValueError(f"rows are drawn from at least one and with a rate in (0, 1], not {samples} and {rate}")
+    # 2^64 fits no word to compare with.
     if rate == 1:
         return np.arange(samples)
     drawn = random_bytes(_WORD_BYTES * samples)
     if len(drawn) != _WORD_BYTES * samples:
         raise ValueError(f"the random source returned {len(drawn)} bytes instead of {_WORD_BYTES * samples}")
+    # Rounded down, so that the rate is never above the one that is charged.
     below = np.uint64(int(rate * 2.0**64))  # exact: a float64 times a power of two
     return np.flatnonzero(np.frombuffer(drawn, dtype="<u8") < below)
 
@@ -410,6 +412,7 @@ def _made_private(
             data_loader=loader,
             noise_multiplier=dp.noise_multiplier,
             max_grad_norm=dp.max_grad_norm,
+            # Its sampler draws with a generator of torch, whose seed can be tried; rows come from `draw_rows`.
             poisson_sampling=False,
             grad_sample_mode="ghost" if dp.ghost_clipping else "hooks",
         )

@@ -315,6 +315,7 @@ def add_advertise(state: CollectingKeys, signed: Signed[Advertise]) -> Collectin
     session = state.session
     header = session.header.body
     session.admit(signed, session.ctx, header.masked, state.received, Advertise)
+    # Found here, it is blamed on its sender; in the key list it would end the session of every other source.
     known = {key for item in state.received.values() for key in (item.body.mask_key, item.body.box_key)}
     if {signed.body.mask_key, signed.body.box_key} & known or signed.body.mask_key == signed.body.box_key:
         raise FaultySourceError(session.name(signed.sender), "KEY_DUPLICATE")
@@ -428,6 +429,7 @@ def close_shares(state: CollectingShares) -> tuple[CollectingInputs, dict[int, S
     """
     session, header = state.session, state.session.header.body
     session.require_quorum("R1 shares", state.received, state.u1)
+    # Left out before anything is masked: what they sent could never be opened, and would only be lost.
     u2 = able_to_open(header, state.received)
     session.require_quorum("R1 shares", u2, state.u1)
     session.require_holders("R1 shares", state.ring, u2, u2)
@@ -468,6 +470,7 @@ def add_input(
         masked = session.encoding.unpack(vector)
     except ValueError as error:
         raise FaultySourceError(name, "INPUT_PADDING", str(error)) from None
+    # After all checks, since what was added cannot be taken out: no single input is kept.
     accumulate(total, masked)
     return replace(state, received={**state.received, signed.sender: signed})
 
@@ -484,6 +487,7 @@ def close_inputs(state: CollectingInputs) -> tuple[CollectingSignatures, Signed[
     session, header = state.session, state.session.header.body
     session.require_quorum("R2 masked input", state.received, state.u2)
     delivered = [cohort & set(state.received) for cohort in state.totals]
+    # Nobody releases shares of the self masks in a smaller sum: it would hide each of its members too little.
     whole = [members for members in delivered if members and len(members) >= quorum_of(header, members)]
     survivors: frozenset[int] = frozenset().union(*whole)
     session.require_quorum("R2 masked input", survivors, state.u2)

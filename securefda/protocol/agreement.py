@@ -159,6 +159,7 @@ class KeyPair:
         return self.loaded().exchange(peer_public)
 
 
+# Any clamped key is a multiple of the cofactor 8 and meets the same points of low order (RFC 7748, section 5).
 _NO_SECRET = KeyPair(Secret(bytes(KEY_BYTES))).loaded()
 
 
@@ -205,6 +206,7 @@ def pair_seed(
     """
     if own == peer:
         raise ValueError("a party has no pairwise mask with itself")
+    # In one order at both ends: they need the same key, and the sign of the mask tells them apart.
     parties = (min(own, peer), max(own, peer))
     return derive(own_pair.exchange(peer_public), salt=ctx2, label=Label.PAIR_MASK, parties=parties, block=block)
 
@@ -332,6 +334,7 @@ def seal_box(
     key: Secret, address: BoxAddress, shares: SharePair, random_bytes: RandomBytes, report: Secret | None = None
 ) -> bytes:
     """Encrypt a pair of shares, and a norm report where there is one, to their recipient: nonce, ciphertext, tag."""
+    # The key is for one box of one session, so no nonce can come twice under it.
     nonce = draw(random_bytes, NONCE_BYTES)
     plaintext = address.header() + shares.master.reveal() + shares.self_secret.reveal()
     plaintext += report.reveal() if report else b""
@@ -355,6 +358,7 @@ def open_box(key: Secret, address: BoxAddress, box: bytes, report_bytes: int = 0
     except InvalidTag as error:
         raise BoxError("a share box is not authentic") from error
     header = address.header()
+    # Bonawitz et al. 2017, Figure 4, round 4: the names inside must be those outside.
     if not constant_time.bytes_eq(plaintext[: len(header)], header):
         raise BoxError("a share box was made for another place")
     content = plaintext[len(header) :]

@@ -60,6 +60,7 @@ def packed(data: bytes | bytearray | memoryview, down_link: DownLink) -> memoryv
         return memoryview(data).cast("B")
     vector = vector_from_wire(data)
     narrowed = _narrowed(vector, down_link)
+    # Rounded on its way, it would be another vector than the one whose digest the message names.
     if _widened(narrowed, down_link).tobytes() != vector.tobytes():
         raise ValueError(f"a vector holds numbers that are not {down_link.label}")
     return np.ascontiguousarray(narrowed, dtype="<u2").data.cast("B")
@@ -89,6 +90,7 @@ def _narrowed(vector: Vector, down_link: DownLink) -> NDArray[np.uint16]:
         with np.errstate(over="ignore"):
             return vector.astype(np.float16).view(np.uint16)
     bits = vector.view(np.uint32)
+    # Half of what is cut off, less one bit where the kept part is even: to the nearest, ties to even.
     odd = (bits >> np.uint32(16)) & np.uint32(1)
     return ((bits + np.uint32(_LOW_HALF >> 1) + odd) >> np.uint32(16)).astype(np.uint16)
 

@@ -174,10 +174,12 @@ class Quantisation:
         if not np.all((given >= 0) & (given <= 1)):
             raise ValueError("a statistic lies outside [0, 1]")
         values: RingVector = np.empty(self.length, dtype=np.uint32)
+        # One stream through all layers: begun anew for each, it would round layers alike.
         stream = keystream(rounding)
         for number, (start, stop) in enumerate(self._bounds()):
             limit = self.layers[number].range
             _encode_layer(vector[start:stop], values[start:stop], limit, self.q_max, stream=stream, layer=number)
+        # To nearest: the sum of the weights divides the sum of the vectors, and chance in it would scale the update.
         values[self.layer_length :] = np.rint(given.astype(np.float64) * self.statistic_q_max).astype(np.uint32)
         return values
 
@@ -227,6 +229,7 @@ class Quantisation:
             ValueError: another shape, type or count.
         """
         self._require_vector(total)
+        # A sum of more inputs can have wrapped, and then the range of each coordinate shows nothing.
         if not 1 <= count <= self.n_max:
             raise ValueError(f"a sum of {count} inputs where 1 to {self.n_max} were agreed")
         # Sign-extends the low k bits: every value lies in [-2^(k-1), 2^(k-1)).
@@ -235,9 +238,11 @@ class Quantisation:
         np.right_shift(centred, unused, out=centred)
         _check_range(centred, -count * self.q_max, count * self.q_max)
         of_statistics = total[self.layer_length :].view(np.int32)
+        # No input has a negative statistic; a negative sum of weights would turn the update around.
         _check_range(of_statistics, 0, count * self.statistic_q_max)
         vector = np.empty(self.layer_length, dtype=np.float64)
         for number, (start, stop) in enumerate(self._bounds()):
+            # Whole numbers up to here, so the sum is exact. This product is the only rounding.
             np.multiply(centred[start:stop], self.step(number), out=vector[start:stop])
         return Decoded(vector, np.true_divide(of_statistics, self.statistic_q_max))
 
@@ -272,10 +277,12 @@ def _encode_layer(
     drawn = bytearray(2 * block.size)
     for start in range(0, source.size, _BLOCK):
         chunk = block[: min(_BLOCK, source.size - start)]
+        # To float64 block by block: the whole vector in it would take twice its memory.
         np.copyto(chunk, source[start : start + chunk.size])
         low, high = float(chunk.min()), float(chunk.max())
         if not (math.isfinite(low) and math.isfinite(high)):  # min and max propagate NaN
             raise ValueError(f"layer {layer} holds NaN or infinity")
+        # Whoever clipped before: that no sum wraps rests on this line.
         if low < -limit or high > limit:
             np.clip(chunk, -limit, limit, out=chunk)
         np.multiply(chunk, q_max / limit, out=chunk)
@@ -350,6 +357,7 @@ def encode_statistics(statistics: AggregateStatistics, units: ErrorUnits | None)
     """
     weight = statistics.weight
     loss = _within(statistics.loss / LOSS_BOUND, weight)
+    # Zeros, and no shorter vector: inputs of one session are equally long whatever the header asks for.
     errors = [0.0, 0.0, 0.0]
     if statistics.errors is not None and units is not None and units.variance > 0:
         distance = statistics.errors.source_only / units.distance

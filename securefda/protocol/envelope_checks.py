@@ -27,6 +27,7 @@ def envelope_fault(
     sender fails. ``kind`` is the expected type of the body; None only if the caller has checked the type itself.
     """
     envelope = signed.envelope
+    # Not isinstance: a NeighbourConsistency is a Consistency, and must not pass for one.
     if kind is not None and type(envelope.body) is not kind:
         return "TYPE"
     if envelope.suite != SUITE:

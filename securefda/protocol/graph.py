@@ -170,5 +170,6 @@ def complete(members: Collection[int]) -> Ring:
 
 def ring_of(places: Mapping[int, bytes], degree: int) -> Ring:
     """The ring in which members stand by their places, 32 bytes each; equal ones by index."""
+    # The index breaks ties, so that all sites find the same ring.
     order: Sequence[int] = sorted(places, key=lambda member: (places[member], member))
     return Ring(tuple(order), degree)

@@ -232,6 +232,7 @@ def _check_chain(header: Header, history: History) -> None:
     if header.previous_result_digest == last.digest:
         require(header.model_digest == last.model_digest, "HEADER_CHAIN", "not the model of the last result")
         return
+    # Back at an older result, an aggregator would get a second update from one model.
     known = {result.digest for result in history.results}
     missed_a_round = header.round > last.round + 1
     require(missed_a_round and header.previous_result_digest not in known, "HEADER_CHAIN", "not the last result")
@@ -308,6 +309,7 @@ def _check_sum_terms(header: Header, history: History) -> None:
     """Caps and clips must not vary, or two sums of the same contributions would differ only by those scaled down."""
     if not header.masked:
         return
+    # Only of rounds in which something may have left: a header that was refused binds nobody.
     earlier = dict(history.sum_terms)
     for sources, terms in sum_terms(header):
         detail = f"{terms}: not as in an earlier round of this run ({sources})"
@@ -324,6 +326,7 @@ def _check_session_numbers(header: Header, own_index: int, limits: SessionLimits
     """Check modulus, threshold and quorum of the masking session; returns the encoding of its inputs."""
     n = len(header.masked)
     require(header.modulus_bits in WORD_BITS, "HEADER_MODULUS", f"{header.modulus_bits} bits")
+    # A sum of more than n_max inputs can wrap, and a wrapped sum looks like any other.
     require(header.n_max >= n, "HEADER_WRAP", f"n_max {header.n_max} is below {n} sources")
     encoding = quantisation(header)
     colluders = limits.most_colluders(header.masked, own_index)

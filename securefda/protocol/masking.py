@@ -98,6 +98,7 @@ def add_masks(vector: RingVector, masks: Sequence[Mask], *, threads: int = 1) ->
     check_ring_vector(vector)
     if threads < 1:
         raise ValueError("at least one thread is needed")
+    # Whole blocks, so that every thread opens each stream at a multiple of the AES block.
     bounds = _segments(vector.size, BLOCK_BYTES // vector.itemsize, threads)
     if len(bounds) <= 1:
         _add_to_segment(vector, masks, 0)
@@ -119,6 +120,7 @@ def _segments(length: int, block: int, threads: int) -> list[tuple[int, int]]:
 
 def keystream(key: Secret, first_byte: int = 0) -> CipherContext:
     """Open the keystream of ``key`` at ``first_byte``, a multiple of the AES block; encrypt zeros to read it."""
+    # NIST SP 800-38A: the counter is one big-endian number, so a thread can begin anywhere in the stream.
     counter = (first_byte // AES_BLOCK_BYTES).to_bytes(AES_BLOCK_BYTES, "big")
     return Cipher(algorithms.AES256(key.reveal()), modes.CTR(counter)).encryptor()
 
@@ -156,8 +158,10 @@ def mask(
     Raises:
         ValueError: no peer, ``own`` among the peers, or a vector or key of another form. Nothing is changed then.
     """
+    # With the self mask alone, shares that survivors release would open this very input.
     if not pair_seeds or own in pair_seeds:
         raise ValueError("pairwise masks are with at least one peer, and never with oneself")
+    # The self mask covers an input that arrives late, when its pairwise masks may have been opened already.
     masks = [Mask(self_seed), *(Mask(seed, _sign(own, peer)) for peer, seed in pair_seeds.items())]
     _add(vector, masks, threads)
 
@@ -200,6 +204,7 @@ def unmask(
         raise ValueError("a sum has survivors, and none of them is dropped")
     masks = [Mask(seed, -1) for seed in self_seeds.values()]
     for peer, seeds in dropped.items():
+        # A mask that no survivor added would be taken off all the same, and leave noise in the sum.
         if not set(seeds) <= survivors:
             raise ValueError(f"the pair seeds of dropped party {peer} are not those with the survivors")
         masks += [Mask(seed, _sign(peer, survivor)) for survivor, seed in seeds.items()]

@@ -55,6 +55,7 @@ def pack_into(words: Words, bits: int, out: NDArray[np.uint8]) -> None:
 
 def _pack_pairs(low: Words, high: Words, out: NDArray[np.uint8]) -> None:
     quintets = out.reshape(-1, 5)
+    # Two words of 20 bits take 5 bytes: both have a part in the first 4, the fifth is of the second alone.
     first = (low & np.uint32(0xFFFFF)) | (high << np.uint32(20))  # the low 32 of 40 bits
     rest = (high >> np.uint32(12)) & np.uint32(0xFF)
     as_bytes = first.astype("<u4", copy=False).view(np.uint8).reshape(-1, 4)
@@ -92,6 +93,7 @@ def unpack(data: Bytes, count: int, bits: int) -> Words:
         _unpack_pairs(packed[start * 5 // 2 : stop * 5 // 2], words[start:stop])
     if even < count:
         last = int.from_bytes(packed[-3:].tobytes(), "little")
+        # A vector has one encoding: a free bit would let uploads with different digests stand for one vector.
         if last >> 20:
             raise ValueError("a bit behind the last word is set")
         words[-1] = last

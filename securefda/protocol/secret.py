@@ -41,6 +41,7 @@ class Secret:
     def __init__(self, value: bytes | bytearray | memoryview) -> None:
         if len(value) == 0:
             raise ValueError("a secret holds at least one byte")
+        # Not bytes, which cannot be overwritten.
         self._buffer = bytearray(value)
 
     @classmethod

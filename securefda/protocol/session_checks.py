@@ -191,6 +191,7 @@ def check_survivors(
     alive = [item.index for item in lists.survivors]
     require(len(set(alive)) == len(alive) and len(set(lists.dropped)) == len(lists.dropped), "SURVIVOR_REPEAT")
     require(not set(alive) & set(lists.dropped), "SURVIVOR_OVERLAP")
+    # A member in neither list would leave its pairwise masks in the sum; one more could be anybody.
     require(set(alive) | set(lists.dropped) == frozenset().union(*cohorts), "SURVIVOR_UNION")
     digests = {item.index: item.input_digest for item in lists.survivors}
     require(own_index in digests, "SURVIVOR_SELF", "I delivered and am declared dropped")
@@ -239,6 +240,7 @@ def check_consistency(
     """
     senders = [item.sender for item in message.signatures]
     require(len(set(senders)) == len(senders), "CONSISTENCY_DUPLICATE")
+    # A signature of a source that is said to be dropped would count towards t, and its masks be opened too.
     require(set(senders) <= set(survivors), "CONSISTENCY_SENDER")
     for item in message.signatures:
         name = roster.by_index(item.sender).site_id

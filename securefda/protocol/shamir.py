@@ -50,6 +50,7 @@ def split(secret: Secret, threshold: int, xs: Iterable[int], random_bytes: Rando
         raise ValueError(f"a shared secret has {SECRET_BYTES} bytes, not {len(secret)}")
     if not MINIMUM_THRESHOLD <= threshold <= len(points):
         raise ValueError(f"threshold {threshold} is not between {MINIMUM_THRESHOLD} and the {len(points)} holders")
+    # The secret is the value at 0.
     polynomial = [int.from_bytes(secret.reveal(), "big")]
     polynomial += [_uniform_element(random_bytes) for _ in range(threshold - 1)]
     return {x: Secret(evaluate(polynomial, x).to_bytes(SHARE_BYTES, "big")) for x in points}
@@ -127,6 +128,7 @@ def _distinct_points(xs: Iterable[int]) -> tuple[int, ...]:
     points = tuple(xs)
     if len(set(points)) != len(points):
         raise ValueError("a point repeats among the holders")
+    # At 0, and at every multiple of p, the share would be the secret itself.
     if any(not 1 <= x < PRIME for x in points):
         raise ValueError("a holder's point lies outside 1 <= x < p")
     return points

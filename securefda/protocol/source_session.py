@@ -277,6 +277,7 @@ def advertise(
     """
     index = session.signer.index
     master, self_secret = Secret.random(random_bytes), Secret.random(random_bytes)
+    # Not derived from the master: whoever opens that of a dropped source must not open its boxes.
     box_pair, nonce = agreement.box_key_pair(random_bytes), Secret.random(random_bytes)
     opening = Secret(draw(random_bytes, agreement.REPORT_OPENING_BYTES) + report) if report else None
     own = session.sign(
@@ -439,6 +440,7 @@ def masked_input(
     except KeyAgreementError as error:
         raise FaultyAggregatorError("KEY_INVALID", str(error)) from None
     mask(encoded, own=me, self_seed=self_seed, pair_seeds=seeds, threads=session.threads)
+    # A second input under these masks would show how the two differ; without the keys there can be none.
     for secret in (self_seed, own_pair.private, *seeds.values(), secrets.master, secrets.self_secret):
         secret.erase()
     packed = encoding.pack(encoded)
@@ -462,6 +464,7 @@ def receive_survivors(
         header=session.header.body,
     )
     secrets = state.secrets.moved()
+    # The secrets have moved: whatever comes, this phase can sign no other lists.
     own = session.sign(state.ctx2, SurvivorSignature(survivors_digest(state.ctx2, signed.body)))
     return AwaitingConsistency(session, state.ctx2, signed.body, secrets, own), own
 
@@ -486,6 +489,7 @@ def receive_consistency(
     dropped = [owner for owner in state.lists.dropped if owner in held]
     shares += [MasterShare(owner, held[owner].master.reveal()) for owner in dropped]
     state.secrets.erase()
+    # Erased before they leave: shares for a second pair of lists could open both secrets of one source.
     following = AwaitingResult(session, len(state.lists.survivors))
     return following, session.sign(state.ctx2, Unmask(tuple(shares)))
 

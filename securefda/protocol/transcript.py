@@ -34,6 +34,7 @@ def labelled_digest(label: str, *fields: bytes) -> bytes:
     """SHA-256 over a label and length-prefixed fields (32 bytes)."""
     state = sha256(b"securefda/1/" + label.encode() + b"\0")
     for field in fields:
+        # Without the lengths, bytes could move from one field into the next and give the same digest.
         state.update(struct.pack(">Q", len(field)))
         state.update(field)
     return state.digest()
@@ -58,6 +59,7 @@ def round_terms(header: Header) -> bytes:
     encoding = (header.layers, header.modulus_bits, header.n_max)
     target = (header.target, header.gap_gradient_digest, header.features)
     terms = (header.model_digest, header.rule, target, encoding, header.max_samples, granularity)
+    # A site compares it with its own of earlier headers alone, so any encoding without collisions will do.
     return sha256(repr(terms).encode()).digest()
 
 
@@ -178,8 +180,10 @@ def cohorts_of(header: Header, ctx1: bytes, nonces: Mapping[int, bytes]) -> Coho
     everyone, of_sum = sorted(nonces), frozenset(header.at(Visibility.SUM)) & set(nonces)
     key = labelled_digest("cohort-key", ctx1, *(struct.pack(">I", member) + nonces[member] for member in everyone))
     drawn = [member for member in everyone if member not in of_sum]
+    # Under a key made of all nonces: one honest nonce makes the split random, and each source knows its own.
     drawn.sort(key=lambda member: labelled_digest("cohort-place", key, struct.pack(">I", member)))
     count = max(1, len(drawn) // header.cohort_size) if drawn else 0
+    # Cut at whole parts of the exact fractions: sizes differ by at most one.
     bounds = [place * len(drawn) // count for place in range(count + 1)] if drawn else []
     cohorts = (of_sum, *(frozenset(drawn[start:end]) for start, end in itertools.pairwise(bounds)))
     return tuple(cohort for cohort in cohorts if cohort)

@@ -62,6 +62,7 @@ def _decode(values: Mapping[int, int], threshold: int) -> Polynomial:
     before, now = locator, _interpolate(values, locator)
     factor_before: Polynomial = []
     factor: Polynomial = [1]
+    # Gao 2003: at the first remainder of degree below (n + t) / 2, the locator of the errors divides it.
     while 2 * (len(now) - 1) >= len(values) + threshold:
         quotient, remainder = _divide(before, now)
         before, now = now, remainder
@@ -144,6 +145,7 @@ def open_secrets(
     Raises:
         UnopenedError: a secret that no t shares open.
     """
+    # Of all shares: a holder that knew the parity check could send a wrong share that passes it.
     sent = sha256(b"".join(share.share for _, answer in sorted(answers.items()) for share in answer.shares)).digest()
 
     @lru_cache(maxsize=1)  # where all hold shares of all, the same for every owner
@@ -224,6 +226,7 @@ def _open_one(
     check: Callable[[Secret], object],
 ) -> tuple[Secret, set[int]]:
     """The secret, and the points whose shares are not on its polynomial."""
+    # The lowest t first: where nobody lies they open every secret, and all owners share the same weights.
     for weights in itertools.chain([usual], _other_weights(shares, len(usual.xs))):
         secret = _attempt(weights, shares, check)
         if secret is not None:
@@ -246,6 +249,7 @@ def _wrong_points(shares: Mapping[int, Secret], threshold: int, secret: Secret) 
 
 
 def _largest_agreement(shares: Mapping[int, Secret], threshold: int, secret: Secret) -> frozenset[int]:
+    # Without all sets looked at, honest holders could be named; so nobody is.
     if math.comb(len(shares), threshold) > MOST_SUBSETS:
         return frozenset()
     agreements = {

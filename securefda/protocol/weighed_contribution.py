@@ -384,6 +384,7 @@ def clip_contribution(header: Header, contribution: Contribution, weight: float 
     """
     start, clipped = 0, []
     for layer in header.layers:
+        # A weighted coordinate beyond the range would be clipped by the encoding, and nobody would count it.
         bound = layer.clip if weight is None else min(layer.clip, layer.range / weight)
         values, count = contribution.vector[start : start + layer.size], 0
         for first in range(0, values.size, _BLOCK):  # whole layers at once would take as much memory again
@@ -494,6 +495,7 @@ def apply_caps(
     steps = (terms.encoding.step(number) for number in range(len(terms.sizes)))
     floors = [LEAST_STEPS * step * math.sqrt(size) for step, size in zip(steps, terms.sizes, strict=True)]
     floor = np.array([math.hypot(*floors)] if norm_cap.granularity is Granularity.MODEL else floors)
+    # From the codes, also for its own: all sources compute the same caps from the same numbers.
     norms = np.array([norms_of(codes, sizes, limits) for codes in reports.values()])
     caps = caps_for(np.where(norms < floor, 0.0, norms), kappa=norm_cap.kappa, others=norm_cap.others)
     # Moments get one factor, or A and B would weigh the same rows differently.
@@ -625,6 +627,7 @@ class WeighedContribution:
         header publishes them where no source is at ``sum``.
         """
         vector = self.contribution.vector
+        # In place: another vector of the length of the model would be most of the memory of this step.
         np.multiply(vector, self.statistics.weight, out=vector)
         encoded = self.terms.encoding.encode(vector, self.rounding, encode_statistics(self.statistics, units))
         self.rounding.erase()

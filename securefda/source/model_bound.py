@@ -233,6 +233,7 @@ def origin_of(
         count = missed.result.body.count
         require(accepted.answered in (count, UNKNOWN_COUNT), "RESULT_COUNT", f"{count} of {accepted.answered}")
         return Origin(caught_up.number, caught_up.round, caught_up)
+    # More than may collude: then at least one honest source has accepted the same result.
     vouching = len(missed.givers & limits.trusted - {own_index})
     if vouching <= limits.max_colluders:
         raise _too_few(vouching, limits.max_colluders + 1, check)

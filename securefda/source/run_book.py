@@ -106,6 +106,7 @@ class RunBook(StateFile):
             (owner,) = database.execute("SELECT run_id FROM sessions WHERE session_id = ?", (session,)).fetchone()
             if owner != run_id:
                 raise FaultyAggregatorError("HEADER_REPLAY", "this session id was used before, in another run")
+            # Unfinished from the first, and taken off by its result: a site that is killed in between has counted it.
             database.execute("INSERT OR IGNORE INTO unfinished VALUES (?, ?, 0)", (run_id, number))
         self._may_begin_one_more = self._may_begin_one_more and not is_one_more
 

@@ -223,6 +223,7 @@ def begin_round(site: SourceSite, accepted: AcceptedRound) -> Answer:
     pending = WeighedContribution.clipped(
         terms, accepted.level, contribution, samples, rounding=rounding, metrics=metrics
     )
+    # Before the first message of the session: nothing may depend on an update that is kept back.
     require_few_at_the_clip(header, pending.at_bounds)
     record["beta"], record["clipped"] = contribution.beta, sum(pending.at_bounds)
     session = session_steps.Session(site.signer, site.roster, site.limits, accepted.header, available_threads())
@@ -290,6 +291,7 @@ def _unmask(
     dropped = site_ids(site.roster, phase.lists.dropped)
     journal, header = site.witness.journal, current.header
     journal.event("unmask-shares-released", header, survivors=survivors, dropped=dropped)
+    # No true result can come before this answer; one that does is refused.
     site.store.answered(header.body.run_id, waiting.survivors)
     return replace(current, phase=waiting), Parcel(unmask)
 
@@ -391,6 +393,7 @@ def release_masked(
 
 
 def _burn_fuse(site: SourceSite, header: Signed[Header]) -> None:
+    # Before the caller can send: the other way round, a crash in between would let a second input of the round leave.
     site.store.burn_fuse(header.body.run_id, header.body.round)
     site.witness.journal.event("release-fuse-burnt", header)
 

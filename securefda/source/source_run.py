@@ -177,6 +177,7 @@ class SourceRun:
                 case Refused(refusal):
                     answers = self._refuse_by_policy(parcel, refusal)
                 case Clipped(header, error):
+                    # This refusal tells the aggregator something about the rows, so no later result makes up for it.
                     self._site.store.never_paid(header.run_id, header.round)
                     answers = self._reject(parcel, error)
                 case Broken(error):
@@ -257,6 +258,7 @@ class SourceRun:
         site, body = self._site, header.body
         site.require_from_target(header)
         accepted = accept_header(site, header, parcel, self._between.shown_last())
+        # The header has passed: only now the session before it ends, and not for one that fails a check.
         self.forget()
         receipts = []
         if accepted.origin.caught_up is not None:  # this site missed the result of its last session until now
@@ -281,6 +283,7 @@ class SourceRun:
             check_result(self._site, self._round, result)
             finished, self._round = self._round, None
             self._last_target_update = finished.target_update  # nothing else of it: the phase holds secrets
+            # On the disk before the receipt leaves: a receipt vouches for the result to sources that were away.
             receipt = remember_result(self._site, finished, result)
             self.standing.round_finished()
             self._reporter.round_finished(finished.record)

@@ -217,6 +217,7 @@ class SourceStore(RunStore):
             model = np.memmap(file, "<f4", mode="r")
         except (OSError, ValueError):  # ValueError: it is empty
             return None
+        # Once in a process: to hash a large model for each header would take as long as to read it.
         if file not in self._intact and sha256(model.data).digest() != digest:
             return None
         self._intact.add(file)
@@ -251,6 +252,7 @@ class SourceStore(RunStore):
         file = self._model_file(digest)
         with self._clear_errors():
             if file not in self._intact:
+                # Complete before the database names it: one that does not fit its digest later was cut by a power cut.
                 descriptor = open_patiently(file, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
                 with os.fdopen(descriptor, "wb") as opened:
                     opened.write(np.ascontiguousarray(model, dtype="<f4").data)
@@ -287,6 +289,7 @@ class SourceStore(RunStore):
         """
         body = header.body
         self._trained.clear()
+        # The site's book first: an attempt counts there even if this folder is lost.
         self._runs.begin_attempt(header, self._file_number)
         with self._transaction(durable=False) as database:
             database.execute(
@@ -353,6 +356,7 @@ class SourceStore(RunStore):
         with self._transaction() as database:
             database.execute("INSERT INTO fuses (run_id, round) VALUES (?, ?)", (run_id, round_number))
         with self._clear_errors():
+            # Beside the file: an older copy of it, put back, would not know of this release.
             self._marker.advance(self._releases())
 
     def record_result(self, run_id: bytes, result: TakenResult) -> None:

@@ -140,6 +140,7 @@ def normalising_by_batch(model: nn.Module) -> Iterator[None]:
     """Let the BatchNorm layers of ``model`` normalise by the batch in the block, and keep their running statistics."""
     norms = [norm for _, norm in batch_norm_layers(model)]
     for norm in norms:
+        # Else batches of training would move what the site keeps for evaluation.
         norm.track_running_stats = False
         norm.train()
     try:
@@ -211,4 +212,5 @@ class SiteStatistics:
             bytes_to_statistics(self._estimated[1], self._model)
             return
         estimate_statistics(self._task, self._model, self._rows)
+        # A copy: the vector is that of the model, which trains on.
         self._estimated = (vector.copy(), statistics_to_bytes(self._model))

@@ -192,6 +192,7 @@ def train_local(
             steps, record = 0, _RoundRecord(len(data))
             with shared_steps(team, batches(len(data), settings, derive_seed(seed, "batches"))) as step_rows:
                 for rows in step_rows:
+                    # Not set to None: the parameters keep their views into this one vector.
                     flat.gradient.zero_()
                     batch = (rows if team is None else team.share(rows)).to(device)
                     mean_loss, outputs = torch.zeros((), device=device), list[tuple[Tensor, Tensor]]()
@@ -208,6 +209,7 @@ def train_local(
                     if not math.isfinite(loss_value):
                         raise TrainingError(f"{site}: the loss is {loss_value} at step {steps}", hint=_DATA_HINT)
                     if add_gradient is not None:
+                        # After the loss was judged: a term of the rule is no reason to blame the data of the site.
                         add_gradient(flat.values, flat.gradient)
                     stepper.step(values, gradient)
                     record.add(loss_value, len(rows), outputs)
@@ -221,6 +223,7 @@ def train_local(
         steps, record = run_steps()
         accuracy = record.accuracy(task) if team is None or team.leads else None
     flat.release_gradient()
+    # By subtraction, not as a sum of steps: the receiver adds it to the same float32 numbers.
     update: Vector = flat.values.cpu().numpy() - received
     if support is not None:
         support.hold_back(update)

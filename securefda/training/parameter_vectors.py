@@ -131,6 +131,7 @@ class FlatModel:
         self.gradient: Tensor = torch.zeros_like(self.values)
         parts = zip(torch.split(self.values, list(sizes)), torch.split(self.gradient, list(sizes)), strict=True)
         for (_, parameter), (values, gradient) in zip(_federated(model), parts, strict=True):
+            # Views, no copies: an optimizer steps on one vector, and the model has moved.
             parameter.data = values.view(parameter.shape)
             parameter.grad = gradient.view(parameter.shape)
 

@@ -116,6 +116,7 @@ def secret_torch(random_bytes: Callable[[int], bytes], device: torch.device) -> 
     Twister's, is drawn. A GPU's generator keeps 64 bits of its seed.
     """
     with _own_generators(device):
+        # For the GPU, and so that the state that is filled next is that of a new generator.
         _seed(int.from_bytes(random_bytes(8), "little"), device)
         _fill(torch.default_generator, random_bytes)
         yield
@@ -139,6 +140,7 @@ def _seed(seed: int, device: torch.device) -> None:
 
 @contextmanager
 def _own_generators(device: torch.device) -> Iterator[None]:
+    # Of the process: a block in another thread would draw from the middle of this one.
     with _GLOBAL_GENERATORS:
         cpu, gpus = torch.get_rng_state(), dict[int, torch.Tensor]()
         if device.type == "cuda":  # only the GPU in use: asking the others for their state would start them

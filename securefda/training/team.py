@@ -234,6 +234,7 @@ class Team:
 
     def share(self, rows: Tensor) -> Tensor:
         """Return this process's part of a step's rows, perhaps empty."""
+        # Perhaps empty: a step may have fewer rows than there are processes, and each takes part in its sums.
         return rows.tensor_split(self.count)[self.rank]
 
     def sum(self, tensor: Tensor, *, last: bool = False) -> None:
@@ -244,6 +245,7 @@ class Team:
                 part = torch.empty_like(own)
                 for link in self._links:
                     _receive_into(link, _bytes_of(part))
+                    # In order of rank: float32 sums depend on their order, and all processes must take the same step.
                     own += part
             else:
                 self._links[0].sendall(_bytes_of(own))

@@ -198,9 +198,11 @@ class FederationServicer(FederationServiceServicer):
             raise WireError("an upload that does not begin with its start")
         start = step.start
         message = self._message_of(site, start.message)
+        # The answer was lost with the connection: give it again, and hand nothing up twice.
         if site.desk.was_completed(message):
             await _wrote(context, site, pb.UploadResponse(received_bytes=start.total_bytes, complete=True))
             return
+        # A process that a newer one has replaced must not upload into the session of that one.
         if start.instance_id != site.instance_id or self._table.events.unread_vectors(site.index):
             raise Refused(grpc.StatusCode.ABORTED, "not now: no control stream, or the vector before is still unread")
         upload = site.desk.begin(message, start.total_bytes)

@@ -118,6 +118,7 @@ async def upload(
             except TimeoutError as error:
                 raise HungUp(f"an upload did not begin for {patience_s:g} s") from error
             answer = await _read(connection, call, patience_s)
+            # From where the aggregator says: it may have pieces whose acknowledgement was lost.
             sender = asyncio.create_task(_send_chunks(connection, call, view, answer.received_bytes, chunk_bytes))
             while not answer.complete:
                 answer = await _read(connection, call, patience_s)
@@ -401,6 +402,7 @@ class SourceChannel:
             self._inbox.clear()
             self._restarted = True
         else:
+            # Acknowledgements may have been lost with the stream before; the welcome repeats the last.
             self._link.acknowledge(welcomed.acknowledged)
             self._link.rewind()
         if self._aggregator_id == welcomed.instance_id and self.run_id != welcomed.run_id:

@@ -53,6 +53,7 @@ class ConnectionGuard:
             newer = [peer for peer in connections if peer not in self._known]
             counts = Counter[str]()
             self._known = {}
+            # The oldest first: the connections of sources were there before those of a flood.
             for peer in (*held, *newer):
                 network = _network(peer[0])
                 counts[network] += 1

@@ -163,6 +163,7 @@ class Link:
 
     def rewind(self) -> None:
         """Start over on a new stream: send everything again that is not acknowledged."""
+        # The numbers go on, so that the peer knows what it has had when it comes again.
         self._sent = self._acknowledged = 0
         self._acknowledgement_is_due()
 
@@ -314,6 +315,7 @@ async def _read(stream: FrameStream, link: Link, pace: Pace, accept: Callable[[p
         if content == "leave":
             return Ended("hung up", deliberate=True)
         if content == "delivery":
+            # Until it is acknowledged, a message comes again on every new stream.
             if link.is_new(frame.delivery):
                 await accept(frame.delivery)
                 link.accepted(frame.delivery)

@@ -180,6 +180,7 @@ class Dialer:
             ProtocolError: its welcome is malformed.
         """
         endpoint = self._endpoint
+        # gRPC says neither whose certificate it saw nor why it refused one; this looks first, for the message.
         certificate = await fetch_server_certificate(
             endpoint.address,
             server_name=endpoint.server_name,

@@ -60,12 +60,14 @@ class Assembly:
         Raises:
             WireError: it is empty, not the next one, or reaches beyond the end.
         """
+        # In order alone: a record of gaps could be made as long as the peer likes.
         if offset != self.received:
             raise WireError(f"chunk at {offset}, expected {self.received}")
         if not 0 < len(data) <= self.total - self.received:
             raise WireError(f"chunk of {len(data)} bytes, {self.total - self.received} are missing")
         self._buffer[offset : offset + len(data)] = data
         if self._down_link is DownLink.FLOAT32:
+            # As it comes: to hash a large vector at its end would hold up the heartbeats.
             self._hash.update(data)
         self.received += len(data)
 
@@ -140,6 +142,7 @@ class AttachmentStore:
     def find(self, digest: bytes, site: int) -> memoryview | None:
         """Return the bytes of a vector that was offered to this site and is still needed, else None."""
         attachment = self._attachments.get(digest)
+        # A digest is no permission: every source reads those of all vectors in the header, and gets some.
         return attachment.view if attachment is not None and attachment.readers[site] > 0 else None
 
     def release(self, digests: tuple[bytes, ...], site: int) -> None:
@@ -229,6 +232,7 @@ class UploadDesk:
             raise WireError(f"{total_bytes} bytes declared, {body.length_bytes} in the message")
         current = self._upload
         if current is not None and current.message.signed_bytes == message.signed_bytes:
+            # The call that fed it before may be alive still, and must not add its pieces between these.
             current.stream = object()
             return current
         self._upload = None  # freed before the next one is made
@@ -265,6 +269,7 @@ class UploadDesk:
         if self._upload is not upload:
             return False
         self._upload = None
+        # If the answer to the last piece is lost, the source sends the vector again.
         self._completed.append(upload.message.digest())
         return True
 

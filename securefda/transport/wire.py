@@ -56,6 +56,7 @@ def encode(envelope: Envelope[Body]) -> bytes:
         )
         getattr(proto, name).SetInParent()  # an empty body still has to be present
         getattr(proto, name).CopyFrom(_BODIES[name].encode(body))
+        # Read back before it is signed: what a receiver would refuse never leaves.
         data = proto.SerializeToString(deterministic=True)
         _envelope(data)
     except (KeyError, ValueError, TypeError, EncodeError) as error:
