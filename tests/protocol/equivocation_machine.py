@@ -70,7 +70,7 @@ class EquivocationMachine(RuleBasedStateMachine):
 
     def _without(self, draw: Draw, most: int) -> set[int]:
         """Some sources that are not to have answered: any, or all that one source masked with."""
-        mates = [cohort - {i} for i, one in self.world.sources.items() for _, cohort in one.views.values()]
+        mates = [cohort - {i} for i, source in self.world.sources.items() for _, cohort in source.views.values()]
         if mates and draw(st.booleans()):
             return set(draw(st.sampled_from(mates)))
         return set(draw(st.sets(st.sampled_from(self.world.indices), max_size=most)))
@@ -82,7 +82,7 @@ class EquivocationMachine(RuleBasedStateMachine):
     def _begin_session(self, victims: list[int]) -> None:
         world, terms = self.world, self.terms
         number, attempt = self.position
-        victims = [one for one in victims if world.results.get(one) == world.results.get(victims[0])]
+        victims = [victim for victim in victims if world.results.get(victim) == world.results.get(victims[0])]
         header = world.header(
             sha256(b"session" + bytes([len(world.headers)])).digest(),
             round=number,
@@ -106,12 +106,12 @@ class EquivocationMachine(RuleBasedStateMachine):
     def session_goes_on(self, data: Any, without_most: int) -> None:
         """One phase, for all or some sources in it, and as if some others had not answered."""
         world = self.world
-        waiting = {index: type(one.phase) for index, one in world.sources.items() if one.phase is not None}
+        waiting = {index: type(source.phase) for index, source in world.sources.items() if source.phase is not None}
         if not waiting:
             return
-        phase = data.draw(st.sampled_from(sorted(set(waiting.values()), key=lambda one: one.__name__)))
+        phase = data.draw(st.sampled_from(sorted(set(waiting.values()), key=lambda phase: phase.__name__)))
         without = self._without(data.draw, without_most)
-        among = [index for index, one in waiting.items() if one is phase and index not in without]
+        among = [index for index, awaited in waiting.items() if awaited is phase and index not in without]
         for victim in self._victims(data.draw, among) if among else []:
             message = world.next_message(victim, without)
             if message is not None:
@@ -136,17 +136,17 @@ class EquivocationMachine(RuleBasedStateMachine):
     def session_isolates_one(self, data: Any) -> None:
         """One masks among fewer than the others think; their lists then say that all it masked with are dropped."""
         world = self.world
-        one = data.draw(st.sampled_from(sorted(world.sources)))
+        lonely = data.draw(st.sampled_from(sorted(world.sources)))
         self._begin_next_round(list(world.sources))
         self._go_on(1, lambda _: set())
         left_out = self._without(data.draw, 2)
-        self._go_on(1, lambda victim: left_out if victim == one else set())
-        source = world.sources[one]
+        self._go_on(1, lambda victim: left_out if victim == lonely else set())
+        source = world.sources[lonely]
         if source.header is None or source.header.envelope.session_id not in source.views:
             return
         _, cohort = source.views[source.header.envelope.session_id]
-        mates = set(cohort) - {one}
-        self._go_on(2, lambda _: mates, set(world.sources) - mates - {one})
+        mates = set(cohort) - {lonely}
+        self._go_on(2, lambda _: mates, set(world.sources) - mates - {lonely})
 
     @rule(phases=st.integers(2, 4))
     def round_is_tried_again(self, phases: int) -> None:
@@ -270,42 +270,42 @@ def _lie(message: AnySigned, victim: int, draw: Draw) -> AnySigned:
 
 def _other_keys(body: KeyList, draw: Draw) -> KeyList:
     items = body.advertisements
-    one = draw(st.sampled_from(items))
-    theirs = replace(one.body, mask_key=STRANGER)
-    other = draw(st.sampled_from([forged(one, TARGET, body=theirs), resigned(one, theirs), items[0]]))
-    rest = tuple(item for item in items if item is not one)
+    advertise = draw(st.sampled_from(items))
+    theirs = replace(advertise.body, mask_key=STRANGER)
+    other = draw(st.sampled_from([forged(advertise, TARGET, body=theirs), resigned(advertise, theirs), items[0]]))
+    rest = tuple(item for item in items if item is not advertise)
     return KeyList(draw(st.sampled_from([(*rest, other), rest, (*items, other)])))
 
 
 def _other_boxes(body: ShareDelivery, victim: int, draw: Draw) -> ShareDelivery:
-    one = draw(st.sampled_from(body.boxes))
-    others = [replace(one, box=body.boxes[0].box), replace(one, nonce=STRANGER), replace(one, peer=victim)]
-    return ShareDelivery((*(box for box in body.boxes if box is not one), draw(st.sampled_from(others))))
+    chosen = draw(st.sampled_from(body.boxes))
+    others = [replace(chosen, box=body.boxes[0].box), replace(chosen, nonce=STRANGER), replace(chosen, peer=victim)]
+    return ShareDelivery((*(box for box in body.boxes if box is not chosen), draw(st.sampled_from(others))))
 
 
 def _other_signatures(body: Consistency, draw: Draw) -> Consistency:
-    one = draw(st.sampled_from(body.signatures))
-    others = [forged(one, TARGET), resigned(one, SurvivorSignature(STRANGER)), body.signatures[0]]
-    rest = (item for item in body.signatures if item is not one)
+    chosen = draw(st.sampled_from(body.signatures))
+    others = [forged(chosen, TARGET), resigned(chosen, SurvivorSignature(STRANGER)), body.signatures[0]]
+    rest = (item for item in body.signatures if item is not chosen)
     inputs = draw(st.sampled_from([body.inputs, body.inputs[1:], body.inputs[::-1]]))
     return Consistency((*rest, draw(st.sampled_from(others))), inputs)
 
 
 def _other_lists(lists: Survivors, victim: int, draw: Draw) -> Survivors:
     alive, dropped = list(lists.survivors), list(lists.dropped)
-    one = draw(st.sampled_from(alive)) if alive else Survivor(victim, STRANGER)
+    chosen = draw(st.sampled_from(alive)) if alive else Survivor(victim, STRANGER)
     match draw(st.sampled_from(["both", "twice", "dropped", "neither", "only me", "another input"])):
         case "both":
-            dropped.append(one.index)
+            dropped.append(chosen.index)
         case "twice":
-            alive.append(one)
+            alive.append(chosen)
         case "dropped":
-            alive, dropped = [item for item in alive if item is not one], [*dropped, one.index]
+            alive, dropped = [item for item in alive if item is not chosen], [*dropped, chosen.index]
         case "neither":
-            alive = [item for item in alive if item is not one]
+            alive = [item for item in alive if item is not chosen]
         case "only me":
             dropped += [item.index for item in alive if item.index != victim]
             alive = [item for item in alive if item.index == victim]
         case _:
-            alive = [replace(item, input_digest=STRANGER) if item is one else item for item in alive]
+            alive = [replace(item, input_digest=STRANGER) if item is chosen else item for item in alive]
     return Survivors(tuple(alive), tuple(dropped))

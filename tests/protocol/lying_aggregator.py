@@ -191,8 +191,8 @@ class LyingAggregator:
 
     def _of(self, kind: type, context: bytes | None) -> list[AnySigned]:
         """What honest sources said, under one view of the session or under any."""
-        heard = [one for one in self.heard if isinstance(one.body, kind)]
-        return [one for one in heard if context in (None, one.envelope.context)]
+        heard = [message for message in self.heard if isinstance(message.body, kind)]
+        return [message for message in heard if context in (None, message.envelope.context)]
 
     def colluders(self, header: Signed[Header], members: Collection[int]) -> list[Colluder]:
         """The colluders among some sources, in the session of a header."""
@@ -202,8 +202,8 @@ class LyingAggregator:
 
     def _key_list(self, session: src.Session, without: Collection[int]) -> AnySigned:
         items = self._of(Advertise, session.ctx)
-        items += [one.advertise() for one in self.colluders(session.header, session.header.body.participants)]
-        chosen = sorted((one for one in items if one.sender not in without), key=lambda one: one.sender)
+        items += [colluder.advertise() for colluder in self.colluders(session.header, session.header.body.participants)]
+        chosen = sorted((item for item in items if item.sender not in without), key=lambda item: item.sender)
         return self._sign(session, session.ctx, KeyList(tuple(chosen)))
 
     def _delivery(self, victim: int, phase: src.AwaitingShares, without: Collection[int]) -> ShareDelivery:
@@ -214,25 +214,27 @@ class LyingAggregator:
             if box.peer == victim
         ]
         own_key = phase.u1[victim].box_key
-        boxes += [one.box(phase.ctx1, victim, own_key) for one in self.colluders(phase.session.header, phase.u1)]
+        boxes += [
+            colluder.box(phase.ctx1, victim, own_key) for colluder in self.colluders(phase.session.header, phase.u1)
+        ]
         return ShareDelivery(tuple(sorted((b for b in boxes if b.peer not in without), key=lambda b: b.peer)))
 
     def _lists(self, phase: src.AwaitingSurvivors, without: Collection[int]) -> Survivors:
         members = sorted(frozenset[int]().union(*phase.cohorts))
-        digests = {one.sender: one.body.digest for one in self._of(MaskedInput, phase.ctx2)}
+        digests = {message.sender: message.body.digest for message in self._of(MaskedInput, phase.ctx2)}
         alive = tuple(Survivor(i, digests.get(i, bytes(32))) for i in members if i not in without)
         return Survivors(alive, tuple(i for i in members if i in without))
 
     def _signatures(self, phase: src.AwaitingConsistency, without: Collection[int]) -> Consistency:
-        digest, alive = phase.own.body.survivors_digest, [one.index for one in phase.lists.survivors]
-        items = [one for one in self._of(SurvivorSignature, phase.ctx2) if one.body.survivors_digest == digest]
+        digest, alive = phase.own.body.survivors_digest, [survivor.index for survivor in phase.lists.survivors]
+        items = [item for item in self._of(SurvivorSignature, phase.ctx2) if item.body.survivors_digest == digest]
         colluders = self.colluders(phase.session.header, alive)
-        items += [one.signature(phase.ctx2, digest) for one in colluders]
-        digests = {one.index: one.input_digest for one in phase.lists.survivors}
-        inputs = [one for one in self._of(MaskedInput, None) if digests.get(one.sender) == one.body.digest]
-        inputs += [one.input(phase.ctx2, digests[one.index]) for one in colluders]
-        inputs.sort(key=lambda one: alive.index(one.sender))
-        return Consistency(tuple(one for one in items if one.sender not in without), tuple(inputs))
+        items += [colluder.signature(phase.ctx2, digest) for colluder in colluders]
+        digests = {survivor.index: survivor.input_digest for survivor in phase.lists.survivors}
+        inputs = [item for item in self._of(MaskedInput, None) if digests.get(item.sender) == item.body.digest]
+        inputs += [colluder.input(phase.ctx2, digests[colluder.index]) for colluder in colluders]
+        inputs.sort(key=lambda item: alive.index(item.sender))
+        return Consistency(tuple(item for item in items if item.sender not in without), tuple(inputs))
 
     # What it does.
 
@@ -262,10 +264,12 @@ class LyingAggregator:
 
     def _judge(self, session: bytes) -> None:
         """With all shares that were sent, and those that colluders hold, no sum opens that hides too few."""
-        views = {one.body.survivors_digest for one in self.heard if _is_signature(one, session)}
+        views = {message.body.survivors_digest for message in self.heard if _is_signature(message, session)}
         self.events[f"unmasked in {len(views)} views"] += 1
         opened = {
-            i for i, one in self.sources.items() if session in one.views and self._opens(session, i, SelfMaskShare)
+            i
+            for i, source in self.sources.items()
+            if session in source.views and self._opens(session, i, SelfMaskShare)
         }
         stripped = {index for index in self.sources if self._opens(session, index, MasterShare)}
         must(not opened & stripped, f"both secrets of {sorted(opened & stripped)} open")
@@ -277,7 +281,7 @@ class LyingAggregator:
         source = self.sources[owner]
         if session not in source.headers:
             return False
-        holders = [one for one in self.sources.values() if one.unmasked.get(session, {}).get(owner) is kind]
+        holders = [holder for holder in self.sources.values() if holder.unmasked.get(session, {}).get(owner) is kind]
         return bool(holders) and len(holders) + len(self.colluding) >= source.headers[session].body.threshold
 
     def _judge_sum(self, session: bytes, owner: int, opened: set[int], stripped: set[int]) -> None:

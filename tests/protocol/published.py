@@ -40,7 +40,7 @@ def load(name: str) -> Any:
 @cache
 def session(name: str) -> Entry:
     """One published session."""
-    return {one["name"]: one for one in every_session()}[name]
+    return {record["name"]: record for record in every_session()}[name]
 
 
 def every_session() -> list[Entry]:
@@ -48,9 +48,9 @@ def every_session() -> list[Entry]:
     return [*load("sessions")["valid"], *load("ring_sessions")["valid"]]
 
 
-def kinds_from_sources(one: Entry) -> list[str]:
+def kinds_from_sources(record: Entry) -> list[str]:
     """The types of messages that the aggregator of a session collects, in order."""
-    nonces = ["Nonce"] if "ring" in one else []
+    nonces = ["Nonce"] if "ring" in record else []
     return ["Advertise", *nonces, "ShareBundle", "MaskedInput", "SurvivorSignature", "Unmask"]
 
 
@@ -81,8 +81,8 @@ def limits_of(fields: Entry) -> SessionLimits:
 def history_of(fields: Entry) -> History:
     """What a source remembers of a run."""
     results = tuple(
-        PastResult(one["round"], bytes.fromhex(one["digest"]), bytes.fromhex(one["model_digest"]))
-        for one in fields["results"]
+        PastResult(result["round"], bytes.fromhex(result["digest"]), bytes.fromhex(result["model_digest"]))
+        for result in fields["results"]
     )
     position = fields["last_position"]
     return History(
@@ -97,21 +97,21 @@ def history_of(fields: Entry) -> History:
     )
 
 
-def signer_of(one: Entry, index: int) -> Signer:
+def signer_of(record: Entry, index: int) -> Signer:
     """Signs as a site of a session."""
-    key = Ed25519PrivateKey.from_private_bytes(bytes.fromhex(one["identities"][str(index)]))
+    key = Ed25519PrivateKey.from_private_bytes(bytes.fromhex(record["identities"][str(index)]))
     return Signer(index, key, wire.encode)
 
 
 class SourceUnderTest:
     """A source of a published session, with the recorded draws as its randomness."""
 
-    def __init__(self, one: Entry, index: int, limits: Entry | None = None) -> None:
-        self._fields, self.index = one["sources"][str(index)], index
+    def __init__(self, record: Entry, index: int, limits: Entry | None = None) -> None:
+        self._fields, self.index = record["sources"][str(index)], index
         self._draws = [bytes.fromhex(text) for text in self._fields["random"]]
         self.vector = b""
-        header, roster = received(one["header"]), Roster.from_canonical_bytes(one["roster"].encode())
-        asked = limits_of(limits or one["limits"])
+        header, roster = received(record["header"]), Roster.from_canonical_bytes(record["roster"].encode())
+        asked = limits_of(limits or record["limits"])
         layers = layer_names_and_shapes(header.body.layers)
         check_signed_header(
             header,
@@ -120,9 +120,9 @@ class SourceUnderTest:
             limits=asked,
             history=History(),
             own_layers=layers,
-            unix_s=one["unix_s"],
+            unix_s=record["unix_s"],
         )
-        self._session = src.Session(signer_of(one, index), roster, asked, header)
+        self._session = src.Session(signer_of(record, index), roster, asked, header)
         self.phase: Any = None
 
     @property
@@ -159,9 +159,9 @@ class SourceUnderTest:
 class AggregatorUnderTest:
     """The aggregator of a published session."""
 
-    def __init__(self, one: Entry) -> None:
-        header, roster = received(one["header"]), Roster.from_canonical_bytes(one["roster"].encode())
-        self._session = AggregatorSession(signer_of(one, one["target"]), roster, header)
+    def __init__(self, record: Entry) -> None:
+        header, roster = received(record["header"]), Roster.from_canonical_bytes(record["roster"].encode())
+        self._session = AggregatorSession(signer_of(record, record["target"]), roster, header)
         self.phase: Any = agg.open_session(self._session)
 
     @property
@@ -185,32 +185,32 @@ class AggregatorUnderTest:
         return self._session.sign(opened.session.ctx, body)
 
 
-def to_source(one: Entry, index: int) -> list[Entry]:
+def to_source(record: Entry, index: int) -> list[Entry]:
     """The aggregator's messages to a source, in order."""
-    return [entry for entry in one["messages"] if entry["from"] == one["target"] and index in entry["to"]]
+    return [entry for entry in record["messages"] if entry["from"] == record["target"] and index in entry["to"]]
 
 
-def from_source(one: Entry, index: int) -> list[Entry]:
+def from_source(record: Entry, index: int) -> list[Entry]:
     """A source's messages, in order."""
-    return [entry for entry in one["messages"] if entry["from"] == index]
+    return [entry for entry in record["messages"] if entry["from"] == index]
 
 
-def waiting_source(one: Entry, index: int, due: str, limits: Entry | None = None) -> SourceUnderTest:
+def waiting_source(record: Entry, index: int, due: str, limits: Entry | None = None) -> SourceUnderTest:
     """A source of a session that has had every message before the one of type ``due``."""
-    source = SourceUnderTest(one, index, limits)
+    source = SourceUnderTest(record, index, limits)
     source.start()
-    for entry in to_source(one, index):
+    for entry in to_source(record, index):
         if entry["type"] == due:
             return source
         source.receive(entry)
-    raise ValueError(f"source {index} of {one['name']} never waits for {due}")
+    raise ValueError(f"source {index} of {record['name']} never waits for {due}")
 
 
-def collecting_aggregator(one: Entry, due: str, answered: Iterable[int]) -> AggregatorUnderTest:
+def collecting_aggregator(record: Entry, due: str, answered: Iterable[int]) -> AggregatorUnderTest:
     """The aggregator of a session that collects ``due`` and has it of some sources."""
-    aggregator, had = AggregatorUnderTest(one), set(answered)
-    for kind in kinds_from_sources(one):
-        for entry in one["messages"]:
+    aggregator, had = AggregatorUnderTest(record), set(answered)
+    for kind in kinds_from_sources(record):
+        for entry in record["messages"]:
             if entry["type"] == kind and entry["arrives"] and (kind != due or entry["from"] in had):
                 aggregator.receive(entry)
         if kind == due:

@@ -178,9 +178,11 @@ class Terms:
 
     def split(self, ctx1: bytes, nonces: Mapping[int, bytes]) -> list[list[int]]:
         """The members at sum, then those at cohort by lot."""
-        key = labelled("cohort-key", ctx1, *(index(one) + nonces[one] for one in sorted(nonces)))
-        of_sum, others = ([one for one in sorted(nonces) if self.levels[one] == level] for level in (SUM, COHORT))
-        others.sort(key=lambda one: labelled("cohort-place", key, index(one)))
+        key = labelled("cohort-key", ctx1, *(index(member) + nonces[member] for member in sorted(nonces)))
+        of_sum, others = (
+            [member for member in sorted(nonces) if self.levels[member] == level] for level in (SUM, COHORT)
+        )
+        others.sort(key=lambda member: labelled("cohort-place", key, index(member)))
         count = max(1, len(others) // self.cohort_size) if others else 0
         bounds = [place * len(others) // count for place in range(count + 1)] if others else []
         return [of_sum] * bool(of_sum) + [sorted(others[start:end]) for start, end in itertools.pairwise(bounds)]
@@ -249,10 +251,10 @@ def least_graph(n: int, fewest: int, colluders: int, dropouts: int, silent: int)
 
 def stand(members: Iterable[int], ctx1: bytes) -> list[int]:
     """The ring."""
-    return sorted(members, key=lambda one: labelled("ring-place", ctx1, index(one)))
+    return sorted(members, key=lambda member: labelled("ring-place", ctx1, index(member)))
 
 
-def beside(ring: list[int], own: int, degree: int) -> list[int]:
+def neighbours_in(ring: list[int], own: int, degree: int) -> list[int]:
     """Who holds the shares of a member, itself included, in rising order."""
     place, half = ring.index(own), degree // 2
     if degree + 1 >= len(ring):
@@ -319,26 +321,28 @@ class Replica:
     """A whole session: every site of it, and the list of what they send.
 
     Args:
-        one: a session of ``sessions.json``; of its sources only ``random``, ``report``, ``input``, ``statistics`` and
-            ``rounding`` are read.
+        record: a session of ``sessions.json``; of its sources only ``random``, ``report``, ``input``,
+            ``statistics`` and ``rounding`` are read.
         arrives: whether a message (type, sender) reaches the aggregator.
     """
 
-    def __init__(self, one: Mapping[str, Any], arrives: Callable[[str, int], bool]) -> None:
-        self.header = bytes.fromhex(one["header"]["signed_bytes"])
+    def __init__(self, record: Mapping[str, Any], arrives: Callable[[str, int], bool]) -> None:
+        self.header = bytes.fromhex(record["header"]["signed_bytes"])
         self.terms, self.ctx = Terms.of(self.header), hashlib.sha256(self.header).digest()
-        self.target, self._arrives = one["target"], arrives
+        self.target, self._arrives = record["target"], arrives
         self._keys = {
             int(site): Ed25519PrivateKey.from_private_bytes(bytes.fromhex(seed))
-            for site, seed in one["identities"].items()
+            for site, seed in record["identities"].items()
         }
-        self.sources = {own: Source(own, *self._given(one["sources"][str(own)], self.ctx)) for own in self.terms.masked}
+        self.sources = {
+            own: Source(own, *self._given(record["sources"][str(own)], self.ctx)) for own in self.terms.masked
+        }
         self._inputs = {
             int(own): (
                 [float.fromhex(text) for text in (*fields["input"], *fields["statistics"])],
                 bytes.fromhex(fields["rounding"]),
             )
-            for own, fields in one["sources"].items()
+            for own, fields in record["sources"].items()
             if "input" in fields
         }
         self.messages: list[dict[str, Any]] = []
@@ -399,7 +403,7 @@ class Replica:
         nonces = b"".join(self.sources[own].nonce for own in self.u1)
         self.ctx1 = labelled("ring", self.ctx0, b"".join(map(index, self.u1)), nonces)
         self.ring = stand(self.u1, self.ctx1)
-        self.holders = {own: beside(self.ring, own, self.terms.graph[1]) for own in self.u1}
+        self.holders = {own: neighbours_in(self.ring, own, self.terms.graph[1]) for own in self.u1}
         members = b"".join(varint(own) for own in self.u1)
         for own in self.u1:
             keys = b"".join(put(3, heard[peer]) for peer in self.holders[own] if peer != own)
@@ -417,8 +421,8 @@ class Replica:
                 for peer in self.u2
                 if peer != own and peer in self.holders[own]
             ]
-            body = b"".join(put(1, one) for one in others)
-            body += put(2, b"".join(varint(one) for one in self.u2)) if self.terms.graph else b""
+            body = b"".join(put(1, member) for member in others)
+            body += put(2, b"".join(varint(member) for member in self.u2)) if self.terms.graph else b""
             self._tell("ShareDelivery", [own], self.ctx1, body)
         self.ctx2 = labelled("ctx2", self.ctx1, b"".join(index(own) for own in self.u2))
         self.cohorts = self.terms.split(self.ctx1, {own: self.sources[own].nonce for own in self.u2})
@@ -477,19 +481,19 @@ class Replica:
         heard = {own: self._send("SurvivorSignature", own, [self.target], self.ctx2, body) for own in self.u3}
         asked = [own for own in self.u3 if heard[own]]
         if not self.terms.graph:
-            body = b"".join(put(1, heard[own]) for own in asked) + b"".join(put(2, one) for one in self.listed)
+            body = b"".join(put(1, heard[own]) for own in asked) + b"".join(put(2, digest) for digest in self.listed)
             self._tell("Consistency", asked, self.ctx2, body)
         inputs = dict(zip(self.u3, self.listed, strict=True))
         for own in asked if self.terms.graph else []:
             signed = [heard[holder] for holder in self.holders[own] if holder in asked][: self.terms.opens]
-            body = b"".join(put(1, one) for one in signed)
+            body = b"".join(put(1, signature) for signature in signed)
             body += b"".join(put(2, inputs[holder]) for holder in self.holders[own] if holder in inputs)
             self._tell("NeighbourConsistency", [own], self.ctx2, body)
         self.answers: list[int] = []
         for own in asked:
             mine = [put(1, i) + put(2, self.shares[i][own][1]) for i in self.u3 if i in self.holders[own]]
             mine += [put(1, i) + put(3, self.shares[i][own][0]) for i in self.dropped if i in self.holders[own]]
-            if self._send("Unmask", own, [self.target], self.ctx2, b"".join(put(1, one) for one in mine)):
+            if self._send("Unmask", own, [self.target], self.ctx2, b"".join(put(1, share) for share in mine)):
                 self.answers.append(own)
         self.sums = [self._open(cohort) for cohort in self.cohorts if set(cohort) & set(self.u3)]
         self.sum_digest = hashlib.sha256(b"".join(map(self.terms.to_bytes, self.sums))).digest()
@@ -506,7 +510,7 @@ class Replica:
             total = self.terms.add(total, seed, -1)
         for lost in (own for own in cohort if own in self.dropped):
             private = derive(self._reconstruct(lost, 0), self.ctx, "mask-sk", lost)
-            for own in (one for one in alive if one in self.holders[lost]):
+            for own in (holder for holder in alive if holder in self.holders[lost]):
                 low, high = sorted((lost, own))
                 shared = oracle.x25519(private, self.sources[own].mask_key)
                 seed = derive(shared, self.ctx2, "pair-mask", low, high)
@@ -514,6 +518,6 @@ class Replica:
         return total
 
     def _reconstruct(self, owner: int, kind: int) -> bytes:
-        holders = [one for one in self.answers if one in self.holders[owner]][: self.terms.opens]
+        holders = [holder for holder in self.answers if holder in self.holders[owner]][: self.terms.opens]
         points = {holder + 1: int.from_bytes(self.shares[owner][holder][kind], "big") for holder in holders}
         return oracle.polynomial_through(points)[0].to_bytes(32, "big")

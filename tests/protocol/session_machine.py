@@ -35,7 +35,7 @@ PATIENCE = 10
 
 def terms_with(max_colluders: int) -> list[Terms]:
     """Federations of up to seven sources, at the default threshold and the least sound one, at all levels."""
-    found = []
+    drawable = []
     for n in range(3, MOST_SOURCES + 1):
         for min_others in (1, 2):
             quorum = min_others + max_colluders + 1
@@ -46,12 +46,12 @@ def terms_with(max_colluders: int) -> list[Terms]:
                 }
             ):
                 if n >= quorum and threshold_is_sound(threshold, n, max_colluders):
-                    found.append(Terms(n, n, min_others, max_colluders, threshold))
+                    drawable.append(Terms(n, n, min_others, max_colluders, threshold))
                     for size in {quorum, min(quorum + 1, threshold)}:  # with no loss possible, and with one
-                        found.append(Terms(n, 0, min_others, max_colluders, threshold, size))
+                        drawable.append(Terms(n, 0, min_others, max_colluders, threshold, size))
                     for of_sum in {quorum, n - quorum} if n >= 2 * quorum else ():
-                        found.append(Terms(n, of_sum, min_others, max_colluders, threshold, quorum))
-    return found
+                        drawable.append(Terms(n, of_sum, min_others, max_colluders, threshold, quorum))
+    return drawable
 
 
 class SessionMachine(RuleBasedStateMachine):
@@ -162,7 +162,7 @@ class SessionMachine(RuleBasedStateMachine):
             case "reorders":
                 queue.rotate(-1)
             case "replays":
-                earlier = [one for one in self.net.sent if one.sender == channel[0] or not channel[1]]
+                earlier = [message for message in self.net.sent if message.sender == channel[0] or not channel[1]]
                 place, again = data.draw(st.sampled_from([0, len(queue)])), data.draw(st.sampled_from(earlier))
                 sender, to = (channel[0], TARGET) if channel[1] else (TARGET, channel[0])
                 queue.insert(place, replace(again, sender=sender, to=to))
@@ -245,7 +245,9 @@ class SessionMachine(RuleBasedStateMachine):
         owner = data.draw(st.sampled_from(asked))
         for at, amount in zip(pair, balanced(asked, threshold, pair[0][0], pair[1][0]), strict=True):
             scene = self._scene(at, data.draw)
-            shares = tuple(off_by(amount)(one) if one.owner == owner else one for one in scene.message.body.shares)
+            shares = tuple(
+                off_by(amount)(share) if share.owner == owner else share for share in scene.message.body.shares
+            )
             self._tell(at, scene.with_body(Unmask(shares)))
 
 
@@ -254,10 +256,10 @@ def _bodies(queue: deque[UnderWay]) -> list[object]:
     return [passed and passed.message.body for passed in map(received, queue)]
 
 
-def _altered(one: UnderWay, place: int, *, in_vector: bool) -> UnderWay:
-    if in_vector and one.vectors:
-        return replace(one, vectors=(_flipped(one.vectors[0], place), *one.vectors[1:]))
-    return replace(one, data=_flipped(one.data, place))
+def _altered(message: UnderWay, place: int, *, in_vector: bool) -> UnderWay:
+    if in_vector and message.vectors:
+        return replace(message, vectors=(_flipped(message.vectors[0], place), *message.vectors[1:]))
+    return replace(message, data=_flipped(message.data, place))
 
 
 def _flipped(data: bytes, place: int) -> bytes:

@@ -45,10 +45,10 @@ from securefda.transport.in_memory import MemoryNetwork, Passed, UnderWay
 from securefda.transport.wire import WireError
 
 
-def received(one: UnderWay) -> Passed | None:
+def received(message: UnderWay) -> Passed | None:
     """What the receiver makes of the bytes; None where the transport refuses them."""
     try:
-        return one.read()
+        return message.read()
     except WireError:
         return None
 
@@ -297,16 +297,16 @@ class SessionNetwork(MemoryNetwork[AggregatorRun, Source]):
         """What a member added to its unit vector; an honest one nothing, and its input is one that it sent."""
         if member in self.liars:
             return self.liars[member].added.get(digest, np.zeros(WIDTH + N_STATISTICS, np.uint32)).astype(np.int64)
-        vectors = [one.vectors[0] for one in self.sent if one.sender == member and one.vectors]
+        vectors = [message.vectors[0] for message in self.sent if message.sender == member and message.vectors]
         must(digest in {sha256(vector).digest() for vector in vectors}, f"source {member} never sent this input")
         return np.zeros(WIDTH + N_STATISTICS, np.int64)
 
 
-def _factors(header: Header, said: Mapping[int, bytes]) -> dict[int, float]:
+def _factors(header: Header, reported: Mapping[int, bytes]) -> dict[int, float]:
     """By what each source of the sum scales its only layer, of length 1, down; from the codes that they said."""
-    if header.norm_cap is None or not said:
+    if header.norm_cap is None or not reported:
         return {}
     most = [header.layers[0].clip * math.sqrt(WIDTH)]
-    reports = [norms_of(codes, [WIDTH], most) for codes in said.values()]
+    reports = [norms_of(codes, [WIDTH], most) for codes in reported.values()]
     (cap,) = caps_for(reports, kappa=header.norm_cap.kappa, others=header.norm_cap.others)
-    return dict.fromkeys(said, min(1.0, float(cap)))
+    return dict.fromkeys(reported, min(1.0, float(cap)))

@@ -121,8 +121,8 @@ def test_shares_lie_on_the_recorded_polynomial(case: dict[str, Any]) -> None:
 def test_every_set_of_threshold_shares_gives_the_secret(case: dict[str, Any]) -> None:
     shares = {int(x): secret(share) for x, share in case["shares"].items()}
     for chosen in combinations(shares, case["threshold"]):
-        found = shamir.reconstruct({x: shares[x] for x in chosen}, case["threshold"])
-        assert found.reveal().hex() == case["secret"]
+        opened = shamir.reconstruct({x: shares[x] for x in chosen}, case["threshold"])
+        assert opened.reveal().hex() == case["secret"]
     solved = oracle.polynomial_through({x: int(case["shares"][str(x)], 16) for x in chosen})
     assert solved[0] == int(case["secret"], 16)
 
@@ -173,11 +173,11 @@ def test_all_256_bits_of_a_seed_count_so_that_no_seed_is_folded() -> None:
     seed = int.from_bytes(bytes.fromhex(case["key"]), "little")
     seeds = [seed, *(seed ^ 1 << bit for bit in range(256))]
     streams = []
-    for one in seeds:
+    for seed in seeds:
         words = np.zeros(4, dtype=np.uint32)
-        add_masks(words, [Mask(Secret(one.to_bytes(32, "little")))])
+        add_masks(words, [Mask(Secret(seed.to_bytes(32, "little")))])
         streams.append(words.astype("<u4").tobytes().hex())
-        assert streams[-1] == oracle.keystream(one.to_bytes(32, "little"), 16).hex()
+        assert streams[-1] == oracle.keystream(seed.to_bytes(32, "little"), 16).hex()
     assert streams == [case["first_bytes"], *case["flipped"]]
     assert len(set(streams)) == 257
 
@@ -186,7 +186,7 @@ def test_seed_folded_to_32_bits_would_give_streams_twice() -> None:
     """The fold of a system that failed: its seed is the exclusive or of the key's words."""
     seed = int.from_bytes(bytes.fromhex(load("masks")["seed_bits"]["key"]), "little")
     seeds = [seed, *(seed ^ 1 << bit for bit in range(256))]
-    folded = [oracle.folded_keystream(one.to_bytes(32, "little"), 16) for one in seeds]
+    folded = [oracle.folded_keystream(seed.to_bytes(32, "little"), 16) for seed in seeds]
     assert len(set(folded)) == 33
 
 
@@ -254,10 +254,10 @@ def test_fixed_point(case: dict[str, Any]) -> None:
 def test_down_link(case: dict[str, Any]) -> None:
     down_link, trained = DownLink(case["down_link"]), [float.fromhex(text) for text in case["vector"]]
     exact = [oracle.nearest(x, case["down_link"]) for x in trained]
-    found = rounded(np.array(trained, np.float32), down_link, "it")
-    assert [x.hex() for x in found.tolist()] == case["rounded"] == [x.hex() for x in exact]
+    sent = rounded(np.array(trained, np.float32), down_link, "it")
+    assert [x.hex() for x in sent.tolist()] == case["rounded"] == [x.hex() for x in exact]
     on_wire = b"".join(oracle.bytes_down(x, case["down_link"]) for x in exact)
-    assert bytes(packed(vector_to_wire(found), down_link)).hex() == case["bytes"] == on_wire.hex()
+    assert bytes(packed(vector_to_wire(sent), down_link)).hex() == case["bytes"] == on_wire.hex()
     as_float32 = struct.pack(f"<{len(exact)}f", *exact)
     assert bytes(unpacked(on_wire, down_link)) == as_float32
     assert hashlib.sha256(as_float32).hexdigest() == case["digest"]

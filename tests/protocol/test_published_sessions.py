@@ -27,8 +27,8 @@ from securefda.protocol.header_checks import check_signed_header, check_vectors
 from securefda.protocol.roster import Roster, SignedRoster
 from securefda.transport.wire import WireError
 
-SESSIONS = [one["name"] for one in every_session()]
-SOURCES = [(one["name"], int(index)) for one in every_session() for index in one["sources"]]
+SESSIONS = [record["name"] for record in every_session()]
+SOURCES = [(record["name"], int(index)) for record in every_session() for index in record["sources"]]
 TO_SOURCE, TO_AGGREGATOR = (
     [*load(name)["invalid"], *load(f"ring_{name}")["invalid"]] for name in ("lies_to_source", "lies_to_aggregator")
 )
@@ -46,29 +46,29 @@ def name_of(entry: Any) -> str:
 
 @pytest.mark.parametrize(("name", "index"), SOURCES)
 def test_source_sends_the_published_bytes(name: str, index: int) -> None:
-    one = session(name)
-    source = SourceUnderTest(one, index)
-    answers = [source.start(), *(source.receive(entry) for entry in to_source(one, index))]
-    assert [answer for answer in answers if answer] == [as_sent(entry) for entry in from_source(one, index)]
+    record = session(name)
+    source = SourceUnderTest(record, index)
+    answers = [source.start(), *(source.receive(entry) for entry in to_source(record, index))]
+    assert [answer for answer in answers if answer] == [as_sent(entry) for entry in from_source(record, index)]
     assert source.draws_left == 0
-    masked = [entry["vector"] for entry in from_source(one, index) if entry["type"] == "MaskedInput"]
+    masked = [entry["vector"] for entry in from_source(record, index) if entry["type"] == "MaskedInput"]
     assert masked == ([source.vector.hex()] if source.vector else [])
 
 
 @pytest.mark.parametrize("name", SESSIONS)
 def test_aggregator_sends_the_published_bytes_and_opens_the_published_sums(name: str) -> None:
-    one = session(name)
-    aggregator, answers = AggregatorUnderTest(one), []
-    for kind in kinds_from_sources(one):
-        for entry in one["messages"]:
+    record = session(name)
+    aggregator, answers = AggregatorUnderTest(record), []
+    for kind in kinds_from_sources(record):
+        for entry in record["messages"]:
             if entry["type"] == kind and entry["arrives"]:
                 aggregator.receive(entry)
         answers += aggregator.close()
-    assert answers == [as_sent(entry) for entry in one["messages"] if entry["from"] == one["target"]]
+    assert answers == [as_sent(entry) for entry in record["messages"] if entry["from"] == record["target"]]
     opened = aggregator.phase
     assert opened.faults == ()
-    assert opened.sum_digest.hex() == one["sum_digest"]
-    assert (sorted(opened.survivors), sorted(opened.dropped)) == (one["survivors"], one["dropped"])
+    assert opened.sum_digest.hex() == record["sum_digest"]
+    assert (sorted(opened.survivors), sorted(opened.dropped)) == (record["survivors"], record["dropped"])
     sums = [
         {
             "survivors": sorted(part.survivors),
@@ -77,7 +77,7 @@ def test_aggregator_sends_the_published_bytes_and_opens_the_published_sums(name:
         }
         for part in opened.sums
     ]
-    assert sums == [{field: part[field] for field in ("survivors", "vector", "statistics")} for part in one["sums"]]
+    assert sums == [{field: part[field] for field in ("survivors", "vector", "statistics")} for part in record["sums"]]
 
 
 @pytest.mark.parametrize("case", TO_SOURCE, ids=name_of)

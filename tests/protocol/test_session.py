@@ -37,13 +37,13 @@ def assert_sum_is_exact(cohort: Cohort, drops: Mapping[int, float]) -> None:
     assert opened.survivors == set(survivors)
     assert opened.dropped == {index for index, phase in drops.items() if phase == 2}
     assert opened.faults == ()
-    totals = [cohort.sum_of(sorted(one.survivors)) for one in opened.sums]
+    totals = [cohort.sum_of(sorted(part.survivors)) for part in opened.sums]
     assert opened.sum_digest == sha256(b"".join(map(quantisation(cohort.header.body).pack, totals))).digest()
-    assert sorted(itertools.chain.from_iterable(one.survivors for one in opened.sums)) == survivors
-    for one, total in zip(opened.sums, totals, strict=True):
-        plain = quantisation(cohort.header.body).decode(total, len(one.survivors))
-        assert np.array_equal(one.decoded.vector, plain.vector)
-        assert np.array_equal(one.decoded.statistics, plain.statistics)
+    assert sorted(itertools.chain.from_iterable(part.survivors for part in opened.sums)) == survivors
+    for part, total in zip(opened.sums, totals, strict=True):
+        plain = quantisation(cohort.header.body).decode(total, len(part.survivors))
+        assert np.array_equal(part.decoded.vector, plain.vector)
+        assert np.array_equal(part.decoded.statistics, plain.statistics)
 
 
 @pytest.mark.parametrize("n", SIZES)

@@ -114,13 +114,13 @@ def numbered(first: str, page: str = PAGE) -> dict[str, int]:
     """Names and numbers of the table whose first row begins with ``first``; a row may hold several of both."""
     lines = page.splitlines()
     start = next(place for place, line in enumerate(lines) if re.match(rf"\| {first}[ ,]", line))
-    found: dict[str, int] = {}
+    listed: dict[str, int] = {}
     for line in lines[start:]:
         if not line.startswith("|"):
             break
         names, numbers = (cell.strip().split(", ") for cell in line.split("|")[1:3])
-        found.update({name: int(number) for name, number in zip(names, numbers, strict=True)})
-    return found
+        listed.update({name: int(number) for name, number in zip(names, numbers, strict=True)})
+    return listed
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_envelope_and_bodies_have_the_numbers_of_the_schema() -> None:
 @pytest.mark.parametrize(
     "message",
     [pb.Abort, pb.Refusal, pb.Join, pb.Checkpoint, pb.Cosigned, pb.Goodbye, pb.Update],
-    ids=lambda one: one.__name__,
+    ids=lambda enum: enum.__name__,
 )
 def test_fields_of_messages_around_a_session_have_the_numbers_of_the_schema(message: Any) -> None:
     (row,) = re.findall(rf"^\| {message.DESCRIPTOR.name} \| (.*?) \|", section("11. Aborts"), flags=re.MULTILINE)
@@ -167,7 +167,7 @@ def test_fields_of_messages_around_a_session_have_the_numbers_of_the_schema(mess
 
 def test_enums_have_the_numbers_of_the_code() -> None:
     for enum in (Visibility, Granularity, SourcesKeep):
-        assert ", ".join(f"{one.value} `{one.label}`" for one in enum) in PAGE
+        assert ", ".join(f"{member.value} `{member.label}`" for member in enum) in PAGE
     steps = ", ".join(f"{step.value} {step.name.lower().replace('_', ' ')}" for step in Step)
     assert f"Steps of an Abort: {steps}." in " ".join(PAGE.split())
 
@@ -213,13 +213,13 @@ def test_numbers_are_those_of_the_code(text: str) -> None:
 
 
 def test_example_of_the_cohorts_is_that_of_the_published_session() -> None:
-    one, page = session("six-cohorts"), section("8. Cohorts")
-    ctx1 = bytes.fromhex(one["ctx1"])
-    nonces = {int(own): bytes.fromhex(fields["random"][3]) for own, fields in one["sources"].items()}
+    record, page = session("six-cohorts"), section("8. Cohorts")
+    ctx1 = bytes.fromhex(record["ctx1"])
+    nonces = {int(own): bytes.fromhex(fields["random"][3]) for own, fields in record["sources"].items()}
     key = labelled("cohort-key", ctx1, *(index(own) + nonces[own] for own in sorted(nonces)))
     places = {own: labelled("cohort-place", key, index(own)) for own in nonces}
     order = ", ".join(f"{own} (`{places[own].hex()[:8]}`...)" for own in sorted(places, key=lambda own: places[own]))
-    cohorts = ", ".join("{" + ", ".join(map(str, cohort)) + "}" for cohort in one["cohorts"])
+    cohorts = ", ".join("{" + ", ".join(map(str, cohort)) + "}" for cohort in record["cohorts"])
     for cells in (
         f"| ctx1 | `{ctx1.hex()}` |",
         f"| K | `{key.hex()}` |",
@@ -281,8 +281,8 @@ def test_graphs_in_the_table_are_those_of_the_calculator() -> None:
     assert len(rows) > 5
     for row in rows:
         n, colluders, dropouts, degree, threshold = map(int, row)
-        found = smallest_graph(n, fewest=n - dropouts, colluders=colluders, dropouts=dropouts, silent=2)
-        assert (found and (found.degree, found.threshold)) == (degree, threshold), row
+        graph = smallest_graph(n, fewest=n - dropouts, colluders=colluders, dropouts=dropouts, silent=2)
+        assert (graph and (graph.degree, graph.threshold)) == (degree, threshold), row
 
 
 def test_bounds_in_the_page_are_those_of_the_code() -> None:

@@ -56,10 +56,10 @@ from securefda.transport.wire import encode_signed
 @pytest.fixture
 def logs(tmp_path: Path) -> Iterator[list[Log]]:
     with ExitStack() as stack:
-        found = [Log(tmp_path, own) for own in range(4)]
-        for log in found:
+        made = [Log(tmp_path, own) for own in range(4)]
+        for log in made:
             stack.enter_context(closing(log.journal))
-        yield found
+        yield made
 
 
 @scenario
@@ -74,17 +74,22 @@ async def test_sender_and_receiver_record_the_same_digest_and_number_of_bytes(tm
             server.expect_upload(1, 5000)
             down = [note(TARGET, 1), header(bytes(70_000), bytes([1]) * 300), header(bytes([2]) * 9)]
             up = [note(1, 2), masked_input(1, bytes(5000)), masked_input(1, bytes([3]) * 5000)]
-            for one in down:
-                await server.send([(1, one)])
+            for parcel in down:
+                await server.send([(1, parcel)])
                 await soon(channel.receive())
-            for one in up:
-                await channel.send(one)
+            for parcel in up:
+                await channel.send(parcel)
                 await next_event(server, Received)
 
     def lines(way: str, parcels: list[Parcel]) -> list[tuple[str, str, str, int]]:
         return [
-            (way, one.message.type_name, one.message.digest().hex(), size_of(one.message, sum(map(len, one.vectors))))
-            for one in parcels
+            (
+                way,
+                parcel.message.type_name,
+                parcel.message.digest().hex(),
+                size_of(parcel.message, sum(map(len, parcel.vectors))),
+            )
+            for parcel in parcels
         ]
 
     assert target.lines == lines("sent", down) + lines("received", up)
@@ -96,10 +101,10 @@ async def test_sender_and_receiver_record_the_same_digest_and_number_of_bytes(tm
 def test_a_message_is_in_the_log_before_anybody_else_hears_of_it(logs: list[Log]) -> None:
     seen: list[list[tuple[str, str, str, int]]] = []
     recorder = logs[1].recorder(then=lambda *_, more: seen.append(logs[1].lines))
-    one, other = signed(1, Refusal("min-others")), round_header()
-    recorder(Direction.SENT, TARGET, one, size_of(one))
+    recorded, other = signed(1, Refusal("min-others")), round_header()
+    recorder(Direction.SENT, TARGET, recorded, size_of(recorded))
     recorder(Direction.RECEIVED, TARGET, other, size_of(other, 12))
-    first = ("sent", "Refusal", one.digest().hex(), size_of(one))
+    first = ("sent", "Refusal", recorded.digest().hex(), size_of(recorded))
     second = ("received", "Header", other.digest().hex(), size_of(other, 12))
     assert seen == [[first], [first, second]]
 
@@ -122,17 +127,17 @@ def test_what_releases_something_is_on_the_disk_before_it_leaves(
     recorder, forced = logs[1].recorder(), []
     logs[1].journal.begin(RUN)
     real = os.fsync
-    one = signed(1, bodies_of_a_source()[name])
+    recorded = signed(1, bodies_of_a_source()[name])
 
     def fsync(descriptor: int) -> None:
         forced.append(os.fstat(descriptor).st_ino)
         real(descriptor)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    recorder(Direction.RECEIVED, TARGET, one, size_of(one))
+    recorder(Direction.RECEIVED, TARGET, recorded, size_of(recorded))
     tail = (logs[1].folder / RUN / "tail").stat().st_ino
     assert tail not in forced
-    recorder(Direction.SENT, TARGET, one, size_of(one))
+    recorder(Direction.SENT, TARGET, recorded, size_of(recorded))
     assert (tail in forced) == (name in ("Update", "MaskedInput", "Unmask"))
 
 
@@ -161,8 +166,8 @@ def test_releases_that_leave_together_are_forced_once_and_before_the_first_leave
             on_the_disk.append(len(logs[0].entries))
 
     monkeypatch.setattr(os, "fsync", fsync)
-    for one, more in ((released, True), (released, True), (round_header(), False), (round_header(), False)):
-        recorder(Direction.SENT, 1, one, 1000, more=more)
+    for sent, more in ((released, True), (released, True), (round_header(), False), (round_header(), False)):
+        recorder(Direction.SENT, 1, sent, 1000, more=more)
     assert on_the_disk == [3]
 
 
@@ -216,14 +221,14 @@ async def test_what_cannot_be_recorded_is_not_handed_up(tmp_path: Path, monkeypa
     with closing(source.journal), closing(target.journal):
         async with (
             sites.listening(settings, observer=target.recorder()) as (server, address),
-            sites.connected(1, address, settings, observer=source.recorder()) as one,
-            sites.connected(2, address, settings) as two,
+            sites.connected(1, address, settings, observer=source.recorder()) as channel,
+            sites.connected(2, address, settings) as other,
         ):
             await next_event(server, type(await joined(server, 1)))
             await server.send([(1, note(TARGET, 1))])
-            await soon(one.receive())
+            await soon(channel.receive())
             disk.on = True
-            await two.send(note(2, 1))
+            await other.send(note(2, 1))
             with pytest.raises(AuditError, match="No space left"):
                 await soon(server.receive())
             with pytest.raises(AuditError, match="No space left"):
@@ -231,7 +236,7 @@ async def test_what_cannot_be_recorded_is_not_handed_up(tmp_path: Path, monkeypa
             server._table._observer = ignore  # so that it leaves, to a source that cannot write it down
             await server.send([(1, note(TARGET, 3))])
             with pytest.raises(AuditError, match="No space left"):
-                await soon(one.receive())
+                await soon(channel.receive())
             disk.on = False
     assert [line[:2] for line in target.lines] == [("sent", "Goodbye")]
     assert [line[:2] for line in source.lines] == [("received", "Goodbye")]
@@ -259,9 +264,9 @@ def test_a_source_takes_no_message_before_it_has_joined_and_so_named_its_log(log
     ids=lambda body: type(body).__name__,
 )
 def test_of_shares_there_is_a_record_and_no_copy(logs: list[Log], body: Body, way: Direction) -> None:
-    one = signed(1, body)
-    logs[1].recorder()(way, TARGET, one, size_of(one))
-    assert logs[1].lines == [(way.value, one.type_name, one.digest().hex(), size_of(one))]
+    recorded = signed(1, body)
+    logs[1].recorder()(way, TARGET, recorded, size_of(recorded))
+    assert logs[1].lines == [(way.value, recorded.type_name, recorded.digest().hex(), size_of(recorded))]
     assert logs[1].kept == []
     files = [path for path in logs[1].folder.rglob("*") if path.is_file()]
     assert files
@@ -269,33 +274,33 @@ def test_of_shares_there_is_a_record_and_no_copy(logs: list[Log], body: Body, wa
 
 
 def test_every_other_message_is_kept_verbatim_and_vectors_are_not(logs: list[Log]) -> None:
-    recorder, one, reply = logs[1].recorder(), round_header(), signed(1, MaskedInput(bytes(32), 4))
+    recorder, opening, reply = logs[1].recorder(), round_header(), signed(1, MaskedInput(bytes(32), 4))
     outside = note(1, 1).message
     for way, peer, message_ in (
         (Direction.SENT, TARGET, outside),
-        (Direction.RECEIVED, TARGET, one),
+        (Direction.RECEIVED, TARGET, opening),
         (Direction.SENT, TARGET, reply),
     ):
         recorder(way, peer, message_, size_of(message_, 4))
-        if message_ is one:
-            logs[1].journal.enter(one)
-    assert logs[1].kept == [encode_signed(outside), encode_signed(one), encode_signed(reply)]
+        if message_ is opening:
+            logs[1].journal.enter(opening)
+    assert logs[1].kept == [encode_signed(outside), encode_signed(opening), encode_signed(reply)]
 
 
 def test_a_header_to_three_sources_has_three_records_and_one_copy(logs: list[Log]) -> None:
-    recorder, one = logs[0].recorder(), round_header()
+    recorder, opening = logs[0].recorder(), round_header()
     for peer in (1, 2, 3):
-        recorder(Direction.SENT, peer, one, size_of(one, 48))
+        recorder(Direction.SENT, peer, opening, size_of(opening, 48))
     assert [entry.peer for entry in logs[0].entries] == NAMES[1:]
-    assert {entry.digest for entry in logs[0].entries} == {one.digest().hex()}
-    assert logs[0].kept == [encode_signed(one)]
+    assert {entry.digest for entry in logs[0].entries} == {opening.digest().hex()}
+    assert logs[0].kept == [encode_signed(opening)]
 
 
 def test_messages_are_placed_by_the_header_that_their_site_took_for_their_session(logs: list[Log]) -> None:
-    recorder, one = logs[1].recorder(), round_header()
-    recorder(Direction.RECEIVED, TARGET, one, 1)
+    recorder, opening = logs[1].recorder(), round_header()
+    recorder(Direction.RECEIVED, TARGET, opening, 1)
     recorder(Direction.SENT, TARGET, signed(1, MaskedInput(bytes(32), 4)), 1)
-    logs[1].journal.enter(one)
+    logs[1].journal.enter(opening)
     for body, session in ((MaskedInput(bytes(32), 4), SESSION), (MaskedInput(bytes(32), 4), b"x" * 32)):
         recorder(Direction.SENT, TARGET, signed(1, body, session), 1)
     recorder(Direction.RECEIVED, TARGET, note(TARGET, 1).message, 1)
@@ -321,15 +326,15 @@ def test_messages_are_placed_by_the_header_that_their_site_took_for_their_sessio
 def test_what_a_source_shows_is_said_of_what_it_sends(
     logs: list[Log], body: Body, disclosure: Disclosure | None, decision: Decision | None
 ) -> None:
-    at_source, at_target, one = logs[1].recorder(), logs[0].recorder(), round_header()
-    at_source(Direction.RECEIVED, TARGET, one, 1)
-    at_target(Direction.SENT, 1, one, 1)
-    logs[1].journal.enter(one)
-    logs[0].journal.enter(one)
+    at_source, at_target, opening = logs[1].recorder(), logs[0].recorder(), round_header()
+    at_source(Direction.RECEIVED, TARGET, opening, 1)
+    at_target(Direction.SENT, 1, opening, 1)
+    logs[1].journal.enter(opening)
+    logs[0].journal.enter(opening)
     at_source(Direction.SENT, TARGET, signed(1, body), 1)
     at_target(Direction.RECEIVED, 1, signed(1, body), 1)
-    said, heard = logs[1].entries[-1], logs[0].entries[-1]
-    assert (said.disclosure, said.decision) == (disclosure, decision)
+    at_sender, heard = logs[1].entries[-1], logs[0].entries[-1]
+    assert (at_sender.disclosure, at_sender.decision) == (disclosure, decision)
     assert (heard.disclosure, heard.decision) == (None, None)
     assert (logs[1].entries[0].disclosure, logs[1].entries[0].decision) == (None, None)
 
@@ -342,10 +347,10 @@ def test_what_the_target_shows_is_said_of_its_headers(logs: list[Log], with_upda
 
 def test_the_targets_update_is_said_to_reach_those_at_sum_alone(logs: list[Log]) -> None:
     levels = (Visibility.SUM, Visibility.SUM, Visibility.COHORT)
-    one = signed(TARGET, replace(header_body(bytes(32), b"u" * 32), levels=levels, sum_quorum=2))
+    opening = signed(TARGET, replace(header_body(bytes(32), b"u" * 32), levels=levels, sum_quorum=2))
     recorder = logs[0].recorder()
     for peer in (1, 3):
-        recorder(Direction.SENT, peer, one, 1)
+        recorder(Direction.SENT, peer, opening, 1)
     whats = [entry.disclosure and entry.disclosure.what for entry in logs[0].entries]
     assert whats == ["model-and-target-update", "model"]
 
@@ -356,12 +361,12 @@ def test_beyond_a_bound_others_messages_have_a_record_and_no_copy(
     monkeypatch.setattr(recorder_module, "MOST_KEPT_BYTES", 300)
     recorder = logs[0].recorder()
     flood = [signed(1, Goodbye(True, number, ""), NO_SESSION) for number in range(20)]
-    for one in flood:
-        recorder(Direction.RECEIVED, 1, one, size_of(one))
+    for refusal in flood:
+        recorder(Direction.RECEIVED, 1, refusal, size_of(refusal))
     kept = len(logs[0].kept)
     assert len(logs[0].lines) == 20
     assert 0 < kept < 10
-    assert logs[0].not_kept == [("source-1", one.digest().hex(), "BOUND") for one in flood[kept:]]
+    assert logs[0].not_kept == [("source-1", refusal.digest().hex(), "BOUND") for refusal in flood[kept:]]
     logs[0].journal.enter(round_header())
     recorder(Direction.RECEIVED, 1, flood[-1], 1)  # another attempt, with a budget of its own
     recorder(Direction.SENT, 1, note(TARGET, 1).message, 1)
@@ -391,8 +396,8 @@ def test_messages_are_on_the_disk_before_a_checkpoint_is_shown(
         fsync(file)
 
     monkeypatch.setattr(os, "fsync", watched)
-    one = round_header()
-    logs[0].recorder()(Direction.SENT, 1, one, size_of(one))
+    recorded = round_header()
+    logs[0].recorder()(Direction.SENT, 1, recorded, size_of(recorded))
     path = str(logs[0].folder / RUN / FILE)
     assert path not in forced
 
@@ -403,8 +408,8 @@ def test_messages_are_on_the_disk_before_a_checkpoint_is_shown(
 
 
 def test_a_message_that_is_sent_twice_has_two_records(logs: list[Log]) -> None:
-    recorder, one = logs[1].recorder(), message(1, Refusal("min-others")).message
+    recorder, recorded = logs[1].recorder(), message(1, Refusal("min-others")).message
     for _ in range(2):
-        recorder(Direction.SENT, TARGET, one, size_of(one))
+        recorder(Direction.SENT, TARGET, recorded, size_of(recorded))
     assert len(logs[1].lines) == 2
     assert len(set(logs[1].lines)) == 1

@@ -57,13 +57,13 @@ async def test_messages_arrive_in_order_in_both_directions() -> None:
 @scenario
 async def test_a_header_arrives_with_its_vectors_and_they_are_not_kept_longer() -> None:
     vectors = (os.urandom(100_001), os.urandom(50_000))
-    async with meeting_of_two() as (server, one, two):
+    async with meeting_of_two() as (server, first, second):
         sent = header(*vectors)
         for index in (1, 2):
             await server.send([(index, sent)])
         store = server._table.attachments
         assert store.held_bytes == 150_001
-        for channel in (one, two):
+        for channel in (first, second):
             received = await soon(channel.receive())
             assert received.message == sent.message
             assert tuple(map(bytes, received.vectors)) == vectors
@@ -76,7 +76,7 @@ async def test_a_header_arrives_with_its_vectors_and_they_are_not_kept_longer() 
 @pytest.mark.parametrize("down_link", [DownLink.BFLOAT16, DownLink.FLOAT16])
 async def test_vectors_in_2_bytes_arrive_as_float32_and_are_offered_at_half_the_length(down_link: DownLink) -> None:
     drawn = np.random.default_rng(1).normal(size=(2, 40_001)).astype(np.float32)
-    vectors = tuple(bytes(rounded(one, down_link, "it").tobytes()) for one in drawn)
+    vectors = tuple(bytes(rounded(vector, down_link, "it").tobytes()) for vector in drawn)
     seen: list[int] = []
 
     observer = lambda direction, peer, signed, size, more=False: seen.append(size)  # noqa: E731
@@ -143,7 +143,7 @@ async def test_an_upload_that_nobody_expects_is_refused_and_accuses_nobody() -> 
 @scenario
 async def test_a_site_cannot_download_what_was_sent_to_another() -> None:
     vector = os.urandom(10_000)
-    async with meeting_of_two() as (server, _, two):
+    async with meeting_of_two() as (server, _, second):
         sent = header(vector)
         await server.send([(1, sent)])
         store = server._table.attachments
@@ -153,7 +153,7 @@ async def test_a_site_cannot_download_what_was_sent_to_another() -> None:
         # Site 2 is shown the same message without being offered the vector: it is left out, the next one arrives.
         server._table.site(2).link.push(sent.message, (len(vector),))
         await server.send([(2, note(TARGET, 5))])
-        assert number_of(await soon(two.receive())) == 5
+        assert number_of(await soon(second.receive())) == 5
 
 
 @scenario
@@ -177,13 +177,13 @@ async def test_of_messages_that_leave_together_none_does_before_all_are_recorded
             if len(seen) == 3:
                 raise OSError(28, "No space left on device")
 
-    async with meeting_of_two(at_target=full_at_the_third) as (server, one, two):
+    async with meeting_of_two(at_target=full_at_the_third) as (server, first, second):
         await server.send([(1, note(TARGET, 1))])
         with pytest.raises(OSError, match="No space left"):
             await server.send([(1, note(TARGET, 2)), (2, note(TARGET, 2))])
         await server.send([(1, note(TARGET, 3)), (2, note(TARGET, 3))])
-        assert [number_of(await soon(one.receive())) for _ in range(2)] == [1, 3]
-        assert number_of(await soon(two.receive())) == 3
+        assert [number_of(await soon(first.receive())) for _ in range(2)] == [1, 3]
+        assert number_of(await soon(second.receive())) == 3
     assert seen == [(1, False), *2 * [(1, True), (2, False)]]
 
 
@@ -261,8 +261,8 @@ async def test_a_header_goes_with_the_targets_update_to_some_and_without_it_to_o
     sites, (model, update) = Sites(), (os.urandom(100_001), os.urandom(50_000))
     async with (
         sites.listening() as (server, address),
-        sites.connected(1, address) as one,
-        sites.connected(2, address) as two,
+        sites.connected(1, address) as first,
+        sites.connected(2, address) as second,
     ):
         assert {(await next_event(server, Joined)).index for _ in range(2)} == {1, 2}
         sent = header(model, update)
@@ -272,8 +272,8 @@ async def test_a_header_goes_with_the_targets_update_to_some_and_without_it_to_o
         store = server._table.attachments
         assert store.find(digest, 1) is not None
         assert store.find(digest, 2) is None
-        assert tuple(map(bytes, (await soon(one.receive())).vectors)) == (model, update)
-        assert tuple(map(bytes, (await soon(two.receive())).vectors)) == (model,)
+        assert tuple(map(bytes, (await soon(first.receive())).vectors)) == (model, update)
+        assert tuple(map(bytes, (await soon(second.receive())).vectors)) == (model,)
         for index in (1, 2):
             await soon(server._table.site(index).link.settled())
         assert store.held_bytes == 0
@@ -336,6 +336,6 @@ async def test_a_hundred_sources_are_served_by_one_aggregator() -> None:
             await channels[index].send(masked_input(index, vector[::-1]))
 
         await asyncio.gather(*map(take_part, channels))
-        found = {(await next_event(server, Received)).index for _ in channels}
-        assert found == set(channels)
+        senders = {(await next_event(server, Received)).index for _ in channels}
+        assert senders == set(channels)
         await asyncio.gather(*(channel.close() for channel in channels.values()))

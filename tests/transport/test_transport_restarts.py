@@ -74,8 +74,8 @@ async def _begun(federation: Driven) -> tuple[Process, list[Process]]:
     others = [await federation.process(index) for index in (1, 2)]
     others.append(await federation.process(HELD, Advertise))
     victim = await federation.process(VICTIM, Advertise)
-    for one in (*others, victim):
-        one.start()
+    for process in (*others, victim):
+        process.start()
     await soon(victim.channel.held.acquire())
     victim.channel.let_go()
     await soon(others[-1].channel.held.acquire())
@@ -90,12 +90,12 @@ async def test_a_source_that_restarts_before_it_was_missed_is_out_of_the_round_a
     async with federation.driven() as (_, driving):
         victim, others = await _begun(federation)
         await victim.kill()
-        said = len(federation.sent)
+        sent_before = len(federation.sent)
         again = await federation.process(VICTIM)
         others[-1].channel.let_go()  # the last answer: the run goes on with those that it believes are there
         await soon(federation.rounds_over(1))
         assert A_NEW_ONE in federation.watch.notes
-        assert VICTIM not in {peer for peer, _ in federation.sent[said:]}
+        assert VICTIM not in {peer for peer, _ in federation.sent[sent_before:]}
         ended = again.start()
         await soon(federation.note("source-4 joined (4 of 4)"))
         for _ in range(2):
@@ -116,7 +116,7 @@ async def test_a_new_process_gets_nothing_before_it_has_joined(tmp_path: Path) -
     async with federation.driven() as (_, driving):
         victim, others = await _begun(federation)
         await victim.kill()
-        said = len(federation.sent)
+        sent_before = len(federation.sent)
         again = await federation.process(VICTIM)
         before = again.channel._connection
         again.channel._link.leave()
@@ -125,7 +125,7 @@ async def test_a_new_process_gets_nothing_before_it_has_joined(tmp_path: Path) -
         others[-1].channel.let_go()
         await soon(driving)
         assert federation.watch.lines[0]["survivors"] == ["source-1", "source-2", "source-3"]
-        assert VICTIM not in {peer for peer, _ in federation.sent[said:]}
+        assert VICTIM not in {peer for peer, _ in federation.sent[sent_before:]}
 
 
 @pytest.mark.parametrize("number", [1, 2])
@@ -136,8 +136,8 @@ async def test_a_source_that_restarts_while_the_target_trains_is_in_the_round(tm
     async with federation.driven() as (_, driving):
         with federation.watch.hold(TRAINING, number):
             *_, victim = processes = [await federation.process(index) for index in (1, 2, 3, VICTIM)]
-            for one in processes:
-                one.start()
+            for process in processes:
+                process.start()
             while federation.watch.phases.count(TRAINING) < number:
                 await asyncio.sleep(0.01)
             while [kind for _, kind in federation.received].count("Cosigned") < number * len(processes):
@@ -159,8 +159,8 @@ async def test_a_source_that_is_late_with_its_upload_is_not_accused(tmp_path: Pa
     async with federation.driven() as (_, driving):
         others = [await federation.process(index) for index in (1, 2, VICTIM)]
         late = await federation.process(HELD, MaskedInput)
-        for one in (*others, late):
-            one.start()
+        for process in (*others, late):
+            process.start()
         await soon(federation.rounds_over(1))
         late.channel.let_go()
         while not late.watch.notes:
