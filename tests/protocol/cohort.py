@@ -399,5 +399,5 @@ def secrets_in(value: Any) -> Iterator[bytes]:
         case Signed():
             yield from secrets_in(value.body)
         case _ if is_dataclass(value):
-            for one in fields(value):
-                yield from secrets_in(getattr(value, one.name))
+            for field in fields(value):
+                yield from secrets_in(getattr(value, field.name))

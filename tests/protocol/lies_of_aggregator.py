@@ -200,7 +200,7 @@ def _other_report(cohort: Cohort, boxes: list[DeliveredBox]) -> list[DeliveredBo
     key = agreement.sealing_key(agreement.KeyPair(phase.secrets.private), phase.u1[VICTIM].box_key, address)
     nothing, report = SharePair(Secret(bytes(33)), Secret(bytes(33))), Secret(bytes(report_bytes(cohort.header.body)))
     box = agreement.seal_box(key, address, nothing, Bytes("other report"), report)
-    return [replace(one, box=box) if one.peer == COLLUDER else one for one in boxes]
+    return [replace(sealed, box=box) if sealed.peer == COLLUDER else sealed for sealed in boxes]
 
 
 SHARE_LIES = [

@@ -81,9 +81,9 @@ def _nonces(change: Callable[[dict[int, bytes]], object]) -> Callable[[Cohort, A
         members = tuple(sorted(nonces))
         together = b"".join(nonces[member] for member in members)
         ring = drawn_ring(cohort.header.body, ring_context(cohort.phases[VICTIM].ctx0, nonces), members)
-        beside = ring.neighbours(VICTIM) if VICTIM in nonces else ()
+        neighbours = ring.neighbours(VICTIM) if VICTIM in nonces else ()
         heard = cohort.all_of("Advertise")
-        keys = tuple(heard[peer] for peer in sorted(beside) if peer in heard)
+        keys = tuple(heard[peer] for peer in sorted(neighbours) if peer in heard)
         return resigned(message, Neighbours(members, together, keys))
 
     return tell

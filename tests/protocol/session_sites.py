@@ -83,7 +83,7 @@ class Terms:
         """What each source's policy allows, in the order of their indices."""
         before = [place * self.of_sum // self.n for place in range(self.n + 1)]
         of_sum = [start < end for start, end in itertools.pairwise(before)]
-        return tuple(Visibility.SUM if one else Visibility.COHORT for one in of_sum)
+        return tuple(Visibility.SUM if at_sum else Visibility.COHORT for at_sum in of_sum)
 
     def level_of(self, index: int) -> Visibility:
         """What the policy of a source allows."""

@@ -48,8 +48,8 @@ def test_thirty_three_spare_shares_of_a_hundred_find_sixteen_wrong_ones() -> Non
 @pytest.mark.parametrize(("n", "threshold", "errors"), [(5, 4, 1), (7, 5, 2), (9, 5, 3)])
 def test_more_wrong_shares_give_no_set_that_holds_all_right_ones(n: int, threshold: int, errors: int) -> None:
     shares = spoil(dealt(n, threshold), list(range(3, 3 + errors)), random.Random(2))
-    found = points_on_polynomial(shares, threshold)
-    assert not found >= set(shares) - set(range(3, 3 + errors))
+    agreeing = points_on_polynomial(shares, threshold)
+    assert not agreeing >= set(shares) - set(range(3, 3 + errors))
 
 
 def test_malformed_share_counts_as_wrong() -> None:
@@ -63,6 +63,6 @@ def test_fewer_readable_shares_than_the_threshold_give_nothing() -> None:
 
 def test_points_that_are_found_give_the_secret_from_any_t_of_them() -> None:
     shares = spoil(dealt(8, 4), [3, 9], random.Random(3))
-    found = sorted(points_on_polynomial(shares, 4))
-    for xs in itertools.combinations(found, 4):
+    agreeing = sorted(points_on_polynomial(shares, 4))
+    for xs in itertools.combinations(agreeing, 4):
         assert LagrangeAtZero.over(xs).reconstruct(shares) == SECRET

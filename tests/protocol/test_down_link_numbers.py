@@ -32,12 +32,12 @@ def vectors(down_link):
 @given(data=st.data())
 def test_rounds_as_torch_does_and_keeps_what_it_has_rounded(down_link, data):
     vector = data.draw(vectors(down_link))
-    found = rounded(vector, down_link, "it")
+    narrow = rounded(vector, down_link, "it")
     tensor, short = with_torch(vector, down_link)
     expected = tensor.to(short).float().numpy()
-    assert found.tobytes() == expected.tobytes()
-    assert rounded(found, down_link, "it").tobytes() == found.tobytes()
-    assert np.all(np.abs(found - vector) <= HALF_STEP[down_link] * np.abs(vector) + 1e-7)
+    assert narrow.tobytes() == expected.tobytes()
+    assert rounded(narrow, down_link, "it").tobytes() == narrow.tobytes()
+    assert np.all(np.abs(narrow - vector) <= HALF_STEP[down_link] * np.abs(vector) + 1e-7)
 
 
 @pytest.mark.parametrize("down_link", SHORT)
@@ -54,10 +54,10 @@ def test_what_travels_has_half_the_bytes_and_gives_the_rounded_vector_back(down_
 @pytest.mark.parametrize("down_link", SHORT)
 def test_every_pair_of_bytes_is_read_as_the_number_that_it_is(down_link):
     every = np.arange(2**16, dtype="<u2")
-    found = vector_from_wire(unpacked(every.tobytes(), down_link))
+    widened = vector_from_wire(unpacked(every.tobytes(), down_link))
     tensor, short = with_torch(every.view(np.int16).copy(), down_link)
     expected = tensor.view(short).float().numpy()
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(widened, expected)
 
 
 @pytest.mark.parametrize("down_link", SHORT)

@@ -47,8 +47,8 @@ def test_of_drawn_headers_a_source_answers_those_alone_that_ask_for_the_moments_
     """The last ``behind`` layers are said to be none of the model."""
     digest = architecture_digest(layer_names_and_shapes(layers[: len(layers) - behind]))
     changes = {"layers": layers, "round": number, "rule": replace(DANN, rule=rule), "architecture_digest": digest}
-    asked = [(layer.name, layer.shape) for layer in layers] == [(one.name, one.shape) for one in (*HEAD, GRAM)]
-    fits = asked and (number, rule, behind) == (1, "analytic", 1) and all(one.range <= one.clip for one in layers)
+    asked = [(layer.name, layer.shape) for layer in layers] == [(layer.name, layer.shape) for layer in (*HEAD, GRAM)]
+    fits = asked and (number, rule, behind) == (1, "analytic", 1) and all(layer.range <= layer.clip for layer in layers)
     if fits:
         check_moments(HEAD, **changes)
         return

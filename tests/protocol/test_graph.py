@@ -145,8 +145,8 @@ def test_each_member_has_half_of_its_neighbours_on_either_side() -> None:
 def test_being_neighbours_is_mutual() -> None:
     order = random.Random(5).sample(range(100), 40)
     ring = Ring(tuple(order), 12)
-    for one, other in itertools.combinations(order, 2):
-        assert (one in ring.holders(other)) == (other in ring.holders(one))
+    for member, other in itertools.combinations(order, 2):
+        assert (member in ring.holders(other)) == (other in ring.holders(member))
 
 
 @pytest.mark.parametrize("degree", [6, 7, 8])
@@ -178,7 +178,7 @@ def parts(ring: Ring, members: frozenset[int]) -> Iterator[frozenset[int]]:
         part, fresh = set(), {min(left)}
         while fresh:
             part |= fresh
-            fresh = {peer for one in fresh for peer in ring.holders(one) & members} - part
+            fresh = {peer for member in fresh for peer in ring.holders(member) & members} - part
         left -= part
         yield frozenset(part)
 

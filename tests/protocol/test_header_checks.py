@@ -667,9 +667,9 @@ def test_noise_is_aligned_as_the_update_is() -> None:
     noise = np.random.default_rng(0).normal(size=1000).astype(np.float32)
     factor = alignment_of(header, steps=3 * PUBLISHED.steps, learning_rate=PUBLISHED.learning_rate / 6)
 
-    found = aligned_variance(header, float(np.var(noise)), factor)
+    variance = aligned_variance(header, float(np.var(noise)), factor)
 
-    assert found == pytest.approx(float(np.var(aligned_update(header, noise, factor))), rel=1e-4)
-    assert found == pytest.approx(4 * float(np.var(noise)))
+    assert variance == pytest.approx(float(np.var(aligned_update(header, noise, factor))), rel=1e-4)
+    assert variance == pytest.approx(4 * float(np.var(noise)))
     plain = replace(header, rule=replace(FEDGP, align=False))
     assert aligned_variance(plain, 0.5, factor) == 0.5

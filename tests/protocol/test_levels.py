@@ -42,7 +42,7 @@ def test_sum_and_every_cohort_beside_it_open_exactly(of_sum: int, in_cohorts: in
     cohort = session(changes(of_sum, in_cohorts, size, in_clear=in_clear))
     assert_sum_is_exact(cohort, {})
     assert cohort.opened is not None
-    first, *others = [one.survivors for one in cohort.opened.sums]
+    first, *others = [part.survivors for part in cohort.opened.sums]
     assert first == set(cohort.header.body.at(SUM))
     assert frozenset().union(*others) == set(cohort.header.body.at(COHORT))
     assert len(others) == in_cohorts // size

@@ -54,17 +54,17 @@ class Watched:
 
 def test_no_phase_or_message_of_a_session_shows_a_secret() -> None:
     watched = Watched()
-    found = []
+    counts = []
     for _ in range(5):
         watched.cohort.answer()
         watched.look()
         watched.cohort.collect()
         watched.look()
         watched.cohort.close()
-        found.append(len(watched.secrets))
-    assert found == sorted(found)
+        counts.append(len(watched.secrets))
+    assert counts == sorted(counts)
     identities, drawn, reports, shares = 7, 3 * 6, 6, 2 * 6 * 6  # shares: two of each of six owners, at six holders
-    assert found[-1] == identities + drawn + reports + shares
+    assert counts[-1] == identities + drawn + reports + shares
 
 
 def test_unmasking_message_shows_no_share_but_carries_it() -> None:

@@ -92,7 +92,7 @@ def with_report(cohort: Cohort, bundle: Signed[ShareBundle], recipient: int, rep
     key = agreement.sealing_key(agreement.KeyPair(phase.secrets.private), phase.u1[recipient].box_key, address)
     nothing = SharePair(Secret(bytes(33)), Secret(bytes(33)))
     box = agreement.seal_box(key, address, nothing, cohort.random[sender], Secret(report))
-    boxes = tuple(replace(one, box=box) if one.peer == recipient else one for one in bundle.body.boxes)
+    boxes = tuple(replace(sealed, box=box) if sealed.peer == recipient else sealed for sealed in bundle.body.boxes)
     return resigned(bundle, replace(bundle.body, boxes=boxes))
 
 
@@ -126,9 +126,9 @@ class OtherReport(Cohort):
 
 
 def test_another_report_of_one_source_changes_the_transcript_of_all() -> None:
-    one, other = (kind(5, **MIXED).until(1) for kind in (Cohort, OtherReport))
-    assert one.report_of(AT_SUM) != other.report_of(AT_SUM)
-    assert all(one.phases[index].ctx1 != other.phases[index].ctx1 for index in one.indices)
+    honest, other = (kind(5, **MIXED).until(1) for kind in (Cohort, OtherReport))
+    assert honest.report_of(AT_SUM) != other.report_of(AT_SUM)
+    assert all(honest.phases[index].ctx1 != other.phases[index].ctx1 for index in honest.indices)
 
 
 def test_a_report_is_forgotten_with_the_phase_that_held_it() -> None:

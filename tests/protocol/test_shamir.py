@@ -110,10 +110,10 @@ def test_one_wrong_share_never_gives_the_secret(position: int, flip: int) -> Non
     value = (int.from_bytes(shares[x].reveal(), "big") + flip) % PRIME
     shares[x] = Secret(value.to_bytes(33, "big"))
     try:
-        found = reconstruct(shares, 3)
+        opened = reconstruct(shares, 3)
     except ShareError:
         return
-    assert found != Secret(b"\x07" * 32)
+    assert opened != Secret(b"\x07" * 32)
 
 
 def test_lagrange_weights_refuse_repeated_or_foreign_points() -> None:

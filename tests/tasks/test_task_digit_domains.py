@@ -81,7 +81,7 @@ def test_every_domain_has_as_many_rows_of_one_form(folder, site):
 
 @pytest.mark.parametrize("site", DOMAINS)
 def test_rows_depend_on_the_seed_and_the_domain_alone(folder, site):
-    others = [one for one in DOMAINS if one != site]
+    others = [domain for domain in DOMAINS if domain != site]
     first = all_five(folder).train_data(site)
     again = domains(folder, site, others[:1]).train_data(site)
     other = all_five(folder, seed=1).train_data(site)
@@ -134,12 +134,12 @@ def test_a_digit_over_a_photograph_is_the_distance_from_a_patch_of_it():
     assert [photograph.shape for photograph in photographs] == [(427, 640, 3)] * 2
     windows = np.lib.stride_tricks.sliding_window_view
     corner = [windows(photograph[:, :, 0], (32, 32))[:, :, 0, 0] == patches[0, 0, 0, 0] for photograph in photographs]
-    found = [
+    equal = [
         np.array_equal(photograph[top : top + 32, left : left + 32], patches[0])
         for photograph, places in zip(photographs, corner, strict=True)
         for top, left in np.argwhere(places)
     ]
-    assert any(found)
+    assert any(equal)
 
 
 def test_usps_is_enlarged_bilinearly(folder):
@@ -213,10 +213,12 @@ def test_models_of_both_norms_have_the_same_parameters(folder):
 def test_with_two_branches_it_classifies_by_the_first_alone(folder):
     plain, parted = (domains(folder, model=model).model() for model in ("plain", "disentangled"))
     assert isinstance(parted, Disentangled)
-    branches = [[tuple(one.shape) for one in branch.parameters()] for branch in (parted.invariant, parted.specific)]
+    branches = [
+        [tuple(parameter.shape) for parameter in branch.parameters()] for branch in (parted.invariant, parted.specific)
+    ]
     assert branches[0] == branches[1]
-    whole, second = (sum(one.numel() for one in model.parameters()) for model in (parted, parted.specific))
-    assert whole == sum(one.numel() for one in plain.parameters()) + second
+    whole, second = (sum(parameter.numel() for parameter in model.parameters()) for model in (parted, parted.specific))
+    assert whole == sum(parameter.numel() for parameter in plain.parameters()) + second
 
     rows = torch.rand(3, 3, 32, 32)
     parted.eval()
@@ -388,11 +390,11 @@ def test_real_files_have_the_rows_of_the_largest_run(mnist_data, usps_data):
 def test_varied_images_stay_images_and_follow_the_generator(folder):
     task = domains(folder)
     images = task.train_data("mnist").features
-    one, again = (task.varied(images, torch.Generator().manual_seed(1)) for _ in range(2))
+    first, again = (task.varied(images, torch.Generator().manual_seed(1)) for _ in range(2))
     other = task.varied(images, torch.Generator().manual_seed(2))
-    assert one.shape == images.shape
-    assert float(one.min()) >= 0.0
-    assert float(one.max()) <= 1.0
-    assert torch.equal(one, again)
-    assert not torch.equal(one, other)
-    assert not torch.allclose(one[:, 0], one[:, 1])  # grey images have colours now
+    assert first.shape == images.shape
+    assert float(first.min()) >= 0.0
+    assert float(first.max()) <= 1.0
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert not torch.allclose(first[:, 0], first[:, 1])  # grey images have colours now

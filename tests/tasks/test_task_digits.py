@@ -37,7 +37,9 @@ def test_features_of_mnist_are_frozen_and_their_last_layer_is_trained_on():
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     assert trained == ["9.weight", "9.bias"]
     assert sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad) == 330
-    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), again.parameters(), strict=True))
+    assert all(
+        torch.equal(parameter, other) for parameter, other in zip(model.parameters(), again.parameters(), strict=True)
+    )
     test = task.test_data("target")
     accuracy = float((model(test.features).argmax(1) == test.labels).float().mean())
     assert accuracy > 0.6  # before any site has trained, on a domain that MNIST does not have

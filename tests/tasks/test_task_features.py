@@ -53,11 +53,11 @@ def rows(count: int = ROWS, width: int = WIDTH) -> tuple[Tensor, Tensor]:
     return features, labels
 
 
-def save(path: Path, features: Any = None, labels: Any = None, **said: Any) -> Path:
+def save(path: Path, features: Any = None, labels: Any = None, **fields: Any) -> Path:
     both = rows()
     features, labels = both[0] if features is None else features, both[1] if labels is None else labels
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(FeatureFile(features, labels, **said).to_bytes())
+    path.write_bytes(FeatureFile(features, labels, **fields).to_bytes())
     return path
 
 
@@ -70,25 +70,25 @@ class TestReading:
     def test_what_is_written_is_read(self, tmp_path: Path) -> None:
         features, labels = rows()
         names = tuple(f"zebra/{number}.png" for number in range(ROWS))
-        found = read_features(save(tmp_path / "a.safetensors", encoder=ENCODER, classes=("kot", "pies"), rows=names))
-        assert torch.equal(found.features, features)
-        assert found.labels is not None
-        assert torch.equal(found.labels, labels)
-        assert (found.encoder, found.classes, found.rows) == (ENCODER, ("kot", "pies"), names)
+        read = read_features(save(tmp_path / "a.safetensors", encoder=ENCODER, classes=("kot", "pies"), rows=names))
+        assert torch.equal(read.features, features)
+        assert read.labels is not None
+        assert torch.equal(read.labels, labels)
+        assert (read.encoder, read.classes, read.rows) == (ENCODER, ("kot", "pies"), names)
 
     @pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64, np.uint8])
     def test_numbers_of_any_kind_become_float32(self, tmp_path: Path, kind: type) -> None:
         wanted = np.arange(10).reshape(5, 2).astype(kind)
         np.savez_compressed(tmp_path / "a.npz", features=wanted, labels=np.arange(5, dtype=np.uint16))
-        found = read_features(tmp_path / "a.npz")
-        assert (found.features.dtype, found.features.tolist()) == (torch.float32, wanted.tolist())
-        assert found.labels is not None
-        assert (found.labels.dtype, found.labels.tolist()) == (torch.int64, [0, 1, 2, 3, 4])
+        read = read_features(tmp_path / "a.npz")
+        assert (read.features.dtype, read.features.tolist()) == (torch.float32, wanted.tolist())
+        assert read.labels is not None
+        assert (read.labels.dtype, read.labels.tolist()) == (torch.int64, [0, 1, 2, 3, 4])
 
     def test_half_of_the_numbers_precision_is_enough_in_safetensors(self, tmp_path: Path) -> None:
         features = rows()[0].half()
-        found = read_features(save(tmp_path / "a.safetensors", features))
-        assert torch.equal(found.features, features.float())
+        read = read_features(save(tmp_path / "a.safetensors", features))
+        assert torch.equal(read.features, features.float())
 
     def test_labels_go_by_name(self, tmp_path: Path) -> None:
         """A site that lacks a class numbers the others in its own way."""
@@ -101,9 +101,9 @@ class TestReading:
         for part in (train, test):
             assert torch.equal(part.labels == 0, part.features[:, 0] > 0)
         save(tmp_path / "north.safetensors", labels=torch.zeros_like(labels), classes=("dog",))
-        found = task(tmp_path).train_data("north")
-        assert isinstance(found, Samples)
-        assert bool((found.labels == 1).all())
+        samples = task(tmp_path).train_data("north")
+        assert isinstance(samples, Samples)
+        assert bool((samples.labels == 1).all())
 
     def test_a_prefix_goes_before_the_site(self, tmp_path: Path) -> None:
         features, labels = rows()
@@ -119,9 +119,9 @@ class TestReading:
         names = tuple(f"{number}.png" for number in range(ROWS))
         path = save(tmp_path / "new.safetensors", rows=names)
         built = task(tmp_path)
-        found = predict(built, built.model().eval(), path)
-        assert [row["name"] for row in found] == list(names)
-        assert set(found[0]) == {"name", "class", "probability cat", "probability dog"}
+        predicted = predict(built, built.model().eval(), path)
+        assert [row["name"] for row in predicted] == list(names)
+        assert set(predicted[0]) == {"name", "class", "probability cat", "probability dog"}
 
 
 class TestWhichRowsTrain:
@@ -201,7 +201,7 @@ class TestModel:
     def test_a_site_that_describes_it_otherwise_is_told_apart(self, other: Mapping[str, Any]) -> None:
         """The target refuses a join with another digest of what is frozen."""
         ours, again, theirs = (task(None, **{"encoder": ENCODER} | each) for each in ({}, {}, other))
-        digests = [frozen_digest(build_model(one, 1)) for one in (ours, again, theirs)]
+        digests = [frozen_digest(build_model(task, 1)) for task in (ours, again, theirs)]
         assert digests[0] == digests[1] != digests[2]
 
     def test_it_can_be_trained_with_noise(self, tmp_path: Path) -> None:
@@ -242,8 +242,8 @@ class TestSeveralLabels:
         fitted = HeadFitter(clinic, 1.0).fit(
             clinic.initial_model(), Moments.of(features, targets, bound=1.0).means(), len(features)
         )
-        found = clinic.evaluate(fitted.vector, test)
-        assert min(found.metrics[name] for name in ("accuracy", "balanced_accuracy", "auroc")) > 0.9
+        report = clinic.evaluate(fitted.vector, test)
+        assert min(report.metrics[name] for name in ("accuracy", "balanced_accuracy", "auroc")) > 0.9
         with pytest.raises(ConfigError, match="not known to be classes"):
             require_classes(clinic)
 
@@ -251,8 +251,8 @@ class TestSeveralLabels:
         built = task(None, **MULTI)
         outputs = torch.tensor([[1.0, -1, 2], [1, 2, -1], [1, -1, 3]])
         labels = torch.tensor([[1.0, 0, 0], [1, 1, 0], [1, 1, 1]])
-        found = built.metrics(outputs, labels)
-        assert found == pytest.approx({"accuracy": 7 / 9, "balanced_accuracy": 0.75, "auroc": 0.875})
+        metrics = built.metrics(outputs, labels)
+        assert metrics == pytest.approx({"accuracy": 7 / 9, "balanced_accuracy": 0.75, "auroc": 0.875})
         assert built.metrics(outputs[:1], labels[:1]) == pytest.approx({"accuracy": 2 / 3})
         assert built.row_accuracies(outputs, labels).tolist() == pytest.approx([2 / 3, 1, 2 / 3])
         assert float(built.loss(outputs, labels)) == pytest.approx(float(built.row_losses(outputs, labels).mean()))

@@ -39,9 +39,9 @@ def wrap(content):
 @pytest.mark.parametrize("packed", [False, True])
 def test_images_and_labels_come_back_as_written(tmp_path, packed):
     images, labels = made_up(20)
-    found = read(write_set(tmp_path, "t10k", images, labels, packed))
-    assert np.array_equal(found.images, images)
-    assert np.array_equal(found.labels, labels)
+    idx_set = read(write_set(tmp_path, "t10k", images, labels, packed))
+    assert np.array_equal(idx_set.images, images)
+    assert np.array_equal(idx_set.labels, labels)
 
 
 def test_names_with_a_dot_are_known_as_well(folder):

@@ -82,9 +82,9 @@ class TestWhatAFileBecomes:
         assert task.inputs_from(tmp_path / "new")[:, 0, 0, 0].tolist() == [-1, 1]
         assert task.input_names(tmp_path / "new") == ("a.PNG", "b.png")
         assert task.input_names(tmp_path / "new" / "b.png") == ("b.png",)
-        found = predict(task, task.model().eval(), tmp_path / "new")
-        assert [row["name"] for row in found] == ["a.PNG", "b.png"]
-        assert as_csv(found).splitlines()[0] == "row,name,class,probability gesund,probability krank"
+        predicted = predict(task, task.model().eval(), tmp_path / "new")
+        assert [row["name"] for row in predicted] == ["a.PNG", "b.png"]
+        assert as_csv(predicted).splitlines()[0] == "row,name,class,probability gesund,probability krank"
 
     def test_a_task_that_names_too_few_rows_is_refused(self, tmp_path: Path) -> None:
         class Short(ImageFolder):
@@ -103,9 +103,9 @@ class TestWhatAFileBecomes:
         assert torch.equal(train.labels == 0, train.features.mean(dim=(1, 2, 3)) > 0)
 
     def test_classes_are_predicted_by_name(self, tmp_path: Path) -> None:
-        (one,) = images(tmp_path).predictions(torch.tensor([[0.0, 2.0]]))
-        assert one["class"] == "krank"
-        assert set(one) == {"class", "probability gesund", "probability krank"}
+        (predicted,) = images(tmp_path).predictions(torch.tensor([[0.0, 2.0]]))
+        assert predicted["class"] == "krank"
+        assert set(predicted) == {"class", "probability gesund", "probability krank"}
 
 
 class TestHeldOut:
@@ -148,8 +148,8 @@ def test_it_can_be_trained_with_noise(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("options", [{"classes": ["krank", "gesund"]}, {"size": 16}])
 def test_the_first_model_differs_where_the_description_does(options: Mapping[str, Any]) -> None:
-    one, other = (model_to_vector(build_model(images(None, **each), 1)) for each in ({}, options))
-    assert (one != other).any()
+    plain, changed = (model_to_vector(build_model(images(None, **each), 1)) for each in ({}, options))
+    assert (plain != changed).any()
 
 
 def one_text(folder: Path) -> None:

@@ -66,7 +66,7 @@ def test_a_label_that_is_a_number_can_be_learnt_up_to_its_noise() -> None:
     rows, test = task.train_data("clinic"), task.test_data("clinic")
 
     assert rows.labels.shape == (4000, 1)
-    with_ones = [torch.cat([one.features, torch.ones(len(one), 1)], dim=1) for one in (rows, test)]
+    with_ones = [torch.cat([samples.features, torch.ones(len(samples), 1)], dim=1) for samples in (rows, test)]
     weights = torch.linalg.lstsq(with_ones[0], rows.labels, driver="gelsd").solution
     # The category says less than the numbers behind it.
     assert 0.5 < task.metrics(with_ones[1] @ weights, test.labels)["accuracy"] <= 0.82
@@ -78,7 +78,7 @@ def test_the_best_model_is_as_accurate_as_asked(best: float) -> None:
     rows, test = task.train_data("clinic"), task.test_data("clinic")
 
     # Gaussians of one variance: the classes' means, of many rows, make the best model there is.
-    centres = torch.stack([rows.features[rows.labels == one].mean(dim=0) for one in range(3)])
+    centres = torch.stack([rows.features[rows.labels == label].mean(dim=0) for label in range(3)])
     outputs = -torch.cdist(test.features, centres)
 
     assert task.metrics(outputs, test.labels)["accuracy"] == pytest.approx(best, abs=0.03)
@@ -98,11 +98,11 @@ def test_labels_are_written_as_the_task_writes_them() -> None:
     rows = {"va": 40, "cleveland": 30}
     task = load_task(FACTORY, TaskSettings("va", ("cleveland",), options=options | {"rows": rows}))
 
-    found = task.train_data("va")
+    samples = task.train_data("va")
 
-    assert isinstance(found, Samples)
-    assert found.labels.shape == (40, 1)
-    assert set(found.labels.flatten().tolist()) == {0.0, 1.0}
+    assert isinstance(samples, Samples)
+    assert samples.labels.shape == (40, 1)
+    assert set(samples.labels.flatten().tolist()) == {0.0, 1.0}
     assert task.separate_rows
 
 

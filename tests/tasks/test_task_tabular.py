@@ -76,11 +76,11 @@ class TestWhatAFileBecomes:
         assert len(tabular(tmp_path).inputs_from(path)) == 2
 
     def test_the_order_of_columns_does_not_matter(self, tmp_path: Path) -> None:
-        one = write(tmp_path, "one", ["Alter;Größe;Geschlecht", "60;1,75;w"])
-        other = write(tmp_path, "other", ["Geschlecht;Alter;Größe", "w;60;1,75"])
+        ordered = write(tmp_path, "one", ["Alter;Größe;Geschlecht", "60;1,75;w"])
+        turned_round = write(tmp_path, "other", ["Geschlecht;Alter;Größe", "w;60;1,75"])
         task, turned = tabular(tmp_path), changed(columns=dict(reversed(COLUMNS.items())))
-        assert torch.equal(task.inputs_from(one), task.inputs_from(other))
-        assert torch.equal(task.inputs_from(one), tabular(tmp_path, turned).inputs_from(one))
+        assert torch.equal(task.inputs_from(ordered), task.inputs_from(turned_round))
+        assert torch.equal(task.inputs_from(ordered), tabular(tmp_path, turned).inputs_from(ordered))
 
     def test_a_whole_number_with_a_point_is_the_category(self, tmp_path: Path) -> None:
         columns = {"cp": {"type": "category", "values": ["1", "2.0"]}, "code": {"type": "category", "values": ["01"]}}
@@ -124,9 +124,9 @@ class TestWhatAFileBecomes:
         assert float(task.loss(outputs, torch.ones(3, 1))) == pytest.approx((0.16 + 0.25) / 3)
 
     def test_classes_are_predicted_by_name(self, tmp_path: Path) -> None:
-        (one,) = tabular(tmp_path).predictions(torch.tensor([[0.0, 2.0]]))
-        assert one["krank"] == "ja"
-        assert one["probability nein"] == pytest.approx(1 - float(one["probability ja"]))
+        (predicted,) = tabular(tmp_path).predictions(torch.tensor([[0.0, 2.0]]))
+        assert predicted["krank"] == "ja"
+        assert predicted["probability nein"] == pytest.approx(1 - float(predicted["probability ja"]))
 
     def test_balanced_accuracy_and_auroc_do_not_count_the_frequent_class_alone(self, tmp_path: Path) -> None:
         outputs, labels = torch.tensor([[1.0, 0.0]] * 10), torch.tensor([0] * 9 + [1])
@@ -137,8 +137,8 @@ class TestWhatAFileBecomes:
     def test_auroc_counts_equal_scores_half(self) -> None:
         random = np.random.default_rng(0)
         scores, labels = random.integers(0, 5, 40), random.integers(0, 2, 40)
-        found = auroc(torch.from_numpy(scores).double(), torch.from_numpy(labels) == 1)
-        assert found == pytest.approx(roc_auc_score(labels, scores), abs=1e-12)
+        area = auroc(torch.from_numpy(scores).double(), torch.from_numpy(labels) == 1)
+        assert area == pytest.approx(roc_auc_score(labels, scores), abs=1e-12)
 
 
 TIMES: dict[str, Any] = changed(
@@ -263,8 +263,8 @@ class TestHeldOut:
 
     def test_another_seed_holds_out_other_rows(self, tmp_path: Path) -> None:
         write(tmp_path, "north", [HEADER, *german_rows(200)])
-        one, other = tabular(tmp_path), tabular(tmp_path, changed(**{"split-seed": 1}))
-        assert not torch.equal(one.test_data("north").features, other.test_data("north").features)
+        split, other = tabular(tmp_path), tabular(tmp_path, changed(**{"split-seed": 1}))
+        assert not torch.equal(split.test_data("north").features, other.test_data("north").features)
 
     def test_a_source_holds_out_a_smaller_share(self, tmp_path: Path) -> None:
         lines = [f"A;{i % 90};1,{i:04};{'mw'[i % 2]};ja" for i in range(1000)]
@@ -280,8 +280,8 @@ class TestHeldOut:
     def test_the_seed_of_the_run_does_not_move_a_row(self, tmp_path: Path) -> None:
         write(tmp_path, "north", [HEADER, *german_rows(200)])
         settings = [TaskSettings("clinic", ("north",), seed=seed, data_dir=tmp_path, options=GERMAN) for seed in (0, 1)]
-        one, other = (Tabular(each).test_data("north").features for each in settings)
-        assert torch.equal(one, other)
+        north, other = (Tabular(each).test_data("north").features for each in settings)
+        assert torch.equal(north, other)
 
 
 BAD_ROWS = [
@@ -461,9 +461,9 @@ class TestFirstModel:
         assert (vectors[0] != vectors[1]).any()
 
     def test_it_follows_from_the_seed(self) -> None:
-        one, again, other = (model_to_vector(build_model(tabular(None), seed)) for seed in (1, 1, 2))
-        assert (one == again).all()
-        assert (one != other).any()
+        first, again, other = (model_to_vector(build_model(tabular(None), seed)) for seed in (1, 1, 2))
+        assert (first == again).all()
+        assert (first != other).any()
 
     def test_hidden_units_can_be_left_out(self) -> None:
         assert model_to_vector(build_model(tabular(None, changed(**{"hidden-units": 0})), 1)).size == 2 * 4 + 2

@@ -29,9 +29,11 @@ def test_the_files_are_those_that_the_task_reads(originals: Path, tmp_path: Path
     for path in originals.iterdir():
         path.write_bytes(path.read_bytes().replace(b"\n", ends.encode()))
     converted = convert(originals, tmp_path / "new" / "heart")
-    assert {one.hospital: one.patients for one in converted} == dict(zip(HOSPITALS, (303, 294, 123, 200), strict=True))
-    for one in converted:
-        assert one.file.read_bytes() == (BUNDLED / f"{one.hospital}.csv").read_bytes()
+    assert {hospital.hospital: hospital.patients for hospital in converted} == dict(
+        zip(HOSPITALS, (303, 294, 123, 200), strict=True)
+    )
+    for hospital in converted:
+        assert hospital.file.read_bytes() == (BUNDLED / f"{hospital.hospital}.csv").read_bytes()
 
 
 def test_the_command_says_what_comes_next(originals: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -148,10 +148,10 @@ class TestTables:
     def test_the_first_model_is_that_of_every_other_site(self, tmp_path: Path) -> None:
         models = [tabular(tmp_path, ["50,no"], labelled=labelled) for labelled in (True, False)]
         torch.manual_seed(3)
-        one = [parameter.detach().clone() for parameter in models[0].model().parameters()]
+        untrained = [parameter.detach().clone() for parameter in models[0].model().parameters()]
         torch.manual_seed(3)
         other = list(models[1].model().parameters())
-        assert all(torch.equal(left, right) for left, right in zip(one, other, strict=True))
+        assert all(torch.equal(left, right) for left, right in zip(untrained, other, strict=True))
 
     def test_labels_of_a_source_stay_required(self, tmp_path: Path) -> None:
         task = tabular(tmp_path, ["50,no"])

@@ -106,9 +106,9 @@ def test_with_the_best_estimator_the_bound_is_the_information_of_gaussians() -> 
     shuffled = second[torch.randperm(PAIRS, generator=torch.Generator().manual_seed(4))]
     free = 1 - correlation**2
 
-    def ratio(one: Tensor, other: Tensor) -> Tensor:
+    def ratio(first: Tensor, second: Tensor) -> Tensor:
         """Logarithm of the joint density over the product of the two."""
-        quadratic = correlation**2 * (one**2 + other**2) - 2 * correlation * one * other
+        quadratic = correlation**2 * (first**2 + second**2) - 2 * correlation * first * second
         return -0.5 * math.log(free) - quadratic / (2 * free)
 
     information = -0.5 * math.log(free)
@@ -135,12 +135,12 @@ def test_reconstruction_counts_squares_in_units_of_the_features_variance() -> No
 def test_discrepancy_is_that_of_all_pairs_under_every_kernel() -> None:
     own, target, scale = drawn(5, 3), drawn(4, 3, seed=1) + 1, 2.5
 
-    def kernel(one: Tensor, other: Tensor) -> float:
-        squared = float(((one - other) ** 2).sum())
+    def kernel(first: Tensor, second: Tensor) -> float:
+        squared = float(((first - second) ** 2).sum())
         return sum(math.exp(-squared / (factor * scale)) for factor in FACTORS)
 
     def mean(ones: Tensor, others: Tensor) -> float:
-        return sum(kernel(one, other) for one in ones for other in others) / (len(ones) * len(others))
+        return sum(kernel(row, other) for row in ones for other in others) / (len(ones) * len(others))
 
     expected = mean(own, own) + mean(target, target) - 2 * mean(own, target)
     assert float(discrepancy(own, target, torch.tensor(scale))) == pytest.approx(expected)

@@ -136,8 +136,11 @@ def added_gradient(kind: AlignmentRule, **weights: float) -> tuple[AlignmentLoss
 
 def gradient_of(loss: Tensor, model: nn.Module) -> Tensor:
     parameters = list(model.parameters())
-    found = torch.autograd.grad(loss, parameters, allow_unused=True, retain_graph=True)
-    parts = [torch.zeros_like(of) if one is None else one for of, one in zip(parameters, found, strict=True)]
+    gradients = torch.autograd.grad(loss, parameters, allow_unused=True, retain_graph=True)
+    parts = [
+        torch.zeros_like(of) if gradient is None else gradient
+        for of, gradient in zip(parameters, gradients, strict=True)
+    ]
     return torch.cat([part.flatten() for part in parts])
 
 
@@ -281,12 +284,12 @@ def test_the_size_of_a_pull_does_not_depend_on_the_number_of_rows(kind: Alignmen
 def test_follow_is_the_product_of_the_pull_and_the_features_slopes() -> None:
     target, vector = SiteFeatures(site("target")), first_model()
     pull = np.random.default_rng(0).standard_normal((T, WIDTH)).astype(np.float32)
-    found = target.pull_gradient(vector, 3, RUN, pull, rows=T)
+    pulled = target.pull_gradient(vector, 3, RUN, pull, rows=T)
     released = target.release(vector, 3, RUN, rows=T, clip=0.0)
     step, model = 1e-2, at(vector).double()
     rows = rows_released(vector, released)
 
-    assert found.dtype == np.float32
+    assert pulled.dtype == np.float32
     place = 0
     for parameter in model.parameters():
         flat = parameter.data.view(-1)
@@ -295,7 +298,7 @@ def test_follow_is_the_product_of_the_pull_and_the_features_slopes() -> None:
             flat[0] = moved
             sides.append(float((extract_features(TASK, model, rows.double()) * pull).sum()) / T)
         flat[0] = before
-        assert found[place] == pytest.approx((sides[0] - sides[1]) / (2 * step), rel=1e-2, abs=1e-5)
+        assert pulled[place] == pytest.approx((sides[0] - sides[1]) / (2 * step), rel=1e-2, abs=1e-5)
         place += flat.numel()
 
 
@@ -341,13 +344,13 @@ def rounds(source: SiteTrainer, kind: AlignmentRule, numbers: range) -> list[Loc
 def test_a_source_that_restarts_goes_on_with_its_private_modules(kind: AlignmentRule) -> None:
     whole, broken = Memory(), Memory()
     expected = rounds(site(memory=whole), kind, range(1, 4))
-    found = rounds(site(memory=broken), kind, range(1, 3)) + rounds(site(memory=broken), kind, range(3, 4))
+    resumed = rounds(site(memory=broken), kind, range(1, 3)) + rounds(site(memory=broken), kind, range(3, 4))
 
     assert broken.states == whole.states
     assert whole.states[private_modules_key(RUN), 1] != whole.states[private_modules_key(RUN), 3]
-    for one, other in zip(expected, found, strict=True):
-        assert np.array_equal(one.update, other.update)
-        assert np.array_equal(pull_of(one), pull_of(other))
+    for whole_round, resumed_round in zip(expected, resumed, strict=True):
+        assert np.array_equal(whole_round.update, resumed_round.update)
+        assert np.array_equal(pull_of(whole_round), pull_of(resumed_round))
 
 
 def pull_of(result: LocalResult) -> Vector:
@@ -506,5 +509,7 @@ def test_the_losses_of_the_model_leave_no_gradient_in_private_modules(kind: Alig
     learnt = [parameter.grad.clone() for parameter in alignment.modules.parameters()]
     loss.backward()
 
-    assert all(torch.equal(one.grad, old) for one, old in zip(alignment.modules.parameters(), learnt, strict=True))
+    assert all(
+        torch.equal(parameter.grad, old) for parameter, old in zip(alignment.modules.parameters(), learnt, strict=True)
+    )
     assert any(parameter.grad is not None and parameter.grad.any() for parameter in model.parameters())

@@ -48,9 +48,9 @@ def test_discrepancy_is_the_products(script, parts):
 
 def test_an_identifiers_loss_is_the_products(script, parts):
     private, own, specific, whole, theirs = parts
-    found = private.own_loss("f_dann", own, specific, whole, theirs, torch.zeros(2, 24, dtype=torch.long))
+    loss = private.own_loss("f_dann", own, specific, whole, theirs, torch.zeros(2, 24, dtype=torch.long))
     pairs = zip(logits(private, own), logits(private, theirs), strict=True)
-    assert found.item() == pytest.approx(sum(identification_loss(a, b) for a, b in pairs).item(), rel=1e-5)
+    assert loss.item() == pytest.approx(sum(identification_loss(a, b) for a, b in pairs).item(), rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -71,28 +71,28 @@ def test_model_three_adds_the_products_terms(script, parts):
     private, own, specific, whole, theirs = parts
     plain = script.added(private, "fada_adversarial", own, specific, whole, theirs)
     torch.manual_seed(5)
-    found = script.added(private, "fada", own, specific, whole, theirs) - plain
+    added = script.added(private, "fada", own, specific, whole, theirs) - plain
     torch.manual_seed(5)
     shuffled = specific[:, torch.randperm(24)]
     outputs = private.classes(specific)
     rebuilt = private.parts(torch.cat([own, specific], dim=2))
     expected = torch.zeros(())
-    for one in range(2):
+    for source in range(2):
         scores = [
-            private.out(torch.nn.functional.leaky_relu(private.first(own) + private.second(part)))[one, :, 0]
+            private.out(torch.nn.functional.leaky_relu(private.first(own) + private.second(part)))[source, :, 0]
             for part in (specific, shuffled)
         ]
-        expected = expected - script.ENTROPY * mean_entropy(outputs[one])
+        expected = expected - script.ENTROPY * mean_entropy(outputs[source])
         expected = expected + script.INFORMATION * information_bound(*scores)
-        expected = expected + script.RECONSTRUCTION * (rebuilt[one] - whole[one]).square().mean()
-    assert found.item() == pytest.approx(expected.item(), rel=1e-4)
+        expected = expected + script.RECONSTRUCTION * (rebuilt[source] - whole[source]).square().mean()
+    assert added.item() == pytest.approx(expected.item(), rel=1e-4)
 
 
 def test_the_gap_is_the_products(script):
     torch.manual_seed(4)
     model, rows = script.Model(2, 10, CLASSES), torch.randn(2, 40, 10)
-    found, centres = script.gaps(model, rows, None, CLASSES)
+    gaps, centres = script.gaps(model, rows, None, CLASSES)
     features = model.features(rows).detach()
-    for one in range(2):
-        clusters = torch.cdist(features[one], centres[one]).argmin(1).numpy()
-        assert found[one].item() == pytest.approx(gap_statistic(features[one].numpy(), clusters), rel=1e-3)
+    for source in range(2):
+        clusters = torch.cdist(features[source], centres[source]).argmin(1).numpy()
+        assert gaps[source].item() == pytest.approx(gap_statistic(features[source].numpy(), clusters), rel=1e-3)

@@ -88,9 +88,9 @@ def test_what_leaves_is_what_training_in_whole_batches_gives(name: str) -> None:
     held, counting = trained(SETTINGS[name], 3)
     leaves = held != 0
     np.testing.assert_allclose(held[leaves], whole[leaves], rtol=1e-3, atol=1e-6)
-    one, other = (trainer.train(trainer.initial_model(), 1, 1.0) for trainer in (plain, counting))
-    assert one.loss == pytest.approx(other.loss, rel=1e-5)
-    assert one.accuracy == other.accuracy
+    uncounted, counted = (trainer.train(trainer.initial_model(), 1, 1.0) for trainer in (plain, counting))
+    assert uncounted.loss == pytest.approx(counted.loss, rel=1e-5)
+    assert uncounted.accuracy == counted.accuracy
 
 
 def test_rows_of_one_group_count_once() -> None:

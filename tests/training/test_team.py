@@ -94,7 +94,7 @@ class Round:
 
 def led(work: Round, team: Team | None) -> list[Any]:
     """What the leader gets of each round, or the error that it meets."""
-    data, found, model = work.task.train_data("source-1"), [], build_model(work.task, SEED)
+    data, results, model = work.task.train_data("source-1"), [], build_model(work.task, SEED)
     for _ in range(work.rounds):
         how: dict[str, Any] = {"settings": work.settings, "site": "source-1", "team": team}
         try:
@@ -104,10 +104,10 @@ def led(work: Round, team: Team | None) -> list[Any]:
                 result = train_local(work.task, model, work.model, data, seed=SEED, **how)
             else:
                 result = train_private(work.task, model, work.model, data, random_bytes=known_bytes(), **how)
-            found.append((result.update, result.loss, result.accuracy, result.steps, result.samples))
+            results.append((result.update, result.loss, result.accuracy, result.steps, result.samples))
         except TrainingError as error:
-            found.append(str(error))
-    return found
+            results.append(str(error))
+    return results
 
 
 def follower(rank: int, count: int, link: socket.socket, work: Round) -> None:
@@ -136,11 +136,11 @@ def together(count: int, work: Round) -> list[Any]:
         for process, link in zip(processes, theirs, strict=True):
             process.start()
             link.close()
-        found = led(work, work.kind(0, count, own))
+        results = led(work, work.kind(0, count, own))
     for process in processes:
         process.join(timeout=60)
         assert process.exitcode == 0
-    return found
+    return results
 
 
 def first_model() -> Any:

@@ -50,18 +50,18 @@ def accuracy(site: SiteModel, vector: Vector) -> float:
 
 def test_a_model_that_cuts_through_moved_clusters_gains(site: SiteModel, received: Vector) -> None:
     require_adaptable(site)
-    found = adapt(site, received, AdaptationSettings(epochs=60), seed=0)
-    assert accuracy(site, found.vector) > accuracy(site, received) + 0.02
-    assert found.is_better
-    assert found.score > found.score_before + 0.02
+    adapted = adapt(site, received, AdaptationSettings(epochs=60), seed=0)
+    assert accuracy(site, adapted.vector) > accuracy(site, received) + 0.02
+    assert adapted.is_better
+    assert adapted.score > adapted.score_before + 0.02
 
 
 def test_the_classifier_stays_and_the_received_model_too(site: SiteModel, received: Vector) -> None:
     before, head = received.copy(), CLASSES * (64 + 1)
-    found = adapt(site, received, SHORT, seed=0)
+    adapted = adapt(site, received, SHORT, seed=0)
     np.testing.assert_array_equal(received, before)
-    np.testing.assert_array_equal(found.vector[-head:], received[-head:])
-    assert (found.vector[:-head] != received[:-head]).any()
+    np.testing.assert_array_equal(adapted.vector[-head:], received[-head:])
+    assert (adapted.vector[:-head] != received[:-head]).any()
 
 
 def test_it_repeats_to_the_last_bit_and_the_seed_matters(site: SiteModel, received: Vector) -> None:
@@ -97,9 +97,9 @@ def test_batch_norm_and_dropout_go_with_it() -> None:
     site = site_of(Normed(SETTINGS))
     require_adaptable(site)
     received = trained_at_a_source(site)
-    found = adapt(site, received, AdaptationSettings(epochs=20), seed=0)
-    np.testing.assert_array_equal(found.vector, adapt(site, received, AdaptationSettings(epochs=20), seed=0).vector)
-    assert accuracy(site, found.vector) >= accuracy(site, received)
+    adapted = adapt(site, received, AdaptationSettings(epochs=20), seed=0)
+    np.testing.assert_array_equal(adapted.vector, adapt(site, received, AdaptationSettings(epochs=20), seed=0).vector)
+    assert accuracy(site, adapted.vector) >= accuracy(site, received)
 
 
 def mean_probabilities(site: SiteModel, vector: Vector) -> Vector:
@@ -112,8 +112,8 @@ def test_the_prior_says_which_shares_classes_get(site: SiteModel) -> None:
     first = site.initial_model()  # which tells the clusters apart badly
     first[-CLASSES] += 1  # and prefers the first
     priors: tuple[Prior, ...] = ("received", "mixed", "equal")
-    found = [adapt(site, first, AdaptationSettings(epochs=20, prior=prior), seed=0).vector for prior in priors]
-    received, mixed, equal = (mean_probabilities(site, vector)[0] for vector in found)
+    adapted = [adapt(site, first, AdaptationSettings(epochs=20, prior=prior), seed=0).vector for prior in priors]
+    received, mixed, equal = (mean_probabilities(site, vector)[0] for vector in adapted)
     assert received > mixed > equal
 
 

@@ -212,12 +212,12 @@ def test_a_model_is_evaluated_with_moments_of_the_rows_of_its_site(momentum):
     task = Normed(momentum=momentum)
     model, rows = build_model(task, 2), task.train_data("a")
     estimate_statistics(task, model, rows)
-    found = running_statistics(model)
+    statistics = running_statistics(model)
     first = rows.features
     hidden = model[1]((first - first.mean(dim=0)) / (first.var(dim=0, correction=0) + 1e-5).sqrt())
     for layer, seen in (("0", rows.features), ("3", hidden)):  # without dropout
-        assert torch.allclose(found[f"{layer}.running_mean"], seen.mean(dim=0), atol=1e-5)
-        assert torch.allclose(found[f"{layer}.running_var"], seen.var(dim=0), rtol=1e-4)
+        assert torch.allclose(statistics[f"{layer}.running_mean"], seen.mean(dim=0), atol=1e-5)
+        assert torch.allclose(statistics[f"{layer}.running_var"], seen.var(dim=0), rtol=1e-4)
     assert not any(module.training for module in model.modules())
     assert {model[0].momentum, model[3].momentum} == {momentum}
 
@@ -229,10 +229,10 @@ def test_many_rows_are_averaged_over_parts_of_at_most_1024():
     parts = [rows.features[:684], rows.features[684:1367], rows.features[1367:]]
     mean = torch.stack([part.mean(dim=0) for part in parts]).mean(dim=0)
     variance = torch.stack([part.var(dim=0) for part in parts]).mean(dim=0)
-    found = running_statistics(model)
-    assert torch.allclose(found["0.running_mean"], mean, rtol=1e-5)
-    assert torch.allclose(found["0.running_var"], variance, rtol=1e-4)
-    assert int(found["0.num_batches_tracked"]) == 3
+    statistics = running_statistics(model)
+    assert torch.allclose(statistics["0.running_mean"], mean, rtol=1e-5)
+    assert torch.allclose(statistics["0.running_var"], variance, rtol=1e-4)
+    assert int(statistics["0.num_batches_tracked"]) == 3
 
 
 def test_a_site_measures_with_its_own_rows_whatever_it_trained_before():
@@ -272,7 +272,9 @@ def test_a_mixture_is_trained_where_the_last_batch_would_be_one_row():
 def test_labels_play_no_part_in_the_statistics():
     task = Normed()
     rows, asked = task.train_data("target"), task.train_data("another site")
-    with_labels, without = (SiteTrainer(task, "target", one, SETTINGS, 5) for one in (rows, Unlabelled(rows.features)))
+    with_labels, without = (
+        SiteTrainer(task, "target", given, SETTINGS, 5) for given in (rows, Unlabelled(rows.features))
+    )
     vector = with_labels.initial_model()
     assert with_labels.evaluate(vector, asked) == without.evaluate(vector, asked)
 

@@ -86,7 +86,7 @@ def test_update_is_float32_from_a_received_model_that_stays_as_it_is():
 def test_bounded_steps_are_the_first_of_the_unbounded_round():
     """Four steps of an epoch, in the order that whole epochs have."""
     whole, bounded = replace(SGD, epochs=2), replace(SGD, epochs=2, max_steps=5)
-    every, first = ([rows.tolist() for rows in batches(20, one, 7)] for one in (whole, bounded))
+    every, first = ([rows.tolist() for rows in batches(20, sizes, 7)] for sizes in (whole, bounded))
     assert first == every[:5]
     assert train(settings=bounded).steps == 5
 
@@ -153,11 +153,11 @@ def test_streamed_statistics_are_those_of_all_steps():
         streamed.add(step)
 
     result = train(on_step=observe)
-    expected, found = TargetStatistics.from_batches(np.array(steps)), streamed.finish()
-    assert found.steps == result.steps
-    assert found.mean_square == pytest.approx(expected.mean_square, rel=1e-9)
-    assert found.scatter == pytest.approx(expected.scatter, rel=1e-9)
-    found.require_agreement(float(np.sum((result.update.astype(np.float64) / result.steps) ** 2)))
+    expected, streaming = TargetStatistics.from_batches(np.array(steps)), streamed.finish()
+    assert streaming.steps == result.steps
+    assert streaming.mean_square == pytest.approx(expected.mean_square, rel=1e-9)
+    assert streaming.scatter == pytest.approx(expected.scatter, rel=1e-9)
+    streaming.require_agreement(float(np.sum((result.update.astype(np.float64) / result.steps) ** 2)))
 
 
 @pytest.mark.parametrize("epochs", [1, 3])

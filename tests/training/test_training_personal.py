@@ -130,7 +130,7 @@ def test_apfl_moves_both_models_and_an_adaptive_alpha_by_their_gradients(adaptiv
         apfl.train(received, RUN, number, 1.0)
         w = torch.tensor(received)
         for step in range(3):
-            w, v, alpha = (one.detach().requires_grad_() for one in (w, v, alpha))
+            w, v, alpha = (leaf.detach().requires_grad_() for leaf in (w, v, alpha))
             (of_w,) = torch.autograd.grad(loss_at(w, own), w)
             of_v, of_alpha = torch.autograd.grad(loss_at(alpha * v + (1 - alpha) * w, own), [v, alpha])
             w, v = w - rate * of_w, v - rate * of_v
@@ -196,7 +196,7 @@ def nearest_by_definition(task: Classes, model: nn.Module, k: int, weight: float
     body = nn.Sequential(*list(model)[:-1]) if isinstance(model, nn.Sequential) else nn.Identity()
     with torch.no_grad():
         there, here, outputs = body(known.features), body(asked.features), model(asked.features)
-    found = []
+    mixed = []
     for row, output in zip(here, outputs, strict=True):
         distances = ((there - row) ** 2).sum(dim=1).sqrt().tolist()
         order = sorted(range(len(distances)), key=distances.__getitem__)[:k]
@@ -211,8 +211,8 @@ def nearest_by_definition(task: Classes, model: nn.Module, k: int, weight: float
                 for label in range(len(output))
             ]
             own = output.softmax(dim=0).tolist()
-        found.append([weight * a + (1 - weight) * b for a, b in zip(near, own, strict=True)])
-    return found
+        mixed.append([weight * a + (1 - weight) * b for a, b in zip(near, own, strict=True)])
+    return mixed
 
 
 @pytest.mark.parametrize("task", [Classes(), YesOrNo()], ids=["classes", "one logit"])
@@ -278,7 +278,7 @@ def split_by_definition(task: Classes, received: np.ndarray, head: np.ndarray, s
     settings = replace(SPLIT, personal_layers=2, head_epochs=3)
     for part, epochs, own_seed in ((parameters[2:], 3, derive_seed(seed, "head")), (parameters[:2], 2, seed)):
         for parameter in parameters:
-            parameter.requires_grad_(any(parameter is one for one in part))
+            parameter.requires_grad_(any(parameter is trained for trained in part))
         optimizer = torch.optim.SGD(part, lr=0.1, momentum=0.5, weight_decay=0.01)
         for batch in batches(len(data), replace(settings, epochs=epochs), derive_seed(own_seed, "batches")):
             optimizer.zero_grad()
@@ -330,9 +330,16 @@ def test_the_received_head_does_not_matter_where_a_site_has_its_own() -> None:
     other[-15:] = 0
     ends = [
         train_with_head(
-            task, build_model(task, 0), one, received[-15:], task.train_data("target"), settings=SPLIT, seed=9, site="t"
+            task,
+            build_model(task, 0),
+            start,
+            received[-15:],
+            task.train_data("target"),
+            settings=SPLIT,
+            seed=9,
+            site="t",
         )
-        for one in (received, other)
+        for start in (received, other)
     ]
     assert ends[0][0].update.tobytes() == ends[1][0].update.tobytes()
     assert ends[0][1].tobytes() == ends[1][1].tobytes()

@@ -45,10 +45,10 @@ def test_without_noise_and_clipping_it_is_plain_training_on_whole_batches(
         site="source-1",
     )
 
-    found = train(task, by(settings, ghost, NO_NOISE))
+    private = train(task, by(settings, ghost, NO_NOISE))
 
-    np.testing.assert_allclose(found.update, plain.update, rtol=0, atol=2e-6)
-    assert (found.steps, found.samples, found.learning_rate) == (plain.steps, plain.samples, plain.learning_rate)
+    np.testing.assert_allclose(private.update, plain.update, rtol=0, atol=2e-6)
+    assert (private.steps, private.samples, private.learning_rate) == (plain.steps, plain.samples, plain.learning_rate)
     clipped = train(task, by(settings, ghost, NoiseSettings(1e-9, 0.1)))
     assert np.abs(clipped.update - plain.update).max() > 1e-3  # the companion: clipping would be seen
 
@@ -94,9 +94,9 @@ def test_a_loss_that_couples_rows_is_taken_row_by_row(ghost: bool) -> None:
     task.loss(model(data.features), data.labels).backward()
     of_batch = np.concatenate([parameter.grad.flatten().numpy() for parameter in model.parameters()])
 
-    found = train(task, by(WHOLE, ghost, NO_NOISE)).update / -WHOLE.learning_rate
+    gradient = train(task, by(WHOLE, ghost, NO_NOISE)).update / -WHOLE.learning_rate
 
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-5)
     assert np.abs(of_batch - expected).max() > 0.1  # the companion: they do differ
 
 
@@ -279,9 +279,9 @@ def test_the_noise_of_an_update_has_the_variance_that_is_said(settings: Training
     """The seeds are fixed; with others, a false alarm comes once in ten thousand times, by chi-square."""
     rounds, bound = at_depth((24, 0.25), (60, 0.15))
     loud = replace(settings, dp=NoiseSettings(1e4, 0.5, correct_projection=True))
-    found = [train(settings=loud, random_bytes=fixed(seed)) for seed in range(rounds)]
+    results = [train(settings=loud, random_bytes=fixed(seed)) for seed in range(rounds)]
 
-    variance = float(np.var([one.update for one in found])) / found[0].noise_variance
+    variance = float(np.var([result.update for result in results])) / results[0].noise_variance
 
     assert abs(variance - 1) < bound
     assert all(abs(variance * wrong**2 - 1) > bound for wrong in (2 / 3, 3 / 2))

@@ -304,15 +304,15 @@ AGREEING = agreeing()
 
 def traces(model: nn.Module) -> list[str]:
     """What of Opacus, or of rows, is still on a model: hooks, gradients, activations."""
-    found = []
+    left = []
     for module in model.modules():
-        found += [f"{name} of {type(module).__name__}" for name in vars(module) if name in ADDED]
+        left += [f"{name} of {type(module).__name__}" for name in vars(module) if name in ADDED]
         hooks = (module._forward_hooks, module._backward_hooks, module._forward_pre_hooks, module._backward_pre_hooks)
-        found += [f"hook of {type(module).__name__}" for kind in hooks if kind]
+        left += [f"hook of {type(module).__name__}" for kind in hooks if kind]
     for name, parameter in model.named_parameters():
-        found += [f"{key} of {name}" for key in vars(parameter)]
-        found += [f"grad of {name}"] if parameter.grad is not None else []
-    return found
+        left += [f"{key} of {name}" for key in vars(parameter)]
+        left += [f"grad of {name}"] if parameter.grad is not None else []
+    return left
 
 
 ADDED = {"activations", "max_batch_len", "autograd_grad_sample_hooks", "ft_compute_sample_grad"}

@@ -88,9 +88,11 @@ def test_a_row_that_does_not_count_changes_nothing() -> None:
     least = int(sure.argmin())
     changed = rows.features.clone()
     changed[least] *= 0.9  # not surer by that
-    one, other = (trainer(task, given, threshold=0.13).train(model, 1, 1.0) for given in (rows, Unlabelled(changed)))
-    assert one.confident == other.confident
-    assert np.array_equal(one.update, other.update)
+    original, other = (
+        trainer(task, given, threshold=0.13).train(model, 1, 1.0) for given in (rows, Unlabelled(changed))
+    )
+    assert original.confident == other.confident
+    assert np.array_equal(original.update, other.update)
 
 
 def test_steps_of_plain_training_are_means_without_weights() -> None:
@@ -124,9 +126,9 @@ def test_of_a_model_that_gives_nan_no_row_counts() -> None:
 def test_a_round_begun_again_is_the_same_and_another_is_not() -> None:
     site = trainer(Digits(SETTINGS))
     model = site.initial_model()
-    one, again, other = (site.train(model, number, 1.0).update for number in (1, 1, 2))
-    assert np.array_equal(one, again)
-    assert not np.array_equal(one, other)
+    first, again, other = (site.train(model, number, 1.0).update for number in (1, 1, 2))
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other)
 
 
 def test_rows_are_varied_before_they_are_trained_on() -> None:

@@ -63,12 +63,12 @@ def start(task: Slope) -> tuple[nn.Module, Vector]:
 @cache
 def variance_by_sgd(settings: TrainingSettings) -> float:
     """Of the mean step over draws of the rows and their orders, where a row's is 1."""
-    task, found = Slope(ROWS), []
+    task, squares = Slope(ROWS), []
     model, received = start(task)
     for seed in range(SEEDS):
         result = train_local(task, model, received, rows_of(UNIT), settings=settings, seed=seed, site="target")
-        found.append(np.sum((result.update.astype(np.float64) / result.steps) ** 2))
-    return float(np.mean(found))
+        squares.append(np.sum((result.update.astype(np.float64) / result.steps) ** 2))
+    return float(np.mean(squares))
 
 
 def expected_by_sgd(found: Callable[..., float], settings: TrainingSettings, shift: float = 0.0) -> float:
@@ -131,13 +131,13 @@ def test_with_adam_they_are_near(found: Callable[..., float], low: float, high: 
 
 @pytest.mark.parametrize("settings", [SGD, HEAVY], ids=["sgd", "momentum"])
 def test_weights_are_what_a_gradient_of_one_step_does_to_the_mean_step(settings: TrainingSettings) -> None:
-    steps, found = 5, []
+    steps, weights = 5, []
     for at in range(steps):
         optimizer, values = new_optimizer(1, settings, torch.device("cpu")), torch.zeros(1)
         for step in range(steps):
             optimizer.step(values, torch.tensor([1.0 if step == at else 0.0]))
-        found.append(-float(values) / steps)
-    np.testing.assert_allclose(gradient_weights(settings, steps), found, rtol=1e-5)
+        weights.append(-float(values) / steps)
+    np.testing.assert_allclose(gradient_weights(settings, steps), weights, rtol=1e-5)
 
 
 def test_weights_with_adam_are_those_of_its_means() -> None:
@@ -161,13 +161,13 @@ class TestAtASite:
         one, other = trainer(ADAM), trainer(ADAM)
         model = one.initial_model()
         first = one.train(model, 1, 1.0).update
-        found = one.step_variance(model, 1, 1.0, kind)
-        assert found > 0
+        variance = one.step_variance(model, 1, 1.0, kind)
+        assert variance > 0
         assert (
             one.train(model, 1, 1.0).update.tobytes() == first.tobytes() == other.train(model, 1, 1.0).update.tobytes()
         )
-        assert other.step_variance(model, 1, 1.0, kind) == found
-        assert other.step_variance(model, 2, 1.0, kind) != found
+        assert other.step_variance(model, 1, 1.0, kind) == variance
+        assert other.step_variance(model, 2, 1.0, kind) != variance
 
     def test_it_falls_with_the_learning_rate(self, kind: Variance) -> None:
         site = trainer()

@@ -55,9 +55,9 @@ def test_the_digest_of_frozen_parameters_is_that_of_the_specification():
     with torch.no_grad():
         model[0].weight.copy_(torch.tensor([[1.5, -2.0]]))
         model[0].bias.copy_(torch.tensor([0.25]))
-    said = b"0.bias torch.float32 (1,)\n" + struct.pack("<f", 0.25)
-    said += b"0.weight torch.float32 (1, 2)\n" + struct.pack("<ff", 1.5, -2.0)
-    assert frozen_digest(model) == sha256(said).digest()
+    layout = b"0.bias torch.float32 (1,)\n" + struct.pack("<f", 0.25)
+    layout += b"0.weight torch.float32 (1, 2)\n" + struct.pack("<ff", 1.5, -2.0)
+    assert frozen_digest(model) == sha256(layout).digest()
 
 
 def test_vector_is_the_parameters_flattened_in_c_order():

@@ -71,5 +71,5 @@ def round_header(*, with_update: bool = False) -> Signed[Any]:
     return signed(TARGET, header_body(bytes(32), b"u" * 32 if with_update else b""))
 
 
-def size_of(one: Signed[Any], vectors: int = 0) -> int:
-    return wire_size(one, vectors)
+def size_of(message: Signed[Any], vectors: int = 0) -> int:
+    return wire_size(message, vectors)

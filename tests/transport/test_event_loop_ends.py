@@ -51,20 +51,20 @@ def test_what_is_left_running_may_end_by_itself_but_not_for_ever(
     takes_s: float, ended: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(event_loop, "_LAST_CALLS_S", 60.0 if takes_s < 1 else 0.01)
-    found, running = [], []
+    ends, running = [], []
 
     async def call() -> None:
         try:
             await asyncio.sleep(takes_s)
-            found.append("by itself")
+            ends.append("by itself")
         except asyncio.CancelledError:
-            found.append("cut off")
+            ends.append("cut off")
 
     async def serve() -> None:
         running.append(asyncio.create_task(call()))
 
     run_interruptibly(serve())
-    assert found == ended
+    assert ends == ended
 
 
 def test_a_cancellation_that_nobody_asked_for_is_shown_as_such() -> None:

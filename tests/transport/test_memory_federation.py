@@ -209,6 +209,6 @@ def test_a_simulated_run_serves_each_source_as_its_policy_permits_and_gives_the_
         ]
         * 2
     )
-    one, other = parameters(tmp_path / "mixed"), parameters(tmp_path / "clear")
-    assert np.allclose(one, other, rtol=0, atol=1e-4)  # Adam divides by small steps, and makes more of the last bit
+    mixed, clear = parameters(tmp_path / "mixed"), parameters(tmp_path / "clear")
+    assert np.allclose(mixed, clear, rtol=0, atol=1e-4)  # Adam divides by small steps, and makes more of the last bit
     assert np.array_equal(predictions(tmp_path / "mixed", "digits"), predictions(tmp_path / "clear", "digits"))

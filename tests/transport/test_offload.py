@@ -49,10 +49,10 @@ def test_work_that_outlasts_its_loop_ends_quietly(ending: Callable[[], object]) 
 
 def test_a_thread_that_has_done_its_work_does_the_next() -> None:
     async def idents() -> list[int]:
-        found = [await in_thread(threading.get_ident)]
+        thread_ids = [await in_thread(threading.get_ident)]
         while work_goes_on():  # it says what it found before it waits again
             await asyncio.sleep(0.001)
-        return [*found, await in_thread(threading.get_ident)]
+        return [*thread_ids, await in_thread(threading.get_ident)]
 
     first, second = asyncio.run(idents())
     assert first == second != threading.get_ident()

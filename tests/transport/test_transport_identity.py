@@ -355,11 +355,11 @@ async def test_a_second_process_with_the_same_kit_ends_the_first_with_a_hint() -
     async with sites.listening(CALM) as (server, address):
         first = sites.channel(1, address)
         await first.open()
-        one = await joined(server, 1)
+        join = await joined(server, 1)
         async with sites.connected(1, address) as second:
-            two = await joined(server, 1)
-            assert one.instance_id != two.instance_id
-            assert not two.resumed
+            second_join = await joined(server, 1)
+            assert join.instance_id != second_join.instance_id
+            assert not second_join.resumed
             with pytest.raises(AuthenticationError, match="another process of this site") as caught:
                 await soon(first.receive())
             assert "one source process" in caught.value.hint

@@ -306,12 +306,12 @@ def test_known_malformed_envelope_is_refused(case: dict[str, str]) -> None:
 def _plain(value: Any) -> Any:
     """The JSON form of ``tests/vectors/message_vectors.py``, written a second time."""
     if hasattr(value, "__dataclass_fields__"):
-        plain = {one.name: _plain(getattr(value, one.name)) for one in fields(value) if one.init}
+        plain = {field.name: _plain(getattr(value, field.name)) for field in fields(value) if field.init}
         if plain.get("graph", 0) is None or (isinstance(value, m.ShareDelivery) and not value.members):
             plain.pop("graph" if "graph" in plain else "members")  # of SFDA-SA/2 alone
         return {"type": type(value).__name__} | plain
     if isinstance(value, tuple | list):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     if isinstance(value, bytes):
         return value.hex()
     return int(value) if isinstance(value, m.Visibility | m.Granularity | m.Step) else value

@@ -327,14 +327,14 @@ def _fitting(node: Node) -> tuple[Change, ...]:
 @cache
 def variants() -> dict[str, list[bytes]]:
     """The serialised signed messages of each type, from the known answers."""
-    found: dict[str, list[bytes]] = {}
+    valid: dict[str, list[bytes]] = {}
     for case in KNOWN:
         signed = pb.SignedMessage(
             signed_bytes=bytes.fromhex(case["message"]["signed_bytes"]),
             signature=bytes.fromhex(case["message"]["signature"]),
         )
-        found.setdefault(case["type"], []).append(signed.SerializeToString())
-    return found
+        valid.setdefault(case["type"], []).append(signed.SerializeToString())
+    return valid
 
 
 def valid_messages() -> dict[str, bytes]:
@@ -368,7 +368,7 @@ def has_lists(name: str) -> bool:
     """Whether messages of this type hold lists of other messages, which take the longest to read."""
     field = next(field for kind, field in BODY_FIELDS.items() if kind.__name__ == name)
     body = pb.Envelope.DESCRIPTOR.fields_by_name[field].message_type
-    return any(one.is_repeated and one.message_type is not None for one in body.fields)
+    return any(field.is_repeated and field.message_type is not None for field in body.fields)
 
 
 def in_use() -> tuple[int, int]:
