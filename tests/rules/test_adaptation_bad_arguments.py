@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -47,112 +49,48 @@ BAD_WEIGHTS = {
     "too few": [1],
     "one number": 3,
 }
+BAD_CHOICES = [("projection", "diagonal"), ("projection", None), ("filter", "no")]
 BAD_LAYERS = {"short": [3], "long": [4, 1], "zero": [4, 0], "negative": [5, -1], "half": [1.5, 2.5], "empty": []}
 
 
-def cases(table):
-    return pytest.mark.parametrize("bad", table.values(), ids=table)
+def aligned(update=ONE, target_steps=2, source_steps=2, learning_rate_ratio=1.0):
+    return align_update(
+        update, target_steps=target_steps, source_steps=source_steps, learning_rate_ratio=learning_rate_ratio
+    )
 
 
-@pytest.mark.parametrize("rule", [fedda, fedgp])
-@cases(BAD_VECTORS)
-def test_bad_target_is_named(rule, bad):
-    with pytest.raises(ValueError, match=r"^target: "):
-        rule(bad, TWO, 0.5)
+NO_STEPS = [0, -1, 1.5, True, None]
+BATCHES = {key: value for key, value in BAD_MATRICES.items() if key != "too many columns"}
+BAD_CALLS = [
+    *[(partial(rule, sources=TWO, beta=0.5), "target", bad) for rule in (fedda, fedgp) for bad in BAD_VECTORS.values()],
+    *[(partial(rule, ONE, beta=0.5), "sources", bad) for rule in (fedda, fedgp) for bad in BAD_MATRICES.values()],
+    *[(partial(rule, ONE, TWO), "beta", bad) for rule in (fedda, fedgp) for bad in BAD_BETAS.values()],
+    *[(partial(rule, ONE, TWO, 0.5), "weights", bad) for rule in (fedda, fedgp) for bad in BAD_WEIGHTS.values()],
+    *[(partial(fedgp, ONE, TWO, 0.5), "layers", bad) for bad in BAD_LAYERS.values()],
+    *[(partial(project, ONE, ONE), "layers", bad) for bad in BAD_LAYERS.values()],
+    *[(partial(fedgp, ONE, TWO, 0.5), name, bad) for name, bad in BAD_CHOICES],
+    *[(partial(project, ONE, ONE), name, bad) for name, bad in BAD_CHOICES],
+    *[(partial(project, ONE), "source", bad) for bad in BAD_VECTORS.values()],
+    *[(partial(auto_beta, sources=TWO, rule="fedda"), "target_batches", bad) for bad in BATCHES.values()],
+    *[(partial(auto_beta, TWO, rule="fedda"), "sources", bad) for bad in BAD_MATRICES.values()],
+    *[(partial(auto_beta, TWO, TWO), "rule", bad) for bad in ("fedgp_auto", "FEDGP", "", None, 3)],
+    *[(partial(auto_beta, TWO, TWO, "fedgp"), "estimator", bad) for bad in ("mean_field", "", None)],
+    *[(aligned, "update", bad) for bad in BAD_VECTORS.values()],
+    *[(aligned, "learning_rate_ratio", bad) for bad in (0.0, -1.0, np.nan, 1e200)],
+    *[(aligned, name, bad) for name in ("target_steps", "source_steps") for bad in NO_STEPS],
+]
 
 
-@pytest.mark.parametrize("rule", [fedda, fedgp])
-@cases(BAD_MATRICES)
-def test_bad_sources_are_named(rule, bad):
-    with pytest.raises(ValueError, match=r"^sources: "):
-        rule(ONE, bad, 0.5)
-
-
-@pytest.mark.parametrize("rule", [fedda, fedgp])
-@cases(BAD_BETAS)
-def test_bad_beta_is_named(rule, bad):
-    with pytest.raises(ValueError, match=r"^beta: "):
-        rule(ONE, TWO, bad)
-
-
-@pytest.mark.parametrize("rule", [fedda, fedgp])
-@cases(BAD_WEIGHTS)
-def test_bad_weights_are_named(rule, bad):
-    with pytest.raises(ValueError, match=r"^weights: "):
-        rule(ONE, TWO, 0.5, bad)
-
-
-@cases(BAD_LAYERS)
-def test_bad_layers_are_named(bad):
-    with pytest.raises(ValueError, match=r"^layers: "):
-        fedgp(ONE, TWO, 0.5, layers=bad)
-    with pytest.raises(ValueError, match=r"^layers: "):
-        project(ONE, ONE, layers=bad)
-
-
-@pytest.mark.parametrize(("name", "bad"), [("projection", "diagonal"), ("projection", None), ("filter", "no")])
-def test_bad_choice_of_projection_is_named(name, bad):
+@pytest.mark.parametrize(("call", "name", "bad"), BAD_CALLS)
+def test_bad_argument_is_named(call, name, bad):
     with pytest.raises(ValueError, match=rf"^{name}: "):
-        fedgp(ONE, TWO, 0.5, **{name: bad})
-    with pytest.raises(ValueError, match=rf"^{name}: "):
-        project(ONE, ONE, **{name: bad})
-
-
-@cases(BAD_VECTORS)
-def test_bad_source_of_a_projection_is_named(bad):
-    with pytest.raises(ValueError, match=r"^source: "):
-        project(ONE, bad)
-
-
-@cases({key: value for key, value in BAD_MATRICES.items() if key != "too many columns"})
-def test_bad_target_batches_are_named(bad):
-    with pytest.raises(ValueError, match=r"^target_batches: "):
-        auto_beta(bad, TWO, "fedda")
-
-
-@cases(BAD_MATRICES)
-def test_bad_sources_of_auto_beta_are_named(bad):
-    with pytest.raises(ValueError, match=r"^sources: "):
-        auto_beta(TWO, bad, "fedda")
+        call(**{name: bad})
 
 
 @pytest.mark.parametrize("rule", ["fedda", "fedgp", "fedgp_filtered"])
 def test_one_target_step_is_too_few_for_auto_beta_and_the_error_says_what_to_do(rule):
     with pytest.raises(ValueError, match=r"^target_batches: .*at least 2 steps.*smaller batches or more epochs"):
         auto_beta(TWO[:1], TWO, rule)
-
-
-@pytest.mark.parametrize("bad", ["fedgp_auto", "FEDGP", "", None, 3])
-def test_bad_rule_of_auto_beta_is_named_with_the_known_ones(bad):
-    with pytest.raises(ValueError, match=r"^rule: must be one of fedda, fedgp, fedgp_filtered"):
-        auto_beta(TWO, TWO, bad)
-
-
-@pytest.mark.parametrize("bad", ["mean_field", "", None])
-def test_bad_estimator_is_named_with_the_known_ones(bad):
-    with pytest.raises(ValueError, match=r"^estimator: must be one of exact, mean-field"):
-        auto_beta(TWO, TWO, "fedgp", estimator=bad)
-
-
-@cases(BAD_VECTORS)
-def test_bad_update_to_align_is_named(bad):
-    with pytest.raises(ValueError, match=r"^update: "):
-        align_update(bad, target_steps=2, source_steps=2, learning_rate_ratio=1.0)
-
-
-@pytest.mark.parametrize("bad", [0.0, -1.0, np.nan, 1e200])
-def test_bad_ratio_of_learning_rates_is_named(bad):
-    with pytest.raises(ValueError, match=r"^learning_rate_ratio: "):
-        align_update(ONE, target_steps=2, source_steps=2, learning_rate_ratio=bad)
-
-
-@pytest.mark.parametrize("name", ["target_steps", "source_steps"])
-@pytest.mark.parametrize("bad", [0, -1, 1.5, True, None])
-def test_bad_number_of_steps_to_align_is_named(name, bad):
-    arguments = {"target_steps": 2, "source_steps": 2, "learning_rate_ratio": 1.0} | {name: bad}
-
-    with pytest.raises(ValueError, match=rf"^{name}: "):
-        align_update(ONE, **arguments)
 
 
 def test_errors_do_not_show_elements_of_an_update():

@@ -8,7 +8,6 @@ import sys
 import tracemalloc
 from dataclasses import dataclass
 
-import adaptation_definitions as definitions
 import numpy as np
 import pytest
 from hypothesis import given
@@ -154,17 +153,6 @@ def test_an_alignment_that_cannot_be_is_refused_by_name(align, alignment):
         a_round().contributions(RoundPlan(rule=Rule.FEDDA_AUTO, align=align), **{"alignment": alignment})
 
 
-@given(seed=st.integers(0, 10**6))
-def test_beta_of_a_source_that_sees_no_single_step_is_the_direct_formula(seed):
-    """FedDA's beta needs the update and the statistics alone, and still is equation 3."""
-    state = a_round(seed)
-
-    contributions = state.contributions(RoundPlan(rule=Rule.FEDDA_AUTO))
-
-    direct = [definitions.beta(state.batches, source / TARGET_STEPS, "fedda") for source in state.aligned]
-    np.testing.assert_allclose([c.beta for c in contributions], direct, rtol=1e-12)
-
-
 def test_mean_field_ignores_single_steps_even_where_they_are_at_hand():
     state = a_round()
     plan = RoundPlan(rule=Rule.FEDGP_AUTO)
@@ -172,25 +160,6 @@ def test_mean_field_ignores_single_steps_even_where_they_are_at_hand():
     with_steps, without = (state.combined(plan, step_updates=steps) for steps in (state.batches, None))
 
     assert np.array_equal(with_steps, without)
-
-
-def test_float32_updates_move_the_result_by_float32_rounding_only():
-    state = a_round()
-    rounded = Round(state.batches.astype(np.float32), state.updates.astype(np.float32))
-
-    for rule in (Rule.FEDDA_AUTO, Rule.FEDGP_AUTO):
-        result, reference = (one.combined(RoundPlan(rule=rule)) for one in (rounded, state))
-        assert result.dtype == np.float64
-        np.testing.assert_allclose(result, reference, rtol=0, atol=1e-5)
-
-
-def test_contribution_is_beta_times_the_projected_update():
-    state = a_round()
-
-    contribution = state.contributions(RoundPlan(rule=Rule.FEDGP_AUTO))[0]
-
-    expected = definitions.projected(state.target, state.aligned[0], LAYERS, "orthogonal", False)
-    np.testing.assert_allclose(contribution.vector, contribution.beta * np.array(expected), rtol=1e-12, atol=1e-14)
 
 
 def test_source_only_is_the_weighted_mean_of_raw_updates_and_needs_nothing_of_the_target():
@@ -217,21 +186,6 @@ def test_fedavg_counts_the_target_as_one_more_site():
 
     expected = np.average([*state.updates, state.target], axis=0, weights=[*SAMPLES, 50])
     np.testing.assert_allclose(result, expected, rtol=1e-12)
-
-
-def test_running_sum_holds_the_three_sums_that_travel_masked():
-    state = a_round()
-    parts = state.contributions(RoundPlan(rule=Rule.FEDGP_AUTO))
-    total = ContributionSum(SIZE)
-
-    for part, samples in zip(parts, SAMPLES, strict=True):
-        total.add(part, samples)
-
-    np.testing.assert_allclose(total.vector, sum(n * p.vector for p, n in zip(parts, SAMPLES, strict=True)))
-    assert total.kept == pytest.approx(sum(n * p.keep for p, n in zip(parts, SAMPLES, strict=True)))
-    assert total.samples == sum(SAMPLES)
-    direct = combine(Rule.FEDGP_AUTO, total.vector, total.kept, total.samples, target_update=state.target)
-    assert np.array_equal(total.combine(Rule.FEDGP_AUTO, state.target), direct)
 
 
 def test_sums_over_some_sources_add_up_to_the_sum_over_all():
@@ -301,12 +255,6 @@ def test_contribution_is_the_same_to_the_last_bit_on_one_thread_and_on_four():
         hashes.add(done.stdout)
 
     assert len(hashes) == 1
-
-
-def test_contribution_shows_nothing_of_the_update_in_its_repr():
-    contribution = a_round().contributions(RoundPlan(rule=Rule.FEDGP_AUTO))[0]
-
-    assert repr(contribution) == "Contribution()"
 
 
 def test_inputs_are_left_as_they_were():

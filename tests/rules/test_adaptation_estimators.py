@@ -1,7 +1,7 @@
 """The three estimators of auto-beta are unbiased, before they are clipped at zero.
 
-Each test draws 4000 rounds with a fixed seed and takes the z-score of the estimates' mean. For an unbiased estimator
-|z| > 5 has a probability of 6e-7; each companion uses an estimator that leaves out one correction, and must exceed 5.
+Each case draws 4000 rounds with a fixed seed and takes the z-score of the estimates' mean. For an unbiased estimator
+|z| > 5 has a probability of 6e-7; estimators that leave out one correction must exceed 5.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ ACROSS = float(np.sum((DRIFT - DRIFT @ DIRECTION * DIRECTION) ** 2))
 
 UNEVEN = np.array([2.0, 0.1, 0.5, 1.5, 0.7, 0.2])
 EVEN = np.ones(6)
+VARIANCE = float(np.sum(UNEVEN**2)) / STEPS
 
 
 def rounds(deviations):
@@ -42,46 +43,36 @@ def z_score(estimates, truth: float) -> float:
     return abs(float((values.mean() - truth) / (values.std(ddof=1) / np.sqrt(values.size))))
 
 
-def test_variance_of_the_mean_step_is_unbiased():
-    truth = float(np.sum(UNEVEN**2)) / STEPS
-
-    assert z_score((s.mean_variance for _, s, _ in rounds(UNEVEN)), truth) < LIMIT
-
-
-def test_variance_without_bessels_correction_is_found_biased():
-    truth = float(np.sum(UNEVEN**2)) / STEPS
-
-    assert z_score((s.mean_variance * (STEPS - 1) / STEPS for _, s, _ in rounds(UNEVEN)), truth) > LIMIT
-
-
-def test_distance_is_unbiased():
-    assert z_score((squared_distance(s, g) for _, s, g in rounds(UNEVEN)), DISTANCE) < LIMIT
-
-
-def test_distance_without_the_scatter_correction_is_found_biased():
-    estimates = (g.mean_squared - 2 * g.inner + g.source_squared for _, _, g in rounds(UNEVEN))
-
-    assert z_score(estimates, DISTANCE) > LIMIT
-
-
-def test_projected_distance_is_unbiased_under_uneven_noise():
-    estimates = (projected_squared_distance(s, g, batches @ SOURCE) for batches, s, g in rounds(UNEVEN))
-
-    assert z_score(estimates, ACROSS) < LIMIT
+ESTIMATES = {
+    "variance of the mean step": (UNEVEN, lambda batches, s, g: s.mean_variance, VARIANCE),
+    "distance": (UNEVEN, lambda batches, s, g: squared_distance(s, g), DISTANCE),
+    "projected distance": (UNEVEN, lambda batches, s, g: projected_squared_distance(s, g, batches @ SOURCE), ACROSS),
+    "mean-field under even noise": (EVEN, lambda batches, s, g: projected_squared_distance(s, g), ACROSS),
+}
+WITHOUT_A_CORRECTION = {
+    "variance without Bessel's": (UNEVEN, lambda batches, s, g: s.mean_variance * (STEPS - 1) / STEPS, VARIANCE),
+    "distance without the scatter's": (
+        UNEVEN,
+        lambda batches, s, g: g.mean_squared - 2 * g.inner + g.source_squared,
+        DISTANCE,
+    ),
+    "projected without the scatter's": (
+        UNEVEN,
+        lambda batches, s, g: g.mean_squared - g.inner**2 / g.source_squared,
+        ACROSS,
+    ),
+    "mean-field under uneven noise": (UNEVEN, lambda batches, s, g: projected_squared_distance(s, g), ACROSS),
+}
 
 
-def test_projected_distance_without_the_scatter_correction_is_found_biased():
-    estimates = (g.mean_squared - g.inner**2 / g.source_squared for _, _, g in rounds(UNEVEN))
-
-    assert z_score(estimates, ACROSS) > LIMIT
-
-
-def test_mean_field_projected_distance_is_unbiased_under_even_noise():
-    assert z_score((projected_squared_distance(s, g) for _, s, g in rounds(EVEN)), ACROSS) < LIMIT
+@pytest.mark.parametrize(("deviations", "estimate", "truth"), ESTIMATES.values(), ids=ESTIMATES)
+def test_estimates_are_unbiased(deviations, estimate, truth):
+    assert z_score((estimate(*drawn) for drawn in rounds(deviations)), truth) < LIMIT
 
 
-def test_mean_field_projected_distance_is_found_biased_under_uneven_noise():
-    assert z_score((projected_squared_distance(s, g) for _, s, g in rounds(UNEVEN)), ACROSS) > LIMIT
+@pytest.mark.parametrize(("deviations", "estimate", "truth"), WITHOUT_A_CORRECTION.values(), ids=WITHOUT_A_CORRECTION)
+def test_estimates_that_leave_out_a_correction_are_found_biased(deviations, estimate, truth):
+    assert z_score((estimate(*drawn) for drawn in rounds(deviations)), truth) > LIMIT
 
 
 @pytest.mark.parametrize("estimate", [squared_distance, projected_squared_distance])

@@ -195,17 +195,6 @@ def test_the_noise_that_projection_keeps_is_that_of_its_projections(layers, esti
     assert np.mean(estimated) == pytest.approx(np.mean(squares), rel=0.1)
 
 
-def test_fedda_is_chosen_where_the_source_is_right():
-    """At d = 0 FedDA takes all from the source; projection keeps the target's noise along it."""
-    state = a_round()
-    right = Round(state.batches, state.target * SOURCE_STEPS / TARGET_STEPS / RATIO)
-
-    errors = right.given_to(delta_errors, SELECTING[Rule.FEDGP_AUTO])
-
-    assert errors.fedda < errors.fedgp
-    assert choose_rule(errors.by_rule(state.statistics.mean_variance)) is Rule.FEDDA_AUTO
-
-
 @given(seed=st.integers(0, 10**6))
 def test_fedgp_is_chosen_over_fedda_where_the_source_has_the_wrong_length_only(seed):
     state = a_round(seed)
@@ -215,22 +204,6 @@ def test_fedgp_is_chosen_over_fedda_where_the_source_has_the_wrong_length_only(s
     errors = wrong_length.given_to(delta_errors, SELECTING[Rule.FEDDA_AUTO])
 
     assert choose_rule(errors.by_rule(state.statistics.mean_variance)) is Rule.FEDGP_AUTO
-
-
-def test_fedda_is_chosen_where_the_source_is_as_long_as_the_targets_part_along_it():
-    """Then projection changes nothing, and d^2 is spared the noise along the source that tau^2 d^2 leaves in."""
-    noise = np.array([[1.0, 0.0, 1.0, 0.0], [-1.0, 0.0, -1.0, 0.0]]) * 0.1
-    batches = np.array([1.0, 0.0, 0.0, 1.0]) + noise
-    statistics = TargetStatistics.from_batches(batches)
-
-    errors = delta_errors(
-        RoundPlan(rule=Rule.FEDGP_AUTO, select=True),
-        statistics,
-        batches.sum(axis=0),
-        [2.0, 0.0, 0.0, 0.0],
-    )
-
-    assert choose_rule(errors.by_rule(statistics.mean_variance)) is Rule.FEDDA_AUTO
 
 
 def test_a_target_without_noise_chooses_itself():

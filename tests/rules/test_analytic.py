@@ -191,13 +191,6 @@ def test_noise_is_taken_off_moments_of_few_directions_and_rounding_is_not_noise(
     assert without_noise(rounded)[1] == 0
 
 
-def test_one_solve_serves_many_rows() -> None:
-    features, codes = rows(12, 1200)
-    head = fit_head(Moments.of(*rows(13, 100), bound=WIDE), features, codes, bound=WIDE)
-    assert head.chosen is not None
-    assert (len(head.chosen), head.chosen[0], head.chosen[-1]) == (1000, 0, 1199)
-
-
 def test_caps_scale_both_moments_by_one_factor() -> None:
     caps = tightest(np.array([4.0, 3.0, 2.0]), np.array([2.0, 6.0, np.inf]))
     assert caps == pytest.approx([2.0, 1.5, 1.0])

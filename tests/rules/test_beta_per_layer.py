@@ -59,27 +59,6 @@ def test_a_rounds_update_is_the_rule_with_the_betas_of_each_layer(seed: int, rul
     np.testing.assert_allclose(total.combine(rule, target), expected, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("rule", [Rule.FEDDA_AUTO, Rule.FEDGP_AUTO])
-def test_betas_of_layers_differ_from_one_for_all(rule: Rule) -> None:
-    """Companion of the test above."""
-    statistics, target, sources = problem(0)
-    whole, by_layer = (
-        contribute(RoundPlan(rule=rule, beta_per_layer=each), statistics, target, sources[0], layers=SIZES)
-        for each in (False, True)
-    )
-    assert np.abs(whole.vector - by_layer.vector).max() > 0.05
-
-
-@pytest.mark.parametrize("rule", [Rule.FEDDA_AUTO, Rule.FEDGP_AUTO])
-def test_of_one_layer_it_is_the_same(rule: Rule) -> None:
-    statistics, target, sources = problem(1)
-    whole, by_layer = (
-        contribute(RoundPlan(rule=rule, beta_per_layer=each), statistics, target, sources[0]) for each in (False, True)
-    )
-    np.testing.assert_allclose(by_layer.vector, whole.vector, rtol=1e-12, atol=1e-12)
-    assert by_layer.keep == pytest.approx(whole.keep, rel=1e-12)
-
-
 def test_the_beta_that_is_kept_makes_the_rest_the_shortest() -> None:
     statistics, target, sources = problem(2)
     plan = RoundPlan(rule=Rule.FEDDA_AUTO, beta_per_layer=True)
@@ -105,24 +84,6 @@ def test_errors_are_the_sums_over_layers(seed: int) -> None:
     assert found.errors.fedda == pytest.approx((betas * distances).sum(), rel=1e-9)
     assert found.errors.fedgp <= statistics.mean_variance * (1 + 1e-12)
     assert found.errors == delta_errors(plan, statistics, target, sources[0], layers=SIZES)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_more_betas_never_have_a_larger_estimated_error(seed: int) -> None:
-    """Of distances that are not clipped."""
-    statistics, target, sources = problem(seed, noise=0.05)
-    one, each = (
-        delta_errors(
-            RoundPlan(rule=Rule.FEDDA_AUTO, select=True, beta_per_layer=which),
-            statistics,
-            target,
-            sources[0],
-            layers=SIZES,
-        )
-        for which in (False, True)
-    )
-    assert each.source_only == pytest.approx(one.source_only, rel=1e-9)
-    assert each.fedda < one.fedda
 
 
 @pytest.mark.parametrize("rule", [Rule.FEDDA_AUTO, Rule.FEDGP_AUTO])

@@ -84,46 +84,6 @@ def test_caps_are_the_same_to_the_last_bit_in_whatever_order_the_rows_come(rule,
     assert caps_for(shuffled, kappa=kappa, others=others).tobytes() == caps.tobytes()
 
 
-@given(seed=st.integers(0, 10**6))
-def test_caps_of_a_hundred_sources_do_not_depend_on_order_layout_or_type(seed):
-    generator = np.random.default_rng(seed)
-    reports = np.exp(generator.normal(scale=3, size=(100, 5))).astype(np.float32)
-    shuffled = generator.permutation(reports, axis=0)
-    other_layouts = (
-        shuffled,
-        np.asfortranarray(reports),
-        reports.astype(np.float64),
-        tuple(map(tuple, shuffled.tolist())),
-    )
-
-    caps = caps_for(reports, kappa=1.0, others=60)
-
-    assert {caps_for(other, kappa=1.0, others=60).tobytes() for other in other_layouts} == {caps.tobytes()}
-    for index in range(5):
-        assert caps_for(reports[:, index : index + 1], kappa=1.0, others=60)[0] == caps[index]
-
-
-@given(rule=rules(), power=st.integers(-20, 20))
-def test_caps_scale_with_the_rows(rule, power):
-    reports, kappa, others = rule
-    reports = reports.astype(np.float64)
-
-    caps = caps_for(reports, kappa=kappa, others=others)
-
-    assert np.array_equal(caps_for(reports * 2.0**power, kappa=kappa, others=others), caps * 2.0**power)
-
-
-@given(rule=rules())
-def test_more_others_that_count_never_lower_a_cap_and_a_higher_kappa_never_raises_one(rule):
-    reports, kappa, others = rule
-
-    caps = caps_for(reports, kappa=kappa, others=others)
-
-    assert np.all(caps_for(reports, kappa=2 * kappa, others=others) <= caps)
-    if others > 1:
-        assert np.all(caps_for(reports, kappa=kappa, others=others - 1) <= caps)
-
-
 @given(rule=rules())
 def test_the_rule_in_every_layer_is_the_rule_for_the_model(rule):
     reports, kappa, others = rule
@@ -243,28 +203,6 @@ def test_a_norm_above_its_limit_is_reported_as_the_limit():
     assert norm_codes([3.0, 4.0], [1, 1000], [2.0, 2.0]) == bytes([255, 255])
 
 
-@pytest.mark.parametrize(
-    ("name", "changes"),
-    [
-        ("norms", {"norms": [1.0]}),
-        ("norms", {"norms": [1.0, -1.0]}),
-        ("norms", {"norms": [1.0, np.nan]}),
-        ("limits", {"limits": [1.0]}),
-        ("limits", {"limits": [1.0, 0.0]}),
-        ("limits", {"limits": [1.0, np.inf]}),
-    ],
-)
-def test_bad_argument_of_the_codes_is_named(name, changes):
-    with pytest.raises(ValueError, match=rf"^{name}: "):
-        norm_codes(**({"norms": [1.0, 1.0], "sizes": [1, 1000], "limits": [2.0, 2.0]} | changes))
-
-
-@pytest.mark.parametrize(("name", "codes", "limits"), [("codes", b"1", [1.0, 1.0]), ("limits", b"12", [1.0, -1.0])])
-def test_bad_argument_of_what_codes_stand_for_is_named(name, codes, limits):
-    with pytest.raises(ValueError, match=rf"^{name}: "):
-        norms_of(codes, [1, 1], limits)
-
-
 HASHED_ROW = """
 import numpy as np
 from securefda.rules import contribution_norms
@@ -360,74 +298,37 @@ def test_correlated_contributions_are_beyond_what_the_rule_says():
     assert caps.tolist() == [pytest.approx(np.sqrt(8))]
 
 
-GOOD_CAPS = {"reports": np.ones((3, 2)), "kappa": 1.0, "others": 2}
-BAD_CAPS = [
-    ("reports", [[1.0, -1.0], [1.0, 1.0]]),
-    ("reports", [[1.0, np.nan], [1.0, 1.0]]),
-    ("reports", [[1.0, np.inf], [1.0, 1.0]]),
-    ("reports", np.empty((0, 2))),
-    ("reports", np.ones(3)),
-    ("reports", [[1.0], [1.0, 2.0]]),
-    ("kappa", 0.0),
-    ("kappa", -1.0),
-    ("kappa", np.nan),
-    ("kappa", np.inf),
-    ("kappa", "1"),
-    ("others", 0),
-    ("others", -1),
-    ("others", 1.5),
-    ("others", True),
+GOOD = {
+    caps_for: {"reports": np.ones((3, 2)), "kappa": 1.0, "others": 2},
+    contribution_norms: {"vector": [1.0, 2.0, 3.0], "sizes": (1, 2), "weight": 1.0},
+    norm_codes: {"norms": [1.0, 1.0], "sizes": [1, 1000], "limits": [2.0, 2.0]},
+    norms_of: {"codes": b"12", "sizes": [1, 1], "limits": [1.0, 1.0]},
+    scale_to_caps: {"vector": np.ones(3), "sizes": (1, 2), "norms": [1.0, 3.0], "caps": [0.0, 0.5]},
+}
+NO_NORM = [-1.0, np.nan, np.inf]
+BAD = [
+    *[(caps_for, "reports", [[1.0, bad], [1.0, 1.0]]) for bad in NO_NORM],
+    *[(caps_for, "reports", bad) for bad in (np.empty((0, 2)), np.ones(3), [[1.0], [1.0, 2.0]])],
+    *[(caps_for, "kappa", bad) for bad in (0.0, -1.0, np.nan, np.inf, "1")],
+    *[(caps_for, "others", bad) for bad in (0, -1, 1.5, True)],
+    *[(contribution_norms, "vector", bad) for bad in ([1.0, np.nan, 0.0], [1e100, 0.0, 0.0], [])],
+    *[(contribution_norms, "sizes", bad) for bad in ((2,), (4, -1))],
+    *[(contribution_norms, "weight", bad) for bad in NO_NORM],
+    *[(norm_codes, "norms", bad) for bad in ([1.0], [1.0, -1.0], [1.0, np.nan])],
+    *[(norm_codes, "limits", bad) for bad in ([1.0], [1.0, 0.0], [1.0, np.inf])],
+    (norms_of, "codes", b"1"),
+    (norms_of, "limits", [1.0, -1.0]),
+    (scale_to_caps, "sizes", (2,)),
+    *[(scale_to_caps, "norms", bad) for bad in ([1.0], [1.0, -1.0], [1.0, np.nan])],
+    *[(scale_to_caps, "caps", bad) for bad in ([1.0], [1.0, -1.0], [1.0, np.nan], None, ["a", "b"])],
+    *[(scale_to_caps, "vector", bad) for bad in ([1.0] * 3, np.ones(3, np.float32), np.broadcast_to(1.0, 3))],
+    (scale_to_caps, "vector", np.ones((1, 3))),
 ]
 
 
-@pytest.mark.parametrize(("name", "bad"), BAD_CAPS)
-def test_bad_argument_of_the_caps_is_named(name, bad):
+@pytest.mark.parametrize(("function", "name", "bad"), BAD)
+def test_bad_argument_is_named_and_nothing_is_scaled(function, name, bad):
     with pytest.raises(ValueError, match=rf"^{name}: "):
-        caps_for(**(GOOD_CAPS | {name: bad}))
+        function(**(GOOD[function] | {name: bad}))
 
-
-@pytest.mark.parametrize(
-    ("name", "changes"),
-    [
-        ("vector", {"vector": [1.0, np.nan, 0.0]}),
-        ("vector", {"vector": [1e100, 0.0, 0.0]}),
-        ("vector", {"vector": []}),
-        ("sizes", {"sizes": (2,)}),
-        ("sizes", {"sizes": (4, -1)}),
-        ("weight", {"weight": -1.0}),
-        ("weight", {"weight": np.nan}),
-        ("weight", {"weight": np.inf}),
-    ],
-)
-def test_bad_argument_of_the_norms_is_named(name, changes):
-    with pytest.raises(ValueError, match=rf"^{name}: "):
-        contribution_norms(**({"vector": [1.0, 2.0, 3.0], "sizes": (1, 2), "weight": 1.0} | changes))
-
-
-@pytest.mark.parametrize(
-    ("name", "changes"),
-    [
-        ("sizes", {"sizes": (2,)}),
-        ("norms", {"norms": [1.0]}),
-        ("norms", {"norms": [1.0, -1.0]}),
-        ("norms", {"norms": [1.0, np.nan]}),
-        ("caps", {"caps": [1.0]}),
-        ("caps", {"caps": [1.0, -1.0]}),
-        ("caps", {"caps": [1.0, np.nan]}),
-        ("caps", {"caps": None}),
-        ("caps", {"caps": ["a", "b"]}),
-    ],
-)
-def test_bad_argument_of_the_scaling_is_named_and_scales_nothing(name, changes):
-    vector = np.array([1.0, 2.0, 3.0])
-
-    with pytest.raises(ValueError, match=rf"^{name}: "):
-        scale_to_caps(vector, **({"sizes": (1, 2), "norms": [1.0, 3.0], "caps": [0.0, 0.5]} | changes))
-
-    assert vector.tolist() == [1.0, 2.0, 3.0]
-
-
-@pytest.mark.parametrize("bad", [[1.0, 2.0], np.ones(2, dtype=np.float32), np.broadcast_to(1.0, 2), np.ones((1, 2))])
-def test_only_a_writable_float64_vector_is_scaled(bad):
-    with pytest.raises(ValueError, match=r"^vector: "):
-        scale_to_caps(bad, (1, 1), [1.0, 1.0], [0.5, 0.5])
+    assert GOOD[scale_to_caps]["vector"].tolist() == [1.0, 1.0, 1.0]
