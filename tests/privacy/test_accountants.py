@@ -111,12 +111,6 @@ def test_order_and_grouping_of_rounds_change_nothing_at_all() -> None:
     assert epsilon(rounds, DELTA) == epsilon(rounds[::-1], DELTA) == epsilon(merged, DELTA)
 
 
-def test_run_round_attempt_and_clip_norm_do_not_change_epsilon() -> None:
-    other = replace(event(), run_id="another", round=9, attempt=3, max_grad_norm=0.1)
-
-    assert epsilon([event()], DELTA) == epsilon([other], DELTA)
-
-
 @pytest.mark.parametrize("accountant", ["rdp", "prv"])
 def test_nothing_spent_is_zero_and_each_round_adds(accountant: str) -> None:
     curve = [epsilon([event(1.0, 0.05, 20)] * number, DELTA, accountant) for number in range(4)]

@@ -78,13 +78,6 @@ def test_round_that_spends_the_last_of_the_budget_exactly_is_allowed(site: Site)
     assert site.ledger.events() == (EVENT,)
 
 
-def test_policy_that_was_tightened_holds_for_the_next_round(site: Site) -> None:
-    site.rounds(1, 2)
-
-    with pytest.raises(BudgetExhausted):
-        site.ledger.reserve(EVENT, Budget(1.0, DELTA), now=NOON + 9)
-
-
 def test_delta_that_is_not_below_one_over_the_rows_is_warned_of(site: Site) -> None:
     reservation = site.ledger.reserve(EVENT, Budget(100.0, 0.01), now=NOON)
 
@@ -228,16 +221,6 @@ def test_missing_ledger_is_no_training(tmp_path: Path) -> None:
 
     assert refusal.value.exit_code == 11
     assert list(tmp_path.iterdir()) == []  # and none was made
-
-
-def test_folder_in_place_of_the_ledger_is_no_training(tmp_path: Path) -> None:
-    (tmp_path / "ledger.sqlite").mkdir()
-
-    with pytest.raises(LedgerError) as refusal:
-        Ledger(tmp_path / "ledger.sqlite", DATA).reserve(EVENT, WIDE, now=NOON)
-
-    assert refusal.value.exit_code == 11
-    assert refusal.value.hint
 
 
 def test_second_ledger_is_not_made_over_the_first(site: Site) -> None:

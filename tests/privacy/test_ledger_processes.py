@@ -101,26 +101,6 @@ def test_two_runs_of_their_own_processes_share_one_budget_to_its_end(tmp_path: P
     assert site.ledger.spent(DELTA) == budget.epsilon
 
 
-def test_process_killed_with_minus_nine_has_charged_every_round_that_it_began(tmp_path: Path) -> None:
-    site = Site.new(tmp_path)
-    process = started(site, "run-1", WIDE.epsilon)
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write("go\n")
-    process.stdin.flush()
-    lines = [process.stdout.readline() for _ in range(9)]
-
-    process.kill()
-    lines += process.stdout.read().splitlines()  # not communicate, which knows nothing of what readline has read ahead
-    process.wait()
-    process.stdin.close()
-
-    assert process.returncode == -signal.SIGKILL
-    began = sum(line.startswith("reserved") for line in lines)
-    assert 5 <= began <= len(site.ledger.events()) <= began + 1
-    site.rounds(99)
-
-
 def killed_at_each_point(
     tmp_path: Path, work: Callable[[Path], object], *, before: Callable[[Path], object] = lambda place: None
 ) -> Iterator[Path]:

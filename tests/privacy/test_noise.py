@@ -144,14 +144,6 @@ def test_seeding_torch_numpy_and_random_changes_nothing_and_no_generator_moves()
         assert (first == second).sum() < 10
 
 
-def test_noise_of_torch_follows_from_its_seed() -> None:
-    """Companion of the test above: without our noise it finds what it looks for."""
-    torch.manual_seed(1)
-    noise = torch.normal(0.0, 1.0, (1000,))
-    torch.manual_seed(1)
-    assert torch.equal(torch.normal(0.0, 1.0, (1000,)), noise)
-
-
 def test_every_draw_asks_for_a_key_of_its_own() -> None:
     asked: list[int] = []
 

@@ -66,13 +66,6 @@ def test_number_of_rows_drawn_varies_as_that_of_independent_draws_does(rate: flo
     assert abs(float(counts.var()) / expected - 1) < SIGMAS * math.sqrt(2 / DRAWS) * 1.5
 
 
-def test_batches_of_a_fixed_size_are_found_by_the_variance() -> None:
-    """Companion of the test above."""
-    generator = np.random.default_rng(1)
-    counts = [len(generator.choice(ROWS, ROWS // 4, replace=False)) for _ in range(50)]
-    assert np.var(counts) == 0
-
-
 @pytest.mark.parametrize("rate", RATES)
 def test_whether_a_row_is_drawn_says_nothing_of_its_neighbour_or_of_the_next_step(rate: float) -> None:
     """Correlations of rows side by side, and of steps one after the other; false-alarm rate 6e-7 each, seed 1."""
@@ -106,10 +99,6 @@ def test_rates_that_no_word_is_below_draw_nothing() -> None:
 def test_largest_rate_below_one_is_below_one() -> None:
     rate = math.nextafter(1.0, 0.0)
     assert draw_rows(2, rate, words([2**64 - 1, 2**64 - 2**11 - 1])).tolist() == [1]
-
-
-def test_a_draw_of_no_row_is_an_answer() -> None:
-    assert draw_rows(4, 0.5, lambda length: b"\xff" * length).tolist() == []
 
 
 def test_rate_of_one_draws_every_row_and_asks_for_no_bytes() -> None:
@@ -176,9 +165,3 @@ def test_copy_of_a_process_draws_other_rows() -> None:
         theirs = list(pipe.read())
     os.waitpid(child, 0)
     assert theirs != draw_rows(200, 0.5).tolist()
-
-
-def test_same_bytes_draw_the_same_rows() -> None:
-    """All that is random comes from them."""
-    first, again, other = (draw_rows(200, 0.5, fixed(seed)).tolist() for seed in (1, 1, 2))
-    assert first == again != other
