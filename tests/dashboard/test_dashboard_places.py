@@ -52,18 +52,13 @@ def _run_of_processes(folder: Path, kits: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("below", ["", f"sites/{TARGET}", f"kits/{TARGET}"])
-def test_a_run_of_processes_is_the_targets(tmp_path: Path, kits: Path, below: str) -> None:
+@pytest.mark.parametrize("below", ["", "sites", "kits"])
+def test_a_folder_in_a_run_of_processes_is_its_sites(tmp_path: Path, kits: Path, below: str) -> None:
     run = _run_of_processes(tmp_path / "out", kits)
-    place = find_place(run / below)
-    assert (place.role, place.site, place.run, place.kit) == ("target", TARGET, run, run / "kits" / TARGET)
-
-
-@pytest.mark.parametrize("below", ["sites", "kits"])
-def test_a_sites_folder_in_a_run_is_the_sites(tmp_path: Path, kits: Path, below: str) -> None:
-    run, site = _run_of_processes(tmp_path / "out", kits), SOURCES[0]
-    place = find_place(run / below / site)
-    assert (place.role, place.site, place.run, place.kit) == ("source", site, run / "sites" / site, run / "kits" / site)
+    for site, role, out in ((TARGET, "target", run), (SOURCES[0], "source", run / "sites" / SOURCES[0])):
+        if below or role == "target":
+            place = find_place(run / below / site if below else run)
+            assert (place.role, place.site, place.run, place.kit) == (role, site, out, run / "kits" / site)
 
 
 @pytest.mark.parametrize("role", ["target", "source"])
@@ -90,22 +85,17 @@ def test_a_folder_may_become_a_run_folder(tmp_path: Path, make: str) -> None:
     assert find_place(tmp_path / "later").role == ""
 
 
+@pytest.mark.parametrize(("place", "why"), [("", "no run folder and no startup kit"), ("notes.txt", "is not a folder")])
+def test_what_is_no_folder_of_a_run_is_refused(tmp_path: Path, place: str, why: str) -> None:
+    (tmp_path / "notes.txt").write_text("x")
+    with pytest.raises(ConfigError, match=why):
+        find_place(tmp_path / place)
+
+
 def test_a_folder_of_kits_is_refused_with_the_kit_to_name(kits: Path) -> None:
     with pytest.raises(ConfigError, match="no run folder and no startup kit") as caught:
         find_place(kits)
     assert "clinic" in caught.value.hint
-
-
-def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("x")
-    with pytest.raises(ConfigError, match="no run folder and no startup kit"):
-        find_place(tmp_path)
-
-
-def test_a_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("x")
-    with pytest.raises(ConfigError, match="is not a folder"):
-        find_place(tmp_path / "notes.txt")
 
 
 @pytest.mark.parametrize("name", ["kit.json", "roster.json", "ca.pem"])

@@ -28,14 +28,6 @@ def test_a_source_that_joined_waits_for_the_target(source: Site) -> None:
     assert shown.lines("left") == ["Nothing that discloses anything has left yet."]
 
 
-def test_a_source_that_trains_waits_for_nobody(source: Site) -> None:
-    with source.process() as state:
-        state.set("training", round=1)
-        shown = Pages(source.kit).look()
-    assert (shown.state.tone, shown.state.word) == ("going", "Running")
-    assert shown.state.text.startswith("Training, round 1, since ")
-
-
 def test_what_left_is_said_with_visibility_and_receiver(source: Site) -> None:
     pages = Pages(source.kit)
     with source.log() as append:

@@ -87,13 +87,6 @@ def test_what_it_tries_again_and_its_last_error_are_said(target: Site) -> None:
     assert shown.state.hint == "Last error: round 3 was lost"
 
 
-def test_every_look_shows_what_was_added(target: Site) -> None:
-    pages = Pages(target.kit)
-    for number in range(1, 6):
-        target.target_round(number)
-        assert pages.look().tiles()["round of 12"] == str(number)
-
-
 def test_where_nothing_has_changed_nothing_is_made_anew(target: Site) -> None:
     reader = SiteReader(target.kit)
     with target.log() as append, target.process():
@@ -138,19 +131,6 @@ def test_without_a_process_nothing_is_said_of_it(target: Site, tmp_path: Path) -
     shown = Pages(copy).look()
     assert shown.state.word == "No end yet"
     assert "Nothing here says whether a process is at work" in shown.state.text
-
-
-@pytest.mark.parametrize(
-    ("status", "tone", "word"),
-    [("finished", "done", "Finished"), ("failed", "failed", "Failed"), ("interrupted", "failed", "Interrupted")],
-)
-def test_how_a_run_ended_is_said(target: Site, status: str, tone: str, word: str) -> None:
-    with target.log():
-        target.target_round(1)
-    target.summary(1, status=status)
-    shown = Pages(target.kit).look()
-    assert (shown.state.tone, shown.state.word) == (tone, word)
-    assert shown.facts("about")["Run"] == RUN
 
 
 @pytest.mark.parametrize(
