@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from e2e_processes import free_port
 from operations_roster import FINISHED, SITES, Console, roster
-from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
 
 from securefda.errors import (
@@ -25,20 +25,13 @@ from securefda.errors import (
     SourceAborted,
 )
 from securefda.operations import SourceWatch, TargetWatch, watch_source, watch_target
-from securefda.operations.metrics import MOST_CHECKS, SourceMetrics, TargetMetrics
+from securefda.operations.metrics import MOST_CHECKS, TargetMetrics
 from securefda.operations.notes import Note
 from securefda.operations.records import RoundLine
 from securefda.site.config import LoggingSection, MetricsSection
 
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 Samples = dict[tuple[str, tuple[str, ...]], float]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def read(port: int) -> str:
@@ -158,25 +151,6 @@ def test_loss_accuracy_beta_and_row_counts_are_not_among_the_metrics(target: Tar
                                                  "loss": 0.61613, "accuracy": 0.80817}]})  # fmt: skip
     text = read(port)
     assert not [figure for figure in ("0.70717", "0.51513", "0.31931", "40417", "0.61613", "0.80817") if figure in text]
-
-
-@pytest.mark.parametrize("metrics", [TargetMetrics, SourceMetrics])
-def test_every_metric_has_a_help_text_and_the_prefix(metrics: type[TargetMetrics | SourceMetrics]) -> None:
-    one = metrics()
-    one.round_ended("finished", 1.0)
-    families = list(one.registry.collect())
-    assert len(families) >= 6
-    for family in families:
-        assert family.name.startswith("securefda_")
-        assert family.documentation.endswith(".")
-
-
-def test_the_registry_is_the_processs_own_and_the_global_one_stays_as_it_was() -> None:
-    before = {family.name for family in REGISTRY.collect()}
-    TargetMetrics()
-    TargetMetrics()
-    assert {family.name for family in REGISTRY.collect()} == before
-    assert not any(name.startswith("securefda") for name in before)
 
 
 def test_a_peer_that_makes_up_checks_cannot_make_up_series_without_end() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -66,30 +67,23 @@ BAD_FOR_ALL_SITES = [
 ]
 
 
-@pytest.mark.parametrize(("text", "key", "why", "hint"), BAD + BAD_FOR_ALL_SITES)
-def test_a_wrong_setting_of_a_federation_is_named_with_a_hint(
-    file: Path, text: str, key: str, why: str, hint: str
+@pytest.mark.parametrize(
+    ("load", "before", "text", "key", "why", "hint"),
+    [
+        *[(load_federation, FEDERATION, *wrong) for wrong in BAD + BAD_FOR_ALL_SITES],
+        *[(load_source, SOURCE, *wrong) for wrong in BAD],
+    ],
+)
+def test_a_wrong_setting_is_named_with_a_hint(
+    file: Path, load: Callable[[Path], object], before: str, text: str, key: str, why: str, hint: str
 ) -> None:
-    file.write_text(f"{FEDERATION}\n{text}\n")
+    file.write_text(f"{before}\n{text}\n")
     with pytest.raises(ConfigError) as caught:
-        load_federation(file)
+        load(file)
     assert (caught.value.key, caught.value.exit_code) == (key, ExitCode.CONFIG)
     assert why in caught.value.why
     assert hint in caught.value.hint
     assert str(caught.value).isprintable()
-
-
-@pytest.mark.parametrize(("text", "key", "why", "hint"), BAD)
-def test_a_wrong_setting_of_a_site_is_named_with_a_hint(
-    tmp_path: Path, text: str, key: str, why: str, hint: str
-) -> None:
-    path = tmp_path / "source.toml"
-    path.write_text(f"{SOURCE}\n{text}\n")
-    with pytest.raises(ConfigError) as caught:
-        load_source(path)
-    assert caught.value.key == key
-    assert why in caught.value.why
-    assert hint in caught.value.hint
 
 
 def test_without_a_word_nothing_is_logged_and_no_port_is_opened(file: Path) -> None:
@@ -98,6 +92,8 @@ def test_without_a_word_nothing_is_logged_and_no_port_is_opened(file: Path) -> N
     assert (config.logging, config.metrics) == (LoggingSection(), MetricsSection())
     assert not config.logging.is_on
     assert (config.metrics.host, config.metrics.port) == ("127.0.0.1", 0)
+    for site in ("target", *SITES):
+        assert "metrics" not in tomllib.loads(kit_settings_toml(config, site, "a:1"))
 
 
 def test_every_site_of_a_run_keeps_the_same_logs_and_has_a_port_of_its_own(file: Path, tmp_path: Path) -> None:
@@ -124,20 +120,7 @@ def test_kits_of_one_federation_can_run_on_one_machine(file: Path) -> None:
     assert [tomllib.loads(text)["metrics"]["port"] for text in texts] == [9464, 9465, 9466, 9467, 9468]
 
 
-def test_a_federation_without_metrics_has_none_at_any_site(file: Path) -> None:
-    file.write_text(FEDERATION)
-    config = load_federation(file)
-    for site in ("target", *SITES):
-        assert "metrics" not in tomllib.loads(kit_settings_toml(config, site, "a:1"))
-
-
-def test_a_site_may_keep_its_log_anywhere(tmp_path: Path) -> None:
-    path = tmp_path / "source.toml"
-    path.write_text(SOURCE + "[logging]\nfile = '/var/log/securefda/site.log'\njson-file = '../../site.jsonl'\n")
-    assert load_source(path).logging.file == "/var/log/securefda/site.log"
-
-
-def test_a_relative_log_of_a_flag_belongs_to_the_run_folder_too(tmp_path: Path) -> None:
-    path = tmp_path / "source.toml"
-    path.write_text(SOURCE)
-    assert load_source(path, ["logging.file=site.log"]).logging.file == "site.log"
+@pytest.mark.parametrize("log", ["/var/log/securefda/site.log", "../site.log", "site.log"])
+def test_a_site_may_keep_its_log_anywhere(file: Path, log: str) -> None:
+    file.write_text(f"{SOURCE}[logging]\nfile = '{log}'\n")
+    assert load_source(file).logging.file == log

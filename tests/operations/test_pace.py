@@ -32,27 +32,17 @@ def test_what_is_due_often_is_done_at_once_and_then_once_more() -> None:
     assert done[-1] == 11
 
 
-def test_catching_up_does_what_is_due_and_nothing_else() -> None:
+def test_catching_up_and_now_do_what_is_due_and_nothing_else() -> None:
     done: list[str] = []
     pace = Pace(lambda: done.append("done"), interval_s=3600)
     pace.catch_up()
     assert done == []
-    pace.due()
-    pace.due()
-    assert done == ["done"]
-    pace.catch_up()
-    pace.catch_up()
-    assert done == ["done"] * 2
-
-
-def test_now_is_at_once_and_takes_what_was_due_with_it() -> None:
-    done: list[str] = []
-    pace = Pace(lambda: done.append("done"), interval_s=3600)
-    pace.due()
-    pace.due()
-    pace.now()
-    pace.catch_up()
-    assert done == ["done"] * 2
+    for do in (pace.catch_up, pace.now):
+        pace.due()
+        pace.due()
+        do()
+        pace.catch_up()
+    assert done == ["done"] * 3
 
 
 def test_one_thread_does_all_that_is_late(monkeypatch: pytest.MonkeyPatch) -> None:

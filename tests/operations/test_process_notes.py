@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rounds_federation import AnySigned, Federation
@@ -35,56 +34,37 @@ def test_a_plain_text_is_information_about_no_site() -> None:
     assert str(note) == "hospital-a left"
 
 
-@pytest.fixture
-def build(tmp_path: Path) -> Iterator[Callable[..., Federation]]:
-    made: list[Federation] = []
-
-    def new(*args: Any, **options: Any) -> Federation:
-        made.append(Federation(tmp_path, *args, **options))
-        return made[-1]
-
-    yield new
-    for federation in made:
-        federation.close()
-
-
 def filed(federation: Federation) -> list[tuple[str, str, str, str]]:
     """Level, peer, alarm and abort of every note."""
     return [(note.level, note.peer, note.alarm, note.abort) for note in federation.watch.filed]
 
 
-def test_a_source_that_a_run_finds_lying_is_an_alarm_with_peer_and_check(build: Callable[..., Federation]) -> None:
-    federation = build(4, rounds=1)
+@pytest.mark.parametrize(
+    ("body", "sends", "alarm", "abort"),
+    [(ShareBundle, True, "SIGNATURE", ""), (Survivors, False, "", "SIGNATURE")],
+    ids=["a source that the run finds lying", "a source that ends the session"],
+)
+def test_a_wrong_signature_is_noted_with_peer_and_check(
+    tmp_path: Path, body: type, sends: bool, alarm: str, abort: str
+) -> None:
+    with closing(Federation(tmp_path, 4, rounds=1)) as federation:
 
-    def link(sender: int, recipient: int, message: AnySigned) -> AnySigned:
-        return (
-            replace(message, signature=bytes(64)) if isinstance(message.body, ShareBundle) and sender == 2 else message
-        )
+        def link(sender: int, recipient: int, message: AnySigned) -> AnySigned:
+            at_source_2 = (sender if sends else recipient) == 2
+            return replace(message, signature=bytes(64)) if isinstance(message.body, body) and at_source_2 else message
 
-    federation.link = link
-    federation.open().go()
-    assert ("error", "source-2", "SIGNATURE", "") in filed(federation)
-
-
-def test_a_session_that_a_source_ends_is_an_abort_with_peer_and_check(build: Callable[..., Federation]) -> None:
-    federation = build(4, rounds=1)
-
-    def link(sender: int, recipient: int, message: AnySigned) -> AnySigned:
-        return (
-            replace(message, signature=bytes(64)) if isinstance(message.body, Survivors) and recipient == 2 else message
-        )
-
-    federation.link = link
-    federation.open().go()
-    assert ("error", "source-2", "", "SIGNATURE") in filed(federation)
+        federation.link = link
+        federation.open().go()
+        assert ("error", "source-2", alarm, abort) in filed(federation)
 
 
-def test_who_joins_leaves_and_returns_is_named(build: Callable[..., Federation]) -> None:
-    federation = build(4, rounds=1).open()
-    while federation.run.waiting_for() and federation.watch.text.count("joined") != 4:
-        federation.deliver()
-    federation.kill(3)
-    federation.go()
-    joined = [("info", f"source-{index}") for index in (1, 2, 3, 4)]
-    assert [(note.level, note.peer) for note in federation.watch.filed if "joined" in note.text] == joined
-    assert ("warning", "source-3", "", "") in filed(federation)
+def test_who_joins_leaves_and_returns_is_named(tmp_path: Path) -> None:
+    with closing(Federation(tmp_path, 4, rounds=1)) as federation:
+        federation.open()
+        while federation.run.waiting_for() and federation.watch.text.count("joined") != 4:
+            federation.deliver()
+        federation.kill(3)
+        federation.go()
+        joined = [("info", f"source-{index}") for index in (1, 2, 3, 4)]
+        assert [(note.level, note.peer) for note in federation.watch.filed if "joined" in note.text] == joined
+        assert ("warning", "source-3", "", "") in filed(federation)

@@ -97,16 +97,6 @@ def test_a_state_that_cannot_be_written_ends_no_run(tmp_path: Path) -> None:
     assert state.now.doing == "training"
 
 
-def test_a_reader_never_finds_half_a_state_nor_a_file_left_over(tmp_path: Path) -> None:
-    state = writer(tmp_path)
-    for number in range(20):
-        state.set("training", round=number)
-        found = read_state(tmp_path)
-        assert found is not None
-        assert found.round == number
-    assert [file.name for file in tmp_path.iterdir()] == [STATE_FILE]
-
-
 @pytest.mark.parametrize(
     ("error", "text"),
     [

@@ -72,12 +72,6 @@ def test_a_missing_package_is_named_with_its_extra(
     assert f"pip install 'securefda[{key}]'" in caught.value.hint
 
 
-def test_nothing_of_either_is_imported_unless_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("tensorboard", "torch.utils.tensorboard", "mlflow", "securefda.operations.tracking"):
-        monkeypatch.setitem(sys.modules, module, None)
-    finished_round(tmp_path, Console())
-
-
 @pytest.mark.parametrize("key", ["tensorboard", "mlflow", "results"])
 def test_a_source_is_not_asked_for_the_targets_figures(tmp_path: Path, key: str) -> None:
     settings = MetricsSection(**{key: True if key == "results" else "x"})
