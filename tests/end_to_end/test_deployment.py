@@ -116,12 +116,6 @@ def test_probes_on_the_port_for_sources_are_refused_and_nothing_is_written(
     assert not out.exists()
 
 
-def test_a_kind_that_is_not_there_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*INIT, "--out", str(tmp_path / "kits"), "--deploy", "nomad"]) == ExitCode.CONFIG
-    assert "error: arguments: invalid value for '--deploy': 'nomad' is not" in capsys.readouterr().err
-    assert not (tmp_path / "kits").exists()
-
-
 def test_what_is_deployed_holds_nothing_secret(tmp_path: Path) -> None:
     out = tmp_path / "kits"
     folders = deploy(out, "systemd")
@@ -149,10 +143,3 @@ def test_slurms_script_starts_a_source_and_hands_it_the_signal(tmp_path: Path) -
         assert job.wait(60) == ExitCode.TERMINATED
     finally:
         job.kill()
-
-
-def test_slurms_script_without_a_kit_says_so() -> None:
-    env = {name: value for name, value in os.environ.items() if name != "KIT"}
-    job = subprocess.run(["bash", SLURM], check=False, env=env, capture_output=True, text=True)
-    assert job.returncode != 0
-    assert "KIT: is not set: submit with --export=ALL,KIT=/path/to/the/kit" in job.stderr

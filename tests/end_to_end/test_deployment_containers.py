@@ -350,22 +350,6 @@ def test_a_network_policy_allows_what_processes_open_and_nothing_else(
     assert (arrives["port"], arrives["targetPort"]) == (PORT, PORT)
 
 
-METRICS = 9464
-OF_A_MONITOR = {
-    *("attachMetadata", "bodySizeLimit", "jobLabel", "labelLimit", "namespaceSelector", "podMetricsEndpoints"),
-    *("podTargetLabels", "sampleLimit", "selector", "targetLimit"),
-}
-"""Fields of a PodMonitor's ``spec``, by the definition of the Prometheus Operator 0.91, which requires ``selector``.
-
-An API server drops a field that this definition does not know, so a misspelt one would do nothing.
-"""
-OF_AN_ENDPOINT = {
-    *("basicAuth", "honorLabels", "honorTimestamps", "interval", "metricRelabelings", "params", "path", "port"),
-    *("portNumber", "relabelings", "scheme", "scrapeTimeout", "targetPort", "tlsConfig"),
-}
-"""Fields of one of its ``podMetricsEndpoints``; ``port`` is the name of a container's port."""
-
-
 @pytest.fixture(scope="module")
 def monitored(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Manifests]:
     """With the component for the Prometheus Operator, turned on as the file says."""
@@ -377,50 +361,6 @@ def monitored(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Manifests]:
         assert lines == 2
         file.write_text(text)
     return {site: Manifests(found[site], out / site) for site in ROLES}
-
-
-@needs_kubectl
-@pytest.mark.parametrize("site", ROLES)
-def test_a_component_has_the_operator_scrape_the_pod_and_is_off_unless_it_is_named(
-    manifests: dict[str, Manifests], monitored: dict[str, Manifests], site: str
-) -> None:
-    """What is added, object by object; kubernetes-validate knows none of the operator's kinds."""
-    validator = pytest.importorskip("kubernetes_validate", reason="needs kubernetes-validate")
-    found, before = monitored[site], {(one["kind"], one["metadata"]["name"]) for one in manifests[site].every}
-    after = {(one["kind"], one["metadata"]["name"]) for one in found.every}
-    added = {("PodMonitor", f"securefda-{site}"), ("NetworkPolicy", f"securefda-metrics-{site}")}
-    # the Secret's name has a digest of the kit, which is another one
-    assert {one for one in after - before if one[0] != "Secret"} == added
-    assert {kind for kind, _ in before - after} == {"Secret"}
-    for one in found.every:
-        assert one["metadata"].get("namespace", f"securefda-{site}") == f"securefda-{site}"
-        if one["kind"] != "PodMonitor":
-            validator.validate(one, validator.latest_version(), strict=True)
-
-    monitor = found.one("PodMonitor")
-    assert (monitor["apiVersion"], set(monitor)) == (
-        "monitoring.coreos.com/v1",
-        {"apiVersion", "kind", "metadata", "spec"},
-    )
-    assert {"selector"} <= set(monitor["spec"]) <= OF_A_MONITOR
-    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
-    assert set(endpoint) <= OF_AN_ENDPOINT
-    labels = found.one("StatefulSet")["spec"]["template"]["metadata"]["labels"]
-    assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
-    ports = {port["name"]: port["containerPort"] for port in found.container["ports"]}
-    assert ports == {"metrics": METRICS, **({"securefda": PORT} if site == "clinic" else {})}
-    assert ports[endpoint["port"]] == METRICS
-
-    policy = found.one("NetworkPolicy", f"securefda-metrics-{site}")["spec"]
-    scraper = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
-    assert policy == {
-        "podSelector": {},
-        "policyTypes": ["Ingress"],
-        "ingress": [{"from": [scraper], "ports": [{"protocol": "TCP", "port": METRICS}]}],
-    }
-    assert found.one("NetworkPolicy", f"securefda-{site}")["spec"] == manifests[site].one("NetworkPolicy")["spec"]
-    probes = {kind: found.container[f"{kind}Probe"] for kind in ("startup", "liveness", "readiness")}
-    assert probes == {kind: manifests[site].container[f"{kind}Probe"] for kind in probes}
 
 
 def address_of_this_machine() -> str:

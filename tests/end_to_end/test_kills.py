@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from itertools import islice
 from pathlib import Path
 
 import pytest
 from depth import at_depth
 from killings import (
-    FOLLOWS,
     NOISY,
-    Kill,
     assert_charged,
-    drawn_kills,
-    drawn_kills_of_ranks,
     kill_a_federation,
     releases_once,
 )
@@ -41,24 +35,6 @@ def test_a_source_whose_ranks_are_killed_releases_nothing_twice_and_goes_on(tmp_
     assert {name.split()[0] for name in account.struck} == {"leader", "follower"}
     assert account.logs == len(SITES)
     assert account.trained >= 2
-
-
-def test_the_kills_of_ranks_reach_both_of_them_in_every_way() -> None:
-    kills = list(islice(drawn_kills_of_ranks(1, "source-1"), 400))
-    assert kills == list(islice(drawn_kills_of_ranks(1, "source-1"), 400))
-    found = {place: {kill.kind for kill in kills if kill.site == place} for place in ("source-1", "source-1" + FOLLOWS)}
-    assert found["source-1"] == {"disk", "message", "training", "exchange", "moment"}
-    assert found["source-1" + FOLLOWS] == {"training", "exchange", "moment"}
-
-
-def test_the_kills_of_a_seed_can_be_repeated_and_reach_every_site_and_kind() -> None:
-    kills = list(islice(drawn_kills(1, SITES), 400))
-    assert kills == list(islice(drawn_kills(1, SITES), 400))
-    assert kills[:5] != list(islice(drawn_kills(2, SITES), 5))
-    kinds = Counter((kill.site, kill.kind) for kill in kills)
-    assert {site for site, _ in kinds} == set(SITES)
-    assert {kind for _, kind in kinds} == {"disk", "message", "training", "moment"}
-    assert isinstance(kills[0], Kill)
 
 
 def test_a_second_release_of_a_round_is_found() -> None:

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import itertools
 import os
-import pty
 import re
 import resource
 import signal
-import subprocess
-import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
-from e2e_processes import WAIT_S, Process, assert_one_clear_line, children_of
+from e2e_processes import Process, assert_one_clear_line, children_of, runs
 from fork_server import REPOSITORY
 from terminals import eventually
 
@@ -99,7 +95,7 @@ def test_sites_are_processes_that_share_no_file_and_a_killed_launcher_takes_them
         both = one & other - {os.devnull}
         assert [name for name in both if not name.startswith("anon_inode:")] == []  # which has no name of its own
     run.kill()
-    eventually(lambda: not any(map(is_running, (server, *sites))))
+    eventually(lambda: not any(map(runs, (server, *sites))))
 
 
 def test_a_site_that_crashes_is_known_by_its_exit_code(tmp_path: Path) -> None:
@@ -185,67 +181,3 @@ def test_fresh_deletes_a_finished_run_and_nothing_that_no_run_wrote(tmp_path: Pa
     assert before is not None
     assert after is not None
     assert before["run_id"] != after["run_id"]
-
-
-def test_a_terminal_shows_the_phase_that_the_target_is_in(tmp_path: Path) -> None:
-    """The task holds the sources in their training until the test lets go; meanwhile the screen must say so."""
-    hold = tmp_path / "hold"
-    hold.touch()
-    file = federation(tmp_path, 2, "e2e_tasks:Endless").read_text().replace("warm-up-rounds = 0", "warm-up-rounds = 1")
-    (tmp_path / "federation.toml").write_text(file.replace("[privacy]", f'data-dir = "{tmp_path}"\n[privacy]'))
-    ours, theirs = pty.openpty()
-    python_path = os.pathsep.join([str(REPOSITORY), str(Path(__file__).parent)])
-    run = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "securefda.cli",
-            "run",
-            str(tmp_path / "federation.toml"),
-            "--out",
-            str(tmp_path / "out"),
-        ],
-        env={**os.environ, "PYTHONPATH": python_path, "COLUMNS": "160"},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=theirs,
-    )
-    os.close(theirs)
-    try:
-        shown = screen_until(ours, "sources train and send their updates (0 of 2; waiting for source-1, source-2)")
-        assert "starting (0 of 3; waiting for target, source-1, source-2)" in shown
-        after = shown.rpartition("sources train and send their updates (")[2]
-        assert "starting" not in after
-    finally:
-        run.send_signal(signal.SIGTERM)
-        hold.unlink()
-        while read_some(ours):
-            pass
-        run.wait(WAIT_S)
-        os.close(ours)
-
-
-def screen_until(terminal: int, text: str) -> str:
-    shown = ""
-    deadline = time.monotonic() + WAIT_S
-    while text not in shown and time.monotonic() < deadline:
-        part = read_some(terminal)
-        assert part, shown
-        shown += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", part)
-    assert text in shown, shown[-600:]
-    return shown
-
-
-def read_some(terminal: int) -> str:
-    try:
-        return os.read(terminal, 65536).decode(errors="replace")
-    except OSError:  # the other end is closed
-        return ""
-
-
-def is_running(pid: int) -> bool:
-    """Whether a process is there and is no zombie, whose new parent has not collected it yet."""
-    try:
-        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
