@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache
@@ -123,6 +124,13 @@ def trainer_of(
     return SiteTrainer(task, site_id(index), data, training_of(**settings), SEED, memory=memory)
 
 
+def kept_out(*labels: int) -> Samples:
+    """Rows of these classes that the target keeps out of its training."""
+    rows = Points(TaskSettings("target", ("source-1",), SEED)).test_data("target")
+    chosen = sum((rows.labels == label for label in labels), start=rows.labels == labels[0]).bool()
+    return Samples(rows.features[chosen], rows.labels[chosen])
+
+
 def rows_of(n: int, norm: str = "none", **settings: Any) -> PersonalTrainer:
     """The target's rows, for a model of its own."""
     task = task_of(n, norm=norm)
@@ -188,6 +196,9 @@ def intact(sender: int, recipient: int, message: AnySigned) -> AnySigned:
     return message
 
 
+OPEN: set[Federation] = set()
+"""Those whose files are open; ``conftest.py`` closes them after each test."""
+
 FEATURES = FeatureSettings(rows=8, clip=0.0, noise=0.0, step=0.1)
 """How the target releases features of its 12 rows, under rules that need them."""
 
@@ -248,6 +259,7 @@ class Federation(MemoryNetwork[AggregatorRun, SourceRun]):
         self.kept: dict[int, tuple[Vector, str, int]] = {}
         sources = {index: self.source(index) for index in range(1, n + 1)}
         super().__init__(self.new_aggregator(), sources, target=TARGET, observers=self.observers)
+        OPEN.add(self)
 
     @property
     def run(self) -> AggregatorRun:
@@ -435,6 +447,7 @@ class Federation(MemoryNetwork[AggregatorRun, SourceRun]):
         return self.open()
 
     def close(self) -> None:
+        OPEN.discard(self)
         for site in (self.run._site, *(source._site for source in self.sources.values())):
             site.witness.journal.close()
         self.store.close()
@@ -459,6 +472,10 @@ class Federation(MemoryNetwork[AggregatorRun, SourceRun]):
             for one, other, message in self.passed
             if sender in (None, one) and to in (None, other) and not is_witnessing(message)
         ]
+
+
+Build = Callable[..., Federation]
+"""Makes a federation, as the fixture ``build`` does."""
 
 
 def changed(header: AnySigned, **changes: Any) -> AnySigned:
@@ -503,8 +520,8 @@ def secrets_in(value: Any) -> list[Secret]:
 
 
 def reached_from(start: object) -> list[object]:
-    """Everything that an object keeps alive, but for classes and modules and what only they do."""
-    found, left = {}, [start]
+    """Everything that an object keeps alive, but for classes and modules, with their globals, and what only they do."""
+    found, left = {id(vars(module)): None for module in list(sys.modules.values())}, [start]
     while left:
         one = left.pop()
         if id(one) not in found and not isinstance(one, (type, ModuleType)):
