@@ -19,7 +19,6 @@ import torch
 from moved_clusters import MovedClusters
 
 from securefda.aggregator.adaptation import Adaptation
-from securefda.aggregator.site import is_fixed
 from securefda.aggregator.store import AggregatorStore
 from securefda.bootstrap import witness_of
 from securefda.cli import main
@@ -29,7 +28,6 @@ from securefda.local.simulator import simulate
 from securefda.operations.notes import Note
 from securefda.operations.progress import SilentReporter
 from securefda.operations.records import Summary
-from securefda.operations.report import write_report
 from securefda.operations.run_folder import ADAPTED_FILE, read_run
 from securefda.operations.summary_text import run_text
 from securefda.operations.trained import trained_model
@@ -94,20 +92,6 @@ def test_what_is_said_of_it_is_what_its_model_does(folder: Path) -> None:
     assert adapted["score"] > adapted["score_before"]
     assert (adapted["rows"], adapted["epochs"], adapted["release"]) == (300, 20, False)
     assert adapted["help"]["difference"] == pytest.approx(adapted["accuracy"] - adapted["accuracy_before"])
-
-
-def test_the_terminal_and_the_report_say_it(folder: Path) -> None:
-    record = read_run(folder)
-    assert record.summary is not None
-    adapted = record.summary["adapted"]
-    said = f"adapted alone at the target: {100 * adapted['accuracy_before']:.1f} % → {100 * adapted['accuracy']:.1f} %"
-    text = run_text(Summary(**record.summary), folder)
-    assert said in text
-    assert "at the target alone, on 300 rows without labels, score 0." in text
-    write_report(folder)
-    page = (folder / "report.html").read_text()
-    assert said[1:] in page
-    assert "the last model, adapted alone at the target" in page
 
 
 def test_sources_see_a_run_of_source_only_byte_for_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,10 +279,3 @@ def test_what_cannot_be_adapted_is_refused_before_the_run(tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match="has 100 training rows at target, and 10 classes need 200"):
         simulate(config, tmp_path, 5, SilentReporter())
     assert not (tmp_path / "metrics.jsonl").exists()
-
-
-def test_a_finished_run_can_be_adapted_afterwards() -> None:
-    for key in ("adapt", "adapt-epochs", "adapt-threshold", "adapt-prior"):
-        assert not is_fixed(f"training.{key}")
-    assert not is_fixed("model.release-adapted")
-    assert is_fixed("model.sources-keep")

@@ -25,7 +25,6 @@ def test_it_refuses_the_rule_as_the_run_is_announced_and_names_why(rule: str, tm
     assert isinstance(refusal, PolicyRefusal)
     assert str(refusal).startswith(f"policy refuses dp.pull: asked {rule}, with a pull on the target's features")
     assert not any(is_header(message) for _, to, message in found.passed if to == NOISY)
-    found.close()
 
 
 def test_its_trainer_refuses_before_anything_is_charged(tmp_path: Path) -> None:
@@ -38,4 +37,3 @@ def test_its_trainer_refuses_before_anything_is_charged(tmp_path: Path) -> None:
         trainer.train(trainer.initial_model(), 1, 1.0, run_id="run", align=aligned)
     assert "noise-multiplier to 0" in refused.value.hint
     assert {file: file.read_bytes() for file in tmp_path.rglob("*ledger*") if file.is_file()} == ledgers
-    found.close()

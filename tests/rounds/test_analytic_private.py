@@ -29,7 +29,6 @@ def federation(folder: Path, **options: object) -> PrivateFederation:
 
 def test_a_round_charges_one_release_of_all_rows(tmp_path: Path) -> None:
     played = federation(tmp_path).open().go()
-    played.close()
     assert played.statuses == ["finished"]
     assert played.charged(TARGET) == []
     for index in SOURCES:
@@ -55,7 +54,6 @@ def test_the_noise_on_the_sums_is_the_multiplier_times_what_a_row_can_change(tmp
     exact = Moments.of(*head_rows(trainer, model), bound=0.5).means()
     releases = (trainer.moments(model, 1, bound=0.5, run_id=f"run-{number}") for number in range(40))
     drawn = [(one.update - exact) * trainer.samples for one in releases]
-    played.close()
     noise = np.concatenate(drawn)
     expected = played.training.dp.noise_multiplier * 0.5
     assert np.std(noise) == pytest.approx(expected, rel=0.1)
@@ -78,7 +76,6 @@ def test_an_aggregator_that_dies_gets_the_same_release_for_one_charge(tmp_path: 
     killed = federation(tmp_path, visibility=Visibility.SUM).open().kill_aggregator_at(Advertise, 1)
     killed.start_aggregator()
     killed.open().go()
-    killed.close()
     assert killed.statuses == ["finished"]
     assert all(len(killed.charged(index)) == 1 for index in SOURCES)
 
@@ -91,7 +88,6 @@ def test_moments_are_never_taken_for_an_update_of_the_same_round(tmp_path: Path)
     update = trainer.train(model, 1, 1.0, run_id="run", attempt=2)
     assert (len(moments.update), len(update.update)) == (30, 15)
     assert len(played.charged(1)) == 2
-    played.close()
 
 
 def test_before_a_run_a_source_hears_whether_its_budget_pays_for_moments(tmp_path: Path) -> None:
@@ -110,8 +106,6 @@ def test_before_a_run_a_source_hears_whether_its_budget_pays_for_moments(tmp_pat
         accounts[0].require_ahead(None, RELEASE)
     assert accounts[1].require_ahead(None, RELEASE)[0].count("a round is") == 0
     assert accounts[0].require_ahead(rounds, None) == [line.split("; under the rule")[0]]
-    poor.close()
-    rich.close()
 
 
 def test_without_a_budget_nothing_leaves(tmp_path: Path) -> None:
@@ -123,4 +117,3 @@ def test_without_a_budget_nothing_leaves(tmp_path: Path) -> None:
     with pytest.raises(BudgetExhausted):
         trainer.moments(model, 1, bound=1.0, run_id="two", attempt=1)
     assert len(played.charged(1)) == 1
-    played.close()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from rounds_federation import SEED, TARGET, Federation, rows_of, task_of, trainer_of, until
 
-from securefda.protocol.messages import Advertise, Header, Result, SourcesKeep, Update, Visibility
+from securefda.protocol.messages import Header, SourcesKeep, Update, Visibility
 from securefda.training import build_model, evaluate, vector_to_model
 from securefda.training.batch_norm import bytes_to_statistics, estimate_statistics, running_statistics
 from securefda.training.memory import statistics_key
@@ -49,7 +49,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
         federation = begun(tmp_path_factory.mktemp("undisturbed")).go()
         assert federation.statuses == ["finished"] * ROUNDS
         left = left_by(federation)
-        federation.close()
         return federation, left
 
     return play
@@ -72,7 +71,6 @@ def test_in_clear_an_update_holds_parameters_alone(tmp_path: Path) -> None:
     kept = federation.stores[update.message.sender].personal(statistics_key(federation.run.run_id), 2)
     assert kept is not None
     assert not any(part in bytes(update.vectors[0]) for part in (kept[:16], kept[16:32]))
-    federation.close()
 
 
 def test_every_site_keeps_statistics_of_its_own_rows(undisturbed: Undisturbed) -> None:
@@ -85,28 +83,6 @@ def test_every_site_keeps_statistics_of_its_own_rows(undisturbed: Undisturbed) -
         mean = task_of(3).train_data(site).features.mean(dim=0).numpy()
         found = running_statistics(model)["0.running_mean"].numpy()
         assert np.linalg.norm(found - mean) < 0.5 * np.linalg.norm(mean)  # on its way there from 0
-
-
-@pytest.mark.parametrize("kind", [Advertise, Result])
-def test_a_run_whose_aggregator_was_killed_ends_as_one_that_was_not(
-    tmp_path: Path, undisturbed: Undisturbed, kind: type
-) -> None:
-    federation = begun(tmp_path)
-    until(federation, TARGET if kind is Advertise else 2, kind, round_number=2)
-    federation.restart_aggregator().go()
-    assert federation.statuses == ["finished"] * ROUNDS
-    assert left_by(federation) == undisturbed()[1]
-    federation.close()
-
-
-def test_sources_that_restart_go_on_with_their_statistics(tmp_path: Path, undisturbed: Undisturbed) -> None:
-    federation = begun(tmp_path)
-    until(federation, 1, Header, round_number=3)
-    for index in sorted(federation.sources):
-        federation.sources[index] = federation.source(index)
-    federation.restart_aggregator().go()
-    assert left_by(federation) == undisturbed()[1]
-    federation.close()
 
 
 def test_the_target_is_measured_with_moments_of_its_own_training_rows(undisturbed: Undisturbed) -> None:
@@ -126,7 +102,6 @@ def test_a_source_that_keeps_nothing_of_the_model_forgets_its_statistics(tmp_pat
     of_target, *of_sources = kept_by(federation)
     assert None not in of_target
     assert of_sources == [[None, None]] * 3
-    federation.close()
 
 
 def test_a_source_that_keeps_the_model_gets_its_parameters_alone(undisturbed: Undisturbed) -> None:
@@ -143,4 +118,3 @@ def test_a_personal_strategy_measures_its_model_with_the_targets_rows(tmp_path: 
     assert state is not None
     expected = own.evaluate(np.frombuffer(state, "<f4"), federation.run._site.test_data)
     assert federation.watch.lines[-1]["loss"] == expected.loss
-    federation.close()

@@ -2,35 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
-import pytest
-from rounds_federation import TARGET, AnySigned, Federation
+from rounds_federation import TARGET, AnySigned, Build
 
 from securefda.errors import FaultyAggregatorError, QuorumLost
 from securefda.protocol.messages import Header, KeyList, Refusal, ShareBundle
-from securefda.site.policy import ReleaseLimits
 from securefda.source.standing import HINT, MOST_BROKEN_IN_A_ROW
 
 VICTIM = 2
-
-
-@pytest.fixture
-def build(tmp_path: Path) -> Iterator[Callable[..., Federation]]:
-    made: list[Federation] = []
-
-    def new(n: int = 3, **options: Any) -> Federation:
-        folder = tmp_path / str(len(made))
-        folder.mkdir()
-        made.append(Federation(folder, n, **options))
-        return made[-1]
-
-    yield new
-    for federation in made:
-        federation.close()
 
 
 def unsigned(kind: type, *, by: int, to: int | None = None) -> Callable[[int, int, AnySigned], AnySigned]:
@@ -43,7 +24,7 @@ def unsigned(kind: type, *, by: int, to: int | None = None) -> Callable[[int, in
     return link
 
 
-def test_a_run_whose_rounds_were_all_lost_has_failed_and_names_check_and_liar(build: Callable[..., Federation]) -> None:
+def test_a_run_whose_rounds_were_all_lost_has_failed_and_names_check_and_liar(build: Build) -> None:
     federation = build(rounds=1)
     federation.link = unsigned(ShareBundle, by=VICTIM)
     federation.open().go()
@@ -60,20 +41,7 @@ def test_a_run_whose_rounds_were_all_lost_has_failed_and_names_check_and_liar(bu
     assert goodbye.reason == str(error)
 
 
-def test_a_run_that_lost_its_last_round_alone_is_complete(build: Callable[..., Federation]) -> None:
-    federation = build(rounds=2)
-
-    def link(sender: int, recipient: int, message: AnySigned) -> AnySigned | None:
-        later = federation.statuses == ["finished"]
-        return None if later and sender == VICTIM and isinstance(message.body, ShareBundle) else message
-
-    federation.link = link
-    federation.open().go()
-    assert federation.statuses == ["finished", "lost"]
-    assert federation.run.error is None
-
-
-def test_what_was_heard_of_a_source_is_forgotten_once_it_is_in_a_sum(build: Callable[..., Federation]) -> None:
+def test_what_was_heard_of_a_source_is_forgotten_once_it_is_in_a_sum(build: Build) -> None:
     """It lies in the first round and is lost after the second: only the loss is the reason."""
     federation = build(4, rounds=4)
     lying = unsigned(ShareBundle, by=VICTIM)
@@ -93,9 +61,7 @@ def test_what_was_heard_of_a_source_is_forgotten_once_it_is_in_a_sum(build: Call
     assert str(federation.run.error) == f"gathering sources: 2 of at least 3 sources; missing: {gone}"
 
 
-def test_what_the_transport_refused_is_the_reason_for_which_a_source_is_missing(
-    build: Callable[..., Federation],
-) -> None:
+def test_what_the_transport_refused_is_the_reason_for_which_a_source_is_missing(build: Build) -> None:
     federation = build()
     federation.reached.discard(3)
     federation.open()
@@ -105,7 +71,7 @@ def test_what_the_transport_refused_is_the_reason_for_which_a_source_is_missing(
     assert str(federation.run.error).endswith("missing: source-3 (fails check WIRE: suite 2 is not known here)")
 
 
-def test_other_sources_do_not_hear_of_a_refusal(build: Callable[..., Federation]) -> None:
+def test_other_sources_do_not_hear_of_a_refusal(build: Build) -> None:
     federation = build(rounds=1)
     federation.link = unsigned(Header, by=TARGET, to=VICTIM)
     federation.open().go()
@@ -115,14 +81,14 @@ def test_other_sources_do_not_hear_of_a_refusal(build: Callable[..., Federation]
     assert "SIGNATURE" not in goodbye.reason
 
 
-def test_another_version_of_a_source_is_worth_a_word(build: Callable[..., Federation]) -> None:
+def test_another_version_of_a_source_is_worth_a_word(build: Build) -> None:
     federation = build(rounds=1)
     federation.open().go()
     assert "source-1 runs securefda 1, the aggregator " in federation.watch.text
     assert federation.statuses == ["finished"]
 
 
-def test_a_source_leaves_after_three_broken_sessions_in_a_row(build: Callable[..., Federation]) -> None:
+def test_a_source_leaves_after_three_broken_sessions_in_a_row(build: Build) -> None:
     federation = build(4, rounds=MOST_BROKEN_IN_A_ROW + 1)
     federation.link = unsigned(KeyList, by=TARGET, to=VICTIM)
     federation.open()
@@ -134,22 +100,3 @@ def test_a_source_leaves_after_three_broken_sessions_in_a_row(build: Callable[..
     assert isinstance(me.standing.failure, FaultyAggregatorError)
     assert str(me.standing.failure) == "aggregator fails check SIGNATURE: KeyList (round 3, advertise)"
     assert (me.standing.failure.exit_code, me.standing.failure.hint) == (2, HINT)
-
-
-def test_a_finished_round_starts_the_count_of_broken_sessions_anew(build: Callable[..., Federation]) -> None:
-    federation = build(4, rounds=2 * MOST_BROKEN_IN_A_ROW)
-    patient = federation.policy(VICTIM, release=ReleaseLimits(max_unfinished=100))
-    federation.sources[VICTIM] = federation.source(VICTIM, policy=patient)
-    broken = unsigned(KeyList, by=TARGET, to=VICTIM)
-
-    def link(sender: int, recipient: int, message: AnySigned) -> AnySigned:
-        every_third_is_whole = len(federation.statuses) % MOST_BROKEN_IN_A_ROW == MOST_BROKEN_IN_A_ROW - 1
-        return message if every_third_is_whole else broken(sender, recipient, message)
-
-    federation.link = link
-    federation.open().go()
-    me = federation.sources[VICTIM]
-    assert me.standing.failure is None
-    assert me.standing.fault is not None
-    assert len(federation.watch.records[VICTIM]) == 2
-    assert len(federation.watch.alarms[VICTIM]) == 4

@@ -57,7 +57,6 @@ def test_a_policy_that_a_header_could_use_to_count_rows_is_refused_at_the_start(
     site = source_site(config, default_policy(max_samples=1000), member_of(federation), store, secret=None)
     assert 10 < site.trainer.samples <= 1000
     store.close()
-    federation.close()
 
 
 def test_a_source_keeps_back_what_fewer_rows_moved_than_its_policy_asks_for(tmp_path: Path) -> None:
@@ -71,7 +70,6 @@ def test_a_source_keeps_back_what_fewer_rows_moved_than_its_policy_asks_for(tmp_
             policy = permits.model_copy(update=limits)
             trainer = source_site(config, policy, member_of(federation), store, secret=None).trainer
             kept[least] = trainer.train(trainer.initial_model(), 1, 1.0).update == 0
-    federation.close()
     assert kept[1].sum() < kept[3].sum() < kept[3].size / 2  # pixels that one or two pictures have
 
 
@@ -87,7 +85,6 @@ def test_a_site_that_trains_by_dp_sgd_hands_in_no_loss_and_no_accuracy(
     with closing(store_at(tmp_path / "state.sqlite")) as store:
         site = source_site(config, default_policy(max_samples=1000), member_of(federation), store, secret=None)
         assert site.with_noise is not handed_in
-    federation.close()
 
 
 def test_a_device_that_is_not_there_is_refused_at_the_start(tmp_path: Path) -> None:
@@ -102,7 +99,6 @@ def test_a_device_that_is_not_there_is_refused_at_the_start(tmp_path: Path) -> N
         pytest.raises(ConfigError, match=f"no usable {missing}"),
     ):
         source_site(config, default_policy(max_samples=1000), member_of(federation), store, secret=None)
-    federation.close()
 
 
 @pytest.mark.parametrize(("threads", "said"), [(1, "cpu (1 thread)"), (3, "cpu (3 threads)")])
@@ -113,7 +109,6 @@ def test_a_site_says_on_how_many_threads_it_trains(tmp_path: Path, threads: int,
     with closing(store_at(tmp_path / "state.sqlite")) as store:
         site = source_site(config, default_policy(max_samples=1000), member_of(federation), store, secret=None)
         assert site.trains_on == said
-    federation.close()
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,27 +15,17 @@ from securefda.site.config import load_federation, training_settings
 from securefda.training.training_settings import NoiseSettings
 
 SOURCES = (1, 2, 3)
-Play = Callable[..., PrivateFederation]
 
 
-@pytest.fixture
-def play(tmp_path: Path) -> Iterator[Play]:
+def play(folder: Path, *, corrected: bool, level: Visibility = Visibility.SUM) -> PrivateFederation:
     """A run whose sources train with the same noise each time."""
-    made: list[PrivateFederation] = []
-
-    def one(*, corrected: bool, level: Visibility = Visibility.SUM) -> PrivateFederation:
-        training = settings_with(NoiseSettings(1.0, correct_projection=corrected))
-        how = {"private": SOURCES, "training": training, "repeats": True, "visibility": level}
-        made.append(PrivateFederation(tmp_path / str(len(made)), 3, rule="fedgp_auto", rounds=1, **how).open().go())
-        return made[-1]
-
-    yield one
-    for federation in made:
-        federation.close()
+    training = settings_with(NoiseSettings(1.0, correct_projection=corrected))
+    how = {"private": SOURCES, "training": training, "repeats": True, "visibility": level}
+    return PrivateFederation(folder / str(corrected), 3, rule="fedgp_auto", rounds=1, **how).open().go()
 
 
-def test_the_model_is_another_one_and_betas_and_charges_are_the_same(play: Play) -> None:
-    plain, corrected = (play(corrected=which) for which in (False, True))
+def test_the_model_is_another_one_and_betas_and_charges_are_the_same(tmp_path: Path) -> None:
+    plain, corrected = (play(tmp_path, corrected=which) for which in (False, True))
 
     assert plain.statuses == corrected.statuses == ["finished"]
     assert not np.array_equal(plain.run.model, corrected.run.model)
@@ -45,8 +34,8 @@ def test_the_model_is_another_one_and_betas_and_charges_are_the_same(play: Play)
         assert plain.charged(index) == corrected.charged(index) == [(1, 1)]
 
 
-def test_where_the_aggregator_evaluates_the_rule_nothing_changes(play: Play) -> None:
-    plain, corrected = (play(corrected=which, level=Visibility.INDIVIDUAL) for which in (False, True))
+def test_where_the_aggregator_evaluates_the_rule_nothing_changes(tmp_path: Path) -> None:
+    plain, corrected = (play(tmp_path, corrected=which, level=Visibility.INDIVIDUAL) for which in (False, True))
 
     assert plain.statuses == ["finished"]
     assert np.array_equal(plain.run.model, corrected.run.model)

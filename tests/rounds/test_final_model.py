@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rounds_federation import TARGET, Federation, is_header, signer
+from rounds_federation import TARGET, Build, Federation, is_header, signer
 
 from securefda.errors import FaultyAggregatorError
 from securefda.protocol.messages import (
@@ -29,16 +29,8 @@ FINAL, NONE = {"sources_keep": SourcesKeep.FINAL}, {"sources_keep": SourcesKeep.
 
 
 @pytest.fixture
-def build(tmp_path: Path) -> Iterator[Callable[..., Federation]]:
-    built: list[Federation] = []
-
-    def make(n: int = 3, keep: dict[str, Any] = FINAL, **strategy: Any) -> Federation:
-        built.append(Federation(tmp_path, n, settings=keep, **strategy))
-        return built[-1]
-
-    yield make
-    for federation in built:
-        federation.close()
+def build(tmp_path: Path) -> Build:
+    return lambda n=3, keep=FINAL, **strategy: Federation(tmp_path, n, settings=keep, **strategy)
 
 
 def models_on_disk(federation: Federation, index: int = ME) -> list[Path]:
@@ -67,7 +59,7 @@ def goodbye_to(federation: Federation, change: Callable[[Goodbye, Any], tuple[Go
     federation.open().go()
 
 
-def test_each_source_is_left_with_the_final_model(build: Callable[..., Federation]) -> None:
+def test_each_source_is_left_with_the_final_model(build: Build) -> None:
     federation = build().open().go()
     for index in federation.sources:
         model, run, round_number = federation.kept[index]
@@ -78,7 +70,7 @@ def test_each_source_is_left_with_the_final_model(build: Callable[..., Federatio
     assert not any(federation.watch.alarms.values())
 
 
-def test_each_source_keeps_nothing_where_the_headers_say_so(build: Callable[..., Federation]) -> None:
+def test_each_source_keeps_nothing_where_the_headers_say_so(build: Build) -> None:
     federation = build(keep=NONE, rule="fedrep").open()
     while not is_header_of_round(federation, 3):
         federation.step()
@@ -91,7 +83,7 @@ def test_each_source_keeps_nothing_where_the_headers_say_so(build: Callable[...,
     assert federation.sources[ME].standing.failure is None
 
 
-def test_layers_of_its_own_stay_where_the_model_does(build: Callable[..., Federation]) -> None:
+def test_layers_of_its_own_stay_where_the_model_does(build: Build) -> None:
     federation = build(rule="fedrep").open().go()
     assert ME in federation.kept
     assert federation.stores[ME].personal(federation.run.run_id, 9) is not None
@@ -101,9 +93,7 @@ def is_header_of_round(federation: Federation, number: int) -> bool:
     return any(is_header(message) and message.body.round == number for *_, message in federation.passed)
 
 
-def test_final_model_is_that_of_the_last_result_and_not_what_the_target_trained_alone_since(
-    build: Callable[..., Federation],
-) -> None:
+def test_final_model_is_that_of_the_last_result_and_not_what_the_target_trained_alone_since(build: Build) -> None:
     federation = build(rule="finetune_offline", rounds=4, finetune_rounds=2).open().go()
     model, _, round_number = federation.kept[ME]
     last = [message.body for *_, message in federation.passed if isinstance(message.body, Result)][-1]
@@ -112,9 +102,7 @@ def test_final_model_is_that_of_the_last_result_and_not_what_the_target_trained_
     assert not np.array_equal(model, federation.run.model)
 
 
-def test_source_that_was_away_in_the_last_round_takes_the_model_by_the_receipts_of_others(
-    build: Callable[..., Federation],
-) -> None:
+def test_source_that_was_away_in_the_last_round_takes_the_model_by_the_receipts_of_others(build: Build) -> None:
     federation = build(4).open()
     gone: list[int] = []
 
@@ -134,7 +122,7 @@ def test_source_that_was_away_in_the_last_round_takes_the_model_by_the_receipts_
     assert np.array_equal(federation.kept[ME][0], federation.run.model)
 
 
-def test_source_whose_last_result_was_lost_takes_the_model_and_that_result(build: Callable[..., Federation]) -> None:
+def test_source_whose_last_result_was_lost_takes_the_model_and_that_result(build: Build) -> None:
     federation = build()
     federation.link = lambda _, to, message: (
         None if to == ME and isinstance(message.body, Result) and len(federation.store.records()) == 3 else message
@@ -146,7 +134,7 @@ def test_source_whose_last_result_was_lost_takes_the_model_and_that_result(build
     assert known.taken.round == 3
 
 
-def test_source_without_enough_receipts_says_so_and_accuses_nobody(build: Callable[..., Federation]) -> None:
+def test_source_without_enough_receipts_says_so_and_accuses_nobody(build: Build) -> None:
     federation = build(4).open()
     gone: list[int] = []
 
@@ -170,9 +158,7 @@ def test_source_without_enough_receipts_says_so_and_accuses_nobody(build: Callab
     assert "1 must have" in str(failure)
 
 
-def test_source_that_had_no_part_in_a_result_is_left_with_nothing_and_misses_nothing(
-    build: Callable[..., Federation],
-) -> None:
+def test_source_that_had_no_part_in_a_result_is_left_with_nothing_and_misses_nothing(build: Build) -> None:
     federation = build(4)
     federation.reached.discard(4)
     federation.open()
@@ -186,7 +172,6 @@ def test_source_that_had_no_part_in_a_result_is_left_with_nothing_and_misses_not
     assert (federation.sources[4].standing.failure, federation.watch.alarms[4]) == (None, [])
 
 
-OTHER = np.ones(1, "<f4")
 LIES: dict[str, Callable[[Goodbye, Any], tuple[Goodbye, tuple[Any, ...]]]] = {
     "none comes": lambda body, _: (replace(body, result_digest=b"", model_digest=b""), ()),
     "no vector comes": lambda body, _: (body, ()),
@@ -201,7 +186,7 @@ LIES: dict[str, Callable[[Goodbye, Any], tuple[Goodbye, tuple[Any, ...]]]] = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_any_other_model_is_refused_and_what_the_source_had_stays(build: Callable[..., Federation], lie: str) -> None:
+def test_any_other_model_is_refused_and_what_the_source_had_stays(build: Build, lie: str) -> None:
     federation = build()
     goodbye_to(federation, LIES[lie])
     assert ME not in federation.kept
@@ -214,7 +199,7 @@ def test_any_other_model_is_refused_and_what_the_source_had_stays(build: Callabl
     assert {2, 3} <= set(federation.kept)
 
 
-def test_model_that_no_header_announced_is_not_kept(build: Callable[..., Federation]) -> None:
+def test_model_that_no_header_announced_is_not_kept(build: Build) -> None:
     federation = build(keep=NONE)
     model = bytes(8)
     goodbye_to(
@@ -225,7 +210,7 @@ def test_model_that_no_header_announced_is_not_kept(build: Callable[..., Federat
     assert check_of(federation) == "FINAL_MODEL"
 
 
-def test_header_that_takes_the_promise_back_is_refused(build: Callable[..., Federation]) -> None:
+def test_header_that_takes_the_promise_back_is_refused(build: Build) -> None:
     federation = build(rounds=2)
 
     def link(sender: int, to: int, message: Any) -> Any:
@@ -245,7 +230,7 @@ def test_header_that_takes_the_promise_back_is_refused(build: Callable[..., Fede
     assert refusals[0] == Refusal("HEADER_KEEP")
 
 
-def test_no_header_is_accepted_after_the_end(build: Callable[..., Federation]) -> None:
+def test_no_header_is_accepted_after_the_end(build: Build) -> None:
     federation = build().open()
     headers = []
     federation.link = lambda sender, to, message: (
@@ -259,7 +244,7 @@ def test_no_header_is_accepted_after_the_end(build: Callable[..., Federation]) -
     assert "this run is complete" in str(federation.watch.alarms[ME][-1])
 
 
-def test_a_run_that_ended_early_can_be_resumed_so_nothing_is_deleted(build: Callable[..., Federation]) -> None:
+def test_a_run_that_ended_early_can_be_resumed_so_nothing_is_deleted(build: Build) -> None:
     federation = build().open()
     while not is_header_of_round(federation, 2):
         federation.step()
@@ -274,7 +259,7 @@ def test_a_run_that_ended_early_can_be_resumed_so_nothing_is_deleted(build: Call
     assert len(models_on_disk(federation)) == 1
 
 
-def test_killed_before_the_goodbye_it_sends_the_model_to_all_that_join(build: Callable[..., Federation]) -> None:
+def test_killed_before_the_goodbye_it_sends_the_model_to_all_that_join(build: Build) -> None:
     federation = build().open()
     federation.link = lambda sender, to, message: None if isinstance(message.body, Goodbye) else message
     federation.go()

@@ -21,7 +21,7 @@ from securefda.operations.report import write_report
 from securefda.operations.run_folder import read_run
 from securefda.operations.tracking import figures_of
 from securefda.operations.trained import trained_model
-from securefda.protocol.messages import Header, SourcesKeep, Visibility
+from securefda.protocol.messages import SourcesKeep, Visibility
 from securefda.samples import sample
 from securefda.site.config import load_federation
 from securefda.tasks import Samples
@@ -148,33 +148,6 @@ def test_a_target_keeps_one_and_the_sources_the_rules_model(tmp_path: Path, fold
     assert ("chosen" in plain.watch.lines[-1]) is False
     digests = [one.watch.lines[-1]["model_digest"] for one in (plain, folded)]
     assert (digests[0] == digests[1]) is (expected == "rule")
-    plain.close()
-    folded.close()
-
-
-@pytest.mark.parametrize("number", [2, 3])
-@pytest.mark.parametrize("folds", [3, 6])
-def test_a_target_that_was_killed_chooses_the_same(tmp_path: Path, folds: int, number: int) -> None:
-    whole = federation(tmp_path / "whole", folds=folds).open().go()
-    killed = federation(tmp_path / "killed", folds=folds).open()
-    killed.kill_aggregator_at(Header, number).start_aggregator()
-    killed.open().go()
-    assert np.array_equal(killed.run.model, whole.run.model)
-    assert np.array_equal(killed.store.result_model(), whole.store.result_model())
-    losses = [[line["fold_losses"] for line in one.watch.lines] for one in (killed, whole)]
-    assert losses[0] == losses[1]
-    whole.close()
-    killed.close()
-
-
-@pytest.mark.parametrize("rule", ["fedgp_auto", "auto"])
-def test_a_masked_sum_and_updates_in_clear_choose_the_same(tmp_path: Path, rule: str) -> None:
-    levels = (Visibility.SUM, Visibility.INDIVIDUAL)
-    masked, clear = (federation(tmp_path / one.label, rule=rule, level=one).open().go() for one in levels)
-    for one, other in zip(masked.watch.lines, clear.watch.lines, strict=True):
-        assert one["fold_losses"] == pytest.approx(other["fold_losses"], rel=1e-4)
-    masked.close()
-    clear.close()
 
 
 def test_a_whole_run_says_what_it_keeps(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +34,8 @@ PHASES = [KeyList, ShareDelivery, Survivors, Consistency, Result]
 
 
 @pytest.fixture
-def federation(tmp_path: Path) -> Iterator[Federation]:
-    federation = Federation(tmp_path).open()
-    yield federation
-    federation.close()
+def federation(tmp_path: Path) -> Federation:
+    return Federation(tmp_path).open()
 
 
 def alarms(federation: Federation) -> list[SecureFdaError]:
@@ -159,7 +157,6 @@ def test_of_a_task_that_forks_in_training_only_the_original_releases(
     os.waitpid(children[0], 0)
     assert text.startswith("[Update(")
     assert released(federation)
-    federation.close()
 
 
 def test_a_guard_names_both_processes_and_keeps_nothing_alive() -> None:
@@ -184,9 +181,7 @@ def test_a_guard_names_both_processes_and_keeps_nothing_alive() -> None:
     assert not guard.is_copy
 
 
-def test_the_copy_of_a_copy_is_none_though_it_has_the_number_of_the_original(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_copy_of_a_copy_is_none_though_it_has_the_number_of_the_original(monkeypatch: pytest.MonkeyPatch) -> None:
     class Owner:
         def forget(self) -> None: ...
 

@@ -15,10 +15,10 @@ from securefda.aggregator.comparison import with_comparison
 from securefda.cli.console import ProgressEstimate
 from securefda.local.simulator import simulate
 from securefda.operations.progress import SilentReporter
-from securefda.operations.records import RoundLine, Summary, summarise
+from securefda.operations.records import Summary, summarise
 from securefda.operations.report import write_report
-from securefda.operations.run_folder import read_run, summary_of
-from securefda.operations.summary_text import apart_words, help_text, run_text
+from securefda.operations.run_folder import read_run
+from securefda.operations.summary_text import help_text, run_text
 from securefda.protocol.messages import DownLink, Header, Survivors, Visibility
 from securefda.rules import cosine
 from securefda.samples import sample
@@ -62,8 +62,6 @@ def test_the_warm_started_target_is_trained_from_the_model_after_warm_up(tmp_pat
         first = first + trainer.train(first, number, 1.0, run_id=played.run.run_id).update
     assert summary.target_only is not None
     assert summary.target_only["final"] == trainer.evaluate(first, test).metrics["accuracy"]
-    warm_up.close()
-    played.close()
 
 
 def trainer_outputs(trainer: Any, model: Any, test: Any) -> Any:
@@ -83,8 +81,6 @@ def test_a_restart_after_warm_up_changes_nothing_of_it(tmp_path: Path, number: i
         assert getattr(compared(killed), key) == getattr(compared(whole), key) is not None
     expected = whole.run.site.alone.run_rows(whole.run.run_id, 4)
     np.testing.assert_array_equal(alone.run_rows(killed.run.run_id, 4), expected)
-    whole.close()
-    killed.close()
 
 
 def test_a_lost_round_is_no_round_of_the_comparison(tmp_path: Path) -> None:
@@ -99,17 +95,6 @@ def test_a_lost_round_is_no_round_of_the_comparison(tmp_path: Path) -> None:
     model = model + trainer.train(model, 4, 0.5, run_id=run_id).update  # with its random choices of round 4
     accuracy = trainer.evaluate(model, played.run.site.test_data).metrics["accuracy"]
     assert summary.warm_target["final"] == accuracy
-    warm.close()
-    played.close()
-
-
-@pytest.mark.parametrize("strategy", [{"rule": "ditto", "warm_up_rounds": 1}, {"warm_up_rounds": 0}])
-def test_without_warm_up_there_is_one_baseline(tmp_path: Path, strategy: dict[str, Any]) -> None:
-    played = Federation(tmp_path, visibility=Visibility.INDIVIDUAL, rounds=2, **strategy).open().go()
-    summary = compared(played)
-    assert summary.target_only is not None
-    assert summary.warm_target is None
-    played.close()
 
 
 # --- the sources' share -----------------------------------------------------------------------------------------------
@@ -126,14 +111,12 @@ def test_the_share_is_that_of_the_definition_at_every_level(tmp_path: Path, leve
     line = played.watch.lines[0]
     assert line["source_share"] == pytest.approx(np.linalg.norm(theirs) / np.linalg.norm(step), rel=1e-4)
     assert line["target_cosine"] == pytest.approx(cosine(own, step), rel=1e-4)
-    played.close()
 
 
 @pytest.mark.parametrize(("rule", "share"), [("source_only", 1), ("target_only", None)])
 def test_of_one_side_alone_the_share_is_known(tmp_path: Path, rule: str, share: float | None) -> None:
     played = Federation(tmp_path, settings=NO_CAPS, rule=rule, rounds=1).open().go()
     assert played.watch.lines[0].get("source_share") == (share and pytest.approx(share))
-    played.close()
 
 
 def test_with_a_beta_for_each_layer_all_levels_give_the_same_share(tmp_path: Path) -> None:
@@ -186,7 +169,6 @@ def test_where_norm_caps_empty_every_layer_the_sources_had_no_part(tmp_path: Pat
     summary = compared(played)
     assert summary.source_share < 1e-3
     assert help_text(summary.as_json()).endswith("; the sources had no part in the steps")
-    played.close()
 
 
 # --- what a source can see of it --------------------------------------------------------------------------------------
@@ -203,8 +185,6 @@ def test_a_source_at_sum_sees_how_far_a_step_left_the_targets_line(tmp_path: Pat
         assert records[1]["apart_from_target"] == pytest.approx((1 - along**2) ** 0.5, abs=1e-4)
         for line, record in zip(played.watch.lines, records[1:], strict=False):
             assert 0.05 < record["apart_from_target"] <= line["source_share"]
-    played.close()
-    single.close()
 
 
 @pytest.mark.parametrize(
@@ -215,14 +195,12 @@ def test_a_source_that_cannot_know_it_says_nothing(
 ) -> None:
     played = Federation(tmp_path, visibility=level, settings=NO_CAPS | settings, rule="fedda", rounds=2).open().go()
     assert not any("apart_from_target" in one for records in played.watch.records.values() for one in records)
-    played.close()
 
 
 def test_after_a_warm_up_round_a_source_has_no_update_of_the_target(tmp_path: Path) -> None:
     played = Federation(tmp_path, settings=NO_CAPS, **WARM).open().go()
     seen = ["apart_from_target" in record for record in played.watch.records[1]]
     assert seen == [False, False, False, True]
-    played.close()
 
 
 def test_a_source_that_missed_a_round_does_not_know_its_step(tmp_path: Path) -> None:
@@ -237,12 +215,6 @@ def test_a_source_that_missed_a_round_does_not_know_its_step(tmp_path: Path) -> 
     seen = {record["round"]: "apart_from_target" in record for record in played.watch.records[1]}
     assert seen == {1: False, 3: False, 4: True}
     assert ["apart_from_target" in record for record in played.watch.records[2]] == [False, True, True, True]
-    played.close()
-
-
-def test_a_source_says_it_in_words() -> None:
-    assert apart_words(0.389) == "at least 38 % of the step before it is not the target's own"
-    assert apart_words(0.004) == "the step before it points where the target's own update does"
 
 
 # --- what people read -------------------------------------------------------------------------------------------------
@@ -277,21 +249,6 @@ def test_an_accuracy_that_is_no_mean_over_rows_has_no_interval() -> None:
     assert told(target_only=(0.05, None, None), share=None) == (
         "accuracy 79.6 %: +5.0 points against the target alone (no interval: the accuracy is not a mean over rows)"
     )
-
-
-def test_a_summary_of_an_earlier_release_has_no_such_line(tmp_path: Path) -> None:
-    line = RoundLine(round=1, status="finished", accuracy=0.5, rule="fedda", survivors=["source-1"])
-    assert "the step" not in ProgressEstimate().text(line)
-    how: dict[str, Any] = {"task": "", "strategy": {}, "visibility": {}, "rounds_planned": 1, "status": "finished"}
-    value = summarise([line], run_id="", **how).as_json() | {
-        "target_only": {"accuracy": 0.4, "final": 0.4, "rounds": 1}
-    }
-    for name in ("warm_target", "source_share"):
-        del value[name]
-    old = summary_of(value)
-    assert help_text(value) == ""
-    assert "target alone" in run_text(old, tmp_path)
-    assert "warm-started" not in run_text(old, tmp_path)
 
 
 def test_a_whole_run_shows_it_everywhere(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A site whose disk fills ends before anything leaves that is not in its log, and goes on with the log afterwards.
+"""A site whose disk fills ends before anything leaves that is not in its log.
 
 The disk of one site is full from the k-th time on that its log takes space, for every k of a whole run (for some of
 them in the quick form): at records, kept messages, checkpoints, new files and folders, and where a record must be on
@@ -14,13 +14,10 @@ from pathlib import Path
 
 import pytest
 from depth import at_depth
-from rounds_disk import EndingFederation, FullDisk, entries_of, is_all_logged, logs_below
-from rounds_federation import TARGET, AnySigned, roster_of, site_id
+from rounds_disk import EndingFederation, FullDisk, is_all_logged
+from rounds_federation import TARGET, AnySigned
 
-from securefda.audit.notes import LogName
-from securefda.audit.reconcile.runs import reconcile_folder
 from securefda.audit.store import AuditError
-from securefda.audit.verify import verify_log
 from securefda.errors import SecureFdaError
 from securefda.protocol.messages import Parcel, Result, Visibility
 from securefda.transport.observer import Direction
@@ -48,17 +45,6 @@ def assert_has_a_hint(error: SecureFdaError, logs: Path) -> None:
     assert str(logs) in str(error)
     assert "No space left on device" in str(error)
     assert "free disk space" in error.hint
-
-
-def kinds_of_findings(folder: Path) -> dict[str, list[str]]:
-    """What `audit verify` would find in each log by itself, and what the logs say together."""
-    keys = {entry.site_id: entry.signing_key for entry in roster_of(3).entries}
-    names = [(log.folder, LogName("study", log.party, log.run)) for log in logs_below(folder)]
-    alone = [verify_log(log, name, keys, witnesses_needed=1) for log, name in names]
-    return {
-        "alone": [found.finding.kind for found in alone if found.finding is not None],
-        "together": [found.kind for found in reconcile_folder(folder).outcome.findings],
-    }
 
 
 def fill(folder: Path, visibility: Visibility, index: int, space: int) -> tuple[EndingFederation, FullDisk]:
@@ -90,7 +76,6 @@ def counted_space(folder: Path, visibility: Visibility, index: int) -> int:
     federation.link = link
     with disk.mounted():
         federation.open().go()
-    federation.close()
     assert federation.watch.statuses == ["finished"]
     return taken[-1 if index == TARGET else 0]
 
@@ -117,62 +102,6 @@ def test_nothing_unlogged_leaves_whenever_the_disk_fills_in_a_round(
         assert_all_is_logged(federation)
 
 
-@pytest.mark.parametrize("index", [TARGET, 1])
-@pytest.mark.parametrize("visibility", [CLEAR, SUM], ids=lambda level: level.label)
-def test_a_site_that_is_started_again_when_there_is_space_goes_on_with_its_log(
-    tmp_path: Path, space_until_the_result: Callable[[Visibility, int], int], visibility: Visibility, index: int
-) -> None:
-    times = space_until_the_result(visibility, index)
-    spaces = tried(times, 2, 7, first=at_depth(times // 6, 0))
-    assert len(spaces) >= at_depth(2, 6)
-
-    for space in spaces:
-        federation, disk = fill(tmp_path / str(space), visibility, index, space)
-        with disk.mounted():
-            disk.free()
-            federation.start_anew()
-            federation.go()
-        statuses, types = federation.watch.statuses, [one.type for one in entries_of(federation, index)]
-        federation.close()
-
-        assert not federation.ended
-        assert statuses[-1] == "finished", space
-        assert types.count("run-began") == 1, space
-        assert_all_is_logged(federation)
-        assert kinds_of_findings(tmp_path / str(space)) == {"alone": [], "together": []}, space
-
-
-@pytest.mark.parametrize("index", [TARGET, 1])
-def test_a_disk_that_fills_after_the_last_result_leaves_a_log_that_verifies(
-    tmp_path: Path, space_until_the_result: Callable[[Visibility, int], int], index: int
-) -> None:
-    result = space_until_the_result(SUM, index)
-    for space in range(result + 1, result + 36, at_depth(29, 5)):
-        federation, disk = fill(tmp_path / str(space), SUM, index, space)
-        with disk.mounted():
-            disk.free()
-            federation.start_anew()
-            federation.go()
-        federation.close()
-
-        assert_all_is_logged(federation)
-        assert kinds_of_findings(tmp_path / str(space))["alone"] == [], space
-
-
-def test_other_sources_finish_the_rounds_without_the_one_whose_disk_is_full(tmp_path: Path) -> None:
-    federation = EndingFederation(tmp_path, 4, rounds=2)
-    with FullDisk(federation.logs_of(1), 40).mounted() as disk:
-        federation.open().go()
-    federation.close()
-
-    assert disk.refused
-    assert set(federation.ended) == {1}
-    assert federation.run.error is None
-    assert federation.watch.statuses == ["finished", "finished"]
-    assert federation.watch.lines[-1]["survivors"] == [site_id(index) for index in (2, 3, 4)]
-    assert_all_is_logged(federation)
-
-
 def test_a_site_that_cannot_go_on_with_its_log_says_the_cause_as_often_as_it_is_asked(tmp_path: Path) -> None:
     federation, _ = fill(tmp_path, CLEAR, 1, 30)
     journal = federation.sources[1]._site.witness.journal
@@ -180,7 +109,6 @@ def test_a_site_that_cannot_go_on_with_its_log_says_the_cause_as_often_as_it_is_
         with pytest.raises(AuditError) as said:
             journal.event("alarm", check="ORDER", accused=[])
         assert_has_a_hint(said.value, federation.logs_of(1))
-    federation.close()
 
 
 class Careless(EndingFederation):

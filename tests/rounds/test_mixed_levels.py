@@ -10,7 +10,6 @@ import pytest
 from rounds_definition import trained, update_by_definition
 from rounds_federation import TARGET, AnySigned, Federation, is_header, site_id, until, without_schedules
 
-from securefda.errors import ConfigError
 from securefda.operations.records import RoundLine
 from securefda.protocol.messages import (
     Abort,
@@ -42,7 +41,6 @@ def mixed(folder: Path, n: int, permits: dict[int, Visibility], **options: Any) 
 
 def play(federation: Federation) -> Federation:
     federation.open().go()
-    federation.close()
     return federation
 
 
@@ -107,14 +105,6 @@ def test_nobody_at_sum_is_nobody_who_gets_the_targets_update_or_its_digest(tmp_p
     assert federation.watch.lines[0]["target_update_to"] == []
 
 
-def test_one_source_alone_at_sum_is_joined_by_others_and_seen_above_its_policy_never(tmp_path: Path) -> None:
-    federation = play(mixed(tmp_path, 4, {2: SUM}, rule="source_only", rounds=1))
-    (line,) = federation.watch.lines
-    assert set(line["levels"].values()) == {"sum"}
-    assert "Update" not in federation.names()
-    assert line["status"] == "finished"
-
-
 @pytest.mark.parametrize("kind", [Advertise, ShareBundle, MaskedInput, SurvivorSignature, Unmask])
 def test_a_masked_part_that_loses_its_quorum_leaves_the_updates_in_clear(tmp_path: Path, kind: type) -> None:
     federation = mixed(tmp_path, 6, TWO_LEVELS, rule="fedda_auto", rounds=1)
@@ -168,7 +158,7 @@ def test_the_key_list_waits_for_the_last_update_in_clear(tmp_path: Path) -> None
     assert "KeyList" not in federation.queued
     federation.deliver()
     assert federation.queued.count("KeyList") == 4
-    federation.go().close()
+    federation.go()
     assert federation.watch.lines[0]["survivors"] == [site_id(index) for index in range(1, 7)]
 
 
@@ -230,7 +220,7 @@ def test_what_a_policy_allows_holds_from_the_next_join(tmp_path: Path) -> None:
     until(federation, 1, Result)
     federation.permits[1] = SUM
     federation.restart(1)
-    federation.go().close()
+    federation.go()
     first, second = federation.watch.lines
     assert (first["levels"]["source-1"], second["levels"]["source-1"]) == ("individual", "sum")
 
@@ -242,10 +232,3 @@ def test_aborts_and_refusals_of_one_part_do_not_reach_the_other(tmp_path: Path) 
     checks = {to: message.body.check for _, to, message in federation.passed if isinstance(message.body, Abort)}
     assert checks == {3: "DEADLINE", 4: "DEADLINE", 5: "QUORUM", 6: "QUORUM"}
     assert not any(isinstance(message.body, (Refusal, KeyList)) for *_, message in federation.passed)
-
-
-def test_a_rule_over_single_steps_ends_the_run_where_policies_make_a_sum(tmp_path: Path) -> None:
-    federation = play(mixed(tmp_path, 6, TWO_LEVELS, rule="fedgp_auto", estimator="exact", rounds=1))
-    assert isinstance(federation.run.error, ConfigError)
-    assert "single steps" in str(federation.run.error)
-    assert "Header" not in federation.names()

@@ -36,10 +36,8 @@ AFTER_RELEASE = [Survivors, Consistency, Result]
 
 
 @pytest.fixture
-def federation(tmp_path: Path) -> Iterator[Federation]:
-    federation = Federation(tmp_path).open()
-    yield federation
-    federation.close()
+def federation(tmp_path: Path) -> Federation:
+    return Federation(tmp_path).open()
 
 
 @pytest.fixture
@@ -99,27 +97,6 @@ def test_a_header_of_another_model_than_came_with_it_is_not_remembered(federatio
     assert isinstance(bodies(me.handle(again(header, attempt=2)))[0], Advertise)
 
 
-@pytest.mark.parametrize("how", ["silence", "crash", "a new header"])
-@pytest.mark.parametrize("lost_at", BEFORE_RELEASE)
-def test_a_session_lost_before_r2_is_followed_by_one_with_fresh_secrets(
-    federation: Federation, me: SourceRun, lost_at: type, how: str
-) -> None:
-    header, _ = header_until(federation, lost_at)
-    first = _secrets(me)
-    if how == "silence":
-        me.expire()
-    elif how == "crash":
-        me = restarted(federation)
-    (advertise,) = bodies(me.handle(again(header, attempt=2)))
-    assert isinstance(advertise, Advertise)
-    assert len(first) >= 3
-    assert not set(first) & set(_secrets(me))
-    sent = [m.body for sender, _, m in federation.passed if sender == ME and isinstance(m.body, Advertise)]
-    assert len(sent) == 1
-    assert not set(_public(sent[0])) & set(_public(advertise))
-    assert not released(federation)
-
-
 def _secrets(rounds: SourceRun) -> list[bytes]:
     secrets = secrets_in(rounds._round.phase if rounds._round else None)
     return [secret.reveal() for secret in secrets if len(secret)]
@@ -154,7 +131,6 @@ def test_secrets_never_repeat_over_attempts_and_rounds(tmp_path: Path) -> None:
     federation.link = first_attempts_fail
     federation.go()
     assert federation.statuses == ["finished"] * 4
-    federation.close()
     assert len(keys) == 5 * 3 * 2 * 4  # five in an Advertise, three sources, two attempts, four rounds
     assert len(seen) == len(keys)
     assert len(set(keys) | set(seen)) == 2 * len(keys)
@@ -185,35 +161,6 @@ def test_a_crash_between_the_fuse_and_the_sending_closes_the_round(tmp_path: Pat
     assert federation.sources[ME].handle(last)[0].vectors  # never sent: the process dies here
     me = restarted(federation)
     assert bodies(me.handle(again(header, attempt=2))) == [Refusal("RELEASE_FUSE")]
-    federation.close()
-
-
-def test_a_round_that_is_closed_leaves_the_next_one_open(federation: Federation, me: SourceRun) -> None:
-    header, _ = header_until(federation, Survivors)
-    me = restarted(federation)
-    answers = me.handle(again(header, round=2))
-    assert isinstance(bodies(answers)[0], Advertise)
-    assert (released(federation, 1), released(federation, 2)) == (True, False)
-
-
-@pytest.mark.parametrize(
-    ("session", "changes", "key"),
-    [
-        (b"t", {}, "HEADER_ORDER"),
-        (b"", {"attempt": 2}, "HEADER_REPLAY"),
-        (b"", {"round": 2}, "HEADER_REPLAY"),
-    ],
-    ids=["the same attempt in a new session", "the next attempt in the old one", "the next round in it"],
-)
-def test_a_restart_brings_back_neither_an_attempt_nor_a_session(
-    federation: Federation, me: SourceRun, session: bytes, changes: dict[str, int], key: str
-) -> None:
-    header = until(federation, ME, Header)
-    me.handle(header)
-    body, session_id = replace(header.message.body, **changes), header.message.envelope.session_id
-    retry = signer(TARGET).sign(session * SESSION_ID_BYTES or session_id, NO_CONTEXT, body)
-    assert bodies(restarted(federation).handle(Parcel(retry, header.vectors))) == [Refusal(key)]
-    assert checks(federation) == [key]
 
 
 @pytest.mark.parametrize("next_is", [*BEFORE_RELEASE, *AFTER_RELEASE])

@@ -79,7 +79,6 @@ def said(
     federation = kind(folder, N, rule=rule, rounds=2, **(defaults | PLANS[plan] | options))
     first = federation.trainer_of(TARGET).initial_model()
     federation.open().go()
-    federation.close()
     assert federation.watch.statuses == ["finished"] * 2
     assert np.abs(federation.run.model - first).max() > 1e-3
     return federation.log, federation.run.model

@@ -59,7 +59,6 @@ def test_a_folder_takes_part_in_no_other_run(tmp_path: Path, restarted: bool) ->
     assert keys(federation.sources[ME].handle(in_another_run(header))) == [Refusal("HEADER_RUN")]
     with pytest.raises(ConfigError, match=f"belongs to run .*, and the aggregator is in run {OTHER_RUN.hex()[:12]}"):
         federation.sources[ME].join(OTHER_RUN.hex())
-    federation.close()
 
 
 def test_a_folder_belongs_to_a_run_from_its_first_header_on(tmp_path: Path) -> None:
@@ -68,7 +67,6 @@ def test_a_folder_belongs_to_a_run_from_its_first_header_on(tmp_path: Path) -> N
     header = until(federation.open(), ME, Header)
     federation.sources[ME].handle(header)
     assert keys(federation.sources[ME].handle(in_another_run(header))) == [Refusal("HEADER_RUN")]
-    federation.close()
 
 
 def test_a_header_that_is_refused_binds_no_folder(tmp_path: Path) -> None:
@@ -78,16 +76,6 @@ def test_a_header_that_is_refused_binds_no_folder(tmp_path: Path) -> None:
     lie = Parcel(changed(header.message, rule=rule), header.vectors)
     assert keys(federation.sources[ME].handle(lie)) == [Refusal("HEADER_RATE")]
     federation.stores[ME].require_open(OTHER_RUN)
-    federation.close()
-
-
-def test_a_source_takes_no_longer_steps_than_its_own_settings_say(tmp_path: Path) -> None:
-    federation = Federation(tmp_path)
-    header = until(federation.open(), ME, Header)
-    rule = replace(body_of(header).rule, learning_rate_factor=1000.0)
-    lie = Parcel(changed(header.message, rule=rule), header.vectors)
-    assert keys(federation.sources[ME].handle(lie)) == [Refusal("HEADER_RATE")]
-    federation.close()
 
 
 def test_an_update_that_the_header_drives_to_the_clip_does_not_leave(tmp_path: Path) -> None:
@@ -103,7 +91,6 @@ def test_an_update_that_the_header_drives_to_the_clip_does_not_leave(tmp_path: P
     assert fault is not None
     assert str(fault).startswith("check CLIPPED fails, which accuses no site: ")  # honest rounds may come to it too
     assert "session.clip" in fault.hint
-    federation.close()
     logs = find_logs(tmp_path / "audit" / site_id(ME))
     events = [record.entry for log in logs for record in open_log(log).records()]
     assert [(event.facts["check"], event.facts["accused"]) for event in events if event.type == "alarm"] == [
@@ -122,7 +109,6 @@ def test_an_update_in_clear_that_cannot_be_aligned_is_refused_and_does_not_leave
     lie = Parcel(changed(header.message, target=target), header.vectors)
     assert keys(federation.sources[ME].handle(lie)) == [Refusal("HEADER_TARGET")]
     assert federation.sources[ME].standing.failure is None
-    federation.close()
 
 
 def negative_weight(encoded: Any, header: Header) -> None:
@@ -149,7 +135,6 @@ def test_one_source_cannot_move_the_model_beyond_the_clip_with_a_false_weight(
     assert np.abs(federation.run.model - before).max() <= federation.settings.clip
     assert ("alarm: a source lied about its contribution" in federation.watch.text) == (status == "lost")
     assert ("Result" in federation.names(to=ME)) == (status == "finished")
-    federation.close()
 
 
 def test_who_deals_a_box_that_does_not_open_is_accused_and_not_only_its_victim(tmp_path: Path) -> None:
@@ -167,7 +152,6 @@ def test_who_deals_a_box_that_does_not_open_is_accused_and_not_only_its_victim(t
     federation.open().go()
     assert federation.store.records()[0]["dropped"] == ["source-2"]
     assert "source source-2 aborted at shares: check SHARE_BOX failed; it accuses source-1" in federation.watch.text
-    federation.close()
 
 
 def test_a_layer_that_the_header_drives_to_the_clip_does_not_leave_though_most_of_the_model_is_free(
@@ -180,7 +164,6 @@ def test_a_layer_that_the_header_drives_to_the_clip_does_not_leave_though_most_o
     layers = (replace(first, clip=0.1, range=0.1), *(replace(layer, clip=10.0, range=10.0) for layer in others))
     lie = Parcel(changed(header.message, layers=layers), header.vectors)
     assert keys(federation.sources[ME].handle(lie)) == [Refusal("CLIPPED")]
-    federation.close()
 
 
 class AtItsClipInOddRounds(Fixed):
@@ -203,4 +186,3 @@ def test_round_that_a_source_kept_back_at_its_clip_is_paid_for_by_no_result(tmp_
     assert "release.max-unfinished" in str(federation.sources[ME].standing.failure)  # with which its process ends
     assert federation.statuses == ["finished"] * 9
     assert len(federation.watch.records[ME]) == 2
-    federation.close()

@@ -14,7 +14,7 @@ from source_stores import store_at
 
 from securefda.aggregator.store import AggregatorStore
 from securefda.operations.records import summarise
-from securefda.protocol.messages import Advertise, Header, Result, ShareDelivery, SourcesKeep, Update, Visibility
+from securefda.protocol.messages import ShareDelivery, SourcesKeep, Update, Visibility
 from securefda.source.source_store import SourceStore
 from securefda.training import Vector
 from securefda.training.memory import state_keys
@@ -45,7 +45,6 @@ def left_by(federation: Federation) -> Left:
     measured = [(line["accuracy"], line["loss"]) for line in federation.store.records()]
     run = federation.run.run_id
     own = [[store.personal(run, number) for number in (ROUNDS, ROUNDS + 1)] for store in stores]
-    federation.close()
     return federation.run.model.tobytes(), measured, own
 
 
@@ -100,8 +99,6 @@ def test_a_head_on_any_rule_is_measured_and_changes_nothing_that_others_see(tmp_
     assert np.array_equal(own.run.model, plain.run.model)
     assert [line["evaluated"] for line in own.watch.lines] == ["personal"] * ROUNDS
     assert all(one["loss"] != other["loss"] for one, other in zip(plain.watch.lines, own.watch.lines, strict=True))
-    for federation in (plain, own):
-        federation.close()
 
 
 @pytest.mark.parametrize("rule", STRATEGIES)
@@ -113,44 +110,12 @@ def test_every_round_is_one_of_fedavg_that_publishes_nothing_of_the_target(undis
     assert [line["rule"] for line in federation.watch.lines] == ["fedavg"] * ROUNDS
 
 
-@pytest.mark.parametrize("rule", STRATEGIES)
-def test_in_a_sum_and_in_clear_it_comes_to_the_same(tmp_path: Path, undisturbed: Undisturbed, rule: str) -> None:
-    masked, clear = undisturbed(rule)[0], begun(tmp_path, rule, Visibility.INDIVIDUAL).go()
-    assert np.max(np.abs(masked.run.model - clear.run.model)) < 1e-5
-    for one, other in zip(masked.watch.lines, clear.watch.lines, strict=True):
-        assert one["loss"] == pytest.approx(other["loss"], abs=1e-3)
-    clear.close()
-
-
-@pytest.mark.parametrize("kind", [Advertise, Result])
-@pytest.mark.parametrize("rule", STRATEGIES)
-def test_a_run_whose_aggregator_was_killed_ends_as_one_that_was_not(
-    tmp_path: Path, undisturbed: Undisturbed, rule: str, kind: type
-) -> None:
-    federation = begun(tmp_path, rule)
-    until(federation, TARGET if kind is Advertise else 2, kind, round_number=2)
-    federation.restart_aggregator().go()
-    assert federation.statuses == ["finished"] * ROUNDS
-    assert left_by(federation) == undisturbed(rule)[1]
-
-
-def test_sources_that_restart_between_rounds_keep_their_heads(tmp_path: Path, undisturbed: Undisturbed) -> None:
-    federation = begun(tmp_path, "fedrep")
-    until(federation, 1, Header, round_number=3)
-    for index in sorted(federation.sources):
-        federation.sources[index] = federation.source(index)
-    federation.restart_aggregator().go()
-    assert federation.statuses == ["finished"] * ROUNDS
-    assert left_by(federation) == undisturbed("fedrep")[1]
-
-
 def test_a_round_that_is_lost_ends_in_a_run_that_goes_on(tmp_path: Path) -> None:
     federation = begun(tmp_path, "ditto")
     until(federation, 1, ShareDelivery, round_number=2)
     federation.restart_aggregator().go()
     assert federation.statuses == ["finished", "lost", "finished"]
     assert "evaluated" not in federation.watch.lines[-2]
-    federation.close()
 
 
 def test_the_coordinates_of_a_head_are_exactly_zero_in_every_update_and_in_the_models_change(tmp_path: Path) -> None:
@@ -168,7 +133,6 @@ def test_the_coordinates_of_a_head_are_exactly_zero_in_every_update_and_in_the_m
     change = federation.run.model - first
     assert not change[12:].any()
     assert change[:12].all()
-    federation.close()
 
 
 def test_every_site_has_a_head_of_its_own_that_differs_and_moves(undisturbed: Undisturbed) -> None:

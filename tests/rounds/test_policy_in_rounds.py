@@ -10,12 +10,11 @@ from rounds_federation import Federation, changed, until, without_schedules
 
 from securefda.errors import PolicyRefusal, SecureFdaError
 from securefda.operations.records import SiteLine, refused_line
-from securefda.operations.run_folder import METRICS_FILE, RunFolder, read_run
+from securefda.operations.run_folder import METRICS_FILE, RunFolder
 from securefda.protocol.messages import (
     Header,
     Parcel,
     Refusal,
-    Result,
     Signed,
     Visibility,
 )
@@ -76,21 +75,6 @@ def test_a_refused_header_is_kept_with_what_was_asked_and_allowed_and_the_aggreg
     (line,) = [json.loads(text) for text in (out.site("source-2") / METRICS_FILE).read_text().splitlines()]
     assert (line["round"], line["attempt"], line["rule"]) == (1, 1, "fedgp_auto")
     assert line["refused"] == {"key": "limits.learning-rate-max", "asked": "0.05", "allowed": "at most 0.001"}
-    federation.close()
-
-
-def test_lines_of_refusals_and_of_rounds_are_read_beside_each_other(tmp_path: Path) -> None:
-    federation = Federation(tmp_path, 4, rounds=2, rule="source_only")
-    out = RunFolder(tmp_path / "out")
-    federation.sources[ME] = SourceRun(federation.sources[ME]._site, Keeper(out, "source-2"))
-    federation.open()
-    federation.sources[ME].handle(until(federation, ME, Result))
-    tighten(federation, ME, allowed_rules=())
-    federation.go().close()
-    out.append_round(federation.watch.lines[0])
-    first, second = read_run(out.path).sites["source-2"]
-    assert (first["round"], "refused" in first) == (1, False)
-    assert (second["round"], second["refused"]["key"]) == (2, "allowed-rules")
 
 
 def test_an_update_in_clear_is_checked_before_its_fuse_burns(tmp_path: Path) -> None:
@@ -101,7 +85,6 @@ def test_an_update_in_clear_is_checked_before_its_fuse_burns(tmp_path: Path) -> 
     answers = federation.sources[ME].handle(header)
     assert [answer.message.body for answer in answers] == [Refusal("metadata.may-leave")]
     assert not has_burnt(federation, header.message)  # type: ignore[arg-type]
-    federation.close()
 
 
 def test_a_header_that_does_not_name_this_site_is_a_fault_and_no_matter_of_policy(tmp_path: Path) -> None:
@@ -113,4 +96,3 @@ def test_a_header_that_does_not_name_this_site_is_a_fault_and_no_matter_of_polic
     lie = changed(header.message, participants=(1, 3, 4), levels=body.levels[:3])
     (answer,) = federation.sources[ME].handle(Parcel(lie, header.vectors))
     assert answer.message.body == Refusal("HEADER_PARTICIPANTS")
-    federation.close()

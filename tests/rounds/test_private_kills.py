@@ -1,29 +1,37 @@
 """Kills at every point of a round by DP-SGD: the ledger is never below what was trained, and a round above at most.
 
-Processes are killed in the deep tests. The quick ones look, at the same points, at what a kill would leave.
+The tests look, at every point, at what a kill would leave; processes are killed in ``tests/privacy``.
 """
 
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from rounds_federation import UNIX_S
-from rounds_private import WIDE
-from train_and_die import STEPS, Late, Life, data_set
+from rounds_federation import SEED, UNIX_S
+from rounds_private import NOISE, WIDE, settings_with
+from rounds_tasks import Points
 
 from securefda.privacy.accountants import epsilon
 from securefda.privacy.dp_events import DpEvent
 from securefda.privacy.ledger import Ledger
+from securefda.privacy.noise import KEY_BYTES
+from securefda.privacy.private_training import train_private
+from securefda.site.privacy_account import PrivacyAccount, data_set_of
+from securefda.site.private_trainer import PrivateTrainer
+from securefda.tasks import TaskSettings
+from securefda.training import LocalResult
 
-SCRIPT = Path(__file__).with_name("train_and_die.py")
+SITE, RUN = "source-1", "run"
+TASK = Points(TaskSettings("target", (SITE,), SEED))
+ROWS = TASK.train_data(SITE)
+SETTINGS = settings_with(NOISE, batch_size=8)
+STEPS = 3
 POINTS = [
     "before-reserve",
     "after-reserve",
@@ -33,27 +41,84 @@ POINTS = [
     "before-release",
     "after-release",
 ]
-LATE = [f"late-step-{number}" for number in range(1, STEPS + 1)]
+DATA = data_set_of(SITE, "points", ROWS)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("kills")
+class Life:
+    """A process that trains; beside its ledger it leaves ``taken``, a line for each noisy step, and its releases."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self.round, self.attempt, self.steps = 0, 1, 0
+
+    def reach(self, point: str) -> None:
+        """It comes to a point of its round."""
+
+    def random_bytes(self, length: int) -> bytes:
+        if length == KEY_BYTES:
+            with (self.place / "taken").open("a") as record:
+                record.write(f"{self.round} {self.attempt}\n")
+            self.steps += 1
+            self.reach(f"step-{self.steps}")
+        return os.urandom(length)
+
+    def trainer(self, kind: type[PrivateTrainer] = PrivateTrainer) -> PrivateTrainer:
+        ledger = Ledger(self.place / "ledger.sqlite", DATA)
+        account = Watched(ledger, DATA, WIDE, bytes(32), unix_time=lambda: UNIX_S)
+        account.tell(self)
+        return kind(TASK, SITE, ROWS, SETTINGS, SEED, account=account, random_bytes=self.random_bytes)
+
+    def rounds(self, numbers: Iterator[int] | range, kind: type[PrivateTrainer] = PrivateTrainer) -> None:
+        trainer = self.trainer(kind)
+        for self.round in numbers:
+            self.steps = 0
+            result = trainer.train(trainer.initial_model(), self.round, 1.0, run_id=RUN, attempt=self.attempt)
+            self.reach("before-release")
+            (self.place / f"released-{self.round}").write_bytes(result.update.tobytes())
+            self.reach("after-release")
 
 
-@pytest.fixture(scope="module")
-def ended(folder: Path) -> dict[str, int]:
-    """How each process ended, by the point at which it was to be killed."""
-    ours = [str(SCRIPT.parents[2]), str(SCRIPT.parents[1] / "support")]
-    paths = os.pathsep.join([*ours, os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, str(SCRIPT), str(folder), *POINTS, "disk", *LATE]
-    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True, check=True)
-    lines = [line.split() for line in done.stdout.splitlines()]
-    return {name: int(status) for name, status in lines}
+class Watched(PrivacyAccount):
+    """An account that says when it is used."""
+
+    lives: dict[int, Life] = {}  # noqa: RUF012 - the fields of an account are fixed
+
+    def tell(self, life: Life) -> None:
+        self.lives[id(self)] = life
+
+    def reserve(self, event: Any) -> Any:
+        self.lives[id(self)].reach("before-reserve")
+        reservation = super().reserve(event)
+        self.lives[id(self)].reach("after-reserve")
+        return reservation
+
+    def commit(self, reservation: Any, steps: int) -> Any:
+        self.lives[id(self)].reach("before-commit")
+        head = super().commit(reservation, steps)
+        self.lives[id(self)].reach("after-commit")
+        return head
+
+
+class Late(PrivateTrainer):
+    """Trains first and charges afterwards, which must be found."""
+
+    def train(self, received: Any, round_number: int, factor: float, **options: Any) -> LocalResult:
+        result = train_private(
+            self.task,
+            self.module,
+            received,
+            self.labelled_rows(),
+            settings=self.settings,
+            site=self.site,
+            random_bytes=self._random_bytes,
+        )
+        event = self.event(options["run_id"], round_number, options["attempt"])
+        self.account.commit(self.account.reserve(event), result.steps)
+        return result
 
 
 def ledger_of(place: Path) -> Ledger:
-    return Ledger(place / "ledger.sqlite", data_set())
+    return Ledger(place / "ledger.sqlite", DATA)
 
 
 def taken(place: Path) -> Counter[tuple[int, int]]:
@@ -98,9 +163,9 @@ class Looked(Life):
     """
 
     def __init__(self, place: Path, look: Callable[[Path, str], None]) -> None:
-        super().__init__(place, "")
+        super().__init__(place)
         self.look, self.points = look, list[str]()
-        Ledger.create(place / "ledger.sqlite", data_set(), now=UNIX_S)
+        Ledger.create(place / "ledger.sqlite", DATA, now=UNIX_S)
 
     def reach(self, point: str) -> None:
         if self.round == 2:
@@ -114,7 +179,7 @@ def test_at_every_point_of_a_round_a_kill_would_leave_charged_what_was_trained(t
     assert life.points == POINTS
 
     before = len(ledger_of(tmp_path).events())
-    again = Life(tmp_path, "")
+    again = Life(tmp_path)
     again.attempt = 2
     again.rounds(range(2, 4))
     assert len(ledger_of(tmp_path).events()) == before + 2
@@ -135,43 +200,3 @@ def test_at_every_step_a_trainer_that_charges_afterwards_is_found(tmp_path: Path
     with pytest.raises(KeyboardInterrupt):
         Looked(tmp_path, look).rounds(range(1, 3), Late)
     assert found == [f"step-{number}" for number in range(1, STEPS + 1)]
-
-
-@pytest.mark.parametrize("point", POINTS)
-def test_killed_at_a_point_of_a_round_it_has_charged_what_it_trained_and_goes_on(
-    folder: Path, ended: dict[str, int], point: str
-) -> None:
-    place = folder / point
-    assert ended[point] == -signal.SIGKILL
-    check_left(place, point)
-
-    before = len(ledger_of(place).events())
-    life = Life(place, "")
-    life.attempt = 2
-    life.rounds(range(2, 4))
-
-    assert len(ledger_of(place).events()) == before + 2
-    assert taken(place)[2, 2] == taken(place)[3, 2] == STEPS
-    check(place, kills=1)
-
-
-def test_killed_at_any_point_of_the_disk_it_has_charged_what_it_trained(folder: Path, ended: dict[str, int]) -> None:
-    killed = [name for name, status in ended.items() if name.startswith("disk-") and status == -signal.SIGKILL]
-    [lived] = [name for name, status in ended.items() if name.startswith("disk-") and status == 0]
-    found = set()
-    for point in (*killed, lived):
-        place = folder / point
-        check(place, kills=point != lived)
-        found.add((taken(place)[2, 1], tuple(row.kind for row in ledger_of(place).rows()[3:])))
-    assert not any((folder / point / "released-2").exists() for point in killed[:-1])
-    assert (folder / lived / "released-2").exists()
-    assert {(0, ()), (0, ("reserved",)), (STEPS, ("reserved",)), (STEPS, ("reserved", "committed"))} <= found
-    assert {steps for steps, _ in found} == set(range(STEPS + 1))
-
-
-@pytest.mark.parametrize("point", LATE)
-def test_trainer_that_charges_after_it_trained_is_found(folder: Path, ended: dict[str, int], point: str) -> None:
-    """Companion of the tests above."""
-    assert ended[point] == -signal.SIGKILL
-    with pytest.raises(AssertionError):
-        check(folder / point, kills=1)

@@ -3,35 +3,28 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from rounds_federation import SEED, TARGET, Federation, site_id, task_of, training_of
-from rounds_tasks import Points
-from torch import Tensor
+from rounds_pseudo import PseudoFederation
 
-from securefda.aggregator.run import AggregatorRun
 from securefda.errors import ConfigError
 from securefda.local.simulator import simulate
 from securefda.local.task_check import check_federation
-from securefda.operations.metrics import TargetMetrics
 from securefda.operations.progress import SilentReporter
 from securefda.operations.records import Summary
 from securefda.operations.report import write_report
 from securefda.operations.run_folder import read_run
 from securefda.operations.summary_text import run_text
 from securefda.operations.tracking import figures_of
-from securefda.protocol.messages import Header, KeyList, MaskedInput, Visibility
+from securefda.protocol.messages import Visibility
 from securefda.rules import Rule, TargetLabels
 from securefda.samples import sample
 from securefda.site.config import FederationConfig, load_federation
-from securefda.tasks import Samples, Unlabelled
+from securefda.tasks import Samples
 from securefda.tasks.digits import Digits
-from securefda.training.pseudo import PseudoLabelSettings, PseudoTrainer
 
 PSEUDO = "training.target.labels=pseudo"
 FEW, NONE = "training.target.pseudo-threshold=0.15", "training.target.pseudo-threshold=0.9999999"
@@ -116,72 +109,22 @@ class TestWhatIsSaidOfIt:
         assert json.loads((folder / "summary.json").read_text())["setting"]["training"]["labels"] == "pseudo"
         assert figures_of(lines[-1])["target/confident_rows"] == lines[-1]["confident_rows"]
 
-    def test_metrics_have_them_where_they_have_results(self, played: tuple[Path, Summary]) -> None:
-        line = read_run(played[0]).rounds[-1]
-        for results, expected in ((True, float(line["confident_rows"])), (False, None)):
-            metrics = TargetMetrics(results=results)
-            metrics.round_finished(line)
-            assert metrics.registry.get_sample_value("securefda_confident_rows") == expected
-
     def test_as_much_leaves_as_of_a_labelled_target(self, tmp_path: Path, played: tuple[Path, Summary]) -> None:
         simulate(digits(*SHORT[:3]), tmp_path, 5, SilentReporter())
         pseudo, given = (read_run(folder).rounds for folder in (played[0], tmp_path))
         assert [line["target_update_to"] for line in pseudo] == [line["target_update_to"] for line in given]
 
 
-class Sure(Points):
-    """Points of whose class a model says how sure it is."""
-
-    def guesses(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
-        sure, classes = torch.softmax(outputs, dim=1).max(dim=1)
-        return classes, sure
-
-
-class Unlabelled12(Federation):
-    """The federation of the tests, whose target trains on pseudo-labels."""
-
-    threshold = 0.4
-
-    def new_aggregator(self) -> AggregatorRun:
-        run = super().new_aggregator()
-        task, name = Sure(task_of(self.n).settings), site_id(TARGET)
-        rows, pseudo = Unlabelled(task.train_data(name).features), PseudoLabelSettings(self.threshold, 0.1)
-        trainer = PseudoTrainer(task, name, rows, training_of(), SEED, pseudo=pseudo)
-        return AggregatorRun(replace(run._site, trainer=trainer), self.settings, self.store, self.watch)
-
-
-class NeverSure(Unlabelled12):
-    threshold = 0.9999999
-
-
 ROUNDS: dict[str, Any] = {"rounds": 3, "warm_up_rounds": 1}
-
-
-@pytest.mark.parametrize("kind", [Header, KeyList, MaskedInput])
-@pytest.mark.parametrize("made", [Unlabelled12, NeverSure])
-def test_a_target_that_is_killed_goes_on(tmp_path: Path, made: type[Unlabelled12], kind: type) -> None:
-    undisturbed = made(tmp_path / "undisturbed", **ROUNDS).open().go()
-    rules = [line["rule"] for line in undisturbed.store.records()]
-    undisturbed.close()
-    federation = made(tmp_path / "killed", **ROUNDS).open().kill_aggregator_at(kind, 2)
-    federation.restart_aggregator().go()
-    if kind is MaskedInput:  # by then updates may have left sources
-        assert federation.statuses == ["finished", "lost", "finished"]
-    else:
-        assert federation.statuses == ["finished"] * 3
-        assert np.array_equal(federation.run.model, undisturbed.run.model)
-        assert [line["rule"] for line in federation.store.records()] == rules
-    federation.close()
 
 
 @pytest.mark.parametrize("level", [Visibility.SUM, Visibility.COHORT, Visibility.INDIVIDUAL])
 def test_too_few_rows_lose_no_round_at_any_level(tmp_path: Path, level: Visibility) -> None:
-    federation = NeverSure(tmp_path, visibility=level, **ROUNDS).open().go()
+    federation = PseudoFederation(tmp_path, threshold=0.9999999, visibility=level, **ROUNDS).open().go()
     assert federation.statuses == ["finished"] * 3
     assert {line["rule"] for line in federation.watch.lines} == {"source_only"}
     assert "too few: warm-up goes on" in federation.watch.text
     assert not federation.watch.refusals[1]
-    federation.close()
 
 
 class TestSettings:

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from rounds_federation import TARGET, Federation, until
 
-from securefda.aggregator.headers import Planner
 from securefda.errors import ConfigError, QuorumLost
 from securefda.protocol.messages import (
     Header,
@@ -37,7 +36,6 @@ def test_a_masked_part_that_is_lost_leaves_the_others_their_time_to_train(tmp_pa
     federation.post(federation.run.receive(update))
     federation.go()
     assert federation.watch.lines[0]["survivors"] == ["source-1"]
-    federation.close()
 
 
 @pytest.mark.parametrize("asked", [INDIVIDUAL, COHORT])
@@ -49,16 +47,6 @@ def test_a_rule_that_needs_single_steps_is_not_asked_of_sources_at_sum(tmp_path:
     assert isinstance(federation.run.error, ConfigError)
     assert federation.run.error.key == "strategy"
     assert "Header" not in federation.names()
-    federation.close()
-
-
-def test_a_plan_with_nobody_at_sum_may_need_single_steps(tmp_path: Path) -> None:
-    federation = Federation(tmp_path, 3, visibility=COHORT, rule="fedgp_filtered_auto", rounds=1)
-    plan = Planner({1: "a", 2: "b", 3: "c"}, federation.settings).plan(dict.fromkeys((1, 2, 3), COHORT))
-    assert set(plan.levels.values()) == {COHORT}
-    federation.open().go()
-    assert federation.statuses == ["finished"]
-    federation.close()
 
 
 def test_a_source_waits_for_the_result_as_long_as_measuring_the_model_may_take(tmp_path: Path) -> None:
@@ -68,7 +56,6 @@ def test_a_source_waits_for_the_result_as_long_as_measuring_the_model_may_take(t
     training, phase = federation.settings.training_deadline_s, federation.settings.phase_deadline_s
     assert federation.sources[1].current.deadline_s == 2 * training + 6 * phase
     assert federation.sources[4].current.deadline_s == training + 3 * phase
-    federation.close()
 
 
 def test_those_that_a_lost_session_gave_up_on_are_not_called_late(tmp_path: Path) -> None:
@@ -82,7 +69,6 @@ def test_those_that_a_lost_session_gave_up_on_are_not_called_late(tmp_path: Path
     federation.post(federation.run.receive(Parcel(refusal)))
     federation.post(federation.run.expire())
     assert attempt.why == {1: "no answer in time"}
-    federation.close()
 
 
 @pytest.mark.parametrize(
@@ -102,4 +88,3 @@ def test_a_source_whose_upload_was_under_way_is_not_called_silent(
     assert isinstance(attempt.outcome, QuorumLost)
     assert "source-2 (40% of its update had come in time)" in str(attempt.outcome)
     assert attempt.outcome.hint.startswith(f"raise {setting} at the target")
-    federation.close()

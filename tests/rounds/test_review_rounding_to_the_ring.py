@@ -43,7 +43,6 @@ def left_after_rounding(folder: Path, others: float, victim: float, granularity:
     for index, source in federation.sources.items():
         federation.sources[index] = Liar(source, noted(found, index))
     federation.open().go()
-    federation.close()
     assert federation.watch.statuses == ["finished"]
     return found
 
@@ -64,7 +63,6 @@ def header_of(federation: Federation) -> Header:
 
     federation.link = link
     federation.open().go()
-    federation.close()
     return headers[0]
 
 

@@ -29,8 +29,6 @@ from securefda.protocol.messages import (
     Refusal,
     Roll,
     ShareBundle,
-    SurvivorSignature,
-    Unmask,
     Visibility,
 )
 
@@ -83,7 +81,6 @@ def test_header_names_the_graph_that_the_settings_lead_to(tmp_path: Path) -> Non
     (header, *_) = headers_of(federation)
     assert header.graph == GraphTerms(degree=8, threshold=6, colluders=0, dropouts=2, silent=2)
     assert (header.threshold, header.sum_quorum) == (10, 10)
-    federation.close()
 
 
 def test_log_names_as_many_in_the_sum_as_a_source_sees_to_by_itself(tmp_path: Path) -> None:
@@ -94,19 +91,6 @@ def test_log_names_as_many_in_the_sum_as_a_source_sees_to_by_itself(tmp_path: Pa
     shown = disclosure_of(masked, header, masked.sender, TARGET)
     assert shown == Disclosure("sum", "update", header.body.graph.threshold)
     assert header.body.graph.threshold < header.body.sum_quorum
-    federation.close()
-
-
-@pytest.mark.parametrize("kind", [Advertise, Nonce, ShareBundle, MaskedInput, SurvivorSignature, Unmask])
-def test_one_source_lost_in_any_phase_leaves_the_others_sum(tmp_path: Path, kind: type) -> None:
-    federation = made(tmp_path, rounds=1, rule="source_only")
-    federation.link = losing(kind, 3)
-    federation.open().go()
-    (line,) = federation.watch.lines
-    assert (line["status"], line["attempts"]) == ("finished", 1)
-    assert ("source-3" in line["survivors"]) == (kind in (SurvivorSignature, Unmask))
-    assert len(line["survivors"]) == N - (kind not in (SurvivorSignature, Unmask))
-    federation.close()
 
 
 def test_round_is_tried_again_where_more_nonces_are_missing_than_sources_let_pass(tmp_path: Path) -> None:
@@ -121,7 +105,6 @@ def test_round_is_tried_again_where_more_nonces_are_missing_than_sources_let_pas
     )
     assert MaskedInput not in first
     assert MaskedInput in second
-    federation.close()
 
 
 def test_round_is_tried_again_without_the_sources_whose_nonces_never_come(tmp_path: Path) -> None:
@@ -133,7 +116,6 @@ def test_round_is_tried_again_without_the_sources_whose_nonces_never_come(tmp_pa
     assert (line["status"], line["attempts"], len(line["survivors"])) == ("finished", 2, N - len(silent))
     first, second = ({*header.participants} for header in dict.fromkeys(headers_of(federation)))
     assert first - second == silent
-    federation.close()
 
 
 def test_sources_that_have_left_before_the_roll_are_not_missed_among_the_nonces(tmp_path: Path) -> None:
@@ -151,24 +133,18 @@ def test_sources_that_have_left_before_the_roll_are_not_missed_among_the_nonces(
     rolls = [message.body for _, _, message in federation.passed if isinstance(message.body, Roll)]
     assert rolls
     assert not any(gone & set(roll.members) for roll in rolls)
-    federation.close()
 
 
 def test_policy_that_asks_for_norm_caps_takes_no_part(tmp_path: Path) -> None:
     federation = made(tmp_path, rounds=1)
-    with_caps = federation.policy(2).model_copy(
-        update={"norm_cap": federation.policy(2).norm_cap.model_copy(update={"kappa": 1.0})}
-    )
-    federation.close()
-    federation = made(tmp_path / "again", rounds=1)
-    federation.sources[2] = federation.source(2, policy=with_caps)
+    caps = federation.policy(2).norm_cap.model_copy(update={"kappa": 1.0})
+    federation.sources[2] = federation.source(2, policy=federation.policy(2, norm_cap=caps))
     federation.open().go()
     refusals = {
         message.sender: message.body.key for _, _, message in federation.passed if isinstance(message.body, Refusal)
     }
     assert refusals.get(2) == "norm-cap.kappa"
     assert not any(sender == 2 and isinstance(m.body, MaskedInput) for sender, _, m in federation.passed)
-    federation.close()
 
 
 def test_source_beside_more_that_it_does_not_trust_than_the_graph_is_made_for_refuses_the_header(
@@ -181,7 +157,6 @@ def test_source_beside_more_that_it_does_not_trust_than_the_graph_is_made_for_re
     (refusal,) = [message.body for _, _, message in federation.passed if isinstance(message.body, Refusal)]
     assert refusal.key == "trusted-peers"
     assert not any(sender == 2 and isinstance(m.body, Advertise) for sender, _, m in federation.passed)
-    federation.close()
 
 
 def test_source_beside_too_few_that_it_trusts_takes_no_part_and_accuses_nobody(
@@ -199,7 +174,6 @@ def test_source_beside_too_few_that_it_trusts_takes_no_part_and_accuses_nobody(
     (alarm,) = federation.watch.alarms[2]
     assert str(alarm).startswith("check RING_TRUST fails, which accuses no site: ")
     assert federation.statuses == ["finished"]
-    federation.close()
     records = [record for log in find_logs(tmp_path / "audit" / "source-2") for record in open_log(log).records()]
     facts = [record.entry.facts for record in records if record.entry.type == "alarm"]
     assert [(one["check"], one["accused"]) for one in facts] == [("RING_TRUST", [])]
@@ -213,12 +187,10 @@ def test_policy_that_wants_more_others_than_open_a_secret_refuses_before_trainin
     assert [body.key for body in sent if isinstance(body, Refusal)] == ["min-others"]
     assert not any(isinstance(body, Advertise) for body in sent)
     assert federation.statuses == ["finished"]
-    federation.close()
 
 
 def planner(folder: Path, n: int, **settings: Any) -> Planner:
     federation = made(folder, settings=settings)
-    federation.close()
     return Planner({index: f"source-{index}" for index in range(1, n + 1)}, federation.settings)
 
 
@@ -244,7 +216,6 @@ def test_no_plan_for_neighbours_says_why(
 ) -> None:
     visibility = settings.pop("visibility", SUM)
     federation = made(tmp_path, visibility=visibility, settings=settings)
-    federation.close()
     one = Planner({index: f"source-{index}" for index in range(1, n + 1)}, federation.settings)
     with pytest.raises(ConfigError, match=says) as caught:
         one.plan(dict.fromkeys(range(1, n + 1), SUM) | levels)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,10 +39,8 @@ def participants(federation: Federation) -> list[tuple[int, ...]]:
 
 
 @pytest.fixture
-def federation(tmp_path: Path) -> Iterator[Federation]:
-    federation = Federation(tmp_path, N, rounds=2).open()
-    yield federation
-    federation.close()
+def federation(tmp_path: Path) -> Federation:
+    return Federation(tmp_path, N, rounds=2).open()
 
 
 def newer(federation: Federation, roster: Roster) -> SourceRun:
@@ -100,7 +97,6 @@ def test_a_stolen_key_that_was_replaced_signs_no_advertisement(tmp_path: Path) -
     (answer,) = answers_of(federation.sources[ME], Parcel(lie))
     assert (type(answer), answer.check) == (Abort, "KEY_SIGNATURE")
     assert site_id(OTHER) in str(federation.watch.alarms[ME][0])
-    federation.close()
 
 
 def test_a_replaced_key_of_the_target_opens_no_round(tmp_path: Path) -> None:
@@ -110,7 +106,6 @@ def test_a_replaced_key_of_the_target_opens_no_round(tmp_path: Path) -> None:
     body = replace(header.message.body, roster_digest=roster.digest())
     lie = Parcel(signer(TARGET).sign(bytes(32), b"", body), header.vectors)
     assert answers_of(newer(federation, roster), lie) == [Refusal("SIGNATURE")]
-    federation.close()
 
 
 def _signing_with(federation: Federation, key: Signer) -> SourceRun:
@@ -127,7 +122,6 @@ def test_a_source_that_is_out_of_date_is_not_waited_for(tmp_path: Path, changes:
     assert participants(federation) == [(1, 2, 4)]
     assert f"{site_id(OTHER)}: join refused (by this clock its roster entry is not valid now)" in federation.watch.text
     assert all(alarms == [] for alarms in federation.watch.alarms.values())
-    federation.close()
 
 
 def test_a_source_whose_time_ends_in_a_run_leaves_it_after_the_round(tmp_path: Path) -> None:
@@ -142,7 +136,6 @@ def test_a_source_whose_time_ends_in_a_run_leaves_it_after_the_round(tmp_path: P
     assert federation.statuses == ["finished", "finished"]
     assert participants(federation) == [(1, 2, 3, 4), (1, 2, 4)]
     assert all(alarms == [] for alarms in federation.watch.alarms.values())
-    federation.close()
 
 
 def test_an_aggregator_that_asks_one_out_of_date_all_the_same_is_refused_by_the_others(tmp_path: Path) -> None:
@@ -152,4 +145,3 @@ def test_an_aggregator_that_asks_one_out_of_date_all_the_same_is_refused_by_the_
     federation.unix_s += 1
     assert answers_of(federation.sources[ME], header) == [Refusal("HEADER_VALIDITY")]
     assert site_id(OTHER) in str(federation.watch.alarms[ME][0])
-    federation.close()

@@ -29,7 +29,6 @@ def build(folder: Path, level: Visibility = SUM, n: int = N, rounds: int = 4, **
 
 def play(federation: Federation) -> Federation:
     federation.open().go()
-    federation.close()
     return federation
 
 
@@ -99,24 +98,6 @@ def test_a_rule_that_no_strategy_chooses_by_asks_for_no_errors(tmp_path: Path) -
     play(federation)
     assert "delta_errors" not in federation.watch.lines[0]
     assert not any(message.body.rule.select for *_, message in federation.passed if is_header(message))
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Federation:
-    """A run of four rounds that nothing disturbs."""
-    return play(build(tmp_path_factory.mktemp("whole"), n=4))
-
-
-@pytest.mark.parametrize("killed_in", [2, 3])
-def test_a_killed_aggregator_resumes_with_the_rule_that_it_would_have_chosen(
-    tmp_path: Path, whole: Federation, killed_in: int
-) -> None:
-    federation = build(tmp_path, n=4).open().kill_aggregator_at(Header, killed_in)
-    federation.restart_aggregator().go().close()
-    lines, expected = federation.watch.lines, whole.watch.lines
-    assert [line["rule"] for line in lines] == [line["rule"] for line in expected]
-    assert [line["attempts"] for line in lines] == [2 if line["round"] == killed_in else 1 for line in expected]
-    assert np.array_equal(federation.run.model, whole.run.model)
 
 
 def test_the_errors_of_a_lost_round_do_not_count(tmp_path: Path) -> None:

@@ -22,10 +22,11 @@ A, B, C = (bytes([number]) * 16 for number in (1, 2, 3))
 FOLDER, OTHER_FOLDER = "12.34", "56.78"
 REFUSED = 3
 """Exit code of a process; Python's own, after any other error, is 1."""
+Book, Headers = Callable[..., RunBook], Callable[..., Signed[Header]]
 
 
 @pytest.fixture
-def header(tmp_path: Path) -> Iterator[Callable[..., Signed[Header]]]:
+def header(tmp_path: Path) -> Headers:
     """Makes signed headers of any run, round and session."""
     federation = Federation(tmp_path / "federation")
     first = until(federation.open(), ME, Header).message
@@ -34,8 +35,7 @@ def header(tmp_path: Path) -> Iterator[Callable[..., Signed[Header]]]:
         body = replace(first.body, run_id=run, round=number, attempt=attempt)
         return signer(TARGET).sign(session or run + bytes([number, attempt]) * 8, NO_CONTEXT, body)
 
-    yield make
-    federation.close()
+    return make
 
 
 class Clock:
@@ -54,7 +54,7 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def book(tmp_path: Path, clock: Clock) -> Iterator[Callable[..., RunBook]]:
+def book(tmp_path: Path, clock: Clock) -> Iterator[Book]:
     """Opens the book, each time as a new process of the site does."""
     opened: list[RunBook] = []
 
@@ -82,9 +82,7 @@ def is_open(book: RunBook, run: bytes, folder: str = FOLDER, number: int | None 
     return True
 
 
-def test_a_second_run_in_a_day_is_refused_and_the_first_goes_on(
-    book: Callable[..., RunBook], header: Callable[..., Signed[Header]]
-) -> None:
+def test_a_second_run_in_a_day_is_refused_and_the_first_goes_on(book: Book, header: Headers) -> None:
     own = book()
     finish(own, header(A))
 
@@ -97,18 +95,14 @@ def test_a_second_run_in_a_day_is_refused_and_the_first_goes_on(
     finish(own, header(A, 2))
 
 
-def test_runs_are_counted_over_folders_and_processes(
-    book: Callable[..., RunBook], header: Callable[..., Signed[Header]]
-) -> None:
+def test_runs_are_counted_over_folders_and_processes(book: Book, header: Headers) -> None:
     finish(book(max_runs=2), header(A))
     finish(book(max_runs=2), header(B), OTHER_FOLDER)
 
     assert not is_open(book(max_runs=2), C)
 
 
-def test_no_result_pays_for_a_round_that_is_unfinished_for_good(
-    book: Callable[..., RunBook], header: Callable[..., Signed[Header]]
-) -> None:
+def test_no_result_pays_for_a_round_that_is_unfinished_for_good(book: Book, header: Headers) -> None:
     own = book(max_unfinished=2)
     own.begin_attempt(header(A, 1), FOLDER)
     own.never_paid(A, 1)
@@ -126,7 +120,7 @@ def test_no_result_pays_for_a_round_that_is_unfinished_for_good(
 
 
 def test_a_run_is_over_when_as_many_have_begun_since_as_the_policy_permits(
-    book: Callable[..., RunBook], header: Callable[..., Signed[Header]], clock: Clock
+    book: Book, header: Headers, clock: Clock
 ) -> None:
     own = book(max_runs=2)
     finish(own, header(A))
@@ -145,7 +139,7 @@ def test_a_run_is_over_when_as_many_have_begun_since_as_the_policy_permits(
 
 
 def test_the_operators_word_opens_a_run_that_is_over_and_it_is_the_latest_then(
-    book: Callable[..., RunBook], header: Callable[..., Signed[Header]], clock: Clock
+    book: Book, header: Headers, clock: Clock
 ) -> None:
     finish(book(), header(A))
     clock.now += DAY_S
@@ -157,9 +151,7 @@ def test_the_operators_word_opens_a_run_that_is_over_and_it_is_the_latest_then(
     assert not is_open(book(), B)
 
 
-def test_a_run_counts_for_a_day(
-    book: Callable[..., RunBook], header: Callable[..., Signed[Header]], clock: Clock
-) -> None:
+def test_a_run_counts_for_a_day(book: Book, header: Headers, clock: Clock) -> None:
     own = book()
     finish(own, header(A))
 
@@ -169,9 +161,7 @@ def test_a_run_counts_for_a_day(
     assert is_open(own, B)
 
 
-def test_a_run_counts_where_the_clock_was_put_back(
-    book: Callable[..., RunBook], header: Callable[..., Signed[Header]], clock: Clock
-) -> None:
+def test_a_run_counts_where_the_clock_was_put_back(book: Book, header: Headers, clock: Clock) -> None:
     own = book()
     finish(own, header(A))
     clock.now -= 10 * DAY_S
@@ -179,18 +169,14 @@ def test_a_run_counts_where_the_clock_was_put_back(
     assert not is_open(own, B)
 
 
-def test_a_run_that_was_begun_and_came_to_nothing_counts(
-    book: Callable[..., RunBook], header: Callable[..., Signed[Header]]
-) -> None:
+def test_a_run_that_was_begun_and_came_to_nothing_counts(book: Book, header: Headers) -> None:
     own = book()
     own.begin_attempt(header(A), FOLDER)
 
     assert not is_open(own, B)
 
 
-def test_the_operator_s_word_is_for_one_run_of_one_process(
-    book: Callable[..., RunBook], header: Callable[..., Signed[Header]]
-) -> None:
+def test_the_operator_s_word_is_for_one_run_of_one_process(book: Book, header: Headers) -> None:
     finish(book(), header(A))
     consenting = book(accept_run=True)
 
@@ -202,23 +188,19 @@ def test_the_operator_s_word_is_for_one_run_of_one_process(
     assert not is_open(book(), b"D" * 16)
 
 
-def test_the_operator_s_word_is_not_used_up_by_a_run_that_needs_none(
-    book: Callable[..., RunBook], header: Callable[..., Signed[Header]]
-) -> None:
+def test_the_operator_s_word_is_not_used_up_by_a_run_that_needs_none(book: Book, header: Headers) -> None:
     consenting = book(accept_run=True)
     finish(consenting, header(A))
 
     assert is_open(consenting, B)
 
 
-def test_with_0_runs_a_day_none_begins_by_itself(book: Callable[..., RunBook]) -> None:
+def test_with_0_runs_a_day_none_begins_by_itself(book: Book) -> None:
     assert not is_open(book(max_runs=0), A)
     assert is_open(book(max_runs=0, accept_run=True), A)
 
 
-def test_a_run_stays_in_the_folder_that_it_began_in(
-    book: Callable[..., RunBook], header: Callable[..., Signed[Header]]
-) -> None:
+def test_a_run_stays_in_the_folder_that_it_began_in(book: Book, header: Headers) -> None:
     """Another folder knows neither its fuses nor its positions."""
     own = book(max_runs=10)
     finish(own, header(A))
@@ -228,9 +210,7 @@ def test_a_run_stays_in_the_folder_that_it_began_in(
     assert (refused.value.check, refused.value.blames) == ("HEADER_RUN", False)
 
 
-def test_a_session_is_remembered_in_every_run_and_folder(
-    book: Callable[..., RunBook], header: Callable[..., Signed[Header]]
-) -> None:
+def test_a_session_is_remembered_in_every_run_and_folder(book: Book, header: Headers) -> None:
     finish(book(), header(A, session=b"s" * 32))
 
     assert book().has_session(b"s" * 32)
@@ -238,7 +218,7 @@ def test_a_session_is_remembered_in_every_run_and_folder(
 
 
 def test_after_three_rounds_without_a_result_a_fourth_is_refused_until_the_operator_says_otherwise(
-    book: Callable[..., RunBook], header: Callable[..., Signed[Header]]
+    book: Book, header: Headers
 ) -> None:
     for number in (1, 2, 3):
         book().begin_attempt(header(A, number), FOLDER)
@@ -252,9 +232,7 @@ def test_after_three_rounds_without_a_result_a_fourth_is_refused_until_the_opera
     assert is_open(book(), A, number=4)
 
 
-def test_another_attempt_at_the_third_round_is_open(
-    book: Callable[..., RunBook], header: Callable[..., Signed[Header]]
-) -> None:
+def test_another_attempt_at_the_third_round_is_open(book: Book, header: Headers) -> None:
     own = book()
     for number in (1, 2, 3):
         own.begin_attempt(header(A, number), FOLDER)
@@ -264,9 +242,7 @@ def test_another_attempt_at_the_third_round_is_open(
     assert not is_open(own, A, number=4)
 
 
-def test_a_result_pays_for_one_round_without_one(
-    book: Callable[..., RunBook], header: Callable[..., Signed[Header]]
-) -> None:
+def test_a_result_pays_for_one_round_without_one(book: Book, header: Headers) -> None:
     """Were it all of them, every result would buy as many questions as the policy lets pass in a row."""
     own = book()
     for number in (1, 2):
@@ -282,9 +258,7 @@ def test_a_result_pays_for_one_round_without_one(
     assert not is_open(own, A, number=8)
 
 
-def test_a_run_of_which_every_second_round_is_lost_goes_on(
-    book: Callable[..., RunBook], header: Callable[..., Signed[Header]]
-) -> None:
+def test_a_run_of_which_every_second_round_is_lost_goes_on(book: Book, header: Headers) -> None:
     own = book()
     for number in range(1, 40, 2):
         own.begin_attempt(header(A, number), FOLDER)
@@ -292,13 +266,12 @@ def test_a_run_of_which_every_second_round_is_lost_goes_on(
 
 
 def test_of_two_processes_that_take_one_session_one_is_refused(
-    book: Callable[..., RunBook], header: Callable[..., Signed[Header]], tmp_path: Path, clock: Clock
+    book: Book, header: Headers, tmp_path: Path, clock: Clock
 ) -> None:
     own = book(max_runs=2)
     other = RunBook(run_book_file(tmp_path), ReleaseLimits(max_runs=2), unix_time=clock)
     assert not own.has_session(b"s" * 32)
     other.begin_attempt(header(A, session=b"s" * 32), FOLDER)
-    other.close()
 
     with pytest.raises(FaultyAggregatorError) as refused:
         own.begin_attempt(header(B, session=b"s" * 32), OTHER_FOLDER)
@@ -329,7 +302,6 @@ def test_a_new_folder_takes_no_part_in_a_run_with_a_release_in_the_log_that_the_
     with pytest.raises(ConfigError, match=f"it lacks run {run[:12]}, of which .* records a release") as refused:
         source.join(run)
     assert "never again in the run of this one" in refused.value.hint
-    federation.close()
 
 
 def test_a_run_that_the_book_lacks_and_in_which_nothing_left_is_joined(tmp_path: Path) -> None:
@@ -340,12 +312,9 @@ def test_a_run_that_the_book_lacks_and_in_which_nothing_left_is_joined(tmp_path:
     federation.sources[ME].handle(until(federation, ME, Header))
 
     assert federation.sources[ME].current is not None
-    federation.close()
 
 
-def test_a_new_run_does_not_set_the_count_back(
-    book: Callable[..., RunBook], header: Callable[..., Signed[Header]]
-) -> None:
+def test_a_new_run_does_not_set_the_count_back(book: Book, header: Headers) -> None:
     for run in (A, B, C):
         book(max_runs=10).begin_attempt(header(run, session=run * 2), FOLDER)
 
@@ -365,7 +334,7 @@ def begin(path: Path, header: Signed[Header], go: object) -> None:
         own.close()
 
 
-def test_of_two_runs_that_begin_at_once_one_begins(tmp_path: Path, header: Callable[..., Signed[Header]]) -> None:
+def test_of_two_runs_that_begin_at_once_one_begins(tmp_path: Path, header: Headers) -> None:
     context = multiprocessing.get_context("fork")
     go = context.Event()
     processes = [
@@ -393,10 +362,9 @@ def test_a_source_that_refuses_a_run_says_so_and_trains_nothing(tmp_path: Path) 
 
     assert answer.message.body == Refusal("release.max-runs")
     assert federation.sources[ME].current is None
-    federation.close()
 
 
-def test_a_run_counts_before_its_folder_is_bound(tmp_path: Path, header: Callable[..., Signed[Header]]) -> None:
+def test_a_run_counts_before_its_folder_is_bound(tmp_path: Path, header: Headers) -> None:
     """A process that dies between the two has asked for nothing that is not counted."""
     state = tmp_path / "state.sqlite"
     store = store_at(state)

@@ -12,15 +12,15 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from rounds_federation import roster_of
+from rounds_federation import Federation, roster_of
 
 from securefda.aggregator.site import summary_of as summary_of_process
 from securefda.aggregator.store import AggregatorStore, TargetRelease
 from securefda.errors import ConfigError, QuorumLost, SecureFdaError, Terminated
-from securefda.operations.recording import RecordingReporter
+from securefda.operations.recording import ModelOrigin, RecordingReporter, model_file
 from securefda.operations.records import RoundLine, Summary, summarise
 from securefda.operations.run_folder import RunFolder, append_line, read_run, replace_file, require_run_folder
-from securefda.operations.summary_text import norm_cap_text, run_text
+from securefda.operations.summary_text import run_text
 from securefda.privacy.dp_events import Budget
 from securefda.site.config import AggregatorConfig, ProcessSection, TaskSection
 
@@ -275,18 +275,6 @@ def test_releases_of_the_targets_update_are_counted_by_header_update_and_recipie
     assert summary_of([]).target_releases == {"headers": 0, "updates": 0, "recipients": {}, "noise": "none"}
 
 
-@pytest.mark.parametrize(
-    ("kappa", "granularity", "words"),
-    [
-        (1.0, "layer", "kappa 1: in each layer, the others together have at least a source's squared norm"),
-        (2.5, "layer", "kappa 2.5: in each layer, the others together have at least 2.5 times a source's squared norm"),
-        (1.0, "model", "kappa 1: over the whole model, the others together have at least a source's squared norm"),
-    ],
-)
-def test_a_norm_cap_is_told_by_what_it_ensures(kappa: float, granularity: str, words: str) -> None:
-    assert norm_cap_text({"kappa": kappa, "granularity": granularity}) == words
-
-
 def test_cosine_and_rules_are_of_finished_rounds() -> None:
     lines = [
         line(1, rule="source_only", target_cosine=None),
@@ -319,3 +307,20 @@ def test_only_a_signal_interrupts_a_run(tmp_path: Path, error: BaseException | N
     with closing(AggregatorStore(tmp_path / "state.sqlite")) as store:
         summary = summary_of_process(config, "00" * 16, store, roster_of(3), error)
     assert summary.status == status
+
+
+def test_every_kill_leaves_a_folder_that_the_next_start_completes(tmp_path: Path) -> None:
+    """The store is written first, the run folder after it: what is missing there is added."""
+    federation = Federation(tmp_path / "state", rounds=3).open().go()
+    folder = RunFolder(tmp_path / "run")
+    records = federation.store.records()
+    folder.append_round(records[0])  # type: ignore[arg-type]
+    recording = RecordingReporter(folder, federation.watch)
+    origin = ModelOrigin("a:B", federation.run.run_id, bytes(32))
+    recording.model_bytes = lambda line: model_file(federation.run.layers, federation.store.model(), origin.after(line))
+    recording.catch_up(records)  # type: ignore[arg-type]
+    recording.catch_up(records)  # type: ignore[arg-type]
+    assert [line["round"] for line in read_run(tmp_path / "run").rounds] == [1, 2, 3]
+    written = (tmp_path / "run" / "model.safetensors").read_bytes()
+    last = records[-1]
+    assert written == model_file(federation.run.layers, federation.run.model, origin.after(last))  # type: ignore[arg-type]

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from rounds_federation import TARGET, Federation, is_header, trainer_of
+from rounds_federation import TARGET, Build, Federation, is_header, trainer_of
 
 from securefda.errors import ConfigError, TrainingError
-from securefda.protocol.header_checks import default_threshold
 from securefda.protocol.messages import Update, Visibility
 
 LEVELS = [Visibility.SUM, Visibility.INDIVIDUAL]
@@ -19,27 +16,12 @@ NO_CAPS = {"kappa": 0.0}
 
 
 @pytest.fixture
-def play(tmp_path: Path) -> Iterator[Callable[..., Federation]]:
+def play(build: Build) -> Build:
     """Runs a federation to its end."""
-    made: list[Federation] = []
-
-    def make(*args: Any, **kwargs: Any) -> Federation:
-        federation = Federation(tmp_path / str(len(made)), *args, **kwargs)
-        made.append(federation)
-        return federation.open().go()
-
-    yield make
-    for federation in made:
-        federation.close()
+    return lambda *args, **options: build(*args, **options).open().go()
 
 
-def updates(federation: Federation, indices: list[int], factor: float = 1.0) -> dict[int, Any]:
-    """What sites would train in round 1."""
-    model = trainer_of(federation.n, TARGET).initial_model()
-    return {index: trainer_of(federation.n, index).train(model, 1, factor) for index in indices}
-
-
-def test_target_only_is_the_targets_training_and_needs_no_source(play: Callable[..., Federation]) -> None:
+def test_target_only_is_the_targets_training_and_needs_no_source(play: Build) -> None:
     federation = play(rule="target_only", rounds=2)
     assert federation.statuses == ["finished"] * 2
     assert federation.names(sender=TARGET) == ["Goodbye"] * 3
@@ -57,10 +39,9 @@ def test_target_only_ends_also_where_no_source_is(tmp_path: Path) -> None:
     federation.open().go()
     assert federation.statuses == ["finished"] * 2
     assert federation.now == 0.0
-    federation.close()
 
 
-def test_oracle_trains_on_all_labelled_rows_of_the_target(play: Callable[..., Federation]) -> None:
+def test_oracle_trains_on_all_labelled_rows_of_the_target(play: Build) -> None:
     federation = play(rule="oracle", rounds=1)
     trainer = trainer_of(3, TARGET, oracle=True)
     model = trainer.initial_model()
@@ -68,29 +49,7 @@ def test_oracle_trains_on_all_labelled_rows_of_the_target(play: Callable[..., Fe
     assert not np.array_equal(federation.run.model, play(rule="target_only", rounds=1).run.model)
 
 
-@pytest.mark.parametrize("level", LEVELS)
-def test_source_only_is_the_mean_of_the_sources_updates_by_rows(
-    play: Callable[..., Federation], level: Visibility
-) -> None:
-    federation = play(rule="source_only", rounds=1, visibility=level, settings=NO_CAPS)
-    results = updates(federation, [1, 2, 3])
-    mean = sum(r.samples * r.update for r in results.values()) / sum(r.samples for r in results.values())
-    expected = trainer_of(3, TARGET).initial_model() + mean
-    assert np.max(np.abs(federation.run.model - expected)) < 1e-6
-    header = next(message.body for *_, message in federation.passed if is_header(message))
-    assert header.target is None
-
-
-@pytest.mark.parametrize("level", LEVELS)
-def test_fedavg_counts_the_target_as_one_more_site(play: Callable[..., Federation], level: Visibility) -> None:
-    federation = play(rule="fedavg", rounds=1, visibility=level, settings=NO_CAPS)
-    results = updates(federation, [TARGET, 1, 2, 3])
-    mean = sum(r.samples * r.update for r in results.values()) / sum(r.samples for r in results.values())
-    expected = trainer_of(3, TARGET).initial_model() + mean
-    assert np.max(np.abs(federation.run.model - expected)) < 1e-6
-
-
-def test_finetune_offline_is_source_only_and_then_the_target_alone(play: Callable[..., Federation]) -> None:
+def test_finetune_offline_is_source_only_and_then_the_target_alone(play: Build) -> None:
     federation = play(rule="finetune_offline", rounds=3, finetune_rounds=2)
     assert [line["rule"] for line in federation.watch.lines] == ["source_only", "target_only", "target_only"]
     assert [len(line["survivors"]) for line in federation.watch.lines] == [3, 0, 0]
@@ -102,7 +61,7 @@ def test_finetune_offline_is_source_only_and_then_the_target_alone(play: Callabl
     assert np.max(np.abs(federation.run.model - start)) < 1e-6
 
 
-def test_warm_up_is_source_only_and_then_both_learning_rates_drop(play: Callable[..., Federation]) -> None:
+def test_warm_up_is_source_only_and_then_both_learning_rates_drop(play: Build) -> None:
     federation = play(rule="fedda_auto", rounds=3, warm_up_rounds=2, lr_after_warm_up=0.5)
     assert [line["rule"] for line in federation.watch.lines] == ["source_only", "source_only", "fedda_auto"]
     factors = {m.body.round: m.body.rule.learning_rate_factor for *_, m in federation.passed if is_header(m)}
@@ -111,19 +70,8 @@ def test_warm_up_is_source_only_and_then_both_learning_rates_drop(play: Callable
     assert rates == [pytest.approx(0.025)] * 3
 
 
-@pytest.mark.parametrize("rule", ["fedda", "fedgp", "fedda_auto", "fedgp_auto"])
-def test_every_rule_gives_the_same_model_masked_and_in_clear(play: Callable[..., Federation], rule: str) -> None:
-    masked, clear = (play(rule=rule, rounds=3, beta=0.3, visibility=level, settings=NO_CAPS) for level in LEVELS)
-    assert masked.statuses == clear.statuses == ["finished"] * 3
-    assert np.array_equal(masked.run.model, clear.run.model)
-    for one, other in zip(masked.watch.lines, clear.watch.lines, strict=True):
-        assert one["mean_beta"] == pytest.approx(other["mean_beta"], abs=1e-6)
-
-
 @pytest.mark.parametrize("rule", ["fedda_auto", "fedgp_auto", "auto"])
-def test_unaligned_updates_have_the_beta_of_aligned_ones_at_every_level(
-    play: Callable[..., Federation], rule: str
-) -> None:
+def test_unaligned_updates_have_the_beta_of_aligned_ones_at_every_level(play: Build, rule: str) -> None:
     masked, clear = (play(rule=rule, align=False, rounds=2, visibility=at, settings=NO_CAPS) for at in LEVELS)
     aligned = play(rule=rule, rounds=1, settings=NO_CAPS)
     assert np.array_equal(masked.run.model, clear.run.model)
@@ -137,30 +85,12 @@ def test_unaligned_updates_have_the_beta_of_aligned_ones_at_every_level(
     assert all(factor and factor < max(steps) for factor in factors)
 
 
-def test_the_mean_beta_is_the_sample_weighted_mean_of_the_sources_own(play: Callable[..., Federation]) -> None:
-    federation = play(rule="fedgp_auto", rounds=1)
-    own = [records[0] for records in federation.watch.records.values()]
-    mean = sum(one["samples"] * one["beta"] for one in own) / sum(one["samples"] for one in own)
-    assert federation.watch.lines[0]["mean_beta"] == pytest.approx(mean, abs=1e-6)
-
-
-def test_in_clear_a_source_does_not_report_the_beta_that_it_cannot_know(play: Callable[..., Federation]) -> None:
+def test_in_clear_a_source_does_not_report_the_beta_that_it_cannot_know(play: Build) -> None:
     federation = play(rule="fedgp_auto", rounds=1, visibility=Visibility.INDIVIDUAL)
     assert [records[0]["beta"] for records in federation.watch.records.values()] == [None] * 3
 
 
-@pytest.mark.parametrize("n", [3, 5, 7])
-def test_the_header_carries_the_default_threshold_of_who_takes_part(play: Callable[..., Federation], n: int) -> None:
-    federation = play(n, rule="source_only", rounds=1)
-    header = next(message.body for *_, message in federation.passed if is_header(message))
-    assert header.threshold == default_threshold(n, 2, 0)
-    assert header.participants == tuple(range(1, n + 1))
-    assert header.n_max >= n
-
-
-def test_a_rule_that_needs_single_steps_is_refused_at_sum_and_runs_in_clear(
-    tmp_path: Path, play: Callable[..., Federation]
-) -> None:
+def test_a_rule_that_needs_single_steps_is_refused_at_sum_and_runs_in_clear(tmp_path: Path, play: Build) -> None:
     for rule, estimator, mean_field_helps in (
         ("fedgp_auto", "exact", True),
         ("fedgp_filtered_auto", "exact", False),
@@ -174,7 +104,7 @@ def test_a_rule_that_needs_single_steps_is_refused_at_sum_and_runs_in_clear(
         assert clear.statuses == ["finished"]
 
 
-def test_clipped_coordinates_are_counted_and_clipped_the_same_at_every_level(play: Callable[..., Federation]) -> None:
+def test_clipped_coordinates_are_counted_and_clipped_the_same_at_every_level(play: Build) -> None:
     settings = {"clip": 0.28, **NO_CAPS}
     masked, clear = (play(rule="source_only", rounds=1, visibility=level, settings=settings) for level in LEVELS)
     assert np.array_equal(masked.run.model, clear.run.model)
@@ -192,4 +122,3 @@ def test_training_that_diverges_at_the_target_ends_the_run_with_a_hint(tmp_path:
     assert caught.value.hint
     federation.post(federation.run.fail(caught.value))
     assert federation.run.done
-    federation.close()

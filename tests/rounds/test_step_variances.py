@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 from rounds_federation import TARGET, Federation, is_header, trainer_of
 
@@ -29,22 +28,6 @@ def first_header(federation: Federation) -> Header:
     return next(message.body for *_, message in federation.passed if is_header(message))
 
 
-@pytest.mark.parametrize("rule", ["fedda_auto", "fedgp_auto", "auto"])
-@pytest.mark.parametrize("kind", OTHERS)
-def test_a_masked_sum_and_updates_in_clear_give_the_same_model(tmp_path: Path, rule: str, kind: Variance) -> None:
-    masked, clear, steps = (
-        play(tmp_path / str(number), level=level, rule=rule, variance=which)
-        for number, (level, which) in enumerate(
-            [(Visibility.SUM, kind), (Visibility.INDIVIDUAL, kind), (Visibility.SUM, Variance.STEPS)]
-        )
-    )
-    assert masked.statuses == clear.statuses == ["finished"] * 3
-    assert np.array_equal(masked.run.model, clear.run.model)
-    assert not np.array_equal(masked.run.model, steps.run.model)
-    for federation in (masked, clear, steps):
-        federation.close()
-
-
 @pytest.mark.parametrize("kind", OTHERS)
 def test_one_number_of_the_header_changes_and_what_has_to_agree_with_it(tmp_path: Path, kind: Variance) -> None:
     federation, steps = (play(tmp_path / which, rounds=1, variance=which) for which in (kind, Variance.STEPS))
@@ -57,19 +40,6 @@ def test_one_number_of_the_header_changes_and_what_has_to_agree_with_it(tmp_path
     assert header.target.scatter == pytest.approx(variance * header.target.steps, rel=1e-12)
     assert header.target.scatter != usual.target.scatter
     assert header.target.update_digest == usual.target.update_digest
-    federation.close()
-    steps.close()
-
-
-@pytest.mark.parametrize("kind", OTHERS)
-def test_a_target_that_was_killed_goes_on_to_the_same_model(tmp_path: Path, kind: Variance) -> None:
-    whole = play(tmp_path / "whole", variance=kind)
-    killed = Federation(tmp_path / "killed", settings=NO_CAPS, rule="fedda_auto", variance=kind).open()
-    killed.kill_aggregator_at(Header, 2).start_aggregator()
-    killed.open().go()
-    assert np.array_equal(killed.run.model, whole.run.model)
-    whole.close()
-    killed.close()
 
 
 def beta_of_a_whole_run(folder: Path, kind: Variance) -> float:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rounds_definition import trained
-from rounds_federation import TARGET, AnySigned, Federation, changed, is_header, site_id, until
+from rounds_federation import TARGET, AnySigned, Build, Federation, changed, is_header, site_id, until
 from rounds_liars import ACCURACY, LOSS, Liar
 
 from securefda.aggregator.headers import expected_header
@@ -70,9 +70,7 @@ def statistics_sent(federation: Federation) -> dict[int, tuple[int, int]]:
 
 
 @pytest.fixture
-def build(tmp_path: Path) -> Iterator[Callable[..., Federation]]:
-    made: list[Federation] = []
-
+def build(tmp_path: Path) -> Build:
     def one(plan: str = "sum", n: int = N, **options: Any) -> Federation:
         """A federation of which every policy lists everything that may leave in clear."""
         level, permits = PLANS[plan]
@@ -81,12 +79,9 @@ def build(tmp_path: Path) -> Iterator[Callable[..., Federation]]:
         for index in federation.sources:
             policy = federation.policy(index, metadata=ALL)
             federation.sources[index] = federation.source(index, policy=policy)
-        made.append(federation)
         return federation
 
-    yield one
-    for federation in made:
-        federation.close()
+    return one
 
 
 def bodies(federation: Federation, kind: type) -> dict[int, list[Any]]:
@@ -105,7 +100,7 @@ def asks(federation: Federation) -> list[bool]:
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_where_one_source_has_no_figures_nobodys_travel(build: Callable[..., Federation], plan: str) -> None:
+def test_where_one_source_has_no_figures_nobodys_travel(build: Build, plan: str) -> None:
     federation = build(plan)
     silence(federation, ME)
     found = statistics_sent(federation)
@@ -126,7 +121,7 @@ def test_where_one_source_has_no_figures_nobodys_travel(build: Callable[..., Fed
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_where_every_source_has_figures_they_travel(build: Callable[..., Federation], plan: str) -> None:
+def test_where_every_source_has_figures_they_travel(build: Build, plan: str) -> None:
     federation = build(plan, settings={"bits": 32})
     found = statistics_sent(federation)
     federation.open().go()
@@ -150,15 +145,7 @@ def test_where_every_source_has_figures_they_travel(build: Callable[..., Federat
         assert (seen["loss"], seen["accuracy"]) == (pytest.approx(loss, abs=3e-6), pytest.approx(accuracy, abs=1e-7))
 
 
-def test_the_model_is_the_same_with_and_without_figures(build: Callable[..., Federation], tmp_path: Path) -> None:
-    with_figures = build(settings={"bits": 32}).open().go()
-    without = Federation(tmp_path / "w", N, rule="source_only", rounds=1, settings={"bits": 32})
-    silence(without, ME)
-    without.open().go().close()
-    assert without.run.model.tobytes() == with_figures.run.model.tobytes()
-
-
-def test_a_site_keeps_its_own_loss_and_none_where_training_gave_none(build: Callable[..., Federation]) -> None:
+def test_a_site_keeps_its_own_loss_and_none_where_training_gave_none(build: Build) -> None:
     federation = build(n=4)
     silence(federation, ME)
     federation.open().go()
@@ -169,7 +156,7 @@ def test_a_site_keeps_its_own_loss_and_none_where_training_gave_none(build: Call
 
 @pytest.mark.parametrize("plan", ["individual", "cohort", "sum"])
 def test_a_source_without_figures_refuses_a_header_that_asks_for_them_and_the_round_goes_on_without_it(
-    build: Callable[..., Federation], plan: str
+    build: Build, plan: str
 ) -> None:
     federation = build(plan)
     silence(federation, ME)
@@ -197,7 +184,7 @@ def test_a_source_without_figures_refuses_a_header_that_asks_for_them_and_the_ro
     assert honest[0].body.metrics is False
 
 
-def test_a_header_that_was_refused_for_its_figures_leaves_nothing_behind(build: Callable[..., Federation]) -> None:
+def test_a_header_that_was_refused_for_its_figures_leaves_nothing_behind(build: Build) -> None:
     federation = build(n=4)
     silence(federation, ME)
     header = until(federation.open(), ME, Header)
@@ -214,17 +201,7 @@ def test_a_header_that_was_refused_for_its_figures_leaves_nothing_behind(build: 
     assert isinstance(answer.message.body, Advertise)
 
 
-def test_a_source_with_figures_takes_part_under_either_header(build: Callable[..., Federation]) -> None:
-    federation = build(n=4)
-    header = until(federation.open(), ME, Header)
-    body = header.message.body
-    assert isinstance(body, Header)
-    assert body.metrics
-    (answer,) = federation.sources[ME].handle(Parcel(changed(header.message, metrics=False), header.vectors))
-    assert isinstance(answer.message.body, Advertise)
-
-
-def test_figures_travel_again_when_the_source_without_them_is_gone(build: Callable[..., Federation]) -> None:
+def test_figures_travel_again_when_the_source_without_them_is_gone(build: Build) -> None:
     federation = build(n=4, rounds=3)
     silence(federation, ME)
 
@@ -240,29 +217,9 @@ def test_figures_travel_again_when_the_source_without_them_is_gone(build: Callab
     assert asks(federation) == [False, False, True]
 
 
-def test_a_source_that_comes_back_without_figures_takes_everyones_away(build: Callable[..., Federation]) -> None:
-    federation = build(n=4, rounds=3)
-
-    def link(_sender: int, recipient: int, message: AnySigned) -> AnySigned | None:
-        if recipient == ME and is_header(message) and message.body.round == 2:
-            federation.kill(ME)
-            federation.sources[ME] = federation.source(ME)
-            silence(federation, ME)
-            federation.reached.add(ME)
-            federation.join(ME)
-            return None
-        return message
-
-    federation.link = link
-    federation.open().go()
-    assert federation.watch.statuses == ["finished"] * 3
-    assert [site_id(ME) in line["survivors"] for line in federation.watch.lines] == [True, False, True]
-    assert asks(federation) == [True, True, False]
-
-
 @pytest.mark.parametrize("plan", ["individual", "cohort", "sum"])
 def test_figures_that_were_promised_and_are_not_there_end_the_source_and_no_zero_takes_their_place(
-    build: Callable[..., Federation], plan: str
+    build: Build, plan: str
 ) -> None:
     federation = build(plan)
     silence(federation, ME, promised=True)
@@ -274,7 +231,7 @@ def test_figures_that_were_promised_and_are_not_there_end_the_source_and_no_zero
 
 
 @pytest.mark.parametrize("missing", ["loss", "accuracy"])
-def test_one_missing_figure_is_as_good_as_none(build: Callable[..., Federation], missing: str) -> None:
+def test_one_missing_figure_is_as_good_as_none(build: Build, missing: str) -> None:
     federation = build(n=4)
     header = until(federation.open(), ME, Header).message.body
     assert isinstance(header, Header)
@@ -300,7 +257,7 @@ def _result(federation: Federation) -> LocalResult:
 
 
 def test_an_update_that_carries_figures_which_the_header_leaves_out_does_not_leave(
-    build: Callable[..., Federation], monkeypatch: pytest.MonkeyPatch
+    build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last look, should what fills the message be wrong; the fuse does not burn."""
     federation = build("individual")
@@ -319,9 +276,7 @@ def test_an_update_that_carries_figures_which_the_header_leaves_out_does_not_lea
     assert not federation.stores[1].history(header.message.envelope.session_id, body.run_id, body.round).released
 
 
-def test_what_a_source_puts_in_the_places_of_figures_that_do_not_travel_is_not_written_down(
-    build: Callable[..., Federation],
-) -> None:
+def test_what_a_source_puts_in_the_places_of_figures_that_do_not_travel_is_not_written_down(build: Build) -> None:
     federation = build("mixed")
     silence(federation, ME)
 

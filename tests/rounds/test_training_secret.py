@@ -119,12 +119,6 @@ def test_a_second_folder_does_not_train_alike_whatever_the_run_is_called(tmp_pat
     assert not np.array_equal(site.update(RUN), first)
 
 
-def test_two_sites_with_one_secret_do_not_train_alike() -> None:
-    """A kit that was copied: the order of as many rows is another one."""
-    orders = [order_of(round_seed(secret(), name, RUN, 1)) for name in ("a", "b")]
-    assert orders[0] != orders[1]
-
-
 def test_without_its_secret_a_site_trains_on_with_another(site: Site) -> None:
     first = site.update()
     site.file.unlink()
@@ -159,13 +153,6 @@ def test_the_first_start_makes_the_secret_and_says_so(site: Site) -> None:
     site.update()
     assert site.file.read_bytes() == made
     assert len(site.notes) == 1
-
-
-def test_no_two_sites_make_the_same_secret(tmp_path: Path) -> None:
-    sites = [Site(tmp_path / name) for name in "ab"]
-    for site in sites:
-        site.update()
-    assert sites[0].file.read_bytes() != sites[1].file.read_bytes()
 
 
 def test_training_with_noise_makes_none(tmp_path: Path) -> None:

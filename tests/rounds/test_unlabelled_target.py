@@ -19,12 +19,8 @@ from securefda.operations.summary_text import run_text
 from securefda.operations.trained import trained_model
 from securefda.rules import Rule, TargetLabels
 from securefda.samples import sample
-from securefda.site.asks import describe_target, summarise_requests
 from securefda.site.config import (
-    AggregatorConfig,
     FederationConfig,
-    ProcessSection,
-    TargetTrainingSection,
     kit_settings_toml,
     load_federation,
 )
@@ -123,15 +119,6 @@ class TestWithoutALabelAnywhere:
         assert task.settings.labelled_target is False
 
 
-def test_where_there_is_an_accuracy_no_report_says_that_there_is_none(hidden: Played, given: Played) -> None:
-    folder, summary = hidden
-    text = run_text(summary, folder)
-    assert "target's labels" in text
-    assert "none used for training" in text
-    assert "no accuracy" not in text
-    assert "target's labels" not in run_text(given[1], folder)
-
-
 @pytest.mark.parametrize("rule", [rule for rule in Rule if TargetLabels.NONE not in rule.target_labels])
 def test_rules_that_need_labels_are_refused(rule: Rule) -> None:
     parts = {"finetune_offline": ["strategy.finetune-rounds=1"], "personalized_fedavg": ["strategy.reptile-rounds=1"]}
@@ -182,19 +169,3 @@ def test_a_targets_kit_says_it_and_a_sources_does_not() -> None:
     config = digits(*SOURCE_ONLY, NO_LABELS)
     assert 'labels = "none"' in kit_settings_toml(config, "target", "127.0.0.1:0")
     assert "labels" not in kit_settings_toml(config, "source-1", "")
-
-
-def test_what_a_target_sends_is_told_in_words() -> None:
-    training = TargetTrainingSection(labels="none")
-    federation = digits(*SOURCE_ONLY)
-    config = AggregatorConfig(
-        aggregator=ProcessSection(kit=Path("kit")),
-        task=federation.task,
-        strategy=federation.strategy,
-        training=training,
-    )
-    assert "target labels none" in summarise_requests(config)
-    sent = " ".join(describe_target(config, "clinic", ("a", "b")).sends)
-    assert "clinic's rows have no influence on it" in sent
-    labelled = config.model_copy(update={"training": TargetTrainingSection()})
-    assert "labels" not in summarise_requests(labelled)

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rounds_federation import SEED, TARGET, Federation, is_header, trainer_of
-from rounds_tasks import Points
+from rounds_federation import TARGET, Federation, is_header, kept_out, trainer_of
 
 from securefda.errors import ConfigError
 from securefda.local.simulator import simulate
@@ -16,22 +15,14 @@ from securefda.operations.progress import SilentReporter
 from securefda.operations.report import write_report
 from securefda.operations.run_folder import read_run
 from securefda.operations.tracking import figures_of
-from securefda.protocol.messages import Header, Visibility
+from securefda.protocol.messages import Visibility
 from securefda.rules import STEP_SHARES
 from securefda.samples import sample
 from securefda.site.config import load_federation
-from securefda.tasks import Samples, TaskSettings
 
 NO_CAPS = {"kappa": 0.0}
 VALIDATED = ("strategy.step=validated", "strategy.validation-share=0.3")
 SHORT = ("strategy.rounds=3", "strategy.warm-up-rounds=1", "strategy.compare-target-only=false")
-
-
-def kept_out(*labels: int) -> Samples:
-    """Rows of the target of these classes."""
-    rows = Points(TaskSettings("target", ("source-1",), SEED)).test_data("target")
-    chosen = sum((rows.labels == label for label in labels), start=rows.labels == labels[0]).bool()
-    return Samples(rows.features[chosen], rows.labels[chosen])
 
 
 def federation(folder: Path, *labels: int, level: Visibility = Visibility.SUM, **strategy: object) -> Federation:
@@ -53,8 +44,6 @@ def test_a_round_takes_the_share_with_the_least_loss(tmp_path: Path, rule: str, 
     assert losses[STEP_SHARES.index(share)] == pytest.approx(min(losses), abs=1e-6)
     np.testing.assert_allclose(validated.run.model, models[STEP_SHARES.index(share)], atol=1e-6)
     assert "step_share" not in full.watch.lines[0]
-    full.close()
-    validated.close()
 
 
 def test_shares_differ_with_the_rows(tmp_path: Path) -> None:
@@ -67,37 +56,11 @@ def test_shares_differ_with_the_rows(tmp_path: Path) -> None:
     assert len(shares) > 1
 
 
-@pytest.mark.parametrize("rule", ["fedda_auto", "fedgp_auto", "auto"])
-def test_a_masked_sum_and_updates_in_clear_give_the_same_model(tmp_path: Path, rule: str) -> None:
-    masked, clear = (
-        federation(tmp_path / level.label, rule=rule, level=level).open().go()
-        for level in (Visibility.SUM, Visibility.INDIVIDUAL)
-    )
-    assert masked.statuses == clear.statuses == ["finished"] * 3
-    assert np.array_equal(masked.run.model, clear.run.model)
-    shares = [[line["step_share"] for line in played.watch.lines] for played in (masked, clear)]
-    assert shares[0] == shares[1]
-    masked.close()
-    clear.close()
-
-
 def test_headers_say_nothing_of_it(tmp_path: Path) -> None:
     played = {step: federation(tmp_path / step, step=step, rounds=1).open().go() for step in ("full", "validated")}
     headers = [next(m.body for *_, m in one.passed if is_header(m)) for one in played.values()]
     assert headers[0].rule == headers[1].rule
     assert headers[0].target == headers[1].target
-    for one in played.values():
-        one.close()
-
-
-def test_a_target_that_was_killed_goes_on_to_the_same_model(tmp_path: Path) -> None:
-    whole = federation(tmp_path / "whole").open().go()
-    killed = federation(tmp_path / "killed").open()
-    killed.kill_aggregator_at(Header, 2).start_aggregator()
-    killed.open().go()
-    assert np.array_equal(killed.run.model, whole.run.model)
-    whole.close()
-    killed.close()
 
 
 def test_a_target_that_keeps_no_rows_out_cannot_run_it(tmp_path: Path) -> None:

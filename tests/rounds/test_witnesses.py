@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,10 +34,8 @@ Lie = Callable[[Federation, int, Checkpoint], Checkpoint]
 
 
 @pytest.fixture
-def federation(tmp_path: Path) -> Iterator[Federation]:
-    made = Federation(tmp_path, 4, rounds=2, recorded=True)
-    yield made
-    made.close()
+def federation(tmp_path: Path) -> Federation:
+    return Federation(tmp_path, 4, rounds=2, recorded=True)
 
 
 def note_of(
@@ -206,7 +204,6 @@ def test_header_that_only_this_source_vouches_for_is_refused(tmp_path: Path, vis
 
     assert answer.message.body == Refusal("WITNESSES")
     assert not federation.stores[ME].history(bytes(32), header.message.body.run_id, 1).last_position
-    federation.close()
 
 
 def test_header_with_the_cosignatures_of_most_participants_is_taken(tmp_path: Path) -> None:
@@ -217,7 +214,6 @@ def test_header_with_the_cosignatures_of_most_participants_is_taken(tmp_path: Pa
     (answer,) = federation.sources[ME].handle(with_note(header, {site_id(1), site_id(2), site_id(3)}))
 
     assert answer.message.type_name == "Advertise"
-    federation.close()
 
 
 @pytest.mark.parametrize(
@@ -309,7 +305,6 @@ def test_source_that_was_busy_for_rounds_and_then_answers_all_that_it_was_asked_
     assert not [note for note in federation.watch.notes if "alarm" in note]
     assert federation.statuses == ["finished"] * 12
     assert len(federation.watch.records[ME]) >= 12 - MOST_SHOWN - 4
-    federation.close()
 
 
 def test_second_goodbye_is_not_the_end_of_another_run(federation: Federation) -> None:
@@ -327,7 +322,6 @@ def test_log_of_a_run_that_all_sources_have_left_verifies_with_its_last_witnesse
     for index in (1, 2, 3, 4):
         federation.kill(index)
     federation.go()
-    federation.close()
 
     name = LogName(federation.roster.federation_id, site_id(TARGET), federation.run.run_id)
     keys = {entry.site_id: entry.signing_key for entry in federation.roster.entries}

@@ -122,7 +122,6 @@ def test_first_round_of_a_rule_is_wide_and_inputs_of_the_next_are_shorter(tmp_pa
     m = headers[0].n_params
     assert lengths == [-(-m * header.modulus_bits // 8) + 28 for header in headers]
     assert [quantisation(header).nbytes for header in headers] == lengths
-    federation.close()
 
 
 @pytest.mark.parametrize(("projection", "follows"), [("orthogonal", True), ("cosine", False)])
@@ -142,19 +141,6 @@ def test_ranges_follow_the_target_s_update_where_no_projection_is_longer(
     assert (bounds[-1] is not None) is follows
     if follows:
         np.testing.assert_allclose(bounds[-1], factor * update, rtol=1e-5)
-    federation.close()
-
-
-def test_a_target_that_goes_on_after_a_crash_has_the_same_ranges(tmp_path: Path) -> None:
-    settings = {"bits": 20}
-    whole = Federation(tmp_path / "whole", 4, rule="source_only", rounds=4, settings=settings).open().go()
-    killed = Federation(tmp_path / "killed", 4, rule="source_only", rounds=4, settings=settings).open()
-    killed.kill_aggregator_at(Header, 3).restart_aggregator().go()
-    assert killed.run.model.tobytes() == whole.run.model.tobytes()
-    tables = [{(one.round, one.modulus_bits, one.layers) for one in headers_of(run)} for run in (whole, killed)]
-    assert tables[0] == tables[1]
-    whole.close()
-    killed.close()
 
 
 def state_of(federation: Federation) -> list[str]:
@@ -187,8 +173,6 @@ def test_a_false_encoding_is_refused_by_its_name_and_changes_nothing(tmp_path: P
     federation.go()
     assert federation.statuses == ["finished"] * 2
     assert federation.run.model.tobytes() == undisturbed.run.model.tobytes()
-    federation.close()
-    undisturbed.close()
 
 
 def test_a_layer_beyond_its_range_does_not_leave_and_the_next_round_is_wide(tmp_path: Path) -> None:
@@ -205,7 +189,6 @@ def test_a_layer_beyond_its_range_does_not_leave_and_the_next_round_is_wide(tmp_
         federation.submit(ME, answer)
     federation.go()
     assert headers_of(federation)[-1].modulus_bits == 32
-    federation.close()
 
 
 class Scaled(SiteTrainer):
@@ -238,7 +221,6 @@ def test_a_long_part_fits_the_ranges_of_capped_sums_once_it_is_capped_itself(tmp
     own = federation.watch.records[ME]
     assert [line["clipped"] for line in own] == [0] * 3
     assert all(line["capped"] for line in own)
-    federation.close()
 
 
 def test_a_capped_part_beyond_its_range_does_not_leave_and_the_next_round_is_wide(tmp_path: Path) -> None:
@@ -260,5 +242,4 @@ def test_a_capped_part_beyond_its_range_does_not_leave_and_the_next_round_is_wid
     assert set(records[2]["refused"].values()) == {"CLIPPED"}
     assert "aborted" not in federation.watch.text
     assert headers_of(federation)[-1].modulus_bits == 32
-    federation.close()
     assert [found.kind for found in reconcile_folder(tmp_path / "audit").outcome.findings] == []
