@@ -35,7 +35,6 @@ from securefda.audit.merkle import (
     unpack,
 )
 from securefda.audit.notes import (
-    ED25519,
     MAX_NOTE_BYTES,
     Checkpoint,
     LogName,
@@ -56,6 +55,7 @@ from securefda.audit.store import (
     TAIL,
     AuditError,
     checkpoint_path,
+    checkpoint_sizes,
     disk_error,
     disk_errors,
     make_folder,
@@ -170,16 +170,14 @@ class AuditLog:
         Raises:
             AuditError: the records or the note could not be written.
         """
-        with self._alone():
-            last = self._state.note
-            if last is None or Checkpoint.parse(last.text).size != self.size:
-                with self._dead_on_error():
-                    self._save()
-                    self._sign_head()
+        with self._alone(), self._dead_on_error():
+            if self._signed_size != self.size:
+                self._save()
+                self._sign_head()
             if save:
-                with self._dead_on_error():
-                    self._save()
-            return self._last_note.to_bytes()
+                self._save()
+            note, _ = self._last
+            return note.to_bytes()
 
     def proof(self, old: int) -> tuple[bytes, ...]:
         """Prove that the tree of the last checkpoint begins with its first ``old`` leaves (RFC 9162, 2.1.4.1).
@@ -190,8 +188,8 @@ class AuditLog:
         """
         with self._alone():
             if old not in self._proofs:  # most witnesses have seen the same checkpoint last
-                new = Checkpoint.parse(self._last_note.text).size
-                self._proofs[old] = consistency_proof(old, new, subtrees(self._folder, new, self._unfinished))
+                size = self._last[1].size
+                self._proofs[old] = consistency_proof(old, size, subtrees(self._folder, size, self._unfinished))
             return self._proofs[old]
 
     def save(self) -> None:
@@ -210,20 +208,19 @@ class AuditLog:
             AuditError: there is no such checkpoint, or it could not be written.
         """
         with self._alone():
-            last = self._state.note
-            is_last = last is not None and Checkpoint.parse(last.text).size == size
-            note = last if is_last else read_checkpoint(self._folder / checkpoint_path(size))
+            is_last = size == self._signed_size
+            note = self._last[0] if is_last else read_checkpoint(self._folder / checkpoint_path(size))
             if note is None:
                 raise AuditError(self._folder, f"has no checkpoint of {size} records", hint="send a checkpoint first")
             if not signature.is_of(witness):
                 raise SignatureError(f"the line does not name the key of {witness.name}")
             check_signature(note.text, signature, witness)
-            if any(item.is_of(witness) for item in note.signatures):
+            if any(line.is_of(witness) for line in note.signatures):
                 return note
             note = note.signed(signature)
             with self._dead_on_error():
                 if is_last:
-                    self._state.note, self._saved = note, False
+                    self._state.last, self._saved = (note, self._last[1]), False
                 else:
                     write(self._folder / checkpoint_path(size), note.to_bytes())
                 if save:
@@ -286,26 +283,31 @@ class AuditLog:
             self._tail = self._open_tail()
 
     @property
-    def _last_note(self) -> Note:
-        if self._state.note is None:
+    def _last(self) -> tuple[Note, Checkpoint]:
+        if self._state.last is None:
             raise AuditError(self._folder, "has no checkpoint yet", hint="make one first")
-        return self._state.note
+        return self._state.last
+
+    @property
+    def _signed_size(self) -> int:
+        return -1 if self._state.last is None else self._state.last[1].size
 
     def _sign_head(self) -> None:
         with disk_errors(self._folder / TAIL, "written"):
             os.fsync(self._tail)
         self._unfinished = {tile.path: tile.hashes for tile in self._state.levels.partials()}
         self._proofs = {}
-        text = Checkpoint(self._name.origin, self.size, self._state.levels.root()).to_text()
-        self._state.note = Note(text, (sign(text, self._name.origin, self._key),))
+        head = Checkpoint(self._name.origin, self.size, self._state.levels.root())
+        text = head.to_text()
+        self._state.last = Note(text, (sign(text, self._name.origin, self._key),)), head
         self._saved = False
 
     def _save(self) -> None:
         """Save the last checkpoint. The hashes are written first, since a checkpoint implies that they exist."""
         if self._saved:
             return
-        note = self._last_note
-        kept = self._folder / checkpoint_path(Checkpoint.parse(note.text).size)
+        note, head = self._last
+        kept = self._folder / checkpoint_path(head.size)
         for path, hashes in self._unfinished.items():
             self._write_partial(path, hashes)
         write(kept, note.to_bytes())
@@ -323,8 +325,8 @@ class AuditLog:
 
         This is not done during the run: deleting a file that is on the disk costs as much as ten forced writes.
         """
-        if self._state.note is not None:
-            self._write_partial_bundle(Checkpoint.parse(self._state.note.text).size)
+        if self._state.last is not None:
+            self._write_partial_bundle(self._signed_size)
         with disk_errors(self._folder, "tidied"):
             for folder in sorted((self._folder / "tile").glob("**/*.p")):
                 if folder.with_suffix("").exists():
@@ -402,15 +404,15 @@ class State:
         levels: the tree, without the incomplete record.
         tail_bytes: the length of the whole records in the tail.
         lost_bytes: the length of the incomplete record after them.
-        note: the newest checkpoint, None before the first.
         full: the tiles that the last record filled, if the tail has not become a bundle yet.
+        last: the newest checkpoint, as a note and as what its text says; None before the first.
     """
 
     levels: Levels
     tail_bytes: int
     lost_bytes: int
-    note: Note | None
     full: list[Tile]
+    last: tuple[Note, Checkpoint] | None
 
 
 def recover(folder: Path, name: LogName, key: Ed25519PublicKey) -> State:
@@ -420,25 +422,33 @@ def recover(folder: Path, name: LogName, key: Ed25519PublicKey) -> State:
         AuditError: others could read or change the log, or it is not what its newest checkpoint signed.
     """
     _check_mode(folder, folder)
-    # The newest checkpoint. The copy under its public name may be older: a crash can come between the two
-    kept = folder / CHECKPOINTS
-    with disk_errors(kept, "read"):
-        names = [file.name for file in kept.iterdir() if file.name.isdecimal()] if kept.is_dir() else []
+    # The copy of the newest checkpoint under its public name may be older: a crash can come between the two
+    sizes = checkpoint_sizes(folder)
     public = read_checkpoint(folder / CHECKPOINT)
-    newest = read_checkpoint(kept / max(names)) if names else None
-    if _size_of(public) > _size_of(newest):  # the kept copy is written first
-        raise AuditError(kept, "lacks the newest checkpoint", hint=HINT)
-    note = newest
+    note = read_checkpoint(folder / checkpoint_path(sizes[-1])) if sizes else None
+    if _size_of(public) > _size_of(note):  # the kept copy is written first
+        raise AuditError(folder / CHECKPOINTS, "lacks the newest checkpoint", hint=HINT)
     head = None if note is None else _checked_head(folder, note, name, key)
-    # Number of full bundles, of which a checkpoint covers ``least``
-    least = 0 if head is None else head.size // WIDTH
-    bundles = least
+    levels = _levels_of_bundles(folder, 0 if head is None else head.size // WIDTH)
+    if head is not None and head.size < levels.size and root_at(folder, head.size) != head.root:
+        raise _not_signed(folder)
+    state = _replay_tail(folder, name, levels, head)
+    if note is not None and head is not None:
+        state.last = note, head
+        if public != note:
+            write(folder / CHECKPOINT, note.to_bytes())
+    return state
+
+
+def _levels_of_bundles(folder: Path, signed: int) -> Levels:
+    """Return the tree over the full bundles, the first ``signed`` of which a checkpoint covers."""
+    bundles = signed
     with disk_errors(folder, "read"):
-        if least and not (folder / bundle_path(least - 1)).is_file():
-            raise AuditError(folder / bundle_path(least - 1), "is missing, though it was signed", hint=HINT)
+        if signed and not (folder / bundle_path(signed - 1)).is_file():
+            raise AuditError(folder / bundle_path(signed - 1), "is missing, though it was signed", hint=HINT)
         while (folder / bundle_path(bundles)).is_file():
             bundles += 1
-    # The tree over full bundles: the roots of the full tiles that belong to no full tile above
+    # The unfinished tiles have the roots of the full tiles that belong to no full tile above
     rows: list[list[bytes]] = [[]]
     count = bundles
     while count:
@@ -446,13 +456,7 @@ def recover(folder: Path, name: LogName, key: Ed25519PublicKey) -> State:
         first = count - count % WIDTH
         rows.append([complete_root(read_tile(folder, level, index)) for index in range(first, count)])
         count >>= HEIGHT
-    levels = Levels(rows, bundles * WIDTH)
-    if head is not None and head.size < levels.size and root_at(folder, head.size) != head.root:
-        raise _not_signed(folder)
-    state = _replay_tail(folder, name, levels, note, head)
-    if note is not None and read_checkpoint(folder / CHECKPOINT) != note:
-        write(folder / CHECKPOINT, note.to_bytes())
-    return state
+    return Levels(rows, bundles * WIDTH)
 
 
 def read_checkpoint(path: Path) -> Note | None:
@@ -478,13 +482,14 @@ def _checked_head(folder: Path, note: Note, name: LogName, key: Ed25519PublicKey
         head = Checkpoint.parse(note.text)
         if head.origin != name.origin:
             raise AuditError(path, f"is of {head.origin}, not of {name.origin}", hint=HINT)
-        note.check([NoteKey(name.origin, ED25519, key.public_bytes_raw())])
+        note.check([name.key(key.public_bytes_raw())])
     except NoteError as error:
         raise AuditError(path, f"is not by this party: {error}", hint=HINT) from error
     return head
 
 
-def _replay_tail(folder: Path, name: LogName, levels: Levels, note: Note | None, head: Checkpoint | None) -> State:
+def _replay_tail(folder: Path, name: LogName, levels: Levels, head: Checkpoint | None) -> State:
+    """Add the records of the tail to the tree, and compare it with the newest checkpoint on the way."""
     path = folder / TAIL
     data = read(path, MAX_BUNDLE_BYTES) or b""
     if data:
@@ -494,7 +499,8 @@ def _replay_tail(folder: Path, name: LogName, levels: Levels, note: Note | None,
     whole = 0
     _check_head(folder, levels, head)
     for entry in entries:
-        if not any(data[whole:]):  # a file system leaves zeros of a record that had a length but no contents yet
+        # After a power cut, a file can have the length of a record and zeros in its place
+        if not any(data[whole:]):
             break
         seq = levels.size
         try:
@@ -511,7 +517,7 @@ def _replay_tail(folder: Path, name: LogName, levels: Levels, note: Note | None,
         raise AuditError(folder, what, hint=HINT)
     if full and len(data) > whole:
         raise AuditError(path, "has more records than a bundle", hint=HINT)
-    return State(levels, whole, len(data) - whole, note, full)
+    return State(levels, whole, len(data) - whole, full, None)
 
 
 def _check_head(folder: Path, levels: Levels, head: Checkpoint | None) -> None:

@@ -50,48 +50,6 @@ def complete_root(hashes: Sequence[bytes]) -> bytes:
     return row[0]
 
 
-class Frontier:
-    """A tree that grows by one leaf at a time and knows its root: at most one hash per height is kept.
-
-    Args:
-        peaks: hashes of the complete subtrees that make up the tree, the largest first; none for an empty one.
-        size: number of leaves, which says how large each of them is.
-
-    Raises:
-        ValueError: the number of peaks is not that of a tree of this size.
-    """
-
-    __slots__ = ("_peaks", "size")
-
-    def __init__(self, peaks: Sequence[bytes] = (), size: int = 0) -> None:
-        if size < 0 or size.bit_count() != len(peaks):
-            raise ValueError(f"{len(peaks)} peaks make no tree of {size} leaves")
-        self._peaks = list(peaks)
-        self.size = size
-
-    @property
-    def peaks(self) -> tuple[bytes, ...]:
-        """Hashes of the complete subtrees, the largest first: all that is kept."""
-        return tuple(self._peaks)
-
-    def copy(self) -> Frontier:
-        """The same tree, which grows by itself from here on."""
-        return Frontier(self._peaks, self.size)
-
-    def append(self, leaf: bytes) -> None:
-        """Add the hash of a leaf, 32 bytes."""
-        merges, peaks = self.size, self._peaks
-        while merges & 1:  # as many complete subtrees end here as the size has trailing ones
-            leaf = sha256(b"\x01" + peaks.pop() + leaf).digest()
-            merges >>= 1
-        peaks.append(leaf)
-        self.size += 1
-
-    def root(self) -> bytes:
-        """Root of the tree as it is, 32 bytes."""
-        return _joined(self._peaks)
-
-
 def root_of(size: int, subtree: Subtree) -> bytes:
     """Root of the first ``size`` leaves, from the hashes of complete subtrees."""
     return _range_root(0, size, subtree) if size else EMPTY_ROOT
@@ -131,21 +89,29 @@ def check_inclusion(leaf: bytes, index: int, size: int, proof: Sequence[bytes], 
     _check_sizes(proof, leaf, root)
     if not 0 <= index < size:
         raise ProofError(f"a tree of {size} leaves has no leaf {index}")
-    place, last, found = index, size - 1, leaf
+    node = leaf
+    for step, is_left in _climb("inclusion", index, size - 1, proof):
+        node = node_hash(step, node) if is_left else node_hash(node, step)
+    if not compare_digest(node, root):
+        raise ProofError(f"leaf {index} is not in this tree")
+
+
+def _climb(kind: str, place: int, last: int, proof: Sequence[bytes]) -> Iterator[tuple[bytes, bool]]:
+    """Yield each hash of a proof, and whether it is the left one of the two that make the next node on the way up.
+
+    ``place`` is the index of the node where the way begins, and ``last`` that of the last node beside it.
+    """
     for step in proof:
         if last == 0:
-            raise ProofError("the inclusion proof is too long")
-        if place & 1 or place == last:
-            found = node_hash(step, found)
-            while not place & 1 and place:
-                place, last = place >> 1, last >> 1
-        else:
-            found = node_hash(found, step)
+            raise ProofError(f"the {kind} proof is too long")
+        is_left = place & 1 == 1 or place == last
+        # A node without a right neighbour stands for itself on the levels above, until it is a right child
+        while is_left and place and not place & 1:
+            place, last = place >> 1, last >> 1
+        yield step, is_left
         place, last = place >> 1, last >> 1
     if last:
-        raise ProofError("the inclusion proof is too short")
-    if not compare_digest(found, root):
-        raise ProofError(f"leaf {index} is not in this tree")
+        raise ProofError(f"the {kind} proof is too short")
 
 
 def consistency_proof(old: int, new: int, subtree: Subtree) -> tuple[bytes, ...]:
@@ -170,7 +136,7 @@ def consistency_proof(old: int, new: int, subtree: Subtree) -> tuple[bytes, ...]
         else:
             path.append(_range_root(start, middle, subtree))
             start, whole = middle, False
-    if not whole:  # else the verifier has this hash already: it is the old root
+    if not whole:  # else it is the old root, which the verifier has already
         path.append(_range_root(start, end, subtree))
     return tuple(reversed(path))
 
@@ -188,32 +154,20 @@ def check_consistency(old: int, old_root: bytes, new: int, new_root: bytes, proo
         if proof or not compare_digest(old_root, new_root if old else EMPTY_ROOT):
             raise ProofError("the trees differ, or the proof has hashes that it does not need")
         return
-    found_old, found_new = _both_roots(old, new, (old_root, *proof) if not old & (old - 1) else tuple(proof))
-    if not (compare_digest(found_old, old_root) and compare_digest(found_new, new_root)):
-        raise ProofError(f"the tree of {new} leaves does not begin with these {old}")
-
-
-def _both_roots(old: int, new: int, path: Sequence[bytes]) -> tuple[bytes, bytes]:
-    """Old and new root as a consistency proof makes them; ``0 < old < new``."""
+    # Where the old tree is one complete subtree, the proof begins with its root, which the verifier has already
+    path = (old_root, *proof) if not old & (old - 1) else tuple(proof)
     if not path:
         raise ProofError("the consistency proof is too short")
     place, last = old - 1, new - 1
     while place & 1:
         place, last = place >> 1, last >> 1
-    found_old = found_new = path[0]
-    for step in path[1:]:
-        if last == 0:
-            raise ProofError("the consistency proof is too long")
-        if place & 1 or place == last:
-            found_old, found_new = node_hash(step, found_old), node_hash(step, found_new)
-            while not place & 1 and place:
-                place, last = place >> 1, last >> 1
-        else:
-            found_new = node_hash(found_new, step)
-        place, last = place >> 1, last >> 1
-    if last:
-        raise ProofError("the consistency proof is too short")
-    return found_old, found_new
+    # The left hashes are of both trees. The right ones are of leaves that came later, so they are of the new tree alone
+    old_node = new_node = path[0]
+    for step, is_left in _climb("consistency", place, last, path[1:]):
+        old_node = node_hash(step, old_node) if is_left else old_node
+        new_node = node_hash(step, new_node) if is_left else node_hash(new_node, step)
+    if not (compare_digest(old_node, old_root) and compare_digest(new_node, new_root)):
+        raise ProofError(f"the tree of {new} leaves does not begin with these {old}")
 
 
 def _check_sizes(proof: Sequence[bytes], *hashes: bytes) -> None:
@@ -227,7 +181,7 @@ def _left_width(leaves: int) -> int:
 
 
 def _range_root(start: int, end: int, subtree: Subtree) -> bytes:
-    """Root over ``[start, end)``, where ``start`` is a multiple of the largest complete subtree in it."""
+    """Return the root over ``[start, end)``; ``start`` is a multiple of the size of the largest complete subtree."""
     peaks = []
     while start < end:
         height = (end - start).bit_length() - 1
@@ -237,16 +191,19 @@ def _range_root(start: int, end: int, subtree: Subtree) -> bytes:
 
 
 def _joined(peaks: Sequence[bytes]) -> bytes:
+    """Return the root over neighbouring complete subtrees, the largest of which come first."""
     if not peaks:
         return EMPTY_ROOT
-    root = peaks[-1]
-    for peak in reversed(peaks[:-1]):
+    *left, root = peaks
+    for peak in reversed(left):
         root = node_hash(peak, root)
     return root
 
 
 WIDTH: Final = 256
+"""Hashes of a full tile."""
 HEIGHT: Final = 8
+"""Levels of the tree that one level of tiles stands for."""
 _LENGTH_BYTES: Final = 2
 MAX_BUNDLE_BYTES: Final = WIDTH * (_LENGTH_BYTES + 0xFFFF)
 
@@ -279,11 +236,6 @@ def tile_path(level: int, index: int, width: int = WIDTH) -> str:
 def bundle_path(index: int, width: int = WIDTH) -> str:
     """Path of the entries of tile ``index`` of level 0, partial if ``width`` is below 256."""
     return f"tile/entries/{_index_path(index)}{_partial(width)}"
-
-
-def partials_path(path: str) -> str:
-    """The folder with the partial tiles or bundles that the full one at ``path`` replaces."""
-    return f"{path}.p"
 
 
 def pack(entry: bytes) -> bytes:
@@ -358,11 +310,7 @@ class Levels:
 
     def root(self) -> bytes:
         """Root of the tree as it is, 32 bytes."""
-        peaks = [peak for row in reversed(self._rows) for peak in _peaks(row)]
-        root = peaks.pop() if peaks else EMPTY_ROOT
-        while peaks:
-            root = node_hash(peaks.pop(), root)
-        return root
+        return _joined([peak for row in reversed(self._rows) for peak in _peaks(row)])
 
 
 def hashes_of(tile: bytes) -> list[bytes]:
@@ -373,6 +321,7 @@ def hashes_of(tile: bytes) -> list[bytes]:
 
 
 def _peaks(row: list[bytes]) -> Iterator[bytes]:
+    """Yield the roots of the complete subtrees over a row of hashes, the largest first."""
     at = 0
     for height in range(HEIGHT - 1, -1, -1):
         if len(row) >> height & 1:

@@ -14,7 +14,7 @@ import base64
 import binascii
 import re
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
@@ -27,6 +27,8 @@ from securefda.audit.merkle import HASH_BYTES
 
 ED25519: Final = 0x01
 COSIGNATURE_V1: Final = 0x04
+FORMAT: Final = 1
+"""Version of the format of logs, which every origin names."""
 MAX_NOTE_BYTES: Final = 512 * 1024
 MAX_SIGNATURES: Final = 1100
 """More than a roster has sites."""
@@ -35,6 +37,7 @@ _KEY_BYTES, _ID_BYTES, _SIGNATURE_BYTES, _TIME_BYTES = 32, 4, 64, 8
 _LARGEST = 2**63 - 1
 _DASH = "\N{EM DASH} "
 _COSIGNED = "cosignature/v1\n"
+_NAME: Final = re.compile("[a-z0-9][a-z0-9-]{0,62}")
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f]")
 _IN_NO_NAME = re.compile(r"[\s+\x00-\x1f]")
@@ -82,24 +85,6 @@ class NoteKey:
         """First 4 bytes of ``SHA-256(name || 0x0A || kind || public key)``."""
         return _key_id(self.name, self.kind, self.public)
 
-    def to_text(self) -> str:
-        """The key as other programs for notes take it: ``name+hex id+base64(kind || public key)``."""
-        return f"{self.name}+{self.key_id.hex()}+{_encode(bytes([self.kind]) + self.public)}"
-
-    @classmethod
-    def parse(cls, text: str) -> NoteKey:
-        """Read what ``to_text`` writes. Raises NoteError for anything else."""
-        name, *rest = text.split("+", 2)
-        if len(rest) != 2:
-            raise NoteError("a key is a name, an id and a key, with plus signs between them")
-        material = _decode(rest[1])
-        if not material:
-            raise NoteError("the key is empty")
-        key = cls(name, material[0], material[1:])
-        if key.key_id.hex() != rest[0]:
-            raise NoteError(f"the id {rest[0]!r} is not that of the key")
-        return key
-
 
 @dataclass(frozen=True, slots=True)
 class Signature:
@@ -137,14 +122,6 @@ class Signature:
 
 
 @dataclass(frozen=True, slots=True)
-class Witnessed:
-    """A signature that was checked: whose it is, and of a cosignature its time in seconds of Unix time, else 0."""
-
-    key: NoteKey
-    time: int
-
-
-@dataclass(frozen=True, slots=True)
 class Note:
     """A text and the signatures under it, which were not checked yet.
 
@@ -164,12 +141,12 @@ class Note:
             raise NoteError("the text of a note ends in a newline and has no other control character")
         if not 1 <= len(self.signatures) <= MAX_SIGNATURES:
             raise NoteError(f"a note has 1 to {MAX_SIGNATURES} signatures, not {len(self.signatures)}")
-        if len({(item.name, item.key_id) for item in self.signatures}) != len(self.signatures):
+        if len({(line.name, line.key_id) for line in self.signatures}) != len(self.signatures):
             raise NoteError("a note has two signatures of one key")
 
     def to_bytes(self) -> bytes:
         """The note as it is stored and sent. Raises NoteError where it would be longer than ``MAX_NOTE_BYTES``."""
-        data = (self.text + "\n" + "".join(item.to_line() for item in self.signatures)).encode()
+        data = (self.text + "\n" + "".join(line.to_line() for line in self.signatures)).encode()
         if len(data) > MAX_NOTE_BYTES:
             raise NoteError(f"the note is longer than {MAX_NOTE_BYTES} bytes")
         return data
@@ -192,24 +169,29 @@ class Note:
         """The note with one more signature. Raises NoteError."""
         return Note(self.text, (*self.signatures, signature))
 
-    def check(self, keys: Iterable[NoteKey]) -> tuple[Witnessed, ...]:
+    def only_by(self, key: NoteKey) -> Note:
+        """The note with the signature of one key alone. Raises NoteError if there is none."""
+        return Note(self.text, tuple(line for line in self.signatures if line.is_of(key)))
+
+    def check(self, keys: Iterable[NoteKey]) -> tuple[NoteKey, ...]:
         """Check every signature that names one of these keys, and ignore those of all other keys.
 
         Returns:
-            What was checked, in the order of the lines.
+            The keys that signed, in the order of the lines.
 
         Raises:
             SignatureError: one is wrong, or there is none.
         """
         known = {(key.name, key.key_id): key for key in keys}
-        found = [
-            Witnessed(known[item.name, item.key_id], check_signature(self.text, item, known[item.name, item.key_id]))
-            for item in self.signatures
-            if (item.name, item.key_id) in known
-        ]
-        if not found:
+        signers = []
+        for line in self.signatures:
+            key = known.get((line.name, line.key_id))
+            if key is not None:
+                check_signature(self.text, line, key)
+                signers.append(key)
+        if not signers:
             raise SignatureError("no known key has signed the note")
-        return tuple(found)
+        return tuple(signers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,14 +271,14 @@ def check_signature(text: str, signature: Signature, key: NoteKey) -> int:
     Raises:
         SignatureError: it is not by this key over this text.
     """
-    time, value, said = 0, signature.value, text.encode()
+    time, value, signed = 0, signature.value, text.encode()
     if key.kind == COSIGNATURE_V1:
         if len(value) != _TIME_BYTES + _SIGNATURE_BYTES:
             raise SignatureError(f"the cosignature of {key.name} has {len(value)} bytes")
         (time,), value = struct.unpack(">Q", value[:_TIME_BYTES]), value[_TIME_BYTES:]
-        said = _cosigned(text, time)
+        signed = _cosigned(text, time)
     try:
-        Ed25519PublicKey.from_public_bytes(key.public).verify(value, said)
+        Ed25519PublicKey.from_public_bytes(key.public).verify(value, signed)
     except (InvalidSignature, ValueError) as error:  # ValueError: the 32 bytes are no public key
         raise SignatureError(f"the signature of {key.name} is not by its key over this text") from error
     if time > _LARGEST:
@@ -329,11 +311,6 @@ def _decode(text: str) -> bytes:
     return data
 
 
-FORMAT: Final = 1
-
-_NAME: Final = re.compile("[a-z0-9][a-z0-9-]{0,62}")
-
-
 @lru_cache(maxsize=4096)  # a log has a few of them, in every record
 def is_name(text: object) -> bool:
     """Tell whether ``text`` can name a federation, a site or a run: 1 to 63 characters of ``a-z 0-9 -``."""
@@ -343,6 +320,11 @@ def is_name(text: object) -> bool:
 def witness_name(federation: str, party: str) -> str:
     """The name under which a party cosigns the logs of others."""
     return f"securefda/{FORMAT}/{federation}/{party}"
+
+
+def witness_key(federation: str, party: str, public: bytes) -> NoteKey:
+    """The key with which a party cosigns the logs of others; ``public`` is its raw Ed25519 public key, 32 bytes."""
+    return NoteKey(witness_name(federation, party), COSIGNATURE_V1, public)
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,6 +353,17 @@ class LogName:
     def origin(self) -> str:
         """First line of every checkpoint of this log, and the name of the key that signs them."""
         return f"{witness_name(self.federation, self.party)}/{self.run}"
+
+    def key(self, public: bytes) -> NoteKey:
+        """The key that signs the checkpoints of this log; ``public`` is the party's raw Ed25519 public key."""
+        return NoteKey(self.origin, ED25519, public)
+
+    def witness_keys(self, keys: Mapping[str, bytes]) -> dict[NoteKey, str]:
+        """The keys that can cosign the checkpoints of this log, with their site ids: no site is a witness of itself.
+
+        ``keys`` has the raw Ed25519 public key of every site, by site id.
+        """
+        return {witness_key(self.federation, site, key): site for site, key in keys.items() if site != self.party}
 
     @classmethod
     def parse(cls, origin: str) -> LogName:

@@ -2,18 +2,7 @@
 
 It verifies no signature: `verify.verify_log` does that. It yields canonical records, each at the place that it claims,
 all of one party and one run. Memory does not grow with the log. The log may be written meanwhile: a pass then yields
-the beginning of the later log.
-
-    log = open_log(folder)                  LogFolder; AuditError where there is no log
-    log.party, log.run, log.federation      the last is "" before the first checkpoint
-    log.records()                           Iterator[Record]; log.records(start, end) reads only the files with those
-    log.size()                              number of whole records now
-    log.head()                              the newest checkpoint, or None; log.heads() its size and those before it
-    log.prove(index, size)                  Inclusion; its check() raises ProofError
-    being_written(folder), find_logs(root), looks_like_log(folder), events_in(folder, kind)
-    logs_at(place, run), log_at(place, run)  of a log, a kit, or any folder with logs in it
-
-Nothing here writes, or needs more than read permission.
+the beginning of the later log. Nothing here writes, or needs more than read permission.
 """
 
 from __future__ import annotations
@@ -39,12 +28,11 @@ from securefda.audit.notes import FORMAT, MAX_NOTE_BYTES, Checkpoint, LogName, N
 from securefda.audit.records import Entry, NewerVersion, Record, RecordError
 from securefda.audit.store import (
     CHECKPOINT,
-    CHECKPOINTS,
     LOCK,
     TAIL,
     AuditError,
     checkpoint_path,
-    disk_errors,
+    checkpoint_sizes,
     read,
     read_bundle,
     subtrees,
@@ -53,8 +41,6 @@ from securefda.errors import ExitCode
 
 _VERIFY: Final = "securefda audit verify names what is wrong with the log"
 _NAME_ONE: Final = "name the log of one run: KIT/local/audit/RUN"
-
-
 _DEEPEST: Final = 64
 """Folders between a log and the place that is searched; one of a run folder has five."""
 
@@ -77,12 +63,7 @@ class DamagedLog(AuditError):
 
 @dataclass(frozen=True, slots=True)
 class HeadNote:
-    """A checkpoint as it lies in the log; its signatures were not checked.
-
-    Attributes:
-        note: the whole of it.
-        checkpoint: what its text says.
-    """
+    """A checkpoint as it lies in the log: the whole of it, and what its text says. Its signatures were not checked."""
 
     note: Note
     checkpoint: Checkpoint
@@ -118,13 +99,9 @@ class Inclusion:
 
 @dataclass(slots=True)
 class RunEnd:
-    """The end of a run according to the records seen so far.
+    """The end of a run according to the records seen so far: outcome and rounds of ``run-ended``; empty without one.
 
     A process that restarts after the end does not continue the run; only a round that continues does.
-
-    Attributes:
-        outcome: the outcome in ``run-ended``; empty while the run goes on.
-        rounds: the number of rounds with a result in ``run-ended``.
     """
 
     outcome: str = ""
@@ -144,13 +121,9 @@ class RunEnd:
 
 @dataclass(frozen=True, slots=True)
 class LogFolder:
-    """The log in a folder; `open_log` makes one.
+    """The log in a folder, with the ids of its party, run and federation; `open_log` makes one.
 
-    Attributes:
-        folder: where it lies.
-        party: site id of who writes it.
-        run: run id.
-        federation: federation id; empty before the first checkpoint, where only the roster has it.
+    The federation is empty before the first checkpoint, where only the roster has it.
     """
 
     folder: Path
@@ -205,22 +178,14 @@ class LogFolder:
         return next((entry for _, entry in self.entries(index)), None)
 
     def size(self) -> int:
-        """Number of whole records now, without reading more than the last file; files before it are not looked into.
-
-        Raises:
-            DamagedLog: the last file cannot be read.
-        """
+        """Number of whole records now. Only the last file is read. Raises DamagedLog if it cannot be."""
         bundles = 0
         while (self.folder / bundle_path(bundles)).is_file():
             bundles += 1
         return bundles * WIDTH + sum(1 for _ in self.entries(bundles * WIDTH))
 
     def head(self, size: int | None = None) -> HeadNote | None:
-        """Return the newest checkpoint as it is now, or the one of ``size`` records; None if there is none.
-
-        Raises:
-            AuditError: it is none, or cannot be read.
-        """
+        """Return the newest checkpoint now, or that of ``size`` records; None if there is none. Raises AuditError."""
         kept = None if size is None else _read_head(self.folder / checkpoint_path(size))
         if kept is not None:
             return kept
@@ -229,20 +194,16 @@ class LogFolder:
 
     def heads(self) -> tuple[int, ...]:
         """Sizes of all checkpoints that are kept in the log, rising. Raises AuditError."""
-        kept = self.folder / CHECKPOINTS
-        with disk_errors(kept, "read"):
-            names = [file.name for file in kept.iterdir()] if kept.is_dir() else []
-        return tuple(sorted(int(name) for name in names if len(name) == 16 and name.isascii() and name.isdecimal()))
+        return tuple(checkpoint_sizes(self.folder))
 
     def prove(self, index: int, size: int | None = None) -> Inclusion:
         """Prove that a record is in a checkpoint, from the tiles: O(log size) of them, and one file of records.
 
+        Where tiles or the record were changed, `Inclusion.check` of the result fails.
+
         Args:
             index: place of the record.
             size: of the checkpoint, one of `heads`; the newest where not given.
-
-        Returns:
-            What `Inclusion.check` has still to be asked of: where tiles or record were changed, it fails.
 
         Raises:
             AuditError: there is no such checkpoint, it does not cover the record, or a file cannot be read.
@@ -284,11 +245,7 @@ def open_log(folder: Path) -> LogFolder:
 
 
 def events_in(folder: Path, kind: str) -> Iterator[Record]:
-    """The events of one kind in the log in a folder; none if there is no log, or nothing in it yet.
-
-    Raises:
-        AuditError: the log cannot be read.
-    """
+    """The events of one kind in a log; none if there is no log, or nothing in it yet. Raises AuditError."""
     try:
         log = open_log(folder)
     except NoLog:
@@ -307,21 +264,20 @@ def find_logs(root: Path) -> list[Path]:
     Raises:
         NoLog: ``root`` is no folder, or one below cannot be read.
     """
-
     if not root.is_dir():
         raise NoLog(root, "is no folder", hint="name a folder with logs in it")
-    found, left = [], [(root, 0)]
+    logs, left = [], [(root, 0)]
     while left:
         folder, depth = left.pop()
         try:
             if looks_like_log(folder):
-                found.append(folder)
+                logs.append(folder)
             elif depth < _DEEPEST:
-                with os.scandir(folder) as entries:
-                    left += [(folder / one.name, depth + 1) for one in entries if one.is_dir(follow_symlinks=False)]
+                with os.scandir(folder) as files:
+                    left += [(folder / file.name, depth + 1) for file in files if file.is_dir(follow_symlinks=False)]
         except OSError as error:
             raise NoLog(folder, f"cannot be read: {error.strerror}", hint="check the permissions") from error
-    return sorted(found)
+    return sorted(logs)
 
 
 def logs_at(place: Path, run: str = "") -> list[Path]:
@@ -343,7 +299,7 @@ def logs_at(place: Path, run: str = "") -> list[Path]:
     if not logs:
         _check_folder(place)
     runs = {log: _run_of(log) for log in logs} if run else {}
-    wanted = sorted({one for one in runs.values() if one.startswith(run)})
+    wanted = sorted({name for name in runs.values() if name.startswith(run)})
     if run and len(wanted) != 1:
         there = f"there are {', '.join(wanted or sorted(set(runs.values())))}"
         what = f"has logs of {len(wanted)} runs that begin with {run}" if wanted else f"has no log of run {run}"
@@ -353,12 +309,12 @@ def logs_at(place: Path, run: str = "") -> list[Path]:
 
 def _with_whole_name(place: Path) -> Path:
     """Return the log whose folder name begins with the last part of a path; the path if no log is beside it."""
-    beside = {file.name: file for file in sorted(place.parent.iterdir()) if looks_like_log(file)}
-    found = [file for name, file in beside.items() if name.startswith(place.name)]
-    if len(found) == 1 or not beside:
-        return found[0] if found else place
-    what = f"is the beginning of {len(found)} runs" if found else "is not there"
-    raise NoLog(place, what, hint=f"there are {', '.join([file.name for file in found] or beside)}")
+    logs = [file for file in sorted(place.parent.iterdir()) if looks_like_log(file)]
+    meant = [file for file in logs if file.name.startswith(place.name)]
+    if len(meant) == 1 or not logs:
+        return meant[0] if meant else place
+    what = f"is the beginning of {len(meant)} runs" if meant else "is not there"
+    raise NoLog(place, what, hint=f"there are {', '.join(file.name for file in meant or logs)}")
 
 
 def log_at(place: Path, run: str = "") -> Path:
@@ -452,25 +408,20 @@ def _by_record(folder: Path) -> LogFolder:
 
 
 def _file_with(folder: Path, number: int) -> tuple[bytes, bool]:
-    """Contents of the file with the records of tile ``number``, and whether it is a full bundle. Raises AuditError."""
+    """Return the file with the records of tile ``number``, and whether it is a full bundle. Raises AuditError."""
     data = read_bundle(folder, number)
     if data is not None:
         return data, True
     if number and not (folder / bundle_path(number - 1)).exists():
         return b"", False  # behind the end: the tail is of another tile
     tail = read(folder / TAIL, MAX_BUNDLE_BYTES)
-    if tail is None:
-        tail = _signed_part(folder, number)
+    if tail is None:  # a copy for others has no tail: it ends with what the checkpoint covers
+        head = _read_head(folder / CHECKPOINT)
+        full, width = divmod(head.checkpoint.size, WIDTH) if head is not None else (0, 0)
+        tail = read_bundle(folder, number, width) if width and full == number else None
     # The tail may have become this bundle, and another tail begun, before it was read.
     data = read_bundle(folder, number)
     return (tail or b"", False) if data is None else (data, True)
-
-
-def _signed_part(folder: Path, number: int) -> bytes | None:
-    """The last records in a copy for others, which has no tail."""
-    head = _read_head(folder / CHECKPOINT)
-    full, width = divmod(head.checkpoint.size, WIDTH) if head is not None else (0, 0)
-    return read_bundle(folder, number, width) if width and full == number else None
 
 
 def _read_head(path: Path) -> HeadNote | None:

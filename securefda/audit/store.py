@@ -69,6 +69,14 @@ def checkpoint_path(size: int) -> str:
     return f"{CHECKPOINTS}/{size:016d}"
 
 
+def checkpoint_sizes(folder: Path) -> list[int]:
+    """Return the sizes of the checkpoints that are kept in a log, rising. Raises AuditError."""
+    kept = folder / CHECKPOINTS
+    with disk_errors(kept, "read"):
+        names = [file.name for file in kept.iterdir()] if kept.is_dir() else []
+    return sorted(int(name) for name in names if len(name) == 16 and name.isascii() and name.isdecimal())
+
+
 def read(path: Path, limit: int) -> bytes | None:
     """Return the contents of a regular file; None if there is none.
 

@@ -17,21 +17,20 @@ from pathlib import Path
 from typing import Final, Literal
 
 from securefda.audit.merkle import HEIGHT, MAX_BUNDLE_BYTES, WIDTH, Levels, Tile, bundle_path, leaf_hash, unpack
-from securefda.audit.notes import (
-    COSIGNATURE_V1,
-    ED25519,
-    FORMAT,
-    MAX_NOTE_BYTES,
-    Checkpoint,
-    LogName,
-    Note,
-    NoteError,
-    NoteKey,
-    witness_name,
-)
+from securefda.audit.notes import FORMAT, MAX_NOTE_BYTES, Checkpoint, LogName, Note, NoteError
 from securefda.audit.reading import being_written
 from securefda.audit.records import NewerVersion, Record, RecordError
-from securefda.audit.store import CHECKPOINT, CHECKPOINTS, TAIL, AuditError, read, read_bundle, read_tile
+from securefda.audit.store import (
+    CHECKPOINT,
+    CHECKPOINTS,
+    TAIL,
+    AuditError,
+    checkpoint_path,
+    checkpoint_sizes,
+    read,
+    read_bundle,
+    read_tile,
+)
 from securefda.text import counted
 
 Kind = Literal[
@@ -116,27 +115,19 @@ _NONE: Final = "there is no checkpoint, so nothing is proved of it"
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A checkpoint with valid signatures.
-
-    Attributes:
-        size: the number of records that it signs.
-        root: their root.
-        witnesses: the sites that cosigned it, sorted.
-        kept: whether it is in the log; if not, another site holds it.
-    """
+    """A checkpoint with valid signatures: number of records, their root, and the sites that cosigned it, sorted."""
 
     size: int
     root: bytes
     witnesses: tuple[str, ...]
-    kept: bool = True
 
 
 class Unfit(Exception):
-    """A checkpoint ends the verification for the reason in ``finding``."""
+    """A checkpoint ends the verification for the reason in ``finding``; ``before`` is the size of the last good one."""
 
-    def __init__(self, finding: Finding) -> None:
-        super().__init__(finding.what)
-        self.finding = finding
+    def __init__(self, kind: Kind, before: int, what: str) -> None:
+        super().__init__(what)
+        self.finding = Finding(kind, before, exact=False, what=what)
 
 
 class HeadReader:
@@ -149,12 +140,8 @@ class HeadReader:
 
     def __init__(self, name: LogName, keys: Mapping[str, bytes]) -> None:
         self._name = name
-        self._log_key = NoteKey(name.origin, ED25519, keys[name.party])
-        self._witnesses = {
-            NoteKey(witness_name(name.federation, party), COSIGNATURE_V1, key): party
-            for party, key in keys.items()
-            if party != name.party  # no site is a witness of itself
-        }
+        self._log_key = name.key(keys[name.party])
+        self._witnesses = name.witness_keys(keys)
 
     def read(self, folder: Path) -> list[Head]:
         """Return all checkpoints of a log, the smallest first. Of two copies of one, the better witnessed counts.
@@ -163,24 +150,22 @@ class HeadReader:
             Unfit: a checkpoint cannot be read, belongs to another log, or is not signed as it claims.
         """
         heads: list[Head] = []
-        kept = folder / CHECKPOINTS
         try:
-            names = [file.name for file in kept.iterdir()] if kept.is_dir() else []
-        except OSError as error:
-            raise _unfit("unreadable", 0, f"{CHECKPOINTS} cannot be read: {error.strerror}") from error
-        for size in sorted(int(name) for name in names if len(name) == 16 and name.isascii() and name.isdecimal()):
+            sizes = checkpoint_sizes(folder)
+        except AuditError as error:
+            raise Unfit("unreadable", 0, f"{CHECKPOINTS} {error.what}") from error
+        for size in sizes:
             before = heads[-1].size if heads else 0
-            head = self._read_one(folder / CHECKPOINTS / f"{size:016d}", before)
+            head = self._read_file(folder / checkpoint_path(size), before)
             if head.size != size:
-                raise _unfit("replayed", before, f"the checkpoint of {size} records is one of {head.size}")
+                raise Unfit("replayed", before, f"the checkpoint of {size} records is one of {head.size}")
             heads.append(head)
-        public = self._read_one(folder / CHECKPOINT, heads[-1].size if heads else 0)
-        said = [(head.size, head.root) for head in heads]
-        if (public.size, public.root) not in said:
-            return sorted([*heads, public], key=lambda head: head.size)
-        same = said.index((public.size, public.root))
-        heads[same] = max(heads[same], public, key=lambda head: len(head.witnesses))
-        return heads
+        public = self._read_file(folder / CHECKPOINT, heads[-1].size if heads else 0)
+        for place, head in enumerate(heads):
+            if (head.size, head.root) == (public.size, public.root):
+                heads[place] = max(head, public, key=lambda copy: len(copy.witnesses))
+                return heads
+        return sorted([*heads, public], key=lambda head: head.size)
 
     def known(self, notes: Sequence[bytes]) -> list[Head]:
         """Return the checkpoints of this log that others hold, the smallest first.
@@ -189,18 +174,17 @@ class HeadReader:
             ValueError: a note is no checkpoint of this log signed by the party, so it proves nothing.
         """
         try:
-            heads = [self._check(note, 0) for note in notes]
+            return sorted((self._check(note, 0) for note in notes), key=lambda head: head.size)
         except Unfit as error:
             raise ValueError(f"a checkpoint from outside proves nothing: {error}") from error
-        return sorted((Head(head.size, head.root, head.witnesses, False) for head in heads), key=lambda head: head.size)
 
-    def _read_one(self, path: Path, before: int) -> Head:
+    def _read_file(self, path: Path, before: int) -> Head:
         try:
             data = read(path, MAX_NOTE_BYTES)
         except AuditError as error:
-            raise _unfit("unreadable", before, error.what) from error
+            raise Unfit("unreadable", before, error.what) from error
         if data is None:
-            raise _unfit("unreadable", before, _NONE)
+            raise Unfit("unreadable", before, _NONE)
         return self._check(data, before)
 
     def _check(self, data: bytes, before: int) -> Head:
@@ -208,35 +192,28 @@ class HeadReader:
             note = Note.parse(data)
             head = Checkpoint.parse(note.text)
         except NoteError as error:
-            raise _unfit("unreadable", before, f"a checkpoint cannot be read: {error}") from error
-        self._check_origin(head.origin, before)
+            raise Unfit("unreadable", before, f"a checkpoint cannot be read: {error}") from error
+        if head.origin != self._name.origin:
+            raise self._of_another_log(head.origin, before)
         try:
-            said = note.check([self._log_key, *self._witnesses])
+            signers = note.check([self._log_key, *self._witnesses])
         except NoteError as error:
-            raise _unfit("bad-signature", before, f"the checkpoint of {head.size} records: {error}") from error
-        if all(item.key != self._log_key for item in said):
-            raise _unfit("bad-signature", before, f"the party did not sign the checkpoint of {head.size} records")
-        witnesses = sorted(self._witnesses[item.key] for item in said if item.key != self._log_key)
+            raise Unfit("bad-signature", before, f"the checkpoint of {head.size} records: {error}") from error
+        if self._log_key not in signers:
+            raise Unfit("bad-signature", before, f"the party did not sign the checkpoint of {head.size} records")
+        witnesses = sorted(self._witnesses[key] for key in signers if key != self._log_key)
         return Head(head.size, head.root, tuple(witnesses))
 
-    def _check_origin(self, origin: str, before: int) -> None:
-        if origin == self._name.origin:
-            return
+    def _of_another_log(self, origin: str, before: int) -> Unfit:
         try:
             other = LogName.parse(origin)
-        except ValueError as error:
+        except ValueError:
             words = origin.split("/")
             newer = len(words) > 1 and words[0] == "securefda" and words[1].isdecimal() and int(words[1][:9]) > FORMAT
-            raise _unfit(
-                "newer-version" if newer else "unreadable", before, "its origin is of no known form"
-            ) from error
+            return Unfit("newer-version" if newer else "unreadable", before, "its origin is of no known form")
         if (other.federation, other.party) != (self._name.federation, self._name.party):
-            raise _unfit("wrong-party", before, f"it is of {other.party} in federation {other.federation}")
-        raise _unfit("replayed", before, f"it is of run {other.run}")
-
-
-def _unfit(kind: Kind, before: int, what: str) -> Unfit:
-    return Unfit(Finding(kind, before, exact=False, what=what))
+            return Unfit("wrong-party", before, f"it is of {other.party} in federation {other.federation}")
+        return Unfit("replayed", before, f"it is of run {other.run}")
 
 
 CLOCK_SLACK: Final = timedelta(minutes=5)
@@ -286,6 +263,14 @@ class Walk:
         covered: size of the newest checkpoint in the log.
         anchors: which of the heads another site vouches for, by size and root.
         progress: called after every file with how many records were read, and how many the checkpoint covers.
+        good: size of the last checkpoint that held before the first that did not, or before the divergence.
+        anchored: size of the last such checkpoint that not only the party vouches for.
+        mismatch: size of the first checkpoint whose root differs from that of the records.
+        matched_later: whether a checkpoint held at the mismatch, where others did not, or behind it or the divergence.
+        wrong: the first record that does not fit its place or its log.
+        damaged: the first tile or bundle that disagrees with the records.
+        torn: number of bytes after the last whole record.
+        backwards: how often the clock went back by more than the slack.
     """
 
     folder: Path
@@ -293,44 +278,36 @@ class Walk:
     heads: Mapping[int, tuple[bytes, ...]]
     covered: int
     anchors: frozenset[tuple[int, bytes]]
-    progress: Callable[[int, int], None] = lambda _read, _covered: None
+    progress: Callable[[int, int], None]
     levels: Levels = field(default_factory=Levels)
     divergence: Divergence | None = None
     good: int = 0
-    """Size of the last checkpoint that held before the first that did not, or before the divergence."""
     anchored: int = 0
-    """Size of the last such checkpoint that not only the party vouches for."""
     mismatch: int | None = None
-    """Size of the first checkpoint whose root differs from that of the records."""
     matched_later: bool = False
-    """Whether a checkpoint held at the mismatch, where others did not, or behind it or the divergence."""
     wrong: Finding | None = None
-    """The first record that does not fit its place or its log."""
     damaged: Finding | None = None
-    """The first tile or bundle that disagrees with the records."""
     torn: int = 0
-    """Number of bytes after the last whole record."""
     backwards: int = 0
-    """How often the clock went back by more than the slack."""
     _latest: str = ""
 
     def run(self) -> Walk:
         """Read the log once, and return this walk. Raises AuditError if a bundle cannot be read."""
         self._check_heads()
         for entries in self._bundles():
-            hashes = [leaf_hash(entry) for entry in entries]
             tile: list[bytes] = []
-            for entry, leaf in zip(entries, hashes, strict=True):
-                index = self.levels.size
-                if self.divergence is None and index < self.covered:
+            for entry in entries:
+                index, leaf = self.levels.size, leaf_hash(entry)
+                if self.divergence is not None:
+                    self.divergence.follow(index, entry, leaf)
+                elif index < self.covered:
                     if index % WIDTH == 0 or not tile:
-                        tile = self._tile(index)
+                        tile = self._tile_from(index)
                     if tile and tile[index % WIDTH] != leaf:
                         before, expected = self.levels.copy(), tile[index % WIDTH]
                         self.divergence = Divergence(index, before, expected, leaf, _claimed_seq(entry))
-                elif self.divergence is not None:
-                    self.divergence.follow(index, entry, leaf)
-                self._check_record(index, entry)
+                if self.wrong is None and self.divergence is None:
+                    self.wrong = self._fault_of(index, entry)
                 for full in self.levels.append(leaf):
                     if self.divergence is None and self.mismatch is None:
                         self._check_tile(full)
@@ -338,6 +315,10 @@ class Walk:
                     self._check_heads()
             self.progress(self.levels.size, self.covered)
         return self
+
+    def tile(self, number: int) -> list[bytes]:
+        """Return the leaf hashes of a tile, as far as the checkpoint covers them. Raises AuditError."""
+        return read_tile(self.folder, 0, number, min(WIDTH, self.covered - number * WIDTH))
 
     def _bundles(self) -> Iterator[list[bytes]]:
         """Yield the entries of each file in order.
@@ -359,12 +340,11 @@ class Walk:
                 if data is None:
                     yield self._last_bundle(index, *last)
                     return
-            if data is not None:
-                entries, taken = unpack(data, _MOST_ENTRIES)
-                if len(entries) != WIDTH or taken < len(data):
-                    first = index * WIDTH + min(len(entries), WIDTH)
-                    self._damage("edited", first, f"{bundle_path(index)} has not 256 whole records")
-                yield [*entries, data[taken:]] if taken < len(data) else entries
+            entries, taken = unpack(data, _MOST_ENTRIES)
+            if len(entries) != WIDTH or taken < len(data):
+                first = index * WIDTH + min(len(entries), WIDTH)
+                self._damage("edited", first, f"{bundle_path(index)} has not 256 whole records")
+            yield [*entries, data[taken:]] if taken < len(data) else entries
             index += 1
 
     def _read_last(self, index: int) -> tuple[bytes | None, bytes | None]:
@@ -383,65 +363,63 @@ class Walk:
         """Return how many records of bundle ``index``, the last one, the checkpoint covers."""
         return self.covered % WIDTH if self.covered // WIDTH == index else 0
 
-    def _last_bundle(self, index: int, data: bytes | None, signed: bytes | None) -> list[bytes]:
-        width = self._signed_width(index)
-        if data is None:  # a copy for others, which ends where the checkpoint does
-            data = signed or b""
+    def _last_bundle(self, index: int, tail: bytes | None, signed: bytes | None) -> list[bytes]:
+        # A copy for others has no tail: it ends where the checkpoint does
+        data = (signed or b"") if tail is None else tail
         entries, taken = unpack(data, _MOST_ENTRIES)
         self.torn = len(data) - taken
         if signed is not None:  # it is written when the log is closed; the tail has the same records and more
-            covered = entries[:width]
+            covered = entries[: self._signed_width(index)]
             whole, length = unpack(signed, _MOST_ENTRIES)
             if length < len(signed) or whole != covered:
                 first = index * WIDTH + _common(covered, whole)
                 self._damage("edited", first, f"{bundle_path(index, len(covered))} is not what the tail says")
         return entries
 
-    def _tile(self, index: int) -> list[bytes]:
-        """Return the leaf hashes from ``index`` to the end of its tile, as far as the checkpoint covers them."""
+    def _tile_from(self, index: int) -> list[bytes]:
+        """Return the tile of the record at ``index``; nothing if it cannot be read."""
         number = index // WIDTH
         try:
-            return read_tile(self.folder, 0, number, min(WIDTH, self.covered - number * WIDTH))
+            return self.tile(number)
         except AuditError as error:
             self._damage("unreadable", index, f"a tile of the records from {number * WIDTH} on {error.what}")
             return []
 
-    def _check_record(self, index: int, entry: bytes) -> None:
-        if self.wrong is not None or self.divergence is not None:
-            return
+    def _fault_of(self, index: int, entry: bytes) -> Finding | None:
+        """Return why a record does not fit its place or its log; None if it does."""
+        kind: Kind
         try:
             record = Record.parse(entry)
-        except NewerVersion as error:
-            self.wrong = Finding("newer-version", index, exact=True, what=str(error))
-            return
         except RecordError as error:
-            self.wrong = Finding("unreadable", index, exact=True, what=str(error))
-            return
+            kind = "newer-version" if isinstance(error, NewerVersion) else "unreadable"
+            return Finding(kind, index, exact=True, what=str(error))
         if record.party != self.name.party:
-            self.wrong = Finding("wrong-party", index, exact=True, what=f"the record is of {record.party}")
-        elif record.run != self.name.run:
-            self.wrong = Finding("replayed", index, exact=True, what=f"the record is of run {record.run}")
-        elif record.seq != index:
-            kind: Kind = "deleted" if record.seq > index else "inserted"
-            self.wrong = Finding(kind, index, exact=True, what=f"the record says that it is number {record.seq}")
-        elif record.time < self._latest:  # one form of fixed length: texts compare like times
+            return Finding("wrong-party", index, exact=True, what=f"the record is of {record.party}")
+        if record.run != self.name.run:
+            return Finding("replayed", index, exact=True, what=f"the record is of run {record.run}")
+        if record.seq != index:
+            kind = "deleted" if record.seq > index else "inserted"
+            return Finding(kind, index, exact=True, what=f"the record says that it is number {record.seq}")
+        if record.time < self._latest:  # one form of fixed length: texts compare like times
             self.backwards += datetime.fromisoformat(self._latest) - record.moment > CLOCK_SLACK
         else:
             self._latest = record.time
+        return None
 
     def _check_heads(self) -> None:
+        """Compare the tree so far with the checkpoints of its size."""
         size = self.levels.size
         root = self.levels.root() if size in self.heads else b""
         held = [known == root for known in self.heads.get(size, ())]
-        if self.divergence is None and self.mismatch is None:
-            if all(held):
-                self.good = size if held else self.good
-                self.anchored = size if (size, root) in self.anchors else self.anchored
-            else:
-                self.mismatch, self.matched_later = size, any(held)
-        else:
+        if self.divergence is not None or self.mismatch is not None:
             self.matched_later |= any(held)
-        if size == self.covered and self.divergence is None and self.mismatch is None:
+            return
+        if not all(held):
+            self.mismatch, self.matched_later = size, any(held)
+            return
+        self.good = size if held else self.good
+        self.anchored = size if (size, root) in self.anchors else self.anchored
+        if size == self.covered:
             for tile in self.levels.partials():
                 self._check_tile(tile)
 
@@ -475,7 +453,7 @@ def _common(one: list[bytes], other: list[bytes]) -> int:
     return next((place for place, pair in pairs if pair[0] != pair[1]), min(len(one), len(other)))
 
 
-_SAID: Final[Mapping[Kind, str]] = {
+_WHAT_WAS_DONE: Final[Mapping[Kind, str]] = {
     "edited": "the record is not the one that was signed",
     "reordered": "the record belongs to a later place",
     "deleted": "the record that was signed is not there",
@@ -520,11 +498,11 @@ def verify_log(
     newest = heads[-1]
     anchors = [*outside, *(head for head in heads if len(head.witnesses) >= max(witnesses_needed, 1))]
     vouched = frozenset((head.size, head.root) for head in anchors)
+    # Checkpoints of one size with different roots are a fork: the records can have only one of the roots
     roots: dict[int, tuple[bytes, ...]] = {}
     for head in (*heads, *outside):
         roots[head.size] = (*roots.get(head.size, ()), head.root)
     walk = Walk(folder, name, roots, newest.size, vouched, progress)
-    finding: Finding | None
     try:
         finding = _judge(walk.run(), heads, outside, witnesses_needed)
     except AuditError as error:
@@ -537,8 +515,12 @@ def _judge(walk: Walk, heads: Sequence[Head], outside: Sequence[Head], needed: i
     """Return the first finding that applies. Proofs of the tree come before the records' own statements."""
     if walk.divergence is not None:
         return _judge_divergence(walk, walk.divergence, needed)
-    if walk.mismatch is not None:
-        return _judge_mismatch(walk, heads, needed)
+    if (size := walk.mismatch) is not None:
+        # Tiles and records agree, and the party's key signed something else: a fork if it signed these records as well
+        if not walk.matched_later and len(set(walk.heads[size])) == 1 and any(head.size == size for head in heads):
+            return _unlocated(walk, needed)
+        what = f"the checkpoint of {size} records is of others than these, and another checkpoint contradicts it"
+        return Finding("forked", walk.anchored, exact=False, what=what)
     if walk.wrong is not None and walk.wrong.index < walk.covered:
         return walk.wrong
     if walk.levels.size < walk.covered:
@@ -562,64 +544,51 @@ def _judge_whole(walk: Walk, heads: Sequence[Head], outside: Sequence[Head], nee
     return Finding("missing-cosignature", witnessed, exact=False, what=what)
 
 
-def _judge_divergence(walk: Walk, found: Divergence, needed: int) -> Finding:
+def _judge_divergence(walk: Walk, place: Divergence, needed: int) -> Finding:
     """Return what was done to the first record that disagrees with its tile, if the tiles are as they were signed."""
-    if not _tiles_are_signed(walk, found):
+    if not _tiles_are_signed(walk, place):
         if not walk.matched_later:
             return _unlocated(walk, needed)
         what = "the tile is not made of the records, which are as signed"
-        return Finding("edited", found.index, exact=True, what=what)
-    moved = found.seq > found.index and not found.got_again and _is_from_later(walk, found)
-    if walk.matched_later:
+        return Finding("edited", place.index, exact=True, what=what)
+    moved = place.seq > place.index and not place.got_again and _is_from_later(walk, place)
+    if walk.matched_later:  # the records have a signed root as well, so the key signed both
         kind: Kind = "forked"
-    elif found.expected_later:
+    elif place.expected_later:
         kind = "reordered" if moved else "inserted"
     else:
         kind = "deleted" if moved else "edited"
-    return Finding(kind, found.index, exact=True, what=_SAID[kind])
+    return Finding(kind, place.index, exact=True, what=_WHAT_WAS_DONE[kind])
 
 
-def _is_from_later(walk: Walk, found: Divergence) -> bool:
+def _is_from_later(walk: Walk, place: Divergence) -> bool:
     """Return whether the record at the divergence belongs at the place that it claims.
 
     No tile says what belongs after the checkpoint. There, the record counts as edited if the next record is in its
     place. If no record follows, it counts as edited if the count is right, unless it is the first unsigned record.
     """
-    if found.seq >= walk.covered and found.next_seq is None:
-        return walk.levels.size < walk.covered or found.seq == walk.covered
-    if found.seq >= walk.covered:
-        return found.next_seq != found.index + 1
+    if place.seq >= walk.covered and place.next_seq is None:
+        return walk.levels.size < walk.covered or place.seq == walk.covered
+    if place.seq >= walk.covered:
+        return place.next_seq != place.index + 1
     try:
-        return _tile(walk, found.seq // WIDTH)[found.seq % WIDTH] == found.got
+        return walk.tile(place.seq // WIDTH)[place.seq % WIDTH] == place.got
     except AuditError:
         return False
 
 
-def _tile(walk: Walk, number: int) -> list[bytes]:
-    return read_tile(walk.folder, 0, number, min(WIDTH, walk.covered - number * WIDTH))
-
-
-def _tiles_are_signed(walk: Walk, found: Divergence) -> bool:
+def _tiles_are_signed(walk: Walk, place: Divergence) -> bool:
     """Return whether the tiles have the root of the first checkpoint in the log after the divergence."""
-    size = min(size for size in walk.heads if size > found.index)
-    levels = found.levels
+    size = min(size for size in walk.heads if size > place.index)
+    levels = place.levels
     try:
         while levels.size < size:
             number, first = divmod(levels.size, WIDTH)
-            tile = _tile(walk, number)  # the one that the records were compared with
-            for leaf in tile[first : size - number * WIDTH]:
+            for leaf in walk.tile(number)[first : size - number * WIDTH]:
                 levels.append(leaf)
     except AuditError:
         return False
     return levels.root() in walk.heads[size]
-
-
-def _judge_mismatch(walk: Walk, heads: Sequence[Head], needed: int) -> Finding:
-    size = walk.mismatch
-    if walk.matched_later or all(head.size != size for head in heads) or len(set(walk.heads[size or 0])) > 1:
-        what = f"the checkpoint of {size} records is of others than these, and another checkpoint contradicts it"
-        return Finding("forked", walk.anchored, exact=False, what=what)
-    return _unlocated(walk, needed)
 
 
 def _unlocated(walk: Walk, needed: int) -> Finding:

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from securefda.audit import notes
 from securefda.audit.journal import Journal
 from securefda.audit.merkle import ProofError, check_consistency
-from securefda.audit.notes import COSIGNATURE_V1, ED25519, Note, NoteError, NoteKey, Signature, witness_name
+from securefda.audit.notes import LogName, Note, NoteError, NoteKey, Signature, witness_key, witness_name
 from securefda.audit.records import MAX_INTEGER
 from securefda.protocol.messages import NO_CONTEXT, NO_SESSION, Checkpoint, Cosigned, Header, Parcel, Signer
 from securefda.protocol.roster import Roster
@@ -219,14 +219,14 @@ class Witness:
         if head.origin != origin or head.extensions:
             raise CheckpointError("CHECKPOINT_ORIGIN", "of another log")
         try:
-            note.check([NoteKey(origin, ED25519, self._roster.by_index(index).signing_key)])
+            note.check([LogName.parse(origin).key(self._roster.by_index(index).signing_key)])
         except NoteError as error:
             raise CheckpointError("CHECKPOINT_SIGNATURE", str(error)) from error
         return note, head
 
     def _witness_key(self, index: int) -> NoteKey:
         entry = self._roster.by_index(index)
-        return NoteKey(witness_name(self._roster.federation_id, entry.site_id), COSIGNATURE_V1, entry.signing_key)
+        return witness_key(self._roster.federation_id, entry.site_id, entry.signing_key)
 
     @property
     def _key(self) -> Ed25519PrivateKey:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from log_builder import KEYS, NAME, WITNESSES, witness_key
 
-from securefda.audit.merkle import HEIGHT, WIDTH, Levels, bundle_path, leaf_hash, pack, partials_path
+from securefda.audit.merkle import HEIGHT, WIDTH, Levels, bundle_path, leaf_hash, pack
 from securefda.audit.notes import Checkpoint, LogName, Note, cosign, sign
 
 TIME = 1_800_000_000
@@ -51,5 +51,5 @@ def log_files(
 
 
 def _drop(files: dict[str, bytes], path: str) -> None:
-    for partial in [name for name in files if name.startswith(f"{partials_path(path)}/")]:
+    for partial in [name for name in files if name.startswith(f"{path}.p/")]:
         del files[partial]

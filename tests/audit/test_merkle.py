@@ -13,7 +13,7 @@ from tree_builder import EIGHT, mth, path, proof, subtree_of
 
 from securefda.audit.merkle import (
     EMPTY_ROOT,
-    Frontier,
+    Levels,
     ProofError,
     check_consistency,
     check_inclusion,
@@ -48,7 +48,7 @@ def entries(count: int) -> list[bytes]:
 
 @pytest.mark.parametrize("size", range(9))
 def test_roots_are_those_published_for_the_entries_of_certificate_transparency(size: int) -> None:
-    tree = Frontier()
+    tree = Levels()
     for entry in EIGHT[:size]:
         tree.append(leaf_hash(entry))
 
@@ -199,26 +199,6 @@ def test_two_subtrees_are_no_leaf() -> None:
     left, right = leaf_hash(b"a"), leaf_hash(b"b")
 
     assert leaf_hash(left + right) != node_hash(left, right)
-
-
-def test_frontier_keeps_one_hash_per_height_and_its_copy_grows_alone() -> None:
-    tree, sizes = Frontier(), []
-    for number in range(1000):
-        tree.append(leaf_hash(b"%d" % number))
-        sizes.append(len(tree.peaks))
-    copy = Frontier(tree.peaks, tree.size)
-    before = tree.root()
-    tree.copy().append(leaf_hash(b"more"))
-    copy.append(leaf_hash(b"1000"))
-    tree.append(leaf_hash(b"1000"))
-
-    assert max(sizes) == 9
-    assert copy.root() == tree.root() != before
-
-
-def test_peaks_of_another_size_make_no_tree() -> None:
-    with pytest.raises(ValueError, match="2 peaks make no tree of 4 leaves"):
-        Frontier([bytes(32), bytes(32)], 4)
 
 
 @pytest.mark.parametrize("count", [0, 3, 5, 255])

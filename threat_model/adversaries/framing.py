@@ -14,7 +14,7 @@ from securefda.audit.kept import KeptMessages
 from securefda.audit.log import AuditLog
 from securefda.audit.merkle import leaf_hash
 from securefda.audit.notes import LogName, Note, Signature
-from securefda.audit.reconcile.claims import KINDS, Claim, NotProved, prove
+from securefda.audit.reconcile.claims import PROOFS, Claim, NotProved, prove
 from securefda.audit.reconcile.transcript import Members
 from securefda.audit.records import Entry, encode_record, format_time
 from securefda.audit.statements import CheckpointSaid, HeaderSaid, Statement, StatementReader
@@ -310,7 +310,7 @@ def _is_proved(claim: Claim, members: Members) -> bool:
 
 def _claims(accused: str, statements: Sequence[Statement], draws: Random, tuples: int) -> Iterator[Claim]:
     own = [statement for statement in statements if statement.sender == accused]
-    kinds = sorted(KINDS)
+    kinds = sorted(PROOFS)
     for statement in own:
         yield from (Claim(kind, accused, (statement,)) for kind in kinds)
     for pair in combinations(own, 2):

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from securefda.audit import notes
 from securefda.audit.log import AuditLog
-from securefda.audit.merkle import WIDTH, bundle_path, pack, partials_path
+from securefda.audit.merkle import WIDTH, bundle_path, pack
 from securefda.audit.notes import LogName, Note, witness_name
 from securefda.audit.reading import open_log
 from securefda.audit.records import Record
@@ -140,5 +140,5 @@ class RecordsAlone(LogInsider):
         if max(len(records), len(self.records)) >= WIDTH:
             raise ValueError("there is a full bundle")
         (self.folder / TAIL).write_bytes(b"".join(map(pack, records)))
-        for part in (self.folder / partials_path(bundle_path(0))).iterdir():
+        for part in (self.folder / f"{bundle_path(0)}.p").iterdir():
             part.write_bytes(b"".join(map(pack, records[: int(part.name)])))

@@ -34,9 +34,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, TypeVar, get_args
+from typing import Final, TypeVar
 
-from securefda.audit.notes import Checkpoint, Note, NoteError, NoteKey, Witnessed
+from securefda.audit.notes import Checkpoint, Note, NoteError, NoteKey
 from securefda.audit.reconcile.transcript import Members
 from securefda.audit.statements import (
     BROADCAST,
@@ -47,19 +47,6 @@ from securefda.audit.statements import (
     SurvivorsSaid,
 )
 from securefda.protocol.graph import graph_fault
-
-ClaimKind = Literal["equivocation", "double-release", "threshold", "broken-chain", "bad-checkpoint", "forked-log"]
-KINDS: Final[frozenset[str]] = frozenset(get_args(ClaimKind))
-"""Kinds of claims.
-
-- equivocation: a target signed two headers of one attempt or in one session, or two lists or results in one session; or
-  a source signed two different messages of one type in one view of a session.
-- double-release: two masked inputs of one source in one view of a session.
-- threshold: a header with an unsound threshold, or survivors that are fewer than the header allows.
-- broken-chain: a header that does not continue the last result.
-- bad-checkpoint: a header without a checkpoint of the target's log that enough others have cosigned.
-- forked-log: two checkpoints of one size with different roots.
-"""
 
 _Item = TypeVar("_Item")
 
@@ -73,7 +60,7 @@ class Claim:
     """An accusation with its evidence.
 
     Attributes:
-        kind: one of `KINDS`.
+        kind: one of `PROOFS`.
         accused: site id.
         messages: signed messages, in the order that the kind requires, see `prove`.
         notes: the checkpoints of a forked log.
@@ -96,7 +83,7 @@ def prove(claim: Claim, members: Members) -> str:
     Raises:
         NotProved: the evidence does not prove the claim.
     """
-    proof = _PROOFS.get(claim.kind)
+    proof = PROOFS.get(claim.kind)
     if proof is None:
         raise NotProved(f"no claim is called {claim.kind[:40]!r}")
     if claim.accused not in members.keys:
@@ -210,7 +197,7 @@ def _forked_log(claim: Claim, members: Members) -> str:
     return f"{claim.accused} signed two checkpoints of {one.size} records of its log of this run with different roots"
 
 
-_PROOFS: Final[Mapping[str, Callable[[Claim, Members], str]]] = {
+PROOFS: Final[Mapping[str, Callable[[Claim, Members], str]]] = {
     "equivocation": _equivocation,
     "double-release": _double_release,
     "threshold": _threshold,
@@ -218,6 +205,16 @@ _PROOFS: Final[Mapping[str, Callable[[Claim, Members], str]]] = {
     "bad-checkpoint": _bad_checkpoint,
     "forked-log": _forked_log,
 }
+"""Each kind of claim, and what checks it.
+
+- equivocation: a target signed two headers of one attempt or in one session, or two lists or results in one session; or
+  a source signed two different messages of one type in one view of a session.
+- double-release: two masked inputs of one source in one view of a session.
+- threshold: a header with an unsound threshold, or survivors that are fewer than the header allows.
+- broken-chain: a header that does not continue the last result.
+- bad-checkpoint: a header without a checkpoint of the target's log that enough others have cosigned.
+- forked-log: two checkpoints of one size with different roots.
+"""
 
 
 def header_fault(header: HeaderSaid) -> str:
@@ -260,12 +257,12 @@ def checkpoint_fault(header: HeaderSaid, members: Members) -> str:
     """
     if not header.previous_checkpoint:
         return "no checkpoint of the target's log in it"
-    witnesses = members.witness_keys(members.target)
+    witnesses = members.log_of(members.target).witness_keys(members.keys)
     try:
-        found = _signed_head(header.previous_checkpoint, members.target, members, tuple(witnesses))[1]
+        _, signers = _signed_head(header.previous_checkpoint, members.target, members, tuple(witnesses))
     except NotProved as error:
         return f"the checkpoint in it: {error}"
-    cosigned = len({witnesses[item.key] for item in found if item.key in witnesses})
+    cosigned = len({witnesses[key] for key in signers if key in witnesses})
     if cosigned < header.threshold:
         return f"{cosigned} of {header.threshold} cosignatures under the checkpoint in it"
     return ""
@@ -273,18 +270,18 @@ def checkpoint_fault(header: HeaderSaid, members: Members) -> str:
 
 def _signed_head(
     data: bytes, party: str, members: Members, witnesses: tuple[NoteKey, ...] = ()
-) -> tuple[Checkpoint, tuple[Witnessed, ...]]:
-    """Return a checkpoint that a party signed of its log, and the signatures of these keys on it. Raises NotProved."""
+) -> tuple[Checkpoint, tuple[NoteKey, ...]]:
+    """Return a checkpoint that a party signed of its log, and which of these keys signed it too. Raises NotProved."""
     own = members.log_key(party)
     try:
         note = Note.parse(data)
         head = Checkpoint.parse(note.text)
         _require(head.origin == own.name, f"it is not of the log of {party} in this run")
-        found = note.check([own, *witnesses])
+        signers = note.check([own, *witnesses])
     except NoteError as error:
         raise NotProved(str(error)) from error
-    _require(any(item.key == own for item in found), f"{party} has not signed it")
-    return head, found
+    _require(own in signers, f"{party} has not signed it")
+    return head, signers
 
 
 def _header(statement: Statement, claim: Claim, members: Members) -> HeaderSaid:

@@ -20,7 +20,7 @@ from typing import Final
 
 from securefda.audit.kept_check import kept_verdict
 from securefda.audit.keys import OPTION, Keys, keys_of, roster_named
-from securefda.audit.notes import Note, NoteError
+from securefda.audit.notes import NoteError
 from securefda.audit.reading import LogFolder, NoLog, being_written, find_logs, open_log
 from securefda.audit.reconcile.check import Check, PartyLog, Required, RunLogs
 from securefda.audit.reconcile.continuity import Continuity, CosignatureCheck
@@ -352,8 +352,7 @@ def _newest_of(copies: Sequence[LogFolder], members: Members) -> list[bytes]:
             head = log.head()
             if head is not None and head.checkpoint.origin == members.log_of(log.party).origin:
                 head.note.check([members.log_key(log.party)])
-                own = tuple(line for line in head.note.signatures if line.is_of(members.log_key(log.party)))
-                notes.append(Note(head.note.text, own).to_bytes())
+                notes.append(head.note.only_by(members.log_key(log.party)).to_bytes())
     return notes
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from securefda.audit.notes import COSIGNATURE_V1, ED25519, Checkpoint, LogName, Note, NoteError, NoteKey, witness_name
+from securefda.audit.notes import Checkpoint, LogName, Note, NoteError, NoteKey
 from securefda.audit.statements import CheckpointSaid, GoodbyeSaid, HeaderSaid, ResultSaid, Statement, SurvivorsSaid
 
 
@@ -17,9 +17,7 @@ class Members:
     """The sites of a federation in one run.
 
     Attributes:
-        federation: its id.
-        run: run id.
-        target: site id of the target.
+        federation, run, target: their ids.
         keys: raw Ed25519 public key of every site, 32 bytes, by site id; the target's too.
         roster: SHA-256 of the roster, 64 hex digits.
     """
@@ -41,15 +39,7 @@ class Members:
 
     def log_key(self, party: str) -> NoteKey:
         """The key that signs the checkpoints of a site's log. Raises KeyError for a site that is none."""
-        return NoteKey(self.log_of(party).origin, ED25519, self.keys[party])
-
-    def witness_keys(self, party: str) -> dict[NoteKey, str]:
-        """The keys of all that can cosign the checkpoints of a site's log: no site is a witness of itself."""
-        return {
-            NoteKey(witness_name(self.federation, site), COSIGNATURE_V1, key): site
-            for site, key in self.keys.items()
-            if site != party
-        }
+        return self.log_of(party).key(self.keys[party])
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,5 +124,5 @@ def _take_note(transcript: SignedTranscript, party: str, data: bytes, members: M
         note.check([members.log_key(party)])
     except NoteError:
         return
-    bare = Note(note.text, tuple(item for item in note.signatures if item.is_of(members.log_key(party))))
-    transcript.notes.setdefault((head.origin, head.size), {}).setdefault(head.root.hex(), bare.to_bytes())
+    bare = note.only_by(members.log_key(party)).to_bytes()
+    transcript.notes.setdefault((head.origin, head.size), {}).setdefault(head.root.hex(), bare)
