@@ -7,12 +7,12 @@ Digests are SHA-256 in hex; sites are named by their ids.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from google.protobuf.message import DecodeError
 
@@ -95,31 +95,7 @@ class SurvivorsSaid:
     dropped: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ResultSaid:
-    """A result: the digest of the new model, the number of sources, and whether a masked sum is in it."""
-
-    model: str
-    count: int
-    masked: bool
-
-
-@dataclass(frozen=True, slots=True)
-class GoodbyeSaid:
-    """The end of a run: digests of the result and of the final model that it leaves its receiver; empty for none."""
-
-    result: str
-    model: str
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointSaid:
-    """A checkpoint of the sender's log: the note, verbatim."""
-
-    note: bytes
-
-
-Said = HeaderSaid | SurvivorsSaid | ResultSaid | GoodbyeSaid | CheckpointSaid
+Said = HeaderSaid | SurvivorsSaid | m.Result | m.Goodbye | m.Checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +112,7 @@ class Statement:
             or roll and nonces, in ``ShareBundle``, and over these and the members from ``MaskedInput`` on. Empty where
             it is bound to nothing.
         valid: whether the signature is the sender's over these bytes, as a message of this type.
-        said: what it says, of the types that are looked into.
+        said: what it says, of the types that are looked into; None of others.
         size: bytes of it that a record counts: the signed bytes and the signature.
         has_vectors: whether vectors travel beside it, which a record counts as well.
         data: the message as it was kept.
@@ -152,16 +128,6 @@ class Statement:
     size: int = 0
     has_vectors: bool = False
     data: bytes = field(default=b"", repr=False)
-
-
-class Statements(Protocol):
-    """The signed messages that the sites have kept."""
-
-    def transcript(self) -> Iterable[Statement]:
-        """Every Header, Survivors, Result, Goodbye and Checkpoint with a valid signature, each once."""
-
-    def find(self, digests: Collection[str]) -> Mapping[str, Statement]:
-        """Return the kept messages with these digests and a valid signature, by digest."""
 
 
 _TRANSCRIPT: Final = frozenset(BODY_FIELDS[kind] for kind in (m.Header, m.Survivors, m.Result, m.Goodbye, m.Checkpoint))
@@ -205,12 +171,8 @@ class StatementReader:
             case m.Survivors(survivors=survivors, dropped=dropped):
                 alive = tuple(self._name(item.index) for item in survivors)
                 return SurvivorsSaid(alive, tuple(map(self._name, dropped)))
-            case m.Result(sum_digest=digest, count=count, model_digest=model):
-                return ResultSaid(model.hex(), count, bool(digest))
-            case m.Goodbye(result_digest=result, model_digest=model):
-                return GoodbyeSaid(result.hex(), model.hex())
-            case m.Checkpoint(note=note):
-                return CheckpointSaid(note)
+            case m.Result() | m.Goodbye() | m.Checkpoint():
+                return body
             case _:
                 return None
 
@@ -243,14 +205,10 @@ class StatementReader:
 
 
 class KeptStatements:
-    """The messages beside the logs of one run.
+    """The messages beside the logs of one run, in ``folders``, read by ``reader`` under the roster of the run.
 
     ``unreadable`` counts the pieces of the last pass that are no messages, or are not signed by the sender that they
     name; no honest site keeps one. ``faults`` has, by folder, why it could not be read to its end.
-
-    Args:
-        reader: reads messages under the roster of the run.
-        folders: the folders of the logs.
     """
 
     def __init__(self, reader: StatementReader, folders: Sequence[Path]) -> None:
@@ -265,10 +223,10 @@ class KeptStatements:
         for folder in self._folders:
             most = self.unreadable + MOST_DAMAGED
             for data in self._of(folder):
-                field = _field(data)
-                if field is None:
+                body_type = _body_type(data)
+                if body_type is None:
                     self.unreadable += 1
-                elif field in _TRANSCRIPT:
+                elif body_type in _TRANSCRIPT:
                     digest = sha256(data).digest()  # with the signature: a wrong one must not hide the right one
                     if digest not in seen:
                         seen.add(digest)
@@ -280,16 +238,16 @@ class KeptStatements:
     def find(self, digests: Collection[str]) -> Mapping[str, Statement]:
         """Return the messages with these digests of their signed bytes and a valid signature, by digest."""
         wanted = {bytes.fromhex(digest) for digest in digests}
-        found: dict[str, Statement] = {}
+        statements: dict[str, Statement] = {}
         for data in chain.from_iterable(map(self._of, self._folders)):
             if not wanted:
                 break
             digest = _signed_digest(data)
             if digest in wanted:
                 for statement in self._valid(data):
-                    found[statement.digest] = statement
+                    statements[statement.digest] = statement
                     wanted.discard(digest)
-        return found
+        return statements
 
     def _of(self, folder: Path) -> Iterator[bytes]:
         try:
@@ -309,16 +267,16 @@ class KeptStatements:
             self.unreadable += 1
 
 
-def _field(data: bytes) -> str | None:
+def _body_type(data: bytes) -> str | None:
     """Return the body type that a message seems to have, without strict parsing; None if it is no message."""
     try:
         signed = pb.SignedMessage.FromString(data).signed_bytes
         if len(signed) > wire.MAX_ENVELOPE_BYTES:  # before protobuf allocates many times as much
             return None
-        field = pb.Envelope.FromString(signed).WhichOneof("body")
+        body_type = pb.Envelope.FromString(signed).WhichOneof("body")
     except DecodeError:
         return None
-    return None if field is None else str(field)
+    return None if body_type is None else str(body_type)
 
 
 def _signed_digest(data: bytes) -> bytes:

@@ -19,8 +19,6 @@ from run_builder import (
 )
 from run_lies import A, B, C, Lie, but, first, lying
 
-from securefda.audit.reconcile.check import Check
-from securefda.audit.reconcile.runs import CHECKS
 from securefda.protocol import messages as m
 
 pytestmark = pytest.mark.usefixtures("no_disk_sync")
@@ -151,9 +149,3 @@ def test_a_source_that_signs_two_lists_of_survivors_is_accused(tmp_path: Path) -
     findings = lying(tmp_path, "SurvivorSignature", change, sender=B)
 
     assert first(findings) == ("equivocation", "SurvivorSignature", 1, (B,), True)
-
-
-def test_every_check_says_what_it_compares() -> None:
-    assert len({check.name for check in CHECKS}) == len(CHECKS)
-    assert all(check.compares for check in CHECKS)
-    assert all(check.see is not Check.see or check.suspicions is not Check.suspicions for check in CHECKS)

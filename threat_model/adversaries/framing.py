@@ -17,7 +17,7 @@ from securefda.audit.notes import LogName, Note, Signature
 from securefda.audit.reconcile.claims import PROOFS, Claim, NotProved, prove
 from securefda.audit.reconcile.transcript import Members
 from securefda.audit.records import Entry, encode_record, format_time
-from securefda.audit.statements import CheckpointSaid, HeaderSaid, Statement, StatementReader
+from securefda.audit.statements import HeaderSaid, Statement, StatementReader
 from securefda.audit.witness import CheckpointError
 from securefda.protocol.messages import (
     NO_CONTEXT,
@@ -338,7 +338,7 @@ def _claims(accused: str, statements: Sequence[Statement], draws: Random, tuples
 def _notes_of(statements: Iterable[Statement]) -> list[bytes]:
     """Return the checkpoints that messages carry."""
     said = [statement.said for statement in statements]
-    shown = {one.note for one in said if isinstance(one, CheckpointSaid)}
+    shown = {one.note for one in said if isinstance(one, Checkpoint)}
     return sorted(shown | {one.previous_checkpoint for one in said if isinstance(one, HeaderSaid)})
 
 

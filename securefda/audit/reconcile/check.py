@@ -30,10 +30,10 @@ class PartyLog:
         records: starts reading the records, in order.
         size: the number of records when the reading of all logs began.
         folder: the folder of the log, for the text of findings.
-        kept: the result of comparing the records with the messages beside the log.
-        limits: SHA-256 of a policy file beside the log -> the epsilon that the policy allows.
         is_unsigned: whether no site, including the log's own, has a checkpoint of it, as when a site fails at once;
             such a log is not used.
+        kept: the result of comparing the records with the messages beside the log.
+        limits: SHA-256 of a policy file beside the log -> the epsilon that the policy allows.
     """
 
     party: str
@@ -136,21 +136,18 @@ class RunLogs:
 class Check:
     """A comparison that sees every record of every log once and then returns its suspicions.
 
-    Args:
-        run: the logs to check.
-
     Attributes:
-        name: a word or two that describe its findings.
-        compares: the things that it compares, for users.
+        run: the logs to check.
         found: the suspicions from the records seen so far.
+        counts: what was compared, in the words of ``counted`` -> how often; complete after `suspicions`.
     """
 
-    name: ClassVar[str]
-    compares: ClassVar[str]
+    counted: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, run: RunLogs) -> None:
         self.run = run
         self.found: list[Suspicion] = []
+        self.counts = dict.fromkeys(self.counted, 0)
 
     def see(self, record: Record) -> None:
         """Take a record. The records of one log come in order, and those of different logs by time."""
@@ -158,10 +155,6 @@ class Check:
     def suspicions(self) -> Iterable[Suspicion]:
         """Return the suspicions, once all records have been seen."""
         return self.found
-
-    def counts(self) -> Mapping[str, int]:
-        """Return what was compared, in words -> how often. Call it after `suspicions`."""
-        return {}
 
     def notices(self) -> Iterable[Notice]:
         """Return what is odd or could not be judged, but proves nothing. Call it after `suspicions`."""
@@ -179,16 +172,10 @@ class Check:
         digests: tuple[str, ...] = (),
         before: tuple[Mark, ...] = (),
     ) -> None:
-        """Add a suspicion that a record shows. By default it accuses the party that wrote the record.
+        """Add a suspicion that a record shows, as of `RunFinding`; ``before`` are other records that show it too.
 
-        Args:
-            record: the record that shows it.
-            kind, what: the kind and the text of the finding.
-            accused: the accused, if not the record's party.
-            sides: the two sides, if not the record's party and its peer.
-            step: the type of the message or event in question, if not the record's.
-            digests: the digests of the signed messages that show it.
-            before: other records that show it too.
+        By default it accuses the party that wrote the record, is between that party and the record's peer, and is about
+        the record's message or event.
         """
         entry = record.entry
         finding = RunFinding(

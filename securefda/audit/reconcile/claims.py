@@ -42,10 +42,10 @@ from securefda.audit.statements import (
     BROADCAST,
     ONCE_IN_A_VIEW,
     HeaderSaid,
-    ResultSaid,
     Statement,
     SurvivorsSaid,
 )
+from securefda.protocol import messages as m
 from securefda.protocol.graph import graph_fault
 
 _Item = TypeVar("_Item")
@@ -177,10 +177,10 @@ def _broken_chain(claim: Claim, members: Members) -> str:
 
 def _result_of(result: Statement, header: Statement, claim: Claim, members: Members) -> tuple[str, HeaderSaid]:
     said = _header(header, claim, members)
-    if not isinstance(result.said, ResultSaid) or result.sender != claim.accused:
+    if not isinstance(result.said, m.Result) or result.sender != claim.accused:
         raise NotProved("there is no result that the accused has signed")
     _require(result.context == header.digest and result.session == header.session, "the result is of another header")
-    return result.said.model, said
+    return result.said.model_digest.hex(), said
 
 
 def _bad_checkpoint(claim: Claim, members: Members) -> str:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 
@@ -21,19 +21,17 @@ from securefda.audit.statements import Statement, SurvivorsSaid
 class Continuity(Check):
     """Judges the transcript of a run."""
 
-    name = "continuity"
-    compares = "the target's signed headers, lists and results with each other and with the rules"
-
     def __init__(self, run: RunLogs) -> None:
         super().__init__(run)
         self._members, self._transcript = run.members, run.transcript
         self._headers = sorted(run.transcript.all_headers.values(), key=lambda header: header.said.place)
         self._lost: list[Notice] = []
-
-    def counts(self) -> Mapping[str, int]:
-        """Return the numbers of messages that were judged."""
-        lists = sum(kind == "Survivors" for kind, _ in self._transcript.of_type)
-        return {"headers": len(self._headers), "results": len(self._transcript.results), "lists of survivors": lists}
+        lists = sum(kind == "Survivors" for kind, _ in run.transcript.of_type)
+        self.counts = {
+            "headers": len(self._headers),
+            "results": len(run.transcript.results),
+            "lists of survivors": lists,
+        }
 
     def notices(self) -> list[Notice]:
         """Return notices of headers that continue a result that no site has."""
@@ -115,29 +113,27 @@ class Continuity(Check):
                 past.append(header)
 
     def _link(self, before: SignedHeader, header: SignedHeader, past: list[SignedHeader]) -> Iterator[Suspicion]:
-        result, said = self._transcript.results[before.statement.session]
-        digest = header.statement.digest
+        statement, result = self._transcript.results[before.statement.session]
+        digest, session = header.statement.digest, header.statement.session
         if before.said.place == header.said.place:
             return  # two headers of one attempt, already reported as an equivocation
+        evidence = [statement.digest, before.statement.digest, digest]
         if before.said.round == header.said.round:
             what = f"round {header.said.round} has another attempt after its result"
-            finding = self._finding("broken-chain", what, "Header", header.statement.session, digest, result.digest)
-            evidence = [result.digest, before.statement.digest, digest]
-            yield Suspicion(replace(finding, accused=()), self._members.target, "broken-chain", tuple(evidence))
+            finding = self._finding("broken-chain", what, "Header", session, digest, statement.digest)
+        elif (header.said.previous_result, header.said.model) == (statement.digest, result.model_digest.hex()):
             return
-        if (header.said.previous_result, header.said.model) == (result.digest, said.model):
-            return
-        known = {one.digest for one, _ in self._transcript.results.values()}
-        if header.said.previous_result not in {"", *known} and self._is_of_a_crash(header, before.said.round):
-            return
-        what = f"the header of round {header.said.round} does not continue the result of round {before.said.round}"
-        evidence = [result.digest, before.statement.digest, digest]
-        for one in past:
-            older = self._transcript.results[one.statement.session][0]
-            if older.digest == header.said.previous_result != result.digest:
-                what += f", but that of round {one.said.round}"
-                evidence += [older.digest, one.statement.digest]
-        finding = self._finding("broken-chain", what, "Header", header.statement.session, digest)
+        else:
+            known = {kept.digest for kept, _ in self._transcript.results.values()}
+            if header.said.previous_result not in {"", *known} and self._is_of_a_crash(header, before.said.round):
+                return
+            what = f"the header of round {header.said.round} does not continue the result of round {before.said.round}"
+            for earlier in past:
+                older = self._transcript.results[earlier.statement.session][0]
+                if older.digest == header.said.previous_result != statement.digest:
+                    what += f", but that of round {earlier.said.round}"
+                    evidence += [older.digest, earlier.statement.digest]
+            finding = self._finding("broken-chain", what, "Header", session, digest)
         # No site, unless the messages prove it: the result that it continues may be one that was not kept.
         yield Suspicion(replace(finding, accused=()), self._members.target, "broken-chain", tuple(evidence))
 
@@ -170,8 +166,7 @@ _Head = tuple[str, int]  # origin and size
 class CosignatureCheck(Check):
     """Compares the checkpoints that sites cosigned with those that the logs' owners signed."""
 
-    name = "cosignatures"
-    compares = "the checkpoints that sites cosigned with those that were signed, and with those in the headers"
+    counted = ("cosigned checkpoints",)
 
     def __init__(self, run: RunLogs) -> None:
         super().__init__(run)
@@ -180,15 +175,10 @@ class CosignatureCheck(Check):
         self._last: dict[str, tuple[int, str]] = {}
         self._heads: dict[str, tuple[int, str] | None] = {}
         self._origins = {run.members.log_of(party).origin: party for party in run.members.keys}
-        self._cosigned = 0
         for head, roots in run.transcript.notes.items():
             self._signed[head] = (next(iter(roots)), None)
             if len(roots) > 1:
                 self.found.append(self._fork(head, LogName.parse(head[0]).party, None))
-
-    def counts(self) -> Mapping[str, int]:
-        """Return the number of cosignatures that the logs record."""
-        return {"cosigned checkpoints": self._cosigned}
 
     def see(self, record: Record) -> None:
         """Take a record."""
@@ -224,7 +214,7 @@ class CosignatureCheck(Check):
     def _see_cosigned(self, record: Record) -> None:
         facts = record.entry.facts
         origin, size, root = str(facts["origin"]), int(facts["size"]), str(facts["root"])  # type: ignore[arg-type]
-        self._cosigned += 1
+        self.counts["cosigned checkpoints"] += 1
         if origin not in self._origins:
             what = f"{record.party} cosigned a checkpoint of a log that is not of this run"
             self.suspect(record, "forked-log", what)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from securefda.audit.reconcile.check import Check, RunLogs
 from securefda.audit.reconcile.claims import is_of_run
@@ -19,8 +19,7 @@ class FinalModels(Check):
     A source keeps what a Goodbye of the target names. If that is the model of an earlier result, the target is accused.
     """
 
-    name = "final models"
-    compares = "the final model that each source kept with the last result, and with what the headers leave to sources"
+    counted = ("final models compared with the last result",)
 
     def __init__(self, run: RunLogs) -> None:
         super().__init__(run)
@@ -28,16 +27,11 @@ class FinalModels(Check):
         self._last_session: dict[str, str] = {}
         self._received: defaultdict[str, set[str]] = defaultdict(set)
         self._sent: set[str] = set()
-        self._compared = 0
         self._unknown: list[Notice] = []
 
-    def counts(self) -> Mapping[str, int]:
-        """Return the number of sources that kept the model of the last result."""
-        return {"final models compared with the last result": self._compared}
-
-    def notices(self) -> Iterator[Notice]:
-        """Yield notices of kept models whose results no site has kept."""
-        yield from self._unknown
+    def notices(self) -> list[Notice]:
+        """Return notices of kept models whose results no site has kept."""
+        return self._unknown
 
     def see(self, record: Record) -> None:
         """Take a record. Only headers, goodbyes and kept models matter here."""
@@ -49,10 +43,14 @@ class FinalModels(Check):
                 self._received[party].add(entry.digest)
             case "Goodbye", "sent":
                 self._sent.add(entry.digest)
-                said = self.run.transcript.goodbyes.get(entry.digest)
-                if said is not None and entry.disclosure != (_MODEL if said.model else None):
-                    what = f"the log of {party} says that its Goodbye to {entry.peer} discloses "
-                    what += "nothing; the final model goes with it" if said.model else "a model; none goes with it"
+                goodbye = self.run.transcript.goodbyes.get(entry.digest)
+                if goodbye is not None and entry.disclosure != (_MODEL if goodbye.model_digest else None):
+                    goes = (
+                        "nothing; the final model goes with it"
+                        if goodbye.model_digest
+                        else "a model; none goes with it"
+                    )
+                    what = f"the log of {party} says that its Goodbye to {entry.peer} discloses {goes}"
                     self.suspect(record, "disclosure-differs", what)
             case "model-kept", _:
                 self._kept.append(record)
@@ -71,35 +69,36 @@ class FinalModels(Check):
 
     def _results(self) -> list[tuple[int, str, str]]:
         """Return the round, digest and model of each result of the run, in order."""
-        transcript, found = self.run.transcript, []
-        for session, (statement, said) in transcript.results.items():
+        transcript, results = self.run.transcript, []
+        for session, (statement, result) in transcript.results.items():
             header = transcript.headers.get(session)
             if header is not None and is_of_run(header.said, self.run.members):
-                found.append((header.said.round, statement.digest, said.model))
-        return sorted(found)
+                results.append((header.said.round, statement.digest, result.model_digest.hex()))
+        return sorted(results)
 
     def _compare(self, record: Record, results: list[tuple[int, str, str]]) -> None:
         party, target, model = record.party, self.run.members.target, str(record.entry.facts["model"])
         last, digest, last_model = results[-1]
         if model == last_model:
-            self._compared += 1
+            self.counts["final models compared with the last result"] += 1
             return
         goodbyes = self.run.transcript.goodbyes
-        received = {one: goodbyes[one] for one in self._received[party] if one in goodbyes}
-        named = [(one, said) for one, said in received.items() if said.model == model]
-        known = {one: number for number, one, _ in results}
-        if not named:
+        received = {digest: goodbyes[digest] for digest in self._received[party] if digest in goodbyes}
+        naming = [(digest, goodbye) for digest, goodbye in received.items() if goodbye.model_digest.hex() == model]
+        rounds = {digest: number for number, digest, _ in results}
+        if not naming:
             what = f"{party} kept another final model than that of the last result, of round {last}"
             accused = (party,) if received else tuple(sorted((party, target)))
             self.suspect(record, "wrong-model", what, accused=accused, sides=(party, target), digests=(digest,))
             return
-        goodbye, said = named[0]
-        if said.result not in known:
+        named_by, goodbye = naming[0]
+        result = goodbye.result_digest.hex()
+        if result not in rounds:
             what = f"it kept the final model of a result that no site here has kept; the last here is of round {last}"
             self._unknown.append(Notice(what, party, care=True))
             return
         what = f"{target} left {party} a final model that is not that of its last result, of round {last}"
-        if known[said.result] != last:
-            what += f", but names that of round {known[said.result]}"
-        accused = (target,) if goodbye in self._sent else tuple(sorted((party, target)))
-        self.suspect(record, "wrong-model", what, accused=accused, sides=(target, party), digests=(digest, goodbye))
+        if rounds[result] != last:
+            what += f", but names that of round {rounds[result]}"
+        accused = (target,) if named_by in self._sent else tuple(sorted((party, target)))
+        self.suspect(record, "wrong-model", what, accused=accused, sides=(target, party), digests=(digest, named_by))

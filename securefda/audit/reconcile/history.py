@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import groupby, islice, pairwise
@@ -62,7 +63,7 @@ class Left:
         return f"{self.count} × {self.what}{f' to {self.to}' if self.to else ''}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RoundTaken:
     """A round of a run at one site.
 
@@ -70,15 +71,20 @@ class RoundTaken:
         number: 1-based.
         began: time of its first record.
         took: whether anything left the site, or was charged.
-        finished: whether the site accepted a result; at the target, whether it sent one.
         broken_off: whether the site's own restart ended the round.
+        results: sessions with a result; a session is removed if an alarm follows its result.
     """
 
     number: int
     began: str
-    took: bool
-    finished: bool
-    broken_off: bool
+    took: bool = False
+    broken_off: bool = False
+    results: set[str] = field(default_factory=set)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the site accepted a result; at the target, whether it sent one."""
+        return bool(self.results)
 
     @property
     def is_unfinished(self) -> bool:
@@ -115,27 +121,24 @@ class SiteRun:
     @property
     def finished(self) -> int:
         """Number of rounds with a result."""
-        return sum(one.finished for one in self.rounds)
+        return sum(taken.finished for taken in self.rounds)
 
     @property
     def lost(self) -> int:
         """Number of rounds in which something left the site and no result came."""
-        return sum(one.took and not one.finished for one in self.rounds)
+        return sum(taken.took and not taken.finished for taken in self.rounds)
 
     @property
     def is_unfinished(self) -> bool:
         """Whether this run took something and finished no round."""
-        return self.ended != "goes on" and not self.finished and any(one.is_unfinished for one in self.rounds)
+        return self.ended != "goes on" and not self.finished and any(taken.is_unfinished for taken in self.rounds)
 
 
 @dataclass(frozen=True, slots=True)
 class Conduct:
-    """A finding about the target's conduct towards one source.
+    """A finding about the target's conduct towards one source, in one line of words.
 
     Attributes:
-        kind: ``"unfinished-rounds"`` or ``"unfinished-runs"``.
-        source, target: site ids.
-        what: one line of words.
         runs: their ids, in order.
         rounds: of unfinished rounds run and number, in order.
         left: what left the source in these runs.
@@ -159,13 +162,9 @@ class History:
 
 
 def read_run(party: str, run: str, records: Iterable[Record], target: str, *, is_live: bool = False) -> SiteRun:
-    """Read a log once, as far as it can be trusted. Memory grows with its rounds.
+    """Read the records of a party's log of a run once, in order. Memory grows with its rounds.
 
-    Args:
-        party, run: the party that wrote the log, and its run.
-        records: the records in order.
-        target: site id of the target.
-        is_live: whether a process is writing the log.
+    ``is_live`` is whether a process is writing the log.
     """
     reader = _Reader(party, target)
     for record in records:
@@ -175,60 +174,54 @@ def read_run(party: str, run: str, records: Iterable[Record], target: str, *, is
 
 def judge(runs: Sequence[SiteRun], target: str) -> History:
     """Sort the runs of each site, and find what exceeds the limits."""
-    ordered = sorted(runs, key=lambda one: (one.party != target, one.party, one.began, one.run))
+    ordered = sorted(runs, key=lambda run: (run.party != target, run.party, run.began, run.run))
     findings: list[Conduct] = []
-    for source in sorted({one.party for one in ordered} - {target}):
-        own = [one for one in ordered if one.party == source]
-        of_runs = list(_runs(own, source, target))
-        said = {place for one in of_runs for place in one.rounds}
-        of_rounds = [one for one in _rounds(own, source, target) if not said.issuperset(one.rounds)]
-        findings += [*of_runs, *of_rounds]
+    for source in sorted({run.party for run in ordered} - {target}):
+        own = [run for run in ordered if run.party == source]
+        of_runs = list(_unfinished_runs(own, source, target))
+        told = {place for finding in of_runs for place in finding.rounds}
+        of_rounds = _unfinished_rounds(own, source, target)
+        findings += [*of_runs, *(finding for finding in of_rounds if not told.issuperset(finding.rounds))]
     return History(tuple(ordered), tuple(findings))
 
 
-def _runs(own: Sequence[SiteRun], source: str, target: str) -> Iterator[Conduct]:
+def _unfinished_runs(own: Sequence[SiteRun], source: str, target: str) -> Iterator[Conduct]:
     """Yield findings of unfinished runs that are too close together; consecutive ones are one finding."""
-    unfinished = [one for one in own if one.is_unfinished]
+    unfinished = [run for run in own if run.is_unfinished]
     close: set[int] = set()
-    for first, one in enumerate(unfinished[MOST_UNFINISHED_RUNS_A_DAY:]):
-        if _time(one.began) - _time(unfinished[first].began) <= _DAY:
+    for first, run in enumerate(unfinished[MOST_UNFINISHED_RUNS_A_DAY:]):
+        if _time(run.began) - _time(unfinished[first].began) <= _DAY:
             close |= set(range(first, first + MOST_UNFINISHED_RUNS_A_DAY + 1))
     for first, last in ranges(close):
-        yield _of_runs(unfinished[first : last + 1], source, target)
+        series = unfinished[first : last + 1]
+        left = _together(series)
+        what = (
+            f"{len(series)} runs of {target} took something from {source} and brought it no result, from "
+            f"{_day(series[0])} to {_day(series[-1])}; more than {MOST_UNFINISHED_RUNS_A_DAY} within 24 hours is above "
+            f"the limit. What left: {words(left)}"
+        )
+        rounds = tuple((run.run, taken.number) for run in series for taken in run.rounds if taken.is_unfinished)
+        yield Conduct("unfinished-runs", source, target, what, tuple(run.run for run in series), rounds, left)
 
 
-def _of_runs(series: Sequence[SiteRun], source: str, target: str) -> Conduct:
-    left = _together(series)
-    what = (
-        f"{len(series)} runs of {target} took something from {source} and brought it no result, from {_day(series[0])} "
-        f"to {_day(series[-1])}; more than {MOST_UNFINISHED_RUNS_A_DAY} within 24 hours is above the limit. "
-        f"What left: {words(left)}"
-    )
-    rounds = tuple((one.run, part.number) for one in series for part in one.rounds if part.is_unfinished)
-    return Conduct("unfinished-runs", source, target, what, tuple(one.run for one in series), rounds, left)
-
-
-def _rounds(own: Sequence[SiteRun], source: str, target: str) -> Iterator[Conduct]:
+def _unfinished_rounds(own: Sequence[SiteRun], source: str, target: str) -> Iterator[Conduct]:
     """Yield findings of consecutive unfinished rounds over all runs, without the last round of a run that goes on."""
-    settled = [(one, part) for one in own for part in one.rounds[: -1 if one.ended == "goes on" else None]]
+    settled = [(run, taken) for run in own for taken in run.rounds[: -1 if run.ended == "goes on" else None]]
     settled = [pair for pair in settled if pair[1].finished or pair[1].is_unfinished]
     settled.sort(key=lambda pair: pair[1].began)
     for is_unfinished, group in groupby(settled, key=lambda pair: pair[1].is_unfinished):
         row = list(group)
-        if is_unfinished and len(row) > MOST_UNFINISHED_IN_A_ROW:
-            yield _of_rounds(row, source, target)
-
-
-def _of_rounds(row: Sequence[tuple[SiteRun, RoundTaken]], source: str, target: str) -> Conduct:
-    runs = list(dict.fromkeys(one for one, _ in row))
-    left = _together(runs)
-    where = f"in run {runs[0].run}" if len(runs) == 1 else f"in {len(runs)} runs"
-    what = (
-        f"{len(row)} rounds of {target} in a row took something from {source} and brought it no result, {where}; more "
-        f"than {MOST_UNFINISHED_IN_A_ROW} is above the limit. What left in all rounds there: {words(left)}"
-    )
-    rounds = tuple((one.run, part.number) for one, part in row)
-    return Conduct("unfinished-rounds", source, target, what, tuple(one.run for one in runs), rounds, left)
+        if not is_unfinished or len(row) <= MOST_UNFINISHED_IN_A_ROW:
+            continue
+        runs = list({run.run: run for run, _ in row}.values())
+        left = _together(runs)
+        where = f"in run {runs[0].run}" if len(runs) == 1 else f"in {len(runs)} runs"
+        what = (
+            f"{len(row)} rounds of {target} in a row took something from {source} and brought it no result, {where}; "
+            f"more than {MOST_UNFINISHED_IN_A_ROW} is above the limit. What left in all rounds there: {words(left)}"
+        )
+        rounds = tuple((run.run, taken.number) for run, taken in row)
+        yield Conduct("unfinished-rounds", source, target, what, tuple(run.run for run in runs), rounds, left)
 
 
 def words(left: Sequence[Left]) -> str:
@@ -239,8 +232,8 @@ def words(left: Sequence[Left]) -> str:
 def left_lines(left: Sequence[Left]) -> list[str]:
     """Return in words what left a site, with one line for all receivers that got the same number of a thing."""
     receivers: defaultdict[tuple[int, str], list[str]] = defaultdict(list)
-    for one in left:
-        receivers[one.count, one.what].append(one.to)
+    for thing in left:
+        receivers[thing.count, thing.what].append(thing.to)
     return [
         str(Left(what, to[0] if len(to) == 1 else f"each of {names(to)}", count))
         for (count, what), to in receivers.items()
@@ -259,9 +252,13 @@ def ranges(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
 
 def _together(runs: Iterable[SiteRun]) -> tuple[Left, ...]:
     counts: Counter[tuple[str, str]] = Counter()
-    for one in runs:
-        for left in one.left:
+    for run in runs:
+        for left in run.left:
             counts[left.what, left.to] += left.count
+    return _as_left(counts)
+
+
+def _as_left(counts: Counter[tuple[str, str]]) -> tuple[Left, ...]:
     return tuple(Left(what, to, count) for (what, to), count in sorted(counts.items()))
 
 
@@ -273,15 +270,6 @@ def _day(run: SiteRun) -> str:
     return f"{run.began[:10]} {run.began[11:16]}"
 
 
-@dataclass(slots=True)
-class _Round:
-    began: str
-    took: bool = False
-    broken_off: bool = False
-    results: set[str] = field(default_factory=set)
-    """Sessions with a result; a session is removed if an alarm follows its result."""
-
-
 class _Reader:
     """Gathers one log."""
 
@@ -289,8 +277,7 @@ class _Reader:
         self._party, self._is_target = party, party == target
         self._began = self._last = ""
         self._end = RunEnd()
-        self._rounds: dict[int, _Round] = {}
-        self._round_of: dict[str, int] = {}
+        self._rounds: dict[int, RoundTaken] = {}
         self._accepted: set[tuple[int, int]] = set()
         self._left: Counter[tuple[str, str]] = Counter()
         self._latest = 0
@@ -317,11 +304,8 @@ class _Reader:
             last=self._last,
             ended=ended,
             headers=len(self._accepted),
-            rounds=tuple(
-                RoundTaken(number, one.began, one.took, bool(one.results), one.broken_off)
-                for number, one in sorted(self._rounds.items())
-            ),
-            left=tuple(Left(what, to, count) for (what, to), count in sorted(self._left.items())),
+            rounds=tuple(taken for _, taken in sorted(self._rounds.items())),
+            left=_as_left(self._left),
         )
 
     def _event(self, entry: Entry, time: str) -> None:
@@ -329,8 +313,8 @@ class _Reader:
             case "ledger-updated":
                 self._took(entry, time, CHARGES, "")
             case "alarm" if entry.session:
-                for one in self._rounds.values():
-                    one.results.discard(entry.session)
+                for taken in self._rounds.values():
+                    taken.results.discard(entry.session)
             case "restarted" if self._latest in self._rounds:
                 self._rounds[self._latest].broken_off = True
 
@@ -354,16 +338,16 @@ class _Reader:
 
     def _took(self, entry: Entry, time: str, what: str, to: str) -> None:
         self._accepted.add((entry.round, entry.attempt))
-        one = self._round(entry.round, time)
-        one.took, one.broken_off, self._latest = True, False, entry.round
+        taken = self._round(entry.round, time)
+        taken.took, taken.broken_off, self._latest = True, False, entry.round
         self._left[what, to] += 1
 
-    def _round(self, number: int, time: str) -> _Round:
-        return self._rounds.setdefault(number, _Round(time))
+    def _round(self, number: int, time: str) -> RoundTaken:
+        return self._rounds.setdefault(number, RoundTaken(number, time))
 
 
 def read_history(
-    found: Sequence[LogFolder],
+    logs: Sequence[LogFolder],
     main: Keys,
     keys_for: Callable[[LogFolder], Keys],
     verified: Mapping[Path, Verification],
@@ -373,14 +357,14 @@ def read_history(
     A log without any checkpoint is read too, since a run that ends in its first round may leave none; its row says so.
 
     Args:
-        found: the logs, of any runs; of two copies of one log, the one with more records counts.
+        logs: the logs, of any runs; of two copies of one log, the one with more records counts.
         main: the roster of the federation; logs of other federations are ignored.
         keys_for: returns the roster of the run of a log.
         verified: folder -> the verification of its log, for logs that were verified already.
     """
     runs: dict[tuple[str, str], tuple[int, SiteRun]] = {}
     target = main.roster.target.site_id
-    for log in found:
+    for log in logs:
         keys = keys_for(log)
         if log.party not in keys.public or {log.federation or main.federation, keys.federation} != {main.federation}:
             continue
@@ -418,12 +402,10 @@ def _verified(log: LogFolder, keys: Keys) -> Verification:
 
 def _vouched_for(log: LogFolder, verification: Verification) -> tuple[int | None, str]:
     """Return the number of records that count, None for all, and the reason why not all count."""
-    found = verification.finding
-    if found is None or found.kind in ("torn", "missing-cosignature"):
+    finding = verification.finding
+    if finding is None or finding.kind in ("torn", "missing-cosignature"):
         return None, ""
-    try:
+    with suppress(AuditError):
         if log.head() is None and not log.heads():
             return None, "no checkpoint: nothing proves this row"
-    except AuditError:
-        pass
-    return found.index, f"{found.kind} at record {found.index}: read up to there"
+    return finding.index, f"{finding.kind} at record {finding.index}: read up to there"

@@ -35,20 +35,14 @@ class Pairing(Check):
     counterpart, and serve only as counterparts of records that were in the logs before.
     """
 
-    name = "pairing"
-    compares = "what one log says was sent with what another says was received"
+    counted = ("messages in both logs",)
 
     def __init__(self, run: RunLogs) -> None:
         super().__init__(run)
         self._open: dict[tuple[str, str, str, str], list[_Half]] = {}
-        self._paired = 0
         self._alone: Counter[str] = Counter()
         """Numbers of records of messages with a site whose log is not here, by that site."""
         self._alone_in_rounds: set[str] = set()
-
-    def counts(self) -> Mapping[str, int]:
-        """Return the number of messages that both logs have."""
-        return {"messages in both logs": self._paired}
 
     def see(self, record: Record) -> None:
         """Take a record. Events are ignored."""
@@ -75,7 +69,7 @@ class Pairing(Check):
         other = waiting.pop(0)
         if not waiting:
             del self._open[key]
-        self._paired += 1
+        self.counts["messages in both logs"] += 1
         if not _agree(other.numbers, half.numbers):
             self.found.append(_differ(key, half, other))
 
@@ -178,9 +172,6 @@ class _Slot:
 class EquivocationCheck(Check):
     """Finds two messages where there must be one."""
 
-    name = "equivocation"
-    compares = "all records of a message that must be one: for all who get it, or in a round"
-
     def __init__(self, run: RunLogs) -> None:
         super().__init__(run)
         self._slots: dict[tuple[str, str, str], _Slot] = {}
@@ -188,10 +179,6 @@ class EquivocationCheck(Check):
         self._releases: dict[str, tuple[str, str]] = {}  # digest -> session and type
         once = {source: frozenset(ONCE) for source in run.members.sources}
         self._once: Mapping[str, frozenset[str]] = once | {run.members.target: frozenset(BROADCAST)}
-
-    def counts(self) -> Mapping[str, int]:
-        """Return the number of slots."""
-        return {"messages that must be one for all": len(self._slots), "releases": len(self._releases)}
 
     def see(self, record: Record) -> None:
         """Take a record. Events, and messages of types that may come several times, are ignored."""
@@ -219,6 +206,7 @@ class EquivocationCheck(Check):
 
     def suspicions(self) -> Iterator[Suspicion]:
         """Yield suspicions of equivocations and of second releases."""
+        self.counts = {"messages that must be one for all": len(self._slots), "releases": len(self._releases)}
         for (session, kind, sender), slot in self._slots.items():
             for digest, marks in slot.others.items():
                 header = self.run.transcript.headers.get(session)
@@ -270,23 +258,17 @@ class EquivocationCheck(Check):
 class Disclosures(Check):
     """Compares the records of sent messages with the header of their session."""
 
-    name = "disclosures"
-    compares = "what each record says that its message discloses, and its place, with the header of its session"
+    counted = ("disclosures compared with headers",)
 
     def __init__(self, run: RunLogs) -> None:
         super().__init__(run)
-        self._checked = self._unknown = 0
-
-    def counts(self) -> Mapping[str, int]:
-        """Return the number of records whose disclosure could be checked."""
-        return {"disclosures compared with headers": self._checked}
+        self._unknown = 0
 
     def notices(self) -> Iterator[Notice]:
         """Yield a notice of the records that could not be checked."""
         if self._unknown:
-            yield Notice(
-                f"{self._unknown} records of releases are of sessions without one header that was kept", care=True
-            )
+            what = f"{self._unknown} records of releases are of sessions without one header that was kept"
+            yield Notice(what, care=True)
 
     def see(self, record: Record) -> None:
         """Take a record. Received messages, events and records outside sessions are ignored."""
@@ -305,7 +287,7 @@ class Disclosures(Check):
             return
         expected = _expected(record, header.said, self.run.members)
         if expected is not None or entry.disclosure is not None:
-            self._checked += 1
+            self.counts["disclosures compared with headers"] += 1
         if entry.disclosure != expected:
             said, is_so = _words(entry.disclosure), _words(expected)
             what = f"the log of {party} says that its {entry.type} discloses {said}; under its header it is {is_so}"

@@ -53,9 +53,6 @@ class VerifiedLogs(Check):
     that the party signed, so it accuses nobody either.
     """
 
-    name = "verified logs"
-    compares = "each log with its checkpoints, also with those that other sites hold"
-
     def suspicions(self) -> Iterator[Suspicion]:
         """Yield a suspicion for each log that fails by itself."""
         for log in self.run.logs:
@@ -94,8 +91,7 @@ class VerifiedLogs(Check):
 class LogLifecycle(Check):
     """Checks how each log begins, continues and ends."""
 
-    name = "lifecycle"
-    compares = "how each log begins, goes on and ends with the roster, and with the policy of each start"
+    counted = ("policies loaded",)
 
     def __init__(self, run: RunLogs) -> None:
         super().__init__(run)
@@ -104,15 +100,12 @@ class LogLifecycle(Check):
         self._policies: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
         self._trouble: Counter[tuple[str, str, str, tuple[str, ...]]] = Counter()
 
-    def counts(self) -> Mapping[str, int]:
-        """Return the number of policies loaded."""
-        return {"policies loaded": sum(map(len, self._policies.values()))}
-
     def see(self, record: Record) -> None:
         """Take a record. Only starts, policies, joins, alarms and aborts matter here."""
         entry, party = record.entry, record.party
         match entry.type:
             case "policy-loaded":
+                self.counts["policies loaded"] += 1
                 self._policies[party].append((record.seq, str(entry.facts["policy"])))
                 self._lacks_policy.discard(party)
             case "run-began" | "restarted":
@@ -155,24 +148,18 @@ class LogLifecycle(Check):
 class KeptEvidence(Check):
     """Finds kept messages that disagree with their records. This is no finding about the log and accuses nobody."""
 
-    name = "kept messages"
-    compares = "the messages that each site kept as evidence with the records of them"
-
-    def counts(self) -> Mapping[str, int]:
-        """Return the number of kept messages."""
-        return {"kept messages": sum(log.kept.messages for log in self.run.logs)}
+    counted = ("kept messages",)
 
     def suspicions(self) -> Iterator[Suspicion]:
         """Yield one suspicion for each finding of `kept_check`."""
         for log in self.run.logs:
-            for found in log.kept.findings:
-                entry, what = found.entry, f"beside the log of {log.party}: {found.what}"
-                marks = () if found.index is None else (Mark(log.party, found.index),)
-                finding = RunFinding(found.kind, what, (), (log.party, ""), records=marks)
-                if entry is not None:
-                    place = entry.type, entry.round, entry.attempt, entry.session
-                    finding = RunFinding(found.kind, what, (), (log.party, ""), *place, marks, (entry.digest,))
-                yield Suspicion(finding)
+            self.counts["kept messages"] += log.kept.messages
+            for lost in log.kept.findings:
+                entry, what = lost.entry, f"beside the log of {log.party}: {lost.what}"
+                place = ("", 0, 0, "") if entry is None else (entry.type, entry.round, entry.attempt, entry.session)
+                marks = () if lost.index is None else (Mark(log.party, lost.index),)
+                digests = () if entry is None else (entry.digest,)
+                yield Suspicion(RunFinding(lost.kind, what, (), (log.party, ""), *place, marks, digests))
 
 
 _Step = tuple[str, str]  # direction and type
@@ -217,8 +204,7 @@ _BITS: Final[dict[_Step, int]] = {step: 1 << place for place, step in enumerate(
 class StepsTaken(Check):
     """Follows each log through its sessions."""
 
-    name = "steps"
-    compares = "each step of a session with the messages, quorums and lists that it needs before it"
+    counted = ("steps that need one before", "survivors and shares compared with lists")
 
     def __init__(self, run: RunLogs) -> None:
         super().__init__(run)
@@ -228,11 +214,6 @@ class StepsTaken(Check):
         self._shown: dict[tuple[str, str], list[str]] = {}
         self._caps: dict[str, tuple[str, Mark]] = {}
         self._features: dict[str, tuple[Mark, Mapping[str, object]]] = {}
-        self._steps = self._lists = 0
-
-    def counts(self) -> Mapping[str, int]:
-        """Return how many steps and lists were checked."""
-        return {"steps that need one before": self._steps, "survivors and shares compared with lists": self._lists}
 
     def see(self, record: Record) -> None:
         """Take a record. Records outside sessions are ignored."""
@@ -263,7 +244,7 @@ class StepsTaken(Check):
         at_target = party == self.run.members.target
         has = self._has.get((entry.session, party, entry.peer), 0)
         for step in (_AT_TARGET if at_target else _AT_SOURCE).get(entry.type, ()):
-            self._steps += 1
+            self.counts["steps that need one before"] += 1
             if not has & _BITS[step]:
                 direction, kind = step
                 lacks = f"has not received the {kind} for it" if direction == "received" else f"has no {kind} before it"
@@ -284,7 +265,7 @@ class StepsTaken(Check):
         counted = _QUORUMS.get(entry.type)
         if entry.type == "Result":
             result = transcript.results.get(entry.session)
-            counted = counted if result is not None and result[1].masked else None
+            counted = counted if result is not None and result[1].sum_digest else None
         if counted is not None:
             have, needed = self._senders[entry.session, counted], header.said.threshold
             if have < needed:
@@ -302,7 +283,7 @@ class StepsTaken(Check):
         digests, known = self._shown.get((entry.session, party), []), self.run.transcript.survivors
         if not digests or not known.keys() >= set(digests) or self.run.header_of(party, entry.session) is None:
             return
-        self._lists += 1
+        self.counts["survivors and shares compared with lists"] += 1
         signed = entry.type == "survivors-signed"
         shown = [
             {"survivors": sorted(known[one].survivors)} | ({} if signed else {"dropped": sorted(known[one].dropped)})
@@ -349,23 +330,14 @@ class _Spent:
 class Spending(Check):
     """Checks the ledger rows and epsilons that the logs record."""
 
-    name = "spending"
-    compares = "the epsilon of each log with what its charges come to, and the rows of its ledger with those before"
+    counted = ("ledger updates", "epsilons recomputed")
 
     def __init__(self, run: RunLogs) -> None:
         super().__init__(run)
         self._by_party: dict[str, list[_Spent]] = {}
-        self._recomputed = 0
         self._unknown: list[Notice] = []
         self._released: defaultdict[str, set[int]] = defaultdict(set)
         self._policy: dict[str, str] = {}
-
-    def counts(self) -> Mapping[str, int]:
-        """Return the number of charges and the number of recomputed epsilons."""
-        return {
-            "ledger updates": sum(map(len, self._by_party.values())),
-            "epsilons recomputed": self._recomputed,
-        }
 
     def notices(self) -> Iterator[Notice]:
         """Yield notices of ledger rows from outside the log, releases without a charge, and exceeded limits."""
@@ -387,6 +359,7 @@ class Spending(Check):
         if entry.type == "ledger-updated" and entry.dp is not None:
             spent = _Spent(Mark.of(record), entry.round, entry.attempt, entry.dp)
             self._by_party.setdefault(party, []).append(spent)
+            self.counts["ledger updates"] += 1
         elif entry.type == "policy-loaded":
             self._policy[party] = str(entry.facts["policy"])
         elif entry.disclosure is not None and entry.disclosure.what != "model":
@@ -454,7 +427,7 @@ class Spending(Check):
         except ConfigError as error:
             yield _suspicion("wrong-epsilon", f"no accountant gives an epsilon for the charge: {error}", update)
             return
-        self._recomputed += 1
+        self.counts["epsilons recomputed"] += 1
         slack = TOLERANCE * max(value, stated)
         if stated < value - slack:
             what = f"{update.mark.party} says that epsilon {stated:.6g} is spent; its charges come to {value:.6g}"

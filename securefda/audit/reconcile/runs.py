@@ -30,7 +30,7 @@ from securefda.audit.reconcile.messages import Disclosures, EquivocationCheck, P
 from securefda.audit.reconcile.own_logs import KeptEvidence, LogLifecycle, Spending, StepsTaken, VerifiedLogs
 from securefda.audit.reconcile.suspicion import Mark, Notice, Reconciliation, RunFinding, resolve
 from securefda.audit.reconcile.transcript import Members, SignedTranscript, read_transcript
-from securefda.audit.statements import KeptStatements, StatementReader, Statements
+from securefda.audit.statements import KeptStatements, StatementReader
 from securefda.audit.store import AuditError
 from securefda.audit.verification import verification_progress
 from securefda.audit.verify import verify_log
@@ -59,7 +59,7 @@ def reconcile(
     logs: Sequence[PartyLog],
     members: Members,
     transcript: SignedTranscript,
-    statements: Statements,
+    statements: KeptStatements,
     required: Required = "none",
 ) -> Reconciliation:
     """Compare the logs of one run, in one pass over their records.
@@ -89,7 +89,7 @@ def reconcile(
     findings = resolve(suspicions, statements.find(wanted) if wanted else {}, members)
     counts = {"logs": len(logs), "records": run.count}
     for check in checks:
-        counts |= check.counts()
+        counts |= check.counts
     notices = [notice for check in checks for notice in check.notices()]
     if transcript.ignored:
         why = "are of another run, or not their sender's to send"

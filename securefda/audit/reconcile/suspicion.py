@@ -102,14 +102,8 @@ STEPS: Final[Mapping[str, int]] = {
 }
 """Order of messages and events within an attempt."""
 
-_KINDS: Final[Mapping[str, int]] = {
-    "never-sent": 1,  # whatever else is wrong with a message says more
-    "missing-record": 2,
-}
-_OF_LOGS: Final = 0
-_OF_RUN: Final = 1
-_OF_EVIDENCE: Final = 2
-_OF_DOUBT: Final = 3
+_LAST_KINDS: Final[Mapping[str, int]] = {"never-sent": 1, "missing-record": 2}
+"""Kinds that come last of a step: whatever else is wrong with a message says more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +129,10 @@ _NOT_SETTLED: Final = ("unverified-log", "roster-differs", "broken-chain")
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """An oddity, or something that could not be judged. It proves nothing.
+    """An oddity, or something that could not be judged, in one line of words. It proves nothing.
 
-    Attributes:
-        what: one line of words.
-        site: the site whose log it is about; empty if it is about none.
-        care: whether somebody must look at it; False for what every run leaves.
+    ``site`` is the site whose log it is about, if any. ``care`` is whether somebody must look at it; False for what
+    every run leaves.
     """
 
     what: str
@@ -200,22 +192,20 @@ class RunFinding:
 
         Lost evidence comes after these, since it changes nothing in the logs. Missing and strange logs come last.
         """
-        alone = _OF_LOGS if self.kind in ("unverified-log", "unreadable-log", "forked-log") else _OF_RUN
-        if self.is_of_evidence or self.kind in _IN_DOUBT:
-            alone = _OF_DOUBT if self.kind in _IN_DOUBT else _OF_EVIDENCE
-        at = min((mark.index for mark in self.records), default=0)
-        return alone, self.round, self.attempt, STEPS.get(self.step, len(STEPS)), _KINDS.get(self.kind, 0), at
+        if self.kind in ("unverified-log", "unreadable-log", "forked-log"):
+            group = 0
+        elif self.kind in _IN_DOUBT:
+            group = 3
+        else:
+            group = 2 if self.is_of_evidence else 1
+        first = min((mark.index for mark in self.records), default=0)
+        step = STEPS.get(self.step, len(STEPS))
+        return group, self.round, self.attempt, step, _LAST_KINDS.get(self.kind, 0), first
 
 
 @dataclass(frozen=True, slots=True)
 class Reconciliation:
-    """The result of reconciling one run.
-
-    Attributes:
-        findings: the findings, with the first divergence first.
-        notices: oddities, and things that cannot be judged.
-        counts: what was checked, in words -> how often.
-    """
+    """The result of reconciling one run: findings, the first divergence first, and what was checked how often."""
 
     findings: tuple[RunFinding, ...]
     notices: tuple[Notice, ...]
@@ -224,10 +214,9 @@ class Reconciliation:
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
-    """A finding, and the claim that would resolve it.
+    """A finding as the logs alone show it, and the claim that would resolve it.
 
     Attributes:
-        finding: the finding as the logs alone show it.
         culprit: the site that the messages would accuse; empty if no message can.
         claim: the kind of the claim.
         evidence: the digests of the claim's messages, in its order.
@@ -241,19 +230,20 @@ class Suspicion:
     notes: tuple[bytes, ...] = ()
 
 
-def resolve(suspicions: Iterable[Suspicion], found: Mapping[str, Statement], members: Members) -> list[RunFinding]:
-    """Return one finding for each fault, the first divergence first, with the accusations that the messages prove."""
-    findings = sorted((_resolved(suspicion, found, members) for suspicion in suspicions), key=lambda one: one.order)
-    return _without_echoes(findings)
+def resolve(suspicions: Iterable[Suspicion], kept: Mapping[str, Statement], members: Members) -> list[RunFinding]:
+    """Return one finding for each fault, the first divergence first, with the accusations that the messages prove.
+
+    ``kept`` has the messages that sites kept, by digest.
+    """
+    findings = [_resolved(suspicion, kept, members) for suspicion in suspicions]
+    return _without_echoes(sorted(findings, key=lambda finding: finding.order))
 
 
-def _resolved(suspicion: Suspicion, found: Mapping[str, Statement], members: Members) -> RunFinding:
-    if not suspicion.culprit:
+def _resolved(suspicion: Suspicion, kept: Mapping[str, Statement], members: Members) -> RunFinding:
+    if not suspicion.culprit or not all(digest in kept for digest in suspicion.evidence):
         return suspicion.finding
-    messages = [found[digest] for digest in suspicion.evidence if digest in found]
-    if len(messages) < len(suspicion.evidence):
-        return suspicion.finding
-    claim = Claim(suspicion.claim, suspicion.culprit, tuple(messages), suspicion.notes)
+    messages = tuple(kept[digest] for digest in suspicion.evidence)
+    claim = Claim(suspicion.claim, suspicion.culprit, messages, suspicion.notes)
     try:
         prove(claim, members)
     except NotProved:
@@ -262,16 +252,17 @@ def _resolved(suspicion: Suspicion, found: Mapping[str, Statement], members: Mem
 
 
 def _without_echoes(findings: list[RunFinding]) -> list[RunFinding]:
-    """Drop never-sent findings whose message is the subject of another finding."""
-    speaking = (one for one in findings if one.kind != "never-sent" and not one.is_of_evidence)
-    said = {digest for one in speaking for digest in one.digests}
+    """Keep one finding of each fault, and none of a message as never sent that another finding is about."""
+    telling = (finding for finding in findings if finding.kind != "never-sent" and not finding.is_of_evidence)
+    explained = {digest for finding in telling for digest in finding.digests}
     kept: dict[tuple[object, ...], RunFinding] = {}
-    for one in findings:
-        if one.kind == "never-sent" and said.intersection(one.digests):
+    for finding in findings:
+        digests = frozenset(finding.digests)
+        if finding.kind == "never-sent" and explained & digests:
             continue
-        sides = () if one.kind == "equivocation" else one.sides  # both from a record and from the messages alone
-        key = (one.kind, one.session, one.step, sides, frozenset(one.digests)) if one.digests else (id(one),)
-        old = kept.get(key)
-        if old is None or (len(old.records) < len(one.records)):
-            kept[key] = one
-    return sorted(kept.values(), key=lambda one: one.order)
+        # Records and messages alike show an equivocation, the messages without saying to whom
+        sides = () if finding.kind == "equivocation" else finding.sides
+        key = (finding.kind, finding.session, finding.step, sides, digests) if digests else (id(finding),)
+        if key not in kept or len(kept[key].records) < len(finding.records):
+            kept[key] = finding
+    return sorted(kept.values(), key=lambda finding: finding.order)

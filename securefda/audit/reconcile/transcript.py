@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from securefda.audit.notes import Checkpoint, LogName, Note, NoteError, NoteKey
-from securefda.audit.statements import CheckpointSaid, GoodbyeSaid, HeaderSaid, ResultSaid, Statement, SurvivorsSaid
+from securefda.audit.statements import HeaderSaid, Statement, SurvivorsSaid
+from securefda.protocol import messages as m
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +70,8 @@ class SignedTranscript:
     all_headers: dict[str, SignedHeader] = field(default_factory=dict)
     survivors: dict[str, SurvivorsSaid] = field(default_factory=dict)
     of_type: dict[tuple[str, str], dict[str, Statement]] = field(default_factory=dict)
-    results: dict[str, tuple[Statement, ResultSaid]] = field(default_factory=dict)
-    goodbyes: dict[str, GoodbyeSaid] = field(default_factory=dict)
+    results: dict[str, tuple[Statement, m.Result]] = field(default_factory=dict)
+    goodbyes: dict[str, m.Goodbye] = field(default_factory=dict)
     notes: dict[tuple[str, int], dict[str, bytes]] = field(default_factory=dict)
     ignored: int = 0
 
@@ -86,29 +87,26 @@ def read_transcript(statements: Iterable[Statement], members: Members) -> Signed
     transcript = SignedTranscript()
     for statement in statements:
         said = statement.said
-        if isinstance(said, CheckpointSaid):
+        if isinstance(said, m.Checkpoint):
             _take_note(transcript, statement.sender, said.note, members)
-        elif statement.sender != members.target or (isinstance(said, HeaderSaid) and said.run != members.run):
+            continue
+        if statement.sender != members.target or (isinstance(said, HeaderSaid) and said.run != members.run):
             transcript.ignored += 1
-        elif isinstance(said, GoodbyeSaid):
+            continue
+        if isinstance(said, m.Goodbye):
             transcript.goodbyes[statement.digest] = said
-        else:
-            transcript.of_type.setdefault((statement.type, statement.session), {})[statement.digest] = statement
-            _take(transcript, statement, members)
+            continue
+        transcript.of_type.setdefault((statement.type, statement.session), {})[statement.digest] = statement
+        if isinstance(said, HeaderSaid):
+            header = SignedHeader(statement, said)
+            transcript.all_headers[statement.digest] = header
+            transcript.headers.setdefault(statement.session, header)
+            _take_note(transcript, members.target, said.previous_checkpoint, members)
+        elif isinstance(said, SurvivorsSaid):
+            transcript.survivors[statement.digest] = said
+        elif isinstance(said, m.Result):
+            transcript.results.setdefault(statement.session, (statement, said))
     return transcript
-
-
-def _take(transcript: SignedTranscript, statement: Statement, members: Members) -> None:
-    said = statement.said
-    if isinstance(said, HeaderSaid):
-        header = SignedHeader(statement, said)
-        transcript.all_headers[statement.digest] = header
-        transcript.headers.setdefault(statement.session, header)
-        _take_note(transcript, members.target, said.previous_checkpoint, members)
-    elif isinstance(said, SurvivorsSaid):
-        transcript.survivors[statement.digest] = said
-    elif isinstance(said, ResultSaid):
-        transcript.results.setdefault(statement.session, (statement, said))
 
 
 def _take_note(transcript: SignedTranscript, party: str, data: bytes, members: Members) -> None:
