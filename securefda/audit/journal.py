@@ -21,7 +21,7 @@ from securefda.audit.kept import MOST_KEPT_BYTES, NOT_KEPT, KeptMessages
 from securefda.audit.log import AuditLog
 from securefda.audit.notes import LogName, Note, NoteKey, Signature
 from securefda.audit.records import Decision, Disclosure, DpSpent, Entry, RecordError
-from securefda.audit.store import AuditError, disk_errors, read, write
+from securefda.audit.store import AuditError, read, write
 from securefda.errors import FaultyAggregatorError
 from securefda.privacy.dp_events import Budget, DpEvent
 from securefda.privacy.ledger import Reservation
@@ -64,17 +64,10 @@ class RunInfo:
 
 
 class Journal:
-    """Writes one site's audit logs, one run at a time.
+    """Writes one site's audit logs, one run at a time, each into a subfolder of ``parent`` with the name of the run.
 
-    Args:
-        parent: the site's folder of logs; each run has a subfolder with the name of the run.
-        roster: the federation's roster.
-        site_id: the site that writes the logs.
-        key: the site's signing key.
-        info: the facts for the first records.
-        signed_roster: the roster as its CA and members signed it, to be kept beside the log; if empty, the roster is
-            kept without signatures.
-        clock: returns the current time with its time zone.
+    ``signed_roster`` is the roster as its CA and members signed it, to be kept beside the log; if it is empty, the
+    roster is kept without signatures. ``clock`` returns the current time with its time zone.
     """
 
     def __init__(
@@ -107,10 +100,10 @@ class Journal:
         """The folder of this site's log of a run, 32 hex digits; there may be none."""
         return self._parent / run
 
-    def origin_of(self, index: int) -> str:
-        """Return the origin of a site's log of this run, by roster index. Raises AuditError before a run has begun."""
+    def name_of(self, index: int) -> LogName:
+        """Return the name of a site's log of this run, by roster index. Raises AuditError before a run has begun."""
         self._require_run()
-        return LogName(self._roster.federation_id, self._roster.by_index(index).site_id, self.run).origin
+        return LogName(self._roster.federation_id, self._roster.by_index(index).site_id, self.run)
 
     def begin(self, run: str) -> None:
         """Open or continue the log of a run, 32 hex digits. Does nothing if that log is open already.
@@ -127,14 +120,14 @@ class Journal:
             name = LogName(self._roster.federation_id, self._site_id, run)
             self._log = AuditLog.open(self._parent, name, self._key, self._clock)
             self._kept = KeptMessages(self._parent / run)
-            path, data = self._parent / run / ROSTER_FILE, self._roster_file
-            if read(path, _MAX_ROSTER_BYTES) != data:  # it has the keys that verify this run's messages
-                with disk_errors(path, "written"):
-                    write(path, data)
+            roster_file = self._parent / run / ROSTER_FILE
+            if (
+                read(roster_file, _MAX_ROSTER_BYTES) != self._roster_file
+            ):  # it has the keys that verify this run's messages
+                write(roster_file, self._roster_file)
             if self._log.size == 0:
-                said = self._info
-                digest = self._roster.digest().hex()
-                self.event("run-began", release=said.release, task=said.task, strategy=said.strategy, roster=digest)
+                info, digest = self._info, self._roster.digest().hex()
+                self.event("run-began", release=info.release, task=info.task, strategy=info.strategy, roster=digest)
             else:
                 self.event("restarted", lost_bytes=self._log.lost_bytes)
             if self._info.policy:
@@ -144,8 +137,7 @@ class Journal:
     def append(self, entry: Entry, *, durable: bool = False) -> None:
         """Write a record. If ``durable``, the record is on the disk when this returns.
 
-        Raises:
-            AuditError: the record cannot be written, so its event must not happen.
+        Raises AuditError if the record cannot be written, so its event must not happen.
         """
         try:
             self._open_log.append(entry, durable=durable)
@@ -201,11 +193,8 @@ class Journal:
 
     def not_kept(self, record: Entry, check: str) -> None:
         """Record that no copy of a message is kept, and which check decided so. Raises AuditError."""
-        place = {"round": record.round, "attempt": record.attempt, "session": record.session}
-        facts = {"check": check}
-        self.append(
-            Entry("event", "message-not-kept", **place, peer=record.peer, digest=record.digest, facts=facts)  # type: ignore[arg-type]
-        )
+        place, facts = (record.round, record.attempt, record.session), {"check": check}
+        self.append(Entry("event", "message-not-kept", *place, record.peer, digest=record.digest, facts=facts))
 
     def checkpoint(self) -> Note:
         """Sign the log as it is, with its records and their kept messages on the disk.
@@ -225,12 +214,7 @@ class Journal:
         self._open_log.save()
 
     def cosigned(self, size: int, signature: Signature, witness: NoteKey) -> Note:
-        """Add a cosignature to the checkpoint of ``size`` records.
-
-        Raises:
-            SignatureError: the signature is not this witness's signature over that checkpoint.
-            AuditError: there is no such checkpoint, or it cannot be written.
-        """
+        """Add a cosignature to the checkpoint of ``size`` records, as `AuditLog.add_cosignature` does."""
         return self._open_log.add_cosignature(size, signature, witness, save=False)
 
     def close(self) -> None:
@@ -277,14 +261,10 @@ _REPEATS = 16
 
 
 class MessageRecorder:
-    """An observer that records every message of a site.
+    """An observer that records every message of the site with roster index ``own``.
 
-    Args:
-        journal: the site's log.
-        roster: the federation's roster.
-        own: the site's roster index.
-        run: the run whose log the first message opens; None if joining opens it.
-        then: the observer that sees each message after it was recorded.
+    ``run`` is the run whose log the first message opens; None if joining opens it. ``then`` sees each message after it
+    was recorded.
     """
 
     def __init__(
@@ -314,10 +294,8 @@ class MessageRecorder:
         sent = direction is Direction.SENT
         entry = self._entry(sent, peer, message, wire_bytes)
         body = message.body
-        releases = isinstance(body, _RELEASES) or (
-            isinstance(body, Header) and shown_by(body, Visibility.SUM) != "model"
-        )
-        self._unforced = self._unforced or (sent and releases)
+        shows_more = isinstance(body, Header) and shown_by(body, Visibility.SUM) != "model"
+        self._unforced = self._unforced or (sent and (shows_more or isinstance(body, _RELEASES)))
         self._journal.append(entry, durable=self._unforced and not more)
         self._unforced = self._unforced and more
         if message.type_name not in NOT_KEPT and entry.digest not in self._kept:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate, islice
 from operator import attrgetter
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from securefda.audit.kept import MOST_DAMAGED, MOST_KEPT_BYTES, NOT_KEPT, Piece, kept_files, read_pieces
 from securefda.audit.reading import DamagedLog, LogFolder
@@ -81,6 +81,11 @@ class KeptVerdict:
     findings: tuple[KeptFinding, ...] = ()
     notes: tuple[str, ...] = ()
     judged: bool = True
+
+    def to_json(self) -> dict[str, Any]:
+        """The verdict for programs."""
+        findings = [{"kind": lost.kind, "index": lost.index, "what": lost.what} for lost in self.findings]
+        return {"judged": self.judged, "messages": self.messages, "findings": findings}
 
 
 NOT_JUDGED: Final = KeptVerdict(judged=False)

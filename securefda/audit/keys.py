@@ -1,9 +1,4 @@
-"""Finds the roster to check an audit log with: the one that the user names, that of the surrounding kit, or its own.
-
-keys = keys_of(log_folder, roster_option, named)     Keys; ConfigError if there is no usable roster
-keys.public                                          for `securefda.audit.verify.verify_log`
-keys.disagreement(digest)                            None, or why the log does not belong to this roster
-"""
+"""Finds the roster to check an audit log with: the one that the user names, that of the surrounding kit, or its own."""
 
 from __future__ import annotations
 
@@ -14,8 +9,6 @@ from pathlib import Path
 from typing import Final, Literal
 
 from securefda.audit.reading import LogFolder
-from securefda.audit.records import Record, RecordError
-from securefda.audit.store import AuditError
 from securefda.disk import read_file
 from securefda.errors import CertificateError, ConfigError
 from securefda.protocol.roster import Roster, SignedRoster
@@ -79,13 +72,15 @@ class Keys:
     def warnings(self) -> tuple[str, ...]:
         """The steps that the user must take before relying on these keys, one line each."""
         if self.where_from == "log":
-            what = (
-                "the keys are from the log's own roster, which the maker of the log could have made: compare the digest"
+            return (
+                "the keys are from the log's own roster, which the maker of the log could have made: compare the "
+                f"digest {self.digest} with that of the roster that you trust, or name that with {OPTION} FILE",
             )
-            return (f"{what} {self.digest} with that of the roster that you trust, or name that with {OPTION} FILE",)
         if self.where_from == "kit" and not self.is_own:
-            what = "the keys are from a kit beside the logs, which the maker of the logs could have made: compare the"
-            return (f"{what} fingerprint {self.ca} of its CA with the one that you know, or name {OPTION} FILE",)
+            return (
+                "the keys are from a kit beside the logs, which the maker of the logs could have made: compare the "
+                f"fingerprint {self.ca} of its CA with the one that you know, or name {OPTION} FILE",
+            )
         return ()
 
     @property
@@ -109,17 +104,13 @@ class Keys:
     @property
     def notes(self) -> tuple[str, ...]:
         """The facts about these keys that the user should know, one line each."""
-        if self.newest:
-            what = f"the run began under the roster of epoch {self.roster.epoch}, and is checked with it"
-            return (f"{what}; the kit has epoch {self.newest} by now",)
-        return ()
+        if not self.newest:
+            return ()
+        what = f"the run began under the roster of epoch {self.roster.epoch}, and is checked with it"
+        return (f"{what}; the kit has epoch {self.newest} by now",)
 
     def disagreement(self, named: str | None) -> str | None:
-        """Return in one line why a log does not belong to this roster; None if it does.
-
-        Args:
-            named: the roster digest in hex that the log's ``run-began`` has, see `roster_named`; None if unknown.
-        """
+        """Return in one line why a log that names this roster, see `roster_named`, does not belong; None if it does."""
         if named in (None, self.digest):
             return None
         return f"the run began under the roster with digest {named}, and {self.file} has digest {self.digest}"
@@ -129,9 +120,7 @@ def keys_of(log_folder: Path, roster_option: Path | None = None, named: Path | N
     """Find the roster of a log.
 
     ``roster_option`` comes first: a signed roster or canonical bytes, trusted because the user named it. Next comes the
-    roster of the kit if the folder is ``KIT/local/audit/RUN``; its signatures are checked up to the kit's CA. If the
-    run began under an earlier roster, that one is beside the log and is checked in the same way. Last comes the log's
-    own ``roster.json``.
+    roster of the kit if the folder is ``KIT/local/audit/RUN``. Last comes the log's own ``roster.json``.
 
     ``named`` is the place that the user named. The kit that this is, or lies in, is the user's own if it has private
     keys, which are not read. Any other kit came with the logs.
@@ -159,11 +148,7 @@ def keys_of(log_folder: Path, roster_option: Path | None = None, named: Path | N
 
 def roster_named(log: LogFolder) -> str | None:
     """Return the hex digest of the roster under which the run began, from the log's first record; None if unknown."""
-    try:
-        entry = log.entry(0)
-        record = None if entry is None else Record.parse(entry)
-    except (AuditError, RecordError):  # the verification reports what is wrong with the record
-        return None
+    record = log.record(0)
     if record is None or record.entry.type != "run-began":
         return None
     return str(record.entry.facts["roster"])
@@ -180,11 +165,8 @@ def _kit_of(log_folder: Path) -> Path | None:
 def keys_of_kit(kit: Path, own: Path | None = None) -> Keys:
     """Return the roster of a kit, as its CA and all members signed it.
 
-    Dates are not checked, since the log may be old. No private key is read.
-
-    Args:
-        kit: the folder with ``startup/`` in it.
-        own: the path of a log's own roster, which need not exist; None if there is no log.
+    Dates are not checked, since the log may be old. No private key is read. If the run of a log began under an earlier
+    roster, that one is beside the log at ``own`` and is checked in the same way.
 
     Raises:
         ConfigError: a file of the kit is missing, or is not what was signed.

@@ -177,6 +177,14 @@ class LogFolder:
         """Return the bytes of one record; None after the end. Raises DamagedLog."""
         return next((entry for _, entry in self.entries(index)), None)
 
+    def record(self, index: int) -> Record | None:
+        """Return one record as it says of itself; None after the end, or if it cannot be read."""
+        try:
+            entry = self.entry(index)
+            return None if entry is None else Record.parse(entry)
+        except (AuditError, RecordError):
+            return None
+
     def size(self) -> int:
         """Number of whole records now. Only the last file is read. Raises DamagedLog if it cannot be."""
         bundles = 0

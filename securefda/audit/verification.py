@@ -10,22 +10,16 @@ import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-from securefda.audit.kept_check import (
-    NOT_JUDGED,
-    EvidenceLost,
-    KeptVerdict,
-    kept_verdict,
-)
+from securefda.audit.kept_check import NOT_JUDGED, EvidenceLost, KeptVerdict, kept_verdict
 from securefda.audit.keys import Keys, keys_of, roster_named
 from securefda.audit.merkle import ProofError
 from securefda.audit.notes import Checkpoint, LogName, Note, NoteError
 from securefda.audit.reading import DamagedLog, Inclusion, LogFolder, NoLog, being_written, logs_at, open_log
-from securefda.audit.records import Record, RecordError
 from securefda.audit.statements import StatementReader
 from securefda.audit.store import AuditError
 from securefda.audit.verify import Finding, Verification, verify_log
@@ -36,12 +30,9 @@ from securefda.text import aligned, counted, printable
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a command.
+    """The result of a command: its data for programs, a text for people, and the error to end with, if any.
 
-    Attributes:
-        data: the result for programs.
-        text: the result for people; empty if the error says everything.
-        error: the error to end with, or None.
+    The text is empty if the error says everything.
     """
 
     data: Mapping[str, Any]
@@ -108,30 +99,6 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
-    """The first thing that is wrong with a log.
-
-    Attributes:
-        kind: one of `securefda.audit.verify.Kind`, or ``"wrong-roster"``.
-        index: as in `Finding`.
-        exact: as in `Finding`.
-        what: one line.
-        claim: the record's own description of itself; empty if it cannot be read.
-    """
-
-    kind: str
-    index: int
-    exact: bool
-    what: str
-    claim: str = ""
-
-    def __str__(self) -> str:
-        """One line."""
-        place = f"at record {self.index}" if self.exact else f"from record {self.index} on"
-        return f"{self.kind} {place}: {self.what}" + (f" ({self.claim})" if self.claim else "")
-
-
-@dataclass(frozen=True, slots=True)
 class Checked:
     """The result for one log.
 
@@ -142,7 +109,7 @@ class Checked:
         live: whether a process was writing the log.
         needed: the number of sites that must have cosigned the newest checkpoint.
         verification: the verification; empty if it could not begin.
-        fault: the first fault, or None.
+        fault: the first thing that is wrong with the log, or None.
         note: the newest checkpoint, or None.
         inclusion: the requested proof, checked; None if none was requested, or it failed.
         kept: the result of comparing the records with the messages beside the log.
@@ -155,7 +122,7 @@ class Checked:
     live: bool
     needed: int
     verification: Verification
-    fault: Fault | None
+    fault: Finding | None
     note: Note | None
     inclusion: Inclusion | None
     kept: KeptVerdict
@@ -181,7 +148,7 @@ def check_logs(question: Question) -> list[Checked]:
     return [_check(one, notes, question) for one, notes in zip(opened, known, strict=True)]
 
 
-_Opened = tuple[LogFolder, Keys, LogName, Fault | None]
+_Opened = tuple[LogFolder, Keys, LogName, Finding | None]
 """A log, its roster, whose it should be, and why it cannot be verified."""
 
 
@@ -203,7 +170,7 @@ def _opened(folder: Path, place: Path, question: Question, *, is_only: bool) -> 
             raise
         else:
             nobody = LogName(keys.federation, _UNKNOWN, _UNKNOWN)
-            fault = Fault("unreadable", 0, exact=True, what=error.what)
+            fault = Finding("unreadable", 0, exact=True, what=error.what)
             return LogFolder(folder, _UNKNOWN, _UNKNOWN, ""), keys, nobody, fault
     others = len(keys.public) - 1
     if question.witnesses is not None and question.witnesses > others:
@@ -216,12 +183,12 @@ def _opened(folder: Path, place: Path, question: Question, *, is_only: bool) -> 
     name = LogName(keys.federation, keys.site or log.party, run if _RUN.fullmatch(run) else log.run)
     if name.party in keys.public:
         return log, keys, name, None
-    return log, keys, name, Fault("wrong-roster", 0, exact=True, what=f"{keys.file} has no site {name.party}")
+    return log, keys, name, Finding("wrong-roster", 0, exact=True, what=f"{keys.file} has no site {name.party}")
 
 
 def _assigned(names: Sequence[LogName], files: Sequence[Path]) -> list[list[bytes]]:
     """Return for each log the outside checkpoints that name it. Raises ConfigError."""
-    found: list[list[bytes]] = [[] for _ in names]
+    notes: list[list[bytes]] = [[] for _ in names]
     for file in files:
         data = read_file(file).data
         try:
@@ -233,36 +200,40 @@ def _assigned(names: Sequence[LogName], files: Sequence[Path]) -> list[list[byte
         if not places:
             raise ConfigError(f"--known {file}", f"is of the log {origin[:300]}", hint="name that log as well")
         for place in places:
-            found[place].append(data)
-    return found
+            notes[place].append(data)
+    return notes
 
 
 def _check(opened: _Opened, known: list[bytes], question: Question) -> Checked:
     log, keys, name, fault = opened
     live = being_written(log.folder)
-    demanded = question.witnesses if question.witnesses is not None else 0 if live else min(1, len(keys.public) - 1)
-    found = Verification(0, 0, b"", (), None, ())
+    needed = question.witnesses if question.witnesses is not None else 0 if live else min(1, len(keys.public) - 1)
+    verified = Verification(0, 0, b"", (), None, ())
     can_begin = fault is None
     if can_begin:
         with verification_progress(log.folder.name) as progress:
             try:
-                found = verify_log(
-                    log.folder, name, keys.public, witnesses_needed=demanded, known=known, progress=progress
+                verified = verify_log(
+                    log.folder, name, keys.public, witnesses_needed=needed, known=known, progress=progress
                 )
             except ValueError as error:
                 raise ConfigError("--known", str(error), hint=f"it was checked with the keys of {keys.file}") from error
         is_this = (log.party, log.run) == (name.party, name.run)
         if is_this and not question.witnesses and not known and _is_never_signed(log):
             # While its site writes it, or the user takes the records as they are, nothing is wrong with them
-            unsigned = Finding("missing-cosignature", 0, exact=False, what=_NEVER_SIGNED) if demanded else None
-            found = Verification(log.size(), 0, b"", (), unsigned, () if unsigned else (_NEVER_SIGNED,))
-        fault = _fault(log, keys, found)
-    inclusion, fault = _proved(log, found, fault, question.record)
+            unsigned = Finding("missing-cosignature", 0, exact=False, what=_NEVER_SIGNED) if needed else None
+            verified = Verification(log.size(), 0, b"", (), unsigned, () if unsigned else (_NEVER_SIGNED,))
+        fault = verified.finding
+        if fault is not None and fault.exact:
+            fault = replace(fault, claim=_claim(log, fault.index))
+        elif fault is None and (disagreement := keys.disagreement(roster_named(log))):
+            fault = Finding("wrong-roster", 0, exact=True, what=disagreement)
+    inclusion, fault = _proved(log, verified, fault, question.record)
     kept = NOT_JUDGED
     if can_begin and (fault is None or fault.kind != "wrong-roster"):
-        kept = kept_verdict(log, found, StatementReader(keys.roster), live=live)
-    notes = (*_about(log, live, found), *keys.warnings, *keys.notes, *found.notes, *kept.notes)
-    return Checked(log, keys, name, live, demanded, found, fault, _newest(log, found), inclusion, kept, notes)
+        kept = kept_verdict(log, verified, StatementReader(keys.roster), live=live)
+    notes = (*_about(log, live, verified), *keys.warnings, *keys.notes, *verified.notes, *kept.notes)
+    return Checked(log, keys, name, live, needed, verified, fault, _newest(log, verified), inclusion, kept, notes)
 
 
 def _is_never_signed(log: LogFolder) -> bool:
@@ -282,63 +253,49 @@ def _is_never_signed(log: LogFolder) -> bool:
     )
 
 
-def _fault(log: LogFolder, keys: Keys, found: Verification) -> Fault | None:
-    finding = found.finding
-    if finding is not None:
-        claim = _claim(log, finding.index) if finding.exact else ""
-        return Fault(finding.kind, finding.index, finding.exact, finding.what, claim)
-    disagreement = keys.disagreement(roster_named(log))
-    return None if disagreement is None else Fault("wrong-roster", 0, True, disagreement)
-
-
 def _claim(log: LogFolder, index: int) -> str:
-    """Describe the record at a place in its own words."""
-    try:
-        entry = log.entry(index)
-        record = None if entry is None else Record.parse(entry)
-    except (AuditError, RecordError):
-        return ""
+    """Describe the record at a place in its own words; empty if it cannot be read."""
+    record = log.record(index)
     if record is None:
         return ""
-    said = record.entry
-    where = f" in round {said.round}" if said.round else ""
-    peer = f" {'to' if said.direction == 'sent' else 'from'} {said.peer}" if said.peer else ""
-    return (
-        f"there is: {said.direction} {said.type}{peer}{where}, as number {record.seq} of {record.party}, {record.time}"
-    )
+    entry = record.entry
+    where = f" in round {entry.round}" if entry.round else ""
+    peer = f" {'to' if entry.direction == 'sent' else 'from'} {entry.peer}" if entry.peer else ""
+    number = f"as number {record.seq} of {record.party}, {record.time}"
+    return f"there is: {entry.direction} {entry.type}{peer}{where}, {number}"
 
 
 def _proved(
-    log: LogFolder, found: Verification, fault: Fault | None, index: int | None
-) -> tuple[Inclusion | None, Fault | None]:
+    log: LogFolder, verified: Verification, fault: Finding | None, index: int | None
+) -> tuple[Inclusion | None, Finding | None]:
     """Return the proof that a record is in the newest checkpoint, if it was asked for and the checkpoint is good."""
-    if index is None or not found.root:
+    if index is None or not verified.root:
         return None, fault
-    if index >= found.covered:
-        why = f"the newest checkpoint covers {found.covered} records, counted from 0"
+    if index >= verified.covered:
+        why = f"the newest checkpoint covers {verified.covered} records, counted from 0"
         raise ConfigError(f"--record {index}", why, hint="a record is proved once a checkpoint covers it")
     try:
-        inclusion = log.prove(index, found.covered)
+        inclusion = log.prove(index, verified.covered)
         inclusion.check()
     except (AuditError, ProofError) as error:
         what = error.what if isinstance(error, AuditError) else str(error)
-        return None, fault or Fault("edited", index, True, what)
-    return (inclusion if inclusion.root == found.root else None), fault
+        return None, fault or Finding("edited", index, True, what)
+    return (inclusion if inclusion.root == verified.root else None), fault
 
 
-def _newest(log: LogFolder, found: Verification) -> Note | None:
+def _newest(log: LogFolder, verified: Verification) -> Note | None:
     try:
-        head = log.head(found.covered if found.root else None)
+        head = log.head(verified.covered if verified.root else None)
     except AuditError:
         return None
     return None if head is None else head.note
 
 
-def _about(log: LogFolder, live: bool, found: Verification) -> list[str]:
+def _about(log: LogFolder, live: bool, verified: Verification) -> list[str]:
     notes = []
     if live:
         notes.append("a process is writing the log: what its newest checkpoint covered at the start was verified")
-    if found.root and not found.witnesses:
+    if verified.root and not verified.witnesses:
         notes.append(_NO_COSIGNER)
     mode = stat.S_IMODE(log.folder.stat().st_mode)
     if mode & 0o077:
@@ -348,11 +305,12 @@ def _about(log: LogFolder, live: bool, found: Verification) -> list[str]:
 
 def error_of(checked: Sequence[Checked]) -> AuditFinding | EvidenceLost | None:
     """Return the error to end with: first of a log, then of lost evidence; or None."""
-    faulty = [one for one in checked if one.fault is not None]
+    faulty = [(log.log.folder, log.fault) for log in checked if log.fault is not None]
     if faulty:
+        folder, fault = faulty[0]
         more = f"; {len(faulty) - 1} more of {len(checked)} logs are not what they should be" if len(faulty) > 1 else ""
-        return AuditFinding(f"audit log {faulty[0].log.folder}: {faulty[0].fault}{more}", hint=_hint(faulty[0].fault))
-    lost = [(one.log.folder, finding) for one in checked for finding in one.kept.findings]
+        return AuditFinding(f"audit log {folder}: {fault}{more}", hint=_HINTS.get(fault.kind, _KEEP))
+    lost = [(log.log.folder, finding) for log in checked for finding in log.kept.findings]
     if not lost:
         return None
     more = f"; {len(lost) - 1} more messages are not as they were kept" if len(lost) > 1 else ""
@@ -361,6 +319,7 @@ def error_of(checked: Sequence[Checked]) -> AuditFinding | EvidenceLost | None:
 
 
 _EVIDENCE_HINT: Final = "the log still proves what passed; ask the site at the message's other end for its copy"
+_KEEP: Final = "keep the log as evidence; the checkpoints that other sites hold (--known FILE) show what was there"
 _HINTS: Final[Mapping[str, str]] = {
     "missing-cosignature": "ask the other sites for the checkpoints that they hold: --known FILE; "
     "--witnesses 0 takes the party's word alone",
@@ -370,15 +329,10 @@ _HINTS: Final[Mapping[str, str]] = {
 }
 
 
-def _hint(fault: Fault | None) -> str:
-    kept = "keep the log as evidence; the checkpoints that other sites hold (--known FILE) show what was there"
-    return "" if fault is None else _HINTS.get(fault.kind, kept)
-
-
 def said_of(checked: Sequence[Checked]) -> Outcome:
     """Return the outcome of ``securefda audit verify`` on the logs."""
-    text = "\n\n".join([*(_text(one) for one in checked), _PROVES])
-    return Outcome({"logs": [_json(one) for one in checked]}, text, error_of(checked))
+    text = "\n\n".join([*map(_text, checked), _PROVES])
+    return Outcome({"logs": [*map(_json, checked)]}, text, error_of(checked))
 
 
 _MOST_LOST = 8
@@ -390,7 +344,7 @@ _PROVES = (
 
 
 def _json(one: Checked) -> dict[str, Any]:
-    found, inclusion = one.verification, one.inclusion
+    verified, inclusion = one.verification, one.inclusion
     record = None
     if inclusion is not None:
         record = {
@@ -413,19 +367,15 @@ def _json(one: Checked) -> dict[str, Any]:
             "from": one.keys.where_from,
             "ca": one.keys.ca or None,
         },
-        "records": found.size,
-        "covered": found.covered,
-        "root": found.root.hex(),
-        "cosigned_by": list(found.witnesses),
+        "records": verified.size,
+        "covered": verified.covered,
+        "root": verified.root.hex(),
+        "cosigned_by": list(verified.witnesses),
         "cosigners_needed": one.needed,
         "checkpoint": None if one.note is None else one.note.to_bytes().decode(),
         "being_written": one.live,
         "finding": None if one.fault is None else asdict(one.fault),
-        "kept_messages": {
-            "judged": one.kept.judged,
-            "messages": one.kept.messages,
-            "findings": [{"kind": found.kind, "index": found.index, "what": found.what} for found in one.kept.findings],
-        },
+        "kept_messages": one.kept.to_json(),
         "notes": list(one.notes),
         "record": record,
     }
@@ -447,25 +397,23 @@ def _text(one: Checked) -> str:
 
 
 def _rows(one: Checked) -> Iterator[tuple[str, str]]:
-    found, keys, kept = one.verification, one.keys, one.kept
+    verified, keys, kept = one.verification, one.keys, one.kept
     yield "log", str(one.log.folder)
     yield "of", f"{one.name.party} in federation {one.name.federation}, run {one.name.run}"
     yield "roster", f"epoch {keys.roster.epoch}, {keys.file}"
     yield "", f"digest {keys.digest}"
     yield "", keys.believed
     yield "finding", "none" if one.fault is None else str(one.fault)
-    yield "records", f"{found.size} read, {found.covered} covered by the newest checkpoint"
-    if found.root:
-        yield "root", found.root.hex()
-        names = ", ".join(found.witnesses) or "no site"
-        yield (
-            "cosigned by",
-            f"{names} ({len(found.witnesses)} of {len(keys.public) - 1} other sites, {one.needed} needed)",
-        )
+    yield "records", f"{verified.size} read, {verified.covered} covered by the newest checkpoint"
+    if verified.root:
+        yield "root", verified.root.hex()
+        names = ", ".join(verified.witnesses) or "no site"
+        of = f"{len(verified.witnesses)} of {len(keys.public) - 1} other sites, {one.needed} needed"
+        yield "cosigned by", f"{names} ({of})"
     if kept.judged:
         lost = len(kept.findings)
         yield "kept", f"{kept.messages} messages, {counted(lost, 'finding') if lost else 'as their records say'}"
-        yield from (("evidence", str(one)) for one in kept.findings[:_MOST_LOST])
+        yield from (("evidence", str(finding)) for finding in kept.findings[:_MOST_LOST])
         if lost > _MOST_LOST:
             yield "", f"and {lost - _MOST_LOST} more; --format json lists all of them"
     else:

@@ -47,6 +47,7 @@ Kind = Literal[
     "wrong-party",
     "newer-version",
     "missing-cosignature",
+    "wrong-roster",
 ]
 """Kinds of findings.
 
@@ -61,6 +62,7 @@ Kind = Literal[
 - wrong-party: this is the log of another party.
 - newer-version: a later release wrote it.
 - missing-cosignature: too few witnesses vouch for the newest records. A holder of the log's key could have made them.
+- wrong-roster: the roster at hand is not that of the log (`securefda.audit.verification`).
 """
 
 
@@ -76,12 +78,18 @@ class Finding:
         exact: whether that very record is wrong. If not, it is the first record after the last checkpoint that still
             holds; if witnesses are needed or the finding is ``"forked"``, only checkpoints with a cosignature count.
         what: one line of words, without any value of a record.
+        claim: the record's own description of itself, if somebody has asked for it.
     """
 
     kind: Kind
     index: int
     exact: bool
     what: str
+    claim: str = ""
+
+    def __str__(self) -> str:
+        place = f"at record {self.index}" if self.exact else f"from record {self.index} on"
+        return f"{self.kind} {place}: {self.what}" + (f" ({self.claim})" if self.claim else "")
 
 
 @dataclass(frozen=True, slots=True)

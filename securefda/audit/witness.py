@@ -12,12 +12,10 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
 from securefda.audit import notes
 from securefda.audit.journal import Journal
 from securefda.audit.merkle import ProofError, check_consistency
-from securefda.audit.notes import LogName, Note, NoteError, NoteKey, Signature, witness_key, witness_name
+from securefda.audit.notes import Note, NoteError, NoteKey, Signature, witness_key
 from securefda.audit.records import MAX_INTEGER
 from securefda.protocol.messages import NO_CONTEXT, NO_SESSION, Checkpoint, Cosigned, Header, Parcel, Signer
 from securefda.protocol.roster import Roster
@@ -60,12 +58,7 @@ class WitnessMemory(Protocol):
 class Witness:
     """Shows this site's log to the other sites, and cosigns theirs.
 
-    Args:
-        journal: the site's log.
-        roster: the federation's roster.
-        signer: signs messages; its key also signs notes.
-        memory: the store of cosigned checkpoints.
-        unix_time: returns the Unix time in seconds, for cosignatures.
+    The key of ``signer`` also signs notes. ``unix_time`` returns the Unix time in seconds, for cosignatures.
     """
 
     def __init__(
@@ -83,7 +76,7 @@ class Witness:
 
     def known_of(self, index: int) -> int:
         """Number of records of a site's log of this run that this site has cosigned."""
-        return (self._memory.cosigned(self.journal.origin_of(index)) or (0, b""))[0]
+        return (self._memory.cosigned(self.journal.name_of(index).origin) or (0, b""))[0]
 
     def hear(self, index: int, known: int) -> None:
         """Remember how many records of this site's log another site says it has cosigned."""
@@ -125,8 +118,7 @@ class Witness:
         said = self.heard_of(index)
         old = said if said <= size else 0  # who knows more than there is cannot be served, and says so
         bare = Note(shown.text, shown.signatures[:1])
-        proof = self.journal.proof(old)
-        return self._parcel(Checkpoint(bare.to_bytes(), old, proof, self.known_of(index)))
+        return self._parcel(Checkpoint(bare.to_bytes(), old, self.journal.proof(old), self.known_of(index)))
 
     def cosign(self, index: int, shown: Checkpoint) -> Parcel | None:
         """Check a site's checkpoint, remember it and cosign it.
@@ -139,15 +131,15 @@ class Witness:
                 continue what was cosigned before.
             AuditError, SecureFdaError: the checkpoint cannot be remembered.
         """
-        origin = self.journal.origin_of(index)
         note, head = self._signed_by(index, shown.note)
         self.hear(index, shown.known)
-        if not self._is_continued(origin, shown, head):
+        if not self._is_continued(shown, head):
             return None
-        self._memory.remember_cosigned(origin, (head.size, head.root))
-        self.journal.event("checkpoint-cosigned", origin=origin, size=head.size, root=head.root.hex())
-        name = witness_name(self._roster.federation_id, self._roster.by_index(self._signer.index).site_id)
-        line = notes.cosign(note.text, name, self._key, max(0, int(self._unix_time())))
+        # On the disk before the signature exists: after a crash, this site signs no other history
+        self._memory.remember_cosigned(head.origin, (head.size, head.root))
+        self.journal.event("checkpoint-cosigned", origin=head.origin, size=head.size, root=head.root.hex())
+        name = self._witness_key(self._signer.index).name
+        line = notes.cosign(note.text, name, self._signer.private_key, max(0, int(self._unix_time())))
         return self._parcel(Cosigned(head.size, line.to_line()))
 
     def take(self, index: int, body: Cosigned) -> bool:
@@ -174,22 +166,20 @@ class Witness:
         Raises:
             CheckpointError: the header has another checkpoint, or too few have cosigned it.
         """
-        target = self._roster.target.index
-        note, head = self._signed_by(target, header.previous_checkpoint)
-        if self._memory.cosigned(self.journal.origin_of(target)) != (head.size, head.root):
+        note, head = self._signed_by(self._roster.target.index, header.previous_checkpoint)
+        if self._memory.cosigned(head.origin) != (head.size, head.root):
             raise CheckpointError("CHECKPOINT_HEADER", "not the checkpoint that this site cosigned last")
-        keys = [self._witness_key(index) for index in header.participants]
         needed = witnesses_needed(header, max_colluders)
         try:
-            found = len(note.check(keys))
+            cosigned = len(note.check(map(self._witness_key, header.participants)))
         except NoteError as error:
             raise CheckpointError("WITNESSES", str(error)) from error
-        if found < needed:
-            raise CheckpointError("WITNESSES", f"{found} of the {needed} participants needed have cosigned it")
+        if cosigned < needed:
+            raise CheckpointError("WITNESSES", f"{cosigned} of the {needed} participants needed have cosigned it")
 
-    def _is_continued(self, origin: str, shown: Checkpoint, head: notes.Checkpoint) -> bool:
+    def _is_continued(self, shown: Checkpoint, head: notes.Checkpoint) -> bool:
         """Return whether the proof continues the cosigned head. Raises CheckpointError if it contradicts it."""
-        old_size, old_root = self._memory.cosigned(origin) or (0, b"")
+        old_size, old_root = self._memory.cosigned(head.origin) or (0, b"")
         if head.size < max(old_size, 1):
             raise CheckpointError("CHECKPOINT_SHRINKS", f"{head.size} records, after {old_size}")
         if head.size == old_size and head.root == old_root:
@@ -198,7 +188,7 @@ class Witness:
             raise CheckpointError("CHECKPOINT_OLD_SIZE", f"a proof from {shown.old_size} records on, not {old_size}")
         if shown.old_size < old_size < head.size:
             return False
-        if old_size == 0 and not shown.proof:
+        if old_size == 0 and not shown.proof:  # every log continues the empty one
             return True
         try:
             check_consistency(old_size, old_root, head.size, head.root, shown.proof)
@@ -208,7 +198,7 @@ class Witness:
 
     def _signed_by(self, index: int, data: bytes) -> tuple[Note, notes.Checkpoint]:
         """Return a checkpoint of a site's log of this run with that site's valid signature. Raises CheckpointError."""
-        origin = self.journal.origin_of(index)
+        name = self.journal.name_of(index)
         try:
             note = Note.parse(data)
             head = notes.Checkpoint.parse(note.text)
@@ -216,10 +206,10 @@ class Witness:
             raise CheckpointError("CHECKPOINT_NOTE", str(error)) from error
         if head.size > MAX_INTEGER:
             raise CheckpointError("CHECKPOINT_NOTE", "more records than a log can have")
-        if head.origin != origin or head.extensions:
+        if head.origin != name.origin or head.extensions:
             raise CheckpointError("CHECKPOINT_ORIGIN", "of another log")
         try:
-            note.check([LogName.parse(origin).key(self._roster.by_index(index).signing_key)])
+            note.check([name.key(self._roster.by_index(index).signing_key)])
         except NoteError as error:
             raise CheckpointError("CHECKPOINT_SIGNATURE", str(error)) from error
         return note, head
@@ -227,10 +217,6 @@ class Witness:
     def _witness_key(self, index: int) -> NoteKey:
         entry = self._roster.by_index(index)
         return witness_key(self._roster.federation_id, entry.site_id, entry.signing_key)
-
-    @property
-    def _key(self) -> Ed25519PrivateKey:
-        return self._signer.private_key
 
     def _parcel(self, body: Checkpoint | Cosigned) -> Parcel:
         return Parcel(self._signer.sign(NO_SESSION, NO_CONTEXT, body))

@@ -97,7 +97,7 @@ def outside(index: int, body: Any) -> Parcel:
 
 def known(federation: Federation, at: int, of: int) -> Any:
     site = federation.run._site if at == TARGET else federation.sources[at]._site
-    return site.witness._memory.cosigned(site.witness.journal.origin_of(of))
+    return site.witness._memory.cosigned(site.witness.journal.name_of(of).origin)
 
 
 def events(federation: Federation, index: int) -> list[Record]:

@@ -192,12 +192,12 @@ class Framer(MaliciousAggregator):
 
     @property
     def _text(self) -> str:
-        origin = self.witness.journal.origin_of(TARGET)
+        origin = self.witness.journal.name_of(TARGET).origin
         first = encode_record(0, format_time(NOON), site_id_of(TARGET), self.run_id, _first_record(self.roster))
         return notes.Checkpoint(origin, 1, leaf_hash(first)).to_text()
 
     def _note(self) -> Note:
-        own = notes.sign(self._text, self.witness.journal.origin_of(TARGET), self.signer.private_key)
+        own = notes.sign(self._text, self.witness.journal.name_of(TARGET).origin, self.signer.private_key)
         signed = self.hoard.cosignatures.get(self.run, {})
         return Note(self._text, (own, *(signed[index] for index in sorted(signed))))
 

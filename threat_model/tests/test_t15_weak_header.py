@@ -321,7 +321,7 @@ class Victim:
     def _witnessed(self, run_id: bytes) -> bytes:
         """Join a run and cosign; what the header has to carry."""
         self.rounds.join(run_id.hex())
-        origin = self._site.witness.journal.origin_of(TARGET)
+        origin = self._site.witness.journal.name_of(TARGET).origin
         text = notes.Checkpoint(origin, 1, sha256(run_id).digest()).to_text()
         bare = Note(text, (notes.sign(text, origin, published_key(TARGET)),))
         shown = signer_of(TARGET).sign(NO_SESSION, NO_CONTEXT, Checkpoint(bare.to_bytes(), 0, (), 0))

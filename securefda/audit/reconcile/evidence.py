@@ -7,12 +7,11 @@ roster's bytes. The reader must know from elsewhere that this is the federation'
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from securefda.audit.keys import keys_of
 from securefda.audit.reconcile.claims import Claim, NotProved, prove
@@ -32,7 +31,7 @@ MAX_EVIDENCE_BYTES: Final = 64 * 1024 * 1024
 _MOST_VALUES: Final = 1_000_000
 """Values in a file that are parsed: an empty list is two bytes there and a hundred in memory."""
 _KEYS: Final = frozenset({"format", "federation", "run", "roster", "claims"})
-_CLAIM_KEYS: Final = frozenset({"kind", "accused", "what", "round", "attempt", "session", "messages", "checkpoints"})
+_Value = TypeVar("_Value")
 
 
 class EvidenceError(ValueError):
@@ -41,14 +40,10 @@ class EvidenceError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Exhibit:
-    """One claim with its evidence, not yet checked.
+    """One claim with its evidence, not yet checked, see `securefda.audit.reconcile.claims`.
 
-    Attributes:
-        kind, accused: as in the claim, see `securefda.audit.reconcile.claims`.
-        what: the fault in the words of the maker of the file.
-        round, attempt, session: the place of the fault.
-        messages: signed messages as they were kept, in the claim's order.
-        checkpoints: signed notes.
+    ``what`` is the fault in the words of the maker of the file. ``messages`` are signed messages as they were kept, in
+    the claim's order, and ``checkpoints`` signed notes.
     """
 
     kind: str
@@ -63,14 +58,7 @@ class Exhibit:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """A file of evidence.
-
-    Attributes:
-        federation: federation id.
-        run: run id.
-        roster: canonical bytes of the roster under which the messages were signed.
-        exhibits: the claims.
-    """
+    """A file of evidence: claims, and the canonical bytes of the roster under which their messages were signed."""
 
     federation: str
     run: str
@@ -91,11 +79,7 @@ class Evidence:
 
     @classmethod
     def parse(cls, data: bytes) -> Evidence:
-        """Read what ``to_bytes`` writes.
-
-        Raises:
-            EvidenceError: the bytes are anything else.
-        """
+        """Read what ``to_bytes`` writes. Raises EvidenceError for anything else."""
         if len(data) > MAX_EVIDENCE_BYTES:
             raise EvidenceError(f"it is longer than {MAX_EVIDENCE_BYTES} bytes")
         if data.count(b",") > _MOST_VALUES:
@@ -109,9 +93,9 @@ class Evidence:
         if not isinstance(fields, dict) or fields.get("format") != FORMAT:
             raise EvidenceError(f"it does not say that it is {FORMAT}")
         try:
-            exhibits = tuple(_exhibit(claim) for claim in _list(fields["claims"]))
+            exhibits = tuple(map(_exhibit, _a(list, fields["claims"])))
             roster = _decode(fields["roster"])
-            evidence = cls(_text(fields["federation"]), _text(fields["run"]), roster, exhibits)
+            evidence = cls(_a(str, fields["federation"]), _a(str, fields["run"]), roster, exhibits)
         except (KeyError, TypeError, ValueError) as error:
             raise EvidenceError("a field is missing, or has a value of another type") from error
         if fields.keys() != _KEYS or evidence.to_bytes() != data:
@@ -121,75 +105,42 @@ class Evidence:
 
 def exhibits_of(findings: Sequence[RunFinding]) -> tuple[Exhibit, ...]:
     """Return an exhibit for each finding that signed messages prove."""
-    return tuple(
-        Exhibit(
-            kind=one.claim.kind,
-            accused=one.claim.accused,
-            what=one.what,
-            round=one.round,
-            attempt=one.attempt,
-            session=one.session,
-            messages=tuple(message.data for message in one.claim.messages),
-            checkpoints=one.claim.notes,
-        )
-        for one in findings
-        if one.claim is not None
-    )
+    exhibits = []
+    for finding in findings:
+        if (claim := finding.claim) is not None:
+            place = finding.round, finding.attempt, finding.session
+            messages = tuple(message.data for message in claim.messages)
+            exhibits.append(Exhibit(claim.kind, claim.accused, finding.what, *place, messages, claim.notes))
+    return tuple(exhibits)
 
 
 def _claim_fields(exhibit: Exhibit) -> dict[str, Any]:
-    return {
-        "kind": exhibit.kind,
-        "accused": exhibit.accused,
-        "what": exhibit.what,
-        "round": exhibit.round,
-        "attempt": exhibit.attempt,
-        "session": exhibit.session,
-        "messages": [_encode(data) for data in exhibit.messages],
-        "checkpoints": [_encode(data) for data in exhibit.checkpoints],
-    }
+    encoded = {"messages": [*map(_encode, exhibit.messages)], "checkpoints": [*map(_encode, exhibit.checkpoints)]}
+    return asdict(exhibit) | encoded
 
 
-def _exhibit(value: object) -> Exhibit:
-    if not isinstance(value, dict) or value.keys() != _CLAIM_KEYS:
-        raise TypeError
-    return Exhibit(
-        kind=_text(value["kind"]),
-        accused=_text(value["accused"]),
-        what=_text(value["what"]),
-        round=_number(value["round"]),
-        attempt=_number(value["attempt"]),
-        session=_text(value["session"]),
-        messages=tuple(map(_decode, _list(value["messages"]))),
-        checkpoints=tuple(map(_decode, _list(value["checkpoints"]))),
-    )
+def _exhibit(fields: object) -> Exhibit:
+    """Return the exhibit with these fields. Raises TypeError or ValueError if they are not those of one."""
+    exhibit = Exhibit(**_a(dict, fields))
+    for name in ("kind", "accused", "what", "session"):
+        _a(str, getattr(exhibit, name))
+    for name in ("round", "attempt"):
+        _a(int, getattr(exhibit, name))
+    messages, checkpoints = (tuple(map(_decode, _a(list, part))) for part in (exhibit.messages, exhibit.checkpoints))
+    return replace(exhibit, messages=messages, checkpoints=checkpoints)
 
 
 def _encode(data: bytes) -> str:
     return base64.b64encode(data).decode("ascii")
 
 
-def _decode(value: object) -> bytes:
-    try:
-        return base64.b64decode(_text(value).encode("ascii"), validate=True)
-    except (UnicodeEncodeError, binascii.Error) as error:
-        raise TypeError from error
+def _decode(text: object) -> bytes:
+    return base64.b64decode(_a(str, text).encode("ascii"), validate=True)
 
 
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError
-    return value
-
-
-def _number(value: object) -> int:
-    if type(value) is not int:
-        raise TypeError
-    return value
-
-
-def _list(value: object) -> list[object]:
-    if not isinstance(value, list):
+def _a(kind: type[_Value], value: object) -> _Value:
+    """Return a value of this very type. Raises TypeError for any other, such as a truth value for a number."""
+    if type(value) is not kind:
         raise TypeError
     return value
 
@@ -223,15 +174,15 @@ def write_evidence(file: Path, runs: Sequence[ReconciledRun]) -> Evidenced:
     Raises:
         ConfigError: ``--evidence``: the file exists, or cannot be written.
     """
-    proved = [(one, exhibits) for one in runs if (exhibits := exhibits_of(one.outcome.findings))]
+    proved = [(run, exhibits) for run in runs if (exhibits := exhibits_of(run.outcome.findings))]
     if not proved:
-        kinds = sorted({one.kind for run in runs for one in run.outcome.findings})
+        kinds = sorted({finding.kind for run in runs for finding in run.outcome.findings})
         without = f"no signed message alone proves {', '.join(kinds)}: the logs are the evidence, keep them"
         return Evidenced((), without if kinds else "nothing was found")
     files = []
-    for found, exhibits in proved:
-        members = found.members
-        data = Evidence(members.federation, members.run, found.keys.roster.canonical_bytes(), exhibits).to_bytes()
+    for run, exhibits in proved:
+        members = run.members
+        data = Evidence(members.federation, members.run, run.keys.roster.canonical_bytes(), exhibits).to_bytes()
         path = file if len(proved) == 1 else file.with_name(f"{file.stem}-{members.run[:12]}{file.suffix}")
         try:
             with path.open("xb") as opened:
@@ -287,9 +238,9 @@ def _judge(exhibit: Exhibit, members: Members, reader: StatementReader) -> Judge
 
 def said_of_evidence(evidence: Evidence, judged: Sequence[Judged]) -> Outcome:
     """Return the outcome of ``securefda audit verify-evidence``, without an error if there are claims, all proved."""
-    data = {"federation": evidence.federation, "run": evidence.run, "claims": [_json(one) for one in judged]}
-    text = "\n\n".join(_judged_text(one) for one in judged)
-    lost = [one for one in judged if not one.proved]
+    data = {"federation": evidence.federation, "run": evidence.run, "claims": [_json(claim) for claim in judged]}
+    text = "\n\n".join(_judged_text(claim) for claim in judged)
+    lost = [claim for claim in judged if not claim.proved]
     if judged and not lost:
         return Outcome(data, text)
     what = f"{lost[0].exhibit.kind}: {lost[0].why_not}" if lost else "there is no claim in it"
@@ -297,23 +248,23 @@ def said_of_evidence(evidence: Evidence, judged: Sequence[Judged]) -> Outcome:
     return Outcome(data, text, NoProof(why, hint="accuse no site by it"))
 
 
-def _judged_text(one: Judged) -> str:
+def _judged_text(claim: Judged) -> str:
     rows = [
-        ("claim", one.exhibit.kind),
-        ("accused", one.exhibit.accused),
-        ("proved" if one.proved else "not proved", one.proved or one.why_not),
-        ("said with it", one.exhibit.what),
+        ("claim", claim.exhibit.kind),
+        ("accused", claim.exhibit.accused),
+        ("proved" if claim.proved else "not proved", claim.proved or claim.why_not),
+        ("said with it", claim.exhibit.what),
     ]
     return aligned([(key, printable(value)) for key, value in rows])
 
 
-def _json(one: Judged) -> dict[str, Any]:
-    exhibit = one.exhibit
+def _json(claim: Judged) -> dict[str, Any]:
+    exhibit = claim.exhibit
     return {
         "kind": exhibit.kind,
         "accused": exhibit.accused,
-        "proved": bool(one.proved),
-        "what": one.proved or one.why_not,
+        "proved": bool(claim.proved),
+        "what": claim.proved or claim.why_not,
         "said": exhibit.what,
         "round": exhibit.round,
         "attempt": exhibit.attempt,

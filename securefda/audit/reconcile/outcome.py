@@ -85,7 +85,7 @@ def said_of(found: ReconciledRuns, evidence: Evidenced | None, *, everything: bo
 
 def verdict_json(verdict: Verdict) -> dict[str, Any]:
     """The verdict for programs."""
-    points = [{"severity": one.severity, "what": one.what, "finding": one.is_finding} for one in verdict.points]
+    points = [{"severity": point.severity, "what": point.what, "finding": point.is_finding} for point in verdict.points]
     return {"verdict": {"severity": verdict.severity, "headline": verdict.headline, "points": points}}
 
 
@@ -94,14 +94,14 @@ def error_of(found: ReconciledRuns, evidence: Evidenced | None, *, everything: b
 
     What the logs contradict each other in comes first, then lost evidence, the conduct over all runs, a missing log.
     """
-    findings = [one for run in found.runs for one in run.outcome.findings]
-    findings.sort(key=lambda one: (one.kind == "missing-log", one.is_of_evidence))
+    findings = [finding for run in found.runs for finding in run.outcome.findings]
+    findings.sort(key=lambda finding: (finding.kind == "missing-log", finding.is_of_evidence))
     if not findings or (found.history.findings and findings[0].kind == "missing-log"):
         return conduct_error(found.history)
     others = len(findings) - 1 + len(found.history.findings)
     more = f"; {others} more findings" if others else ""
     hints = [] if everything or len(findings) <= len(found.runs) else ["--all lists all of them"]
-    if evidence is None and any(one.claim is not None for one in findings):
+    if evidence is None and any(finding.claim is not None for finding in findings):
         hints.append("--evidence FILE writes the signed messages that prove it")
     first = findings[0]
     of: type[SecureFdaError] = EvidenceLost if first.is_of_evidence else Contradiction
@@ -124,46 +124,44 @@ def _parts(found: ReconciledRun, shown: tuple[RunFinding, ...]) -> Iterator[str]
     yield aligned([("run", printable(run)), ("roster", printable(roster)), ("", printable(keys.believed))])
     rows = [("log of", "records", "covered", "cosigned by", "by itself", "kept messages")]
     for log in found.logs:
-        of, kept = log.verification, "not compared"
-        state = "as signed" if of.finding is None else f"{of.finding.kind} at record {of.finding.index}"
+        verified, kept = log.verification, "not compared"
+        fault = verified.finding
+        state = "as signed" if fault is None else f"{fault.kind} at record {fault.index}"
         if log.kept.judged:
             lost = len(log.kept.findings)
             kept = f"{log.kept.messages}, {counted(lost, 'finding') if lost else 'as recorded'}"
-        rows.append((log.party, str(of.size), str(of.covered), ", ".join(of.witnesses) or "no site", state, kept))
+        witnesses = ", ".join(verified.witnesses) or "no site"
+        rows.append((log.party, str(verified.size), str(verified.covered), witnesses, state, kept))
     yield aligned(rows)
     yield aligned([("checked", "how many"), *((name, str(count)) for name, count in found.outcome.counts.items())])
     if found.outcome.notices:
-        said = gathered(found.outcome.notices)
-        lines = (f"{', '.join(sites)}: {text}" if sites else text for sites, text in said)
+        notices = gathered(found.outcome.notices)
+        lines = (f"{', '.join(sites)}: {text}" if sites else text for sites, text in notices)
         yield "\n".join(f"note: {printable(line)}" for line in lines)
     for place, finding in enumerate(shown):
         title = "evidence" if finding.is_of_evidence else "first divergence" if place == 0 else "divergence"
         yield _finding_text(finding, title)
 
 
-def _finding_text(one: RunFinding, title: str) -> str:
-    if one.round:
-        session = f", session {one.session[:12]}" if one.session else ""
-        where = f"round {one.round}, attempt {one.attempt}, at {one.step}{session}"
+def _finding_text(finding: RunFinding, title: str) -> str:
+    if finding.round:
+        session = f", session {finding.session[:12]}" if finding.session else ""
+        where = f"round {finding.round}, attempt {finding.attempt}, at {finding.step}{session}"
     else:
-        where = "outside rounds" + (f", at {one.step}" if one.step else "")
-    if one.is_of_evidence:
-        accused = f"no site: nothing shows who changed what {one.sides[0]} has kept"
-    elif not one.accused:
+        where = "outside rounds" + (f", at {finding.step}" if finding.step else "")
+    sites = ", ".join(finding.accused)
+    if finding.is_of_evidence:
+        accused = f"no site: nothing shows who changed what {finding.sides[0]} has kept"
+    elif not finding.accused:
         accused = "no site: it does not show which one is at fault"
+    elif len(finding.accused) > 1:
+        accused = f"no site alone: {sites} disagree, and no signed message settles who is right"
     else:
-        accused = accused_text(one, ", ".join(one.accused))
-    rows = [(title, f"{one.kind}: {printable(one.what)}"), ("where", where), ("accused", accused)]
-    if one.records:
-        rows.append(("records", ", ".join(f"{mark.index} of {mark.party}" for mark in one.records[:8])))
-    return aligned([*rows, *(("message", digest) for digest in one.digests)])
-
-
-def accused_text(one: RunFinding, names: str) -> str:
-    """Return whom a finding accuses, at least one site, and on what grounds; ``names`` are these sites."""
-    if len(one.accused) > 1:
-        return f"no site alone: {names} disagree, and no signed message settles who is right"
-    return f"{names}, by its own {'log' if one.claim is None else 'signature'}"
+        accused = f"{sites}, by its own {'log' if finding.claim is None else 'signature'}"
+    rows = [(title, f"{finding.kind}: {printable(finding.what)}"), ("where", where), ("accused", accused)]
+    if finding.records:
+        rows.append(("records", ", ".join(f"{mark.index} of {mark.party}" for mark in finding.records[:8])))
+    return aligned([*rows, *(("message", digest) for digest in finding.digests)])
 
 
 def _json(found: ReconciledRun, shown: tuple[RunFinding, ...]) -> dict[str, Any]:
@@ -186,12 +184,10 @@ def _json(found: ReconciledRun, shown: tuple[RunFinding, ...]) -> dict[str, Any]
                 "covered": log.verification.covered,
                 "root": log.verification.root.hex(),
                 "cosigned_by": list(log.verification.witnesses),
-                "finding": None if (of := log.verification.finding) is None else {"kind": of.kind, "index": of.index},
-                "kept_messages": {
-                    "judged": log.kept.judged,
-                    "messages": log.kept.messages,
-                    "findings": len(log.kept.findings),
-                },
+                "finding": None
+                if (fault := log.verification.finding) is None
+                else {"kind": fault.kind, "index": fault.index},
+                "kept_messages": log.kept.to_json() | {"findings": len(log.kept.findings)},
             }
             for log in found.logs
         ],
@@ -199,24 +195,26 @@ def _json(found: ReconciledRun, shown: tuple[RunFinding, ...]) -> dict[str, Any]
         "counts": dict(found.outcome.counts),
         "notices": list(map(str, found.outcome.notices)),
         "findings_total": len(found.outcome.findings),
-        "findings": [
-            {
-                "kind": one.kind,
-                "severity": one.severity,
-                "what": one.what,
-                "accused": list(one.accused) if len(one.accused) == 1 else [],
-                "disagree": list(one.accused) if len(one.accused) > 1 else [],
-                "proved_by": "messages" if one.claim is not None else "log" if len(one.accused) == 1 else None,
-                "sides": [side for side in one.sides if side],
-                "step": one.step,
-                "round": one.round,
-                "attempt": one.attempt,
-                "session": one.session,
-                "records": [asdict(mark) for mark in one.records],
-                "messages": list(one.digests),
-            }
-            for one in shown
-        ],
+        "findings": [_finding_json(finding) for finding in shown],
+    }
+
+
+def _finding_json(finding: RunFinding) -> dict[str, Any]:
+    is_one = len(finding.accused) == 1
+    return {
+        "kind": finding.kind,
+        "severity": finding.severity,
+        "what": finding.what,
+        "accused": list(finding.accused) if is_one else [],
+        "disagree": [] if is_one else list(finding.accused),
+        "proved_by": "messages" if finding.claim is not None else "log" if is_one else None,
+        "sides": [side for side in finding.sides if side],
+        "step": finding.step,
+        "round": finding.round,
+        "attempt": finding.attempt,
+        "session": finding.session,
+        "records": [asdict(mark) for mark in finding.records],
+        "messages": list(finding.digests),
     }
 
 
@@ -228,14 +226,14 @@ def history_text(history: History) -> Iterator[str]:
     for run in history.runs[:_MOST_ROWS]:
         began = f"{run.began[:10]} {run.began[11:19]}" if run.began else "-"
         counts = (str(run.headers), str(run.finished), str(run.lost))
-        said = words(run.left) + (f" ({printable(run.problem)})" if run.problem else "")
-        rows.append((run.run, run.party, began, run.ended, *counts, said))
+        left = words(run.left) + (f" ({printable(run.problem)})" if run.problem else "")
+        rows.append((run.run, run.party, began, run.ended, *counts, left))
     more = len(history.runs) - _MOST_ROWS
     yield aligned(rows) + (f"\nand {more} more rows; --format json lists all of them" if more > 0 else "")
-    for one in history.findings:
-        what, runs = f"{one.kind}: {printable(one.what)}", ", ".join(run[:12] for run in one.runs[:6])
-        runs += f" and {len(one.runs) - 6} more" if len(one.runs) > 6 else ""
-        yield aligned([("conduct", what), ("towards", one.source), ("of", one.target), ("runs", runs)])
+    for finding in history.findings:
+        what, runs = f"{finding.kind}: {printable(finding.what)}", ", ".join(run[:12] for run in finding.runs[:6])
+        runs += f" and {len(finding.runs) - 6} more" if len(finding.runs) > 6 else ""
+        yield aligned([("conduct", what), ("towards", finding.source), ("of", finding.target), ("runs", runs)])
 
 
 def conduct_error(history: History) -> TargetConduct | None:
@@ -252,31 +250,23 @@ def history_json(history: History) -> dict[str, Any]:
     return {
         "runs": [
             {
-                "run": one.run,
-                "party": one.party,
-                "began": one.began,
-                "last": one.last,
-                "ended": one.ended,
-                "headers_accepted": one.headers,
-                "rounds_finished": one.finished,
-                "rounds_lost": one.lost,
-                "unfinished_with_disclosure": one.is_unfinished,
-                "left": [asdict(left) for left in one.left],
-                "problem": one.problem,
+                "run": run.run,
+                "party": run.party,
+                "began": run.began,
+                "last": run.last,
+                "ended": run.ended,
+                "headers_accepted": run.headers,
+                "rounds_finished": run.finished,
+                "rounds_lost": run.lost,
+                "unfinished_with_disclosure": run.is_unfinished,
+                "left": [asdict(left) for left in run.left],
+                "problem": run.problem,
             }
-            for one in history.runs
+            for run in history.runs
         ],
         "conduct": [
-            {
-                "kind": one.kind,
-                "source": one.source,
-                "target": one.target,
-                "what": one.what,
-                "runs": list(one.runs),
-                "rounds": [{"run": run, "round": number} for run, number in one.rounds],
-                "left": [asdict(left) for left in one.left],
-            }
-            for one in history.findings
+            asdict(finding) | {"rounds": [{"run": run, "round": number} for run, number in finding.rounds]}
+            for finding in history.findings
         ],
         "limits": {
             "unfinished_rounds_in_a_row": MOST_UNFINISHED_IN_A_ROW,

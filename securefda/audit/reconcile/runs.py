@@ -11,7 +11,7 @@ matter. A statement of one site about another is a disagreement of the two.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
@@ -69,8 +69,8 @@ def reconcile(
     Args:
         logs: logs of different parties of one run; missing ones are listed as not checked.
         members: the members of their federation.
-        transcript: the result of `read_transcript` on the messages that the parties kept.
-        statements: these messages, to look up evidence.
+        transcript: what the parties kept, see `read_transcript`.
+        statements: the same messages, to look up evidence.
         required: the sites whose logs are required.
 
     Raises:
@@ -131,38 +131,34 @@ class ReconciledRun:
 
 @dataclass(frozen=True, slots=True)
 class ReconciledRuns:
-    """Every run that was asked for, and all runs of the sites together.
-
-    Attributes:
-        runs: each with its logs read together, in the order in which they began.
-        history: of all logs that were found, also of runs that were not asked for.
-    """
+    """Every run that was asked for, in the order in which they began, and the history of all logs that were found."""
 
     runs: tuple[ReconciledRun, ...]
     history: History
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
-    """Folders that look like logs: the logs that can be opened, and the path and the error of each that cannot."""
+class _LogsBelow:
+    """What looks like logs below a folder: the logs that can be opened, and path and error of each that cannot."""
 
     folder: Path
     logs: tuple[LogFolder, ...]
     unread: tuple[tuple[Path, AuditError], ...]
 
     @classmethod
-    def below(cls, folder: Path) -> _Found:
+    def find(cls, folder: Path) -> _LogsBelow:
         logs, unread = [], []
         for place in find_logs(folder):
             try:
                 logs.append(open_log(place))
             except AuditError as error:
                 unread.append((place, error))
+        if not logs and unread:
+            hint = "put it back as its site wrote it, or name another folder with logs"
+            raise NoLog(folder, printable(f"has no log that can be read: {unread[0][1]}"), hint=hint)
         if not logs:
-            what = f"has no log that can be read: {unread[0][1]}" if unread else "has no log of a run at or below it"
             hint = "name a run folder, a kit, or a folder with copies of logs"
-            hint = "put it back as its site wrote it, or name another folder with logs" if unread else hint
-            raise NoLog(folder, printable(what), hint=hint)
+            raise NoLog(folder, "has no log of a run at or below it", hint=hint)
         return cls(folder, tuple(logs), tuple(unread))
 
     def of_run(self, run: str) -> list[LogFolder]:
@@ -171,12 +167,15 @@ class _Found:
         if len(runs) == 1:
             return [log for log in self.logs if log.run == runs[0]]
         there = ", ".join(runs or sorted({log.run for log in self.logs}))
+        why = f"there is no log of run {run} below {self.folder}, only of {there}"
         if runs:
-            raise ConfigError("--run", f"there are logs of {len(runs)} runs below {self.folder}: {there}", hint=_NAME)
-        raise ConfigError("--run", f"there is no log of run {run} below {self.folder}, only of {there}", hint=_NAME)
+            why = f"there are logs of {len(runs)} runs below {self.folder}: {there}"
+        raise ConfigError("--run", why, hint="name one of them; the beginning of its id will do")
 
-
-_NAME: Final = "name one of them; the beginning of its id will do"
+    def name_of(self, folder: Path) -> str:
+        """Return a folder as the user finds it below the one that was named."""
+        name = str(folder.relative_to(self.folder))
+        return self.folder.resolve().name if name == "." else name
 
 
 def reconcile_folder(
@@ -197,7 +196,7 @@ def reconcile_folder(
         ConfigError: there are several runs and none was named; no roster.
         CertificateError: a kit's files are of two federations.
     """
-    found = _Found.below(folder)
+    found = _LogsBelow.find(folder)
     return _reconciled(found, found.of_run(run), found.unread, roster, require_all)
 
 
@@ -208,33 +207,33 @@ def reconcile_runs(
 
     ``only_one`` refuses several runs if none is named. Other arguments and errors are those of `reconcile_folder`.
     """
-    found = _Found.below(folder)
+    found = _LogsBelow.find(folder)
     named = [run] if run or only_one else sorted({log.run for log in found.logs})
-    of_runs = [found.of_run(one) for one in named]
-    each = []
-    for place, logs in enumerate(of_runs):
-        others = {other[0].run for other in of_runs} - {logs[0].run}
-        unread = [one for one in found.unread if one[0].name == logs[0].run]
-        if place == 0:  # of no run that is known: they are said once
-            unread += [one for one in found.unread if one[0].name not in {*others, logs[0].run}]
-        each.append(_reconciled(found, logs, unread, roster, require_all))
-    verified = {Path(log.folder): log.verification for one in each for log in (*one.logs, *one.copies)}
-    keys = {one.members.run: one.keys for one in each}
+    of_runs = {logs[0].run: logs for logs in map(found.of_run, named)}
+    runs: list[ReconciledRun] = []
+    for name, logs in of_runs.items():
+        unread = [(place, error) for place, error in found.unread if place.name == name]
+        if not runs:  # those of no run that is known are reported once
+            unread += [(place, error) for place, error in found.unread if place.name not in of_runs]
+        runs.append(_reconciled(found, logs, unread, roster, require_all))
+    verified = {Path(log.folder): log.verification for each in runs for log in (*each.logs, *each.copies)}
+    keys = {each.members.run: each.keys for each in runs}
 
     def keys_for(log: LogFolder) -> Keys:
         try:
             return keys.get(log.run) or keys_of(log.folder, roster, folder)
         except (ConfigError, CertificateError):
-            return each[0].keys
+            return main
 
-    history = read_history(found.logs, each[0].keys, keys_for, verified)
-    began = {one.run: one.began for one in reversed(history.runs)}
-    each.sort(key=lambda one: (began.get(one.members.run, ""), one.members.run))
-    return ReconciledRuns(tuple(each), history)
+    main = runs[0].keys
+    history = read_history(found.logs, main, keys_for, verified)
+    began = {site_run.run: site_run.began for site_run in reversed(history.runs)}
+    runs.sort(key=lambda each: (began.get(each.members.run, ""), each.members.run))
+    return ReconciledRuns(tuple(runs), history)
 
 
 def _reconciled(
-    found: _Found,
+    found: _LogsBelow,
     logs: Sequence[LogFolder],
     unread: Sequence[tuple[Path, AuditError]],
     roster: Path | None,
@@ -242,19 +241,56 @@ def _reconciled(
 ) -> ReconciledRun:
     keys, contrary = _keys_of_run(logs, roster, found.folder)
     members = Members(keys.federation, logs[0].run, keys.roster.target.site_id, keys.public, keys.digest)
-    findings = list(_of_folders(found, logs, unread, keys))
     notices = [*(Notice(line, care=True) for line in keys.warnings), *map(Notice, keys.notes)]
-    left_out = [printable(str(error)) for _, error in unread if _is_none(error)]
-    notices += [Notice(f"{what}; it was left out", care=True) for what in left_out]
-    known = [log for log in logs if _is_of(log, keys)]
+    findings: list[RunFinding] = []
+    for place, error in unread:
+        if isinstance(error, NoLog):  # no log at all, or one of another program, so no site's log is damaged
+            notices.append(Notice(f"{printable(str(error))}; it was left out", care=True))
+        else:
+            what = f"{found.name_of(place)} has the files of a log, and cannot be read: {printable(error.what)}"
+            findings.append(RunFinding("unreadable-log", what, ()))
+    by_party: dict[str, list[LogFolder]] = {}
+    for log in logs:
+        if log.party in keys.public and log.federation in ("", keys.federation):
+            by_party.setdefault(log.party, []).append(log)
+        else:
+            whose = f"{log.party} of federation {log.federation}" if log.federation else log.party
+            what = f"{found.name_of(log.folder)} is a log of {whose}, which is no site of the roster"
+            findings.append(RunFinding("strange-log", what, ()))
     reader = StatementReader(keys.roster)
-    statements = KeptStatements(reader, [log.folder for log in known])
+    known = {folder for copies in by_party.values() for folder in copies}
+    statements = KeptStatements(reader, [log.folder for log in logs if log in known])
     # Before the logs: what others hold of a log was in it then
     transcript = read_transcript(statements.transcript(), members)
-    by_party: dict[str, list[LogFolder]] = {}
-    for log in known:
-        by_party.setdefault(log.party, []).append(log)
-    verified, copies = [], []
+    verified, copies = _verified_once(by_party, members, transcript, reader)
+    for copy in copies:
+        fault = copy.verification.finding
+        if fault is not None and fault.kind != "missing-cosignature":
+            what = f"another copy of the log of {copy.party}, {copy.folder}: {fault.kind}, {fault.what}"
+            marks = (Mark(copy.party, fault.index),)
+            findings.append(RunFinding("unverified-log", what, (), (copy.party, ""), records=marks))
+    required: Required = "all" if require_all else "none"
+    if require_all is None and len({log.party for log in found.logs}) > 1:
+        required = "participants"
+    outcome = reconcile(verified, members, transcript, statements, required)
+    notices += [Notice(printable(fault), care=True) for fault in statements.faults.values()]
+    if statements.unreadable:
+        what = f"{statements.unreadable} kept messages are no messages, or not signed as they say"
+        notices.append(Notice(what, care=True))
+    findings = sorted([*findings, *outcome.findings], key=lambda finding: finding.order)
+    if contrary:  # each finding would accuse by keys that one of the parties may have made up
+        findings = [_in_doubt(keys, contrary)]
+    counts = {**outcome.counts, "findings": len(findings)}
+    outcome = Reconciliation(tuple(findings), (*notices, *outcome.notices), counts)
+    return ReconciledRun(members, keys, tuple(verified), outcome, tuple(copies))
+
+
+def _verified_once(
+    by_party: Mapping[str, Sequence[LogFolder]], members: Members, transcript: SignedTranscript, reader: StatementReader
+) -> tuple[list[PartyLog], list[PartyLog]]:
+    """Return the log of each party with what others hold of it, and the copies that are not used, by themselves."""
+    logs: list[PartyLog] = []
+    copies: list[PartyLog] = []
     for party in sorted(by_party):
         first, *others = by_party[party]
         if others:
@@ -264,82 +300,30 @@ def _reconciled(
             others = [log for log in by_party[party] if log is not first]
             copies += [log for log in each if log is not best]
         held = [*transcript.held_of(party, members), *_newest_of(others, members)]
-        verified.append(_verified(first, members, held, reader))
-    findings += _of_copies(copies)
-    sites = {log.party for log in found.logs}
-    required: Required = "all" if require_all else "none"
-    if require_all is None and len(sites) > 1:
-        required = "participants"
-    outcome = reconcile(verified, members, transcript, statements, required)
-    notices += [Notice(printable(fault), care=True) for fault in statements.faults.values()]
-    if statements.unreadable:
-        what = f"{statements.unreadable} kept messages are no messages, or not signed as they say"
-        notices.append(Notice(what, care=True))
-    every = sorted([*findings, *outcome.findings], key=lambda one: one.order)
-    if contrary:  # each finding would accuse by keys that one of the parties may have made up
-        every = [_in_doubt(keys, contrary)]
-    counts = {**outcome.counts, "findings": len(every)}
-    outcome = Reconciliation(tuple(every), (*notices, *outcome.notices), counts)
-    return ReconciledRun(members, keys, tuple(verified), outcome, tuple(copies))
-
-
-def _of_folders(
-    found: _Found, logs: Sequence[LogFolder], unread: Sequence[tuple[Path, AuditError]], keys: Keys
-) -> Iterator[RunFinding]:
-    """Yield suspicions of folders that should be logs of this run but are not: damaged logs and logs of strangers."""
-    for place, error in unread:
-        if not _is_none(error):
-            what = f"{_below(found.folder, place)} has the files of a log, and cannot be read: {printable(error.what)}"
-            yield RunFinding("unreadable-log", what, ())
-    for log in logs:
-        if not _is_of(log, keys):
-            whose = f"{log.party} of federation {log.federation}" if log.federation else log.party
-            what = f"{_below(found.folder, log.folder)} is a log of {whose}, which is no site of the roster"
-            yield RunFinding("strange-log", what, ())
-
-
-def _is_none(error: AuditError) -> bool:
-    """Return whether there is no log at all, or only one of another program, so that no site's log is damaged."""
-    return isinstance(error, NoLog)
-
-
-def _is_of(log: LogFolder, keys: Keys) -> bool:
-    return log.party in keys.public and log.federation in ("", keys.federation)
-
-
-def _of_copies(copies: Sequence[PartyLog]) -> Iterator[RunFinding]:
-    for log in copies:
-        fault = log.verification.finding
-        if fault is not None and fault.kind != "missing-cosignature":
-            what = f"another copy of the log of {log.party}, {log.folder}: {fault.kind}, {fault.what}"
-            yield RunFinding("unverified-log", what, (), (log.party, ""), records=(Mark(log.party, fault.index),))
-
-
-def _below(root: Path, folder: Path) -> str:
-    name = str(folder.relative_to(root))
-    return root.resolve().name if name == "." else name
+        logs.append(_verified(first, members, held, reader))
+    return logs, copies
 
 
 def _keys_of_run(logs: Sequence[LogFolder], option: Path | None, named: Path) -> tuple[Keys, list[Keys]]:
     """Return the best vouched roster around the logs under which their run began, and those that contradict it."""
-    found: list[Keys] = []
+    rosters: list[Keys] = []
     missing: SecureFdaError | None = None
     for log in logs:
         try:
-            found.append(keys_of(log.folder, option, named))
+            rosters.append(keys_of(log.folder, option, named))
         except (ConfigError, CertificateError) as error:
             missing = missing or error
-    if not found:
+    if not rosters:
         raise missing if missing is not None else ConfigError(OPTION, "there is no roster")
     digests = {roster_named(log) for log in logs}
     ways = ("option", "kit", "log")
-    best = min(found, key=lambda one: (not one.is_trusted, ways.index(one.where_from), one.digest not in digests))
-    others = {} if best.is_trusted else {one.digest: one for one in found if best.contradicts(one)}
+    best = min(rosters, key=lambda keys: (not keys.is_trusted, ways.index(keys.where_from), keys.digest not in digests))
+    others = {} if best.is_trusted else {keys.digest: keys for keys in rosters if best.contradicts(keys)}
     return best, list(others.values())
 
 
 def _in_doubt(keys: Keys, others: Sequence[Keys]) -> RunFinding:
-    files = [f"{one.file}, digest {one.digest}, {one.believed}" for one in (keys, *others[:_MOST_ROSTERS])]
+    files = [f"{each.file}, digest {each.digest}, {each.believed}" for each in (keys, *others[:_MOST_ROSTERS])]
     what = f"{len(others) + 1} rosters lie with the logs, and none is known to be the federation's: {'; '.join(files)}"
     return RunFinding("rosters-in-doubt", f"{what}. Nothing is judged until {OPTION} FILE names the one to trust", ())
 

@@ -93,9 +93,5 @@ def _log_data(log: LogState) -> dict[str, Any]:
         "covered": found.covered,
         "root": found.root.hex(),
         "witnesses": list(found.witnesses),
-        "kept_messages": {
-            "judged": log.kept.judged,
-            "messages": log.kept.messages,
-            "findings": [{"kind": one.kind, "index": one.index, "what": one.what} for one in log.kept.findings],
-        },
+        "kept_messages": log.kept.to_json(),
     }

@@ -7,21 +7,16 @@ another.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from securefda.audit.report.party_tables import Arrival, Flow, Incident, PartyTables
+from securefda.audit.report.party_tables import Arrival, Flow, PartyTables
 
 Detail = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class RoundGroup:
-    """Rounds in which the same was disclosed.
-
-    Attributes:
-        rounds: in order; 0 is outside rounds.
-        flows: of each of these rounds.
-    """
+    """Rounds in which the same was disclosed, in order; 0 is outside rounds. Each of them has these flows."""
 
     rounds: tuple[int, ...]
     flows: tuple[Flow, ...]
@@ -56,7 +51,6 @@ class Moment:
         kind: ``"round"``, a kind of `Milestone`, or a kind of `Incident`.
         round: 0 outside rounds; of incidents the first.
         parties: who says so, sorted.
-        detail: facts by name.
         count: of an incident how many records, of a round how many attempts.
     """
 
@@ -82,21 +76,25 @@ def unreported(parties: Sequence[PartyTables]) -> tuple[Arrival, ...]:
 
 def round_groups(parties: Sequence[PartyTables]) -> tuple[RoundGroup, ...]:
     """The rounds with a disclosure, those alike together, in the order of the first of each group."""
+    groups: dict[tuple[Flow, ...], list[int]] = {}
+    for number, flows in sorted(flows_by_round(parties).items()):
+        groups.setdefault(tuple(sorted(flows)), []).append(number)
+    return tuple(RoundGroup(tuple(numbers), flows) for flows, numbers in groups.items())
+
+
+def flows_by_round(parties: Sequence[PartyTables]) -> dict[int, list[Flow]]:
+    """Return the disclosures of all parties in each round."""
     rounds: dict[int, list[Flow]] = {}
     for party in parties:
         for number, flows in party.by_round.items():
             rounds.setdefault(number, []).extend(flows)
-    groups: dict[tuple[Flow, ...], list[int]] = {}
-    for number in sorted(rounds):
-        groups.setdefault(tuple(sorted(rounds[number])), []).append(number)
-    return tuple(RoundGroup(tuple(numbers), flows) for flows, numbers in groups.items())
+    return rounds
 
 
 def alike(flows: Iterable[Flow]) -> tuple[Alike, ...]:
     """Put flows together that differ in the discloser only, or else in the receiver only."""
-    ordered = list(flows)
     disclosers: dict[tuple[object, ...], list[Flow]] = {}
-    for flow in ordered:
+    for flow in flows:
         disclosers.setdefault((flow.receiver, *_rest(flow)), []).append(flow)
     merged: list[Alike] = []
     receivers: dict[tuple[object, ...], list[Flow]] = {}
@@ -136,22 +134,14 @@ def shortened(moments: Sequence[Moment], most: int) -> tuple[tuple[Moment, ...],
 _OPENNESS: Mapping[str, int] = {"individual": 0, "cohort": 1, "sum": 2}
 
 
-def _rest(flow: Flow) -> tuple[object, ...]:
+def _rest(flow: Flow) -> tuple[str, str, int, int, int, int]:
     return flow.level, flow.what, flow.messages, flow.rounds, flow.fewest, flow.most
 
 
 def _alike(group: Sequence[Flow]) -> Alike:
-    one = group[0]
-    return Alike(
-        disclosers=tuple(sorted({flow.discloser for flow in group})),
-        receivers=tuple(sorted({flow.receiver for flow in group})),
-        level=one.level,
-        what=one.what,
-        messages=one.messages,
-        rounds=one.rounds,
-        fewest=one.fewest,
-        most=one.most,
-    )
+    disclosers, receivers = {flow.discloser for flow in group}, {flow.receiver for flow in group}
+    level, what, messages, rounds, fewest, most = _rest(group[0])
+    return Alike(tuple(sorted(disclosers)), tuple(sorted(receivers)), level, what, messages, rounds, fewest, most)
 
 
 def _exposure(flows: Alike) -> tuple[object, ...]:
@@ -167,32 +157,20 @@ def _moments(parties: Sequence[PartyTables]) -> Iterator[Moment]:
         for span in party.spans:
             yield Moment(span.first, span.last, "round", span.round, who, (), max(span.attempts, 1))
         for incident in party.incidents:
-            yield Moment(
-                incident.first,
-                incident.last,
-                incident.kind,
-                incident.first_round,
-                who,
-                _incident_detail(incident),
-                incident.count,
-            )
-
-
-def _incident_detail(incident: Incident) -> Detail:
-    said = {"check": incident.check, "accused": ", ".join(incident.accused), "peer": incident.peer}
-    if incident.last_round != incident.first_round:
-        said["to-round"] = str(incident.last_round)
-    return tuple((name, value) for name, value in said.items() if value)
+            facts = {"check": incident.check, "accused": ", ".join(incident.accused), "peer": incident.peer}
+            if incident.last_round != incident.first_round:
+                facts["to-round"] = str(incident.last_round)
+            detail = tuple((name, value) for name, value in facts.items() if value)
+            number, count = incident.first_round, incident.count
+            yield Moment(incident.first, incident.last, incident.kind, number, who, detail, count)
 
 
 def _together(one: Moment, other: Moment) -> Moment:
     """One moment for two of one kind, round and detail; of a round ``count`` is the number of attempts."""
-    return Moment(
+    return replace(
+        one,
         time=min(one.time, other.time),
         until=max(one.until, other.until),
-        kind=one.kind,
-        round=one.round,
         parties=tuple(sorted({*one.parties, *other.parties})),
-        detail=one.detail,
         count=max(one.count, other.count) if one.kind == "round" else one.count + other.count,
     )

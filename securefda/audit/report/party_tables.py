@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar, cast
 
 from securefda.audit.records import Disclosure, DpSpent, Entry, Record
 
@@ -53,27 +53,27 @@ class Arrival:
     rounds: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RoundSpan:
     """When a round was, by the party's clock, and how many attempts and bytes it took."""
 
     round: int
     first: str
     last: str
-    attempts: int
-    sent_bytes: int
-    received_bytes: int
+    attempts: int = 0
+    sent_bytes: int = 0
+    received_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(slots=True)
 class Traffic:
     """Messages and bytes between the party and one peer."""
 
     peer: str
-    sent_messages: int
-    sent_bytes: int
-    received_messages: int
-    received_bytes: int
+    sent_messages: int = 0
+    sent_bytes: int = 0
+    received_messages: int = 0
+    received_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class CapsPoint:
     zeroed: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Incident:
     """Refusals, aborts and alarms of one kind.
 
@@ -129,6 +129,12 @@ class Incident:
     first: str
     last: str
 
+    def add(self, round_number: int, time: str) -> None:
+        """Count one more."""
+        self.count += 1
+        self.first_round, self.last_round = min(self.first_round, round_number), max(self.last_round, round_number)
+        self.first, self.last = min(self.first, time), max(self.last, time)
+
 
 @dataclass(frozen=True, slots=True)
 class Milestone:
@@ -141,10 +147,9 @@ class Milestone:
 
 @dataclass(frozen=True, slots=True)
 class PartyTables:
-    """A log in numbers. Everything is of the party's own records.
+    """A log in numbers. Everything is of the party's own records, in the order of the log where nothing else is said.
 
     Attributes:
-        party: site id.
         records: how many were read.
         first, last: earliest and latest time in them; empty without a record.
         flows: what the party disclosed, over the whole log.
@@ -152,10 +157,7 @@ class PartyTables:
         arrivals: releases that it received.
         spans: its rounds, in order, without round 0.
         traffic: by peer.
-        epsilons: in the order of the log.
         caps: by round; of a round with several attempts the last.
-        incidents: in the order of their first record.
-        milestones: in the order of the log.
         left_out: table -> how many records have no row of their own there.
     """
 
@@ -193,12 +195,7 @@ _Row = TypeVar("_Row")
 
 
 def read_party(party: str, records: Iterable[Record]) -> PartyTables:
-    """Read the records of a log once, in order, and return its tables.
-
-    Args:
-        party: whose log it is.
-        records: as the log has them; only those that are vouched for.
-    """
+    """Read the records of a party's log once, in order, and return its tables."""
     reader = PartyReader(party)
     for record in records:
         reader.take(record)
@@ -220,26 +217,8 @@ class _Tally:
             self.rounds.add(round_number)
 
 
-@dataclass(slots=True)
-class _Span:
-    first: str
-    last: str
-    attempts: int = 0
-    sent: int = 0
-    received: int = 0
-
-
-@dataclass(slots=True)
-class _Seen:
-    first_round: int
-    last_round: int
-    first: str
-    last: str
-    count: int = 0
-
-
 _FlowKey = tuple[str, str, str]  # peer, level, what
-_SeenKey = tuple[str, str, tuple[str, ...], str]  # kind, check, accused, peer
+_IncidentKey = tuple[str, str, tuple[str, ...], str]  # kind, check, accused, peer
 _TROUBLE: Final = {"Refusal": "refusal", "Abort": "abort"}
 
 
@@ -253,11 +232,11 @@ class PartyReader:
         self._rounds: dict[int, dict[_FlowKey, _Tally]] = {}
         self._round_flows = 0
         self._arrivals: dict[tuple[str, str], _Tally] = {}
-        self._spans: dict[int, _Span] = {}
-        self._traffic: dict[str, list[int]] = {}
+        self._spans: dict[int, RoundSpan] = {}
+        self._traffic: dict[str, Traffic] = {}
         self._epsilons: list[EpsilonPoint] = []
         self._caps: dict[int, CapsPoint] = {}
-        self._seen: dict[_SeenKey, _Seen] = {}
+        self._incidents: dict[_IncidentKey, Incident] = {}
         self._milestones: list[Milestone] = []
         self._left_out: Counter[str] = Counter()
 
@@ -272,20 +251,7 @@ class PartyReader:
         if entry.direction == "event":
             self._event(entry, time)
         else:
-            counts = self._row(self._traffic, entry.peer, MOST_FLOWS, "bytes", partial(list, (0, 0, 0, 0)))
-            if counts is not None:
-                place = 0 if entry.direction == "sent" else 2
-                counts[place] += 1
-                counts[place + 1] += entry.bytes
-            if entry.direction == "sent" and entry.disclosure is not None:
-                self._disclosed(entry, entry.disclosure)
-            elif entry.direction == "received" and entry.type in RELEASES:
-                arrival = self._row(self._arrivals, (entry.peer, entry.type), MOST_FLOWS, "arrivals", _Tally)
-                if arrival is not None:
-                    arrival.add(entry.round)
-            if trouble := _TROUBLE.get(entry.type):
-                key = entry.decision.key if entry.decision is not None else ""
-                self._trouble((f"{trouble}-{entry.direction}", key, (), entry.peer), entry.round, time)
+            self._message(entry, time)
 
     def tables(self) -> PartyTables:
         """Return the tables of the records so far."""
@@ -300,14 +266,12 @@ class PartyReader:
                 Arrival(peer, self._party, kind, tally.messages, len(tally.rounds))
                 for (peer, kind), tally in sorted(self._arrivals.items())
             ),
-            spans=tuple(
-                RoundSpan(number, span.first, span.last, span.attempts, span.sent, span.received)
-                for number, span in sorted(self._spans.items())
-            ),
-            traffic=tuple(Traffic(peer, *counts) for peer, counts in sorted(self._traffic.items())),
+            # Copies: the rows of a log that is still being written go on
+            spans=tuple(replace(self._spans[number]) for number in sorted(self._spans)),
+            traffic=tuple(replace(self._traffic[peer]) for peer in sorted(self._traffic)),
             epsilons=tuple(self._epsilons),
             caps=tuple(self._caps[number] for number in sorted(self._caps)),
-            incidents=tuple(self._incident(key, seen) for key, seen in self._seen.items()),
+            incidents=tuple(map(replace, self._incidents.values())),
             milestones=tuple(self._milestones),
             left_out=dict(self._left_out),
         )
@@ -318,29 +282,33 @@ class PartyReader:
             for (peer, level, what), tally in sorted(flows.items())
         )
 
-    def _incident(self, key: _SeenKey, seen: _Seen) -> Incident:
-        kind, check, accused, peer = key
-        return Incident(
-            kind=kind,
-            party=self._party,
-            check=check,
-            accused=accused,
-            peer=peer,
-            count=seen.count,
-            first_round=seen.first_round,
-            last_round=seen.last_round,
-            first=seen.first,
-            last=seen.last,
-        )
-
     def _span(self, entry: Entry, time: str) -> None:
-        span = self._row(self._spans, entry.round, MOST_ROUNDS, "rounds", partial(_Span, time, time))
+        span = self._row(self._spans, entry.round, MOST_ROUNDS, "rounds", partial(RoundSpan, entry.round, time, time))
         if span is None:
             return
         span.first, span.last = min(span.first, time), max(span.last, time)
         span.attempts = max(span.attempts, entry.attempt)
-        span.sent += entry.bytes if entry.direction == "sent" else 0
-        span.received += entry.bytes if entry.direction == "received" else 0
+        span.sent_bytes += entry.bytes if entry.direction == "sent" else 0
+        span.received_bytes += entry.bytes if entry.direction == "received" else 0
+
+    def _message(self, entry: Entry, time: str) -> None:
+        traffic = self._row(self._traffic, entry.peer, MOST_FLOWS, "bytes", partial(Traffic, entry.peer))
+        sent = entry.direction == "sent"
+        if traffic is not None and sent:
+            traffic.sent_messages += 1
+            traffic.sent_bytes += entry.bytes
+        elif traffic is not None:
+            traffic.received_messages += 1
+            traffic.received_bytes += entry.bytes
+        if sent and entry.disclosure is not None:
+            self._disclosed(entry, entry.disclosure)
+        elif not sent and entry.type in RELEASES:
+            arrival = self._row(self._arrivals, (entry.peer, entry.type), MOST_FLOWS, "arrivals", _Tally)
+            if arrival is not None:
+                arrival.add(entry.round)
+        if trouble := _TROUBLE.get(entry.type):
+            key = entry.decision.key if entry.decision is not None else ""
+            self._trouble((f"{trouble}-{entry.direction}", key, (), entry.peer), entry.round, time)
 
     def _disclosed(self, entry: Entry, disclosure: Disclosure) -> None:
         key = (entry.peer, disclosure.level, disclosure.what)
@@ -362,7 +330,7 @@ class PartyReader:
             self._append(self._epsilons, EpsilonPoint(entry.round, time, entry.dp), "epsilon")
         elif entry.type == "caps-computed":
             if entry.round in self._caps or len(self._caps) < MOST_ROWS:
-                layers, capped, zeroed = (_number(facts[key]) for key in ("layers", "capped", "zeroed"))
+                layers, capped, zeroed = (cast(int, facts[key]) for key in ("layers", "capped", "zeroed"))
                 self._caps[entry.round] = CapsPoint(entry.round, layers, capped, zeroed)
             else:
                 self._left_out["caps"] += 1
@@ -370,15 +338,15 @@ class PartyReader:
             detail = tuple((key, str(value)) for key, value in sorted(facts.items()))
             self._append(self._milestones, Milestone(entry.type, time, detail), "milestones")
         elif entry.type in ("refused", "aborted", "alarm"):
-            accused = tuple(str(site) for site in _listed(facts.get("accused", [])))
+            accused = tuple(cast("list[str]", facts.get("accused", [])))
             self._trouble((entry.type, str(facts["check"]), accused, entry.peer), entry.round, time)
 
-    def _trouble(self, key: _SeenKey, number: int, time: str) -> None:
-        seen = self._row(self._seen, key, MOST_ROWS, "incidents", partial(_Seen, number, number, time, time))
-        if seen is not None:
-            seen.count += 1
-            seen.first_round, seen.last_round = min(seen.first_round, number), max(seen.last_round, number)
-            seen.first, seen.last = min(seen.first, time), max(seen.last, time)
+    def _trouble(self, key: _IncidentKey, number: int, time: str) -> None:
+        kind, check, accused, peer = key
+        new = partial(Incident, kind, self._party, check, accused, peer, 0, number, number, time, time)
+        incident = self._row(self._incidents, key, MOST_ROWS, "incidents", new)
+        if incident is not None:
+            incident.add(number, time)
 
     def _row(self, kept: dict[_Key, _Row], key: _Key, most: int, table: str, make: Callable[[], _Row]) -> _Row | None:
         """Return the row of a key, made if there is room for it; otherwise count the record as left out."""
@@ -394,11 +362,3 @@ class PartyReader:
             rows.append(row)
         else:
             self._left_out[table] += 1
-
-
-def _listed(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _number(value: object) -> int:
-    return value if isinstance(value, int) else 0

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Final
 
 from securefda.audit.reconcile.history import left_lines
 from securefda.audit.reconcile.own_logs import HONEST
-from securefda.audit.report.overview import alike, all_flows, round_groups, shortened, timeline, unreported
+from securefda.audit.report.overview import (
+    alike,
+    all_flows,
+    flows_by_round,
+    round_groups,
+    shortened,
+    timeline,
+    unreported,
+)
 from securefda.audit.report.party_tables import Flow, Incident, PartyTables
 from securefda.audit.report.sources import LogState, Sources
 from securefda.audit.report.words import (
@@ -178,10 +186,7 @@ def rounds_table(sources: Sources) -> Table:
 def timeline_table(sources: Sources) -> Table:
     """Return the events of the run in order, by the parties' clocks."""
     moments, left = shortened(timeline(sources.tables), MOST_MOMENTS)
-    by_round: dict[int, list[Flow]] = {}
-    for party in sources.tables:
-        for number, flows in party.by_round.items():
-            by_round.setdefault(number, []).extend(flows)
+    by_round = flows_by_round(sources.tables)
     rows = []
     for moment in moments:
         updates = updates_text(by_round.get(moment.round, ())) if moment.kind == "round" else ""
@@ -198,7 +203,7 @@ def incidents_table(sources: Sources) -> Table:
         (incident for party in sources.tables for incident in party.incidents),
         key=lambda incident: (_GRAVITY.index(incident.kind), incident.first, incident.party),
     )
-    rows = [_incident_row(incident) for incident in found[:MOST_INCIDENTS]]
+    rows = [*map(_incident_row, found[:MOST_INCIDENTS])]
     return Table(
         ("what", "check or policy key", "accused", "as its log says", "other side", "rounds", "times",
          "first to last, UTC"),
@@ -214,11 +219,13 @@ def bytes_table(tables: Sequence[PartyTables]) -> Table:
     """Messages and bytes of each site, as its own log counts them."""
     rows = []
     for party in tables:
-        sums = [
-            sum(getattr(item, name) for item in party.traffic)
-            for name in ("sent_messages", "sent_bytes", "received_messages", "received_bytes")
-        ]
-        rows.append((party.party, f"{sums[0]:,}", human_bytes(sums[1]), f"{sums[2]:,}", human_bytes(sums[3])))
+        sent, received = (
+            sum(peer.sent_messages for peer in party.traffic),
+            sum(peer.received_messages for peer in party.traffic),
+        )
+        out = human_bytes(sum(peer.sent_bytes for peer in party.traffic))
+        into = human_bytes(sum(peer.received_bytes for peer in party.traffic))
+        rows.append((party.party, f"{sent:,}", out, f"{received:,}", into))
     head = ("site", "messages sent", "bytes sent", "messages received", "bytes received")
     caption = "Messages and bytes, as each site's own log counts them"
     return Table(head, rows, numbers={1, 2, 3, 4}, key="traffic", caption=caption)
@@ -241,7 +248,7 @@ def logs_table(sources: Sources) -> Table:
 
 def shows_update(flow: Flow) -> bool:
     """Return whether the receiver could read a single site's update. Unknown kinds of disclosure count as one."""
-    return flow.level == "individual" and _is_update(flow.what)
+    return flow.level == "individual" and flow.what != "model"
 
 
 def shows_target(flow: Flow) -> bool:
@@ -250,11 +257,7 @@ def shows_target(flow: Flow) -> bool:
 
 
 def _tone(level: str, what: str) -> Tone:
-    return "strong" if level == "individual" and _is_update(what) else ""
-
-
-def _is_update(what: str) -> bool:
-    return what != "model"
+    return "strong" if level == "individual" and what != "model" else ""
 
 
 def _log_row(log: LogState) -> tuple[Cell, ...]:

@@ -151,13 +151,12 @@ def read_sources(root: Path, run: str = "", roster: Path | None = None, *, requi
 
 def _state(root: Path, log: PartyLog, keys: Keys) -> LogState:
     place = Path(log.folder)
-    folder = str(place.relative_to(root))
     problem = keys.disagreement(roster_named(LogFolder(place, log.party, "", ""))) or ""
     try:
         tables = read_party(log.party, islice(log.records(), log.bound))
     except AuditError as error:
         problem, tables = problem or error.what, read_party(log.party, ())
-    folder = root.resolve().name if folder == "." else folder
+    folder = root.resolve().name if place == root else str(place.relative_to(root))
     return LogState(folder, log.party, log.verification, problem, tables, _policy(place, tables), log.kept)
 
 
