@@ -14,6 +14,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, islice
 from operator import attrgetter
@@ -112,12 +113,6 @@ class _Damaged:
     is_torn: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _Missing:
-    seq: int
-    entry: Entry
-
-
 class _Kept:
     """The files beside the log, piece by piece."""
 
@@ -144,23 +139,21 @@ class _Kept:
     @property
     def copies(self) -> list[_Copy]:
         """The pieces that are messages, in the order of the files."""
-        return [one for one in self.pieces if isinstance(one, _Copy)]
+        return [piece for piece in self.pieces if isinstance(piece, _Copy)]
 
     def _take(self, piece: Piece, read: Callable[[bytes], Statement]) -> None:
         statement = None
         if piece.message:
-            try:
+            with suppress(ProtocolError):
                 statement = read(piece.message)
-            except ProtocolError:
-                statement = None
         if statement is None or not statement.valid:
-            is_torn = piece.is_torn or (
-                piece.rest == 0 and not any(piece.message[-_SIGNATURE_BYTES:])
-            )  # zeros that a power cut left
+            # A power cut can leave zeros in place of the end of a message
+            is_torn = piece.is_torn or (piece.rest == 0 and not any(piece.message[-_SIGNATURE_BYTES:]))
             size = piece.rest or len(piece.message)
             self._damaged += 1
             self.pieces.append(_Damaged(piece.place, size, piece.rest > 0, is_torn))
             return
+        # The message itself is not held in memory: there may be gigabytes of them
         run = statement.said.run if isinstance(statement.said, HeaderSaid) else ""
         copy = _Copy(replace(piece, message=b""), replace(statement, said=None, data=b""), run)
         self.pieces.append(copy)
@@ -171,7 +164,7 @@ class _Log:
     """The records' statements about messages, and the places where a process may have died."""
 
     def __init__(self, party: str, records: Iterable[Record], kept: _Kept, judged: float) -> None:
-        self.missing: dict[str, _Missing] = {}
+        self.missing: dict[str, Record] = {}
         self.differing: list[KeptFinding] = []
         self.not_kept: set[str] = set()
         self.sessions: set[str] = set()
@@ -206,7 +199,7 @@ class _Log:
         copies = self._kept.by_digest.get(entry.digest)
         if copies is None:
             if record.seq < self._judged:
-                self.missing.setdefault(entry.digest, _Missing(record.seq, entry))
+                self.missing.setdefault(entry.digest, record)
             return
         self.places(entry.digest).append(record.seq)
         if not copies[0].recorded:
@@ -244,13 +237,13 @@ def check_kept(
     is_whole: bool = True,
     live_size: int | None = None,
 ) -> KeptVerdict:
-    """Compare the messages kept beside a log with its records. The messages are read first.
+    """Compare the messages kept beside a party's log of a run with its records. The messages are read first.
 
     Memory grows with the number of kept messages, by some hundred bytes each.
 
     Args:
         folder: the folder of the log.
-        party, run: the party that wrote the log, and its run.
+        party, run: whose log of which run it is.
         records: the records that the log's verification vouches for, in order.
         read: turns a message into a statement, or raises ProtocolError if the bytes are no message.
         is_whole: whether these are all records; if not, copies of later records cannot be judged.
@@ -275,7 +268,7 @@ class _Comparison:
         """For each place of a checkpoint, the most records that one has covered by then."""
         self._sessions = log.sessions | {copy.statement.session for copy in kept.copies if copy.run == run}
         self._run = run
-        self._missing = [one for one in log.missing.values() if one.entry.digest not in log.not_kept]
+        self._missing = [record for record in log.missing.values() if record.entry.digest not in log.not_kept]
         """Records without a copy, in ascending order."""
         self._blamed: set[int] = set()
         """The records whose copy is there but damaged; `_next` is the first of `_missing` after them."""
@@ -283,10 +276,10 @@ class _Comparison:
         self._crash: Counter[str] = Counter()
 
     def verdict(self) -> KeptVerdict:
-        moved = list(self._put_in_order())
-        found = [*self._log.differing, *moved, *self._pieces(), *self._lost()]
-        found.sort(key=lambda one: (math.inf if one.index is None else one.index, one.kind))
-        return KeptVerdict(len(self._kept.copies), tuple(found), tuple(self._notes()))
+        # In this order: a copy must have its record before what stands between copies can be judged
+        findings = [*self._log.differing, *self._put_in_order(), *self._pieces(), *self._lost()]
+        findings.sort(key=lambda finding: (math.inf if finding.index is None else finding.index, finding.kind))
+        return KeptVerdict(len(self._kept.copies), tuple(findings), tuple(self._notes()))
 
     def _put_in_order(self) -> Iterator[KeptFinding]:
         """Match each copy with the first record of its digest after the record of the previous copy."""
@@ -313,16 +306,16 @@ class _Comparison:
     def _pieces(self) -> Iterator[KeptFinding]:
         """Yield a finding for each kept piece that is no copy of a record."""
         # Records of the copies before and behind each piece
-        seqs = [one.seq if isinstance(one, _Copy) else -1 for one in self._kept.pieces]
+        seqs = [piece.seq if isinstance(piece, _Copy) else -1 for piece in self._kept.pieces]
         before_each = list(accumulate([-1, *seqs], max))[:-1]
         behind = list(accumulate([math.inf, *(seq if seq >= 0 else math.inf for seq in reversed(seqs))], min))[:-1]
-        for one, before, after in zip(self._kept.pieces, before_each, reversed(behind), strict=True):
-            if isinstance(one, _Copy):
-                if not one.recorded and self._is_whole:
-                    yield from self._unrecorded(one, before, after)
-            elif one.is_torn and self._has_break(before, after):
+        for piece, before, after in zip(self._kept.pieces, before_each, reversed(behind), strict=True):
+            if isinstance(piece, _Copy):
+                if not piece.recorded and self._is_whole:
+                    yield from self._unrecorded(piece, before, after)
+            elif piece.is_torn and self._has_break(before, after):
                 self._crash["torn"] += 1
-            elif finding := self._damaged(one, before, after):
+            elif finding := self._damaged(piece, before, after):
                 yield finding
         for what in self._kept.unreadable:
             yield KeptFinding("evidence-damaged", f"{what}; what was kept in it is lost as evidence")
@@ -343,28 +336,27 @@ class _Comparison:
 
     def _unrecorded(self, copy: _Copy, before: int, after: float) -> Iterator[KeptFinding]:
         """Yield a finding for a copy without a record, unless a power cut may have taken only the record."""
-        said = copy.statement
-        of_run = copy.run in ("", self._run) and said.session in ("", *self._sessions)
+        message = copy.statement
+        of_run = copy.run in ("", self._run) and message.session in ("", *self._sessions)
         if of_run and self._has_break(before, after):
             self._crash["unrecorded"] += 1
             return
-        what = f"{copy.piece.place} holds a {said.type} of {said.sender} that no record names; it is no evidence"
+        what = f"{copy.piece.place} holds a {message.type} of {message.sender} that no record names; it is no evidence"
         yield KeptFinding("evidence-unrecorded", what)
 
     def _lost(self) -> Iterator[KeptFinding]:
         """Yield a finding for each record whose copy is gone."""
         matched = sorted(copy.seq for copy in self._kept.copies if copy.seq >= 0)
-        gone = [one for one in self._missing if one.seq not in self._blamed]
-        lost = [one for one in gone if not self._may_lack(one.seq, matched)]
+        gone = [record for record in self._missing if record.seq not in self._blamed]
+        lost = [record for record in gone if not self._may_lack(record.seq, matched)]
         if lost and not self._kept.files:
-            what = f"no messages are kept beside the log: {len(lost)} records have lost their evidence"
-            first = lost[0]
-            what += f", from {_record(first.seq, first.entry)} on"
+            first, begin = lost[0], _record(lost[0].seq, lost[0].entry)
+            what = f"no messages are kept beside the log: {len(lost)} records have lost their evidence, from {begin} on"
             yield KeptFinding("evidence-missing", what, first.seq, first.entry)
             return
-        for one in lost:
-            what = f"{_record(one.seq, one.entry)} has lost its evidence: no copy of the message is kept"
-            yield KeptFinding("evidence-missing", what, one.seq, one.entry)
+        for record in lost:
+            what = f"{_record(record.seq, record.entry)} has lost its evidence: no copy of the message is kept"
+            yield KeptFinding("evidence-missing", what, record.seq, record.entry)
 
     def _may_lack(self, seq: int, matched: list[int]) -> bool:
         """Return whether a process may have died before the copy of this record was on the disk."""
@@ -397,14 +389,14 @@ class _Comparison:
             yield f"{len(self._log.not_kept)} messages that others sent were not kept, as the log says of each"
 
 
-def _difference(party: str, entry: Entry, said: Statement) -> str:
+def _difference(party: str, entry: Entry, message: Statement) -> str:
     """Return in words how a record differs from its message; empty if they agree."""
     sender = party if entry.direction == "sent" else entry.peer
-    if (entry.type, sender) != (said.type, said.sender):
+    if (entry.type, sender) != (message.type, message.sender):
         return f"that it is a {entry.type} of {sender}"
-    if said.session and entry.session != said.session and entry.type != "Refusal":  # matched by its context
+    if message.session and entry.session != message.session and entry.type != "Refusal":  # matched by its context
         return f"that it is of session {entry.session[:12] or 'none'}"
-    if entry.bytes < said.size or (entry.bytes > said.size and not said.has_vectors):
+    if entry.bytes < message.size or (entry.bytes > message.size and not message.has_vectors):
         return f"that it has {entry.bytes} bytes"
     return ""
 
@@ -424,26 +416,15 @@ class EvidenceLost(SecureFdaError):
 def kept_verdict(log: LogFolder, verification: Verification, reader: StatementReader, *, live: bool) -> KeptVerdict:
     """Compare the messages beside a log with the records that its verification vouches for.
 
-    Args:
-        log: the log.
-        verification: the verification of the log by itself.
-        reader: reads messages under the roster of the run.
-        live: whether a process was writing the log before it was verified.
+    ``reader`` reads messages under the roster of the run. ``live`` is whether a process was writing the log before it
+    was verified.
     """
-    found = verification.finding
-    is_whole = found is None or found.kind in ("missing-cosignature", "torn")
-    bound = None if is_whole or found is None else found.index
+    finding = verification.finding
+    bound = None if finding is None or finding.kind in ("missing-cosignature", "torn") else finding.index
     if bound == 0:
         return NOT_JUDGED
+    records, size = islice(log.records(), bound), verification.size if live else None
     try:
-        return check_kept(
-            log.folder,
-            log.party,
-            log.run,
-            islice(log.records(), bound),
-            reader.read,
-            is_whole=is_whole,
-            live_size=verification.size if live else None,
-        )
+        return check_kept(log.folder, log.party, log.run, records, reader.read, is_whole=bound is None, live_size=size)
     except DamagedLog:  # the verification reports the damage, or the log was changed since
         return NOT_JUDGED

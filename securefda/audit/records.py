@@ -69,7 +69,7 @@ class Form:
         name: one word.
         means: a description of the values.
         holds: returns something true if a Python value is one of them.
-        found: regular expression that matches such a value in a record.
+        pattern: regular expression that matches such a value in a record.
         read: converts the matched text to the value; None if the text is the value.
         write: converts the value to its text in the record, without the quotes of a string.
     """
@@ -77,7 +77,7 @@ class Form:
     name: str
     means: str
     holds: Callable[[Any], object] = field(repr=False)
-    found: str = field(default=_TEXT, repr=False)
+    pattern: str = field(default=_TEXT, repr=False)
     read: Callable[[str], Any] | None = field(default=None, repr=False)
     write: Callable[[Any], str] = field(default=str, repr=False)
 
@@ -163,7 +163,7 @@ class Field:
     @property
     def holds(self) -> Callable[[Any], object]:
         """A function that tells whether the field can have a value. An object that does not apply is None."""
-        holds, nothing = self.form.holds, "" if self.form.found == _TEXT else None
+        holds, nothing = self.form.holds, "" if self.form.pattern == _TEXT else None
         return (lambda value: value == nothing or holds(value)) if self.optional else holds
 
 
@@ -174,9 +174,8 @@ def _of(form: Form, means: str, *, optional: bool = False) -> dict[str, tuple[Fo
 @cache
 def fields_of(part: Hashable) -> tuple[Field, ...]:
     """The declared fields of `Record`, `Entry`, `Decision`, `Disclosure` or `DpSpent`, in the order of the class."""
-    return tuple(
-        Field(one.name, *one.metadata["of"]) for one in dataclasses.fields(cast(Any, part)) if "of" in one.metadata
-    )
+    declared = dataclasses.fields(cast(Any, part))
+    return tuple(Field(item.name, *item.metadata["of"]) for item in declared if "of" in item.metadata)
 
 
 def _check_fields(part: Any) -> None:
@@ -185,14 +184,14 @@ def _check_fields(part: Any) -> None:
     with suppress(TypeError):  # a list cannot be looked up where a text is expected
         if all(map(call, checks, values_of(part))):
             return
-    for one in fields_of(part.__class__):
-        value = getattr(part, one.name)
-        _require((isinstance(value, Hashable) or one.form is FACTS) and bool(one.holds(value)), one.name)
+    for key in fields_of(part.__class__):
+        value = getattr(part, key.name)
+        _require((isinstance(value, Hashable) or key.form is FACTS) and bool(key.holds(value)), key.name)
 
 
 @cache
 def _checks_of(part: Hashable) -> tuple[list[Callable[[Any], object]], Callable[[object], Sequence[Any]]]:
-    return [one.holds for one in fields_of(part)], attrgetter(*(one.name for one in fields_of(part)))
+    return [key.holds for key in fields_of(part)], attrgetter(*(key.name for key in fields_of(part)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,7 +365,7 @@ def _object_from(text: str) -> dict[str, Any]:
 
 def _object_form(part: Any) -> Form:
     """Return the form of an object with the fields of a part. Values are cached, since most repeat in many records."""
-    name, keys = part.__name__.lower(), [one.name for one in fields_of(part)]
+    name, keys = part.__name__.lower(), [key.name for key in fields_of(part)]
 
     @lru_cache(maxsize=1024)
     def read(text: str) -> object:
@@ -436,8 +435,8 @@ class Entry:
         kind = EVENTS.get(self.type)
         if kind is None:
             raise RecordError(f"type: {self.type[:40]!r} is no kind of event")
-        _require(self.facts.keys() == {one.name for one in kind.facts}, "facts (their keys)")
-        _require(all(one.holds(self.facts[one.name]) for one in kind.facts), "facts (a value)")
+        _require(self.facts.keys() == {fact.name for fact in kind.facts}, "facts (their keys)")
+        _require(all(fact.holds(self.facts[fact.name]) for fact in kind.facts), "facts (a value)")
         _require(not kind.charges or self.dp is not None, f"dp (of {self.type})")
 
 
@@ -503,22 +502,19 @@ def format_time(moment: datetime) -> str:
 
 _RECORD: Final = fields_of(Record)
 _ENTRY: Final = fields_of(Entry)
-_KEYS: Final = sorted((*_RECORD, *_ENTRY), key=lambda one: one.name)
-_READERS: Final = [(place, one.form.read) for place, one in enumerate(_KEYS) if one.form.read is not None]
-_WRITERS: Final = [one.form.write for one in _KEYS]
+_KEYS: Final = sorted((*_RECORD, *_ENTRY), key=attrgetter("name"))
+_READERS: Final = [(place, key.form.read) for place, key in enumerate(_KEYS) if key.form.read is not None]
+_WRITERS: Final = [key.form.write for key in _KEYS]
 _RECORD_VALUES: Final = itemgetter(*map(_KEYS.index, _RECORD))
 _ENTRY_VALUES: Final = itemgetter(*map(_KEYS.index, _ENTRY))
-_OF_ENTRY: Final = attrgetter(*(one.name for one in _ENTRY))
+_OF_ENTRY: Final = attrgetter(*(key.name for key in _ENTRY))
 _SORTED: Final = itemgetter(*map((*_RECORD, *_ENTRY).index, _KEYS))
-_FOUND: Final = ",".join(f'"{one.name}":{one.form.found}' for one in _KEYS)
-_LINE: Final = re.compile(rf'\{{{_FOUND},"v":{VERSION}\}}')
+_PATTERN: Final = ",".join(f'"{key.name}":{key.form.pattern}' for key in _KEYS)
+_LINE: Final = re.compile(rf'\{{{_PATTERN},"v":{VERSION}\}}')
 """Matches what `Record.to_bytes` writes; the forms check the values in it. It is one pattern because parsing takes most
 of the time of a verification."""
-_TEMPLATE: Final = (
-    "{"
-    + "".join(f'"{one.name}":' + ('"%s",' if one.form.found == _TEXT else "%s,") for one in _KEYS)
-    + f'"v":{VERSION}}}'
-)
+_VALUES: Final = "".join(f'"{key.name}":' + ('"%s",' if key.form.pattern == _TEXT else "%s,") for key in _KEYS)
+_TEMPLATE: Final = f'{{{_VALUES}"v":{VERSION}}}'
 
 
 def _not_in_form(data: bytes) -> RecordError:

@@ -29,9 +29,8 @@ _TIME_HINT: Final = "write it like 2026-11-21, 2026-11-21T12:00 or 2026-11-21T13
 class Filter:
     """The conditions on a record; an empty collection or text sets none.
 
-    Attributes:
-        peers, rounds, types, directions, levels: the record's must be one of these.
-        since, until: its time, as records write it, is not before the first and before the second.
+    ``since`` and ``until`` are times as records write them; a record's time is not before the first and before the
+    second. Of the others, the record's must be one.
     """
 
     peers: Collection[str] = ()
@@ -177,8 +176,8 @@ def what_of(entry: Entry) -> str:
     if (shown := entry.disclosure) is not None:
         of = "" if shown.level == "individual" else f" of {shown.count}"
         parts.append(f"discloses {shown.what} at {shown.level}{of}")
-    if entry.decision is not None:
-        parts.append(f"{entry.decision.verdict}{f' by {entry.decision.key}' if entry.decision.key else ''}")
+    if (decision := entry.decision) is not None:
+        parts.append(f"{decision.verdict} by {decision.key}" if decision.key else decision.verdict)
     if (dp := entry.dp) is not None:
         how = f"{counted(dp.steps, 'step')} of noise {dp.noise_multiplier} at rate {dp.sampling_rate}"
         if dp.is_of_all_rows:

@@ -85,8 +85,8 @@ class Continuity(Check):
             if kind != "Survivors" or header is None or not is_of_run(header.said, self._members):
                 continue
             for digest, statement in statements.items():
-                said = statement.said
-                fault = survivors_fault(header.said, said) if isinstance(said, SurvivorsSaid) else ""
+                lists = statement.said
+                fault = survivors_fault(header.said, lists) if isinstance(lists, SurvivorsSaid) else ""
                 if fault:
                     what = f"the survivors of round {header.said.round}, attempt {header.said.attempt}: {fault}"
                     evidence = (header.statement.digest, digest)
@@ -98,11 +98,8 @@ class Continuity(Check):
         past: list[SignedHeader] = []
         for header in self._headers:
             said = header.said
-            earlier = [one for one in past[-1:] if one.said.round < said.round]
-            if not earlier and past:  # the result belongs to the same round, which was over and begins again
-                earlier = past[-1:]
-            if earlier:
-                yield from self._link(earlier[0], header, past)
+            if past:
+                yield from self._link(past[-1], header, past)
             elif said.previous_result and not self._is_of_a_crash(header, 0):
                 what = f"the header of round {said.round} continues a result that no site has kept"
                 finding = self._finding(
@@ -237,10 +234,9 @@ class CosignatureCheck(Check):
         return self._heads[digest]
 
     def _fork(self, head: _Head, party: str, mark: Mark | None) -> Suspicion:
-        size = head[1]
         notes = tuple(self.run.transcript.notes.get(head, {}).values())[:2]
         other = mark.party if mark is not None and mark.party != party else ""
-        what = f"there are two checkpoints of {size} records of the log of {party}, with different roots"
+        what = f"there are two checkpoints of {head[1]} records of the log of {party}, with different roots"
         accused, marks = tuple(sorted({party, other} - {""})), () if mark is None else (mark,)
         finding = RunFinding("forked-log", what, accused, (party, other), "Checkpoint", records=marks)
         return Suspicion(finding, party, "forked-log", (), notes) if len(notes) == 2 else Suspicion(finding)

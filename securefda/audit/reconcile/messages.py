@@ -120,7 +120,7 @@ class Pairing(Check):
                 lost[sender, receiver, kind] += sent
         lines = [
             f"{sender} sent {count} of type {kind} that {receiver} did not receive"
-            for (sender, receiver, kind), count in sorted((+lost).items())
+            for (sender, receiver, kind), count in sorted((+lost).items())  # those that are not 0
         ]
         yield from map(Notice, lines[:_MOST_NOTICES])
         if len(lines) > _MOST_NOTICES:
@@ -148,6 +148,9 @@ def _differ(key: tuple[str, str, str, str], one: _Half, other: _Half) -> Suspici
     accused, marks = tuple(sorted((sender, receiver))), (Mark(sender, sent.place), Mark(receiver, received.place))
     place = number, attempt, session
     return Suspicion(RunFinding("records-differ", what, accused, (sender, receiver), kind, *place, marks, (digest,)))
+
+
+_Place = tuple[str, int, int, str]  # step, round, attempt and session
 
 
 @dataclass(slots=True)
@@ -224,23 +227,12 @@ class EquivocationCheck(Check):
                 yield self._suspicion("double-release", what, sides, slot, digest, kind, number, attempt, session)
 
     def _suspicion(
-        self, kind: RunKind, what: str, sides: tuple[str, str], slot: _Slot, digest: str, *place: str | int
+        self, kind: RunKind, what: str, sides: tuple[str, str], slot: _Slot, digest: str, *place: *_Place
     ) -> Suspicion:
-        """Return the suspicion for a slot with another message; ``place`` is the step, round, attempt and session."""
+        """Return the suspicion for a slot with another message."""
         sender, marks, digests = sides[0], slot.others[digest], (slot.first, digest)
-        step, number, attempt, session = place
-        finding = RunFinding(
-            kind=kind,
-            what=what,
-            accused=self._blamed(sender, slot, marks),
-            sides=sides,
-            step=str(step),
-            round=int(number),
-            attempt=int(attempt),
-            session=str(session),
-            records=(slot.mark, *marks),
-            digests=digests,
-        )
+        accused = self._blamed(sender, slot, marks)
+        finding = RunFinding(kind, what, accused, sides, *place, (slot.mark, *marks), digests)
         return Suspicion(finding, sender, kind, digests)
 
     def _blamed(self, sender: str, slot: _Slot, marks: list[Mark]) -> tuple[str, ...]:
@@ -289,8 +281,8 @@ class Disclosures(Check):
         if expected is not None or entry.disclosure is not None:
             self.counts["disclosures compared with headers"] += 1
         if entry.disclosure != expected:
-            said, is_so = _words(entry.disclosure), _words(expected)
-            what = f"the log of {party} says that its {entry.type} discloses {said}; under its header it is {is_so}"
+            stated, is_so = _words(entry.disclosure), _words(expected)
+            what = f"the log of {party} says that its {entry.type} discloses {stated}; under its header it is {is_so}"
             self.suspect(record, "disclosure-differs", what)
         is_allowed = entry.decision is not None and entry.decision.verdict == "allowed"
         if party != self.run.members.target and expected is not None and not is_allowed:

@@ -38,8 +38,6 @@ HONEST: Final = ("missing-cosignature", "torn", "newer-version")
 _MOST_TROUBLE: Final = 20
 _MOST_SLOW: Final = 24
 """Most PRV epsilons that are recomputed for one log, evenly spaced and always with the last; each takes seconds."""
-
-
 _MOST_KINDS: Final = 8
 """Most pairs of noise multiplier and sampling rate of one log that are added up; each takes a second. A run has one."""
 _MOST_NOISE: Final = 1000.0
@@ -262,14 +260,14 @@ class StepsTaken(Check):
             return
         if entry.type == "Header" and header.said.features is not None:
             self._judge_features(record, header.said.features)
-        counted = _QUORUMS.get(entry.type)
+        answers = _QUORUMS.get(entry.type)
         if entry.type == "Result":
             result = transcript.results.get(entry.session)
-            counted = counted if result is not None and result[1].sum_digest else None
-        if counted is not None:
-            have, needed = self._senders[entry.session, counted], header.said.threshold
+            answers = answers if result is not None and result[1].sum_digest else None
+        if answers is not None:
+            have, needed = self._senders[entry.session, answers], header.said.threshold
             if have < needed:
-                what = f"{party} sent a {entry.type} after {have} messages of type {counted}, of at least {needed}"
+                what = f"{party} sent a {entry.type} after {have} messages of type {answers}, of at least {needed}"
                 self.suspect(record, "threshold", what)
         lists = transcript.survivors.get(entry.digest) if entry.type == "Survivors" else None
         for source in () if lists is None else lists.survivors:
@@ -286,8 +284,8 @@ class StepsTaken(Check):
         self.counts["survivors and shares compared with lists"] += 1
         signed = entry.type == "survivors-signed"
         shown = [
-            {"survivors": sorted(known[one].survivors)} | ({} if signed else {"dropped": sorted(known[one].dropped)})
-            for one in digests
+            {"survivors": sorted(lists.survivors)} | ({} if signed else {"dropped": sorted(lists.dropped)})
+            for lists in map(known.__getitem__, digests)
         ]
         if entry.facts not in shown:
             done = "signed" if signed else "released shares for"
@@ -344,7 +342,7 @@ class Spending(Check):
         yield from self._unknown
         limits = {log.party: log.limits for log in self.run.logs}
         for party, updates in sorted(self._by_party.items()):
-            bare = self._released[party] - {one.round for one in updates}
+            bare = self._released[party] - {charge.round for charge in updates}
             if bare:
                 what = f"something left it without a charge in round {', '.join(map(str, sorted(bare)[:8]))}"
                 more = f" and {len(bare) - 8} more" if len(bare) > 8 else ""
@@ -381,13 +379,12 @@ class Spending(Check):
 
     def _rows(self, updates: list[_Spent]) -> Iterator[Suspicion]:
         for before, after in pairwise(updates):
-            if after.dp.ledger_rows <= before.dp.ledger_rows:
-                rows = f"{after.dp.ledger_rows} rows after {before.dp.ledger_rows}"
-                yield _suspicion(
-                    "ledger-went-back", f"the privacy ledger of {after.mark.party} has {rows}", after, before
-                )
+            party, rows, rows_before = after.mark.party, after.dp.ledger_rows, before.dp.ledger_rows
+            if rows <= rows_before:
+                what = f"the privacy ledger of {party} has {rows} rows after {rows_before}"
+                yield _suspicion("ledger-went-back", what, after, before)
             elif after.dp.ledger_digest == before.dp.ledger_digest:
-                what = f"two rows of the privacy ledger of {after.mark.party} have one digest"
+                what = f"two rows of the privacy ledger of {party} have one digest"
                 yield _suspicion("ledger-went-back", what, after, before)
 
     def _epsilons(self, party: str, updates: list[_Spent]) -> Iterator[Suspicion]:
@@ -429,15 +426,15 @@ class Spending(Check):
             return
         self.counts["epsilons recomputed"] += 1
         slack = TOLERANCE * max(value, stated)
+        what = f"{update.mark.party} says that epsilon {stated:.6g} is spent; its charges come to {value:.6g}"
         if stated < value - slack:
-            what = f"{update.mark.party} says that epsilon {stated:.6g} is spent; its charges come to {value:.6g}"
             yield _suspicion("wrong-epsilon", f"{what}, unless its ledger was reset in this run", update)
         elif exact and stated > value + slack:
-            what = f"{update.mark.party} says that epsilon {stated:.6g} is spent; its charges come to {value:.6g}"
             yield _suspicion("wrong-epsilon", f"{what}, and its ledger has no others", update)
 
 
 def _sample(updates: list[_Spent]) -> set[int]:
+    """Return the places of the charges whose epsilon is recomputed: all but most of those that take seconds each."""
     slow = [place for place, update in enumerate(updates) if update.dp.accountant != "rdp"]
     quick = {place for place, update in enumerate(updates) if update.dp.accountant == "rdp"}
     every = max(1, -(-len(slow) // _MOST_SLOW))
