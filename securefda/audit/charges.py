@@ -16,8 +16,7 @@ def logged_charges(kit: Path, site_id: str) -> tuple[Recorded, ...]:
         kit: whose logs; there may be none.
         site_id: of its owner; logs of other sites that lie there are left out.
 
-    Raises:
-        AuditError: a log cannot be read.
+    Raises AuditError if a log cannot be read.
     """
     logs = logs_folder(kit)
     charges = []

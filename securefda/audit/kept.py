@@ -56,8 +56,7 @@ class KeptMessages:
     def keep(self, message: bytes) -> None:
         """Keep a message. It is on the disk only after `sync` or `close`.
 
-        Raises:
-            AuditError: the message cannot be written.
+        Raises AuditError if the message cannot be written.
         """
         data = len(message).to_bytes(_LENGTH_BYTES, "big") + message
         try:
@@ -135,8 +134,7 @@ class Piece:
 def read_kept(folder: Path) -> Iterator[bytes]:
     """Yield the messages beside a log in the order in which they were kept, without fragments that a crash left.
 
-    Raises:
-        AuditError: a file cannot be read, or holds something else. It is raised after all other files are read.
+    Raises AuditError if a file cannot be read, or holds something else. It is raised after all other files are read.
     """
     fault = None
     for path in kept_files(folder):
@@ -174,8 +172,7 @@ def read_pieces(path: Path) -> Iterator[Piece]:
 def kept_files(folder: Path) -> list[Path]:
     """Return the files of kept messages beside a log: those that were put aside, in order, and then the current one.
 
-    Raises:
-        AuditError: the folder cannot be read.
+    Raises AuditError if the folder cannot be read.
     """
     with disk_errors(folder, "read"):
         files = list(folder.iterdir()) if folder.is_dir() else []

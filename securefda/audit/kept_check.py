@@ -30,20 +30,13 @@ from securefda.audit.verify import Verification
 from securefda.errors import ExitCode, ProtocolError, SecureFdaError
 
 EvidenceKind = Literal[
-    "evidence-damaged",
-    "evidence-missing",
-    "evidence-differs",
-    "evidence-unrecorded",
-    "evidence-moved",
+    "evidence-damaged",  # what is kept in place of a message is no message, or not signed as it says.
+    "evidence-missing",  # a record says that a message passed, and no copy of it is kept.
+    "evidence-differs",  # the record of a kept message names another type, sender, session or number of bytes.
+    "evidence-unrecorded",  # a message, or something else, is kept that no record names.
+    "evidence-moved",  # kept messages do not stand in the order of their records, or one stands there too often.
 ]
-"""Kinds of findings.
-
-- evidence-damaged: what is kept in place of a message is no message, or not signed as it says.
-- evidence-missing: a record says that a message passed, and no copy of it is kept.
-- evidence-differs: the record of a kept message names another type, sender, session or number of bytes.
-- evidence-unrecorded: a message, or something else, is kept that no record names.
-- evidence-moved: kept messages do not stand in the order of their records, or one stands there too often.
-"""
+"""Kinds of findings."""
 _SIGNATURE_BYTES: Final = 64
 
 

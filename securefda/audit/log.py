@@ -21,19 +21,8 @@ from typing import Final, Self
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from securefda.audit.merkle import (
-    HEIGHT,
-    MAX_BUNDLE_BYTES,
-    WIDTH,
-    Levels,
-    Tile,
-    bundle_path,
-    complete_root,
-    consistency_proof,
-    leaf_hash,
-    pack,
-    unpack,
-)
+from securefda.audit import merkle, store
+from securefda.audit.merkle import WIDTH, Levels, Tile
 from securefda.audit.notes import (
     MAX_NOTE_BYTES,
     Checkpoint,
@@ -47,26 +36,7 @@ from securefda.audit.notes import (
     sign,
 )
 from securefda.audit.records import Entry, Record, RecordError, encode_record, format_time
-from securefda.audit.store import (
-    CHECKPOINT,
-    CHECKPOINTS,
-    FILE_MODE,
-    LOCK,
-    TAIL,
-    AuditError,
-    checkpoint_path,
-    checkpoint_sizes,
-    disk_error,
-    disk_errors,
-    make_folder,
-    publish,
-    read,
-    read_tile,
-    remove_folder,
-    root_at,
-    subtrees,
-    write,
-)
+from securefda.audit.store import AuditError
 from securefda.disk import open_patiently, sync_folder
 
 
@@ -85,11 +55,11 @@ class AuditLog:
         self._died_of: AuditError | None = None
         self._unfinished: dict[str, bytes] = {}
         self._proofs: dict[int, tuple[bytes, ...]] = {}
-        with disk_errors(folder, "made"):
-            make_folder(folder)
-        path = self._folder / LOCK
-        with disk_errors(path, "opened"):
-            lock = open_patiently(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
+        with store.disk_errors(folder, "made"):
+            store.make_folder(folder)
+        path = self._folder / store.LOCK
+        with store.disk_errors(path, "opened"):
+            lock = open_patiently(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, store.FILE_MODE)
             if not _locked(lock):
                 os.close(lock)
                 hint = "end the other process, or let this one take part in another run"
@@ -150,8 +120,8 @@ class AuditLog:
             seq = self._state.levels.size
             record = encode_record(seq, format_time(self._clock()), self._name.party, self._name.run, entry)
             try:
-                self._write_tail(pack(record), durable=durable)
-                if full := self._state.levels.append(leaf_hash(record)):
+                self._write_tail(merkle.pack(record), durable=durable)
+                if full := self._state.levels.append(merkle.leaf_hash(record)):
                     self._finish_bundle(full)
             except BaseException as error:
                 self._die_of(error)
@@ -167,8 +137,7 @@ class AuditLog:
             save: whether to write the note to the disk now. Otherwise `save`, the next checkpoint or `close` writes it.
                 Others may have it before that, since the records that it signs can no longer be lost.
 
-        Raises:
-            AuditError: the records or the note could not be written.
+        Raises AuditError if the records or the note could not be written.
         """
         with self._alone(), self._dead_on_error():
             if self._signed_size != self.size:
@@ -189,7 +158,9 @@ class AuditLog:
         with self._alone():
             if old not in self._proofs:  # most witnesses have seen the same checkpoint last
                 size = self._last[1].size
-                self._proofs[old] = consistency_proof(old, size, subtrees(self._folder, size, self._unfinished))
+                self._proofs[old] = merkle.consistency_proof(
+                    old, size, store.subtrees(self._folder, size, self._unfinished)
+                )
             return self._proofs[old]
 
     def save(self) -> None:
@@ -209,7 +180,7 @@ class AuditLog:
         """
         with self._alone():
             is_last = size == self._signed_size
-            note = self._last[0] if is_last else read_checkpoint(self._folder / checkpoint_path(size))
+            note = self._last[0] if is_last else read_checkpoint(self._folder / store.checkpoint_path(size))
             if note is None:
                 raise AuditError(self._folder, f"has no checkpoint of {size} records", hint="send a checkpoint first")
             if not signature.is_of(witness):
@@ -222,7 +193,7 @@ class AuditLog:
                 if is_last:
                     self._state.last, self._saved = (note, self._last[1]), False
                 else:
-                    write(self._folder / checkpoint_path(size), note.to_bytes())
+                    store.write(self._folder / store.checkpoint_path(size), note.to_bytes())
                 if save:
                     self._save()
             return note
@@ -246,9 +217,11 @@ class AuditLog:
         self.close()
 
     def _open_tail(self) -> int:
-        path = self._folder / TAIL
-        with disk_errors(path, "opened"):
-            tail = open_patiently(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
+        path = self._folder / store.TAIL
+        with store.disk_errors(path, "opened"):
+            tail = open_patiently(
+                path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, store.FILE_MODE
+            )
             os.ftruncate(tail, self._state.tail_bytes)
             sync_folder(self._folder)
         return tail
@@ -264,18 +237,18 @@ class AuditLog:
         except OSError as error:
             with suppress(OSError):  # an incomplete record may stay; `open` cuts it off
                 os.ftruncate(self._tail, before)
-            raise disk_error(self._folder / TAIL, "written", error) from error
+            raise store.disk_error(self._folder / store.TAIL, "written", error) from error
         self._state.tail_bytes = before + len(data)
 
     def _finish_bundle(self, full: list[Tile]) -> None:
         """Rename the tail to a bundle. The tiles are written first, since a bundle implies that its tiles exist."""
-        target = self._folder / bundle_path(full[0].index)
-        with self._dead_on_error(), disk_errors(target, "written"):
+        target = self._folder / merkle.bundle_path(full[0].index)
+        with self._dead_on_error(), store.disk_errors(target, "written"):
             os.fsync(self._tail)
             for tile in full:
-                write(self._folder / tile.path, tile.hashes)
-            make_folder(target.parent)
-            (self._folder / TAIL).rename(target)
+                store.write(self._folder / tile.path, tile.hashes)
+            store.make_folder(target.parent)
+            (self._folder / store.TAIL).rename(target)
             sync_folder(target.parent)
             os.close(self._tail)
             self._tail = -1
@@ -293,7 +266,7 @@ class AuditLog:
         return -1 if self._state.last is None else self._state.last[1].size
 
     def _sign_head(self) -> None:
-        with disk_errors(self._folder / TAIL, "written"):
+        with store.disk_errors(self._folder / store.TAIL, "written"):
             os.fsync(self._tail)
         self._unfinished = {tile.path: tile.hashes for tile in self._state.levels.partials()}
         self._proofs = {}
@@ -307,18 +280,18 @@ class AuditLog:
         if self._saved:
             return
         note, head = self._last
-        kept = self._folder / checkpoint_path(head.size)
+        kept = self._folder / store.checkpoint_path(head.size)
         for path, hashes in self._unfinished.items():
             self._write_partial(path, hashes)
-        write(kept, note.to_bytes())
-        publish(kept, self._folder / CHECKPOINT)
+        store.write(kept, note.to_bytes())
+        store.publish(kept, self._folder / store.CHECKPOINT)
         self._saved = True
 
     def _write_partial(self, path: str, data: bytes) -> None:
         """Write a partial tile or bundle, unless it exists or is full by now."""
         file = self._folder / path
         if not (file.exists() or file.parent.with_suffix("").exists()):
-            write(file, data)
+            store.write(file, data)
 
     def _tidy(self) -> None:
         """Keep the files that C2SP requires for the last checkpoint, and delete those that a full one has replaced.
@@ -327,19 +300,19 @@ class AuditLog:
         """
         if self._state.last is not None:
             self._write_partial_bundle(self._signed_size)
-        with disk_errors(self._folder, "tidied"):
+        with store.disk_errors(self._folder, "tidied"):
             for folder in sorted((self._folder / "tile").glob("**/*.p")):
                 if folder.with_suffix("").exists():
-                    remove_folder(folder)
+                    store.remove_folder(folder)
 
     def _write_partial_bundle(self, size: int) -> None:
         """Write the entries of the last tile up to a checkpoint. The tail has these entries too, and more."""
         width = size % WIDTH
         if not width or size // WIDTH != self.size // WIDTH:
             return
-        with disk_errors(self._folder / TAIL, "read"):
-            entries, _ = unpack(os.pread(self._tail, MAX_BUNDLE_BYTES, 0), width)
-        self._write_partial(bundle_path(size >> HEIGHT, width), b"".join(map(pack, entries)))
+        with store.disk_errors(self._folder / store.TAIL, "read"):
+            entries, _ = merkle.unpack(os.pread(self._tail, merkle.MAX_BUNDLE_BYTES, 0), width)
+        self._write_partial(merkle.bundle_path(size >> merkle.HEIGHT, width), b"".join(map(merkle.pack, entries)))
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -418,35 +391,34 @@ class State:
 def recover(folder: Path, name: LogName, key: Ed25519PublicKey) -> State:
     """Read the state of a log from O(log n) of its files, so that it can be continued.
 
-    Raises:
-        AuditError: others could read or change the log, or it is not what its newest checkpoint signed.
+    Raises AuditError if others could read or change the log, or it is not what its newest checkpoint signed.
     """
     _check_mode(folder, folder)
     # The copy of the newest checkpoint under its public name may be older: a crash can come between the two
-    sizes = checkpoint_sizes(folder)
-    public = read_checkpoint(folder / CHECKPOINT)
-    note = read_checkpoint(folder / checkpoint_path(sizes[-1])) if sizes else None
+    sizes = store.checkpoint_sizes(folder)
+    public = read_checkpoint(folder / store.CHECKPOINT)
+    note = read_checkpoint(folder / store.checkpoint_path(sizes[-1])) if sizes else None
     if _size_of(public) > _size_of(note):  # the kept copy is written first
-        raise AuditError(folder / CHECKPOINTS, "lacks the newest checkpoint", hint=HINT)
+        raise AuditError(folder / store.CHECKPOINTS, "lacks the newest checkpoint", hint=HINT)
     head = None if note is None else _checked_head(folder, note, name, key)
     levels = _levels_of_bundles(folder, 0 if head is None else head.size // WIDTH)
-    if head is not None and head.size < levels.size and root_at(folder, head.size) != head.root:
+    if head is not None and head.size < levels.size and store.root_at(folder, head.size) != head.root:
         raise _not_signed(folder)
     state = _replay_tail(folder, name, levels, head)
     if note is not None and head is not None:
         state.last = note, head
         if public != note:
-            write(folder / CHECKPOINT, note.to_bytes())
+            store.write(folder / store.CHECKPOINT, note.to_bytes())
     return state
 
 
 def _levels_of_bundles(folder: Path, signed: int) -> Levels:
     """Return the tree over the full bundles, the first ``signed`` of which a checkpoint covers."""
     bundles = signed
-    with disk_errors(folder, "read"):
-        if signed and not (folder / bundle_path(signed - 1)).is_file():
-            raise AuditError(folder / bundle_path(signed - 1), "is missing, though it was signed", hint=HINT)
-        while (folder / bundle_path(bundles)).is_file():
+    with store.disk_errors(folder, "read"):
+        if signed and not (folder / merkle.bundle_path(signed - 1)).is_file():
+            raise AuditError(folder / merkle.bundle_path(signed - 1), "is missing, though it was signed", hint=HINT)
+        while (folder / merkle.bundle_path(bundles)).is_file():
             bundles += 1
     # The unfinished tiles have the roots of the full tiles that belong to no full tile above
     rows: list[list[bytes]] = [[]]
@@ -454,14 +426,14 @@ def _levels_of_bundles(folder: Path, signed: int) -> Levels:
     while count:
         level = len(rows) - 1
         first = count - count % WIDTH
-        rows.append([complete_root(read_tile(folder, level, index)) for index in range(first, count)])
-        count >>= HEIGHT
+        rows.append([merkle.complete_root(store.read_tile(folder, level, index)) for index in range(first, count)])
+        count >>= merkle.HEIGHT
     return Levels(rows, bundles * WIDTH)
 
 
 def read_checkpoint(path: Path) -> Note | None:
     """Read a note; None if there is none. Raises AuditError."""
-    data = read(path, MAX_NOTE_BYTES)
+    data = store.read(path, MAX_NOTE_BYTES)
     try:
         return None if data is None else Note.parse(data)
     except NoteError as error:
@@ -477,7 +449,7 @@ def _size_of(note: Note | None) -> int:
 
 
 def _checked_head(folder: Path, note: Note, name: LogName, key: Ed25519PublicKey) -> Checkpoint:
-    path = folder / CHECKPOINT
+    path = folder / store.CHECKPOINT
     try:
         head = Checkpoint.parse(note.text)
         if head.origin != name.origin:
@@ -490,11 +462,11 @@ def _checked_head(folder: Path, note: Note, name: LogName, key: Ed25519PublicKey
 
 def _replay_tail(folder: Path, name: LogName, levels: Levels, head: Checkpoint | None) -> State:
     """Add the records of the tail to the tree, and compare it with the newest checkpoint on the way."""
-    path = folder / TAIL
-    data = read(path, MAX_BUNDLE_BYTES) or b""
+    path = folder / store.TAIL
+    data = store.read(path, merkle.MAX_BUNDLE_BYTES) or b""
     if data:
         _check_mode(path, folder)
-    entries, _ = unpack(data)
+    entries, _ = merkle.unpack(data)
     full: list[Tile] = []
     whole = 0
     _check_head(folder, levels, head)
@@ -509,7 +481,7 @@ def _replay_tail(folder: Path, name: LogName, levels: Levels, head: Checkpoint |
             raise AuditError(path, f"record {seq} is not as it was written: {error}", hint=HINT) from error
         if (record.seq, record.party, record.run) != (seq, name.party, name.run):
             raise AuditError(path, f"record {seq} is of another place or another log", hint=HINT)
-        full = levels.append(leaf_hash(entry))
+        full = levels.append(merkle.leaf_hash(entry))
         whole += 2 + len(entry)
         _check_head(folder, levels, head)
     if head is not None and head.size > levels.size:
@@ -530,7 +502,7 @@ def _not_signed(folder: Path) -> AuditError:
 
 
 def _check_mode(path: Path, folder: Path) -> None:
-    with disk_errors(path, "read"):
+    with store.disk_errors(path, "read"):
         mode = path.stat().st_mode & 0o7777
     if mode & 0o077:
         hint = f"run: chmod -R go= {folder}; it may have been changed, so verify it"

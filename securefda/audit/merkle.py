@@ -63,8 +63,7 @@ def inclusion_proof(index: int, size: int, subtree: Subtree) -> tuple[bytes, ...
         size: number of leaves of the tree.
         subtree: asked only for complete subtrees within the first ``size`` leaves, O(log size) times.
 
-    Raises:
-        ValueError: the tree has no such leaf.
+    Raises ValueError if the tree has no such leaf.
     """
     if not 0 <= index < size:
         raise ValueError(f"a tree of {size} leaves has no leaf {index}")
@@ -83,8 +82,7 @@ def inclusion_proof(index: int, size: int, subtree: Subtree) -> tuple[bytes, ...
 def check_inclusion(leaf: bytes, index: int, size: int, proof: Sequence[bytes], root: bytes) -> None:
     """Check that a leaf is at ``index`` of the tree with this size and root (RFC 9162, 2.1.3.2).
 
-    Raises:
-        ProofError: the proof does not show it.
+    Raises ProofError if the proof does not show it.
     """
     _check_sizes(proof, leaf, root)
     if not 0 <= index < size:
@@ -120,8 +118,7 @@ def consistency_proof(old: int, new: int, subtree: Subtree) -> tuple[bytes, ...]
     Returns:
         The proof; empty where ``old`` is 0 or ``new``, which need none.
 
-    Raises:
-        ValueError: ``old`` is larger than ``new``, or negative.
+    Raises ValueError if ``old`` is larger than ``new``, or negative.
     """
     if not 0 <= old <= new:
         raise ValueError(f"a tree of {new} leaves does not begin with {old}")
@@ -144,8 +141,7 @@ def consistency_proof(old: int, new: int, subtree: Subtree) -> tuple[bytes, ...]
 def check_consistency(old: int, old_root: bytes, new: int, new_root: bytes, proof: Sequence[bytes]) -> None:
     """Check that the tree with the new size and root begins with all leaves of the old one (RFC 9162, 2.1.4.2).
 
-    Raises:
-        ProofError: the proof does not show it.
+    Raises ProofError if the proof does not show it.
     """
     _check_sizes(proof, old_root, new_root)
     if not 0 <= old <= new:
@@ -270,8 +266,7 @@ class Levels:
         rows: hashes of the unfinished tile of each level, the lowest first, as many as ``size`` says.
         size: number of leaves.
 
-    Raises:
-        ValueError: the rows are not those of a tree of this size.
+    Raises ValueError if the rows are not those of a tree of this size.
     """
 
     __slots__ = ("_rows", "size")

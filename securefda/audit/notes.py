@@ -65,8 +65,7 @@ class NoteKey:
         kind: ``ED25519`` or ``COSIGNATURE_V1``.
         public: raw Ed25519 public key, 32 bytes.
 
-    Raises:
-        NoteError: one is not so.
+    Raises NoteError if a value is not of its form.
     """
 
     name: str
@@ -90,8 +89,7 @@ class NoteKey:
 class Signature:
     """One signature line: the name and the id (4 bytes) of the key, and what it signed with, at least 1 byte.
 
-    Raises:
-        NoteError: a value that no line can hold.
+    Raises NoteError if no line can hold a value.
     """
 
     name: str
@@ -129,8 +127,7 @@ class Note:
         text: UTF-8 that ends in a newline, without other control characters.
         signatures: at least one; no two name the same key.
 
-    Raises:
-        NoteError: it cannot be written down so.
+    Raises NoteError if it cannot be written down so.
     """
 
     text: str
@@ -179,8 +176,7 @@ class Note:
         Returns:
             The keys that signed, in the order of the lines.
 
-        Raises:
-            SignatureError: one is wrong, or there is none.
+        Raises SignatureError if one is wrong, or there is none.
         """
         known = {(key.name, key.key_id): key for key in keys}
         signers = []
@@ -204,8 +200,7 @@ class Checkpoint:
         root: root of the tree over them, 32 bytes.
         extensions: further lines, none of them empty; we write none.
 
-    Raises:
-        NoteError: one is not so.
+    Raises NoteError if a value is not of its form.
     """
 
     origin: str
@@ -252,8 +247,7 @@ def cosign(text: str, name: str, key: Ed25519PrivateKey, time: int) -> Signature
         key: its key.
         time: seconds of Unix time, 0 to 2**63 - 1.
 
-    Raises:
-        NoteError: no checkpoint, a malformed name, or such a time.
+    Raises NoteError if the text is no checkpoint, or the name or the time is not of its form.
     """
     Checkpoint.parse(text)
     if not 0 <= time <= _LARGEST:
@@ -268,8 +262,7 @@ def check_signature(text: str, signature: Signature, key: NoteKey) -> int:
     Returns:
         The time of a cosignature in seconds of Unix time; 0 of a plain signature.
 
-    Raises:
-        SignatureError: it is not by this key over this text.
+    Raises SignatureError if it is not by this key over this text.
     """
     time, value, signed = 0, signature.value, text.encode()
     if key.kind == COSIGNATURE_V1:
@@ -336,8 +329,7 @@ class LogName:
         party: site id of the site that writes the log, of the same form.
         run: run id, of the same form.
 
-    Raises:
-        ValueError: a name has another form.
+    Raises ValueError if a name has another form.
     """
 
     federation: str

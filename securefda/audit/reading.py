@@ -213,8 +213,7 @@ class LogFolder:
             index: place of the record.
             size: of the checkpoint, one of `heads`; the newest where not given.
 
-        Raises:
-            AuditError: there is no such checkpoint, it does not cover the record, or a file cannot be read.
+        Raises AuditError if there is no such checkpoint, it does not cover the record, or a file cannot be read.
         """
         head = self.head(size)
         if head is None:
@@ -269,8 +268,7 @@ def looks_like_log(folder: Path) -> bool:
 def find_logs(root: Path) -> list[Path]:
     """The folders at or below ``root`` that look like logs, sorted; links and deeply nested folders are not followed.
 
-    Raises:
-        NoLog: ``root`` is no folder, or one below cannot be read.
+    Raises NoLog if ``root`` is no folder, or one below cannot be read.
     """
     if not root.is_dir():
         raise NoLog(root, "is no folder", hint="name a folder with logs in it")
@@ -295,8 +293,7 @@ def logs_at(place: Path, run: str = "") -> list[Path]:
         place: what the user named. Its last part may be the beginning of a run id.
         run: only logs of the run whose id begins like this.
 
-    Raises:
-        NoLog: there is none, or the beginning is of several runs; the hint lists what there is.
+    Raises NoLog if there is none, or the beginning is of several runs; the hint lists what there is.
     """
     try:
         if not place.exists() and place.parent.is_dir():

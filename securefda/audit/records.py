@@ -483,8 +483,7 @@ class Record:
 def encode_record(seq: int, time: str, party: str, run: str, entry: Entry) -> bytes:
     """Encode a record as `Record.to_bytes` does, without checking its number, time and names again.
 
-    Raises:
-        RecordError: the record would be longer than ``MAX_RECORD_BYTES``.
+    Raises RecordError if the record would be longer than ``MAX_RECORD_BYTES``.
     """
     values = _SORTED((seq, time, party, run, *_OF_ENTRY(entry)))
     data = (_TEMPLATE % tuple(write(value) for write, value in zip(_WRITERS, values, strict=True))).encode("ascii")

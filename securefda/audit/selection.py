@@ -68,8 +68,7 @@ def parse_filter(
 ) -> Filter:
     """The filter of these options.
 
-    Raises:
-        ConfigError: a direction, level or type is none, or a time cannot be read; the hint lists what there is.
+    Raises ConfigError if a direction, level or type is none, or a time cannot be read; the hint lists what there is.
     """
     wanted = Filter(
         frozenset(peers or ()),
@@ -87,11 +86,7 @@ def parse_filter(
 
 
 def require_peers(wanted: Filter, folder: Path) -> None:
-    """Refuse a peer that is neither in the log's roster nor in a record of the log.
-
-    Raises:
-        ConfigError: ``--peer``: the hint lists what there is.
-    """
+    """Raise ConfigError for a peer that is neither in the log's roster nor in a record; the hint lists the others."""
     if not wanted.peers:
         return
     try:

@@ -48,7 +48,6 @@ class HeaderSaid:
         levels: site id of each participant -> ``"individual"``, ``"cohort"`` or ``"sum"``.
         threshold, sum_quorum, cohort_quorum: as in the header.
         fewest_at_sum: sources in the smallest sum at ``sum`` to which each of them sees by itself.
-        norm_cap: whether a norm cap holds.
         graph: of a session of SFDA-SA/2, if it is one.
         shows: what it shows a source, by the name of its level.
         adds: what a source adds to a sum: ``"update"`` or ``"moments"``.
@@ -68,7 +67,6 @@ class HeaderSaid:
     sum_quorum: int
     fewest_at_sum: int
     cohort_quorum: int
-    norm_cap: bool
     graph: m.GraphTerms | None
     shows: Mapping[str, str]
     adds: str
@@ -145,8 +143,7 @@ class StatementReader:
         Args:
             data: the message as ``encode_signed`` writes it.
 
-        Raises:
-            WireError: the bytes are not exactly one valid signed message.
+        Raises WireError if the bytes are not exactly one valid signed message.
         """
         message = wire.decode_signed(data)
         envelope, index = message.envelope, message.sender
@@ -190,7 +187,6 @@ class StatementReader:
             sum_quorum=body.sum_quorum,
             fewest_at_sum=body.fewest_at_sum,
             cohort_quorum=body.cohort_quorum,
-            norm_cap=body.norm_cap is not None,
             graph=body.graph,
             shows={level.label: shown_by(body, level) for level in m.Visibility},
             adds=added_under(body),

@@ -12,18 +12,8 @@ from types import MappingProxyType
 from typing import Final
 
 from securefda import disk
-from securefda.audit.merkle import (
-    HASH_BYTES,
-    HEIGHT,
-    MAX_BUNDLE_BYTES,
-    WIDTH,
-    Subtree,
-    bundle_path,
-    complete_root,
-    hashes_of,
-    root_of,
-    tile_path,
-)
+from securefda.audit import merkle
+from securefda.audit.merkle import WIDTH, Subtree
 from securefda.errors import SecureFdaError
 
 make_folder = disk.make_folder
@@ -80,8 +70,7 @@ def checkpoint_sizes(folder: Path) -> list[int]:
 def read(path: Path, limit: int) -> bytes | None:
     """Return the contents of a regular file; None if there is none.
 
-    Raises:
-        AuditError: it is no regular file, has more than ``limit`` bytes, or cannot be read.
+    Raises AuditError if it is no regular file, has more than ``limit`` bytes, or cannot be read.
     """
     with disk_errors(path, "read"):
         try:
@@ -103,8 +92,7 @@ def read(path: Path, limit: int) -> bytes | None:
 def write(path: Path, data: bytes) -> None:
     """Write a file, and the folders above it, as `securefda.disk.write_file` does.
 
-    Raises:
-        AuditError: it cannot be written; the old file is untouched.
+    Raises AuditError if it cannot be written; the old file is untouched.
     """
     with disk_errors(path, "written"):
         make_folder(path.parent)
@@ -117,8 +105,7 @@ def publish(path: Path, public: Path) -> None:
     The name itself is not forced: `securefda.audit.log.recover` puts it right. Where a file system knows no second
     names, it is a copy.
 
-    Raises:
-        AuditError: it cannot be written; the old file is untouched.
+    Raises AuditError if it cannot be written; the old file is untouched.
     """
     passing = public.with_name(f".{public.name}.new")
     with disk_errors(public, "written"):
@@ -141,21 +128,20 @@ def remove_folder(path: Path) -> None:
 
 def read_bundle(folder: Path, index: int, width: int = WIDTH) -> bytes | None:
     """Return the contents of an entry bundle; None if there is none. Raises AuditError."""
-    return read(folder / bundle_path(index, width), MAX_BUNDLE_BYTES)
+    return read(folder / merkle.bundle_path(index, width), merkle.MAX_BUNDLE_BYTES)
 
 
 def read_tile(folder: Path, level: int, index: int, width: int = WIDTH) -> list[bytes]:
     """Return the first ``width`` hashes of a tile, from the partial tile or, if that is gone, from the full one.
 
-    Raises:
-        AuditError: there is neither, or it has another length.
+    Raises AuditError if there is neither, or it has another length.
     """
-    path = folder / tile_path(level, index, width)
-    data = read(path, WIDTH * HASH_BYTES)
+    path = folder / merkle.tile_path(level, index, width)
+    data = read(path, WIDTH * merkle.HASH_BYTES)
     if data is None and width < WIDTH:
-        data = read(folder / tile_path(level, index), WIDTH * HASH_BYTES)
+        data = read(folder / merkle.tile_path(level, index), WIDTH * merkle.HASH_BYTES)
     try:
-        hashes = hashes_of(data or b"")
+        hashes = merkle.hashes_of(data or b"")
     except ValueError as error:
         raise AuditError(path, "is missing, or no tile", hint="put the log back as it was written") from error
     if len(hashes) not in (width, WIDTH):
@@ -172,21 +158,21 @@ def subtrees(folder: Path, size: int, unfinished: Mapping[str, bytes] = MappingP
 
     @lru_cache(maxsize=32)
     def tile(level: int, index: int) -> list[bytes]:
-        width = min(WIDTH, (size >> HEIGHT * level) - index * WIDTH)
-        held = unfinished.get(tile_path(level, index, width))
+        width = min(WIDTH, (size >> merkle.HEIGHT * level) - index * WIDTH)
+        held = unfinished.get(merkle.tile_path(level, index, width))
         if held is not None:
-            return hashes_of(held)
+            return merkle.hashes_of(held)
         return read_tile(folder, level, index, width)
 
     def subtree(height: int, index: int) -> bytes:
-        level, above = divmod(height, HEIGHT)
+        level, above = divmod(height, merkle.HEIGHT)
         first = index << above
         hashes = tile(level, first // WIDTH)
-        return complete_root(hashes[first % WIDTH : first % WIDTH + (1 << above)])
+        return merkle.complete_root(hashes[first % WIDTH : first % WIDTH + (1 << above)])
 
     return subtree
 
 
 def root_at(folder: Path, size: int) -> bytes:
     """Root of the first ``size`` leaves, as the tiles have it. Raises AuditError."""
-    return root_of(size, subtrees(folder, size))
+    return merkle.root_of(size, subtrees(folder, size))

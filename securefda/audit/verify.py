@@ -34,36 +34,24 @@ from securefda.audit.store import (
 from securefda.text import counted
 
 Kind = Literal[
-    "unreadable",
-    "truncated",
-    "torn",
-    "edited",
-    "reordered",
-    "deleted",
-    "inserted",
-    "forked",
-    "replayed",
+    "unreadable",  # a file is missing, too long, or no checkpoint, tile or record; also a record that was signed so.
+    "truncated",  # there are fewer records than the newest checkpoint of the log signs.
+    "torn",  # the last record is not whole, and no checkpoint covers it: what a crash leaves. The writer cuts it off.
+    "edited",  # a record, or a file that is made of them, is not what was signed.
+    "reordered",  # a record was moved.
+    "deleted",  # a record was taken out.
+    "inserted",  # a record was put in.
+    "forked",  # the log's key signed two trees of which neither begins with the other.
+    "replayed",  # this is another log, or an earlier state of this one than another site holds a checkpoint of.
+    # a checkpoint is not signed by the party, or a known witness' line under it is not by that witness.
     "bad-signature",
-    "wrong-party",
-    "newer-version",
+    "wrong-party",  # this is the log of another party.
+    "newer-version",  # a later release wrote it.
+    # too few witnesses vouch for the newest records. A holder of the log's key could have made them.
     "missing-cosignature",
-    "wrong-roster",
+    "wrong-roster",  # the roster at hand is not that of the log (`securefda.audit.verification`).
 ]
-"""Kinds of findings.
-
-- unreadable: a file is missing, too long, or no checkpoint, tile or record; also a record that was signed so.
-- truncated: there are fewer records than the newest checkpoint of the log signs.
-- torn: the last record is not whole, and no checkpoint covers it: what a crash leaves. The writer cuts it off.
-- edited: a record, or a file that is made of them, is not what was signed.
-- reordered, deleted, inserted: a record was moved, taken out or put in.
-- forked: the log's key signed two trees of which neither begins with the other.
-- replayed: this is another log, or an earlier state of this one than another site holds a checkpoint of.
-- bad-signature: a checkpoint is not signed by the party, or a known witness' line under it is not by that witness.
-- wrong-party: this is the log of another party.
-- newer-version: a later release wrote it.
-- missing-cosignature: too few witnesses vouch for the newest records. A holder of the log's key could have made them.
-- wrong-roster: the roster at hand is not that of the log (`securefda.audit.verification`).
-"""
+"""Kinds of findings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +142,7 @@ class HeadReader:
     def read(self, folder: Path) -> list[Head]:
         """Return all checkpoints of a log, the smallest first. Of two copies of one, the better witnessed counts.
 
-        Raises:
-            Unfit: a checkpoint cannot be read, belongs to another log, or is not signed as it claims.
+        Raises Unfit if a checkpoint cannot be read, belongs to another log, or is not signed as it claims.
         """
         heads: list[Head] = []
         try:
@@ -178,8 +165,7 @@ class HeadReader:
     def known(self, notes: Sequence[bytes]) -> list[Head]:
         """Return the checkpoints of this log that others hold, the smallest first.
 
-        Raises:
-            ValueError: a note is no checkpoint of this log signed by the party, so it proves nothing.
+        Raises ValueError if a note is no checkpoint of this log signed by the party, so it proves nothing.
         """
         try:
             return sorted((self._check(note, 0) for note in notes), key=lambda head: head.size)
@@ -492,8 +478,7 @@ def verify_log(
         known: checkpoints of this log that others hold, as notes.
         progress: called now and then with how many records were read, and how many the newest checkpoint covers.
 
-    Raises:
-        ValueError: ``keys`` has no key of the party, or a known checkpoint is none of this log by this party.
+    Raises ValueError if ``keys`` has no key of the party, or a known checkpoint is none of this log by this party.
     """
     if name.party not in keys:
         raise ValueError(f"there is no public key of {name.party}")

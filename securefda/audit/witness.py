@@ -163,8 +163,7 @@ class Witness:
 
         ``max_colluders`` is the number of sources that may collude according to this site's policy.
 
-        Raises:
-            CheckpointError: the header has another checkpoint, or too few have cosigned it.
+        Raises CheckpointError if the header has another checkpoint, or too few have cosigned it.
         """
         note, head = self._signed_by(self._roster.target.index, header.previous_checkpoint)
         if self._memory.cosigned(head.origin) != (head.size, head.root):

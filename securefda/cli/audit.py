@@ -178,9 +178,9 @@ def report(
 
     The page is written whatever the logs are; exit code 13 says that something is wrong with them.
     """
-    from securefda.audit.report.file import said_of, write_audit_page
+    from securefda.audit.report.file import write_audit_page
 
-    _print(output, said_of(write_audit_page(folder, out, run, roster, now(), require_all=require_all)))
+    _print(output, write_audit_page(folder, out, run, roster, now(), require_all=require_all))
 
 
 @app.command("reconcile")

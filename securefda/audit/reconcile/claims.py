@@ -80,8 +80,7 @@ def prove(claim: Claim, members: Members) -> str:
     session, the header that should continue it, and, if that header continues an older result, this result and the
     header of its session. A bad checkpoint has the header. A forked log has two notes instead.
 
-    Raises:
-        NotProved: the evidence does not prove the claim.
+    Raises NotProved if the evidence does not prove the claim.
     """
     proof = PROOFS.get(claim.kind)
     if proof is None:
@@ -198,23 +197,17 @@ def _forked_log(claim: Claim, members: Members) -> str:
 
 
 PROOFS: Final[Mapping[str, Callable[[Claim, Members], str]]] = {
+    # a target signed two headers of one attempt or in one session, or two lists or results in one session; or a source
+    # signed two different messages of one type in one view of a session.
     "equivocation": _equivocation,
-    "double-release": _double_release,
-    "threshold": _threshold,
-    "broken-chain": _broken_chain,
+    "double-release": _double_release,  # two masked inputs of one source in one view of a session.
+    "threshold": _threshold,  # an unsound threshold in a header, or fewer survivors than it allows.
+    "broken-chain": _broken_chain,  # a header that does not continue the last result.
+    # a header without a checkpoint of the target's log that enough others have cosigned.
     "bad-checkpoint": _bad_checkpoint,
-    "forked-log": _forked_log,
+    "forked-log": _forked_log,  # two checkpoints of one size with different roots.
 }
-"""Each kind of claim, and what checks it.
-
-- equivocation: a target signed two headers of one attempt or in one session, or two lists or results in one session; or
-  a source signed two different messages of one type in one view of a session.
-- double-release: two masked inputs of one source in one view of a session.
-- threshold: a header with an unsound threshold, or survivors that are fewer than the header allows.
-- broken-chain: a header that does not continue the last result.
-- bad-checkpoint: a header without a checkpoint of the target's log that enough others have cosigned.
-- forked-log: two checkpoints of one size with different roots.
-"""
+"""Each kind of claim, and what checks it."""
 
 
 def header_fault(header: HeaderSaid) -> str:

@@ -171,8 +171,7 @@ class Evidenced:
 def write_evidence(file: Path, runs: Sequence[ReconciledRun]) -> Evidenced:
     """Write the claims that signed messages prove. If several runs have some, each run has a file that ends in its id.
 
-    Raises:
-        ConfigError: ``--evidence``: the file exists, or cannot be written.
+    Raises ConfigError if the file exists, or cannot be written.
     """
     proved = [(run, exhibits) for run in runs if (exhibits := exhibits_of(run.outcome.findings))]
     if not proved:

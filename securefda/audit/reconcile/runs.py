@@ -73,8 +73,7 @@ def reconcile(
         statements: the same messages, to look up evidence.
         required: the sites whose logs are required.
 
-    Raises:
-        ValueError: two logs belong to one party, or one belongs to no member.
+    Raises ValueError if two logs belong to one party, or one belongs to no member.
     """
     run = RunLogs(logs, members, transcript, required)
     if len(run.parties) != len(logs) or not run.parties <= set(members.keys):

@@ -12,64 +12,46 @@ from securefda.audit.records import Record
 from securefda.audit.statements import Statement
 
 RunKind = Literal[
+    # a log is not what its party signed, or too few others vouch for it; nothing behind that place is used.
     "unverified-log",
-    "unreadable-log",
-    "strange-log",
-    "missing-log",
-    "forked-log",
-    "roster-differs",
+    "unreadable-log",  # a folder has the files of a log, and they cannot be read as one.
+    "strange-log",  # a log is of a site that the roster does not have, or of another federation.
+    "missing-log",  # a site took part, and its log is not here.
+    "forked-log",  # a party signed two trees, or cosigned one that the other's log does not have.
+    "roster-differs",  # a log, or a header, is of another roster.
+    # several rosters lie with the logs, and the user vouches for none. Under a made-up one any site could be accused,
+    # so this is the only finding of the run.
     "rosters-in-doubt",
-    "policy-not-logged",
-    "equivocation",
-    "double-release",
-    "threshold",
-    "broken-chain",
+    "policy-not-logged",  # a source took part without a record of its policy since it started.
+    "equivocation",  # two different messages of one type where there must be one.
+    "double-release",  # two releases of one source in a round; proved only of one view of a session.
+    "threshold",  # numbers of a header, or of survivors, signatures or shares, with which no sum may be opened.
+    "broken-chain",  # a header does not continue the last result.
+    # a header without the target's cosigned checkpoint, or another one than its receiver had cosigned.
     "bad-checkpoint",
+    # one log has a message as received that its sender's log has not as sent; which of the two is wrong, the message
+    # does not show: it may be of another run.
     "never-sent",
-    "records-differ",
+    "records-differ",  # both ends have the message, with other numbers.
+    # a party went on as only a site does that has a message, or has burnt the fuse, and its log has no record of it.
     "missing-record",
-    "unmask-differs",
+    "unmask-differs",  # a source signed, or released shares for, other survivors than it was shown.
+    # a record says of a message that it discloses something else than its header makes it disclose.
     "disclosure-differs",
-    "not-allowed",
+    "not-allowed",  # an update left without a decision of the policy that allows it.
+    # a source kept another final model than that of the last result, or one that the headers leave to none.
     "wrong-model",
-    "wrong-epsilon",
-    "ledger-went-back",
+    "wrong-epsilon",  # epsilon is not what the charges in the log come to.
+    "ledger-went-back",  # a privacy ledger has no more rows than before.
+    # a message that a site keeps beside its log is not what its record says, see `kept_check`. The log itself may be
+    # sound; no site is accused, since the file does not say who changed it.
     "evidence-damaged",
     "evidence-missing",
     "evidence-differs",
     "evidence-unrecorded",
     "evidence-moved",
 ]
-"""Kinds of findings.
-
-- unverified-log: a log is not what its party signed, or too few others vouch for it; nothing behind that place is used.
-- unreadable-log: a folder has the files of a log, and they cannot be read as one.
-- strange-log: a log is of a site that the roster does not have, or of another federation.
-- missing-log: a site took part, and its log is not here.
-- forked-log: a party signed two trees, or cosigned one that the other's log does not have.
-- roster-differs: a log, or a header, is of another roster.
-- rosters-in-doubt: several rosters lie with the logs, and the user vouches for none. Under a made-up one any site could
-  be accused, so this is the only finding of the run.
-- policy-not-logged: a source took part without a record of its policy since it started.
-- equivocation: two different messages of one type where there must be one.
-- double-release: two releases of one source in a round; proved only of one view of a session.
-- threshold: numbers of a header, or of survivors, signatures or shares, with which no sum may be opened.
-- broken-chain: a header does not continue the last result.
-- bad-checkpoint: a header without the target's cosigned checkpoint, or another one than its receiver had cosigned.
-- never-sent: one log has a message as received that its sender's log has not as sent; which of the two is wrong, the
-  message does not show: it may be of another run.
-- records-differ: both ends have the message, with other numbers.
-- missing-record: a party went on as only a site does that has a message, or has burnt the fuse, and its log has no
-  record of it.
-- unmask-differs: a source signed, or released shares for, other survivors than it was shown.
-- disclosure-differs: a record says of a message that it discloses something else than its header makes it disclose.
-- not-allowed: an update left without a decision of the policy that allows it.
-- wrong-model: a source kept another final model than that of the last result, or one that the headers leave to none.
-- wrong-epsilon: epsilon is not what the charges in the log come to.
-- ledger-went-back: a privacy ledger has no more rows than before.
-- evidence-...: a message that a site keeps beside its log is not what its record says, see `kept_check`. The log itself
-  may be sound; no site is accused, since the file does not say who changed it.
-"""
+"""Kinds of findings."""
 
 STEPS: Final[Mapping[str, int]] = {
     name: place

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -11,7 +10,7 @@ from securefda.audit.reading import NoLog, looks_like_log
 from securefda.audit.reconcile.outcome import error_of, history_json, verdict_json
 from securefda.audit.reconcile.verdict import finding_line
 from securefda.audit.report.page import GENERATOR, render_page
-from securefda.audit.report.sources import LogState, Sources, read_sources
+from securefda.audit.report.sources import LogState, read_sources
 from securefda.audit.report.words import verification_text
 from securefda.audit.verification import Outcome
 from securefda.disk import require_new
@@ -24,18 +23,10 @@ _MARK: Final = f'<meta name="generator" content="{GENERATOR}">'.encode()
 _HEAD_BYTES: Final = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
-    """A page, and what it is made from."""
-
-    page: Path
-    sources: Sources
-
-
 def write_audit_page(
     folder: Path, out: Path | None, run: str, roster: Path | None, made: datetime, *, require_all: bool | None = None
-) -> Written:
-    """Read the logs at or below ``folder`` and write the page.
+) -> Outcome:
+    """Read the logs at or below ``folder`` and write the page. The outcome has the error that ``reconcile`` has.
 
     Args:
         folder: a run folder, a kit, a log, or any folder with logs in it.
@@ -56,42 +47,36 @@ def write_audit_page(
     require_new("--out", page, replaces=lambda data: _MARK in data[:_HEAD_BYTES])
     sources = read_sources(folder, run, roster, require_all=require_all)
     replace_file(page, render_page(sources, made).encode("utf-8"))
-    return Written(page, sources)
-
-
-def said_of(written: Written) -> Outcome:
-    """Return the outcome of ``securefda audit report`` on a written page. Its error is that of ``reconcile``."""
-    sources = written.sources
     reconciled, verdict = sources.reconciled, sources.verdict
     data = {
-        "page": str(written.page),
+        "page": str(page),
         "run": sources.run,
         "federation": sources.keys.federation,
         "roster": {"digest": sources.keys.digest, "from": sources.keys.where_from, "ca": sources.keys.ca or None},
         "logs": [_log_data(log) for log in sources.logs],
-        "missing": list(sources.missing),
+        "missing": list(reconciled.missing),
         "compared": len(reconciled.logs) > 1,
-        "findings": [finding_line(one) for one in reconciled.outcome.findings],
+        "findings": [*map(finding_line, reconciled.outcome.findings)],
     }
     data |= verdict_json(verdict) | history_json(sources.history)
     error = error_of(sources.found, None, everything=True)
     if error is not None:
-        error.hint = f"{written.page} was written and says what is wrong"
+        error.hint = f"{page} was written and says what is wrong"
         return Outcome(data, "", error)
-    return Outcome(data, f"{printable(str(written.page))}\n{printable(verdict.text)}")
+    return Outcome(data, f"{printable(str(page))}\n{printable(verdict.text)}")
 
 
 def _log_data(log: LogState) -> dict[str, Any]:
-    found = log.verification
+    verified = log.verification
     return {
         "party": log.party,
         "folder": log.folder,
-        "state": log.problem if log.problem and found.finding is None else verification_text(found),
+        "state": log.problem if log.problem and verified.finding is None else verification_text(verified),
         "sound": log.is_sound,
         "records": log.tables.records,
-        "size": found.size,
-        "covered": found.covered,
-        "root": found.root.hex(),
-        "witnesses": list(found.witnesses),
+        "size": verified.size,
+        "covered": verified.covered,
+        "root": verified.root.hex(),
+        "witnesses": list(verified.witnesses),
         "kept_messages": log.kept.to_json(),
     }

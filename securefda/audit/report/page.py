@@ -13,31 +13,9 @@ from typing import Final
 from securefda import __version__
 from securefda.audit.reconcile.history import MOST_UNFINISHED_IN_A_ROW, MOST_UNFINISHED_RUNS_A_DAY
 from securefda.audit.reconcile.verdict import finding_line, gathered
-from securefda.audit.report.charts import bytes_chart, epsilon_chart, epsilon_table, norm_cap_table, run_charts
+from securefda.audit.report import charts, sections, words
 from securefda.audit.report.overview import all_flows, unreported
-from securefda.audit.report.sections import (
-    bytes_table,
-    flows_table,
-    incidents_table,
-    logs_table,
-    matrix_table,
-    policies,
-    rounds_table,
-    runs_table,
-    shows_target,
-    shows_update,
-    sites_table,
-    timeline_table,
-)
 from securefda.audit.report.sources import Sources
-from securefda.audit.report.words import (
-    CONTRIBUTIONS,
-    OF_HEADERS,
-    contributions_in,
-    contributions_text,
-    moment_text,
-    span_text,
-)
 from securefda.pages.html import static_page
 from securefda.pages.parts import Charts, Facts, Fold, Line, Lines, Page, Part, Section, State, Tiles, Tone
 from securefda.text import counted, names
@@ -130,7 +108,7 @@ def render_page(sources: Sources, made: datetime) -> str:
     under = (
         f"run {sources.run}",
         _period(sources),
-        f"This page was made on {moment_text(made)} by securefda {__version__}.",
+        f"This page was made on {words.moment_text(made)} by securefda {__version__}.",
     )
     page = Page(f"Audit of federation {federation}", under, state, list(_sections(sources, made)))
     return static_page(page, f"Audit of run {sources.run} of {federation}", GENERATOR)
@@ -141,27 +119,32 @@ def _sections(sources: Sources, made: datetime) -> Iterator[Section]:
     said, proves = "What the run disclosed, and what the sites recorded", "What this page proves, and what it does not"
     yield Section("said", said, [_plain(facts_of(sources))], short="What was disclosed")
     yield Section("proves", proves, [_plain(PROVES)], short="What this proves")
-    federation: list[Part] = [sites_table(sources), *_policies(sources)]
+    federation: list[Part] = [sections.sites_table(sources), *_policies(sources)]
     yield Section("federation", "The federation and its policies", federation, short="Federation and policies")
-    yield Section("all-runs", "All runs of these sites", [_ALL_RUNS, runs_table(sources)], short="All runs")
+    yield Section("all-runs", "All runs of these sites", [_ALL_RUNS, sections.runs_table(sources)], short="All runs")
     who = (
         "Each site's disclosures are those that its own log recorded before they left. The target also discloses: the "
         "model goes to every source."
     )
-    matrix = matrix_table(sources)
-    disclosures: list[Part] = [who, *([matrix] if matrix else []), flows_table(sources), rounds_table(sources)]
+    matrix = sections.matrix_table(sources)
+    disclosures: list[Part] = [
+        who,
+        *([matrix] if matrix else []),
+        sections.flows_table(sources),
+        sections.rounds_table(sources),
+    ]
     yield Section("disclosures", "Who disclosed what to whom", disclosures, short="Disclosures")
-    yield Section("timeline", "Timeline", [timeline_table(sources)], short="Timeline")
+    yield Section("timeline", "Timeline", [sections.timeline_table(sources)], short="Timeline")
     yield Section("privacy", "Epsilon of each site against its limit", _epsilon(sources), short="Epsilon")
     yield Section("weights", "β and caps", _weights(sources), short="β and caps")
-    chart = bytes_chart(sources)
-    volume: list[Part] = [*([Charts([chart])] if chart else []), bytes_table(sources.tables)]
+    chart = charts.bytes_chart(sources)
+    volume: list[Part] = [*([Charts([chart])] if chart else []), sections.bytes_table(sources.tables)]
     yield Section("bytes", "Bytes", volume, short="Bytes")
     accusation = (
         "An accusation is what the accusing site's software concluded from a check that failed. The signed messages "
         "beside its log are the evidence; a refusal by policy accuses no site."
     )
-    trouble: list[Part] = [accusation, incidents_table(sources)]
+    trouble: list[Part] = [accusation, sections.incidents_table(sources)]
     yield Section("trouble", "Alarms, aborts and refusals", trouble, short="Alarms and refusals")
     yield Section("verification", "Verification", list(_verification(sources)), short="Verification")
     yield Section("glossary", "Glossary", [Facts(GLOSSARY)], short="Glossary")
@@ -175,14 +158,14 @@ def _sections(sources: Sources, made: datetime) -> Iterator[Section]:
 
 
 def _policies(sources: Sources) -> Iterator[Part]:
-    words, unexplained = policies(sources)
-    for place, (sites, explained) in enumerate(words):
+    known, unexplained = sections.policies(sources)
+    for place, (sites, explained) in enumerate(known):
         same = f" The policies of {', '.join(sites[1:])} say the same." if len(sites) > 1 else ""
         parts = [_plain(lines, heading) for heading, lines in explained.parts()]
         yield Fold(f"policy-{place}", f"{explained.summary}{same}", parts)
     if unexplained:
         yield f"{unexplained} more policies are known and not written out here: securefda policy explain says them."
-    if not words:
+    if not known:
         yield (
             "No policy file that a log names lies beside it, so policies cannot be put in words here. What the sites "
             "did under them is in the tables below; securefda policy explain says what a policy file means."
@@ -194,25 +177,25 @@ def _epsilon(sources: Sources) -> list[Part]:
         "Epsilon bounds how much all that left a site can tell of any one of its rows; smaller is less. It counts "
         "rounds with noise only."
     )
-    chart, table = epsilon_chart(sources), epsilon_table(sources)
+    chart, table = charts.epsilon_chart(sources), charts.epsilon_table(sources)
     return [bounds, *([Charts([chart])] if chart else []), table or "No log here records a charge."]
 
 
 def _weights(sources: Sources) -> list[Part]:
     parts = list[Part]()
-    if norms := norm_cap_table(sources):
+    if norms := charts.norm_cap_table(sources):
         told = (
             "For the caps, each source tells the other sources of the sum how large its contribution is, per layer and "
             "on a coarse grid. The target relays these norm reports sealed and cannot read them."
         )
         parts += [norms, told]
-    charts, no_charts = run_charts(sources)
-    if charts:
+    drawn, no_charts = charts.run_charts(sources)
+    if drawn:
         unsigned = (
             "The figures below are from the target's run folder (metrics.jsonl and the sources' own lines beside it). "
             "They are not signed, and no log vouches for them."
         )
-        return [*parts, unsigned, Charts(charts)]
+        return [*parts, unsigned, Charts(drawn)]
     if no_charts:
         return [*parts, f"There are no figures of β: {no_charts}."]
     if sources.record is not None:
@@ -223,7 +206,7 @@ def _weights(sources: Sources) -> list[Part]:
 
 def _verification(sources: Sources) -> Iterator[Part]:
     outcome = sources.reconciled.outcome
-    yield logs_table(sources)
+    yield sections.logs_table(sources)
     if len(sources.reconciled.logs) < 2:
         yield (
             "There is one log here only, and nothing to compare it with; it was compared with its own signed messages."
@@ -267,21 +250,21 @@ _PUBLISHED: Final[Mapping[str, str]] = {
 def facts_of(sources: Sources) -> Iterator[str]:
     """Yield what the run disclosed and what the sites recorded, in one or two sentences each, without a judgement."""
     flows = all_flows(sources.tables)
-    bare = [flow for flow in flows if shows_update(flow) and not shows_target(flow)]
-    summed = [flow for flow in flows if flow.level != "individual" and flow.what in CONTRIBUTIONS]
+    bare = [flow for flow in flows if sections.shows_update(flow) and not sections.shows_target(flow)]
+    summed = [flow for flow in flows if flow.level != "individual" and flow.what in words.CONTRIBUTIONS]
     if bare:
         whose = names(sorted({flow.discloser for flow in bare}))
-        yield f"{contributions_text(bare)} left in clear, of {whose}."
+        yield f"{words.contributions_text(bare)} left in clear, of {whose}."
     if summed:
         fewest = counted(min(flow.fewest for flow in summed), "source")
-        yield f"{contributions_text(summed)} left only under masks, in sums over at least {fewest}."
+        yield f"{words.contributions_text(summed)} left only under masks, in sums over at least {fewest}."
     if any(flow.what == "moments" for flow in flows):
         yield "Second moments are sums over a site's rows of products of their features and labels, once in a run."
     if not bare and not summed:
         yield "No update of a source is recorded as disclosed by a log that is here."
     if unreported(sources.tables):
         yield "Models or updates of sites without a log here were received; at which level, only their own logs say."
-    if disclosing := [flow for flow in flows if shows_target(flow)]:
+    if disclosing := [flow for flow in flows if sections.shows_target(flow)]:
         count = counted(sum(flow.messages for flow in disclosing), "message")
         whom = names(sorted({flow.receiver for flow in disclosing}))
         what = sorted({_PUBLISHED[flow.what] for flow in disclosing})
@@ -332,9 +315,9 @@ def _tiles(sources: Sources) -> list[tuple[str, str, str]]:
     sound = len({log.party for log in sources.logs if log.is_sound})
     rounds = len({span.round for party in sources.tables for span in party.spans})
     flows = all_flows(sources.tables)
-    bare = sum(flow.messages for flow in flows if shows_update(flow) and not shows_target(flow))
-    masked = sum(flow.messages for flow in flows if flow.level != "individual" and flow.what in CONTRIBUTIONS)
-    counts, what = _incident_counts(sources), contributions_in(flows)
+    bare = sum(flow.messages for flow in flows if sections.shows_update(flow) and not sections.shows_target(flow))
+    masked = sum(flow.messages for flow in flows if flow.level != "individual" and flow.what in words.CONTRIBUTIONS)
+    counts, what = _incident_counts(sources), words.contributions_in(flows)
     tiles = [
         (f"{sound} of {len(sources.keys.roles)}", "sites whose log is here and verifies"),
         (f"{rounds:,}", "rounds in these logs"),
@@ -350,14 +333,15 @@ def _period(sources: Sources) -> str:
     times = [(party.first, party.last) for party in sources.tables if party.first]
     if not times:
         return "No record that counts."
-    return (
-        f"{span_text(min(first for first, _ in times), max(last for _, last in times))} UTC, by the sites' own clocks"
-    )
+    span = words.span_text(min(first for first, _ in times), max(last for _, last in times))
+    return f"{span} UTC, by the sites' own clocks"
 
 
 def _about_the_page(sources: Sources, made: datetime) -> list[tuple[str, str]]:
     began = [dict(mark.detail) for party in sources.tables for mark in party.milestones if mark.kind == "run-began"]
-    said = {key: sorted({facts[key] for facts in began} - {OF_HEADERS}) for key in ("task", "strategy", "release")}
+    said = {
+        key: sorted({facts[key] for facts in began} - {words.OF_HEADERS}) for key in ("task", "strategy", "release")
+    }
     keys = sources.keys
     return [
         ("Run", sources.run),
@@ -367,5 +351,5 @@ def _about_the_page(sources: Sources, made: datetime) -> list[tuple[str, str]]:
         ("Roster from", _WHERE_FROM[keys.where_from]),
         *((("CA of the kit", f"fingerprint {keys.ca}, {keys.ca_file}"),) if keys.ca else ()),
         ("Records counted", f"{sum(party.records for party in sources.tables):,}"),
-        ("Page made", f"{moment_text(made)}, securefda {__version__}"),
+        ("Page made", f"{words.moment_text(made)}, securefda {__version__}"),
     ]

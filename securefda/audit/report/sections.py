@@ -7,33 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 from securefda.audit.reconcile.history import left_lines
 from securefda.audit.reconcile.own_logs import HONEST
-from securefda.audit.report.overview import (
-    alike,
-    all_flows,
-    flows_by_round,
-    round_groups,
-    shortened,
-    timeline,
-    unreported,
-)
+from securefda.audit.report import overview, words
 from securefda.audit.report.party_tables import Flow, Incident, PartyTables
 from securefda.audit.report.sources import LogState, Sources
-from securefda.audit.report.words import (
-    cell_text,
-    ending_text,
-    event_text,
-    incident_kind,
-    incident_rounds,
-    level_text,
-    rounds_text,
-    span_lines,
-    span_text,
-    time_text,
-    updates_text,
-    verification_text,
-    what_text,
-    witnesses_text,
-)
 from securefda.pages.parts import Cell, Line, Table, Tone, cell
 from securefda.text import counted, human_bytes, names
 
@@ -58,8 +34,8 @@ def runs_table(sources: Sources) -> Table:
         (
             one.run,
             one.party,
-            time_text(one.began) if one.began else "–",
-            cell(ending_text(one), care=one.ended in ("failed", "no end", "not known")),
+            words.time_text(one.began) if one.began else "–",
+            cell(words.ending_text(one), care=one.ended in ("failed", "no end", "not known")),
             f"{one.headers:,}",
             f"{one.finished:,}",
             cell(f"{one.lost:,}", care=one.lost > 0),
@@ -108,13 +84,13 @@ def policies(sources: Sources) -> tuple[list[tuple[list[str], Explanation]], int
         elif log.party not in same:
             same.append(log.party)
     count = sum(role == "source" for role in sources.keys.roles.values())
-    words = [(who, explain(policy, who[0], count)) for policy, who in sites[:MOST_EXPLAINED]]
-    return words, max(0, len(sites) - MOST_EXPLAINED)
+    explained = [(who, explain(policy, who[0], count)) for policy, who in sites[:MOST_EXPLAINED]]
+    return explained, max(0, len(sites) - MOST_EXPLAINED)
 
 
 def matrix_table(sources: Sources) -> Table | None:
     """Return the total disclosures from site to site; None for no sites, or too many."""
-    flows, arrivals = all_flows(sources.tables), unreported(sources.tables)
+    flows, arrivals = overview.all_flows(sources.tables), overview.unreported(sources.tables)
     disclosers = {flow.discloser for flow in flows} | {item.sender for item in arrivals}
     receivers = {flow.receiver for flow in flows} | {item.receiver for item in arrivals}
     order = [*sources.keys.roles, *sorted((disclosers | receivers) - set(sources.keys.roles))]
@@ -123,7 +99,9 @@ def matrix_table(sources: Sources) -> Table | None:
         return None
     cells: dict[tuple[str, str], list[Line]] = {}
     for flow in flows:
-        cells.setdefault((flow.discloser, flow.receiver), []).append((_tone(flow.level, flow.what), cell_text(flow)))
+        cells.setdefault((flow.discloser, flow.receiver), []).append(
+            (_tone(flow.level, flow.what), words.cell_text(flow))
+        )
     for item in arrivals:
         line = f"{item.messages:,} × {item.type}, as only the receiver says"
         cells.setdefault((item.sender, item.receiver), []).append(("strong", line))
@@ -134,13 +112,13 @@ def matrix_table(sources: Sources) -> Table | None:
 
 def flows_table(sources: Sources) -> Table:
     """Return the disclosures as a list: what, at which level and how often."""
-    found, arrivals = alike(all_flows(sources.tables)), unreported(sources.tables)
+    found, arrivals = overview.alike(overview.all_flows(sources.tables)), overview.unreported(sources.tables)
     rows: list[Sequence[Cell]] = [
         (
             names(item.disclosers),
             names(item.receivers),
-            what_text(item.what),
-            [(_tone(item.level, item.what), level_text(item))],
+            words.what_text(item.what),
+            [(_tone(item.level, item.what), words.level_text(item))],
             f"{item.messages:,}",
             f"{item.rounds:,}",
         )
@@ -164,19 +142,14 @@ def flows_table(sources: Sources) -> Table:
 
 def rounds_table(sources: Sources) -> Table:
     """Disclosures round by round; rounds alike are one row."""
-    groups = round_groups(sources.tables)
+    groups = overview.round_groups(sources.tables)
     rows = []
     for group in groups[:MOST_GROUPS]:
         lines: list[Line] = [
-            (
-                _tone(item.level, item.what),
-                f"{names(item.disclosers)} to {names(item.receivers)}: {what_text(item.what)}; {level_text(item)}"
-                + (f" ({item.messages} messages each)" if item.messages > 1 else ""),
-            )
-            for item in alike(group.flows)
+            (_tone(item.level, item.what), words.alike_text(item)) for item in overview.alike(group.flows)
         ]
         more: list[Line] = [("", f"and {len(lines) - MOST_LINES} more kinds")] if len(lines) > MOST_LINES else []
-        rows.append((rounds_text(group.rounds), [*lines[:MOST_LINES], *more]))
+        rows.append((words.rounds_text(group.rounds), [*lines[:MOST_LINES], *more]))
     left = sum(len(group.rounds) for group in groups[MOST_GROUPS:])
     note = f"{counted(left, 'more round')} of other kinds are not listed." if left else ""
     caption = "Disclosures by round"
@@ -185,13 +158,13 @@ def rounds_table(sources: Sources) -> Table:
 
 def timeline_table(sources: Sources) -> Table:
     """Return the events of the run in order, by the parties' clocks."""
-    moments, left = shortened(timeline(sources.tables), MOST_MOMENTS)
-    by_round = flows_by_round(sources.tables)
+    moments, left = overview.shortened(overview.timeline(sources.tables), MOST_MOMENTS)
+    by_round = overview.flows_by_round(sources.tables)
     rows = []
     for moment in moments:
-        updates = updates_text(by_round.get(moment.round, ())) if moment.kind == "round" else ""
-        what = cell(event_text(moment, updates), care=moment.kind in ("alarm", "aborted"))
-        rows.append((cell(*span_lines(moment.time, moment.until)), what, _who(moment.parties, sources)))
+        updates = words.updates_text(by_round.get(moment.round, ())) if moment.kind == "round" else ""
+        what = cell(words.event_text(moment, updates), care=moment.kind in ("alarm", "aborted"))
+        rows.append((cell(*words.span_lines(moment.time, moment.until)), what, _who(moment.parties, sources)))
     note = f"{counted(left, 'more entry', 'more entries')} are not listed, most of them rounds." if left else ""
     head = ("time, UTC", "what", "as its log says")
     return Table(head, rows, key="events", caption="What happened when", note=note, broad={1})
@@ -266,7 +239,7 @@ def _log_row(log: LogState) -> tuple[Cell, ...]:
     if (left := len(log.kept.findings) - MOST_LINES) > 0:
         lost.append(("failed", f"and {left} more: securefda audit verify lists them"))
     state: Tone = "" if found.finding is None else "care" if found.finding.kind in HONEST else "failed"
-    lines: list[Line] = [(state, verification_text(found))]
+    lines: list[Line] = [(state, words.verification_text(found))]
     lines += [("failed", log.problem)] if log.problem else []
     lines += [("", note) for note in (*found.notes, *log.kept.notes)]
     if log.kept.judged and not lost:
@@ -279,7 +252,7 @@ def _log_row(log: LogState) -> tuple[Cell, ...]:
         f"{found.size:,}",
         f"{found.covered:,}",
         found.root.hex() or "–",
-        cell(witnesses_text(found), care=not found.witnesses),
+        cell(words.witnesses_text(found), care=not found.witnesses),
         log.folder,
     )
 
@@ -291,7 +264,7 @@ def _log_and_policy(log: LogState | None, role: str) -> tuple[Cell, Cell]:
     if not log.is_sound:
         found = log.verification.finding
         is_honest = found is not None and found.kind in HONEST and not log.problem and not log.kept.findings
-        what = verification_text(log.verification).partition(" (")[0] if is_honest else "not as it should be"
+        what = words.verification_text(log.verification).partition(" (")[0] if is_honest else "not as it should be"
         here = [("care" if is_honest else "failed", f"{what}, see Verification")]
     if not log.policy.loaded:
         return here, "none: a target has none" if role == "target" else "its log names none"
@@ -303,14 +276,14 @@ def _log_and_policy(log: LogState | None, role: str) -> tuple[Cell, Cell]:
 
 def _incident_row(incident: Incident) -> tuple[Cell, ...]:
     return (
-        cell(incident_kind(incident.kind), care=incident.kind in ("alarm", "aborted")),
+        cell(words.incident_kind(incident.kind), care=incident.kind in ("alarm", "aborted")),
         incident.check or "–",
         names(incident.accused) or "–",
         incident.party,
         incident.peer or "–",
-        incident_rounds(incident),
+        words.incident_rounds(incident),
         f"{incident.count:,}",
-        span_text(incident.first, incident.last) if incident.count > 1 else time_text(incident.first),
+        words.span_text(incident.first, incident.last) if incident.count > 1 else words.time_text(incident.first),
     )
 
 

@@ -77,15 +77,13 @@ class Sources:
     """All data of a page.
 
     Attributes:
-        root: the folder that was named.
         found: the reconciled run, which is the only one, and all runs together.
         verdict: on both.
         logs: of the run, in roster order.
-        record: the target's run folder; None if ``root`` is not one, or belongs to another run.
-        record_problem: one line that says why there is none, if ``root`` looks like one.
+        record: the target's run folder; None if the folder that was named is not one, or belongs to another run.
+        record_problem: one line that says why there is none, if that folder looks like one.
     """
 
-    root: Path
     found: ReconciledRuns
     verdict: Verdict
     logs: tuple[LogState, ...]
@@ -117,25 +115,11 @@ class Sources:
         """The tables of the logs, one for each party."""
         return tuple(log.tables for log in self.logs if not log.is_copy)
 
-    @property
-    def missing(self) -> tuple[str, ...]:
-        """Sites of the roster whose log is not here, in its order."""
-        return self.reconciled.missing
-
 
 def read_sources(root: Path, run: str = "", roster: Path | None = None, *, require_all: bool | None = None) -> Sources:
     """Reconcile the logs of a run at or below ``root``, and read what they say.
 
-    Args:
-        root: a log, a kit, a run folder or any folder with logs in it.
-        run: which run, where there are logs of several: its id, or the beginning of it.
-        roster: file of the roster that the user trusts; else that of a kit, else the logs' own.
-        require_all: as of `securefda.audit.reconcile.runs.reconcile_folder`.
-
-    Raises:
-        NoLog: there is none that can be read.
-        ConfigError: ``--run``: there are logs of several runs, or none of that one; there is no roster.
-        CertificateError: a kit's files are of two federations.
+    Arguments and errors are those of `securefda.audit.reconcile.runs.reconcile_folder`.
     """
     found = reconcile_runs(root, run, roster, require_all=require_all, only_one=True)
     reconciled = found.runs[0]
@@ -146,7 +130,7 @@ def read_sources(root: Path, run: str = "", roster: Path | None = None, *, requi
     order = {site: place for place, site in enumerate(reconciled.keys.roles)}
     states.sort(key=lambda state: (order[state.party], state.is_copy, state.folder))
     record, problem = _run_record(root, reconciled.members.run)
-    return Sources(root, found, verdict_of(found), tuple(states), record, problem)
+    return Sources(found, verdict_of(found), tuple(states), record, problem)
 
 
 def _state(root: Path, log: PartyLog, keys: Keys) -> LogState:

@@ -112,6 +112,13 @@ def level_text(flow: Flow | Alike) -> str:
     }.get(flow.level, flow.level)
 
 
+def alike_text(flows: Alike) -> str:
+    """Flows that differ in one end only, on one line."""
+    each = f" ({flows.messages} messages each)" if flows.messages > 1 else ""
+    ends = f"{names(flows.disclosers)} to {names(flows.receivers)}"
+    return f"{ends}: {what_text(flows.what)}; {level_text(flows)}{each}"
+
+
 def cell_text(flow: Flow) -> str:
     """A flow in a cell of the matrix."""
     over = "in clear" if flow.level == "individual" else f"in a {flow.level} of ≥ {flow.fewest}"
