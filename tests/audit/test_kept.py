@@ -12,11 +12,20 @@ from securefda.audit.kept import FILE, KeptMessages, read_kept
 from securefda.audit.store import AuditError
 
 
-def test_messages_come_back_as_they_came(tmp_path: Path) -> None:
-    kept = KeptMessages(tmp_path)
-    for message in (b"second", b"outside", b"second", b"tenth"):
+def keep(folder: Path, *messages: bytes) -> None:
+    """What a process keeps that starts, and ends."""
+    kept = KeptMessages(folder)
+    for message in messages:
         kept.keep(message)
     kept.close()
+
+
+def cut(folder: Path, count: int) -> None:
+    os.truncate(folder / FILE, (folder / FILE).stat().st_size - count)
+
+
+def test_messages_come_back_as_they_came(tmp_path: Path) -> None:
+    keep(tmp_path, b"second", b"outside", b"second", b"tenth")
 
     assert list(read_kept(tmp_path)) == [b"second", b"outside", b"second", b"tenth"]
     assert stat.S_IMODE((tmp_path / FILE).stat().st_mode) == 0o600
@@ -26,28 +35,20 @@ def test_a_log_without_kept_messages_has_none(tmp_path: Path) -> None:
     assert list(read_kept(tmp_path)) == []
 
 
-@pytest.mark.parametrize("cut", [1, 8, 12])
-def test_messages_behind_one_that_a_crash_tore_are_kept_whole(tmp_path: Path, cut: int) -> None:
-    kept = KeptMessages(tmp_path)
-    kept.keep(b"whole")
-    kept.keep(b"not whole")
-    kept.close()
-    file = tmp_path / FILE
-    os.truncate(file, file.stat().st_size - cut)
-    restarted = KeptMessages(tmp_path)
-    restarted.keep(b"behind")
-    restarted.close()
+@pytest.mark.parametrize("count", [1, 3, 6, 8, 12])
+def test_a_message_that_a_crash_tore_is_left_out_and_those_behind_it_are_kept_whole(tmp_path: Path, count: int) -> None:
+    keep(tmp_path, b"whole", b"not whole")
+    cut(tmp_path, count)
+    assert list(read_kept(tmp_path)) == [b"whole"]
+    keep(tmp_path, b"behind")
 
     assert list(read_kept(tmp_path)) == [b"whole", b"behind"]
 
 
 def test_what_each_of_many_crashes_left_is_read_in_its_order(tmp_path: Path) -> None:
     for number in range(4):
-        kept = KeptMessages(tmp_path)
-        kept.keep(b"whole %d" % number)
-        kept.keep(b"not whole")
-        kept.close()
-        os.truncate(tmp_path / FILE, (tmp_path / FILE).stat().st_size - 1)
+        keep(tmp_path, b"whole %d" % number, b"not whole")
+        cut(tmp_path, 1)
 
     names = {file.name for file in tmp_path.iterdir()}
     assert names == {FILE, "messages-0001.bin", "messages-0002.bin", "messages-0003.bin"}
@@ -64,25 +65,18 @@ def test_half_of_a_message_that_a_full_disk_took_is_cut_off(tmp_path: Path, monk
         kept.keep(b"not whole")
     monkeypatch.undo()
     kept.close()
-    again = KeptMessages(tmp_path)
-    again.keep(b"behind")
-    again.close()
+    keep(tmp_path, b"behind")
 
     assert list(read_kept(tmp_path)) == [b"whole", b"behind"]
 
 
 def test_no_start_takes_away_what_a_file_holds_behind_a_length_that_was_changed(tmp_path: Path) -> None:
-    kept = KeptMessages(tmp_path)
-    for number in range(5):
-        kept.keep(b"message %d" % number)
-    kept.close()
+    keep(tmp_path, *(b"message %d" % number for number in range(5)))
     changed = bytearray((tmp_path / FILE).read_bytes())
     changed[2 * (4 + 9)] = 0x7F
     (tmp_path / FILE).write_bytes(changed)
-    for later in (b"later", b"and later"):
-        restarted = KeptMessages(tmp_path)
-        restarted.keep(later)
-        restarted.close()
+    keep(tmp_path, b"later")
+    keep(tmp_path, b"and later")
 
     assert changed in [file.read_bytes() for file in tmp_path.iterdir()]
     found = read_kept(tmp_path)
@@ -92,23 +86,9 @@ def test_no_start_takes_away_what_a_file_holds_behind_a_length_that_was_changed(
 
 
 def test_zeros_that_a_power_cut_left_end_a_file(tmp_path: Path) -> None:
-    kept = KeptMessages(tmp_path)
-    kept.keep(b"whole")
-    kept.close()
+    keep(tmp_path, b"whole")
     with (tmp_path / FILE).open("ab") as file:
         file.write(bytes(64))
-
-    assert list(read_kept(tmp_path)) == [b"whole"]
-
-
-@pytest.mark.parametrize("cut", [1, 3, 6])
-def test_what_a_crash_left_of_a_message_is_left_out(tmp_path: Path, cut: int) -> None:
-    kept = KeptMessages(tmp_path)
-    kept.keep(b"whole")
-    kept.keep(b"not whole")
-    kept.close()
-    file = tmp_path / FILE
-    os.truncate(file, file.stat().st_size - cut)
 
     assert list(read_kept(tmp_path)) == [b"whole"]
 
@@ -148,7 +128,5 @@ def test_after_a_message_that_did_not_fit_none_is_kept_until_reopened(
             act()
     kept.close()
 
-    again = KeptMessages(tmp_path)
-    again.keep(b"next")
-    again.close()
+    keep(tmp_path, b"next")
     assert list(read_kept(tmp_path)) == [b"first", b"next"]

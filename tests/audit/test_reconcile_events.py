@@ -7,17 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from run_builder import (
-    DELTA,
-    NOISE,
-    RATE,
-    STEPS,
-    TARGET,
-    Passing,
-    Run,
-    digest,
-    read_together,
-)
+from run_builder import DELTA, NOISE, RATE, STEPS, TARGET, Passing, Run, digest, read_together
 from run_lies import A, B, C, first
 
 from securefda.audit.reconcile.suspicion import RunFinding
@@ -39,31 +29,35 @@ class Unsaid(Run):
         return (None if self.facts is None else facts | self.facts) if fits else facts
 
 
-def unsaid(
-    folder: Path, kind: str, facts: dict[str, Any] | None, number: int = 1, site: str = A
-) -> tuple[RunFinding, ...]:
-    lie = Unsaid(folder)
+ROSTER = {"roster": digest("roster").hex()}
+
+
+@pytest.mark.parametrize(
+    ("kind", "facts", "number", "site", "finding", "step", "accused"),
+    [
+        ("release-fuse-burnt", None, 2, A, "missing-record", "release-fuse-burnt", (A,)),
+        ("survivors-signed", {"survivors": [A, C]}, 1, A, "unmask-differs", "survivors-signed", (A,)),
+        ("unmask-shares-released", {"survivors": [A, C]}, 1, A, "unmask-differs", "unmask-shares-released", (A,)),
+        ("caps-computed", {"caps": "ab" * 32}, 1, B, "records-differ", "caps-computed", (A, B, TARGET)),
+        ("run-began", ROSTER, 0, TARGET, "roster-differs", "run-began", ()),
+        ("policy-loaded", None, 0, C, "policy-not-logged", "Join", (C,)),
+        ("checkpoint-cosigned", {"size": 3}, 0, B, "forked-log", "Cosigned", (B, TARGET)),
+    ],
+)
+def test_an_event_that_is_not_as_it_was_or_not_written_is_found(
+    kind: str,
+    facts: dict[str, Any] | None,
+    number: int,
+    site: str,
+    finding: str,
+    step: str,
+    accused: tuple[str, ...],
+    tmp_path: Path,
+) -> None:
+    lie = Unsaid(tmp_path)
     lie.kind, lie.facts, lie.number, lie.site = kind, facts, number, site
-    return read_together(lie.write()).findings
 
-
-def test_a_release_without_a_burnt_fuse_is_found(tmp_path: Path) -> None:
-    findings = unsaid(tmp_path, "release-fuse-burnt", None, number=2)
-
-    assert first(findings) == ("missing-record", "release-fuse-burnt", 2, (A,), False)
-
-
-@pytest.mark.parametrize("kind", ["survivors-signed", "unmask-shares-released"])
-def test_signatures_and_shares_for_other_survivors_than_were_shown_are_found(kind: str, tmp_path: Path) -> None:
-    findings = unsaid(tmp_path, kind, {"survivors": [A, C]})
-
-    assert first(findings) == ("unmask-differs", kind, 1, (A,), False)
-
-
-def test_sources_that_work_out_different_caps_are_found(tmp_path: Path) -> None:
-    findings = unsaid(tmp_path, "caps-computed", {"caps": digest("other caps").hex()}, site=B)
-
-    assert first(findings) == ("records-differ", "caps-computed", 1, (A, B, TARGET), False)
+    assert first(read_together(lie.write()).findings) == (finding, step, number, accused, False)
 
 
 class Released(Unsaid):
@@ -86,34 +80,19 @@ def test_a_target_that_writes_down_which_features_it_sends_is_not_suspected(tmp_
     assert released(tmp_path, {}) == ()
 
 
-def test_features_that_a_target_sends_and_does_not_write_down_are_found(tmp_path: Path) -> None:
-    assert first(released(tmp_path, None)) == ("missing-record", "features-released", 2, (TARGET,), False)
-
-
-@pytest.mark.parametrize("other", [{"rows": 1}, {"width": 4}, {"features": "ab" * 32}], ids=str)
-def test_other_features_than_the_header_names_are_found(other: dict[str, Any], tmp_path: Path) -> None:
-    findings = released(tmp_path, other)
-
-    assert first(findings) == ("records-differ", "Header", 2, (TARGET,), False)
-
-
-def test_a_log_of_another_roster_is_found_and_accuses_nobody(tmp_path: Path) -> None:
-    findings = unsaid(tmp_path, "run-began", {"roster": digest("roster").hex()}, number=0, site=TARGET)
-
-    assert first(findings) == ("roster-differs", "run-began", 0, (), False)
-
-
-def test_a_source_that_joins_without_saying_its_policy_is_found(tmp_path: Path) -> None:
-    findings = unsaid(tmp_path, "policy-loaded", None, number=0, site=C)
-
-    assert first(findings) == ("policy-not-logged", "Join", 0, (C,), False)
-
-
-def test_a_cosigned_checkpoint_that_its_log_does_not_have_is_found(tmp_path: Path) -> None:
-    findings = unsaid(tmp_path, "checkpoint-cosigned", {"size": 3}, number=0, site=B)
-
-    assert findings[0].kind == "forked-log"
-    assert findings[0].accused == (B, TARGET)
+@pytest.mark.parametrize(
+    ("facts", "finding", "step"),
+    [
+        (None, "missing-record", "features-released"),
+        ({"rows": 1}, "records-differ", "Header"),
+        ({"width": 4}, "records-differ", "Header"),
+        ({"features": "ab" * 32}, "records-differ", "Header"),
+    ],
+)
+def test_features_that_a_target_writes_down_otherwise_or_not_at_all_are_found(
+    facts: dict[str, Any] | None, finding: str, step: str, tmp_path: Path
+) -> None:
+    assert first(released(tmp_path, facts)) == (finding, step, 2, (TARGET,), False)
 
 
 class Policies(Run):

@@ -6,17 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from run_builder import (
-    KEYS,
-    SOURCES,
-    TARGET,
-    Passing,
-    Run,
-    digest,
-    folder_of,
-    read_together,
-    sign,
-)
+from run_builder import KEYS, SOURCES, TARGET, Passing, Run, digest, folder_of, read_together, sign
 from run_lies import A, B, C, Lie, but, first, lying
 
 from securefda.audit import notes
@@ -51,37 +41,24 @@ def test_an_unsound_threshold_in_a_header_accuses_the_target(
     assert first(tuple(findings)) == ("threshold", "Header", number, (TARGET,), True)
 
 
-def test_a_header_with_another_model_than_the_last_result_accuses_the_target(tmp_path: Path) -> None:
-    findings = with_header(tmp_path, 2, model_digest=digest("another model"))
+@pytest.mark.parametrize(
+    ("number", "changes", "kind", "accused"),
+    [
+        (2, {"model_digest": digest("another model")}, "broken-chain", (TARGET,)),
+        (3, {"previous_result_digest": b""}, "broken-chain", (TARGET,)),
+        (3, {"previous_result_digest": digest("no result")}, "broken-chain", (TARGET,)),
+        (1, {"previous_result_digest": digest("no result")}, "broken-chain", ()),  # it may not have been kept
+        (2, {"roster_digest": digest("roster")}, "roster-differs", ()),
+        (2, {"previous_checkpoint": b""}, "bad-checkpoint", (TARGET,)),
+    ],
+)
+def test_a_header_that_is_not_as_it_should_be_accuses_who_must_have_signed_it(
+    number: int, changes: dict[str, Any], kind: str, accused: tuple[str, ...], tmp_path: Path
+) -> None:
+    findings = with_header(tmp_path, number, **changes)
 
-    assert first(findings) == ("broken-chain", "Header", 2, (TARGET,), True)
-    assert len(findings) == 1
-
-
-@pytest.mark.parametrize("previous", [b"", digest("no result")])
-def test_a_header_that_does_not_continue_the_last_result_accuses_the_target(previous: bytes, tmp_path: Path) -> None:
-    findings = with_header(tmp_path, 3, previous_result_digest=previous)
-
-    assert first(findings) == ("broken-chain", "Header", 3, (TARGET,), True)
-
-
-def test_a_first_header_that_continues_a_result_accuses_nobody(tmp_path: Path) -> None:
-    findings = with_header(tmp_path, 1, previous_result_digest=digest("no result"))
-
-    assert first(findings) == ("broken-chain", "Header", 1, (), False)
-
-
-def test_a_header_of_another_roster_is_found_and_accuses_nobody(tmp_path: Path) -> None:
-    findings = with_header(tmp_path, 2, roster_digest=digest("roster"))
-
-    assert first(findings) == ("roster-differs", "Header", 2, (), False)
-
-
-def test_a_header_without_a_checkpoint_accuses_the_target(tmp_path: Path) -> None:
-    findings = with_header(tmp_path, 2, previous_checkpoint=b"")
-
-    assert first(findings) == ("bad-checkpoint", "Header", 2, (TARGET,), True)
-    assert len(findings) == 1
+    assert first(findings) == (kind, "Header", number, accused, bool(accused))
+    assert {one.kind for one in findings} == {kind}
 
 
 def test_a_header_whose_checkpoint_too_few_have_cosigned_accuses_the_target(tmp_path: Path) -> None:
@@ -149,26 +126,20 @@ def edited(folder: Path, site: str) -> None:
     tail.write_bytes(data[:at] + data[at:].replace(b'"type":"ShareBundle"', b'"type":"ShareBundlf"', 1))
 
 
-def test_an_edited_log_comes_first_and_what_it_lacks_is_not_judged(tmp_path: Path) -> None:
+@pytest.mark.parametrize("unsigned", [(), (A,)])
+def test_an_edited_log_is_found_also_behind_one_that_nobody_signed_and_what_it_lacks_is_not_judged(
+    unsigned: tuple[str, ...], tmp_path: Path
+) -> None:
     Run(tmp_path).write()
     edited(tmp_path, B)
 
-    found = read_together(tmp_path)
+    found = read_together(tmp_path, unsigned=unsigned)
+    notices = list(map(str, found.notices))
 
     assert first(found.findings) == ("unverified-log", "", 0, (B,), False)
     assert len(found.findings) == 1
-    assert f"{B}: what its log lacks was not judged, since it fails by itself" in map(str, found.notices)
-
-
-def test_an_edited_log_is_found_behind_one_that_nobody_signed(tmp_path: Path) -> None:
-    Run(tmp_path).write()
-    edited(tmp_path, B)
-
-    found = read_together(tmp_path, unsigned=(A,))
-
-    assert [(one.kind, one.accused) for one in found.findings] == [("unverified-log", (B,))]
-    assert any(notice.startswith(f"{A}: no site has a checkpoint of its log") for notice in map(str, found.notices))
-    assert f"{B}: what its log lacks was not judged, since it fails by itself" in map(str, found.notices)
+    assert any(line.startswith(f"{A}: no site has a checkpoint of its log") for line in notices) == bool(unsigned)
+    assert f"{B}: what its log lacks was not judged, since it fails by itself" in notices
 
 
 def test_a_fork_of_a_log_between_two_peers_is_found_and_proved_by_the_two_checkpoints(tmp_path: Path) -> None:

@@ -8,15 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from run_builder import (
-    TARGET,
-    Passing,
-    Run,
-    badly_signed,
-    digest,
-    read_together,
-    sign,
-)
+from run_builder import TARGET, Passing, Run, badly_signed, digest, read_together, sign
 from run_lies import A, B, C, Lie, but, first, lying
 
 from securefda.protocol import messages as m
@@ -33,19 +25,13 @@ def test_logs_of_an_honest_run_give_no_finding(tmp_path: Path) -> None:
     assert found.counts["epsilons recomputed"] == 9
 
 
-@pytest.mark.parametrize("kind", ["Advertise", "MaskedInput", "SurvivorSignature"])
+@pytest.mark.parametrize("kind", ["Advertise", "ShareBundle", "MaskedInput", "SurvivorSignature"])
 def test_a_message_that_its_sender_did_not_log_sets_two_logs_against_each_other(kind: str, tmp_path: Path) -> None:
     findings = lying(tmp_path, kind, but(logs_sent=False), number=2, sender=B)
 
     assert first(findings) == ("never-sent", kind, 2, (B, TARGET), False)
     assert len(findings) == 1
     assert [mark.party for mark in findings[0].records] == [TARGET]
-
-
-def test_a_message_that_nobody_kept_accuses_one_of_the_two(tmp_path: Path) -> None:
-    findings = lying(tmp_path, "ShareBundle", but(logs_sent=False), sender=B)
-
-    assert first(findings) == ("never-sent", "ShareBundle", 1, (B, TARGET), False)
 
 
 def test_an_invented_message_with_a_wrong_signature_does_not_accuse_its_alleged_sender(tmp_path: Path) -> None:
@@ -58,17 +44,20 @@ def test_an_invented_message_with_a_wrong_signature_does_not_accuse_its_alleged_
     assert first(findings) == ("never-sent", "Refusal", 1, (B, TARGET), False)
 
 
-def test_who_goes_on_without_a_record_of_what_it_needs_is_accused(tmp_path: Path) -> None:
-    findings = lying(tmp_path, "KeyList", but(logs_received=False), receiver=A)
+@pytest.mark.parametrize(
+    ("kind", "number", "ends", "sides"),
+    [
+        ("KeyList", 1, {"receiver": A}, (A, TARGET)),
+        ("MaskedInput", 2, {"sender": C}, (TARGET, C)),  # the target lists C as a survivor
+    ],
+)
+def test_who_goes_on_without_a_record_of_what_it_needs_is_accused(
+    kind: str, number: int, ends: dict[str, str], sides: tuple[str, str], tmp_path: Path
+) -> None:
+    findings = lying(tmp_path, kind, but(logs_received=False), number=number, **ends)
 
-    assert first(findings) == ("missing-record", "KeyList", 1, (A,), False)
-    assert findings[0].sides == (A, TARGET)
-
-
-def test_a_target_that_lists_a_survivor_whose_input_its_log_lacks_is_accused(tmp_path: Path) -> None:
-    findings = lying(tmp_path, "MaskedInput", but(logs_received=False), sender=C, number=2)
-
-    assert first(findings) == ("missing-record", "MaskedInput", 2, (TARGET,), False)
+    assert first(findings) == ("missing-record", kind, number, sides[:1], False)
+    assert findings[0].sides == sides
 
 
 def test_a_message_that_was_lost_on_the_way_is_no_finding_but_is_said(tmp_path: Path) -> None:
@@ -140,12 +129,20 @@ def test_a_source_that_claims_to_have_been_shown_something_else_accuses_nobody_a
     assert first(findings) == ("equivocation", "KeyList", 1, (C, TARGET), False)
 
 
-def test_a_source_that_signs_two_lists_of_survivors_is_accused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "body", "finding"),
+    [
+        ("SurvivorSignature", m.SurvivorSignature(digest("others")), "equivocation"),
+        ("MaskedInput", m.MaskedInput(digest("other"), 16), "double-release"),
+    ],
+)
+def test_a_source_that_signs_two_of_what_must_be_one_is_accused(
+    kind: str, body: Any, finding: str, tmp_path: Path
+) -> None:
     def change(passing: Passing) -> Iterable[Passing]:
         envelope = passing.message.envelope
-        other = sign(B, m.SurvivorSignature(digest("others")), envelope.session_id, envelope.context)
-        return [passing, replace(passing, message=other)]
+        return [passing, replace(passing, message=sign(B, body, envelope.session_id, envelope.context))]
 
-    findings = lying(tmp_path, "SurvivorSignature", change, sender=B)
+    findings = lying(tmp_path, kind, change, number=2, sender=B)
 
-    assert first(findings) == ("equivocation", "SurvivorSignature", 1, (B,), True)
+    assert first(findings) == (finding, kind, 2, (B,), True)

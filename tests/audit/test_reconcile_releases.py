@@ -67,17 +67,6 @@ def test_a_source_that_releases_in_two_attempts_of_a_round_is_found_and_not_accu
     assert [(one.round, one.accused, one.claim) for one in found] == [(number, (A, TARGET), None)]
 
 
-def test_a_second_input_in_one_session_is_a_second_release(tmp_path: Path) -> None:
-    def change(passing: Passing) -> Iterable[Passing]:
-        envelope = passing.message.envelope
-        other = sign(B, m.MaskedInput(digest("other"), 16), envelope.session_id, envelope.context)
-        return [passing, replace(passing, message=other)]
-
-    findings = lying(tmp_path, "MaskedInput", change, sender=B, number=2)
-
-    assert first(findings) == ("double-release", "MaskedInput", 2, (B,), True)
-
-
 def test_a_target_that_invents_a_second_release_does_not_make_the_source_guilty(tmp_path: Path) -> None:
     def change(passing: Passing) -> Iterable[Passing]:
         envelope = passing.message.envelope
