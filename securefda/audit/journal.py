@@ -379,10 +379,10 @@ def added_under(header: Header) -> str:
 
 def shown_by(header: Header, level: Visibility) -> str:
     """Return what a header shows a source at this level, in the words of disclosures: the model and target data."""
-    beside = ["target-features"] if header.features is not None else []
+    shown = ["target-features"] if header.features is not None else []
     if header.published_digest and level is Visibility.SUM:
-        beside.append("gap-gradient" if header.gap_gradient_digest else "target-update")
-    return "-and-".join(["model", *beside])
+        shown.append("gap-gradient" if header.gap_gradient_digest else "target-update")
+    return "-and-".join(["model", *shown])
 
 
 def _decision(body: Body) -> Decision | None:

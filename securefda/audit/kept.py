@@ -176,9 +176,7 @@ def kept_files(folder: Path) -> list[Path]:
     """
     with disk_errors(folder, "read"):
         files = list(folder.iterdir()) if folder.is_dir() else []
-    numbered = [
-        (int(found[1]) if found[1] else math.inf, file) for file in files if (found := _NAME.fullmatch(file.name))
-    ]
+    numbered = [(int(name[1]) if name[1] else math.inf, file) for file in files if (name := _NAME.fullmatch(file.name))]
     return [file for _, file in sorted(numbered)]
 
 

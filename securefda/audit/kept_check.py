@@ -42,13 +42,9 @@ _SIGNATURE_BYTES: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class KeptFinding:
-    """A fault in the evidence.
+    """A fault in the evidence, in one line that names the record, the file, the place in it and what is lost.
 
-    Attributes:
-        kind: one of `EvidenceKind`.
-        what: one line that names the record, the file, the place in it and what is lost.
-        index: the 0-based index of the record; None if the finding is about no record.
-        entry: the entry of that record, or None.
+    ``index`` and ``entry`` are those of the record; None if the finding is about no record.
     """
 
     kind: EvidenceKind
@@ -62,13 +58,10 @@ class KeptFinding:
 
 @dataclass(frozen=True, slots=True)
 class KeptVerdict:
-    """The result of the comparison.
+    """The result of the comparison: the number of whole messages, and findings in the order of the records.
 
-    Attributes:
-        messages: the number of whole messages that are kept.
-        findings: the faults in the order of the records, then those about no record.
-        notes: the traces of crashes and the messages that were not kept, one line each.
-        judged: whether the comparison was made; False if no part of the log can be trusted.
+    ``notes`` are the traces of crashes and the messages that were not kept, one line each. It is not ``judged`` if no
+    part of the log can be trusted.
     """
 
     messages: int = 0

@@ -208,10 +208,8 @@ MAX_BUNDLE_BYTES: Final = WIDTH * (_LENGTH_BYTES + 0xFFFF)
 class Tile:
     """Some neighbouring hashes of one level.
 
-    Attributes:
-        level: 0 for hashes of leaves.
-        index: of the tile in its level, 0-based.
-        hashes: ``32 * width`` bytes, width 1 to 256.
+    Level 0 has the hashes of leaves. ``index`` is that of the tile in its level, 0-based; ``hashes`` has ``32 * width``
+    bytes, width 1 to 256.
     """
 
     level: int

@@ -324,10 +324,7 @@ def witness_key(federation: str, party: str, public: bytes) -> NoteKey:
 class LogName:
     """The name of a log: its federation, party and run. Each log has its own tree.
 
-    Attributes:
-        federation: federation id, 1 to 63 characters of ``a-z 0-9 -``, not beginning with a hyphen.
-        party: site id of the site that writes the log, of the same form.
-        run: run id, of the same form.
+    Each is an id of 1 to 63 characters of ``a-z 0-9 -``, not beginning with a hyphen.
 
     Raises ValueError if a name has another form.
     """

@@ -146,13 +146,9 @@ VERDICT: Final = _one_of("verdict", "allowed", "refused")
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field of a record, or of an object in it.
+    """A field of a record, or of an object in it: its key, the values that it can have, and its meaning for users.
 
-    Attributes:
-        name: its key.
-        form: the values that it can have.
-        means: its meaning, for users.
-        optional: whether the empty text, or the empty object, stands for "does not apply".
+    If it is ``optional``, the empty text, or the empty object, stands for "does not apply".
     """
 
     name: str
@@ -246,13 +242,7 @@ class DpSpent:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A kind of event.
-
-    Attributes:
-        means: what happened.
-        facts: the fields that ``facts`` has, no more and no fewer.
-        charges: whether the record has ``dp``.
-    """
+    """A kind of event: what happened, the fields that ``facts`` has, no more and no fewer, and whether ``dp``."""
 
     means: str
     facts: tuple[Field, ...] = ()

@@ -145,7 +145,7 @@ def check_logs(question: Question) -> list[Checked]:
         raise ConfigError("--record", f"is a record of one log, and these are {there}", hint="name one of them alone")
     opened = [_opened(folder, places[folder], question, is_only=len(folders) == 1) for folder in folders]
     known = _assigned([name for _, _, name, _ in opened], question.known)
-    return [_check(one, notes, question) for one, notes in zip(opened, known, strict=True)]
+    return [_check(opened_log, notes, question) for opened_log, notes in zip(opened, known, strict=True)]
 
 
 _Opened = tuple[LogFolder, Keys, LogName, Finding | None]
@@ -343,8 +343,8 @@ _PROVES = (
 )
 
 
-def _json(one: Checked) -> dict[str, Any]:
-    verified, inclusion = one.verification, one.inclusion
+def _json(checked: Checked) -> dict[str, Any]:
+    verified, inclusion = checked.verification, checked.inclusion
     record = None
     if inclusion is not None:
         record = {
@@ -356,36 +356,36 @@ def _json(one: Checked) -> dict[str, Any]:
             "proof": [step.hex() for step in inclusion.proof],
         }
     return {
-        "log": str(one.log.folder),
-        "federation": one.name.federation,
-        "party": one.name.party,
-        "run": one.name.run,
+        "log": str(checked.log.folder),
+        "federation": checked.name.federation,
+        "party": checked.name.party,
+        "run": checked.name.run,
         "roster": {
-            "digest": one.keys.digest,
-            "epoch": one.keys.roster.epoch,
-            "file": str(one.keys.file),
-            "from": one.keys.where_from,
-            "ca": one.keys.ca or None,
+            "digest": checked.keys.digest,
+            "epoch": checked.keys.roster.epoch,
+            "file": str(checked.keys.file),
+            "from": checked.keys.where_from,
+            "ca": checked.keys.ca or None,
         },
         "records": verified.size,
         "covered": verified.covered,
         "root": verified.root.hex(),
         "cosigned_by": list(verified.witnesses),
-        "cosigners_needed": one.needed,
-        "checkpoint": None if one.note is None else one.note.to_bytes().decode(),
-        "being_written": one.live,
-        "finding": None if one.fault is None else asdict(one.fault),
-        "kept_messages": one.kept.to_json(),
-        "notes": list(one.notes),
+        "cosigners_needed": checked.needed,
+        "checkpoint": None if checked.note is None else checked.note.to_bytes().decode(),
+        "being_written": checked.live,
+        "finding": None if checked.fault is None else asdict(checked.fault),
+        "kept_messages": checked.kept.to_json(),
+        "notes": list(checked.notes),
         "record": record,
     }
 
 
-def _text(one: Checked) -> str:
-    parts = [aligned([(key, printable(value)) for key, value in _rows(one)])]
-    if one.note is not None:
-        parts.append(_indented("newest checkpoint", one.note.to_bytes().decode()))
-    if (proved := one.inclusion) is not None:
+def _text(checked: Checked) -> str:
+    parts = [aligned([(key, printable(value)) for key, value in _rows(checked)])]
+    if checked.note is not None:
+        parts.append(_indented("newest checkpoint", checked.note.to_bytes().decode()))
+    if (proved := checked.inclusion) is not None:
         steps = [
             f"leaf {proved.leaf.hex()}",
             *(f"with {step.hex()}" for step in proved.proof),
@@ -396,19 +396,19 @@ def _text(one: Checked) -> str:
     return "\n".join(parts)
 
 
-def _rows(one: Checked) -> Iterator[tuple[str, str]]:
-    verified, keys, kept = one.verification, one.keys, one.kept
-    yield "log", str(one.log.folder)
-    yield "of", f"{one.name.party} in federation {one.name.federation}, run {one.name.run}"
+def _rows(checked: Checked) -> Iterator[tuple[str, str]]:
+    verified, keys, kept = checked.verification, checked.keys, checked.kept
+    yield "log", str(checked.log.folder)
+    yield "of", f"{checked.name.party} in federation {checked.name.federation}, run {checked.name.run}"
     yield "roster", f"epoch {keys.roster.epoch}, {keys.file}"
     yield "", f"digest {keys.digest}"
     yield "", keys.believed
-    yield "finding", "none" if one.fault is None else str(one.fault)
+    yield "finding", "none" if checked.fault is None else str(checked.fault)
     yield "records", f"{verified.size} read, {verified.covered} covered by the newest checkpoint"
     if verified.root:
         yield "root", verified.root.hex()
         names = ", ".join(verified.witnesses) or "no site"
-        of = f"{len(verified.witnesses)} of {len(keys.public) - 1} other sites, {one.needed} needed"
+        of = f"{len(verified.witnesses)} of {len(keys.public) - 1} other sites, {checked.needed} needed"
         yield "cosigned by", f"{names} ({of})"
     if kept.judged:
         lost = len(kept.findings)
@@ -418,7 +418,7 @@ def _rows(one: Checked) -> Iterator[tuple[str, str]]:
             yield "", f"and {lost - _MOST_LOST} more; --format json lists all of them"
     else:
         yield "kept", "messages were not compared: nothing of the log can be trusted"
-    for note in one.notes:
+    for note in checked.notes:
         yield "note", note
 
 

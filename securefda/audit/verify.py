@@ -127,12 +127,7 @@ class Unfit(Exception):
 
 
 class HeadReader:
-    """Reads the checkpoints of one log.
-
-    Args:
-        name: the expected federation, party and run of the log.
-        keys: the public key of every party, including ``name.party``, 32 bytes each, by site id.
-    """
+    """Reads the checkpoints of one log. ``keys`` has the public key of every party, also of ``name.party``."""
 
     def __init__(self, name: LogName, keys: Mapping[str, bytes]) -> None:
         self._name = name

@@ -115,8 +115,8 @@ class Witness:
             self.renew()
         shown: Note = self._note  # type: ignore[assignment]  # renew has made one
         size = notes.Checkpoint.parse(shown.text).size
-        said = self.heard_of(index)
-        old = said if said <= size else 0  # who knows more than there is cannot be served, and says so
+        known = self.heard_of(index)
+        old = known if known <= size else 0  # who knows more than there is cannot be served, and says so
         bare = Note(shown.text, shown.signatures[:1])
         return self._parcel(Checkpoint(bare.to_bytes(), old, self.journal.proof(old), self.known_of(index)))
 

@@ -25,14 +25,12 @@ class PartyLog:
     """One log of the run.
 
     Attributes:
-        party: site id.
         verification: the result of ``verify_log``, with the checkpoints that other sites hold.
         records: starts reading the records, in order.
         size: the number of records when the reading of all logs began.
         folder: the folder of the log, for the text of findings.
         is_unsigned: whether no site, including the log's own, has a checkpoint of it, as when a site fails at once;
             such a log is not used.
-        kept: the result of comparing the records with the messages beside the log.
         limits: SHA-256 of a policy file beside the log -> the epsilon that the policy allows.
     """
 
@@ -60,14 +58,11 @@ class RunLogs:
     The target chooses session ids and can sign several headers with the same id, and other sites can keep any of them.
     So a header counts against a party only if the party's log has this header for the session and no other.
 
-    Args:
+    Attributes:
         logs: the logs, each of a different party.
-        members: the members of the federation.
         transcript: the messages that were kept.
         required: the sites whose logs are required: ``"all"`` sites, the ``"participants"`` of the run's rounds
             according to the other logs, or ``"none"``.
-
-    Attributes:
         parties: the parties whose logs are here.
         sizes: the number of records of each log when the reading began, by party.
         broken: party -> why its log could not be read to the end.

@@ -92,63 +92,65 @@ def prove(claim: Claim, members: Members) -> str:
     return proof(claim, members)
 
 
-def same_view(one: Statement, other: Statement) -> bool:
+def same_view(message: Statement, other: Statement) -> bool:
     """Return whether two messages of a source belong to one view of a session: same header, key list and members."""
-    return one.session == other.session != "" and one.context == other.context != ""
+    return message.session == other.session != "" and message.context == other.context != ""
 
 
 def _equivocation(claim: Claim, members: Members) -> str:
-    one, other = _two_of_one_type(claim)
+    message, other = _two_of_one_type(claim)
     if claim.accused != members.target:
-        return _twice_in_a_view(one, other)
-    said, again = one.said, other.said
-    if isinstance(said, HeaderSaid) and isinstance(again, HeaderSaid) and one.session != other.session:
-        _require_of_run(said, members)
-        _require_of_run(again, members)
-        _require(said.place == again.place, "the two headers are of different attempts")
-        return f"{claim.accused} signed two headers of round {said.round}, attempt {said.attempt}"
-    _require(one.type in BROADCAST, f"several messages of type {one.type} are allowed")
-    _require(one.session == other.session != "", "the two messages are not of one session")
-    return f"{claim.accused} signed two different messages of type {one.type} in session {one.session[:12]}"
+        return _twice_in_a_view(message, other)
+    terms, other_terms = message.said, other.said
+    if isinstance(terms, HeaderSaid) and isinstance(other_terms, HeaderSaid) and message.session != other.session:
+        _require_of_run(terms, members)
+        _require_of_run(other_terms, members)
+        _require(terms.place == other_terms.place, "the two headers are of different attempts")
+        return f"{claim.accused} signed two headers of round {terms.round}, attempt {terms.attempt}"
+    _require(message.type in BROADCAST, f"several messages of type {message.type} are allowed")
+    _require(message.session == other.session != "", "the two messages are not of one session")
+    return f"{claim.accused} signed two different messages of type {message.type} in session {message.session[:12]}"
 
 
 def _double_release(claim: Claim, members: Members) -> str:
     _require(len(claim.messages) == 2, "releases in different sessions prove nothing, whatever comes with them")
-    one, other = _two_of_one_type(claim)
-    _require(claim.accused != members.target and one.type == "MaskedInput", "they are no masked inputs of a source")
-    return _twice_in_a_view(one, other)
+    message, other = _two_of_one_type(claim)
+    _require(claim.accused != members.target and message.type == "MaskedInput", "they are no masked inputs of a source")
+    return _twice_in_a_view(message, other)
 
 
 def _two_of_one_type(claim: Claim) -> tuple[Statement, Statement]:
-    one, other = _exactly(claim.messages, 2)
-    _require(one.sender == other.sender == claim.accused, "the accused has not signed both messages")
-    _require(one.type == other.type and one.digest != other.digest, "it is no pair of different messages of one type")
-    return one, other
+    message, other = _exactly(claim.messages, 2)
+    _require(message.sender == other.sender == claim.accused, "the accused has not signed both messages")
+    _require(
+        message.type == other.type and message.digest != other.digest, "it is no pair of different messages of one type"
+    )
+    return message, other
 
 
-def _twice_in_a_view(one: Statement, other: Statement) -> str:
-    can_be_two = f"an honest source can have signed two messages of type {one.type} under one header"
-    _require(one.type in ONCE_IN_A_VIEW, can_be_two)
-    _require(same_view(one, other), "the two messages are of different views, which others chose")
+def _twice_in_a_view(message: Statement, other: Statement) -> str:
+    can_be_two = f"an honest source can have signed two messages of type {message.type} under one header"
+    _require(message.type in ONCE_IN_A_VIEW, can_be_two)
+    _require(same_view(message, other), "the two messages are of different views, which others chose")
     return (
-        f"{one.sender} signed two different messages of type {one.type} in session {one.session[:12]}, "
+        f"{message.sender} signed two different messages of type {message.type} in session {message.session[:12]}, "
         "under one header, key list and set of members"
     )
 
 
 def _threshold(claim: Claim, members: Members) -> str:
     header, *lists = claim.messages
-    said = _header(header, claim, members)
+    terms = _header(header, claim, members)
     if not lists:
-        fault = header_fault(said)
+        fault = header_fault(terms)
     else:
         (survivors,) = _exactly(tuple(lists), 1)
         _require(isinstance(survivors.said, SurvivorsSaid), "the second message is no list of survivors")
         _require(survivors.sender == claim.accused, "the accused has not signed the list")
         _require(survivors.session == header.session != "", "the list is not of the header's session")
-        fault = survivors_fault(said, survivors.said)  # type: ignore[arg-type]
+        fault = survivors_fault(terms, survivors.said)  # type: ignore[arg-type]
     _require(bool(fault), "the numbers are sound")
-    return f"{claim.accused} signed, in round {said.round}: {fault}"
+    return f"{claim.accused} signed, in round {terms.round}: {fault}"
 
 
 def _broken_chain(claim: Claim, members: Members) -> str:
@@ -175,25 +177,25 @@ def _broken_chain(claim: Claim, members: Members) -> str:
 
 
 def _result_of(result: Statement, header: Statement, claim: Claim, members: Members) -> tuple[str, HeaderSaid]:
-    said = _header(header, claim, members)
+    terms = _header(header, claim, members)
     if not isinstance(result.said, m.Result) or result.sender != claim.accused:
         raise NotProved("there is no result that the accused has signed")
     _require(result.context == header.digest and result.session == header.session, "the result is of another header")
-    return result.said.model_digest.hex(), said
+    return result.said.model_digest.hex(), terms
 
 
 def _bad_checkpoint(claim: Claim, members: Members) -> str:
     (header,) = _exactly(claim.messages, 1)
-    said = _header(header, claim, members)
-    fault = checkpoint_fault(said, members)
+    terms = _header(header, claim, members)
+    fault = checkpoint_fault(terms, members)
     _require(bool(fault), "the checkpoint in the header is sound")
-    return f"{claim.accused} signed the header of round {said.round}, attempt {said.attempt}: {fault}"
+    return f"{claim.accused} signed the header of round {terms.round}, attempt {terms.attempt}: {fault}"
 
 
 def _forked_log(claim: Claim, members: Members) -> str:
-    one, other = (_signed_head(note, claim.accused, members)[0] for note in _exactly(claim.notes, 2))
-    _require(one.size == other.size and one.root != other.root, "the two checkpoints can be of one log")
-    return f"{claim.accused} signed two checkpoints of {one.size} records of its log of this run with different roots"
+    head, other = (_signed_head(note, claim.accused, members)[0] for note in _exactly(claim.notes, 2))
+    _require(head.size == other.size and head.root != other.root, "the two checkpoints can be of one log")
+    return f"{claim.accused} signed two checkpoints of {head.size} records of its log of this run with different roots"
 
 
 PROOFS: Final[Mapping[str, Callable[[Claim, Members], str]]] = {
@@ -278,12 +280,12 @@ def _signed_head(
 
 
 def _header(statement: Statement, claim: Claim, members: Members) -> HeaderSaid:
-    said = statement.said
-    if not isinstance(said, HeaderSaid) or statement.sender != claim.accused:
+    terms = statement.said
+    if not isinstance(terms, HeaderSaid) or statement.sender != claim.accused:
         raise NotProved("there is no header that the accused has signed")
     _require(claim.accused == members.target, "headers are the target's")
-    _require_of_run(said, members)
-    return said
+    _require_of_run(terms, members)
+    return terms
 
 
 def _require_of_run(header: HeaderSaid, members: Members) -> None:

@@ -48,19 +48,19 @@ class Continuity(Check):
     def _equivocations(self) -> Iterator[Suspicion]:
         """Yield suspicions of two messages in one place of a session, and of two headers of one attempt."""
         for (kind, session), statements in self._transcript.of_type.items():
-            one, *others = statements.values()
+            first, *others = statements.values()
             for other in others:
                 what = f"{self._members.target} signed two different messages of type {kind} in one session"
-                yield self._equivocation(what, kind, session, one, other)
+                yield self._equivocation(what, kind, session, first, other)
         for before, after in pairwise(self._headers):
             session = after.statement.session
             if before.said.place == after.said.place and before.statement.session != session:
                 what = f"{self._members.target} signed two headers of one attempt"
                 yield self._equivocation(what, "Header", session, before.statement, after.statement)
 
-    def _equivocation(self, what: str, kind: str, session: str, one: Statement, other: Statement) -> Suspicion:
-        finding = self._finding("equivocation", what, kind, session, one.digest, other.digest)
-        return Suspicion(finding, self._members.target, "equivocation", (one.digest, other.digest))
+    def _equivocation(self, what: str, kind: str, session: str, first: Statement, other: Statement) -> Suspicion:
+        finding = self._finding("equivocation", what, kind, session, first.digest, other.digest)
+        return Suspicion(finding, self._members.target, "equivocation", (first.digest, other.digest))
 
     def _header(self, header: SignedHeader) -> Iterator[Suspicion]:
         digest, session = header.statement.digest, header.statement.session
@@ -97,11 +97,11 @@ class Continuity(Check):
         """Check that every header continues the last result before its round, with the model of that result."""
         past: list[SignedHeader] = []
         for header in self._headers:
-            said = header.said
+            terms = header.said
             if past:
                 yield from self._link(past[-1], header, past)
-            elif said.previous_result and not self._is_of_a_crash(header, 0):
-                what = f"the header of round {said.round} continues a result that no site has kept"
+            elif terms.previous_result and not self._is_of_a_crash(header, 0):
+                what = f"the header of round {terms.round} continues a result that no site has kept"
                 finding = self._finding(
                     "broken-chain", what, "Header", header.statement.session, header.statement.digest
                 )

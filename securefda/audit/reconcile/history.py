@@ -97,14 +97,11 @@ class SiteRun:
     """A run according to one site's log.
 
     Attributes:
-        party, run: the party that wrote the log, and its run.
         began, last: the times of its first and last record; empty without records.
         ended: ``"completed"`` or ``"failed"`` according to its last record of an end; ``"no end"`` without one,
             ``"not known"`` if not all of the log counts and the part that does has none, ``"goes on"`` if a process is
             writing the log.
         headers: the number of headers that the site accepted; at the target, of sessions that it opened.
-        rounds: the rounds in order.
-        left: what left the site, sorted.
         problem: one line that says why not all of the log was read; empty if all was.
     """
 
@@ -136,13 +133,7 @@ class SiteRun:
 
 @dataclass(frozen=True, slots=True)
 class Conduct:
-    """A finding about the target's conduct towards one source, in one line of words.
-
-    Attributes:
-        runs: their ids, in order.
-        rounds: of unfinished rounds run and number, in order.
-        left: what left the source in these runs.
-    """
+    """A finding about the target's conduct towards one source: in which runs and rounds, and what left it there."""
 
     kind: Literal["unfinished-rounds", "unfinished-runs"]
     source: str

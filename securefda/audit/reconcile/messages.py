@@ -127,16 +127,16 @@ class Pairing(Check):
             yield Notice(f"and {len(lines) - _MOST_NOTICES} more lines of messages that were sent and not received")
 
 
-def _agree(one: tuple[int, int, int, str], other: tuple[int, int, int, str]) -> bool:
+def _agree(numbers: tuple[int, int, int, str], other: tuple[int, int, int, str]) -> bool:
     """Return whether both ends recorded the same. A site that has forgotten an old attempt has no round for it."""
-    if 0 in (one[1], other[1]):
-        return (one[0], one[3]) == (other[0], other[3])
-    return one == other
+    if 0 in (numbers[1], other[1]):
+        return (numbers[0], numbers[3]) == (other[0], other[3])
+    return numbers == other
 
 
-def _differ(key: tuple[str, str, str, str], one: _Half, other: _Half) -> Suspicion:
+def _differ(key: tuple[str, str, str, str], half: _Half, other: _Half) -> Suspicion:
     sender, receiver, kind, digest = key
-    sent, received = (one, other) if one.sent else (other, one)
+    sent, received = (half, other) if half.sent else (other, half)
     names = ("bytes", "round", "attempt", "session")
     what = ", ".join(
         f"{name} {str(mine)[:12]} and {str(theirs)[:12]}"

@@ -48,15 +48,15 @@ class MissingLog(SecureFdaError):
     exit_code = ExitCode.AUDIT
 
 
-def said_of(found: ReconciledRuns, evidence: Evidenced | None, *, everything: bool) -> Outcome:
+def said_of(reconciled: ReconciledRuns, evidence: Evidenced | None, *, everything: bool) -> Outcome:
     """Return the outcome of ``securefda audit reconcile``; ``evidence`` is None if none was asked for."""
-    runs = [(run, run.outcome.findings if everything else run.outcome.findings[:1]) for run in found.runs]
+    runs = [(run, run.outcome.findings if everything else run.outcome.findings[:1]) for run in reconciled.runs]
     parts = [_json(run, shown) for run, shown in runs]
     data = parts[0]
-    verdict = verdict_of(found)
+    verdict = verdict_of(reconciled)
     text = [aligned([("verdict", printable(verdict.text))])]
     if len(runs) == 1:
-        text += [*_parts(*runs[0]), *history_text(found.history)]
+        text += [*_parts(*runs[0]), *history_text(reconciled.history)]
     else:
         total = sum(part["findings_total"] for part in parts)
         data = {
@@ -65,7 +65,10 @@ def said_of(found: ReconciledRuns, evidence: Evidenced | None, *, everything: bo
             "reconciled": parts,
             "findings_total": total,
         }
-        text += [*history_text(found.history), *(part for run, shown in runs if shown for part in _parts(run, shown))]
+        text += [
+            *history_text(reconciled.history),
+            *(part for run, shown in runs if shown for part in _parts(run, shown)),
+        ]
         if sound := sum(not shown for _, shown in runs):
             text.append(
                 f"{sound} of {len(runs)} runs without a finding of their own; --run RUN says what was checked in one"
@@ -79,8 +82,8 @@ def said_of(found: ReconciledRuns, evidence: Evidenced | None, *, everything: bo
         }
         lines = [f"evidence: {file}; securefda audit verify-evidence {file} --roster FILE checks it" for file in files]
         text.append("\n".join(lines or [f"evidence: no file was written: {evidence.why_not}"]))
-    error = error_of(found, evidence, everything=everything)
-    return Outcome(data | history_json(found.history), "\n\n".join([*text, _SHOWS]), error)
+    error = error_of(reconciled, evidence, everything=everything)
+    return Outcome(data | history_json(reconciled.history), "\n\n".join([*text, _SHOWS]), error)
 
 
 def verdict_json(verdict: Verdict) -> dict[str, Any]:
@@ -89,18 +92,18 @@ def verdict_json(verdict: Verdict) -> dict[str, Any]:
     return {"verdict": {"severity": verdict.severity, "headline": verdict.headline, "points": points}}
 
 
-def error_of(found: ReconciledRuns, evidence: Evidenced | None, *, everything: bool) -> SecureFdaError | None:
+def error_of(reconciled: ReconciledRuns, evidence: Evidenced | None, *, everything: bool) -> SecureFdaError | None:
     """Return the error to end the command with; None if there is no finding.
 
     What the logs contradict each other in comes first, then lost evidence, the conduct over all runs, a missing log.
     """
-    findings = [finding for run in found.runs for finding in run.outcome.findings]
+    findings = [finding for run in reconciled.runs for finding in run.outcome.findings]
     findings.sort(key=lambda finding: (finding.kind == "missing-log", finding.is_of_evidence))
-    if not findings or (found.history.findings and findings[0].kind == "missing-log"):
-        return conduct_error(found.history)
-    others = len(findings) - 1 + len(found.history.findings)
+    if not findings or (reconciled.history.findings and findings[0].kind == "missing-log"):
+        return conduct_error(reconciled.history)
+    others = len(findings) - 1 + len(reconciled.history.findings)
     more = f"; {others} more findings" if others else ""
-    hints = [] if everything or len(findings) <= len(found.runs) else ["--all lists all of them"]
+    hints = [] if everything or len(findings) <= len(reconciled.runs) else ["--all lists all of them"]
     if evidence is None and any(finding.claim is not None for finding in findings):
         hints.append("--evidence FILE writes the signed messages that prove it")
     first = findings[0]
@@ -116,14 +119,14 @@ def error_of(found: ReconciledRuns, evidence: Evidenced | None, *, everything: b
     return of(f"{first.kind}: {first.what}{more}", hint="; ".join(hints))
 
 
-def _parts(found: ReconciledRun, shown: tuple[RunFinding, ...]) -> Iterator[str]:
+def _parts(reconciled: ReconciledRun, shown: tuple[RunFinding, ...]) -> Iterator[str]:
     """The text on one run: what was read, what was checked, the notices, and the findings that are shown."""
-    keys, members = found.keys, found.members
+    keys, members = reconciled.keys, reconciled.members
     run = f"{members.run} of federation {members.federation}, target {members.target}"
     roster = f"{keys.file}, digest {keys.digest}"
     yield aligned([("run", printable(run)), ("roster", printable(roster)), ("", printable(keys.believed))])
     rows = [("log of", "records", "covered", "cosigned by", "by itself", "kept messages")]
-    for log in found.logs:
+    for log in reconciled.logs:
         verified, kept = log.verification, "not compared"
         fault = verified.finding
         state = "as signed" if fault is None else f"{fault.kind} at record {fault.index}"
@@ -133,9 +136,9 @@ def _parts(found: ReconciledRun, shown: tuple[RunFinding, ...]) -> Iterator[str]
         witnesses = ", ".join(verified.witnesses) or "no site"
         rows.append((log.party, str(verified.size), str(verified.covered), witnesses, state, kept))
     yield aligned(rows)
-    yield aligned([("checked", "how many"), *((name, str(count)) for name, count in found.outcome.counts.items())])
-    if found.outcome.notices:
-        notices = gathered(found.outcome.notices)
+    yield aligned([("checked", "how many"), *((name, str(count)) for name, count in reconciled.outcome.counts.items())])
+    if reconciled.outcome.notices:
+        notices = gathered(reconciled.outcome.notices)
         lines = (f"{', '.join(sites)}: {text}" if sites else text for sites, text in notices)
         yield "\n".join(f"note: {printable(line)}" for line in lines)
     for place, finding in enumerate(shown):
@@ -164,17 +167,17 @@ def _finding_text(finding: RunFinding, title: str) -> str:
     return aligned([*rows, *(("message", digest) for digest in finding.digests)])
 
 
-def _json(found: ReconciledRun, shown: tuple[RunFinding, ...]) -> dict[str, Any]:
-    members = found.members
+def _json(reconciled: ReconciledRun, shown: tuple[RunFinding, ...]) -> dict[str, Any]:
+    members = reconciled.members
     return {
         "run": members.run,
         "federation": members.federation,
         "target": members.target,
         "roster": {
-            "digest": found.keys.digest,
-            "file": str(found.keys.file),
-            "from": found.keys.where_from,
-            "ca": found.keys.ca or None,
+            "digest": reconciled.keys.digest,
+            "file": str(reconciled.keys.file),
+            "from": reconciled.keys.where_from,
+            "ca": reconciled.keys.ca or None,
         },
         "logs": [
             {
@@ -189,12 +192,12 @@ def _json(found: ReconciledRun, shown: tuple[RunFinding, ...]) -> dict[str, Any]
                 else {"kind": fault.kind, "index": fault.index},
                 "kept_messages": log.kept.to_json() | {"findings": len(log.kept.findings)},
             }
-            for log in found.logs
+            for log in reconciled.logs
         ],
-        "missing_logs": sorted(found.missing),
-        "counts": dict(found.outcome.counts),
-        "notices": list(map(str, found.outcome.notices)),
-        "findings_total": len(found.outcome.findings),
+        "missing_logs": sorted(reconciled.missing),
+        "counts": dict(reconciled.outcome.counts),
+        "notices": list(map(str, reconciled.outcome.notices)),
+        "findings_total": len(reconciled.outcome.findings),
         "findings": [_finding_json(finding) for finding in shown],
     }
 

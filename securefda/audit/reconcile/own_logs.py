@@ -72,15 +72,15 @@ class VerifiedLogs(Check):
     def notices(self) -> Iterator[Notice]:
         """Yield notices of logs that were not read to their end, and the remarks of each verification."""
         for log in self.run.logs:
-            found = log.verification.finding
+            finding = log.verification.finding
             if log.is_unsigned:
                 what = "no site has a checkpoint of its log; nothing is proved of it, and it was not read"
                 yield Notice(what, log.party, care=True)
                 continue
-            if found is not None and found.kind == "missing-cosignature" and not self.run.has_completed(log.party):
+            if finding is not None and finding.kind == "missing-cosignature" and not self.run.has_completed(log.party):
                 doubt = "a run that is stopped early leaves this, and a holder of its key could have made what follows "
-                doubt += f"record {found.index}"
-                yield Notice(f"{found.what}; {doubt}", log.party, care=True)
+                doubt += f"record {finding.index}"
+                yield Notice(f"{finding.what}; {doubt}", log.party, care=True)
             yield from (Notice(note, log.party) for note in (*log.verification.notes, *log.kept.notes))
             if log.party not in self.run.whole:
                 yield Notice("what its log lacks was not judged, since it fails by itself", log.party)
@@ -308,9 +308,9 @@ class StepsTaken(Check):
         first, mark = self._caps.setdefault(record.entry.session, (caps, Mark.of(record)))
         if first != caps:
             what = f"{mark.party} and {party} have worked out different caps in one session"
-            one, other = sorted((mark.party, party))
-            accused = tuple(sorted({one, other, self.run.members.target}))
-            self.suspect(record, "records-differ", what, accused=accused, sides=(one, other), before=(mark,))
+            first_site, other = sorted((mark.party, party))
+            accused = tuple(sorted({first_site, other, self.run.members.target}))
+            self.suspect(record, "records-differ", what, accused=accused, sides=(first_site, other), before=(mark,))
 
 
 @dataclass(slots=True)

@@ -66,12 +66,7 @@ def reconcile(
 
     Memory grows with the number of sessions, not of records, as long as the logs' clocks are not far apart.
 
-    Args:
-        logs: logs of different parties of one run; missing ones are listed as not checked.
-        members: the members of their federation.
-        transcript: what the parties kept, see `read_transcript`.
-        statements: the same messages, to look up evidence.
-        required: the sites whose logs are required.
+    ``transcript`` and ``statements`` are the messages that the parties kept; in the latter, evidence is looked up.
 
     Raises ValueError if two logs belong to one party, or one belongs to no member.
     """
@@ -195,8 +190,8 @@ def reconcile_folder(
         ConfigError: there are several runs and none was named; no roster.
         CertificateError: a kit's files are of two federations.
     """
-    found = _LogsBelow.find(folder)
-    return _reconciled(found, found.of_run(run), found.unread, roster, require_all)
+    logs_below = _LogsBelow.find(folder)
+    return _reconciled(logs_below, logs_below.of_run(run), logs_below.unread, roster, require_all)
 
 
 def reconcile_runs(
@@ -206,15 +201,15 @@ def reconcile_runs(
 
     ``only_one`` refuses several runs if none is named. Other arguments and errors are those of `reconcile_folder`.
     """
-    found = _LogsBelow.find(folder)
-    named = [run] if run or only_one else sorted({log.run for log in found.logs})
-    of_runs = {logs[0].run: logs for logs in map(found.of_run, named)}
+    logs_below = _LogsBelow.find(folder)
+    named = [run] if run or only_one else sorted({log.run for log in logs_below.logs})
+    of_runs = {logs[0].run: logs for logs in map(logs_below.of_run, named)}
     runs: list[ReconciledRun] = []
     for name, logs in of_runs.items():
-        unread = [(place, error) for place, error in found.unread if place.name == name]
+        unread = [(place, error) for place, error in logs_below.unread if place.name == name]
         if not runs:  # those of no run that is known are reported once
-            unread += [(place, error) for place, error in found.unread if place.name not in of_runs]
-        runs.append(_reconciled(found, logs, unread, roster, require_all))
+            unread += [(place, error) for place, error in logs_below.unread if place.name not in of_runs]
+        runs.append(_reconciled(logs_below, logs, unread, roster, require_all))
     verified = {Path(log.folder): log.verification for each in runs for log in (*each.logs, *each.copies)}
     keys = {each.members.run: each.keys for each in runs}
 
@@ -225,20 +220,20 @@ def reconcile_runs(
             return main
 
     main = runs[0].keys
-    history = read_history(found.logs, main, keys_for, verified)
+    history = read_history(logs_below.logs, main, keys_for, verified)
     began = {site_run.run: site_run.began for site_run in reversed(history.runs)}
     runs.sort(key=lambda each: (began.get(each.members.run, ""), each.members.run))
     return ReconciledRuns(tuple(runs), history)
 
 
 def _reconciled(
-    found: _LogsBelow,
+    logs_below: _LogsBelow,
     logs: Sequence[LogFolder],
     unread: Sequence[tuple[Path, AuditError]],
     roster: Path | None,
     require_all: bool | None,
 ) -> ReconciledRun:
-    keys, contrary = _keys_of_run(logs, roster, found.folder)
+    keys, contrary = _keys_of_run(logs, roster, logs_below.folder)
     members = Members(keys.federation, logs[0].run, keys.roster.target.site_id, keys.public, keys.digest)
     notices = [*(Notice(line, care=True) for line in keys.warnings), *map(Notice, keys.notes)]
     findings: list[RunFinding] = []
@@ -246,7 +241,7 @@ def _reconciled(
         if isinstance(error, NoLog):  # no log at all, or one of another program, so no site's log is damaged
             notices.append(Notice(f"{printable(str(error))}; it was left out", care=True))
         else:
-            what = f"{found.name_of(place)} has the files of a log, and cannot be read: {printable(error.what)}"
+            what = f"{logs_below.name_of(place)} has the files of a log, and cannot be read: {printable(error.what)}"
             findings.append(RunFinding("unreadable-log", what, ()))
     by_party: dict[str, list[LogFolder]] = {}
     for log in logs:
@@ -254,7 +249,7 @@ def _reconciled(
             by_party.setdefault(log.party, []).append(log)
         else:
             whose = f"{log.party} of federation {log.federation}" if log.federation else log.party
-            what = f"{found.name_of(log.folder)} is a log of {whose}, which is no site of the roster"
+            what = f"{logs_below.name_of(log.folder)} is a log of {whose}, which is no site of the roster"
             findings.append(RunFinding("strange-log", what, ()))
     reader = StatementReader(keys.roster)
     known = {folder for copies in by_party.values() for folder in copies}
@@ -269,7 +264,7 @@ def _reconciled(
             marks = (Mark(copy.party, fault.index),)
             findings.append(RunFinding("unverified-log", what, (), (copy.party, ""), records=marks))
     required: Required = "all" if require_all else "none"
-    if require_all is None and len({log.party for log in found.logs}) > 1:
+    if require_all is None and len({log.party for log in logs_below.logs}) > 1:
         required = "participants"
     outcome = reconcile(verified, members, transcript, statements, required)
     notices += [Notice(printable(fault), care=True) for fault in statements.faults.values()]

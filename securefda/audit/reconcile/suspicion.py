@@ -130,7 +130,6 @@ class RunFinding:
     """A contradiction between the logs and messages of one run, or between them and the rules.
 
     Attributes:
-        kind: one of `RunKind`.
         what: one line of words.
         accused: the sites at fault, sorted: one if its own signatures or its own log settle that; several that disagree
             if one of them is at fault; none if it is unknown.

@@ -17,10 +17,8 @@ from securefda.protocol import messages as m
 class Members:
     """The sites of a federation in one run.
 
-    Attributes:
-        federation, run, target: their ids.
-        keys: raw Ed25519 public key of every site, 32 bytes, by site id; the target's too.
-        roster: SHA-256 of the roster, 64 hex digits.
+    ``keys`` has the raw Ed25519 public key of every site, 32 bytes, by site id; the target's too. ``roster`` is the
+    SHA-256 of the roster, 64 hex digits.
     """
 
     federation: str
@@ -86,26 +84,26 @@ def read_transcript(statements: Iterable[Statement], members: Members) -> Signed
     """Sort what was kept."""
     transcript = SignedTranscript()
     for statement in statements:
-        said = statement.said
-        if isinstance(said, m.Checkpoint):
-            _take_note(transcript, statement.sender, said.note, members)
+        content = statement.said
+        if isinstance(content, m.Checkpoint):
+            _take_note(transcript, statement.sender, content.note, members)
             continue
-        if statement.sender != members.target or (isinstance(said, HeaderSaid) and said.run != members.run):
+        if statement.sender != members.target or (isinstance(content, HeaderSaid) and content.run != members.run):
             transcript.ignored += 1
             continue
-        if isinstance(said, m.Goodbye):
-            transcript.goodbyes[statement.digest] = said
+        if isinstance(content, m.Goodbye):
+            transcript.goodbyes[statement.digest] = content
             continue
         transcript.of_type.setdefault((statement.type, statement.session), {})[statement.digest] = statement
-        if isinstance(said, HeaderSaid):
-            header = SignedHeader(statement, said)
+        if isinstance(content, HeaderSaid):
+            header = SignedHeader(statement, content)
             transcript.all_headers[statement.digest] = header
             transcript.headers.setdefault(statement.session, header)
-            _take_note(transcript, members.target, said.previous_checkpoint, members)
-        elif isinstance(said, SurvivorsSaid):
-            transcript.survivors[statement.digest] = said
-        elif isinstance(said, m.Result):
-            transcript.results.setdefault(statement.session, (statement, said))
+            _take_note(transcript, members.target, content.previous_checkpoint, members)
+        elif isinstance(content, SurvivorsSaid):
+            transcript.survivors[statement.digest] = content
+        elif isinstance(content, m.Result):
+            transcript.results.setdefault(statement.session, (statement, content))
     return transcript
 
 

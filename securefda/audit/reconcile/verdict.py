@@ -65,33 +65,35 @@ class Verdict:
         return f"{self.headline}. {self.points[0].what}{more}"
 
 
-def verdict_of(found: ReconciledRuns) -> Verdict:
+def verdict_of(reconciled: ReconciledRuns) -> Verdict:
     """The verdict on all runs of a reconciliation, and on the target's conduct over them."""
-    several = len(found.runs) > 1
+    several = len(reconciled.runs) > 1
     points: list[Point] = []
-    for run in found.runs:
+    for run in reconciled.runs:
         prefix = f"run {run.members.run[:12]}: " if several else ""
-        points += [Point(one.severity, f"{prefix}{finding_line(one)}", True) for one in run.outcome.findings]
-        for sites, what in gathered([one for one in run.outcome.notices if one.care]):
+        points += [
+            Point(finding.severity, f"{prefix}{finding_line(finding)}", True) for finding in run.outcome.findings
+        ]
+        for sites, what in gathered([finding for finding in run.outcome.notices if finding.care]):
             text = f"{names(sites)}: {what}" if sites else f"{what[:1].upper()}{what[1:]}"
             points.append(Point("attention", f"{prefix}{text}.", False))
-    points += [Point("attention", f"{one.what}.", True) for one in found.history.findings]
+    points += [Point("attention", f"{finding.what}.", True) for finding in reconciled.history.findings]
     points.sort(key=lambda point: (-_GRAVITY.index(point.severity), not point.is_finding))
-    return Verdict(tuple(points), " ".join(_scope(found.runs)))
+    return Verdict(tuple(points), " ".join(_scope(reconciled.runs)))
 
 
-def finding_line(one: RunFinding) -> str:
+def finding_line(finding: RunFinding) -> str:
     """A finding on one line: where, what, and whom it accuses."""
-    where = [f"{mark.party}, record {mark.index}" for mark in one.records[:2]]
-    where += [side for side in one.sides if side and not one.records]
-    where += [f"round {one.round}"] if one.round else []
-    if len(one.accused) > 1:
-        accused = f" {names(one.accused)} disagree, and no signed message settles who is right."
-    elif one.accused:
-        accused = f" Accused: {one.accused[0]}, by its own {'log' if one.claim is None else 'signature'}."
+    where = [f"{mark.party}, record {mark.index}" for mark in finding.records[:2]]
+    where += [side for side in finding.sides if side and not finding.records]
+    where += [f"round {finding.round}"] if finding.round else []
+    if len(finding.accused) > 1:
+        accused = f" {names(finding.accused)} disagree, and no signed message settles who is right."
+    elif finding.accused:
+        accused = f" Accused: {finding.accused[0]}, by its own {'log' if finding.claim is None else 'signature'}."
     else:
         accused = ""
-    return f"{', '.join(where)}{': ' if where else ''}{one.what} ({one.kind}).{accused}"
+    return f"{', '.join(where)}{': ' if where else ''}{finding.what} ({finding.kind}).{accused}"
 
 
 def gathered(notices: Sequence[Notice]) -> list[tuple[list[str], str]]:

@@ -59,7 +59,7 @@ def write_audit_page(
         "findings": [*map(finding_line, reconciled.outcome.findings)],
     }
     data |= verdict_json(verdict) | history_json(sources.history)
-    error = error_of(sources.found, None, everything=True)
+    error = error_of(sources.all_runs, None, everything=True)
     if error is not None:
         error.hint = f"{page} was written and says what is wrong"
         return Outcome(data, "", error)

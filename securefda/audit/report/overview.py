@@ -165,12 +165,12 @@ def _moments(parties: Sequence[PartyTables]) -> Iterator[Moment]:
             yield Moment(incident.first, incident.last, incident.kind, number, who, detail, count)
 
 
-def _together(one: Moment, other: Moment) -> Moment:
+def _together(moment: Moment, other: Moment) -> Moment:
     """One moment for two of one kind, round and detail; of a round ``count`` is the number of attempts."""
     return replace(
-        one,
-        time=min(one.time, other.time),
-        until=max(one.until, other.until),
-        parties=tuple(sorted({*one.parties, *other.parties})),
-        count=max(one.count, other.count) if one.kind == "round" else one.count + other.count,
+        moment,
+        time=min(moment.time, other.time),
+        until=max(moment.until, other.until),
+        parties=tuple(sorted({*moment.parties, *other.parties})),
+        count=max(moment.count, other.count) if moment.kind == "round" else moment.count + other.count,
     )

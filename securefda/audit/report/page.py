@@ -116,8 +116,11 @@ def render_page(sources: Sources, made: datetime) -> str:
 
 def _sections(sources: Sources, made: datetime) -> Iterator[Section]:
     yield Section("figures", "Figures", [Tiles(_tiles(sources))])
-    said, proves = "What the run disclosed, and what the sites recorded", "What this page proves, and what it does not"
-    yield Section("said", said, [_plain(facts_of(sources))], short="What was disclosed")
+    disclosed, proves = (
+        "What the run disclosed, and what the sites recorded",
+        "What this page proves, and what it does not",
+    )
+    yield Section("said", disclosed, [_plain(facts_of(sources))], short="What was disclosed")
     yield Section("proves", proves, [_plain(PROVES)], short="What this proves")
     federation: list[Part] = [sections.sites_table(sources), *_policies(sources)]
     yield Section("federation", "The federation and its policies", federation, short="Federation and policies")
@@ -211,7 +214,7 @@ def _verification(sources: Sources) -> Iterator[Part]:
         yield (
             "There is one log here only, and nothing to compare it with; it was compared with its own signed messages."
         )
-    findings = [(_TONES[one.severity], finding_line(one)) for one in outcome.findings]
+    findings = [(_TONES[finding.severity], finding_line(finding)) for finding in outcome.findings]
     shown = _first(findings, MOST_LINES, "{} more findings: securefda audit reconcile --all lists them.")
     yield Lines(shown or [("", "Nothing was found.")], "The logs compared with each other")
     checked = [(name, f"{count:,}") for name, count in outcome.counts.items()]
@@ -284,28 +287,28 @@ def _about_incidents(sources: Sources) -> str:
     counts = _incident_counts(sources)
     if not any(counts.values()):
         return "No alarm, no abort and no refusal is recorded."
-    said = ", ".join(counted(number, kind) for kind, number in counts.items() if number)
+    counted_kinds = ", ".join(counted(number, kind) for kind, number in counts.items() if number)
     by: dict[str, set[str]] = {}
     for party in sources.tables:
         for site in {site for incident in party.incidents for site in incident.accused}:
             by.setdefault(site, set()).add(party.party)
     blamed = "; ".join(f"{site} is blamed by {names(sorted(parties))}" for site, parties in sorted(by.items()))
-    return f"Recorded: {said}." + (f" By their own word, which proves nothing: {blamed}." if blamed else "")
+    return f"Recorded: {counted_kinds}." + (f" By their own word, which proves nothing: {blamed}." if blamed else "")
 
 
 def _incident_counts(sources: Sources) -> dict[str, int]:
     """Count incidents by kind. A refusal is an event, a sent message and a received one, but counts once."""
-    found: dict[tuple[str, str], int] = {}
+    by_site: dict[tuple[str, str], int] = {}
     for party in sources.tables:
         for item in party.incidents:
             site = item.peer if item.kind.endswith("-received") else party.party
-            found[item.kind, site] = found.get((item.kind, site), 0) + item.count
-    sites = {site for _, site in found}
+            by_site[item.kind, site] = by_site.get((item.kind, site), 0) + item.count
+    sites = {site for _, site in by_site}
     refusals = sum(
-        max(found.get((kind, site), 0) for kind in ("refused", "refusal-sent", "refusal-received")) for site in sites
+        max(by_site.get((kind, site), 0) for kind in ("refused", "refusal-sent", "refusal-received")) for site in sites
     )
     counts = {
-        word: sum(count for (kind, _), count in found.items() if kind == of)
+        word: sum(count for (kind, _), count in by_site.items() if kind == of)
         for of, word in (("alarm", "alarm"), ("aborted", "abort"))
     }
     return counts | {"refusal": refusals}
@@ -339,14 +342,14 @@ def _period(sources: Sources) -> str:
 
 def _about_the_page(sources: Sources, made: datetime) -> list[tuple[str, str]]:
     began = [dict(mark.detail) for party in sources.tables for mark in party.milestones if mark.kind == "run-began"]
-    said = {
+    stated = {
         key: sorted({facts[key] for facts in began} - {words.OF_HEADERS}) for key in ("task", "strategy", "release")
     }
     keys = sources.keys
     return [
         ("Run", sources.run),
         ("Federation", keys.federation),
-        *((key.capitalize(), names(values)) for key, values in said.items() if values),
+        *((key.capitalize(), names(values)) for key, values in stated.items() if values),
         ("Roster", f"epoch {keys.roster.epoch}, SHA-256 {keys.digest}"),
         ("Roster from", _WHERE_FROM[keys.where_from]),
         *((("CA of the kit", f"fingerprint {keys.ca}, {keys.ca_file}"),) if keys.ca else ()),

@@ -32,16 +32,16 @@ def runs_table(sources: Sources) -> Table:
     """All runs of which there is a log, and what left each site in them."""
     rows = [
         (
-            one.run,
-            one.party,
-            words.time_text(one.began) if one.began else "–",
-            cell(words.ending_text(one), care=one.ended in ("failed", "no end", "not known")),
-            f"{one.headers:,}",
-            f"{one.finished:,}",
-            cell(f"{one.lost:,}", care=one.lost > 0),
-            cell(*(left_lines(one.left) or ["nothing"]), *([one.problem] if one.problem else [])),
+            run.run,
+            run.party,
+            words.time_text(run.began) if run.began else "–",
+            cell(words.ending_text(run), care=run.ended in ("failed", "no end", "not known")),
+            f"{run.headers:,}",
+            f"{run.finished:,}",
+            cell(f"{run.lost:,}", care=run.lost > 0),
+            cell(*(left_lines(run.left) or ["nothing"]), *([run.problem] if run.problem else [])),
         )
-        for one in sources.history.runs[:MOST_RUNS]
+        for run in sources.history.runs[:MOST_RUNS]
     ]
     return Table(
         ("run", "site", "began, UTC", "ended how", "headers accepted", "rounds finished", "rounds lost",
@@ -112,7 +112,7 @@ def matrix_table(sources: Sources) -> Table | None:
 
 def flows_table(sources: Sources) -> Table:
     """Return the disclosures as a list: what, at which level and how often."""
-    found, arrivals = overview.alike(overview.all_flows(sources.tables)), overview.unreported(sources.tables)
+    flows, arrivals = overview.alike(overview.all_flows(sources.tables)), overview.unreported(sources.tables)
     rows: list[Sequence[Cell]] = [
         (
             names(item.disclosers),
@@ -122,14 +122,14 @@ def flows_table(sources: Sources) -> Table:
             f"{item.messages:,}",
             f"{item.rounds:,}",
         )
-        for item in found[:MOST_FLOW_ROWS]
+        for item in flows[:MOST_FLOW_ROWS]
     ]
     level = "not known: the sender's log is not here"
     rows += [
         (item.sender, item.receiver, f"{item.type} message", level, f"{item.messages:,}", f"{item.rounds:,}")
         for item in arrivals[: MOST_FLOW_ROWS - len(rows)]
     ]
-    left = len(found) + len(arrivals) - len(rows)
+    left = len(flows) + len(arrivals) - len(rows)
     return Table(
         ("from", "to", "what", "visibility", "messages each", "rounds each"),
         rows,
@@ -172,11 +172,11 @@ def timeline_table(sources: Sources) -> Table:
 
 def incidents_table(sources: Sources) -> Table:
     """Refusals, aborts and alarms, the gravest first."""
-    found = sorted(
+    incidents = sorted(
         (incident for party in sources.tables for incident in party.incidents),
         key=lambda incident: (_GRAVITY.index(incident.kind), incident.first, incident.party),
     )
-    rows = [*map(_incident_row, found[:MOST_INCIDENTS])]
+    rows = [*map(_incident_row, incidents[:MOST_INCIDENTS])]
     return Table(
         ("what", "check or policy key", "accused", "as its log says", "other side", "rounds", "times",
          "first to last, UTC"),
@@ -184,7 +184,7 @@ def incidents_table(sources: Sources) -> Table:
         numbers={6},
         key="incidents",
         caption="Alarms, aborts and refusals",
-        note=_not_listed(len(found) - len(rows), "more row"),
+        note=_not_listed(len(incidents) - len(rows), "more row"),
     )  # fmt: skip
 
 
@@ -234,14 +234,14 @@ def _tone(level: str, what: str) -> Tone:
 
 
 def _log_row(log: LogState) -> tuple[Cell, ...]:
-    found = log.verification
-    lost: list[Line] = [("failed", str(one)) for one in log.kept.findings[:MOST_LINES]]
+    verified = log.verification
+    lost: list[Line] = [("failed", str(finding)) for finding in log.kept.findings[:MOST_LINES]]
     if (left := len(log.kept.findings) - MOST_LINES) > 0:
         lost.append(("failed", f"and {left} more: securefda audit verify lists them"))
-    state: Tone = "" if found.finding is None else "care" if found.finding.kind in HONEST else "failed"
-    lines: list[Line] = [(state, words.verification_text(found))]
+    state: Tone = "" if verified.finding is None else "care" if verified.finding.kind in HONEST else "failed"
+    lines: list[Line] = [(state, words.verification_text(verified))]
     lines += [("failed", log.problem)] if log.problem else []
-    lines += [("", note) for note in (*found.notes, *log.kept.notes)]
+    lines += [("", note) for note in (*verified.notes, *log.kept.notes)]
     if log.kept.judged and not lost:
         lines.append(("", f"{counted(log.kept.messages, 'message')} kept as evidence, as recorded"))
     if log.is_copy:
@@ -249,10 +249,10 @@ def _log_row(log: LogState) -> tuple[Cell, ...]:
     return (
         log.party,
         [*lines, *lost],
-        f"{found.size:,}",
-        f"{found.covered:,}",
-        found.root.hex() or "–",
-        cell(words.witnesses_text(found), care=not found.witnesses),
+        f"{verified.size:,}",
+        f"{verified.covered:,}",
+        verified.root.hex() or "–",
+        cell(words.witnesses_text(verified), care=not verified.witnesses),
         log.folder,
     )
 
@@ -262,8 +262,8 @@ def _log_and_policy(log: LogState | None, role: str) -> tuple[Cell, Cell]:
         return [("strong", "not here")], "not known"
     here: Cell = "verified"
     if not log.is_sound:
-        found = log.verification.finding
-        is_honest = found is not None and found.kind in HONEST and not log.problem and not log.kept.findings
+        finding = log.verification.finding
+        is_honest = finding is not None and finding.kind in HONEST and not log.problem and not log.kept.findings
         what = words.verification_text(log.verification).partition(" (")[0] if is_honest else "not as it should be"
         here = [("care" if is_honest else "failed", f"{what}, see Verification")]
     if not log.policy.loaded:

@@ -29,12 +29,9 @@ _POLICY_FILE: Final = "policy.toml"
 
 @dataclass(frozen=True, slots=True)
 class PolicyFound:
-    """The policies that a party loaded according to its log.
+    """The policies that a party loaded according to its log: the SHA-256 of each in hex, none twice in a row.
 
-    Attributes:
-        loaded: the SHA-256 of each in hex, in order, none twice in a row.
-        policy: the last of them; None if its file is not beside the log.
-        why_not: one line that says why there is no policy.
+    ``policy`` is the last of them; None if its file is not beside the log, and ``why_not`` says so in one line.
     """
 
     loaded: tuple[str, ...] = ()
@@ -48,12 +45,8 @@ class LogState:
 
     Attributes:
         folder: the folder of the log, below the folder that was named.
-        party: site id.
-        verification: the verification of the log by itself.
         problem: one line if the log belongs to another roster, or was changed while it was read; else empty.
         tables: the tables of the records that the verification vouches for; empty for a second copy of a log.
-        policy: the party's policy, as far as it is known.
-        kept: the result of comparing the records with the messages beside the log.
         is_copy: whether the tables come from another copy of this log.
     """
 
@@ -74,17 +67,13 @@ class LogState:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """All data of a page.
+    """All data of a page: the reconciled run, which is the only one in ``all_runs``, and its logs in roster order.
 
-    Attributes:
-        found: the reconciled run, which is the only one, and all runs together.
-        verdict: on both.
-        logs: of the run, in roster order.
-        record: the target's run folder; None if the folder that was named is not one, or belongs to another run.
-        record_problem: one line that says why there is none, if that folder looks like one.
+    ``record`` is the target's run folder; None if the folder that was named is not one, or belongs to another run. If
+    it looks like one, ``record_problem`` says why in one line.
     """
 
-    found: ReconciledRuns
+    all_runs: ReconciledRuns
     verdict: Verdict
     logs: tuple[LogState, ...]
     record: RunRecord | None
@@ -93,7 +82,7 @@ class Sources:
     @property
     def reconciled(self) -> ReconciledRun:
         """The reconciled run."""
-        return self.found.runs[0]
+        return self.all_runs.runs[0]
 
     @property
     def run(self) -> str:
@@ -108,7 +97,7 @@ class Sources:
     @property
     def history(self) -> History:
         """All runs of which there is a log below ``root``."""
-        return self.found.history
+        return self.all_runs.history
 
     @property
     def tables(self) -> tuple[PartyTables, ...]:
@@ -121,8 +110,8 @@ def read_sources(root: Path, run: str = "", roster: Path | None = None, *, requi
 
     Arguments and errors are those of `securefda.audit.reconcile.runs.reconcile_folder`.
     """
-    found = reconcile_runs(root, run, roster, require_all=require_all, only_one=True)
-    reconciled = found.runs[0]
+    runs = reconcile_runs(root, run, roster, require_all=require_all, only_one=True)
+    reconciled = runs.runs[0]
     states = [_state(root, log, reconciled.keys) for log in reconciled.logs]
     for log in reconciled.copies:
         nothing = read_party(log.party, ())
@@ -130,7 +119,7 @@ def read_sources(root: Path, run: str = "", roster: Path | None = None, *, requi
     order = {site: place for place, site in enumerate(reconciled.keys.roles)}
     states.sort(key=lambda state: (order[state.party], state.is_copy, state.folder))
     record, problem = _run_record(root, reconciled.members.run)
-    return Sources(found, verdict_of(found), tuple(states), record, problem)
+    return Sources(runs, verdict_of(runs), tuple(states), record, problem)
 
 
 def _state(root: Path, log: PartyLog, keys: Keys) -> LogState:

@@ -141,14 +141,14 @@ def contributions_in(flows: Iterable[Flow]) -> str:
 
 def updates_text(flows: Iterable[Flow]) -> str:
     """Return in words how many updates, or messages of second moments, left in a round, by level; "" if none did."""
-    said = {
+    places = {
         "individual": "in clear",
         "cohort": "inside sums of cohorts",
         "sum": "inside one sum",
     }
     left = [flow for flow in flows if flow.what in CONTRIBUTIONS]
-    counts = {level: contributions_text(flow for flow in left if flow.level == level) for level in said}
-    return ", ".join(f"{count} {said[level]}" for level, count in counts.items() if count)
+    counts = {level: contributions_text(flow for flow in left if flow.level == level) for level in places}
+    return ", ".join(f"{count} {places[level]}" for level, count in counts.items() if count)
 
 
 def ending_text(run: SiteRun) -> str:
@@ -173,43 +173,43 @@ def incident_rounds(incident: Incident) -> str:
 
 def event_text(moment: Moment, updates: str = "") -> str:
     """Describe a moment in one sentence; ``updates`` says what left in a round."""
-    said = dict(moment.detail)
+    facts = dict(moment.detail)
     match moment.kind:
         case "round":
             attempts = f", {moment.count} attempts" if moment.count > 1 else ""
             return f"Round {moment.round}{attempts}{f': {updates}' if updates else ''}."
         case "run-began":
-            strategy = "" if said["strategy"] == OF_HEADERS else f", strategy {said['strategy']}"
-            return f"The run began: task {said['task']}{strategy}, release {said['release']}."
+            strategy = "" if facts["strategy"] == OF_HEADERS else f", strategy {facts['strategy']}"
+            return f"The run began: task {facts['task']}{strategy}, release {facts['release']}."
         case "run-ended":
-            return f"The run ended: {said['outcome']}, {counted(int(said['rounds']), 'round')}."
+            return f"The run ended: {facts['outcome']}, {counted(int(facts['rounds']), 'round')}."
         case "policy-loaded" | "model-kept":
             what = "Policy loaded" if moment.kind == "policy-loaded" else "The final model is in the run folder"
-            return f"{what}, SHA-256 {said.get('policy') or said['model']:.16}…"
+            return f"{what}, SHA-256 {facts.get('policy') or facts['model']:.16}…"
         case "restarted":
-            lost = int(said["lost_bytes"])
+            lost = int(facts["lost_bytes"])
             cut = f"; {counted(lost, 'byte')} of a record that was not whole were cut off" if lost else ""
             return f"The process started again{cut}."
     text = incident_kind(moment.kind).capitalize()
-    if "check" in said:
-        text += f": {said['check']}"
-    if "accused" in said:
-        text += f"; accused: {said['accused']}"
-    if "peer" in said:
-        text += f" ({'from' if moment.kind.endswith('received') else 'to'} {said['peer']})"
+    if "check" in facts:
+        text += f": {facts['check']}"
+    if "accused" in facts:
+        text += f"; accused: {facts['accused']}"
+    if "peer" in facts:
+        text += f" ({'from' if moment.kind.endswith('received') else 'to'} {facts['peer']})"
     if moment.count > 1:
-        until = f", up to round {said['to-round']}" if "to-round" in said else ""
+        until = f", up to round {facts['to-round']}" if "to-round" in facts else ""
         text += f", {moment.count:,} times{until}"
     return f"{text}."
 
 
 def verification_text(verification: Verification) -> str:
     """The state of a log in one sentence."""
-    found = verification.finding
-    if found is None:
+    finding = verification.finding
+    if finding is None:
         return "verified"
-    place = f"record {found.index}" if found.exact else f"behind record {found.index}"
-    return f"{_FINDINGS.get(found.kind, found.kind)} ({place}): {found.what}"
+    place = f"record {finding.index}" if finding.exact else f"behind record {finding.index}"
+    return f"{_FINDINGS.get(finding.kind, finding.kind)} ({place}): {finding.what}"
 
 
 def witnesses_text(verification: Verification) -> str:
