@@ -23,7 +23,7 @@ from itertools import count
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from securefda.audit.store import FILE_MODE, AuditError, disk_error, disk_errors, make_folder
+from securefda.audit.log_files import FILE_MODE, AuditError, disk_error, disk_errors, make_folder
 from securefda.disk import open_patiently, sync_folder
 
 FILE: Final = "messages.bin"

@@ -21,7 +21,8 @@ from typing import Final, Self
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from securefda.audit import merkle, store
+from securefda.audit import log_files, merkle
+from securefda.audit.log_files import AuditError
 from securefda.audit.merkle import WIDTH, Levels, Tile
 from securefda.audit.notes import (
     MAX_NOTE_BYTES,
@@ -36,7 +37,6 @@ from securefda.audit.notes import (
     sign,
 )
 from securefda.audit.records import Entry, Record, RecordError, encode_record, format_time
-from securefda.audit.store import AuditError
 from securefda.disk import open_patiently, sync_folder
 
 
@@ -55,11 +55,11 @@ class AuditLog:
         self._died_of: AuditError | None = None
         self._unfinished: dict[str, bytes] = {}
         self._proofs: dict[int, tuple[bytes, ...]] = {}
-        with store.disk_errors(folder, "made"):
-            store.make_folder(folder)
-        path = self._folder / store.LOCK
-        with store.disk_errors(path, "opened"):
-            lock = open_patiently(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, store.FILE_MODE)
+        with log_files.disk_errors(folder, "made"):
+            log_files.make_folder(folder)
+        path = self._folder / log_files.LOCK
+        with log_files.disk_errors(path, "opened"):
+            lock = open_patiently(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, log_files.FILE_MODE)
             if not _locked(lock):
                 os.close(lock)
                 hint = "end the other process, or let this one take part in another run"
@@ -159,7 +159,7 @@ class AuditLog:
             if old not in self._proofs:  # most witnesses have seen the same checkpoint last
                 size = self._last[1].size
                 self._proofs[old] = merkle.consistency_proof(
-                    old, size, store.subtrees(self._folder, size, self._unfinished)
+                    old, size, log_files.subtrees(self._folder, size, self._unfinished)
                 )
             return self._proofs[old]
 
@@ -180,7 +180,7 @@ class AuditLog:
         """
         with self._alone():
             is_last = size == self._signed_size
-            note = self._last[0] if is_last else read_checkpoint(self._folder / store.checkpoint_path(size))
+            note = self._last[0] if is_last else read_checkpoint(self._folder / log_files.checkpoint_path(size))
             if note is None:
                 raise AuditError(self._folder, f"has no checkpoint of {size} records", hint="send a checkpoint first")
             if not signature.is_of(witness):
@@ -193,7 +193,7 @@ class AuditLog:
                 if is_last:
                     self._state.last, self._saved = (note, self._last[1]), False
                 else:
-                    store.write(self._folder / store.checkpoint_path(size), note.to_bytes())
+                    log_files.write(self._folder / log_files.checkpoint_path(size), note.to_bytes())
                 if save:
                     self._save()
             return note
@@ -217,10 +217,10 @@ class AuditLog:
         self.close()
 
     def _open_tail(self) -> int:
-        path = self._folder / store.TAIL
-        with store.disk_errors(path, "opened"):
+        path = self._folder / log_files.TAIL
+        with log_files.disk_errors(path, "opened"):
             tail = open_patiently(
-                path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, store.FILE_MODE
+                path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, log_files.FILE_MODE
             )
             os.ftruncate(tail, self._state.tail_bytes)
             sync_folder(self._folder)
@@ -237,18 +237,18 @@ class AuditLog:
         except OSError as error:
             with suppress(OSError):  # an incomplete record may stay; `open` cuts it off
                 os.ftruncate(self._tail, before)
-            raise store.disk_error(self._folder / store.TAIL, "written", error) from error
+            raise log_files.disk_error(self._folder / log_files.TAIL, "written", error) from error
         self._state.tail_bytes = before + len(data)
 
     def _finish_bundle(self, full: list[Tile]) -> None:
         """Rename the tail to a bundle. The tiles are written first, since a bundle implies that its tiles exist."""
         target = self._folder / merkle.bundle_path(full[0].index)
-        with self._dead_on_error(), store.disk_errors(target, "written"):
+        with self._dead_on_error(), log_files.disk_errors(target, "written"):
             os.fsync(self._tail)
             for tile in full:
-                store.write(self._folder / tile.path, tile.hashes)
-            store.make_folder(target.parent)
-            (self._folder / store.TAIL).rename(target)
+                log_files.write(self._folder / tile.path, tile.hashes)
+            log_files.make_folder(target.parent)
+            (self._folder / log_files.TAIL).rename(target)
             sync_folder(target.parent)
             os.close(self._tail)
             self._tail = -1
@@ -266,7 +266,7 @@ class AuditLog:
         return -1 if self._state.last is None else self._state.last[1].size
 
     def _sign_head(self) -> None:
-        with store.disk_errors(self._folder / store.TAIL, "written"):
+        with log_files.disk_errors(self._folder / log_files.TAIL, "written"):
             os.fsync(self._tail)
         self._unfinished = {tile.path: tile.hashes for tile in self._state.levels.partials()}
         self._proofs = {}
@@ -280,18 +280,18 @@ class AuditLog:
         if self._saved:
             return
         note, head = self._last
-        kept = self._folder / store.checkpoint_path(head.size)
+        kept = self._folder / log_files.checkpoint_path(head.size)
         for path, hashes in self._unfinished.items():
             self._write_partial(path, hashes)
-        store.write(kept, note.to_bytes())
-        store.publish(kept, self._folder / store.CHECKPOINT)
+        log_files.write(kept, note.to_bytes())
+        log_files.publish(kept, self._folder / log_files.CHECKPOINT)
         self._saved = True
 
     def _write_partial(self, path: str, data: bytes) -> None:
         """Write a partial tile or bundle, unless it exists or is full by now."""
         file = self._folder / path
         if not (file.exists() or file.parent.with_suffix("").exists()):
-            store.write(file, data)
+            log_files.write(file, data)
 
     def _tidy(self) -> None:
         """Keep the files that C2SP requires for the last checkpoint, and delete those that a full one has replaced.
@@ -300,17 +300,17 @@ class AuditLog:
         """
         if self._state.last is not None:
             self._write_partial_bundle(self._signed_size)
-        with store.disk_errors(self._folder, "tidied"):
+        with log_files.disk_errors(self._folder, "tidied"):
             for folder in sorted((self._folder / "tile").glob("**/*.p")):
                 if folder.with_suffix("").exists():
-                    store.remove_folder(folder)
+                    log_files.remove_folder(folder)
 
     def _write_partial_bundle(self, size: int) -> None:
         """Write the entries of the last tile up to a checkpoint. The tail has these entries too, and more."""
         width = size % WIDTH
         if not width or size // WIDTH != self.size // WIDTH:
             return
-        with store.disk_errors(self._folder / store.TAIL, "read"):
+        with log_files.disk_errors(self._folder / log_files.TAIL, "read"):
             entries, _ = merkle.unpack(os.pread(self._tail, merkle.MAX_BUNDLE_BYTES, 0), width)
         self._write_partial(merkle.bundle_path(size >> merkle.HEIGHT, width), b"".join(map(merkle.pack, entries)))
 
@@ -395,27 +395,27 @@ def recover(folder: Path, name: LogName, key: Ed25519PublicKey) -> State:
     """
     _check_mode(folder, folder)
     # The copy of the newest checkpoint under its public name may be older: a crash can come between the two
-    sizes = store.checkpoint_sizes(folder)
-    public = read_checkpoint(folder / store.CHECKPOINT)
-    note = read_checkpoint(folder / store.checkpoint_path(sizes[-1])) if sizes else None
+    sizes = log_files.checkpoint_sizes(folder)
+    public = read_checkpoint(folder / log_files.CHECKPOINT)
+    note = read_checkpoint(folder / log_files.checkpoint_path(sizes[-1])) if sizes else None
     if _size_of(public) > _size_of(note):  # the kept copy is written first
-        raise AuditError(folder / store.CHECKPOINTS, "lacks the newest checkpoint", hint=HINT)
+        raise AuditError(folder / log_files.CHECKPOINTS, "lacks the newest checkpoint", hint=HINT)
     head = None if note is None else _checked_head(folder, note, name, key)
     levels = _levels_of_bundles(folder, 0 if head is None else head.size // WIDTH)
-    if head is not None and head.size < levels.size and store.root_at(folder, head.size) != head.root:
+    if head is not None and head.size < levels.size and log_files.root_at(folder, head.size) != head.root:
         raise _not_signed(folder)
     state = _replay_tail(folder, name, levels, head)
     if note is not None and head is not None:
         state.last = note, head
         if public != note:
-            store.write(folder / store.CHECKPOINT, note.to_bytes())
+            log_files.write(folder / log_files.CHECKPOINT, note.to_bytes())
     return state
 
 
 def _levels_of_bundles(folder: Path, signed: int) -> Levels:
     """Return the tree over the full bundles, the first ``signed`` of which a checkpoint covers."""
     bundles = signed
-    with store.disk_errors(folder, "read"):
+    with log_files.disk_errors(folder, "read"):
         if signed and not (folder / merkle.bundle_path(signed - 1)).is_file():
             raise AuditError(folder / merkle.bundle_path(signed - 1), "is missing, though it was signed", hint=HINT)
         while (folder / merkle.bundle_path(bundles)).is_file():
@@ -426,14 +426,14 @@ def _levels_of_bundles(folder: Path, signed: int) -> Levels:
     while count:
         level = len(rows) - 1
         first = count - count % WIDTH
-        rows.append([merkle.complete_root(store.read_tile(folder, level, index)) for index in range(first, count)])
+        rows.append([merkle.complete_root(log_files.read_tile(folder, level, index)) for index in range(first, count)])
         count >>= merkle.HEIGHT
     return Levels(rows, bundles * WIDTH)
 
 
 def read_checkpoint(path: Path) -> Note | None:
     """Read a note; None if there is none. Raises AuditError."""
-    data = store.read(path, MAX_NOTE_BYTES)
+    data = log_files.read(path, MAX_NOTE_BYTES)
     try:
         return None if data is None else Note.parse(data)
     except NoteError as error:
@@ -449,7 +449,7 @@ def _size_of(note: Note | None) -> int:
 
 
 def _checked_head(folder: Path, note: Note, name: LogName, key: Ed25519PublicKey) -> Checkpoint:
-    path = folder / store.CHECKPOINT
+    path = folder / log_files.CHECKPOINT
     try:
         head = Checkpoint.parse(note.text)
         if head.origin != name.origin:
@@ -462,8 +462,8 @@ def _checked_head(folder: Path, note: Note, name: LogName, key: Ed25519PublicKey
 
 def _replay_tail(folder: Path, name: LogName, levels: Levels, head: Checkpoint | None) -> State:
     """Add the records of the tail to the tree, and compare it with the newest checkpoint on the way."""
-    path = folder / store.TAIL
-    data = store.read(path, merkle.MAX_BUNDLE_BYTES) or b""
+    path = folder / log_files.TAIL
+    data = log_files.read(path, merkle.MAX_BUNDLE_BYTES) or b""
     if data:
         _check_mode(path, folder)
     entries, _ = merkle.unpack(data)
@@ -502,7 +502,7 @@ def _not_signed(folder: Path) -> AuditError:
 
 
 def _check_mode(path: Path, folder: Path) -> None:
-    with store.disk_errors(path, "read"):
+    with log_files.disk_errors(path, "read"):
         mode = path.stat().st_mode & 0o7777
     if mode & 0o077:
         hint = f"run: chmod -R go= {folder}; it may have been changed, so verify it"

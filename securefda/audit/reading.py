@@ -15,6 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from securefda.audit.log_files import (
+    CHECKPOINT,
+    LOCK,
+    TAIL,
+    AuditError,
+    checkpoint_path,
+    checkpoint_sizes,
+    read,
+    read_bundle,
+    subtrees,
+)
 from securefda.audit.merkle import (
     MAX_BUNDLE_BYTES,
     WIDTH,
@@ -26,17 +37,6 @@ from securefda.audit.merkle import (
 )
 from securefda.audit.notes import FORMAT, MAX_NOTE_BYTES, Checkpoint, LogName, Note, NoteError
 from securefda.audit.records import Entry, NewerVersion, Record, RecordError
-from securefda.audit.store import (
-    CHECKPOINT,
-    LOCK,
-    TAIL,
-    AuditError,
-    checkpoint_path,
-    checkpoint_sizes,
-    read,
-    read_bundle,
-    subtrees,
-)
 from securefda.errors import ExitCode
 
 _VERIFY: Final = "securefda audit verify names what is wrong with the log"

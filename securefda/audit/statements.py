@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 
 from securefda.audit.journal import added_under, shown_by
 from securefda.audit.kept import MOST_DAMAGED, read_kept
-from securefda.audit.store import AuditError
+from securefda.audit.log_files import AuditError
 from securefda.protocol import messages as m
 from securefda.protocol.roster import Roster
 from securefda.transport import wire

@@ -17,11 +17,11 @@ from typing import Any, Final, TextIO
 
 from securefda.audit.kept_check import NOT_JUDGED, EvidenceLost, KeptVerdict, kept_verdict
 from securefda.audit.keys import Keys, keys_of, roster_named
+from securefda.audit.log_files import AuditError
 from securefda.audit.merkle import ProofError
 from securefda.audit.notes import Checkpoint, LogName, Note, NoteError
 from securefda.audit.reading import DamagedLog, Inclusion, LogFolder, NoLog, being_written, logs_at, open_log
 from securefda.audit.statements import StatementReader
-from securefda.audit.store import AuditError
 from securefda.audit.verify import Finding, Verification, verify_log
 from securefda.disk import read_file
 from securefda.errors import ConfigError, ExitCode, SecureFdaError

@@ -16,11 +16,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Final, Literal
 
-from securefda.audit.merkle import HEIGHT, MAX_BUNDLE_BYTES, WIDTH, Levels, Tile, bundle_path, leaf_hash, unpack
-from securefda.audit.notes import FORMAT, MAX_NOTE_BYTES, Checkpoint, LogName, Note, NoteError
-from securefda.audit.reading import being_written
-from securefda.audit.records import NewerVersion, Record, RecordError
-from securefda.audit.store import (
+from securefda.audit.log_files import (
     CHECKPOINT,
     CHECKPOINTS,
     TAIL,
@@ -31,6 +27,10 @@ from securefda.audit.store import (
     read_bundle,
     read_tile,
 )
+from securefda.audit.merkle import HEIGHT, MAX_BUNDLE_BYTES, WIDTH, Levels, Tile, bundle_path, leaf_hash, unpack
+from securefda.audit.notes import FORMAT, MAX_NOTE_BYTES, Checkpoint, LogName, Note, NoteError
+from securefda.audit.reading import being_written
+from securefda.audit.records import NewerVersion, Record, RecordError
 from securefda.text import counted
 
 Kind = Literal[

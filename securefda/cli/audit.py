@@ -123,7 +123,7 @@ def show(
     What is printed is what the party wrote; whether it is what was signed, verify says.
     """
     from securefda.audit.reading import log_at
-    from securefda.audit.selection import parse_filter, require_peers
+    from securefda.audit.record_filter import parse_filter, require_peers
     from securefda.cli.audit_show import show_log
 
     wanted = parse_filter(peer, rounds, types, directions=direction, levels=disclosure, since=since, until=until)
@@ -150,7 +150,7 @@ def tail(
 ) -> None:
     """Print the last records of a log, then new ones as they are written, until the run ends."""
     from securefda.audit.reading import log_at
-    from securefda.audit.selection import parse_filter, require_peers
+    from securefda.audit.record_filter import parse_filter, require_peers
     from securefda.cli.audit_show import tail_log
 
     wanted = parse_filter(peer, rounds, types, directions=direction, levels=disclosure)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from securefda.audit.journal import site_ids
-from securefda.audit.store import AuditError
+from securefda.audit.log_files import AuditError
 from securefda.errors import (
     BudgetExhausted,
     ConfigError,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from securefda.audit.kept import FILE, KeptMessages, read_kept
-from securefda.audit.store import AuditError
+from securefda.audit.log_files import AuditError
 
 
 def keep(folder: Path, *messages: bytes) -> None:

@@ -14,6 +14,7 @@ import pytest
 from log_builder import KEYS, NAME, Clock, entry, files, grow, opened, witness_key
 from tree_builder import mth
 
+from securefda.audit.log_files import AuditError, read_bundle, subtrees
 from securefda.audit.merkle import (
     check_consistency,
     check_inclusion,
@@ -25,7 +26,6 @@ from securefda.audit.merkle import (
 )
 from securefda.audit.notes import Checkpoint, Note, SignatureError, check_signature, cosign
 from securefda.audit.records import Record
-from securefda.audit.store import AuditError, read_bundle, subtrees
 
 
 @pytest.fixture
@@ -300,7 +300,7 @@ import resource, sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from log_builder import entry, opened
-from securefda.audit.store import AuditError
+from securefda.audit.log_files import AuditError
 
 log = opened(Path({folder!r}))
 resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))

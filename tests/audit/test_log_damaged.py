@@ -11,7 +11,7 @@ import pytest
 from log_builder import KEYS, NAME, Clock, entry, files, grow, opened
 
 from securefda.audit.log import AuditLog
-from securefda.audit.store import AuditError
+from securefda.audit.log_files import AuditError
 from securefda.errors import SecureFdaError
 
 

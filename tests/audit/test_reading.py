@@ -11,10 +11,10 @@ import pytest
 from log_builder import KEYS, LARGE, NAME, SMALL, Clock, entry, files, grow, opened
 
 from securefda.audit import reading
+from securefda.audit.log_files import AuditError, read_bundle
 from securefda.audit.merkle import WIDTH, ProofError, bundle_path, pack, unpack
 from securefda.audit.notes import Checkpoint, LogName, Note, sign
 from securefda.audit.reading import DamagedLog, NoLog, being_written, find_logs, looks_like_log, open_log
-from securefda.audit.store import AuditError, read_bundle
 from securefda.errors import ExitCode
 
 Folders = dict[tuple[int, ...], Path]

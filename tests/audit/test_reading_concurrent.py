@@ -11,9 +11,9 @@ from log_builder import NAME, PUBLIC, WITNESSES, entry, found, grow, opened, ver
 
 from securefda.audit import verify as verifying
 from securefda.audit.log import AuditLog
+from securefda.audit.log_files import read_bundle
 from securefda.audit.merkle import WIDTH, pack
 from securefda.audit.reading import open_log
-from securefda.audit.store import read_bundle
 from securefda.audit.verify import verify_log
 
 

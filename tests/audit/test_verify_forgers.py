@@ -9,8 +9,8 @@ import pytest
 from forged_logs import signed_note
 from log_builder import SMALL, entry, found, grow, opened, verify
 
+from securefda.audit.log_files import read_bundle
 from securefda.audit.merkle import WIDTH
-from securefda.audit.store import read_bundle
 
 
 def forged(parent: Path, bad: int, sizes: tuple[int, ...], witnesses: tuple[str, ...] = ()) -> Path:

@@ -16,9 +16,9 @@ from rounds_liars import KEPT, SAMPLES, Liar
 from rounds_private import PrivateFederation
 from source_stores import NO_LIMITS
 
+from securefda.audit.log_files import AuditError
 from securefda.audit.notes import LogName
 from securefda.audit.reconcile.runs import reconcile_folder
-from securefda.audit.store import AuditError
 from securefda.audit.verify import verify_log
 from securefda.errors import FaultyAggregatorError, ProtocolError, QuorumLost, RunEnded
 from securefda.protocol.messages import (

@@ -17,7 +17,7 @@ from depth import at_depth
 from rounds_disk import EndingFederation, FullDisk, is_all_logged
 from rounds_federation import TARGET, AnySigned
 
-from securefda.audit.store import AuditError
+from securefda.audit.log_files import AuditError
 from securefda.errors import SecureFdaError
 from securefda.protocol.messages import Parcel, Result, Visibility
 from securefda.transport.observer import Direction

@@ -26,7 +26,7 @@ from securefda.aggregator.phases import (
     Phase,
 )
 from securefda.aggregator.run import AggregatorRun
-from securefda.audit.store import AuditError
+from securefda.audit.log_files import AuditError
 from securefda.errors import RunEnded
 from securefda.protocol.messages import (
     NO_CONTEXT,

@@ -10,11 +10,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from securefda.audit import notes
 from securefda.audit.log import AuditLog
+from securefda.audit.log_files import CHECKPOINT, CHECKPOINTS, TAIL, checkpoint_path
 from securefda.audit.merkle import WIDTH, bundle_path, pack
 from securefda.audit.notes import LogName, Note, witness_name
 from securefda.audit.reading import open_log
 from securefda.audit.records import Record
-from securefda.audit.store import CHECKPOINT, CHECKPOINTS, TAIL, checkpoint_path
 from threat_model.sites import NOON
 
 Change = Callable[[list[bytes]], list[bytes]]

@@ -13,7 +13,7 @@ from typing import Final
 from securefda import __version__
 from securefda.audit.reconcile.history import MOST_UNFINISHED_IN_A_ROW, MOST_UNFINISHED_RUNS_A_DAY
 from securefda.audit.reconcile.verdict import finding_line, gathered
-from securefda.audit.report import charts, sections, words
+from securefda.audit.report import charts, tables, words
 from securefda.audit.report.overview import all_flows, unreported
 from securefda.audit.report.sources import Sources
 from securefda.pages.html import static_page
@@ -122,32 +122,32 @@ def _sections(sources: Sources, made: datetime) -> Iterator[Section]:
     )
     yield Section("said", disclosed, [_plain(facts_of(sources))], short="What was disclosed")
     yield Section("proves", proves, [_plain(PROVES)], short="What this proves")
-    federation: list[Part] = [sections.sites_table(sources), *_policies(sources)]
+    federation: list[Part] = [tables.sites_table(sources), *_policies(sources)]
     yield Section("federation", "The federation and its policies", federation, short="Federation and policies")
-    yield Section("all-runs", "All runs of these sites", [_ALL_RUNS, sections.runs_table(sources)], short="All runs")
+    yield Section("all-runs", "All runs of these sites", [_ALL_RUNS, tables.runs_table(sources)], short="All runs")
     who = (
         "Each site's disclosures are those that its own log recorded before they left. The target also discloses: the "
         "model goes to every source."
     )
-    matrix = sections.matrix_table(sources)
+    matrix = tables.matrix_table(sources)
     disclosures: list[Part] = [
         who,
         *([matrix] if matrix else []),
-        sections.flows_table(sources),
-        sections.rounds_table(sources),
+        tables.flows_table(sources),
+        tables.rounds_table(sources),
     ]
     yield Section("disclosures", "Who disclosed what to whom", disclosures, short="Disclosures")
-    yield Section("timeline", "Timeline", [sections.timeline_table(sources)], short="Timeline")
+    yield Section("timeline", "Timeline", [tables.timeline_table(sources)], short="Timeline")
     yield Section("privacy", "Epsilon of each site against its limit", _epsilon(sources), short="Epsilon")
     yield Section("weights", "β and caps", _weights(sources), short="β and caps")
     chart = charts.bytes_chart(sources)
-    volume: list[Part] = [*([Charts([chart])] if chart else []), sections.bytes_table(sources.tables)]
+    volume: list[Part] = [*([Charts([chart])] if chart else []), tables.bytes_table(sources.tables)]
     yield Section("bytes", "Bytes", volume, short="Bytes")
     accusation = (
         "An accusation is what the accusing site's software concluded from a check that failed. The signed messages "
         "beside its log are the evidence; a refusal by policy accuses no site."
     )
-    trouble: list[Part] = [accusation, sections.incidents_table(sources)]
+    trouble: list[Part] = [accusation, tables.incidents_table(sources)]
     yield Section("trouble", "Alarms, aborts and refusals", trouble, short="Alarms and refusals")
     yield Section("verification", "Verification", list(_verification(sources)), short="Verification")
     yield Section("glossary", "Glossary", [Facts(GLOSSARY)], short="Glossary")
@@ -161,7 +161,7 @@ def _sections(sources: Sources, made: datetime) -> Iterator[Section]:
 
 
 def _policies(sources: Sources) -> Iterator[Part]:
-    known, unexplained = sections.policies(sources)
+    known, unexplained = tables.policies(sources)
     for place, (sites, explained) in enumerate(known):
         same = f" The policies of {', '.join(sites[1:])} say the same." if len(sites) > 1 else ""
         parts = [_plain(lines, heading) for heading, lines in explained.parts()]
@@ -209,7 +209,7 @@ def _weights(sources: Sources) -> list[Part]:
 
 def _verification(sources: Sources) -> Iterator[Part]:
     outcome = sources.reconciled.outcome
-    yield sections.logs_table(sources)
+    yield tables.logs_table(sources)
     if len(sources.reconciled.logs) < 2:
         yield (
             "There is one log here only, and nothing to compare it with; it was compared with its own signed messages."
@@ -253,7 +253,7 @@ _PUBLISHED: Final[Mapping[str, str]] = {
 def facts_of(sources: Sources) -> Iterator[str]:
     """Yield what the run disclosed and what the sites recorded, in one or two sentences each, without a judgement."""
     flows = all_flows(sources.tables)
-    bare = [flow for flow in flows if sections.shows_update(flow) and not sections.shows_target(flow)]
+    bare = [flow for flow in flows if tables.shows_update(flow) and not tables.shows_target(flow)]
     summed = [flow for flow in flows if flow.level != "individual" and flow.what in words.CONTRIBUTIONS]
     if bare:
         whose = names(sorted({flow.discloser for flow in bare}))
@@ -267,7 +267,7 @@ def facts_of(sources: Sources) -> Iterator[str]:
         yield "No update of a source is recorded as disclosed by a log that is here."
     if unreported(sources.tables):
         yield "Models or updates of sites without a log here were received; at which level, only their own logs say."
-    if disclosing := [flow for flow in flows if sections.shows_target(flow)]:
+    if disclosing := [flow for flow in flows if tables.shows_target(flow)]:
         count = counted(sum(flow.messages for flow in disclosing), "message")
         whom = names(sorted({flow.receiver for flow in disclosing}))
         what = sorted({_PUBLISHED[flow.what] for flow in disclosing})
@@ -318,7 +318,7 @@ def _tiles(sources: Sources) -> list[tuple[str, str, str]]:
     sound = len({log.party for log in sources.logs if log.is_sound})
     rounds = len({span.round for party in sources.tables for span in party.spans})
     flows = all_flows(sources.tables)
-    bare = sum(flow.messages for flow in flows if sections.shows_update(flow) and not sections.shows_target(flow))
+    bare = sum(flow.messages for flow in flows if tables.shows_update(flow) and not tables.shows_target(flow))
     masked = sum(flow.messages for flow in flows if flow.level != "individual" and flow.what in words.CONTRIBUTIONS)
     counts, what = _incident_counts(sources), words.contributions_in(flows)
     tiles = [

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Final
 
 from securefda.audit.kept_check import NOT_JUDGED, KeptVerdict
 from securefda.audit.keys import Keys, roster_named
+from securefda.audit.log_files import AuditError
 from securefda.audit.reading import LogFolder
 from securefda.audit.reconcile.check import PartyLog
 from securefda.audit.reconcile.history import History
 from securefda.audit.reconcile.runs import ReconciledRun, ReconciledRuns, reconcile_runs
 from securefda.audit.reconcile.verdict import Verdict, verdict_of
 from securefda.audit.report.party_tables import PartyTables, read_party
-from securefda.audit.store import AuditError
 from securefda.audit.verify import Verification
 from securefda.errors import ConfigError
 

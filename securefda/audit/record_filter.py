@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Final
 
 from securefda.audit.keys import keys_of
+from securefda.audit.log_files import AuditError
 from securefda.audit.notes import LogName
 from securefda.audit.reading import LogFolder, open_log
 from securefda.audit.records import DIRECTION, EVENTS, LEVEL, Entry, Form, Record, format_time
-from securefda.audit.store import AuditError
 from securefda.errors import CertificateError, ConfigError
 from securefda.text import counted
 from securefda.transport.wire import BODY_FIELDS
