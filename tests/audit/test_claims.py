@@ -8,19 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from run_builder import (
-    INDIVIDUAL,
-    MEMBERS,
-    ROSTER,
-    SITES,
-    SOURCES,
-    SUM,
-    TARGET,
-    Run,
-    digest,
-    read_together,
-    sign,
-)
+from run_builder import INDIVIDUAL, MEMBERS, ROSTER, SITES, SOURCES, SUM, TARGET, Run, digest, read_together, sign
 
 from securefda.audit.reconcile.claims import Claim, NotProved, header_fault, prove
 from securefda.audit.statements import HeaderSaid, Statement, StatementReader
@@ -182,23 +170,19 @@ def test_two_headers_that_an_honest_target_signs_accuse_nobody(
 
 
 @pytest.mark.parametrize("changes", [{"run_id": OTHER_RUN}, {"roster_digest": digest("roster")}])
-def test_a_header_of_another_run_or_roster_has_no_bad_checkpoint(
-    header: Callable[..., Statement], changes: dict[str, Any]
+@pytest.mark.parametrize(
+    ("kind", "wrong", "fault"),
+    [
+        ("bad-checkpoint", {"previous_checkpoint": b""}, "no checkpoint"),
+        ("threshold", {"threshold": 1}, "a threshold of 1"),
+    ],
+)
+def test_a_header_of_another_run_or_roster_is_not_judged_by_its_numbers_or_its_checkpoint(
+    header: Callable[..., Statement], kind: str, wrong: dict[str, Any], fault: str, changes: dict[str, Any]
 ) -> None:
     """Its accuser names a run, or trusts a roster, in which others have cosigned other logs."""
-    broken = header(previous_checkpoint=b"")
-    assert "no checkpoint" in prove(Claim("bad-checkpoint", TARGET, (broken,)), MEMBERS)
-    shown = header(previous_checkpoint=b"", **changes)
-    assert why_not("bad-checkpoint", TARGET, shown) == "a header is of another run, or of another roster"
-
-
-@pytest.mark.parametrize("changes", [{"run_id": OTHER_RUN}, {"roster_digest": digest("roster")}])
-def test_numbers_of_another_run_or_roster_are_not_judged(
-    header: Callable[..., Statement], changes: dict[str, Any]
-) -> None:
-    assert "a threshold of 1" in prove(Claim("threshold", TARGET, (header(threshold=1),)), MEMBERS)
-    shown = header(threshold=1, **changes)
-    assert why_not("threshold", TARGET, shown) == "a header is of another run, or of another roster"
+    assert fault in prove(Claim(kind, TARGET, (header(**wrong),)), MEMBERS)
+    assert why_not(kind, TARGET, header(**wrong, **changes)) == "a header is of another run, or of another roster"
 
 
 def test_a_graph_that_is_weaker_than_its_own_numbers_ask_accuses_the_target(header: Callable[..., Statement]) -> None:

@@ -130,20 +130,15 @@ def test_without_the_file_all_evidence_is_missing(log: Path) -> None:
     assert "no messages are kept beside the log" in found.what
 
 
-def test_swapped_messages_are_moved(log: Path) -> None:
+def test_swapped_messages_and_one_that_is_there_twice_are_moved(log: Path) -> None:
     kept = list(read_kept(log))
     for one, other in ((3, 4), (2, len(kept) - 1), (0, 20)):
         changed = list(kept)
         changed[one], changed[other] = kept[other], kept[one]
         put(log, *changed)
-
         assert kinds(judge(log)) == ["evidence-moved"]
 
-
-def test_a_message_that_is_there_twice_is_moved(log: Path) -> None:
-    kept = list(read_kept(log))
     put(log, *kept[:9], kept[2], *kept[9:])
-
     assert kinds(judge(log)) == ["evidence-moved"]
 
 
@@ -306,33 +301,22 @@ def test_a_copy_whose_record_a_power_cut_took_is_no_finding(killed: Path) -> Non
     assert kinds(judge(killed)) == ["evidence-unrecorded"]
 
 
-def test_what_a_checkpoint_covers_no_crash_takes(killed: Path) -> None:
+def test_a_crash_takes_the_last_messages_and_none_before_them_or_that_a_checkpoint_covers(killed: Path) -> None:
     kept = list(read_kept(killed))
+    put(killed, *kept[:-2], kept[-1])
+    assert kinds(judge(killed)) == ["evidence-missing"]
+
     first = next(number for number, data in enumerate(kept) if READ(data).type == "Result")
     put(killed, *kept[: first + 1])
-
     assert set(kinds(judge(killed))) == {"evidence-missing"}
 
 
-def test_a_crash_takes_the_last_messages_and_none_before_them(killed: Path) -> None:
-    kept = list(read_kept(killed))
-    put(killed, *kept[:-2], kept[-1])
-
-    assert kinds(judge(killed)) == ["evidence-missing"]
-
-
-def test_a_changed_message_is_found_where_a_process_died_too(killed: Path) -> None:
-    data = bytearray((killed / FILE).read_bytes())
-    data[-1] ^= 1
-    (killed / FILE).write_bytes(data)
-
+def test_a_changed_message_and_one_of_another_run_are_found_where_a_process_died_too(killed: Path) -> None:
+    data = (killed / FILE).read_bytes()
+    (killed / FILE).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     assert kinds(judge(killed)) == ["evidence-damaged"]
 
-
-def test_a_message_of_another_run_is_found_where_a_process_died_too(killed: Path) -> None:
-    with (killed / FILE).open("ab") as file:
-        file.write(framed(other_run("Header")))
-
+    (killed / FILE).write_bytes(data + framed(other_run("Header")))
     assert kinds(judge(killed)) == ["evidence-unrecorded"]
 
 
