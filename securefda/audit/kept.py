@@ -15,7 +15,6 @@ import errno
 import math
 import os
 import re
-import stat
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from itertools import count
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from securefda.audit.log_files import FILE_MODE, AuditError, disk_error, disk_errors, make_folder
+from securefda.audit.log_files import FILE_MODE, AuditError, disk_error, disk_errors, make_folder, open_regular
 from securefda.disk import open_patiently, sync_folder
 
 FILE: Final = "messages.bin"
@@ -152,7 +151,7 @@ def read_kept(folder: Path) -> Iterator[bytes]:
 
 def read_pieces(path: Path) -> Iterator[Piece]:
     """Yield the messages in one file, and any bytes after the last whole message. Raises AuditError."""
-    with disk_errors(path, "read"), _regular(path) as file:
+    with disk_errors(path, "read"), open_regular(path) as file:
         end, at = os.fstat(file.fileno()).st_size, 0
         while at < end:
             head = file.read(_LENGTH_BYTES)
@@ -185,19 +184,10 @@ def _is_zero(file: BinaryIO) -> bool:
     return not any(any(block) for block in iter(lambda: file.read(1 << 20), b""))
 
 
-def _regular(path: Path) -> BinaryIO:
-    """Open a regular file for reading. Anything else, such as a pipe, is refused without waiting for it."""
-    descriptor = open_patiently(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise AuditError(path, "is no file", hint="put the log back as it was written")
-    return os.fdopen(descriptor, "rb")
-
-
 def _ends_whole(path: Path) -> bool:
     """Return whether a file contains whole messages and nothing else, or does not exist."""
     try:
-        file = _regular(path)
+        file = open_regular(path)
     except FileNotFoundError:
         return True
     with file:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import BinaryIO, Final
 
 from securefda import disk
 from securefda.audit import merkle
@@ -74,19 +74,23 @@ def read(path: Path, limit: int) -> bytes | None:
     """
     with disk_errors(path, "read"):
         try:
-            descriptor = disk.open_patiently(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            file = open_regular(path)
         except FileNotFoundError:
             return None
-        try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise AuditError(path, "is no file", hint="put the log back as it was written")
-            with os.fdopen(descriptor, "rb", closefd=False) as file:
-                data = file.read(limit + 1)
-        finally:
-            os.close(descriptor)
+        with file:
+            data = file.read(limit + 1)
     if len(data) > limit:
         raise AuditError(path, f"is longer than {limit} bytes", hint="put the log back as it was written")
     return data
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file for reading. Raises AuditError, without waiting, for anything else, such as a pipe."""
+    descriptor = disk.open_patiently(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise AuditError(path, "is no file", hint="put the log back as it was written")
+    return os.fdopen(descriptor, "rb")
 
 
 def write(path: Path, data: bytes) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Final
 
-from securefda.audit.report.party_tables import PartyTables
 from securefda.audit.report.sources import LogState, Sources
 from securefda.operations import report
 from securefda.pages.parts import Cell, Chart, Series, Table, cell
@@ -20,7 +20,7 @@ def epsilon_chart(sources: Sources) -> Chart | None:
     spent = [party for party in sources.tables if party.epsilons]
     if not spent:
         return None
-    shown = sorted(sorted(spent, key=lambda party: -party.epsilons[-1].epsilon)[:MOST_LINES], key=_site)
+    shown = sorted(sorted(spent, key=lambda party: -party.epsilons[-1].epsilon)[:MOST_LINES], key=attrgetter("party"))
     series = [
         Series(party.party, sorted({point.round: point.epsilon for point in party.epsilons}.items())) for party in shown
     ]
@@ -112,10 +112,6 @@ def _between(sources: Sources) -> tuple[dict[str, tuple[int, int]], str]:
         if (own := [item for item in party.traffic if roles.get(item.peer) == "target"])
     }
     return counts, "the sources' logs"
-
-
-def _site(party: PartyTables) -> str:
-    return party.party
 
 
 def _epsilon_row(sources: Sources, log: LogState) -> tuple[Cell, ...]:
