@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from securefda.cli.output import width_of
+from securefda.cli.output import filled
 from securefda.privacy.dp_events import ASSUMPTIONS, GUARANTEE, TERMS
-from securefda.text import aligned, bound_text, counted, duration, names, wrapped
+from securefda.text import aligned, bound_text, counted, duration, names
 
 if TYPE_CHECKING:
     from securefda.local.advice import Advice, Cell
     from securefda.site.budget import BudgetSite
 
-_WIDTH = 100
 USED = (
     "Of the site's rows their number, their shape and their ledger were used; nothing was trained on them or charged."
 )
@@ -110,8 +108,7 @@ def advice_text(found: Advice, site: BudgetSite, paste: Sequence[str]) -> str:
         f"{TERMS[0].upper()}{TERMS[1:]}.",
         *(f"warning: {one}" for one in found.notes),
     ]
-    width = min(_WIDTH, width_of(sys.stdout) or _WIDTH)
-    return "\n\n".join([aligned(heading), aligned(table), "\n".join(wrapped(line, width) for line in lines), *paste])
+    return "\n\n".join([aligned(heading), aligned(table), filled(lines), *paste])
 
 
 def _below(cell: Cell, plain: Cell) -> float:

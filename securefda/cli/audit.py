@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from securefda.cli.options import OutputFormat, now
-from securefda.cli.output import Format, print_error, print_result, print_text
+from securefda.cli.output import Format, print_outcome
 
 if TYPE_CHECKING:
     from securefda.audit.verification import Outcome
@@ -58,11 +58,6 @@ _RequireAll = Annotated[
 ]
 
 
-@app.callback()
-def _audit() -> None:
-    """Audit logs: verify, read and follow them."""
-
-
 @app.command("verify")
 def verify(
     logs: Annotated[
@@ -91,7 +86,7 @@ def verify(
         int | None, typer.Option("--record", metavar="N", min=0, help="Prove that this record is in the log.")
     ] = None,
     output: OutputFormat = Format.TXT,
-) -> None:
+) -> int:
     """Verify logs without their parties: every record, proof, signature and cosignature; exit code 13 on a finding.
 
     A log is what its party says. What is proved is that its records are those which the party signed, in their order,
@@ -100,7 +95,7 @@ def verify(
     from securefda.audit.verification import Question, check_logs, said_of
 
     question = Question(tuple(logs), roster, witnesses, tuple(known or ()), record, run)
-    _print(output, said_of(check_logs(question)))
+    return _print(output, said_of(check_logs(question)))
 
 
 @app.command("show")
@@ -117,7 +112,7 @@ def show(
     until: _To = None,
     last: Last = None,
     output: OutputFormat = Format.TXT,
-) -> None:
+) -> int:
     """Print the records of a log, all or those asked for. An option may be given several times: any of them fits.
 
     What is printed is what the party wrote; whether it is what was signed, verify says.
@@ -129,7 +124,7 @@ def show(
     wanted = parse_filter(peer, rounds, types, directions=direction, levels=disclosure, since=since, until=until)
     folder = log_at(log, run)
     require_peers(wanted, folder)
-    _leave(show_log(folder, wanted, last, output))
+    return show_log(folder, wanted, last, output)
 
 
 @app.command("tail")
@@ -147,7 +142,7 @@ def tail(
         bool, typer.Option("--follow/--no-follow", help="Go on with new records until the run ends, or Ctrl-C.")
     ] = True,
     output: OutputFormat = Format.TXT,
-) -> None:
+) -> int:
     """Print the last records of a log, then new ones as they are written, until the run ends."""
     from securefda.audit.reading import log_at
     from securefda.audit.record_filter import parse_filter, require_peers
@@ -156,7 +151,7 @@ def tail(
     wanted = parse_filter(peer, rounds, types, directions=direction, levels=disclosure)
     folder = log_at(log, run)
     require_peers(wanted, folder)
-    _leave(tail_log(folder, wanted, last or 0, output, follow=follow))
+    return tail_log(folder, wanted, last or 0, output, follow=follow)
 
 
 @app.command("report")
@@ -173,14 +168,14 @@ def report(
     roster: AnyRoster = None,
     require_all: _RequireAll = None,
     output: OutputFormat = Format.TXT,
-) -> None:
+) -> int:
     """Write one self-contained page about a run: who disclosed what to whom, epsilon, bytes, alarms, what is proved.
 
     The page is written whatever the logs are; exit code 13 says that something is wrong with them.
     """
     from securefda.audit.report.file import write_audit_page
 
-    _print(output, write_audit_page(folder, out, run, roster, now(), require_all=require_all))
+    return _print(output, write_audit_page(folder, out, run, roster, now(), require_all=require_all))
 
 
 @app.command("reconcile")
@@ -204,7 +199,7 @@ def reconcile(
         bool, typer.Option("--all", help="List every finding, not only the first divergence.")
     ] = False,
     output: OutputFormat = Format.TXT,
-) -> None:
+) -> int:
     """Compare the logs of all sites of a run; exit code 13 on a finding.
 
     A site is accused alone where its own signatures or its own log settle it. What one site says of another is a
@@ -223,7 +218,7 @@ def reconcile(
     require_new(evidence)
     found = reconcile_runs(folder, run, roster, require_all=require_all)
     written = None if evidence is None else write_evidence(evidence, found.runs)
-    _print(output, said_of(found, written, everything=everything))
+    return _print(output, said_of(found, written, everything=everything))
 
 
 @app.command("verify-evidence")
@@ -234,23 +229,12 @@ def verify_evidence(
         Path, typer.Option("--roster", metavar="FILE", help="The federation's roster, from a source that you trust.")
     ],
     output: OutputFormat = Format.TXT,
-) -> None:
+) -> int:
     """Check, without logs or kits, that signed messages prove what they are said to prove; exit code 13 if not."""
     from securefda.audit.reconcile.evidence import judge_evidence, said_of_evidence
 
-    _print(output, said_of_evidence(*judge_evidence(file, roster)))
+    return _print(output, said_of_evidence(*judge_evidence(file, roster)))
 
 
-def _print(output: Format, said: Outcome) -> None:
-    """Print the result of a command, and leave with its exit code."""
-    if said.error is None:
-        print_result(output, said.data, said.text)
-        return
-    if output is Format.TXT and said.text:
-        print_text(said.text)
-    _leave(print_error(said.error, as_json=output is Format.JSON, data=said.data))
-
-
-def _leave(code: int) -> None:
-    if code:
-        raise typer.Exit(code)
+def _print(output: Format, outcome: Outcome) -> int:
+    return print_outcome(output, outcome.data, outcome.text, outcome.error)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from securefda.cli.options import OutputFormat, Overrides, RayExposed, RunInterruptedError, interruptible, terminable
-from securefda.cli.output import Format, print_error, print_result
+from securefda.cli.options import OutputFormat, Overrides, RayExposed, interruptible, terminable
+from securefda.cli.output import Format, print_outcome, print_result
 from securefda.errors import ConfigError, SecureFdaError
 from securefda.text import aligned
 
@@ -50,11 +50,6 @@ class RunsFailed(SecureFdaError):
 
 class CriteriaMissed(SecureFdaError):
     """A suite does not meet its requirements."""
-
-
-@app.callback()
-def _bench() -> None:
-    """Measure on this machine."""
 
 
 @app.command("secagg")
@@ -164,12 +159,9 @@ def accuracy(
     request = Request(suite, level, seeds, _names(rules), _names(data), data_dir, overrides, os.environ)
     folder = out or Path("runs") / f"accuracy-{suite}-{level}"
     other = None if compare is None else (compare, at_another_level(request, compare))
-    try:
-        with interruptible(folder), console_watcher() as watcher:
-            done = bench_accuracy(request, folder, engine=computing, watcher=watcher)
-    except RunInterruptedError as error:
-        hint = f"every finished run is in {folder}; the same command goes on"
-        raise type(error)(str(error), hint=hint) from None
+    kept = f"every finished run is in {folder}; the same command goes on"
+    with interruptible(kept), console_watcher() as watcher:
+        done = bench_accuracy(request, folder, engine=computing, watcher=watcher)
     return _print_accuracy(output, done, None if other is None else compared(done, *other), check=check)
 
 
@@ -196,8 +188,6 @@ def _print_accuracy(output: Format, done: Accuracy, comparison: Comparison | Non
     elif misses and check:
         failing = "requirement does" if len(misses) == 1 else "requirements do"
         error = CriteriaMissed(f"{len(misses)} {failing} not hold")
-    if output is Format.JSON and error is not None:
-        return print_error(error, as_json=True, data=data)
     parts = [(done.out / TABLE_FILE).read_text().rstrip("\n")]
     if comparison is not None:
         rows = [["rule", f"points above {comparison.other}"]]
@@ -205,8 +195,7 @@ def _print_accuracy(output: Format, done: Accuracy, comparison: Comparison | Non
         parts.append(aligned(rows))
     if done.request.definition.bars or comparison is not None:
         parts.append("\n".join(misses) or "Every requirement holds.")
-    print_result(output, data, "\n\n".join([*parts, f"in {done.out}"]))
-    return 0 if error is None else print_error(error, as_json=False)
+    return print_outcome(output, data, "\n\n".join([*parts, f"in {done.out}"]), error)
 
 
 def _names(text: str) -> list[str]:

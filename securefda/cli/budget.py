@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import groupby
 from pathlib import Path
@@ -15,10 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from securefda.cli.options import OutputFormat, Overrides, file_or_sample, now, numbers, terminable
-from securefda.cli.output import Format, print_result, say, width_of
+from securefda.cli.output import Format, filled, print_result, say
 from securefda.errors import ConfigError
 from securefda.privacy.dp_events import ACCOUNTANTS, ASSUMPTIONS, GUARANTEE, TERMS
-from securefda.text import aligned, bound_text, counted, left_text, printable, wrapped
+from securefda.text import aligned, bound_text, counted, left_text, printable
 
 if TYPE_CHECKING:
     from securefda.privacy.ledger_storage import Recorded, Row
@@ -51,18 +50,12 @@ _SPENDS_NOTHING = "A plan spends nothing; training charges each round to the led
 _UNCOUNTED = "What the rows have cost already is not counted here; --config FILE counts it."
 _STATED = f"{TERMS[0].upper()}{TERMS[1:]}."
 _MOST_ROWS = 11
-_WIDTH = 100
 
 ConfigFile = Annotated[
     Path, typer.Option("--config", metavar="KIT|FILE", help="The site's kit, or its settings file in it.")
 ]
 Reason = Annotated[str, typer.Option("--reason", metavar="WHY", help="Why, in words; kept in the ledger for ever.")]
 Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE.svg", help="Draw epsilon over the rounds.")]
-
-
-@app.callback()
-def _budget() -> None:
-    """A site's budget of differential privacy: its ledger, what is spent, and plans."""
 
 
 @app.command("init")
@@ -106,7 +99,7 @@ def show(
             "noise (training.dp.noise-multiplier is 0): no epsilon bounds what training tells of a row"
         )
         data = {"site": site.data.site_id, "data_set": site.data.name, "samples": site.data.samples, "ledger": None}
-        print_result(output, data, _filled([text]))
+        print_result(output, data, filled([text]))
         return
     found = budget_status(site, site.budget(), int(now().timestamp()))
     charges = charges_of(found.rows, found.budget) if rounds or plot is not None else None
@@ -233,7 +226,7 @@ def plan(
     said = [_STATED, *notes, *(f"warning: {line}" for line in named)]
     drawn = [] if plot is None else [f"drawn: {plot}"]
     print_result(
-        output, data, "\n\n".join([_plan_text(found, request, data_set), _filled(said), *paste.values(), *drawn])
+        output, data, "\n\n".join([_plan_text(found, request, data_set), filled(said), *paste.values(), *drawn])
     )
 
 
@@ -477,7 +470,7 @@ def _print_statement(output: Format, site: BudgetSite, rows: tuple[Row, ...], te
     lines = [f"{site.data.name} of {site.data.site_id}: {text}", f"signed by {site.data.site_id} as row {said['row']}"]
     lines += [f"overruled: {line}" for line in said["overruled"]]
     data = {"site": site.data.site_id, "data_set": site.data.name, "ledger": str(site.file)} | said
-    print_result(output, data, _filled(lines))
+    print_result(output, data, filled(lines))
 
 
 def _show_json(found: BudgetStatus, charges: Sequence[Charge] | None, plot: Path | None) -> dict[str, Any]:
@@ -588,7 +581,7 @@ def _show_text(found: BudgetStatus, charges: Sequence[Charge] | None, plot: Path
         parts.append(f"run {run}\n{aligned(table)}")
     if charges is not None and not charges:
         parts.append("no round was charged yet")
-    parts.append(_filled([_STATED, *(f"warning: {line}" for line in found.warnings)]))
+    parts.append(filled([_STATED, *(f"warning: {line}" for line in found.warnings)]))
     return "\n\n".join([*parts, *([] if plot is None else [f"drawn: {plot}"])])
 
 
@@ -618,8 +611,3 @@ def _draw(
 def _finite(epsilon: float) -> float | None:
     """Return an epsilon for JSON; None if it is not finite."""
     return epsilon if math.isfinite(epsilon) else None
-
-
-def _filled(lines: Iterable[str]) -> str:
-    width = min(_WIDTH, width_of(sys.stdout) or _WIDTH)
-    return "\n".join(wrapped(line, width) for line in lines)

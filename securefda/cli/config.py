@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from securefda.cli.options import OutputFormat, Overrides, file_or_sample
-from securefda.cli.output import Format, print_result, width_of
-from securefda.text import aligned, wrapped
+from securefda.cli.output import Format, filled, print_result
+from securefda.text import aligned
 
 if TYPE_CHECKING:
     from securefda.site.config.effective import Effective
     from securefda.site.config.keys import ExplainedKey
 
 app = typer.Typer(help="Explain settings, and show which a process would have.")
-
-_WIDTH = 100
-
-
-@app.callback()
-def _config() -> None:
-    """Explain settings, and show which a process would have."""
 
 
 @app.command("explain")
@@ -57,7 +49,7 @@ def _whole(one: ExplainedKey) -> str:
         ("stands", f"as {name} {place} of {', '.join(one.files)}"),
         ("set by", set_by),
     ]
-    meaning = wrapped(_plain(one.key.meaning), min(_WIDTH, width_of(sys.stdout) or _WIDTH), "  ")
+    meaning = filled([_plain(one.key.meaning)], "  ")
     return f"{one.dotted}\n{meaning}\n" + "\n".join(f"  {label:8} {text}" for label, text in rows)
 
 

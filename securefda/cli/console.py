@@ -14,7 +14,7 @@ from rich.text import Text
 
 from securefda.cli.output import Verbosity, verbosity
 from securefda.operations.notes import Note
-from securefda.operations.progress import Reporter
+from securefda.operations.progress import Reporter, SilentReporter
 from securefda.operations.records import RULES_WITHOUT_SOURCES, RoundLine, round_seconds
 from securefda.operations.summary_text import step_words
 from securefda.text import counted, duration, fitted, phase_words, printable
@@ -34,7 +34,7 @@ def console_reporter(stream: TextIO | None = None, *, knows_rounds: bool = True)
     """
     stream = sys.stderr if stream is None else stream
     if verbosity() is Verbosity.QUIET:
-        yield QuietReporter()
+        yield SilentReporter()  # what matters of a run is in its folder, and an error is printed at the end
         return
     if not stream.isatty():
         yield LineReporter(stream)
@@ -119,22 +119,6 @@ class ProgressEstimate:
             since = "" if self._first == 1 else f" since round {self._first}"
             parts.append(f"best{since} {self._best[0][0]:.3f} in round {self._best[1]}")
         return parts
-
-
-class QuietReporter:
-    """Prints nothing: the important results of a run are in its folder, and an error is printed at the end."""
-
-    def round_started(self, round_number: int, rounds: int) -> None:
-        """Print nothing."""
-
-    def phase(self, name: str, waiting_for: Sequence[str] = (), asked: int = 0) -> None:
-        """Print nothing."""
-
-    def round_finished(self, line: RoundLine) -> None:
-        """Print nothing."""
-
-    def note(self, note: Note | str) -> None:
-        """Print nothing."""
 
 
 class LineReporter:

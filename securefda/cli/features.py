@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from securefda.cli.options import OutputFormat, RunInterruptedError, interruptible, numbers
+from securefda.cli.options import OutputFormat, interruptible, numbers
 from securefda.cli.output import Format, print_result, say
 from securefda.errors import ConfigError
 from securefda.text import counted, duration
@@ -59,13 +59,9 @@ def features(
     from securefda.operations.encode import Encoder, Scaling, encode_images, load_encoder
 
     scaling = Scaling(size, means, stds)
-    try:
-        with interruptible(out):
-            made = Encoder(load_encoder(encoder), scaling, device.value)
-            found = encode_images(images, made, out, batch=batch, progress=_Progress())
-    except RunInterruptedError as error:
-        hint = f"what was encoded is kept in {out}.parts; the same command goes on"
-        raise type(error)(str(error), hint=hint) from None
+    with interruptible(f"what was encoded is kept in {out}.parts; the same command goes on"):
+        made = Encoder(load_encoder(encoder), scaling, device.value)
+        found = encode_images(images, made, out, batch=batch, progress=_Progress())
     data = {
         "out": str(out),
         "encoder": made.digest,

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from securefda.cli.options import Kit, OutputFormat, now
+from securefda.cli.options import ExpectedCa, Kit, OutputFormat, now
 from securefda.cli.output import Format, print_result
 from securefda.text import aligned, printable
 
@@ -44,9 +44,7 @@ def package(
 def unpack(
     package: Annotated[Path, typer.Argument(metavar="PACKAGE", help="What `securefda kit package` wrote.")],
     out: Annotated[Path | None, typer.Option("--out", help="Folder to make; default: as PACKAGE.")] = None,
-    ca: Annotated[
-        str | None, typer.Option("--ca", metavar="FINGERPRINT", help="The CA's fingerprint, learnt another way.")
-    ] = None,
+    ca: ExpectedCa = None,
     output: OutputFormat = Format.TXT,
 ) -> None:
     """Check a package, and unpack it into a folder that only you can read. A sealed one asks for its passphrase."""
@@ -86,9 +84,7 @@ def protect(
 @app.command("inspect")
 def inspect(
     kit: Annotated[Path, typer.Argument(metavar="KIT", help="A kit's folder or its package.")],
-    ca: Annotated[
-        str | None, typer.Option("--ca", metavar="FINGERPRINT", help="The CA's fingerprint, learnt another way.")
-    ] = None,
+    ca: ExpectedCa = None,
     output: OutputFormat = Format.TXT,
 ) -> None:
     """Check a kit and say what it is; nothing secret is shown."""

@@ -25,6 +25,12 @@ Seed = Annotated[int, typer.Option("--seed", min=0, max=2**63 - 1, help="Seed of
 RayExposed = Annotated[
     bool, typer.Option("--ray-exposed", help="Start Ray although some of its ports are open on every address.")
 ]
+Launcher = Annotated[
+    int | None, typer.Option("--launcher", metavar="FD", hidden=True, help="Socket to the command that started it.")
+]
+ExpectedCa = Annotated[
+    str | None, typer.Option("--ca", metavar="FINGERPRINT", help="The CA's fingerprint, learnt another way.")
+]
 OutputFormat = Annotated[Format, typer.Option("--format", help="Text for people, or one JSON envelope.")]
 
 
@@ -157,14 +163,13 @@ def terminable() -> Iterator[None]:
 
 
 @contextmanager
-def interruptible(out: Path, goes_on: str = "") -> Iterator[None]:
-    """Turn Ctrl-C or SIGTERM during a run into an error that says what is left of it, and how to go on."""
-    hint = f"every finished round is in {out}{goes_on}"
+def interruptible(kept: str) -> Iterator[None]:
+    """Turn Ctrl-C or SIGTERM into an error whose hint says what is kept, and how to go on."""
     try:
         with terminable():
             yield
     except RunTerminatedError as error:
-        error.hint = hint
+        error.hint = kept
         raise
     except KeyboardInterrupt:
-        raise RunInterruptedError("interrupted", hint=hint) from None
+        raise RunInterruptedError("interrupted", hint=kept) from None

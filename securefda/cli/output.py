@@ -6,13 +6,13 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum, StrEnum
 from itertools import pairwise
 from typing import Any, TextIO
 
-from securefda.errors import ConfigErrors, SecureFdaError
-from securefda.text import fitted, printable
+from securefda.errors import ConfigErrors, ExitCode, SecureFdaError
+from securefda.text import fitted, printable, wrapped
 
 ENVELOPE_VERSION = 1
 
@@ -30,7 +30,7 @@ class Verbosity(IntEnum):
     """Progress in every phase, and what caused an error."""
 
 
-_USUAL_WIDTH, _NARROWEST = 80, 20
+_USUAL_WIDTH, _NARROWEST, _WIDEST_PROSE = 80, 20, 100
 _verbosity = Verbosity.NORMAL
 _COLOURS = {"ok": "32", "warn": "33", "fail": "31", "error:": "31", "hint:": "36", "warning:": "33"}
 """First words of lines -> how a terminal shows them; the word says the same without colour."""
@@ -67,6 +67,12 @@ def width_of(stream: TextIO) -> int | None:
     return max(columns, _NARROWEST) if columns else _USUAL_WIDTH
 
 
+def filled(lines: Iterable[str], indent: str = "") -> str:
+    """Return lines of prose for stdout, wrapped where they are longer than a line there or than 100 characters."""
+    width = min(_WIDEST_PROSE, width_of(sys.stdout) or _WIDEST_PROSE)
+    return "\n".join(wrapped(line, width, indent) for line in lines)
+
+
 def shown(text: str, stream: TextIO) -> str:
     """Return ``text`` as ``stream`` shows it: on a terminal with colours, and wrapped between words."""
     width = width_of(stream)
@@ -101,6 +107,16 @@ def print_result(output: Format, data: Mapping[str, Any], text: str) -> None:
         _print_envelope({"status": "ok", "exit_code": 0, "data": data})
     else:
         print_text(text)
+
+
+def print_outcome(output: Format, data: Mapping[str, Any], text: str, error: SecureFdaError | None) -> int:
+    """Print what a command found, and its error if it ends with one; returns the exit code."""
+    if error is None:
+        print_result(output, data, text)
+        return ExitCode.OK
+    if output is Format.TXT and text:
+        print_text(text)
+    return print_error(error, as_json=output is Format.JSON, data=data)
 
 
 def print_error(error: SecureFdaError, *, as_json: bool, data: Mapping[str, Any] | None = None) -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from securefda.cli.options import Kit, OutputFormat, file_or_sample, now
-from securefda.cli.output import Format, print_error, print_result, print_text
+from securefda.cli.output import Format, print_outcome, print_result
 from securefda.errors import ConfigError, SecureFdaError
 from securefda.text import aligned
 
@@ -40,7 +40,7 @@ def check(
         typer.Option("--site", metavar="SITE", help="Whose policy.toml it is, in order; default: the first sources."),
     ] = [],
     output: OutputFormat = Format.TXT,
-) -> None:
+) -> int:
     """Compare policies with the header that a run would open with, or with one that came; exit code 10 on a refusal."""
     from securefda.local.policy_check import PolicyCheckError, verdicts_on
 
@@ -48,14 +48,9 @@ def check(
     data: dict[str, Any] = {"asked": str(asked), "levels": levels, "policies": list(map(_verdict_json, verdicts))}
     table = aligned([row for verdict in verdicts for row in _verdict_rows(verdict)])
     errors = [PolicyCheckError(verdict.site, verdict.error) for verdict in verdicts if verdict.error is not None]
-    if not errors:
-        if len(verdicts) > 1:
-            table += "\nserved together: " + ", ".join(f"{name} at {level}" for name, level in levels.items())
-        print_result(output, data, table)
-        return
-    if output is Format.TXT:
-        print_text(table)
-    raise typer.Exit(print_error(errors[0], as_json=output is Format.JSON, data=data))
+    if not errors and len(verdicts) > 1:
+        table += "\nserved together: " + ", ".join(f"{name} at {level}" for name, level in levels.items())
+    return print_outcome(output, data, table, errors[0] if errors else None)
 
 
 def _verdict_json(verdict: Verdict) -> dict[str, Any]:

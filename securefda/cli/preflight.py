@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from securefda.cli.options import OutputFormat, Overrides, now
-from securefda.cli.output import Format, print_error, print_result, print_text
+from securefda.cli.output import Format, print_outcome
 from securefda.errors import ConfigError, ExitCode, SecureFdaError
 from securefda.text import aligned
 
@@ -23,11 +23,13 @@ if TYPE_CHECKING:
 class PreflightError(SecureFdaError):
     """Checks failed; a run would end with the exit code of the first."""
 
-    def __init__(self, finding: Finding, others: list[str]) -> None:
+    def __init__(self, failed: list[Finding]) -> None:
+        first, others = failed[0], dict.fromkeys(finding.check for finding in failed)
+        del others[first.check]
         also = f"; also failed: {', '.join(others)}" if others else ""
-        of_check = f"{finding.check}: {finding.message.removeprefix(f'{finding.check}: ')}"
-        super().__init__(f"{of_check}{also}", hint=finding.hint)
-        self.exit_code = finding.exit_code
+        of_check = f"{first.check}: {first.message.removeprefix(f'{first.check}: ')}"
+        super().__init__(f"{of_check}{also}", hint=first.hint)
+        self.exit_code = first.exit_code
 
 
 def preflight(
@@ -46,7 +48,7 @@ def preflight(
         bool, typer.Option("--offline", help="Leave the network alone: do not look for the aggregator.")
     ] = False,
     output: OutputFormat = Format.TXT,
-) -> None:
+) -> int:
     """Check a site before a run: kit, certificates, clock, settings, network, disk, policy, device and data.
 
     One batch of the site's rows goes through model, loss and metrics. Every failure is listed.
@@ -54,7 +56,7 @@ def preflight(
     """
     from securefda.site.endpoints import Address
     from securefda.site.kit import LOCAL, SETTINGS_FILE
-    from securefda.site.preflight import check_levels, exit_code, probes_of
+    from securefda.site.preflight import check_levels, probes_of
     from securefda.site.preflight import preflight as check
 
     for option, value in (("--config", config), ("--out", out), ("--set", overrides)):
@@ -75,14 +77,8 @@ def preflight(
         parts = [f"{kit}\n{_text(found)}" for kit, found in by_kit.items()]
         data = {"kits": {str(kit): [_plain(finding) for finding in found] for kit, found in by_kit.items()}} | data
         table = "\n\n".join([*parts, _text(levels)])
-    if exit_code(findings) is ExitCode.OK:
-        print_result(output, data, table)
-        return
-    first, *others = [finding for finding in findings if finding.exit_code is not ExitCode.OK]
-    failure = PreflightError(first, list(dict.fromkeys(one.check for one in others if one.check != first.check)))
-    if output is Format.TXT:
-        print_text(table)
-    raise typer.Exit(print_error(failure, as_json=output is Format.JSON, data=data))
+    failed = [finding for finding in findings if finding.exit_code is not ExitCode.OK]
+    return print_outcome(output, data, table, PreflightError(failed) if failed else None)
 
 
 def _check_rows(kit: Kit, config: AggregatorConfig | SourceConfig) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from securefda.cli.options import OutputFormat, Overrides, interruptible
+from securefda.cli.options import Launcher, OutputFormat, Overrides, interruptible
 from securefda.cli.output import Format, print_result, say
 
 aggregator = typer.Typer(help="The target's process.")
@@ -23,10 +23,6 @@ AcceptRun = Annotated[
         "--accept-run",
         help="Take part in one run beyond release.max-runs, and go on after release.max-unfinished.",
     ),
-]
-Launcher = Annotated[
-    int | None,
-    typer.Option("--launcher", metavar="FD", hidden=True, help="Socket to the `securefda run` that started it."),
 ]
 Processes = Annotated[
     int | None,
@@ -61,7 +57,7 @@ def start_aggregator(
             require_run_folder(folder, "aggregator.out" if out is None else "--out")
         # Who launched this process writes the report, which then has the last words of the sources too
         report = report_after(folder) if launcher is None else nullcontext()
-        with interruptible(folder), report, console_reporter() as reporter:
+        with interruptible(f"every finished round is in {folder}"), report, console_reporter() as reporter:
             reporter.phase("starting")
             with without_collections():
                 from securefda.aggregator import process  # with torch, for which no wrong file should have to wait
@@ -95,7 +91,7 @@ def start_source(
         folder = settings.source.out
         if launcher is None:  # else its starter has looked, and put the settings there
             require_run_folder(folder, "source.out" if out is None else "--out")
-        with interruptible(folder), console_reporter(knows_rounds=False) as reporter:
+        with interruptible(f"every finished round is in {folder}"), console_reporter(knows_rounds=False) as reporter:
             reporter.phase("starting")
             with without_collections():
                 from securefda.source import source_process  # with torch, for which no wrong file should have to wait

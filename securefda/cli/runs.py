@@ -63,11 +63,6 @@ class ModelFormat(StrEnum):
     TORCHSCRIPT = "torchscript"
 
 
-@app.callback()
-def _runs() -> None:
-    """List, show, compare and delete runs."""
-
-
 @app.command("ls")
 def ls(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to look, with its sub-folders.")] = Path(

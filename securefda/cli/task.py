@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from securefda.cli.options import OutputFormat, Overrides, Seed, file_or_sample, now
-from securefda.cli.output import Format, print_error, print_result, print_text
+from securefda.cli.output import Format, print_outcome, print_result
 from securefda.errors import ConfigError
 from securefda.text import aligned
 
@@ -38,7 +38,7 @@ def check(
     overrides: Overrides = [],
     seed: Seed = 0,
     output: OutputFormat = Format.TXT,
-) -> None:
+) -> int:
     """Try one batch of every site whose rows are here: rows, labels, forward and backward pass, metrics.
 
     Where training adds noise, also the gradients of single rows. Nothing is trained, sent, charged or written.
@@ -46,12 +46,7 @@ def check(
     if config is not None and not place.is_dir():
         raise ConfigError("--config", "is of a kit's site, and this is a federation's file", hint="leave it out")
     found = _check_kit(place, site, config, overrides) if place.is_dir() else _check_file(place, site, overrides, seed)
-    if found.error is None:
-        print_result(output, found.as_json(), _text(found))
-        return
-    if output is Format.TXT:
-        print_text(_text(found))
-    raise typer.Exit(print_error(found.error, as_json=output is Format.JSON, data=found.as_json()))
+    return print_outcome(output, found.as_json(), _text(found), found.error)
 
 
 @app.command("convert-uci-heart")

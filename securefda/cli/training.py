@@ -13,6 +13,7 @@ import typer
 
 from securefda.cli.options import (
     FederationFile,
+    Launcher,
     OutputFormat,
     Overrides,
     RayExposed,
@@ -33,10 +34,6 @@ DEMO, DEMO_RULE = "three_hospitals", "fedda_auto"
 DEMO_COMPARED = ("source_only", "fedgp_auto")
 
 Out = Annotated[Path | None, typer.Option("--out", help="Run folder; default: runs/NAME-TIME.")]
-Launcher = Annotated[
-    int | None,
-    typer.Option("--launcher", metavar="FD", hidden=True, help="Socket to the `securefda demo` that started it."),
-]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Delete the run in the run folder, and start from the beginning.")]
 
 
@@ -132,13 +129,13 @@ def demo(
         require_fresh(folder / rule)
     with ExitStack() as ours:
         starter = ours.enter_context(closing(Starter(1 + len(config.federation.sources), as_copies=True)))
-        goes_on = f"; `securefda run` with --out {own} goes on"
-        with interruptible(own, goes_on), report_after(own), console_reporter() as reporter:
+        kept = f"every finished round is in {own}; `securefda run` with --out {own} goes on"
+        with interruptible(kept), report_after(own), console_reporter() as reporter:
             reporter.note(f"{DEMO_RULE}: one process per site, mutual TLS")
             main = run_processes(config, own, seed, reporter, starter=starter)
             reporter.note(f"{', '.join(DEMO_COMPARED)}: each in one process, to compare")
             others = ours.enter_context(side_by_side(commands, folder, starter))  # which do not wait for the report
-        with interruptible(folder), console_reporter() as reporter:
+        with interruptible(f"every finished round is in {folder}"), console_reporter() as reporter:
             compared = others.summaries(reporter)
     summaries = {**compared, DEMO_RULE: main}
     alone = {"target_only": main.target_only, "warm_target": main.warm_target}
@@ -200,7 +197,11 @@ def _train(config: FederationConfig, folder: Path, seed: int, simulated: _Simula
     from securefda.operations.report import report_after
 
     goes_on = "" if simulated else f"; `securefda run` with --out {folder} goes on"
-    with interruptible(folder, goes_on), report_after(folder), console_reporter() as reporter:
+    with (
+        interruptible(f"every finished round is in {folder}{goes_on}"),
+        report_after(folder),
+        console_reporter() as reporter,
+    ):
         if simulated:
             with without_collections():
                 from securefda.local.simulator import simulate as simulate_in_memory
