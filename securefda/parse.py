@@ -178,3 +178,13 @@ def number(value: object) -> int:
     if type(value) is not int:
         raise ValueError("an integer is needed")
     return value
+
+
+def dotted(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield dotted key and value of everything in nested tables; ``prefix`` is the name of the outermost."""
+    for key, value in table.items():
+        name = f"{prefix}.{key}" if prefix else key
+        if isinstance(value, Mapping):
+            yield from dotted(value, name)
+        else:
+            yield name, value

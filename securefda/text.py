@@ -137,3 +137,8 @@ def duration(seconds: float) -> str:
 def names(sites: Sequence[str], most: int = MOST_NAMES) -> str:
     """Join names with commas; of many, show the first ones and the total."""
     return ", ".join(sites) if len(sites) <= most else f"{', '.join(sites[: most - 2])} and others, {len(sites)} in all"
+
+
+def first_of(sites: Sequence[str], most: int) -> str:
+    """Join names with commas; of many, show the first ones and how many more there are."""
+    return f"{', '.join(sites[:most])}{f' and {len(sites) - most} more' if len(sites) > most else ''}"

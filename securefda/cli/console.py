@@ -17,7 +17,7 @@ from securefda.operations.notes import Note
 from securefda.operations.progress import Reporter, SilentReporter
 from securefda.operations.records import RULES_WITHOUT_SOURCES, RoundLine, round_seconds
 from securefda.operations.summary_text import step_words
-from securefda.text import counted, duration, fitted, phase_words, printable
+from securefda.text import counted, duration, first_of, fitted, phase_words, printable
 
 _NAMED_SITES = 4
 _BESIDE_THE_BAR = 36
@@ -97,7 +97,7 @@ class ProgressEstimate:
             parts.append(f"norm caps left sources out of {counted(len(emptied), 'layer')}{self._gloss}")
             self._gloss = ""
         if line.get("dropped"):
-            parts.append(f"dropped {some_of(line['dropped'])}")
+            parts.append(f"dropped {first_of(line['dropped'], _NAMED_SITES)}")
         parts.extend(f"{site} refused {key}" for site, key in line.get("refused", {}).items())
         if seconds:
             self._seconds = [*self._seconds[1 - _ROUNDS_AVERAGED :], seconds]
@@ -187,10 +187,4 @@ def phase_text(name: str, waiting_for: Sequence[str], asked: int = 0) -> str:
     if not waiting_for:
         return doing
     answered = f"{asked - len(waiting_for)} of {asked}; " if asked else ""
-    return f"{doing} ({answered}waiting for {some_of(waiting_for)})"
-
-
-def some_of(sites: Sequence[str]) -> str:
-    """Name the sites, or the first few and the number of others."""
-    named = ", ".join(sites[:_NAMED_SITES])
-    return named if len(sites) <= _NAMED_SITES else f"{named} and {len(sites) - _NAMED_SITES} more"
+    return f"{doing} ({answered}waiting for {first_of(waiting_for, _NAMED_SITES)})"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -27,6 +26,7 @@ from securefda.cli.output import Format, print_result, say
 from securefda.errors import ConfigError
 
 if TYPE_CHECKING:
+    from securefda.local.ray_engine import RaySettings
     from securefda.operations.records import Summary
     from securefda.site.config import FederationConfig
 
@@ -42,15 +42,6 @@ class SimulationEngine(StrEnum):
 
     LOCAL = "local"
     RAY = "ray"
-
-
-@dataclass(frozen=True, slots=True)
-class _Simulated:
-    """Marks a run as simulated, with the number of Ray processes for its sources, if any."""
-
-    workers: int = 0
-    ray_address: str = ""
-    ray_exposed: bool = False
 
 
 def run(
@@ -86,16 +77,17 @@ def simulate(
 ) -> None:
     """Run the same rounds in memory, all sites in one process: for experiments. With Ray, for many sources."""
     from securefda.local.launched import launched
+    from securefda.local.ray_engine import RaySettings
 
     if engine is SimulationEngine.LOCAL:
         for option, given in (("--workers", workers), ("--ray-address", ray_address), ("--ray-exposed", ray_exposed)):
             if given:
                 raise ConfigError(option, f"means nothing to the engine {engine.value}", hint="add --engine ray")
-        where = _Simulated()
+        ray = None
     else:
-        where = _Simulated(workers or os.cpu_count() or 1, ray_address, ray_exposed)
+        ray = RaySettings(workers or os.cpu_count() or 1, ray_address, ray_exposed)
     with launched(launcher):
-        _one_run(file, out, overrides, seed, output, fresh=fresh, simulated=where)
+        _one_run(file, out, overrides, seed, output, fresh=fresh, simulated=True, ray=ray)
 
 
 def demo(
@@ -171,7 +163,8 @@ def _one_run(
     output: Format,
     *,
     fresh: bool,
-    simulated: _Simulated | None = None,
+    simulated: bool = False,
+    ray: RaySettings | None = None,
 ) -> None:
     from securefda.operations.run_folder import clear_run, require_run_folder
     from securefda.operations.state import require_ended
@@ -187,11 +180,11 @@ def _one_run(
         clear_run(folder)
     elif simulated or is_finished(folder):
         require_fresh(folder)
-    summary = _train(config, folder, seed, simulated)
+    summary = _train(config, folder, seed, ray, simulated=simulated)
     print_result(output, summary.as_json() | {"out": str(folder)}, run_text(summary, folder))
 
 
-def _train(config: FederationConfig, folder: Path, seed: int, simulated: _Simulated | None) -> Summary:
+def _train(config: FederationConfig, folder: Path, seed: int, ray: RaySettings | None, *, simulated: bool) -> Summary:
     from securefda.cli.console import console_reporter
     from securefda.machine import without_collections
     from securefda.operations.report import report_after
@@ -205,11 +198,10 @@ def _train(config: FederationConfig, folder: Path, seed: int, simulated: _Simula
         if simulated:
             with without_collections():
                 from securefda.local.simulator import simulate as simulate_in_memory
-                from securefda.local.slices import RaySettings, simulate_in_slices
+                from securefda.local.slices import simulate_in_slices
 
-            if simulated.workers:
-                spread = RaySettings(simulated.workers, simulated.ray_address, simulated.ray_exposed)
-                return simulate_in_slices(config, folder, seed, reporter, spread)
+            if ray is not None:
+                return simulate_in_slices(config, folder, seed, reporter, ray)
             return simulate_in_memory(config, folder, seed, reporter)
         from securefda.local.launcher import run_processes
 

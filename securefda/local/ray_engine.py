@@ -10,12 +10,28 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from securefda.errors import ConfigError
 
 _OBJECT_STORE_BYTES = 128 << 20
 _PATIENCE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class RaySettings:
+    """The Ray processes that run the sources of a simulation.
+
+    Attributes:
+        workers: processes.
+        address: of a cluster that is there; empty to start Ray on this machine.
+        exposed: whether it may be started here, see :func:`ray_engine`.
+    """
+
+    workers: int
+    address: str = ""
+    exposed: bool = False
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from securefda.aggregator.run import AggregatorRun
 from securefda.errors import SecureFdaError
-from securefda.local.ray_engine import ray_engine
+from securefda.local.ray_engine import RaySettings, ray_engine
 from securefda.local.simulator import SimulatedSites, SimulatedSources, Simulation, SiteFailed, simulate_over
 from securefda.operations.notes import Note
 from securefda.operations.progress import Reporter, SilentReporter
@@ -30,21 +30,6 @@ from securefda.site.config import FederationConfig
 from securefda.source.source_run import SourceRun
 from securefda.transport.in_memory import MemoryNetwork, UnderWay
 from securefda.transport.vector_transfer import Vector
-
-
-@dataclass(frozen=True, slots=True)
-class RaySettings:
-    """The Ray processes that run the sources of a simulation.
-
-    Attributes:
-        workers: processes.
-        address: of a cluster that is there; empty to start Ray on this machine.
-        exposed: whether it may be started here, see :func:`ray_engine`.
-    """
-
-    workers: int
-    address: str = ""
-    exposed: bool = False
 
 
 def simulate_in_slices(

@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -121,10 +121,7 @@ class TaskFound:
             "sites": [
                 {
                     "site": found.site,
-                    "splits": [
-                        {"split": one.split, "rows": one.rows, "features": list(one.features), "labels": one.labels}
-                        for one in found.splits
-                    ],
+                    "splits": [asdict(split) for split in found.splits],
                     "batch": found.batch,
                     "notes": found.notes,
                     "error": None if found.error is None else str(found.error),

@@ -656,8 +656,8 @@ def summarise(
         seconds_by_phase={
             phase: median(line.get("seconds", {}).get(phase, 0.0) for line in finished) for phase in phases
         },
-        bytes_up=_total([line.get("bytes_up", {}) for line in rounds]),
-        bytes_down=_total([line.get("bytes_down", {}) for line in rounds]),
+        bytes_up=dict(sorted(total_of(line.get("bytes_up", {}) for line in rounds).items())),
+        bytes_down=dict(sorted(total_of(line.get("bytes_down", {}) for line in rounds).items())),
         refusals=_count_refusals(rounds),
         dropped=dict(Counter(site for line in rounds for site in line.get("dropped", []))),
         model_digest=finished[-1].get("model_digest", "") if finished else "",
@@ -711,11 +711,12 @@ def _most_seen(rounds: Iterable[RoundLine]) -> dict[str, str]:
     return {site: level.label for site, level in least.items()}
 
 
-def _total(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+def total_of(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
+    """Add up counts by name."""
     total: Counter[str] = Counter()
     for count in counts:
         total.update(count)
-    return dict(sorted(total.items()))
+    return total
 
 
 def _count_refusals(rounds: Iterable[RoundLine]) -> dict[str, dict[str, int]]:

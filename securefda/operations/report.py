@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 from securefda.errors import SecureFdaError
-from securefda.operations.records import JOIN_PHASE, REPORTED_ROUNDS, RoundLine, SiteLine, round_seconds
+from securefda.operations.records import JOIN_PHASE, REPORTED_ROUNDS, RoundLine, SiteLine, round_seconds, total_of
 from securefda.operations.run_folder import METRICS_FILE, REPORT_FILE, SUMMARY_FILE, RunRecord, read_run, replace_file
 from securefda.operations.summary_text import (
     ALONE,
@@ -386,8 +386,8 @@ def _effort_charts(rounds: Sequence[RoundLine]) -> list[Chart]:
         series = [Series(phase_words(phase), points) for phase, points in spent.items()]
         caption = "Wall clock at the aggregator, without the wait for sites to join."
         charts.append(Chart("Seconds by phase", caption, series, unit="seconds", bars="stacked"))
-    up = _total(line.get("bytes_up", {}) for line in rounds)
-    down = _total(line.get("bytes_down", {}) for line in rounds)
+    up = total_of(line.get("bytes_up", {}) for line in rounds)
+    down = total_of(line.get("bytes_down", {}) for line in rounds)
     if counts := {site: (up[site], down[site]) for site in sorted({*up, *down}, key=_natural)}:
         charts.append(bytes_chart(counts, "Over the whole run, as the aggregator counted them."))
     return charts
@@ -433,13 +433,6 @@ def _error_charts(rounds: Sequence[RoundLine]) -> list[Chart]:
     caption = f"The rule with the smallest one is that of the next round. Rounds: {counts}."
     series = [Series(*line) for line in errors.items()]
     return [Chart("Estimated errors", caption, series, unit="squared error", logarithmic=True)]
-
-
-def _total(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
-    total: Counter[str] = Counter()
-    for count in counts:
-        total.update(count)
-    return total
 
 
 def _natural(site: str) -> list[tuple[int, str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +21,7 @@ from securefda.operations.run_folder import (
 )
 from securefda.operations.state import ENDED, INTERRUPTED, ProcessState, Role, read_state, require_ended
 from securefda.operations.summary_text import ALONE, WARM, interval_text, percent, setting_text
+from securefda.parse import dotted
 from securefda.text import aligned
 
 _BASELINES = {"warm_target": WARM, "target_only": ALONE}
@@ -84,14 +85,14 @@ def found_run(path: Path) -> FoundRun:
     accuracies = [accuracy for line in rounds if (accuracy := line.get("accuracy")) is not None]
     setting = summary.get("setting") or {}
     settings = {
-        **dict(_flat("strategy", summary.get("strategy") or {})),
-        **dict(_flat("training", setting.get("training") or {})),
-        **dict(_flat("task.options", setting.get("task_options") or {})),
+        **dict(dotted(summary.get("strategy") or {}, "strategy")),
+        **dict(dotted(setting.get("training") or {}, "training")),
+        **dict(dotted(setting.get("task_options") or {}, "task.options")),
         **{key: setting[key] for key in ("federation", "target", "seed") if key in setting},
         **({"sources": ", ".join(setting["sources"])} if "sources" in setting else {}),
-        **dict(_flat("visibility", summary.get("visibility") or {})),
+        **dict(dotted(summary.get("visibility") or {}, "visibility")),
         **({"task": summary["task"]} if "task" in summary else {}),
-        **dict(_flat("versions", summary.get("versions") or {})),
+        **dict(dotted(summary.get("versions") or {}, "versions")),
     }
     return FoundRun(
         path,
@@ -228,11 +229,3 @@ def _run_folders(folder: Path, deepest: int) -> Iterator[Path]:
     for below in inner:
         if below.is_dir() and not below.is_symlink() and below.name not in (SITES_FOLDER, "kits"):
             yield from _run_folders(below, deepest - 1)
-
-
-def _flat(prefix: str, table: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            yield from _flat(f"{prefix}.{key}", value)
-        else:
-            yield f"{prefix}.{key}", value

@@ -23,7 +23,7 @@ from securefda.operations.records import (
     is_shipped,
 )
 from securefda.operations.run_folder import ADAPTED_FILE, BEST_FILE, MODEL_FILE, REPORT_FILE
-from securefda.text import aligned, counted
+from securefda.text import aligned, counted, first_of
 
 _ALL_ANSWER = 3
 """With so many sources, none may drop out of a sum anyway."""
@@ -214,15 +214,13 @@ def setting_rows(setting: Mapping[str, Any], rule: str) -> list[tuple[str, str]]
     if not setting:
         return []
     training = setting["training"]
-    sources = setting["sources"]
-    more = f" and {len(sources) - _NAMED} more" if len(sources) > _NAMED else ""
     rate = _figure(training["learning-rate"], "g")
     rates = f"learning rate {rate} with {training['optimizer']}, batches of {training['batch-size']}"
     bound = f", at most {counted(training['max-steps'], 'step')}" if training.get("max-steps") else ""
     trains = f"{rates}, {counted(training['epochs'], 'epoch')} a round{bound}"
     return [
         ("federation", setting["federation"]),
-        ("sites", f"target {setting['target']}; sources {', '.join(sources[:_NAMED])}{more}"),
+        ("sites", f"target {setting['target']}; sources {first_of(setting['sources'], _NAMED)}"),
         ("seed", str(setting["seed"])),
         *([] if rule == ANALYTIC or training.get("labels") == "none" else [("target trains at", trains)]),
     ]
@@ -257,11 +255,7 @@ def levels_text(visibility: Mapping[str, str]) -> str:
     by_level: dict[str, list[str]] = {}
     for site, level in visibility.items():
         by_level.setdefault(level, []).append(site)
-    parts = []
-    for level, sites in by_level.items():
-        more = f" and {len(sites) - _NAMED} more" if len(sites) > _NAMED else ""
-        parts.append(f"{level}: {', '.join(sites[:_NAMED])}{more}")
-    return "; ".join(parts)
+    return "; ".join(f"{level}: {first_of(sites, _NAMED)}" for level, sites in by_level.items())
 
 
 def head_text(source_weight: float, ridge: float, *, labelled: bool, balanced: bool) -> str:
@@ -412,7 +406,8 @@ def protected(levels: Mapping[str, str], rule: str, *, norm_cap: Mapping[str, An
     summed, in_cohorts = _at(levels, "sum"), _at(levels, "cohort")
     opened = "one weighted sum per cohort and round" if in_cohorts else "one weighted sum per round"
     if summed and in_cohorts:
-        opened = f"in each round one weighted sum of {_names(summed)} and one per cohort of {_names(in_cohorts)}"
+        of_sum, of_cohorts = (first_of(sites, _NAMED_SITES) for sites in (summed, in_cohorts))
+        opened = f"in each round one weighted sum of {of_sum} and one per cohort of {of_cohorts}"
     what, counts = "update", "row counts, losses and accuracies"
     nothing = f"no single update{'' if len(masked) == len(levels) else ' of theirs'}"
     if rule == ANALYTIC:
@@ -458,7 +453,7 @@ def unprotected(
             "than one sum does"
         )
     if sent_to:
-        who = "the sources saw" if len(sent_to) == len(levels) else f"{_names(sent_to)} alone saw"
+        who = "the sources saw" if len(sent_to) == len(levels) else f"{first_of(sent_to, _NAMED_SITES)} alone saw"
         parts.append(f"{who} {_SEEN_OF_THE_TARGET.get(rule, _TARGET_UPDATE)}")
         if rule in _WITH_GAP_GRADIENT and _at(levels, "sum"):
             parts.append("those at sum also saw the gradient of the gap of these features")
@@ -551,9 +546,4 @@ def _at(levels: Mapping[str, str], *wanted: str) -> list[str]:
 
 
 def _all_or_named(sites: Sequence[str], levels: Mapping[str, str]) -> str:
-    return "every source" if len(sites) == len(levels) else _names(sites)
-
-
-def _names(sites: Sequence[str]) -> str:
-    named = ", ".join(sites[:_NAMED_SITES])
-    return named if len(sites) <= _NAMED_SITES else f"{named} and {len(sites) - _NAMED_SITES} more"
+    return "every source" if len(sites) == len(levels) else first_of(sites, _NAMED_SITES)

@@ -6,8 +6,9 @@ import io
 
 import pytest
 
-from securefda.cli.console import BarReporter, LineReporter, ProgressEstimate, console_reporter, some_of
+from securefda.cli.console import BarReporter, LineReporter, ProgressEstimate, console_reporter
 from securefda.operations.records import RoundLine
+from securefda.text import first_of
 
 LINE: RoundLine = {
     "round": 3,
@@ -114,8 +115,8 @@ def test_a_terminal_gets_a_bar_with_the_sites_that_are_waited_for_and_every_roun
 
 
 def test_many_sites_are_counted_and_not_listed() -> None:
-    assert some_of([f"s{i}" for i in range(9)]) == "s0, s1, s2, s3 and 5 more"
-    assert some_of(["a", "b", "c", "d"]) == "a, b, c, d"
+    assert first_of([f"s{i}" for i in range(9)], 4) == "s0, s1, s2, s3 and 5 more"
+    assert first_of(["a", "b", "c", "d"], 4) == "a, b, c, d"
 
 
 @pytest.mark.parametrize("stream", [io.StringIO(), Terminal()], ids=["pipe", "terminal"])

@@ -13,7 +13,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from securefda.bench.accuracy.engines import ONE_BY_ONE, EngineSettings, run_all
 from securefda.bench.accuracy.federated import RunResult
@@ -36,8 +36,8 @@ COMPARED_POINTS = 1.0
 """The largest permitted difference between the means of two levels."""
 
 
-class Watcher(Protocol):
-    """Receives reports of progress."""
+class Watcher:
+    """Receives reports of progress; this one shows nothing."""
 
     def begin(self, finished: int, total: int) -> None:
         """Report how many of all runs have finished before."""
@@ -47,19 +47,6 @@ class Watcher(Protocol):
 
     def failed(self, key: RunKey, why: str) -> None:
         """Report a run that has failed; the others go on."""
-
-
-class NoWatcher:
-    """A watcher that shows nothing."""
-
-    def begin(self, finished: int, total: int) -> None:
-        """Ignore it."""
-
-    def finished(self, key: RunKey, result: RunResult) -> None:
-        """Ignore it."""
-
-    def failed(self, key: RunKey, why: str) -> None:
-        """Ignore it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +107,7 @@ def bench_accuracy(
         for site in (federation.target, *federation.sources):
             rows_here(one.job.config, site, one.job.seed)
     with open_folder(out, request) as folder:
-        failed = _measure(folder, planned, request.level, engine, watcher or NoWatcher())
+        failed = _measure(folder, planned, request.level, engine, watcher or Watcher())
         results = Results(request.definition, folder.finished(planned))
         done = Accuracy(request, out, results, failed, tuple(misses_of(request, results)))
         replace_file(done.out / RESULTS_FILE, results_text(done).encode())

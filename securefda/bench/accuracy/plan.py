@@ -14,6 +14,7 @@ from securefda.bench.accuracy.federated import Job
 from securefda.bench.accuracy.results import RunKey
 from securefda.bench.accuracy.suites import DATA, SUITES
 from securefda.errors import ConfigError
+from securefda.parse import dotted
 from securefda.samples import sample
 from securefda.site.config import FederationConfig, load_federation
 
@@ -141,7 +142,7 @@ def common_settings(request: Request) -> dict[str, Flat]:
 
 def flat(config: FederationConfig) -> Flat:
     """Return a configuration by dotted key, without paths: the same data elsewhere give the same run."""
-    found = dict(_flattened("", config.model_dump(mode="json", by_alias=True)))
+    found = dict(dotted(config.model_dump(mode="json", by_alias=True)))
     found.pop(_DATA_DIR, None)
     return found
 
@@ -191,14 +192,6 @@ def _owned(request: Request) -> Iterator[tuple[str, Iterable[str]]]:
 
 def _key(setting: str) -> str:
     return setting.partition("=")[0].strip()
-
-
-def _flattened(prefix: str, table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            yield from _flattened(f"{prefix}{key}.", value)
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _require(option: str, names: Iterable[str], known: Iterable[str]) -> None:

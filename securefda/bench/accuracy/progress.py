@@ -36,7 +36,7 @@ def console_watcher(stream: TextIO | None = None) -> Iterator[Watcher]:
         yield BarWatcher(progress)
 
 
-class LineWatcher:
+class LineWatcher(Watcher):
     """Plain lines, for logs and pipes."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -70,7 +70,7 @@ class LineWatcher:
         self._stream.flush()
 
 
-class BarWatcher:
+class BarWatcher(Watcher):
     """A bar over the runs with the last one behind it; what failed stays above it."""
 
     def __init__(self, progress: Progress) -> None:

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -50,8 +50,6 @@ from securefda.source.source_run import SourceRun, SourceSite
 from securefda.source.source_store import SourceStore
 from securefda.tasks import Samples
 from securefda.training import Evaluation, LayerTable, LocalResult, Vector
-from securefda.training.alignment import FeatureAlignment
-from securefda.training.trainer import PermittedRows
 from securefda.transport.aggregator_server import AggregatorServer
 from securefda.transport.client import SourceChannel
 from securefda.transport.event_loop import in_thread
@@ -90,41 +88,18 @@ class RandomTrainer:
         """Return None: no ledger is charged."""
         del factor
 
-    def train(
-        self,
-        received: Vector,
-        round_number: int,
-        factor: float,
-        *,
-        run_id: str = "",
-        attempt: int = 0,
-        fewest_steps: int = 1,
-        on_step: Callable[[Vector], None] | None = None,
-        align: FeatureAlignment | None = None,
-    ) -> LocalResult:
+    def train(self, received: Vector, round_number: int, factor: float, **_: Any) -> LocalResult:
         """Return the update, at no cost."""
-        del received, round_number, factor, run_id, attempt, fewest_steps, on_step, align
+        del received, round_number, factor
         return LocalResult(self._update, steps=1, samples=SAMPLES, loss=0.0, accuracy=0.0, learning_rate=1.0)
 
-    def moments(
-        self,
-        received: Vector,
-        round_number: int,
-        *,
-        bound: float,
-        permitted: PermittedRows,
-        run_id: str = "",
-        attempt: int = 0,
-    ) -> LocalResult:
+    def moments(self, received: Vector, round_number: int, **_: Any) -> LocalResult:
         """Return the update: it has no rows."""
-        del bound, permitted, run_id, attempt
         return self.train(received, round_number, 1.0)
 
-    def step_variance(
-        self, received: Vector, round_number: int, factor: float, kind: Variance, *, run_id: str = ""
-    ) -> float:
+    def step_variance(self, received: Vector, round_number: int, factor: float, kind: Variance, **_: Any) -> float:
         """Return zero: nothing is drawn."""
-        del received, round_number, factor, kind, run_id
+        del received, round_number, factor, kind
         return 0.0
 
     def evaluate(self, vector: Vector, data: Samples) -> Evaluation:
@@ -140,17 +115,8 @@ CONTROL_FRAME_BYTES = 4096
 
 
 def settings_of(job: Job, visibility: Visibility) -> RunSettings:
-    """Return the settings of a run of this job at a visibility."""
-    usual = settings_among_all(visibility)
-    if job.graph is None:
-        return usual
-    dropouts = max(0.0, job.dropped - 0.5) / job.sources  # a share; times the sources it is rounded up
-    return replace(usual, max_colluders=job.graph.colluders, threshold=job.threshold, kappa=0.0, dropouts=dropouts)
-
-
-def settings_among_all(visibility: Visibility) -> RunSettings:
-    """Return the settings of a run in which all sources are neighbours, with the default width of words."""
-    return RunSettings(
+    """Return the settings of a run of this job at a visibility, with the default width of words."""
+    among_all = RunSettings(
         strategy=Strategy(rule=Rule.SOURCE_ONLY, rounds=ROUNDS),
         visibility=visibility,
         min_others=K_MIN,
@@ -166,6 +132,10 @@ def settings_among_all(visibility: Visibility) -> RunSettings:
         config_digest=b"",
         sources_keep=SourcesKeep.NONE,
     )
+    if job.graph is None:
+        return among_all
+    dropouts = max(0.0, job.dropped - 0.5) / job.sources  # a share; times the sources it is rounded up
+    return replace(among_all, max_colluders=job.graph.colluders, threshold=job.threshold, kappa=0.0, dropouts=dropouts)
 
 
 def transport_of(job: Job) -> TransportSettings:

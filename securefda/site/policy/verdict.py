@@ -1,14 +1,15 @@
 """Checks by a site's policy: of headers, schedules, tasks, training and messages.
 
 A ``check`` raises for the first key that forbids the request; the functions that yield refusals go through all keys.
-`plan_levels` finds a visibility level for each source that no
-policy forbids, and `require_satisfiable` checks before any round whether a policy can be met at all.
+`plan_levels` finds a visibility level for each source that no policy forbids, and `require_satisfiable` checks before
+any round whether a policy can be met at all.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import ParamSpec
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from securefda.rules.strategy import Rule
 from securefda.site.policy.model import SELECTION, SourcePolicy, hints_of_keys, require_known_peers
 from securefda.text import counted
 
+Checked = ParamSpec("Checked")
 Refusals = Iterator[PolicyRefusal]
 """What a policy has against a request, in the order in which a source looks."""
 
@@ -127,15 +129,15 @@ def _refusal(key: str, asked: object, allowed: object) -> PolicyRefusal:
     return PolicyRefusal(key, asked, allowed, hint=hint_for(key))
 
 
-def check_header_by_policy(
+def refusals_of_header(
     policy: SourcePolicy,
     header: Header,
     own_index: int,
     limits: SessionLimits | None = None,
     *,
     with_noise: bool = False,
-) -> None:
-    """Accept a header that asks for no more than ``policy`` permits.
+) -> Refusals:
+    """Yield what a policy has against a header that asks for more than it permits; a key can come twice.
 
     This compares the header only with the policy. The session checks signatures, roster, freshness and the site's own
     model, and with :meth:`SourcePolicy.session_limits` also the sets of sources that form later.
@@ -147,23 +149,6 @@ def check_header_by_policy(
         limits: the policy's limits over the site's roster, so that a refusal can name ``trusted-peers``. Without them,
             and for cohorts, whose members are known later, only the session's checks refuse.
         with_noise: whether this site trains by DP-SGD.
-
-    Raises:
-        PolicyRefusal: names the first key, what the header asks for, and what is allowed.
-        FaultyAggregatorError: HEADER_PARTICIPANTS, the header does not name this site.
-    """
-    _raise_first(refusals_of_header(policy, header, own_index, limits, with_noise=with_noise))
-
-
-def refusals_of_header(
-    policy: SourcePolicy,
-    header: Header,
-    own_index: int,
-    limits: SessionLimits | None = None,
-    *,
-    with_noise: bool = False,
-) -> Refusals:
-    """Yield every refusal with which :func:`check_header_by_policy` could end, that one first; a key can come twice.
 
     Raises:
         FaultyAggregatorError: HEADER_PARTICIPANTS, the header does not name this site.
@@ -191,29 +176,12 @@ def refusals_of_header(
         yield _refusal("release.max-rounds", f"round {header.round}", f"up to {release.max_rounds}")
 
 
-def _raise_first(refusals: Refusals) -> None:
-    for refusal in refusals:
-        raise refusal
+def refusals_of_schedule(policy: SourcePolicy, schedule: Schedule, *, with_noise: bool = False) -> Refusals:
+    """Yield what a policy has against the headers that a run's schedule announces.
 
-
-def check_schedule(policy: SourcePolicy, schedule: Schedule, *, with_noise: bool = False) -> None:
-    """Accept a run's schedule if the policy permits the headers that it announces.
-
-    Requests that depend on who takes part, or that may never be made, are left to :func:`check_header_by_policy`. That
-    function checks every header in full, since a schedule promises nothing.
-
-    Args:
-        policy: of this site.
-        schedule: of the run.
-        with_noise: whether this site trains by DP-SGD.
-
-    Raises:
-        PolicyRefusal: names the first key, what the run will ask for, and what is allowed.
+    Requests that depend on who takes part, or that may never be made, are left to :func:`refusals_of_header`. That
+    function looks at every header in full, since a schedule promises nothing. ``with_noise`` is as there.
     """
-    _raise_first(_refusals_of_schedule(policy, schedule, with_noise=with_noise))
-
-
-def _refusals_of_schedule(policy: SourcePolicy, schedule: Schedule, *, with_noise: bool) -> Refusals:
     for terms in schedule.rules:
         yield from _refusals_of_rule(policy, terms)
         yield from _refusals_of_pull(terms, with_noise=with_noise)
@@ -230,38 +198,20 @@ def _refusals_of_schedule(policy: SourcePolicy, schedule: Schedule, *, with_nois
         yield _refusal("release.max-rounds", f"{schedule.rounds} rounds", f"up to {policy.release.max_rounds}")
 
 
-def check_task(policy: SourcePolicy, factory: str) -> None:
-    """Accept the task that this site's settings name, ``"package.module:Class"``.
-
-    Raises:
-        PolicyRefusal: ``allowed-tasks`` lists others.
-    """
-    _raise_first(refusals_of_task(policy, factory))
-
-
 def refusals_of_task(policy: SourcePolicy, factory: str) -> Refusals:
-    """Yield the refusal that :func:`check_task` raises, if any."""
+    """Yield the refusal of the task that this site's settings name, ``"package.module:Class"``, if it is one."""
     if policy.allowed_tasks and factory not in policy.allowed_tasks:
         yield _refusal("allowed-tasks", factory, ", ".join(policy.allowed_tasks))
 
 
-def check_training(policy: SourcePolicy, noise_multiplier: float, max_grad_norm: float) -> None:
-    """Accept how this site's own settings train; the ledger decides about the budget.
+def refusals_of_training(policy: SourcePolicy, noise_multiplier: float, max_grad_norm: float) -> Refusals:
+    """Yield what a policy has against how this site's own settings train; the ledger decides about the budget.
 
     Args:
         policy: of this site.
         noise_multiplier: of DP-SGD, from the settings; 0 for training without noise.
         max_grad_norm: clip norm of a row's gradient; ignored without noise.
-
-    Raises:
-        PolicyRefusal: ``dp.required`` or ``dp.max-grad-norm``; or ``norm-cap.reports``, if every header would be
-            refused for it.
     """
-    _raise_first(refusals_of_training(policy, noise_multiplier, max_grad_norm))
-
-
-def refusals_of_training(policy: SourcePolicy, noise_multiplier: float, max_grad_norm: float) -> Refusals:
-    """Yield every refusal with which :func:`check_training` could end, that one first."""
     with_noise, largest = noise_multiplier > 0, policy.dp.max_grad_norm
     if policy.dp.required and not with_noise:
         yield _refusal("dp.required", "training without noise", "DP-SGD alone")
@@ -269,6 +219,22 @@ def refusals_of_training(policy: SourcePolicy, noise_multiplier: float, max_grad
         yield _refusal("dp.max-grad-norm", f"{max_grad_norm:g}", f"at most {largest:g}")
     if policy.visibility is Visibility.SUM and policy.norm_cap.kappa > 0:
         yield from _refusals_of_norm_reports(policy, with_noise=with_noise)
+
+
+def _raising(refusals: Callable[Checked, Refusals]) -> Callable[Checked, None]:
+    """Return the check that raises the first of these refusals, with which a source ends."""
+
+    def check(*args: Checked.args, **kwargs: Checked.kwargs) -> None:
+        for refusal in refusals(*args, **kwargs):
+            raise refusal
+
+    return check
+
+
+check_header_by_policy = _raising(refusals_of_header)
+check_schedule = _raising(refusals_of_schedule)
+check_task = _raising(refusals_of_task)
+check_training = _raising(refusals_of_training)
 
 
 def _refusals_of_norm_reports(policy: SourcePolicy, *, with_noise: bool) -> Refusals:
@@ -293,7 +259,7 @@ def check_moments(policy: SourcePolicy, features: Floats, targets: Floats) -> Fl
         PolicyRefusal: ``moments.min-rows`` or ``moments.min-rows-per-class``. To the aggregator, the key tells that
             the site has so few rows.
     """
-    _raise_first(refusals_of_moments(policy, features, targets))
+    _raising(refusals_of_moments)(policy, features, targets)
     rare, usual = rare_values(features, policy.moments.min_rows_per_category)
     return np.where(rare, usual, features)
 
