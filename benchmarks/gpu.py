@@ -371,7 +371,7 @@ def _begun(given: argparse.Namespace) -> dict[str, Any]:
         raise Unmeasurable(f"{FIGURES.name} is for figures of a GPU", hint="name another file with --figures")
     if not os.access(given.figures.resolve().parent, os.W_OK):
         raise Unmeasurable(f"{given.figures}: its folder is missing or not writable", hint="name another file")
-    from securefda.bench.machine import this_machine
+    from securefda.bench.resources import this_machine
 
     about = {
         "device": device_here(given.device),

@@ -393,7 +393,7 @@ def one_memory(device: str, name: str) -> dict[str, float | None]:
     """Of this process, in MB: peak of host memory, what importing torch took, and peaks of the device."""
     import torch
 
-    from securefda.bench.machine import resident_bytes
+    from securefda.bench.resources import resident_bytes
 
     imported = resident_bytes("VmRSS")
     model = models()[name]()

@@ -18,7 +18,7 @@ from typing import Any
 
 from studies import of_bounds, this_machine
 
-from securefda.bench.secagg.measure import bench_secagg, grid_jobs
+from securefda.bench.secagg.secagg_bench import bench_secagg, grid_jobs
 
 FIGURES = Path(__file__).parent / "masking_session.json"
 SOURCES, PARAMS, DROPPED, REPEATS = (10, 100), (1_100_000, 100_000), (2, 10), (5, 3)

@@ -27,9 +27,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from securefda.bench.machine import this_machine
+from securefda.bench.resources import this_machine
 from securefda.bench.secagg.job import Job
-from securefda.bench.secagg.processes import parties
+from securefda.bench.secagg.parties import parties
 from securefda.local.launcher import run_processes
 from securefda.operations.progress import SilentReporter
 from securefda.site.config import FederationConfig

@@ -24,7 +24,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from studies import shown, style, this_machine
 
-from securefda.bench.secagg.measure import bench_secagg, grid_jobs
+from securefda.bench.secagg.secagg_bench import bench_secagg, grid_jobs
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from securefda.bench.accuracy.columns import RULES, Schedule
 from securefda.bench.accuracy.plots import style
-from securefda.bench.machine import this_machine
+from securefda.bench.resources import this_machine
 from securefda.samples import sample
 from securefda.site.config import FederationConfig, load_federation
 

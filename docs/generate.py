@@ -56,7 +56,7 @@ from securefda.operations.records import (  # noqa: E402
 from securefda.rules.strategy import Rule  # noqa: E402
 from securefda.settings import Settings, known_keys  # noqa: E402
 from securefda.site.config import LoggingSection  # noqa: E402
-from securefda.site.config.keys import (  # noqa: E402
+from securefda.site.config.key_help import (  # noqa: E402
     FILES,
     described,
     keys_of,

@@ -33,13 +33,13 @@ from securefda.audit.charges import logged_charges
 from securefda.audit.reconcile.evidence import FORMAT, Evidence, EvidenceError
 from securefda.audit.records import Record, RecordError
 from securefda.bench.accuracy import suite_folder
-from securefda.bench.secagg import processes
+from securefda.bench.secagg import parties
 from securefda.bench.secagg.job import Job
 from securefda.bootstrap import rows_of_site
 from securefda.cli import main
 from securefda.dashboard import place
 from securefda.dashboard.place import Place
-from securefda.dashboard.reading import SiteReader, _Lines
+from securefda.dashboard.site_reader import SiteReader, _Lines
 from securefda.disk import FileContent, write_file
 from securefda.errors import ConfigError, ExitCode, SecureFdaError
 from securefda.local import launcher
@@ -59,7 +59,7 @@ from securefda.site.endpoints import Address, Endpoints, SiteSpec
 from securefda.site.enrolment import init_federation
 from securefda.site.kit import check_not_older, check_proposal, load_kit
 from securefda.site.policy import load_policy
-from securefda.site.policy.model import parse_policy
+from securefda.site.policy.schema import parse_policy
 from securefda.site.request import SiteRequest
 from securefda.tasks.features_file import read_features
 from securefda.threat_register import load_last_run, load_register
@@ -306,8 +306,8 @@ READERS = {
         lambda folder, data: changes_since(data, federation_in(folder)), b'{"version":1,"settings":@}', ValueError
     ),
     "site.config.load._parse_value": TomlReader(with_set, b"", takes=True),
-    "site.policy.model.load_policy": TomlReader(in_file("site.policy.toml", load_policy), b"min-others = 2"),
-    "site.policy.model.parse_policy": TomlReader(
+    "site.policy.schema.load_policy": TomlReader(in_file("site.policy.toml", load_policy), b"min-others = 2"),
+    "site.policy.schema.parse_policy": TomlReader(
         lambda folder, data: parse_policy(data, folder / "site.policy.toml"), b"min-others = 2"
     ),
     "site.budget.load_site": TomlReader(
@@ -377,18 +377,18 @@ READERS = {
     "local.launcher._write_settings": TomlReader(of_a_run_to_go_on_with, b""),
     "dashboard.place._role_in": Reader(in_file("metrics.jsonl", first_of_metrics), b'{"x":@}\n', takes=True),
     "dashboard.place._paths_in": TomlReader(in_file("source.toml", place._paths_in), b"", takes=True),
-    "dashboard.reading._Lines.catch_up": Reader(
+    "dashboard.site_reader._Lines.catch_up": Reader(
         in_file("metrics.jsonl", lambda file: _Lines(file, ROUND).catch_up()), b'{"round":@}\n'
     ),
-    "dashboard.reading.SiteReader._planned": TomlReader(
+    "dashboard.site_reader.SiteReader._planned": TomlReader(
         in_file("aggregator.toml", looked_at(lambda reader, where: reader._planned(where, None))), b"", takes=True
     ),
     "operations.state.read_state": Reader(
         in_file("status.json", lambda file: read_state(file.parent)), b'{"schema_version":1,"x":@}'
     ),
     "operations.state._folders": TomlReader(in_file("settings.toml", lambda file: find_states(file, {})), b""),
-    "bench.secagg.processes._figures": Reader(
-        lambda _, data: processes._figures(as_text(data)), raises=SecureFdaError, takes=True
+    "bench.secagg.parties._figures": Reader(
+        lambda _, data: parties._figures(as_text(data)), raises=SecureFdaError, takes=True
     ),
     "bench.secagg.job.Job.from_json": Reader(lambda _, data: Job.from_json(as_text(data))),
     "bench.accuracy.suite_folder._read_settings": Reader(in_file("settings.json", suite_folder._read_settings)),

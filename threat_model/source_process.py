@@ -16,7 +16,7 @@ from typing import Any
 
 from securefda.errors import SecureFdaError
 from securefda.protocol.messages import Parcel
-from securefda.site.policy.model import ReleaseLimits
+from securefda.site.policy.schema import ReleaseLimits
 from securefda.source.run_book import RunBook
 from securefda.source.source_run import SourceRun, SourceSite
 from securefda.source.source_store import SourceStore

@@ -24,7 +24,7 @@ from securefda.protocol.messages import Abort, Header, Parcel, Refusal, Send, So
 from securefda.protocol.roster import Roster
 from securefda.rules import Strategy
 from securefda.site.policy import SourcePolicy, default_policy
-from securefda.site.policy.model import ModelPolicy
+from securefda.site.policy.schema import ModelPolicy
 from securefda.source.run_book import RunBook
 from securefda.source.source_run import SourceReporter, SourceRun, SourceSite
 from securefda.source.source_store import SourceStore

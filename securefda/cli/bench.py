@@ -17,7 +17,7 @@ from securefda.errors import ConfigError, SecureFdaError
 from securefda.text import aligned
 
 if TYPE_CHECKING:
-    from securefda.bench.accuracy.measure import Accuracy, Comparison
+    from securefda.bench.accuracy.accuracy_bench import Accuracy, Comparison
 
 app = typer.Typer(help="Measure on this machine.")
 
@@ -85,7 +85,7 @@ def secagg(
     output: OutputFormat = Format.TXT,
 ) -> None:
     """Measure a masking session: every step's cost, and real processes beside a plain round. Lists make a grid."""
-    from securefda.bench.secagg.measure import bench_secagg, grid_jobs
+    from securefda.bench.secagg.secagg_bench import bench_secagg, grid_jobs
 
     if max_colluders is not None and graph is Graph.COMPLETE:
         why, hint = "sets the neighbours of --graph k-regular", "name that graph too, or leave this option out"
@@ -150,10 +150,10 @@ def accuracy(
     output: OutputFormat = Format.TXT,
 ) -> int:
     """Measure the target's accuracy under every rule of a suite. Goes on where it was, in the same folder."""
+    from securefda.bench.accuracy.accuracy_bench import at_another_level, bench_accuracy, compared
     from securefda.bench.accuracy.engines import engine_settings
-    from securefda.bench.accuracy.measure import at_another_level, bench_accuracy, compared
     from securefda.bench.accuracy.plan import Request
-    from securefda.bench.accuracy.progress import console_watcher
+    from securefda.bench.accuracy.suite_progress import console_watcher
 
     computing = engine_settings(engine, workers or os.cpu_count() or 1, ray_address, exposed=ray_exposed)
     request = Request(suite, level, seeds, _names(rules), _names(data), data_dir, overrides, os.environ)
@@ -167,7 +167,7 @@ def accuracy(
 
 def _print_accuracy(output: Format, done: Accuracy, comparison: Comparison | None, *, check: bool) -> int:
     """Print tables and requirements; return 1 where a run failed or, with ``check``, a requirement does not hold."""
-    from securefda.bench.accuracy.measure import TABLE_FILE, means
+    from securefda.bench.accuracy.accuracy_bench import TABLE_FILE, means
 
     misses = [*done.misses, *(comparison.misses if comparison else ())]
     data: dict[str, Any] = {

@@ -14,7 +14,7 @@ from securefda.text import aligned
 
 if TYPE_CHECKING:
     from securefda.site.config.effective import Effective
-    from securefda.site.config.keys import ExplainedKey
+    from securefda.site.config.key_help import ExplainedKey
 
 app = typer.Typer(help="Explain settings, and show which a process would have.")
 
@@ -25,7 +25,7 @@ def explain(
     output: OutputFormat = Format.TXT,
 ) -> None:
     """Say what a key means, what it takes, its default, and where it can be set. A table lists its keys."""
-    from securefda.site.config.keys import explained
+    from securefda.site.config.key_help import explained
 
     found = explained(key)
     whole = len(found) == 1 or all(one.key.name == key for one in found)

@@ -29,7 +29,7 @@ def dashboard(
     limit, its policy in words.
     """
     try:
-        from securefda.dashboard.server import serve
+        from securefda.dashboard.page_server import serve
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("starlette", "uvicorn", "h11"):
             raise

@@ -71,7 +71,7 @@ def ls(
     output: OutputFormat = Format.TXT,
 ) -> None:
     """List the runs in a folder, the latest last."""
-    from securefda.operations.runs import runs_below, runs_table
+    from securefda.operations.run_list import runs_below, runs_table
 
     found = runs_below(folder)
     text = runs_table(found) if found else f"no runs in {folder}"
@@ -82,7 +82,7 @@ def ls(
 def show(run: Run, output: OutputFormat = Format.TXT) -> None:
     """Show what a run came to; of one that goes on, what there is so far. At a source, its own record."""
     from securefda.operations.run_folder import read_run, summary_of
-    from securefda.operations.runs import found_run, runs_table
+    from securefda.operations.run_list import found_run, runs_table
     from securefda.operations.summary_text import run_text
 
     summary = read_run(run).summary
@@ -101,7 +101,7 @@ def compare(
     output: OutputFormat = Format.TXT,
 ) -> None:
     """Show runs side by side: what each came to, and the settings in which they differ."""
-    from securefda.operations.runs import comparison, differences, found_run
+    from securefda.operations.run_list import comparison, differences, found_run
 
     if len(runs) < 2:
         raise ConfigError("RUN", "one run alone has nothing to be compared with", hint="name two or more run folders")
@@ -117,7 +117,7 @@ def rm(
     output: OutputFormat = Format.TXT,
 ) -> None:
     """Delete runs, with models, logs and kits. It asks first; a folder that holds anything else is left as it is."""
-    from securefda.operations.runs import delete_run, require_deletable
+    from securefda.operations.run_list import delete_run, require_deletable
 
     for run in runs:
         require_deletable(run)

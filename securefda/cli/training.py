@@ -83,11 +83,11 @@ def simulate(
         for option, given in (("--workers", workers), ("--ray-address", ray_address), ("--ray-exposed", ray_exposed)):
             if given:
                 raise ConfigError(option, f"means nothing to the engine {engine.value}", hint="add --engine ray")
-        ray = None
+        spread = None
     else:
-        ray = RaySettings(workers or os.cpu_count() or 1, ray_address, ray_exposed)
+        spread = RaySettings(workers or os.cpu_count() or 1, ray_address, ray_exposed)
     with launched(launcher):
-        _one_run(file, out, overrides, seed, output, fresh=fresh, simulated=True, ray=ray)
+        _one_run(file, out, overrides, seed, output, fresh=fresh, simulated=True, spread=spread)
 
 
 def demo(
@@ -164,7 +164,7 @@ def _one_run(
     *,
     fresh: bool,
     simulated: bool = False,
-    ray: RaySettings | None = None,
+    spread: RaySettings | None = None,
 ) -> None:
     from securefda.operations.run_folder import clear_run, require_run_folder
     from securefda.operations.state import require_ended
@@ -180,11 +180,13 @@ def _one_run(
         clear_run(folder)
     elif simulated or is_finished(folder):
         require_fresh(folder)
-    summary = _train(config, folder, seed, ray, simulated=simulated)
+    summary = _train(config, folder, seed, spread, simulated=simulated)
     print_result(output, summary.as_json() | {"out": str(folder)}, run_text(summary, folder))
 
 
-def _train(config: FederationConfig, folder: Path, seed: int, ray: RaySettings | None, *, simulated: bool) -> Summary:
+def _train(
+    config: FederationConfig, folder: Path, seed: int, spread: RaySettings | None, *, simulated: bool
+) -> Summary:
     from securefda.cli.console import console_reporter
     from securefda.machine import without_collections
     from securefda.operations.report import report_after
@@ -200,8 +202,8 @@ def _train(config: FederationConfig, folder: Path, seed: int, ray: RaySettings |
                 from securefda.local.simulator import simulate as simulate_in_memory
                 from securefda.local.slices import simulate_in_slices
 
-            if ray is not None:
-                return simulate_in_slices(config, folder, seed, reporter, ray)
+            if spread is not None:
+                return simulate_in_slices(config, folder, seed, reporter, spread)
             return simulate_in_memory(config, folder, seed, reporter)
         from securefda.local.launcher import run_processes
 

@@ -27,7 +27,7 @@ from securefda.parse import toml_table
 from securefda.settings import read_toml
 from securefda.site.config import FederationConfig, aggregator_toml, site_policy, source_toml
 from securefda.site.config.effective import change_text, changes_between
-from securefda.site.config.keys import toml
+from securefda.site.config.key_help import toml
 from securefda.site.endpoints import Address, SiteSpec
 from securefda.site.enrolment import init_federation
 from securefda.site.kit import load_kit

@@ -41,7 +41,7 @@ from securefda.site.certificates import (
     tls_pin,
 )
 from securefda.site.endpoints import Endpoints
-from securefda.site.policy.model import SourcePolicy, load_policy
+from securefda.site.policy.schema import SourcePolicy, load_policy
 from securefda.site.policy.signed import load_signed_policy, read_signed_policy
 from securefda.site.training_secret import read_training_secret
 from securefda.text import names

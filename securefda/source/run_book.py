@@ -13,7 +13,7 @@ from pathlib import Path
 
 from securefda.errors import FaultyAggregatorError, PolicyRefusal
 from securefda.protocol.messages import Header, Signed
-from securefda.site.policy.model import ReleaseLimits
+from securefda.site.policy.schema import ReleaseLimits
 from securefda.state_file import StateFile
 
 RUNS, UNFINISHED = "release.max-runs", "release.max-unfinished"

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
+from securefda.bench.accuracy.accuracy_bench import misses_of
 from securefda.bench.accuracy.columns import Column, Suite
 from securefda.bench.accuracy.federated import RunResult, result_of
-from securefda.bench.accuracy.measure import misses_of
 from securefda.bench.accuracy.paper import Published
 from securefda.bench.accuracy.plan import Request
 from securefda.bench.accuracy.plots import write_plots

@@ -12,12 +12,12 @@ from importlib.util import find_spec
 
 import pytest
 
+from securefda.bench.accuracy.accuracy_bench import at_another_level, bench_accuracy
 from securefda.bench.accuracy.federated import RunResult
-from securefda.bench.accuracy.measure import at_another_level, bench_accuracy
 from securefda.bench.accuracy.plan import Request
-from securefda.bench.accuracy.progress import console_watcher
 from securefda.bench.accuracy.results import RunKey
 from securefda.bench.accuracy.suite_folder import settings_of
+from securefda.bench.accuracy.suite_progress import console_watcher
 from securefda.cli import main
 from securefda.errors import ConfigError, ExitCode
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from securefda.aggregator.headers import Planner
-from securefda.bench.machine import cpu_seconds
+from securefda.bench.resources import cpu_seconds
 from securefda.bench.secagg import job as job_module
 from securefda.bench.secagg.crowd import STEPS, Setting, crowd
 from securefda.bench.secagg.job import Job, update_of
-from securefda.bench.secagg.measure import _check_sum, _checked, grid_jobs
+from securefda.bench.secagg.parties import split_into_groups
 from securefda.bench.secagg.party import settings_of
-from securefda.bench.secagg.processes import split_into_groups
+from securefda.bench.secagg.secagg_bench import _check_sum, _checked, grid_jobs
 from securefda.bench.secagg.session import PHASES, identities, measured_session
 from securefda.cli import main
 from securefda.errors import ConfigError, SecureFdaError

@@ -20,7 +20,7 @@ from plain_user import plain_user
 from securefda.cli import main
 from securefda.operations.records import SiteLine, best_round
 from securefda.operations.run_folder import METRICS_FILE, append_line, read_run
-from securefda.operations.runs import FoundRun, comparison
+from securefda.operations.run_list import FoundRun, comparison
 from securefda.operations.state import ENDED, StateWriter, state_file
 from securefda.operations.summary_text import help_text
 from securefda.operations.trained import predict, trained_model

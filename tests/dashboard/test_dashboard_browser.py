@@ -15,7 +15,7 @@ from browser import CHROMIUM, LOW_CONTRAST, NARROW, WIDE, Tab, browser
 from dashboard_process import Served, event, serving
 from watched_sites import SOURCES, Site
 
-from securefda.dashboard.server import MOST_STREAMS
+from securefda.dashboard.page_server import MOST_STREAMS
 from securefda.samples import sample
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine: apt-get install chromium")

@@ -18,7 +18,7 @@ import pytest
 from dashboard_process import WAIT_S, Served, event, serving
 from watched_sites import Site
 
-from securefda.dashboard.server import MOST_CONNECTIONS, MOST_STREAMS
+from securefda.dashboard.page_server import MOST_CONNECTIONS, MOST_STREAMS
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from watched_sites import RUN, SOURCES, Pages, Site
 
-from securefda.dashboard.reading import SiteReader
+from securefda.dashboard.site_reader import SiteReader
 from securefda.errors import ConfigError, QuorumLost, SecureFdaError
 from securefda.operations.state import STATE_FILE
 

@@ -16,8 +16,8 @@ from securefda.audit.log import AuditLog
 from securefda.audit.notes import LogName
 from securefda.audit.records import Decision, Disclosure, DpSpent, Entry
 from securefda.cli import main
-from securefda.dashboard.page import page_of, rendered
-from securefda.dashboard.reading import SiteReader
+from securefda.dashboard.rendering import page_of, rendered
+from securefda.dashboard.site_reader import SiteReader
 from securefda.disk import read_file
 from securefda.operations.records import RoundLine, SiteLine, summarise
 from securefda.operations.run_folder import RunFolder, append_line

@@ -10,7 +10,7 @@ import signal
 import sys
 from pathlib import Path
 
-from securefda.site.policy.model import ReleaseLimits
+from securefda.site.policy.schema import ReleaseLimits
 from securefda.source.run_book import RunBook
 from securefda.source.source_store import SourceStore
 

@@ -53,7 +53,7 @@ from securefda.protocol.roster import Roster
 from securefda.protocol.secret import Secret
 from securefda.rules import Strategy
 from securefda.site.policy import SourcePolicy, default_policy
-from securefda.site.policy.model import MetadataPolicy, MomentBounds
+from securefda.site.policy.schema import MetadataPolicy, MomentBounds
 from securefda.source.source_run import SourceRun, SourceSite
 from securefda.source.source_store import SourceStore
 from securefda.tasks import Samples, TaskSettings

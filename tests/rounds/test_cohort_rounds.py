@@ -21,7 +21,7 @@ from securefda.protocol.messages import (
 )
 from securefda.protocol.weighed_contribution import aligned_update, alignment_of, alignment_share
 from securefda.rules import ContributionSum, Strategy, contribute, round_plan
-from securefda.site.policy.model import MetadataPolicy
+from securefda.site.policy.schema import MetadataPolicy
 
 N = 8
 

@@ -26,7 +26,7 @@ from securefda.site.config import (
 )
 from securefda.site.config.sections import DEFAULT_DATA_SET
 from securefda.site.policy import default_policy
-from securefda.site.policy.model import ReleaseLimits
+from securefda.site.policy.schema import ReleaseLimits
 from securefda.site.privacy_account import data_set_of, ledger_file
 from securefda.source.source_site import source_site
 from securefda.training import choose_device

@@ -28,7 +28,7 @@ from securefda.protocol.messages import (
     Signed,
 )
 from securefda.rules.blocks import BLOCK
-from securefda.site.policy.model import ModelPolicy
+from securefda.site.policy.schema import ModelPolicy
 from securefda.source.model_bound import (
     INITIAL_TOLERANCE,
     AcceptedHeader,

@@ -19,7 +19,7 @@ from securefda.protocol.messages import (
     Visibility,
 )
 from securefda.site.policy import WorkLimits
-from securefda.site.policy.model import MetadataPolicy
+from securefda.site.policy.schema import MetadataPolicy
 from securefda.source.source_run import SourceRun
 from securefda.transport.wire import decode_signed, encode_signed
 

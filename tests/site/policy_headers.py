@@ -23,7 +23,7 @@ from securefda.site.policy import (
     SourcePolicy,
     WorkLimits,
 )
-from securefda.site.policy.model import ModelPolicy
+from securefda.site.policy.schema import ModelPolicy
 
 ME = 3
 ARCHITECTURE = bytes(range(32))

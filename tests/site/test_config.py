@@ -31,7 +31,7 @@ from securefda.site.config import (
     training_settings,
 )
 from securefda.site.config.effective import changes_between, changes_since, kept_settings, load_effective
-from securefda.site.config.keys import FILES, explained
+from securefda.site.config.key_help import FILES, explained
 from securefda.site.config.load import AggregatorConfig, FederationConfig, SourceConfig
 from securefda.site.policy import check_training
 from securefda.training import NoiseSettings, TrainingSettings

@@ -15,7 +15,7 @@ from securefda.site.policy import (
     default_policy,
     explain,
 )
-from securefda.site.policy.model import ModelPolicy, ReleaseLimits
+from securefda.site.policy.schema import ModelPolicy, ReleaseLimits
 
 
 def test_the_numbers_are_filled_in() -> None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from securefda.site.policy.model import ReleaseLimits
+from securefda.site.policy.schema import ReleaseLimits
 from securefda.source.run_book import RunBook
 from securefda.source.source_store import SourceStore
 

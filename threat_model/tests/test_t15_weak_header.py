@@ -43,7 +43,7 @@ from securefda.protocol.transcript import architecture_digest
 from securefda.protocol.weighed_contribution import MOST_CLIPPED
 from securefda.rules import Strategy, round_plan
 from securefda.site.policy import ReleaseLimits, SourcePolicy, default_policy
-from securefda.site.policy.model import WorkLimits
+from securefda.site.policy.schema import WorkLimits
 from securefda.source.source_run import SourceRun
 from threat_model.adversaries.low_rate import LowRate
 from threat_model.adversaries.sign_header import LayerSigns, SignHeader

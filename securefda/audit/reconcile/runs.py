@@ -36,7 +36,7 @@ from securefda.audit.verification import verification_progress
 from securefda.audit.verify import verify_log
 from securefda.disk import read_file
 from securefda.errors import CertificateError, ConfigError, SecureFdaError
-from securefda.site.policy.model import parse_policy
+from securefda.site.policy.schema import parse_policy
 from securefda.text import printable
 
 CHECKS: Final[tuple[type[Check], ...]] = (

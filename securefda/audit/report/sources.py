@@ -136,7 +136,7 @@ def _state(root: Path, log: PartyLog, keys: Keys) -> LogState:
 def _policy(folder: Path, tables: PartyTables) -> PolicyFound:
     """The policy file in the kit around a log, if it is the very one that the log says was loaded last."""
     from securefda.disk import read_file
-    from securefda.site.policy.model import parse_policy
+    from securefda.site.policy.schema import parse_policy
 
     loaded: list[str] = []
     for mark in tables.milestones:

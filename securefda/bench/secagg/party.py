@@ -32,7 +32,7 @@ from securefda.aggregator.run import AggregatorRun
 from securefda.aggregator.site import RunSettings, TargetSite
 from securefda.aggregator.store import AggregatorStore
 from securefda.audit.journal import RunInfo
-from securefda.bench.machine import PeakGrowth
+from securefda.bench.resources import PeakGrowth
 from securefda.bench.secagg.job import CLIP, K_MIN, ROUNDS, SAMPLES, TARGET, Job, update_of
 from securefda.bootstrap import Member, credentials_of, endpoint_of, source_of_pin, witness_of
 from securefda.errors import PolicyRefusal, SecureFdaError

@@ -21,7 +21,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from securefda.bench.machine import PeakGrowth
+from securefda.bench.resources import PeakGrowth
 from securefda.bench.secagg.crowd import STEPS, CrowdProcess, Seconds, Setting, crowd
 from securefda.bench.secagg.job import CLIP, SAMPLES, Job, update_of
 from securefda.protocol import aggregator_session as agg

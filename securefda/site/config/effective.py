@@ -13,7 +13,7 @@ from typing import Any
 
 from securefda.parse import canonical_json, load_object, texts
 from securefda.settings import Settings, known_keys, read_toml
-from securefda.site.config.keys import toml
+from securefda.site.config.key_help import toml
 from securefda.site.config.load import Loaded, keys_in, load_settings, model_of
 from securefda.site.policy import SourcePolicy, load_policy
 

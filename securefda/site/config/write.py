@@ -14,7 +14,7 @@ from typing import Any
 import tomli_w
 
 from securefda.settings import Settings, kebab_case
-from securefda.site.config.keys import keys_of, toml
+from securefda.site.config.key_help import keys_of, toml
 from securefda.site.config.load import AggregatorConfig, FederationConfig, SourceConfig
 from securefda.site.config.sections import (
     MAX_PORT,

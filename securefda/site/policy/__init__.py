@@ -1,7 +1,7 @@
 """A source's policy: what a header may ask for. Anything not permitted is denied."""
 
 from securefda.site.policy.explain import Explanation, explain
-from securefda.site.policy.model import (
+from securefda.site.policy.schema import (
     DpPolicy,
     MetadataPolicy,
     MomentBounds,

@@ -13,7 +13,7 @@ from securefda.privacy.dp_events import ASSUMPTIONS
 from securefda.protocol.messages import Visibility
 from securefda.rules.strategy import Rule
 from securefda.site.policy.measured import members_found
-from securefda.site.policy.model import SELECTION, SourcePolicy
+from securefda.site.policy.schema import SELECTION, SourcePolicy
 from securefda.site.policy.verdict import rules_that_publish_the_target, rules_that_send_features
 from securefda.text import counted
 

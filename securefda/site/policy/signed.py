@@ -19,7 +19,7 @@ from securefda.disk import read_file, write_file
 from securefda.errors import ConfigError
 from securefda.parse import canonical_json, load_object, number, text
 from securefda.protocol.envelope import sign_bytes, signature_is_valid
-from securefda.site.policy.model import SourcePolicy, parse_policy
+from securefda.site.policy.schema import SourcePolicy, parse_policy
 
 POLICY_MESSAGE = "Policy"
 _MODE = 0o644

@@ -15,7 +15,7 @@ import tomli_w
 from securefda.privacy.dp_events import Budget
 from securefda.rules.strategy import Rule
 from securefda.settings import declared_keys
-from securefda.site.policy.model import (
+from securefda.site.policy.schema import (
     DpPolicy,
     MetadataPolicy,
     NormCapBounds,

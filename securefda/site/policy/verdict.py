@@ -18,7 +18,7 @@ from securefda.protocol.header_checks import SessionLimits, threshold_is_sound
 from securefda.protocol.messages import Granularity, Header, RuleTerms, Schedule, SourcesKeep, Update, Visibility
 from securefda.rules.analytic import Floats, rare_values
 from securefda.rules.strategy import Rule
-from securefda.site.policy.model import SELECTION, SourcePolicy, hints_of_keys, require_known_peers
+from securefda.site.policy.schema import SELECTION, SourcePolicy, hints_of_keys, require_known_peers
 from securefda.text import counted
 
 Checked = ParamSpec("Checked")

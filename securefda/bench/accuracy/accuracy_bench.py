@@ -24,7 +24,7 @@ from securefda.bench.accuracy.requirements import AtLeast, compare_levels
 from securefda.bench.accuracy.results import Results, RunKey
 from securefda.bench.accuracy.suite_folder import SuiteFolder, open_folder, read_folder, result_line, settings_of
 from securefda.bench.accuracy.tables import tables
-from securefda.bench.machine import this_machine
+from securefda.bench.resources import this_machine
 from securefda.bootstrap import rows_here
 from securefda.errors import ConfigError
 from securefda.operations.records import software_versions

@@ -28,9 +28,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from securefda.dashboard.page import Rendered, document, page_of, policy_of_content, rendered
 from securefda.dashboard.place import find_place
-from securefda.dashboard.reading import Seen, SiteReader
+from securefda.dashboard.rendering import Rendered, document, page_of, policy_of_content, rendered
+from securefda.dashboard.site_reader import Seen, SiteReader
 from securefda.errors import ConfigError
 from securefda.pages.html import own_file
 

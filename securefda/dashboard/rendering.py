@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from securefda.dashboard.reading import Seen
-from securefda.dashboard.source import source_page
-from securefda.dashboard.target import target_page
-from securefda.dashboard.words import problem_section
+from securefda.dashboard.shared_parts import problem_section
+from securefda.dashboard.site_reader import Seen
+from securefda.dashboard.source_page import source_page
+from securefda.dashboard.target_page import target_page
 from securefda.pages.html import content_policy, live_page, script, sections_of, source_hash
 from securefda.pages.parts import Page, State
 

@@ -11,8 +11,8 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from securefda.bench.accuracy.accuracy_bench import Watcher
 from securefda.bench.accuracy.federated import RunResult
-from securefda.bench.accuracy.measure import Watcher
 from securefda.bench.accuracy.results import RunKey
 from securefda.text import printable
 

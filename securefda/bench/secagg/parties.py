@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from securefda.bench.machine import cpu_seconds
+from securefda.bench.resources import cpu_seconds
 from securefda.bench.secagg.job import K_MIN, ROUNDS, TARGET, Job
 from securefda.errors import SecureFdaError
 from securefda.local.launcher import free_address

@@ -15,7 +15,7 @@ from typing import Any
 
 from securefda import __version__
 from securefda.bench.secagg.job import Job
-from securefda.bench.secagg.processes import parties, split_into_groups
+from securefda.bench.secagg.parties import parties, split_into_groups
 from securefda.bench.secagg.session import (
     SessionCosts,
     keystream_add_gb_per_s,

@@ -9,8 +9,8 @@ from typing import Final, cast
 from securefda.audit.report.overview import alike
 from securefda.audit.report.words import CONTRIBUTIONS, contributions_in, level_text, time_text, what_text
 from securefda.dashboard.process_state import describe_process
-from securefda.dashboard.reading import LogSeen, PolicySeen, Seen
-from securefda.dashboard.words import incident_lines, log_facts, problem_section
+from securefda.dashboard.shared_parts import incident_lines, log_facts, problem_section
+from securefda.dashboard.site_reader import LogSeen, PolicySeen, Seen
 from securefda.operations.records import SiteLine
 from securefda.operations.report import number_cell
 from securefda.pages.parts import Chart, Charts, Facts, Fold, Line, Lines, Page, Section, Series, State, Table, Tiles

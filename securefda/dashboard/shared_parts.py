@@ -7,7 +7,7 @@ from typing import Final
 
 from securefda.audit.report.party_tables import Incident
 from securefda.audit.report.words import incident_kind, incident_rounds, time_text
-from securefda.dashboard.reading import Seen
+from securefda.dashboard.site_reader import Seen
 from securefda.pages.parts import Line, Lines, Section
 
 _MOST_LINES: Final = 30

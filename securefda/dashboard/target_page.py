@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from securefda.audit.report.words import time_text
 from securefda.dashboard.process_state import describe_process
-from securefda.dashboard.reading import Seen
-from securefda.dashboard.words import incident_lines, log_facts, problem_section
+from securefda.dashboard.shared_parts import incident_lines, log_facts, problem_section
+from securefda.dashboard.site_reader import Seen
 from securefda.operations.records import REPORTED_ROUNDS, RoundLine, round_seconds
 from securefda.operations.report import (
     finished,
