@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from contextlib import closing
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from known_sites import known_keys
 from signed_messages import SIZE, kept_form, signed_message
+from stand_ins import Ticks
 
 from securefda.audit.kept import KeptMessages
 from securefda.audit.keys import ROSTER_FILE
@@ -34,17 +36,6 @@ def public(site: str) -> bytes:
 
 def roster(epoch: int = 1, federation: str = "hearts", sites: tuple[str, ...] = SITES) -> Roster:
     return throwaway_roster(federation, {site: LOG_KEYS[site] for site in sites}, target="target", epoch=epoch)
-
-
-@dataclass
-class Ticks:
-    """A clock that goes on by a minute whenever it is looked at."""
-
-    now: datetime = field(default_factory=lambda: datetime(2026, 11, 21, 12, tzinfo=UTC))
-
-    def __call__(self) -> datetime:
-        self.now += timedelta(minutes=1)
-        return self.now
 
 
 def began(of: Roster | None = None) -> Entry:
@@ -83,7 +74,7 @@ class Party:
     folder: Path
     site: str = "source-1"
     run: str = RUN
-    clock: Ticks = field(default_factory=Ticks)
+    clock: Ticks = field(default_factory=partial(Ticks, step=timedelta(minutes=1)))
     federation: str = "hearts"
 
     @property

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from known_sites import known_keys, known_roster
 from signed_messages import kept_form, signed_message, size_of
+from stand_ins import Ticks
 
 from securefda.audit.kept import KeptMessages
 from securefda.audit.keys import ROSTER_FILE
@@ -30,17 +29,6 @@ MODEL = Disclosure("individual", "model", 1)
 
 def digest(*words: object) -> str:
     return hashlib.sha256(" ".join(map(str, words)).encode()).hexdigest()
-
-
-@dataclass
-class Ticks:
-    """Goes on by a second whenever it is looked at."""
-
-    now: datetime = field(default_factory=lambda: datetime(2026, 11, 21, 12, tzinfo=UTC))
-
-    def __call__(self) -> datetime:
-        self.now += timedelta(seconds=1)
-        return self.now
 
 
 class Logs:

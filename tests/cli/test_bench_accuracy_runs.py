@@ -11,6 +11,7 @@ import sys
 from importlib.util import find_spec
 
 import pytest
+from stand_ins import Terminal
 
 from securefda.bench.accuracy.accuracy_bench import at_another_level, bench_accuracy
 from securefda.bench.accuracy.federated import RunResult
@@ -379,11 +380,6 @@ def test_a_requirement_that_does_not_hold_ends_with_one_only_where_it_is_asked_f
     out, error = capsys.readouterr()
     assert "MISSED: mean: fedgp_auto" in out
     assert "error: 2 requirements do not hold" in error
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
 
 
 def test_a_terminal_has_a_bar_and_keeps_what_failed():

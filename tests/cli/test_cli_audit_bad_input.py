@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import resource
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -244,24 +241,6 @@ def test_binary_junk_in_all_files_is_a_finding_of_every_command(log: Path, capsy
         assert "cannot be read" in line
 
 
-def test_sparse_files_of_ten_gigabytes_are_read_in_bounded_memory(log: Path) -> None:
-    for name in ("tail", BUNDLE, "tile/0/000", f"checkpoints/{300:016d}", "roster.json"):
-        os.truncate(log / name, HUGE)
-    limit = 2**30
-
-    for command in COMMANDS:
-        result = subprocess.run(
-            [sys.executable, "-m", "securefda.cli", "audit", *command, str(log)],
-            capture_output=True,
-            text=True,
-            check=False,
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
-        )
-        assert result.returncode in (4, 13)
-        assert result.stderr.startswith("error: ")
-        assert "is l" in result.stderr
-
-
 @contextmanager
 def somebody_else() -> Iterator[None]:
     """As a user who owns nothing, where the tests run as root; else as who we are."""
@@ -313,10 +292,3 @@ def test_log_in_use_is_read_by_every_command(tmp_path: Path, capsys: Capture) ->
         party.keep_roster()
         for command in COMMANDS:
             assert audit(capsys, *command, party.path)[0] == 0
-
-
-def test_wrong_arguments_end_with_4(tmp_path: Path, capsys: Capture) -> None:
-    for arguments in (["verify"], ["show"], ["tail", "--sollow", tmp_path], ["verify", tmp_path, "--witnesses", "x"]):
-        code, out, err = audit(capsys, *arguments)
-        assert (code, out) == (4, "")
-        assert len(err.splitlines()) == 2

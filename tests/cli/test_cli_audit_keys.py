@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from datetime import UTC, datetime
 from pathlib import Path
@@ -176,14 +175,6 @@ def test_file_that_is_no_roster_is_one_clear_error(tmp_path: Path, data: bytes) 
     for option in (None, log / "roster.json"):
         with pytest.raises(ConfigError, match=r"roster\.json: is not a roster"):
             keys_of(log, option)
-
-
-def test_roster_of_ten_gigabytes_is_not_read_whole(tmp_path: Path) -> None:
-    log = Party(tmp_path).write()
-    os.truncate(log / "roster.json", 10 * 2**30)
-
-    with pytest.raises(ConfigError, match="is larger than"):
-        keys_of(log)
 
 
 def test_log_that_does_not_begin_with_run_began_names_no_roster(tmp_path: Path) -> None:

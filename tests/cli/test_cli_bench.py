@@ -91,12 +91,6 @@ def test_colluders_without_a_graph_that_is_made_for_them_are_refused(capsys):
     assert "--graph k-regular" in envelope["message"]
 
 
-def test_a_graph_that_there_is_not_is_refused(capsys):
-    code, envelope = bench(capsys, "--graph", "star")
-    assert code == 4
-    assert "--graph" in envelope["message"]
-
-
 def test_a_grid_has_a_cell_for_each_pair_and_says_which_are_no_processes(capsys, monkeypatch):
     monkeypatch.setattr(job_module, "MOST_IN_PROCESSES", 0)
     lists = ["--sources", "3,4", "--params", "100", "--dropped", "0,1"]
@@ -226,9 +220,3 @@ def test_updates_differ_between_sources_and_lie_within_half_the_clip():
     assert np.abs(one).max() <= 0.5
     assert not np.array_equal(one, other)
     np.testing.assert_array_equal(one, update_of("source-1", 1000))
-
-
-def test_too_many_dropouts_are_named_by_the_option():
-    with pytest.raises(ConfigError) as error:
-        Job("", 10, 10, 4)
-    assert error.value.key == "--dropped"

@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from interrupting import ctrl_c_in
 
 from securefda.cli import main
 from securefda.privacy.accountants import epsilon
 from securefda.privacy.dp_events import ASSUMPTIONS, GUARANTEE, DpEvent
-from securefda.privacy.planning import plan_noise
 from securefda.site.config import TrainingSection
 from securefda.site.policy import SourcePolicy
 
@@ -191,14 +189,6 @@ def test_what_cannot_be_planned_ends_with_4_one_line_and_neither_result_nor_file
     assert not plot.exists()
 
 
-def test_an_error_in_json_is_one_envelope_with_the_options_name(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*PLAN, *SCHEDULE, *DELTA, "--epsilon", "0", "--format", "json"]) == 4
-
-    found = json.loads(capsys.readouterr().out)
-    assert (found["status"], found["exit_code"], found["error_code"]) == ("error", 4, "ConfigError")
-    assert found["message"].startswith("--epsilon: ")
-
-
 def test_plot_is_an_image_by_itself_with_the_curve_and_its_axes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -231,13 +221,6 @@ def test_plot_replaces_no_file_and_a_folder_that_is_missing_is_one_line(
     out, err = capsys.readouterr()
     assert out == ""
     assert "nowhere/curve.svg is in a folder that does not exist" in err
-
-
-def test_ctrl_c_ends_a_plan_with_one_line_and_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with ctrl_c_in(plan_noise):
-        code = main([*PLAN, *FEW, "--epsilon", "4", "--plot", str(tmp_path / "curve.svg")])
-    assert (code, capsys.readouterr()) == (130, ("", "error: interrupted\n"))
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("command", ["init", "show", "accept", "reset", "plan"])

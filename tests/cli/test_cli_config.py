@@ -59,12 +59,6 @@ def test_a_table_lists_its_keys(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
-def test_an_unknown_key_ends_with_4_and_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["config", "explain", "strategy.ruonds"]) == 4
-    said = capsys.readouterr().err
-    assert said == "error: strategy.ruonds: there is no such key\nhint: did you mean strategy.rounds?\n"
-
-
 def test_effective_settings_say_where_each_came_from(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 
 import pytest
+from stand_ins import Terminal
 
 from securefda.cli.console import BarReporter, LineReporter, ProgressEstimate, console_reporter
 from securefda.operations.records import RoundLine
@@ -22,11 +23,6 @@ LINE: RoundLine = {
     "seconds": {"rule": 0.25, "evaluate": 1.0},
     "status": "finished",
 }
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def round_text(line: RoundLine, rounds: int) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import typer.main
+from stand_ins import Terminal
 
 from securefda.cli import main
 from securefda.cli.app import app
@@ -107,16 +108,11 @@ def test_errors_have_colours_on_a_terminal_alone() -> None:
 
 
 def test_only_the_word_that_judges_is_painted() -> None:
-    class Terminal:
-        def isatty(self) -> bool:
-            return True
-
     text = "ok    kit   right\nfail  disk  ok or not\n      -> ok\n"
-    terminal: Any = Terminal()
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("NO_COLOR", raising=False)
         patch.setenv("TERM", "xterm")
-        shown = painted(text, terminal)
+        shown = painted(text, Terminal())
     assert shown == "\x1b[32mok\x1b[0m    kit   right\n\x1b[31mfail\x1b[0m  disk  ok or not\n      -> ok\n"
 
 

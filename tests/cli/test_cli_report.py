@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 from contextlib import suppress
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from audit_report_pages import Page
 from depth import at_depth
 
 from securefda.errors import ConfigError, QuorumLost
@@ -63,36 +63,10 @@ def write_run(folder: Path, lines: list[RoundLine], *, level: str = "sum", summa
     return run
 
 
-class Page(HTMLParser):
-    """Tags with their attributes, and the text outside style sheets."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.pieces: list[str] = []
-        self._quiet = False
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        self._quiet = tag == "style"
-
-    def handle_endtag(self, tag: str) -> None:
-        self._quiet = self._quiet and tag != "style"
-
-    def handle_data(self, data: str) -> None:
-        if not self._quiet and data.strip():
-            self.pieces.append(data.strip())
-
-    @property
-    def text(self) -> str:
-        return " ".join(self.pieces)
-
-
 def page_of(folder: Path) -> Page:
     path = write_report(folder)
     assert path == folder / "report.html"
-    return Page(path.read_text())
+    return Page(path)
 
 
 def test_the_page_shows_the_numbers_of_the_run(tmp_path: Path) -> None:
@@ -114,8 +88,8 @@ def test_the_page_loads_nothing_and_runs_nothing(tmp_path: Path) -> None:
     run.append_site_round("source-1", {"round": 1, "beta": 0.5})
     path = write_report(tmp_path)
     assert path is not None
-    text = path.read_text()
-    page = Page(text)
+    page = Page(path)
+    text = page.source
     assert "://" not in text
     assert re.findall(r"url\((?!#)", text) == []
     assert {"script", "link", "img", "iframe", "object", "base"}.isdisjoint(tag for tag, _ in page.tags)

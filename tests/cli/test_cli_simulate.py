@@ -14,7 +14,6 @@ import pytest
 
 from securefda.audit.reconcile.runs import reconcile_folder
 from securefda.cli import main
-from securefda.errors import ConfigError
 from securefda.samples import sample
 
 SHORT = ["--set", "strategy.rounds=2", "--set", "strategy.warm-up-rounds=1"]
@@ -123,24 +122,6 @@ def test_ledgers_of_a_run_folder_are_said_to_know_of_no_other_run_where_sites_tr
     assert main(["simulate", str(sample("digits")), "--out", str(tmp_path / "run"), *SHORT, *noisy]) == 0
 
     assert "what was spent of the same rows in other folders" in " ".join(capsys.readouterr().err.split())
-
-
-@pytest.mark.parametrize("command", ["simulate digits", "run digits", "demo"])
-def test_no_run_begins_in_a_folder_of_other_files(
-    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "thesis.tex").touch()
-    assert main([*command.split(), "--out", str(tmp_path)]) == 4
-    error = capsys.readouterr().err
-    assert f"--out: {tmp_path} holds thesis.tex, and is no run folder" in error
-    assert "hint: name a new folder, or an empty one" in error
-    assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]
-
-
-def test_an_unknown_sample_names_the_known_ones() -> None:
-    with pytest.raises(ConfigError) as caught:
-        sample("nonsense")
-    assert "digits" in caught.value.hint
 
 
 # --- sources in processes of Ray --------------------------------------------------------------------------------------

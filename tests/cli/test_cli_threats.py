@@ -161,12 +161,6 @@ def test_json_holds_the_register_and_the_outcomes(folder: Path, capsys: pytest.C
     assert third["control"]["outcome"] == "not run"
 
 
-def test_json_without_a_run_says_so(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = data(folder, capsys)
-    assert found["last_run"] is None
-    assert found["threats"][0]["adversary"]["time"] is None
-
-
 def test_installed_package_without_a_tree_ends_with_4_and_the_option(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -176,11 +170,6 @@ def test_installed_package_without_a_tree_ends_with_4_and_the_option(
     assert out == ""
     assert err.startswith("error: threats: the threat register is part of the source tree")
     assert "--register" in err.splitlines()[1]
-
-
-def test_folder_without_a_register_ends_with_4(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["threats", "--register", str(tmp_path)]) == 4
-    assert f"{tmp_path} holds no threats.toml" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from audit_party import Party
+from stand_ins import Terminal
 from test_cli_options import EVERY
 
 from securefda.cli import main
@@ -18,11 +19,6 @@ from securefda.text import fitted, wrapped
 
 WIDTHS = (40, 60, 80)
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 @pytest.fixture(scope="module")

@@ -6,11 +6,11 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+
+from stand_ins import Ticks
 
 from securefda.audit.log import AuditLog
 from securefda.audit.notes import LogName
@@ -36,17 +36,6 @@ def make_kits(folder: Path) -> Path:
     example = sample("three_hospitals")
     assert main(["federation", "init", str(example), "--out", str(folder), "--set", "strategy.rounds=12"]) == 0
     return folder
-
-
-@dataclass
-class Ticks:
-    """A clock that goes on by a second whenever it is looked at."""
-
-    now: datetime = field(default_factory=lambda: datetime(2026, 11, 21, 12, tzinfo=UTC))
-
-    def __call__(self) -> datetime:
-        self.now += timedelta(seconds=1)
-        return self.now
 
 
 class Site:
