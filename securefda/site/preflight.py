@@ -322,11 +322,6 @@ def preflight(
     return tuple(findings)
 
 
-def exit_code(findings: tuple[Finding, ...]) -> ExitCode:
-    """The exit code of the first check that failed, or ``OK``; a warning fails nothing."""
-    return next((finding.exit_code for finding in findings if finding.level is Level.FAIL), ExitCode.OK)
-
-
 def _reach(kit: Kit, now: datetime, address: Address | None, timeout_s: float) -> str:
     try:
         return shake_hands(kit, now, address=address, timeout_s=timeout_s)

@@ -40,7 +40,7 @@ from securefda.site.kit import (
     make_manifest,
     make_proposal,
 )
-from securefda.site.package import inspect_kit, package_kit, unpack_kit
+from securefda.site.package import inspect_kit, package_kit
 from securefda.site.request import SiteKeys, SiteRequest, entry_fingerprint
 from securefda.site.sealed import FD_VARIABLE, is_sealed
 
@@ -449,15 +449,6 @@ def test_a_package_of_an_earlier_epoch_is_refused(home: HomeFederation) -> None:
     refused(home, "lyon", "is of epoch 1, but this site has or has signed epoch 2", old)
 
 
-def test_a_package_that_was_damaged_is_refused(home: HomeFederation) -> None:
-    package = home.package("lyon")
-    for at in (0, 600, 1400, 3000, 5000):
-        data = package.read_bytes()
-        spoilt = package.with_name("spoilt.tar")
-        spoilt.write_bytes(data[:at])
-        refused(home, "lyon", "", spoilt, (ConfigError, CertificateError))  # type: ignore[arg-type]
-
-
 def repacked(package: Path, change: dict[str, bytes | None]) -> Path:
     """The package with members of other contents, or without them."""
     changed = package.with_name("changed.tar")
@@ -521,19 +512,6 @@ def test_a_kit_without_keys_joins_nothing(home: HomeFederation, tmp_path: Path) 
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_a_package_without_keys_is_not_unpacked_as_a_kit(home: HomeFederation, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="holds no private keys"):
-        unpack_kit(home.package("lyon"), tmp_path / "out", NOW)
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_kit_is_not_made_over_another(home: HomeFederation) -> None:
-    before = tree(home.kit("lyon"))
-    with pytest.raises(ConfigError, match="exists already"):
-        request_enrolment(home.kit("lyon"), "heart-study", SPECS["lyon"], None)
-    assert tree(home.kit("lyon")) == before
-
-
 # --- a federation that changes ----------------------------------------------------------------------------------------
 
 
@@ -587,15 +565,6 @@ def test_a_site_renews_its_keys_by_a_request_before_or_after_they_expire(home: H
     assert not set(old) & set(home.secrets("geneva"))
 
 
-def test_a_second_request_for_new_keys_is_refused_while_one_is_under_way(home: HomeFederation) -> None:
-    home.complete()
-    request_renewal(home.kit("lyon"), NOW)
-    before = tree(home.kit("lyon"))
-    with pytest.raises(ConfigError, match="a request is under way"):
-        request_renewal(home.kit("lyon"), NOW)
-    assert tree(home.kit("lyon")) == before
-
-
 def test_a_request_for_new_keys_that_was_replaced_is_not_signed(home: HomeFederation) -> None:
     home.complete()
     request_renewal(home.kit("lyon"), NOW)
@@ -617,15 +586,6 @@ def test_a_request_for_new_keys_that_was_replaced_is_not_signed(home: HomeFedera
         renew_site(home.fed, "lyon", now=NOW, request=of_thief, fingerprint=own.fingerprint)
     assert tree(home.fed) == before
     assert renew_site(home.fed, "lyon", now=NOW, request=own).roster.epoch == 2
-
-
-def test_an_old_request_is_not_signed_after_the_keys_that_it_names_were_replaced(home: HomeFederation) -> None:
-    home.complete()
-    first = read_request(home.kit("lyon") / "local/request.json")
-    renew(home, "lyon")
-    home.complete()
-    with pytest.raises(ConfigError, match="is not signed by the key that lyon has now"):
-        renew_site(home.fed, "lyon", now=NOW, request=first)
 
 
 def test_a_site_is_not_added_by_a_request_with_another_fingerprint(home: HomeFederation, tmp_path: Path) -> None:
