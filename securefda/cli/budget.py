@@ -20,10 +20,11 @@ from securefda.privacy.dp_events import ACCOUNTANTS, ASSUMPTIONS, GUARANTEE, TER
 from securefda.text import aligned, bound_text, counted, left_text, printable
 
 if TYPE_CHECKING:
+    from securefda.privacy.events import DpEvent
     from securefda.privacy.ledger_storage import Recorded, Row
     from securefda.privacy.planning import Plan, PlanOptions, PlanRequest
     from securefda.protocol.roster import Roster
-    from securefda.site.budget import BudgetSite, BudgetStatus, Charge
+    from securefda.site.budget import BudgetSite, BudgetStatus, Charge, NextRound
     from securefda.site.config import AggregatorConfig, SourceConfig
     from securefda.tasks import Rows
 
@@ -478,41 +479,14 @@ def _show_json(found: BudgetStatus, charges: Sequence[Charge] | None, plot: Path
     from securefda.site.budget import MOST_ROUNDS, count_rounds, statements_of
 
     data, budget, ahead = found.site.data, found.budget, found.ahead
-    next_round = (
-        None
-        if ahead is None
-        else {
-            "noise_multiplier": ahead.noise_multiplier,
-            "sampling_rate": ahead.sampling_rate,
-            "steps": ahead.steps,
-            "max_grad_norm": ahead.max_grad_norm,
-            "epsilon": _finite(ahead.spent - found.spent),
-            "spent_after": _finite(ahead.spent),
-            "rounds_left": ahead.rounds,
-            "rounds_left_or_more": ahead.rounds == MOST_ROUNDS,
-        }
-    )
-    listed = (
-        None
-        if charges is None
-        else [
-            {
-                "row": charge.row.number,
-                "time": charge.row.time,
-                "run": charge.event.run_id,
-                "round": charge.event.round,
-                "attempt": charge.event.attempt,
-                "noise_multiplier": charge.event.noise_multiplier,
-                "sampling_rate": charge.event.sampling_rate,
-                "steps": charge.event.steps,
-                "max_grad_norm": charge.event.max_grad_norm,
-                "state": charge.state,
-                "counts": charge.counts,
-                "spent_after": _finite(charge.spent),
-            }
-            for charge in charges
-        ]
-    )
+    next_round = ahead and {
+        **_as_charged(ahead),
+        "epsilon": _finite(ahead.spent - found.spent),
+        "spent_after": _finite(ahead.spent),
+        "rounds_left": ahead.rounds,
+        "rounds_left_or_more": ahead.rounds == MOST_ROUNDS,
+    }
+    listed = None if charges is None else list(map(_charge_json, charges))
     return {
         "site": data.site_id,
         "data_set": data.name,
@@ -534,6 +508,19 @@ def _show_json(found: BudgetStatus, charges: Sequence[Charge] | None, plot: Path
         "assumptions": ASSUMPTIONS,
         "warnings": list(found.warnings),
     }
+
+
+def _charge_json(charge: Charge) -> dict[str, Any]:
+    row, event = charge.row, charge.event
+    return {
+        **{"row": row.number, "time": row.time, "run": event.run_id, "round": event.round, "attempt": event.attempt},
+        **_as_charged(event),
+        **{"state": charge.state, "counts": charge.counts, "spent_after": _finite(charge.spent)},
+    }
+
+
+def _as_charged(what: NextRound | DpEvent) -> dict[str, float]:
+    return {key: getattr(what, key) for key in ("noise_multiplier", "sampling_rate", "steps", "max_grad_norm")}
 
 
 def _show_text(found: BudgetStatus, charges: Sequence[Charge] | None, plot: Path | None) -> str:

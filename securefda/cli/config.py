@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -99,10 +100,7 @@ def show(
     policy = file / LOCAL / POLICY_FILE
     if file.is_dir() and policy.exists() and any(one.key == "source.kit" for one in parts[str(settings)]):
         parts[str(policy)] = effective_policy(policy)
-    data = {
-        name: [{"key": one.key, "value": one.value, "origin": one.origin} for one in rows if _wanted(one, changed)]
-        for name, rows in parts.items()
-    }
+    data = {name: [asdict(one) for one in rows if _wanted(one, changed)] for name, rows in parts.items()}
     blocks = [
         f"{name}\n{aligned([(one.key, one.origin, one.value) for one in rows if _wanted(one, changed)])}"
         for name, rows in parts.items()

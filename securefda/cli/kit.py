@@ -96,11 +96,4 @@ def inspect(
         for key, value in summary.items()
         if value
     ]
-    print_result(
-        output,
-        {
-            key: list(value) if isinstance(value, tuple) else value if isinstance(value, int | str) else str(value)
-            for key, value in summary.items()
-        },
-        aligned(rows),
-    )
+    print_result(output, summary, aligned(rows))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -75,14 +76,7 @@ def new(
         made = new_features(name, features, target)
     else:
         made = new_plain(name)
-    data = {
-        "folder": str(made.folder),
-        "files": list(made.files),
-        "target": made.target,
-        "sources": list(made.sources),
-        "notes": list(made.notes),
-    }
-    print_result(output, data, _text(made))
+    print_result(output, asdict(made), _text(made))
 
 
 def _text(made: NewFolder) -> str:

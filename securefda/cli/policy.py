@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +18,6 @@ from securefda.text import aligned
 if TYPE_CHECKING:
     from securefda.local.policy_check import Verdict
     from securefda.site.kit import Kit as StartupKit
-    from securefda.site.policy import Explanation
 
 app = typer.Typer(help="Explain, check, sign and start a site's policy.")
 
@@ -137,7 +137,7 @@ def explain(
         except SecureFdaError as error:
             signature = str(error)
     data = {"policy": str(file.path), "site": name, "sources": len(sources) or None, "signature": signature}
-    print_result(output, data | _as_json(words), f"{words.text()}\n\nSignature: {signature}")
+    print_result(output, data | asdict(words), f"{words.text()}\n\nSignature: {signature}")
 
 
 def _explain_target(kit: StartupKit, output: Format) -> None:
@@ -203,10 +203,4 @@ def sign(kit: Kit, output: OutputFormat = Format.TXT) -> None:
     words, digest = in_words(policy, own.site_id, len(sources)), sha256(contents).hexdigest()
     data = {"site": own.site_id, "federation": own.federation_id, "policy": str(file), "sha256": digest}
     text = f"{words.text()}\n\n{own.site_id} signed {file} for {own.federation_id}\nSHA-256 {digest}"
-    print_result(output, data | _as_json(words), text)
-
-
-def _as_json(words: Explanation) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(words).items()}
+    print_result(output, data | asdict(words), text)

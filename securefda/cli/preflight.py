@@ -70,12 +70,12 @@ def preflight(
         by_kit[kit] = check(kit, now(), address=where, offline=offline, probes=probes)
     levels = (check_levels(kits, now(), os.environ),) if len(kits) > 1 else ()
     findings = (*(finding for found in by_kit.values() for finding in found), *levels)
-    data: dict[str, Any] = {"findings": [_plain(finding) for finding in findings]}
+    data: dict[str, Any] = {"findings": [asdict(finding) for finding in findings]}
     if len(kits) == 1:
         data, table = {"kit": str(kits[0])} | data, _text(findings)
     else:
         parts = [f"{kit}\n{_text(found)}" for kit, found in by_kit.items()]
-        data = {"kits": {str(kit): [_plain(finding) for finding in found] for kit, found in by_kit.items()}} | data
+        data = {"kits": {str(kit): [asdict(finding) for finding in found] for kit, found in by_kit.items()}} | data
         table = "\n\n".join([*parts, _text(levels)])
     failed = [finding for finding in findings if finding.exit_code is not ExitCode.OK]
     return print_outcome(output, data, table, PreflightError(failed) if failed else None)
@@ -95,10 +95,6 @@ def _check_rows(kit: Kit, config: AggregatorConfig | SourceConfig) -> list[str]:
     batch = f"one batch of {tried.batch['rows']:.0f} rows{f': {figures}' if figures else ''}"
     line, *warnings = check_rows(kit, config)
     return [f"{line}; {batch}", *warnings, *tried.notes]
-
-
-def _plain(finding: Finding) -> dict[str, Any]:
-    return asdict(finding) | {"level": str(finding.level), "exit_code": int(finding.exit_code)}
 
 
 def _text(findings: tuple[Finding, ...]) -> str:
