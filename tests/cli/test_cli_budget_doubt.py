@@ -77,13 +77,6 @@ def test_accept_goes_on_with_a_copy_and_keeps_what_is_spent_and_why(owner: Owner
     assert (found["spent"], [one["reason"] for one in found["statements"]]) == (spent(2), ["a new machine"])
 
 
-def test_accept_says_what_stays_spent(owner: Owner) -> None:
-    owner.train(1, 2)
-    moved = Owner(Path(shutil.copytree(owner.kit, owner.kit.with_name("moved"))), owner.capsys)
-    text = moved.run("accept", "--reason", "x")[1]
-    assert "accepted the ledger; charges that it knows of and that stay spent: 2;" in text
-
-
 def test_accept_writes_nothing_where_nothing_is_in_doubt(owner: Owner) -> None:
     owner.train(1)
     before = owner.ledger.read_bytes()
@@ -179,18 +172,6 @@ def test_a_ledger_that_is_missing_deleted_or_no_ledger_ends_every_reader_with_11
     assert bare.refused("plan", "--rounds", "3")[0] == 11
     assert bare.run("accept", "--reason", "put back")[0] == 0
     assert bare.data("show")["spent"] == spent(1)
-
-
-def test_old_contents_that_were_put_back_are_found(owner: Owner) -> None:
-    owner.train(1)
-    old = owner.ledger.read_bytes()
-    owner.train(2)
-    owner.ledger.write_bytes(old)
-
-    code, err = owner.refused("show")
-
-    assert (code, "is older than its folder: it has 3 rows of 5, 2 are missing" in err) == (11, True)
-    assert "budget accept" not in err
 
 
 def test_a_ledger_that_lacks_rows_is_not_accepted_and_a_reset_says_how_many_are_missing(owner: Owner) -> None:

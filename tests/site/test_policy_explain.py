@@ -166,14 +166,6 @@ def test_a_required_budget_is_said_with_its_unit_what_it_covers_and_what_counts_
     assert WITHOUT not in text
 
 
-def test_what_a_budget_does_not_cover_is_said_with_noise_required_or_not() -> None:
-    for policy in (REQUIRING, SourcePolicy()):
-        text = " ".join(explain(policy, "lyon").budget)
-        assert "Not covered: lyon's number of rows, which counts as public" in text
-        assert "Several rows of one patient are not one unit" in text
-        assert f"for two rows together, epsilon is {2 * policy.dp.target_epsilon:g} at a" in text
-
-
 def test_training_without_noise_is_explained_with_what_protects() -> None:
     found = explain(SourcePolicy(), "lyon", 5)
     assert "training without noise permitted" in found.summary
@@ -208,11 +200,6 @@ def test_an_update_in_clear_with_noise_is_not_said_to_tell_much_and_one_without_
     noisy = explain(default_policy("individual", required=True), "lyon").learns[0]
     assert much not in noisy
     assert "Only noise bounds what it reveals about one row" in noisy
-
-
-def test_nothing_says_that_there_is_no_noise_in_this_version() -> None:
-    for policy in (REQUIRING, *(named.policy for named in NAMED_POLICIES.values())):
-        assert "no noise is added" not in explain(policy, "lyon").text()
 
 
 def test_every_epsilon_comes_with_what_it_rests_on() -> None:

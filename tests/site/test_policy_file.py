@@ -8,11 +8,11 @@ import pytest
 from policy_headers import roster
 
 from securefda.errors import ConfigError
-from securefda.privacy.dp_events import ACCOUNTANTS, Budget
+from securefda.privacy.dp_events import Budget
 from securefda.protocol.messages import Granularity, Visibility
 from securefda.rules.strategy import Rule
 from securefda.settings import kebab_case, known_keys
-from securefda.site.policy import DpPolicy, SourcePolicy, default_policy, default_policy_text, load_policy, parse_policy
+from securefda.site.policy import SourcePolicy, default_policy, default_policy_text, load_policy, parse_policy
 
 
 @pytest.fixture
@@ -100,11 +100,6 @@ def test_a_figure_without_noise_may_leave_only_where_training_without_noise_is_p
     assert "dp.required = false" in caught.value.hint
 
 
-def test_the_number_of_rows_may_leave_beside_noise() -> None:
-    policy = default_policy("individual", required=True)
-    assert (policy.dp.required, policy.metadata.may_leave) == (True, ("samples",))
-
-
 def test_the_default_text_shows_and_explains_every_key() -> None:
     lines = default_policy_text("source-1").splitlines()
     for key in known_keys(SourcePolicy):
@@ -117,60 +112,40 @@ def test_the_default_text_shows_and_explains_every_key() -> None:
     ("text", "key", "part"),
     [
         ("min-other = 3", "min-other", "unknown key"),
-        ("min_others = 3", "min_others", "unknown key"),
         ("min-others = 0", "min-others", "at least 1"),
-        ("min-others = '2'", "min-others", "whole number"),
         ("max-colluders = -1", "max-colluders", "at least 0"),
         ("max-visibility = 'all'", "max-visibility", "'individual', 'cohort' or 'sum'"),
         ("allowed-rules = ['fedgp_aut']", "allowed-rules.0", "fedgp_auto"),
-        ("allowed-rules = 'fedgp_auto'", "allowed-rules", "a list"),
         ("architectures = ['ab']", "architectures.0", "64 small hex digits"),
         ("[quantisation]\nmodulus-bits-min = 2", "quantisation.modulus-bits-min", "16, 20, 24 or 32"),
         ("[quantisation]\nclip-min = 0.0", "quantisation.clip-min", "above 0"),
-        ("[quantisation]\nclip-max = inf", "quantisation.clip-max", "finite"),
         ("[quantisation]\nmax-samples-min = 2\nmax-samples-max = 1", "quantisation.max-samples-min", "above max"),
         ("[quantisation]\nclip-min = 2.0\nclip-max = 1.0", "quantisation.clip-min", "above clip-max"),
-        ("[quantisation]\nn-max = 0", "quantisation.n-max", "at least 1"),
         ("[release]\nmax-attempt = 9", "release.max-attempt", "unknown key"),
-        ("[release]\nmax-rounds = 0", "release.max-rounds", "at least 1"),
         ("[moments]\nmin-rows = -1.0", "moments.min-rows", "at least 0"),
-        ("[moments]\nmin-rows-per-class = 0", "moments.min-rows-per-class", "at least 1"),
-        ("[release]\nmin-rows = 0", "release.min-rows", "at least 1"),
         ("allowed-rules = ['f_dan']\n[release]\nmin-rows = 2", "release.min-rows", "not counted under f_dan"),
-        ("filtered-projection = true", "filtered-projection", "unknown key"),
         ("allowed-tasks = ['hearts']", "allowed-tasks.0", "package.module:Class"),
         ("[norm-cap]\nkappa = -1.0", "norm-cap.kappa", "at least 0"),
         ("[norm-cap]\nkappa = 2.5", "norm-cap.kappa", "above min-others = 2"),
         ("[norm-cap]\ngranularity = 'coordinate'", "norm-cap.granularity", "'layer' or 'model'"),
         ("[limits]\nlearning-rate-max = 0.0", "limits.learning-rate-max", "above 0"),
-        ("[limits]\nlearning-rate-min = 0.0", "limits.learning-rate-min", "above 0"),
         (
             "[limits]\nlearning-rate-min = 2.0\nlearning-rate-max = 1.0",
             "limits.learning-rate-min",
             "above learning-rate",
         ),
         ("[limits]\nmodel-step = 0.0", "limits.model-step", "above 0"),
-        ("[limits]\nmodel-step = inf", "limits.model-step", "finite"),
         ("[model]\ninitial = 'any'", "model.initial", '"task", or a list'),
         ("[model]\ninitial = []", "model.initial", "at least one SHA-256"),
         ("[model]\ninitial = ['ab']", "model.initial", "64 small hex digits"),
-        ("[model]\ninitials = 'task'", "model.initials", "unknown key"),
-        ("[limits]\nmodel-bytes-max = 1.5", "limits.model-bytes-max", "whole number"),
         ("max-visibility = 'individual'", "metadata.may-leave", 'lacks "samples"'),
-        ("max-visibility = 'individual'\n[metadata]\nmay-leave = ['loss']", "metadata.may-leave", 'lacks "samples"'),
         ("[metadata]\nmay-leave = ['rows']", "metadata.may-leave.0", "'samples', 'loss' or 'accuracy'"),
         ("[dp]\nrequired = 1", "dp.required", "true or false"),
         ("[dp]\nunit = 'patient'", "dp.unit", "'sample'"),
         ("[dp]\ntarget-epsilon = 0.0", "dp.target-epsilon", "above 0"),
-        ("[dp]\ntarget-epsilon = -1.0", "dp.target-epsilon", "above 0"),
-        ("[dp]\ntarget-epsilon = inf", "dp.target-epsilon", "finite"),
         ("[dp]\ntarget-delta = 0.0", "dp.target-delta", "above 0"),
-        ("[dp]\ntarget-delta = 1.0", "dp.target-delta", "below 1"),
         ("[dp]\naccountant = 'gdp'", "dp.accountant", "'rdp' or 'prv'"),
         ("[dp]\nmax-grad-norm = 0.0", "dp.max-grad-norm", "above 0"),
-        ("[dp]\nmax-grad-norm = nan", "dp.max-grad-norm", "finite"),
-        ("[dp]\nnoise-multiplier = 1.0", "dp.noise-multiplier", "unknown key"),
-        ("[dp]\nepsilon = 1.0", "dp.epsilon", "unknown key"),
     ],
 )
 def test_a_wrong_policy_is_refused_with_its_key(file: Path, text: str, key: str, part: str) -> None:
@@ -209,11 +184,6 @@ def test_trusted_peers_become_roster_indices() -> None:
 def test_trust_in_a_site_that_is_no_source_is_an_error(site: str) -> None:
     with pytest.raises(ConfigError, match=f"trusted-peers: {site}"):
         SourcePolicy(trusted_peers=(site,)).session_limits(GREEKS)
-
-
-@pytest.mark.parametrize("accountant", ACCOUNTANTS)
-def test_every_accountant_of_the_ledger_can_be_chosen(accountant: str) -> None:
-    assert DpPolicy.model_validate({"accountant": accountant}).budget.accountant == accountant
 
 
 def test_every_rule_that_a_round_asks_of_sources_can_be_allowed() -> None:
