@@ -367,12 +367,6 @@ def test_levels_are_compared_with_every_seed_that_is_asked_for(measured, tmp_pat
     assert "MISSING: source_only was not measured with every seed at both levels" in capsys.readouterr().out
 
 
-def test_a_rule_that_the_other_folder_lacks_is_said_to_be_missing(measured, tmp_path, capsys):
-    asked = arguments(tmp_path, "--level", "individual", "--compare", str(measured), "--check", rules="target_only")
-    assert main(asked) == 1
-    assert "MISSING: target_only was not measured with every seed" in capsys.readouterr().out
-
-
 def test_a_requirement_that_does_not_hold_ends_with_one_only_where_it_is_asked_for(folder, capsys):
     assert main(arguments(folder)) == 0
     assert "MISSED: mean: fedgp_auto" in capsys.readouterr().out

@@ -16,6 +16,7 @@ import pytest
 import torch
 from interrupting import ctrl_c_in
 from plain_user import plain_user
+from stand_ins import Terminal
 
 from securefda.cli import main
 from securefda.operations.records import SiteLine, best_round
@@ -262,12 +263,8 @@ def test_whoever_is_asked_and_says_no_keeps_the_run(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Typed(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
     run = copied(runs, tmp_path)
-    monkeypatch.setattr("sys.stdin", Typed(f"{answer}\n"))
+    monkeypatch.setattr("sys.stdin", Terminal(f"{answer}\n"))
     said = printed(capsys, "runs", "rm", run)
     assert said.strip().startswith("deleted " if is_deleted else "nothing was deleted")
     assert run.exists() is not is_deleted

@@ -370,19 +370,3 @@ def test_rows_far_from_zero_are_pointed_at(folder: Path, capsys: pytest.CaptureF
     (folder / "data" / "west.csv").write_text(text)
     assert main(["task", "check", file]) == 0
     assert "note: age: " in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["own.toml", "--site", "east"], "--site east: is no site of this federation"),
-        (["nowhere"], "nowhere: is neither a file here nor the name of a sample"),
-        (["."], "startup"),
-    ],
-)
-def test_wrong_arguments_are_one_line(
-    folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
-) -> None:
-    own(folder)
-    assert main(["task", "check", *arguments]) == 4
-    assert message in capsys.readouterr().err
