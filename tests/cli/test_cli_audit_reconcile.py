@@ -346,17 +346,7 @@ def test_runs_that_took_and_brought_nothing_are_a_finding_of_conduct(
     assert err.startswith("error: unfinished-runs: ")
 
 
-def test_one_sources_own_kit_shows_the_conduct_too(honest: Path, roster: Path, capsys: Capture) -> None:
-    for number, hours in (("ee", 3), ("dd", 4)):
-        HangsUp(honest, number * 16, hours=hours).write()
-
-    code, envelope = audit_json(capsys, "reconcile", honest / "sites" / A, "--roster", roster)
-
-    assert (code, envelope["error_code"]) == (13, "TargetConduct")
-    assert [one["source"] for one in envelope["data"]["conduct"]] == [A]
-
-
-def test_a_run_that_left_no_checkpoint_counts_with_a_word_on_its_worth(
+def test_one_sources_own_kit_shows_the_conduct_too_and_what_rows_without_a_checkpoint_are_worth(
     honest: Path, roster: Path, capsys: Capture
 ) -> None:
     for number, hours in (("ee", 3), ("dd", 4)):
@@ -369,15 +359,18 @@ def test_a_run_that_left_no_checkpoint_counts_with_a_word_on_its_worth(
 
     problems = [row["problem"] for row in envelope["data"]["runs"]]
     assert (code, envelope["error_code"]) == (13, "TargetConduct")
+    assert [one["source"] for one in envelope["data"]["conduct"]] == [A]
     assert problems == ["", *["no checkpoint: nothing proves this row"] * 2]
 
 
-def test_a_log_that_fails_counts_up_to_its_fault(honest: Path, roster: Path, capsys: Capture) -> None:
+def test_an_edited_log_is_found_first_and_counts_up_to_its_fault(honest: Path, roster: Path, capsys: Capture) -> None:
     tail = folder_of(honest, B) / "tail"
     tail.write_bytes(tail.read_bytes().replace(b'"type":"Header"', b'"type":"Headex"', 1))
 
-    _, envelope = audit_json(capsys, "reconcile", honest, "--roster", roster)
+    code, envelope = audit_json(capsys, "reconcile", honest, "--roster", roster)
 
+    (finding,) = envelope["data"]["findings"]
+    assert (code, finding["kind"], finding["accused"]) == (13, "unverified-log", [B])
     rows = {row["party"]: row for row in envelope["data"]["runs"]}
     assert rows[B]["problem"].startswith("edited at record ")
     assert (rows[B]["ended"], rows[A]["ended"]) == ("not known", "completed")
@@ -475,16 +468,6 @@ def test_lost_evidence_comes_behind_a_divergence(equivocation: Path, roster: Pat
 
     assert (code, envelope["error_code"]) == (13, "Contradiction")
     assert [found["kind"] for found in envelope["data"]["findings"]] == ["equivocation", "evidence-missing"]
-
-
-def test_an_edited_log_is_found_first(honest: Path, roster: Path, capsys: Capture) -> None:
-    tail = folder_of(honest, B) / "tail"
-    tail.write_bytes(tail.read_bytes().replace(b'"type":"Header"', b'"type":"Headex"', 1))
-
-    code, envelope = audit_json(capsys, "reconcile", honest, "--roster", roster)
-
-    (found,) = envelope["data"]["findings"]
-    assert (code, found["kind"], found["accused"]) == (13, "unverified-log", [B])
 
 
 def sign_anew(log: Path, by: str) -> None:

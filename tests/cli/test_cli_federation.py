@@ -270,13 +270,6 @@ def test_preflight_lists_every_error_of_the_settings_once(kits: Path, capsys: py
     assert [f["message"].partition(":")[0] for f in failed] == ["training.batch-sizes", "training.epoch"]
 
 
-def test_preflight_offline_does_not_look_for_the_aggregator(kits: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["preflight", str(kits / "source-1"), "--offline"]) == 0
-    out = capsys.readouterr().out
-    assert "not looked for at 127.0.0.1:" in out
-    assert "one batch of 32 rows: loss " in out
-
-
 def test_preflight_of_a_target_tries_the_address_that_its_settings_listen_on(
     kits: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -305,7 +298,8 @@ def test_preflight_takes_what_start_takes(kits: Path, tmp_path: Path, capsys: py
     given = ["--set", "training.batch-size=7", "--out", str(tmp_path / "elsewhere" / "run")]
     assert main(["preflight", kit, "--offline", *given]) == 0
     out = capsys.readouterr().out
-    assert "one batch of 7 rows" in out
+    assert "not looked for at 127.0.0.1:" in out
+    assert "one batch of 7 rows: loss " in out
     assert f"free in {tmp_path}" in out
     assert f"--set training.batch-size=7 --out {tmp_path / 'elsewhere' / 'run'}" in out
     assert main(["preflight", kit, "--offline", "--set", "training.batch-sizes=7"]) == 4

@@ -79,11 +79,6 @@ def test_without_data_a_small_task_runs(capsys: pytest.CaptureFixture[str]) -> N
     own_tests_of("my-heart")
 
 
-def test_a_folder_whose_name_has_a_blank_is_quoted_in_what_comes_next(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["new", "my heart"]) == 0
-    assert "\n  cd 'my heart'\n" in capsys.readouterr().out
-
-
 def test_one_table_becomes_four_made_up_sites(capsys: pytest.CaptureFixture[str]) -> None:
     write(Path("Export Mai.csv"), patients(140))
     assert main(["new", "heart", "--tabular", "Export Mai.csv", "--group", "Fall-Nr"]) == 0
@@ -324,7 +319,11 @@ def test_images_without_sites_are_linked_to() -> None:
     assert main(["task", "check", "scans/federation.toml"]) == 0
 
 
-def test_json_has_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_name_with_a_blank_is_quoted_in_what_comes_next_and_json_has_the_same(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["new", "my heart"]) == 0
+    assert "\n  cd 'my heart'\n" in capsys.readouterr().out
     assert main(["new", "heart", "--format", "json"]) == 0
     data = json.loads(capsys.readouterr().out)["data"]
     assert data["files"] == ["federation.toml", "heart_task.py", "policy.toml", "test_heart.py"]

@@ -34,7 +34,7 @@ from securefda.site.config.effective import changes_between, changes_since, kept
 from securefda.site.config.key_help import FILES, explained
 from securefda.site.config.load import AggregatorConfig, FederationConfig, SourceConfig
 from securefda.site.policy import check_training
-from securefda.training import NoiseSettings, TrainingSettings
+from securefda.training import NoiseSettings
 
 MINIMAL = """
 [federation]
@@ -260,6 +260,8 @@ def test_a_personal_strategy_is_refused_where_the_targets_rows_have_a_budget(fil
         load_federation(file, [*chosen, "training.target.dp.noise-multiplier=1.0"])
     key = "training.target.personal-layers" if rule == "fedrep" else "strategy.rule"
     assert (caught.value.key, bool(caught.value.hint)) == (key, True)
+    if rule != "fedrep":  # noise at the sources is left to them
+        load_federation(file, [*chosen, "training.source.dp.noise-multiplier=1.0"])
 
 
 def test_attention_is_refused_where_the_targets_rows_have_a_budget(file: Path) -> None:
@@ -273,12 +275,6 @@ def test_attention_is_refused_where_the_targets_rows_have_a_budget(file: Path) -
         assert caught.value.key == key
     at_sources = [*chosen, "training.source.dp.noise-multiplier=1.0"]
     assert load_federation(file, at_sources).training.source.dp.noise_multiplier == 1.0
-
-
-@pytest.mark.parametrize("rule", PERSONAL[:4])
-def test_a_personal_strategy_leaves_noise_at_the_sources_to_them(file: Path, rule: str) -> None:
-    overrides = [f"strategy.rule={rule}", "strategy.reptile-rounds=2", "training.source.dp.noise-multiplier=1.0"]
-    assert load_federation(file, overrides).training.source.dp.noise_multiplier == 1.0
 
 
 @pytest.mark.parametrize("rule", PERSONAL)
@@ -376,19 +372,6 @@ def test_tables_within_tables_are_overridden_by_flag_before_environment_before_f
     assert (budget.target_epsilon, budget.accountant) == (6.0, "prv")
 
 
-def test_a_wrong_override_of_a_table_within_a_table_is_named(file: Path) -> None:
-    with pytest.raises(ConfigError, match="--set") as caught:
-        load_federation(file, ["training.source.dp.noise-multiplier=-1"])
-    assert caught.value.key == "training.source.dp.noise-multiplier"
-    with pytest.raises(ConfigError) as caught:
-        load_federation(file, ["training.source.dp=1"])
-    assert caught.value.key == "training.source.dp"
-    env = {"SECUREFDA_TRAINING_SOURCE_DP_NOISE_MULTIPLER": "1"}
-    with pytest.raises(ConfigError) as caught:
-        load_federation(file, env=env)
-    assert "SECUREFDA_TRAINING_SOURCE_DP_NOISE_MULTIPLIER" in caught.value.hint
-
-
 @pytest.mark.parametrize("model", [FederationConfig, AggregatorConfig, SourceConfig])
 def test_no_two_settings_of_a_file_have_one_environment_name(model: type[Settings]) -> None:
     names = [key.replace(".", "_").replace("-", "_") for key in known_keys(model)]
@@ -458,12 +441,9 @@ def test_a_file_that_an_editor_marked_as_utf_8_is_read_as_without_the_mark(file:
     assert load_federation(file) == before
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_and_a_folder_in_its_place_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.toml: is missing"):
         load_federation(tmp_path / "nowhere.toml")
-
-
-def test_a_folder_in_place_of_the_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         load_federation(tmp_path)
 
@@ -477,6 +457,8 @@ def test_a_folder_in_place_of_the_file_is_named(tmp_path: Path) -> None:
         ("strategy.roundz=3", "strategy.roundz"),
         ("strategy=3", "strategy"),
         ("federation.name.x=3", "federation.name.x"),
+        ("training.source.dp=1", "training.source.dp"),
+        ("training.source.dp.noise-multiplier=-1", "training.source.dp.noise-multiplier"),
     ],
 )
 def test_a_wrong_flag_is_named_and_said_to_be_a_flag(file: Path, override: str, key: str) -> None:
@@ -486,11 +468,18 @@ def test_a_wrong_flag_is_named_and_said_to_be_a_flag(file: Path, override: str, 
     assert "--set" in str(caught.value)
 
 
-def test_an_unknown_environment_setting_names_the_nearest(file: Path) -> None:
+@pytest.mark.parametrize(
+    ("wrong", "nearest"),
+    [
+        ("SECUREFDA_STRATEGY_ROUNDZ", "SECUREFDA_STRATEGY_ROUNDS"),
+        ("SECUREFDA_TRAINING_SOURCE_DP_NOISE_MULTIPLER", "SECUREFDA_TRAINING_SOURCE_DP_NOISE_MULTIPLIER"),
+    ],
+)
+def test_an_unknown_environment_setting_names_the_nearest(file: Path, wrong: str, nearest: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        load_federation(file, env={"SECUREFDA_STRATEGY_ROUNDZ": "3"})
-    assert caught.value.key == "SECUREFDA_STRATEGY_ROUNDZ"
-    assert "SECUREFDA_STRATEGY_ROUNDS" in caught.value.hint
+        load_federation(file, env={wrong: "3"})
+    assert caught.value.key == wrong
+    assert nearest in caught.value.hint
 
 
 def test_environment_settings_of_other_files_and_programs_are_left_alone(file: Path) -> None:
@@ -609,7 +598,6 @@ def test_sections_convert_to_what_rules_and_training_take(file: Path) -> None:
     config = load_federation(file, ["strategy.rule=fedda", "strategy.rounds=4", "training.source.optimizer=sgd"])
     assert strategy_of(config.strategy) == Strategy(rule="fedda", rounds=4, warm_up_rounds=2, filter=True)
     settings = training_settings(config.training.source)
-    assert isinstance(settings, TrainingSettings)
     assert (settings.optimizer, settings.batch_size) == ("sgd", 16)
 
 
@@ -698,12 +686,6 @@ def test_a_run_that_an_override_shortens_is_made_to_fit(
 def test_what_is_asked_for_itself_is_not_made_to_fit(file: Path, overrides: list[str]) -> None:
     with pytest.raises(ConfigError, match="must be below"):
         load_federation(file, overrides)
-
-
-def test_a_file_that_does_not_fit_is_refused(file: Path) -> None:
-    file.write_text(f"{MINIMAL}[strategy]\nrounds = 3\nwarm-up-rounds = 4\n")
-    with pytest.raises(ConfigError, match="must be below the 3 rounds"):
-        load_federation(file)
 
 
 class TestEffectiveSettings:
