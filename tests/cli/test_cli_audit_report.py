@@ -353,13 +353,6 @@ def test_figures_of_another_run_are_not_shown(tmp_path: Path) -> None:
     assert f"the run folder's figures are of another run, {'ff' * 16}" in page_of(tmp_path / "run").text
 
 
-def test_the_page_lies_in_the_folder_that_was_named(tmp_path: Path, capsys: Capture) -> None:
-    folder = Run(tmp_path / "run").write()
-    assert main(["audit", "report", str(folder)]) == 0
-    assert (folder / "audit.html").exists()
-    assert "Attention. The keys are from the log's own roster" in capsys.readouterr().out
-
-
 def test_a_log_gets_no_file_that_is_not_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     logs = Logs(tmp_path / "run", sources=1)
     logs.write(1)
@@ -372,8 +365,11 @@ def test_a_log_gets_no_file_that_is_not_its_own(tmp_path: Path, monkeypatch: pyt
 
 def test_json_says_what_was_found(tmp_path: Path, capsys: Capture) -> None:
     folder = Run(tmp_path / "run").write()
+    assert main(["audit", "report", str(folder)]) == 0
+    assert "Attention. The keys are from the log's own roster" in capsys.readouterr().out
     assert main(["audit", "report", str(folder), "--format", "json"]) == 0
     data = json.loads(capsys.readouterr().out)["data"]
     assert data["page"] == str(folder / "audit.html")
+    assert (folder / "audit.html").exists()
     assert [log["sound"] for log in data["logs"]] == [True] * 4
     assert (data["compared"], data["findings"], data["missing"]) == (True, [], [])

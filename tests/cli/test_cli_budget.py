@@ -80,14 +80,6 @@ def test_plan_for_a_noise_gives_the_epsilon_that_its_rounds_are_charged(capsys: 
     assert (found["noise_multiplier"], found["target_epsilon"]) == (1.1, None)
 
 
-def test_reverse_of_a_plan_is_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
-    forth = planned(capsys, *FEW, "--epsilon", "2")
-
-    back = planned(capsys, *FEW, "--noise", str(forth["noise_multiplier"]))
-
-    assert back | {"target_epsilon": 2} == forth
-
-
 @pytest.mark.parametrize(("question", "answer"), [("--noise", "epsilon"), ("--epsilon", "noise_multiplier")])
 def test_prv_is_asked_where_it_is_named_and_gives_less_epsilon_and_needs_less_noise(
     question: str, answer: str, capsys: pytest.CaptureFixture[str]
@@ -221,9 +213,3 @@ def test_plot_replaces_no_file_and_a_folder_that_is_missing_is_one_line(
     out, err = capsys.readouterr()
     assert out == ""
     assert "nowhere/curve.svg is in a folder that does not exist" in err
-
-
-@pytest.mark.parametrize("command", ["init", "show", "accept", "reset", "plan"])
-def test_help_names_nothing_that_is_missing(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["budget", command, "--help"]) == 0
-    assert "not part of this version" not in in_one_line(capsys.readouterr().out)
