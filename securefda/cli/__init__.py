@@ -79,10 +79,10 @@ def run(arguments: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.FAILED
     except (OSError, RuntimeError) as error:
-        found = _disk_error(error)
-        if found is None:
+        disk_error = _disk_error(error)
+        if disk_error is None:
             raise  # a mistake of ours, with its traceback
-        return print_error(found, as_json=as_json)
+        return print_error(disk_error, as_json=as_json)
 
 
 def _disk_error(error: OSError | RuntimeError) -> SecureFdaError | None:

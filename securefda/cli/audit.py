@@ -216,9 +216,9 @@ def reconcile(
     from securefda.audit.reconcile.runs import reconcile_runs
 
     require_new(evidence)
-    found = reconcile_runs(folder, run, roster, require_all=require_all)
-    written = None if evidence is None else write_evidence(evidence, found.runs)
-    return _print(output, said_of(found, written, everything=everything))
+    reconciled = reconcile_runs(folder, run, roster, require_all=require_all)
+    written = None if evidence is None else write_evidence(evidence, reconciled.runs)
+    return _print(output, said_of(reconciled, written, everything=everything))
 
 
 @app.command("verify-evidence")

@@ -71,9 +71,9 @@ def init(config: ConfigFile, overrides: Overrides = [], output: OutputFormat = F
     site = _site(config, overrides)
     budget, time = site.budget(), int(now().timestamp())
     make_ledger(site.file, site.data, now=time, recorded=site.logged())
-    found = budget_status(site, budget, time)
+    status = budget_status(site, budget, time)
     made = f"made the privacy ledger of data set {site.data.name} of {site.data.site_id}; it counts from now on"
-    print_result(output, _show_json(found, None, None), f"{made}\n\n{_show_text(found, None, None)}")
+    print_result(output, _show_json(status, None, None), f"{made}\n\n{_show_text(status, None, None)}")
 
 
 @app.command("show")
@@ -102,21 +102,21 @@ def show(
         data = {"site": site.data.site_id, "data_set": site.data.name, "samples": site.data.samples, "ledger": None}
         print_result(output, data, filled([text]))
         return
-    found = budget_status(site, site.budget(), int(now().timestamp()))
-    charges = charges_of(found.rows, found.budget) if rounds or plot is not None else None
+    status = budget_status(site, site.budget(), int(now().timestamp()))
+    charges = charges_of(status.rows, status.budget) if rounds or plot is not None else None
     if plot is not None and charges is not None:
         # Epsilon after every charge, from zero again after a reset, and the limit, over the charges in order.
-        points, resets = [(0, 0.0)], [row.number for row in found.rows if row.kind == "reset"]
+        points, resets = [(0, 0.0)], [row.number for row in status.rows if row.kind == "reset"]
         before = 0
         for place, charge in enumerate(charges, start=1):
             if any(before < reset < charge.row.number for reset in resets):
                 points.append((place - 1, 0.0))
             points.append((place, charge.spent))
             before = charge.row.number
-        about, limits = f"{TERMS}. By {found.budget.accountant}.", [("limit", found.budget.epsilon)]
-        _draw(plot, "spent", points, limits, found.budget.delta, about)
+        about, limits = f"{TERMS}. By {status.budget.accountant}.", [("limit", status.budget.epsilon)]
+        _draw(plot, "spent", points, limits, status.budget.delta, about)
     listed = charges if rounds else None
-    print_result(output, _show_json(found, charges, plot), _show_text(found, listed, plot))
+    print_result(output, _show_json(status, charges, plot), _show_text(status, listed, plot))
 
 
 @app.command("accept")
@@ -133,8 +133,8 @@ def accept(config: ConfigFile, reason: Reason, overrides: Overrides = [], output
         check_reason(reason)
     site = _site(config, overrides)
     if not site.is_in_doubt(int(now().timestamp())):
-        said = {"site": site.data.site_id, "data_set": site.data.name, "ledger": str(site.file), "kind": None}
-        print_result(output, said, f"{site.data.name} of {site.data.site_id}: nothing is in doubt; nothing was written")
+        data = {"site": site.data.site_id, "data_set": site.data.name, "ledger": str(site.file), "kind": None}
+        print_result(output, data, f"{site.data.name} of {site.data.site_id}: nothing is in doubt; nothing was written")
         return
     rows = _signed(site, "accepted", reason)
     kept = f"charges that it knows of and that stay spent: {len(charged(rows))}; what it does not know is not counted"
@@ -210,24 +210,24 @@ def plan(
     site = None if config is None else _site(config, overrides)
     with _options_named(options):
         request = options.request() if site is None else site.plan_request(options)
-        found = plan_for(request)
-    warnings = [line.partition(":") for line in found.warnings]
+        planned = plan_for(request)
+    warnings = [line.partition(":") for line in planned.warnings]
     named = [f"{_name(key, options)}:{why}" for key, _, why in warnings]
     data_set = "" if site is None else site.data.name
     notes = [_SPENDS_NOTHING] if data_set else [_SPENDS_NOTHING, _UNCOUNTED]
     if plot is not None:
-        _draw(plot, "epsilon", list(enumerate(found.curve)), [], found.delta, f"{TERMS}. {' '.join(notes)}")
-    data = _plan_json(found, request, data_set) | {
+        _draw(plot, "epsilon", list(enumerate(planned.curve)), [], planned.delta, f"{TERMS}. {' '.join(notes)}")
+    data = _plan_json(planned, request, data_set) | {
         "note": " ".join(notes),
         "warnings": named,
         "plot": None if plot is None else str(plot),
     }
-    paste = _plan_toml(found, request, site)
+    paste = _plan_toml(planned, request, site)
     data["toml"] = paste
-    said = [_STATED, *notes, *(f"warning: {line}" for line in named)]
+    remarks = [_STATED, *notes, *(f"warning: {line}" for line in named)]
     drawn = [] if plot is None else [f"drawn: {plot}"]
     print_result(
-        output, data, "\n\n".join([_plan_text(found, request, data_set), filled(said), *paste.values(), *drawn])
+        output, data, "\n\n".join([_plan_text(planned, request, data_set), filled(remarks), *paste.values(), *drawn])
     )
 
 
@@ -309,9 +309,9 @@ def advise(
         with without_collections():
             from securefda.local.advising import advise as advise_on  # with torch, for which no wrong file has to wait
 
-        found = advise_on(question, site, site.budget(), seen[0].features.shape[1:], whole, say=say)
-    paste = _plan_toml(found.plan, found.request, site, found.strategy)
-    print_result(output, advice_json(found, site) | {"toml": paste}, advice_text(found, site, list(paste.values())))
+        advice = advise_on(question, site, site.budget(), seen[0].features.shape[1:], whole, say=say)
+    paste = _plan_toml(advice.plan, advice.request, site, advice.strategy)
+    print_result(output, advice_json(advice, site) | {"toml": paste}, advice_text(advice, site, list(paste.values())))
 
 
 def _check_options(options: PlanOptions, overrides: Sequence[str], *, of_a_site: bool) -> None:
@@ -467,10 +467,13 @@ def _reason_named() -> Iterator[None]:
 def _print_statement(output: Format, site: BudgetSite, rows: tuple[Row, ...], text: str) -> None:
     from securefda.site.budget import statements_of
 
-    said = statements_of(rows)[-1]
-    lines = [f"{site.data.name} of {site.data.site_id}: {text}", f"signed by {site.data.site_id} as row {said['row']}"]
-    lines += [f"overruled: {line}" for line in said["overruled"]]
-    data = {"site": site.data.site_id, "data_set": site.data.name, "ledger": str(site.file)} | said
+    statement = statements_of(rows)[-1]
+    lines = [
+        f"{site.data.name} of {site.data.site_id}: {text}",
+        f"signed by {site.data.site_id} as row {statement['row']}",
+    ]
+    lines += [f"overruled: {line}" for line in statement["overruled"]]
+    data = {"site": site.data.site_id, "data_set": site.data.name, "ledger": str(site.file)} | statement
     print_result(output, data, filled(lines))
 
 

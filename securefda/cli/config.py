@@ -28,10 +28,10 @@ def explain(
     """Say what a key means, what it takes, its default, and where it can be set. A table lists its keys."""
     from securefda.site.config.key_help import explained
 
-    found = explained(key)
-    whole = len(found) == 1 or all(one.key.name == key for one in found)
-    text = "\n\n".join(map(_whole, found)) if whole else _listed(found)
-    print_result(output, {"keys": [_as_json(one) for one in found]}, text)
+    keys = explained(key)
+    whole = len(keys) == 1 or all(one.key.name == key for one in keys)
+    text = "\n\n".join(map(_whole, keys)) if whole else _listed(keys)
+    print_result(output, {"keys": [_as_json(one) for one in keys]}, text)
 
 
 def _whole(one: ExplainedKey) -> str:

@@ -61,20 +61,25 @@ def features(
     scaling = Scaling(size, means, stds)
     with interruptible(f"what was encoded is kept in {out}.parts; the same command goes on"):
         made = Encoder(load_encoder(encoder), scaling, device.value)
-        found = encode_images(images, made, out, batch=batch, progress=_Progress())
+        encoded = encode_images(images, made, out, batch=batch, progress=_Progress())
     data = {
         "out": str(out),
         "encoder": made.digest,
-        "rows": found.rows,
-        "unlabelled": found.unlabelled,
-        "width": found.width,
-        "classes": list(found.classes),
-        "encoded_before": found.before,
+        "rows": encoded.rows,
+        "unlabelled": encoded.unlabelled,
+        "width": encoded.width,
+        "classes": list(encoded.classes),
+        "encoded_before": encoded.before,
     }
-    classes = f"{found.unlabelled} without a label; classes {', '.join(found.classes) or 'none'}"
-    lines = [f"{out}: {counted(found.rows, 'row')} of {found.width} features, {classes}"]
-    lines += [f"{found.before} of them had been encoded before"] if found.before else []
-    lines += ["", "in [task.options], the same at every site:", f"width = {found.width}", f'encoder = "{made.digest}"']
+    classes = f"{encoded.unlabelled} without a label; classes {', '.join(encoded.classes) or 'none'}"
+    lines = [f"{out}: {counted(encoded.rows, 'row')} of {encoded.width} features, {classes}"]
+    lines += [f"{encoded.before} of them had been encoded before"] if encoded.before else []
+    lines += [
+        "",
+        "in [task.options], the same at every site:",
+        f"width = {encoded.width}",
+        f'encoder = "{made.digest}"',
+    ]
     print_result(output, data, "\n".join(lines))
 
 

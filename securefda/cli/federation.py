@@ -301,11 +301,11 @@ def _refuse_beside(option: str, others: Mapping[str, object]) -> None:
 
 
 def _known(option: str, values: list[str], sites: tuple[str, ...]) -> dict[str, list[str]]:
-    found = pairs(option, values)
-    for site in found:
+    by_site = pairs(option, values)
+    for site in by_site:
         if site not in sites:
             raise ConfigError(f"{option} {site}", "is no site of this federation", hint=f"sites: {', '.join(sites)}")
-    return found
+    return by_site
 
 
 def _deployed(kind: Deploy, config: FederationConfig, aggregator: Address, listen: str) -> dict[str, dict[str, str]]:

@@ -28,8 +28,8 @@ def package(
     from securefda.site.package import holds_keys, package_kit
     from securefda.site.sealed import obtain
 
-    beside = kit.parent if kit.name not in ("", "..") else kit / ".."
-    path = out or beside / f"{kit.resolve().name}.{'sealed' if seal else 'tar'}"
+    parent = kit.parent if kit.name not in ("", "..") else kit / ".."
+    path = out or parent / f"{kit.resolve().name}.{'sealed' if seal else 'tar'}"
     digest = package_kit(kit, path, now(), obtain(str(path), confirm=True) if seal else None)
     sealed = "sealed: give its passphrase to the site by another way than the file"
     plain = "it holds the site's private keys in clear: send it encrypted, or carry it; --seal seals it"
@@ -51,13 +51,18 @@ def unpack(
     from securefda.site.package import unpack_kit
 
     folder = out or package.parent / package.stem
-    found = unpack_kit(package, folder, now(), expected_ca=ca)
+    unpacked = unpack_kit(package, folder, now(), expected_ca=ca)
     unchecked = (
-        "" if ca else f"\nnot checked: whether the CA is the right one; its fingerprint is {found.ca_fingerprint}"
+        "" if ca else f"\nnot checked: whether the CA is the right one; its fingerprint is {unpacked.ca_fingerprint}"
     )
     then = f"then delete {package}, and run: securefda preflight {folder} --offline"
-    data = {"kit": str(folder), "site": found.site_id, "role": found.role, "ca_fingerprint": found.ca_fingerprint}
-    print_result(output, data, f"{folder}: the kit of {found.role} {found.site_id}{unchecked}\n{then}")
+    data = {
+        "kit": str(folder),
+        "site": unpacked.site_id,
+        "role": unpacked.role,
+        "ca_fingerprint": unpacked.ca_fingerprint,
+    }
+    print_result(output, data, f"{folder}: the kit of {unpacked.role} {unpacked.site_id}{unchecked}\n{then}")
 
 
 @app.command("protect")

@@ -121,13 +121,13 @@ def pairs(option: str, values: list[str]) -> dict[str, list[str]]:
     Raises:
         ConfigError: one is not of that form.
     """
-    found: dict[str, list[str]] = {}
+    by_site: dict[str, list[str]] = {}
     for text in values:
         site, equals, value = text.partition("=")
         if not (site and equals and value):
             raise ConfigError(f"{option} {text}", "is not SITE=VALUE")
-        found.setdefault(site, []).append(value)
-    return found
+        by_site.setdefault(site, []).append(value)
+    return by_site
 
 
 class RunInterruptedError(SecureFdaError):

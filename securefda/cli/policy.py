@@ -125,10 +125,10 @@ def explain(
         why = f"is no source of the federation in {federation}"
         raise ConfigError(f"--site {site}", why, hint=f"sources: {', '.join(sources)}")
     with naming(name) if file.kit is not None else nullcontext():
-        found = load_policy(file.path)
+        loaded = load_policy(file.path)
     if sources and name in sources:
-        require_satisfiable(found, name, sources)
-    words = in_words(found, name, len(sources) or None)
+        require_satisfiable(loaded, name, sources)
+    words = in_words(loaded, name, len(sources) or None)
     signature = "not checked; name the kit for that"
     if file.kit is not None:
         try:
@@ -148,9 +148,9 @@ def _explain_target(kit: StartupKit, output: Format) -> None:
 
     config = load_aggregator(kit.local / SETTINGS_FILE, (), os.environ)
     words = describe_target(config, kit.site_id, tuple(entry.site_id for entry in kit.roster.sources))
-    said = {"summary": words.summary, "asks": list(words.asks), "sends": list(words.sends)}
+    described = {"summary": words.summary, "asks": list(words.asks), "sends": list(words.sends)}
     then = "To see whether a source permits it, with the kits of sources at hand: securefda policy explain KIT"
-    print_result(output, {"site": kit.site_id, "role": "target"} | said, f"{words.text()}\n\n{then}")
+    print_result(output, {"site": kit.site_id, "role": "target"} | described, f"{words.text()}\n\n{then}")
 
 
 @app.command("template")

@@ -73,9 +73,9 @@ def ls(
     """List the runs in a folder, the latest last."""
     from securefda.operations.run_list import runs_below, runs_table
 
-    found = runs_below(folder)
-    text = runs_table(found) if found else f"no runs in {folder}"
-    print_result(output, {"runs": [run.as_json() for run in found]}, text)
+    runs = runs_below(folder)
+    text = runs_table(runs) if runs else f"no runs in {folder}"
+    print_result(output, {"runs": [run.as_json() for run in runs]}, text)
 
 
 @app.command("show")
@@ -105,9 +105,9 @@ def compare(
 
     if len(runs) < 2:
         raise ConfigError("RUN", "one run alone has nothing to be compared with", hint="name two or more run folders")
-    found = [found_run(run) for run in runs]
-    data = {"runs": [run.as_json() for run in found], "differences": differences(found)}
-    print_result(output, data, comparison(found))
+    compared = [found_run(run) for run in runs]
+    data = {"runs": [run.as_json() for run in compared], "differences": differences(compared)}
+    print_result(output, data, comparison(compared))
 
 
 @app.command("rm")

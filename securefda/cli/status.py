@@ -25,8 +25,8 @@ def status(
     """
     from securefda.operations.state import find_states
 
-    found = find_states(place, os.environ)
+    processes = find_states(place, os.environ)
     moment = now().timestamp()
-    lines = [printable(line) for one in found for line in one.lines(moment)]
-    states = [asdict(one.state) | {"running": one.state.is_running, "folder": str(one.folder)} for one in found]
+    lines = [printable(line) for one in processes for line in one.lines(moment)]
+    states = [asdict(one.state) | {"running": one.state.is_running, "folder": str(one.folder)} for one in processes]
     print_result(output, {"processes": states}, "\n".join(lines))

@@ -45,8 +45,10 @@ def check(
     """
     if config is not None and not place.is_dir():
         raise ConfigError("--config", "is of a kit's site, and this is a federation's file", hint="leave it out")
-    found = _check_kit(place, site, config, overrides) if place.is_dir() else _check_file(place, site, overrides, seed)
-    return print_outcome(output, found.as_json(), _text(found), found.error)
+    checked = (
+        _check_kit(place, site, config, overrides) if place.is_dir() else _check_file(place, site, overrides, seed)
+    )
+    return print_outcome(output, checked.as_json(), _text(checked), checked.error)
 
 
 @app.command("convert-uci-heart")
@@ -110,10 +112,12 @@ def _text(found: TaskFound) -> str:
         if site.error is not None:
             lines += [f"FAILED: {site.error}", *(f"  note: {note}" for note in site.notes)]
             continue
-        one = site.batch
-        how = tried if "gradient_norm" in one else "forward"
+        batch = site.batch
+        how = tried if "gradient_norm" in batch else "forward"
         named = (("loss", ".3g"), ("accuracy", ".2f"), ("gradient_norm", ".3g"))
-        figures = ", ".join(f"{name.replace('_', ' ')} {one[name]:{form}}" for name, form in named if name in one)
-        lines.append(f"ok: {site.site}: {how} of a batch of {one['rows']:.0f} rows{f' ({figures})' if figures else ''}")
+        figures = ", ".join(f"{name.replace('_', ' ')} {batch[name]:{form}}" for name, form in named if name in batch)
+        lines.append(
+            f"ok: {site.site}: {how} of a batch of {batch['rows']:.0f} rows{f' ({figures})' if figures else ''}"
+        )
         lines += [f"  note: {note}" for note in site.notes]
     return "\n".join(lines)

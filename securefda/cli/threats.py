@@ -50,7 +50,7 @@ def threats(
 def _threats_json(register: Register, last: LastRun) -> list[dict[str, Any]]:
     from securefda.threat_register import verdict
 
-    found = []
+    rows = []
     for threat in register.threat:
         fields = threat.model_dump(mode="json")
         fields["control_required"] = fields.pop("control")
@@ -64,8 +64,8 @@ def _threats_json(register: Register, last: LastRun) -> list[dict[str, Any]]:
                 "seconds": round(sum(record.seconds for record in tests.records), 3),
                 "time": _iso(tests.time),
             }
-        found.append(fields)
-    return found
+        rows.append(fields)
+    return rows
 
 
 def _table(register: Register, last: LastRun, width: int | None) -> list[tuple[str, ...]]:

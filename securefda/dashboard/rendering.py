@@ -47,8 +47,8 @@ def rendered(page: Page) -> Rendered:
     """Render the parts of a page as HTML. Every text in it is escaped."""
     word, sections = page.state.word, sections_of(page)
     digests = (hashlib.sha256(html.encode("utf-8")).hexdigest()[:16] for _, html in sections)
-    found = tuple((key, digest, html) for (key, html), digest in zip(sections, digests, strict=True))
-    return Rendered(f"{word}: {page.title} – securefda", word, found)
+    parts = tuple((key, digest, html) for (key, html), digest in zip(sections, digests, strict=True))
+    return Rendered(f"{word}: {page.title} – securefda", word, parts)
 
 
 def document(page: Rendered) -> str:

@@ -214,12 +214,12 @@ def _cells(
 
 def _best(cells: Sequence[Cell]) -> dict[float | None, Cell]:
     """Return the most accurate setting of each epsilon."""
-    found: dict[float | None, Cell] = {}
+    best: dict[float | None, Cell] = {}
     for cell in cells:
-        before = found.get(cell.epsilon)
+        before = best.get(cell.epsilon)
         if cell.accuracy is not None and (before is None or cell.accuracy > (before.accuracy or 0.0)):
-            found[cell.epsilon] = cell
-    return {key: found[key] for key in sorted(found, key=lambda key: math.inf if key is None else key)}
+            best[cell.epsilon] = cell
+    return {key: best[key] for key in sorted(best, key=lambda key: math.inf if key is None else key)}
 
 
 def _advised(best: Mapping[float | None, Cell]) -> Cell | None:
@@ -334,11 +334,11 @@ class _Bench:
         sites = (self.config.federation.target,) if self.is_target else self.config.federation.sources
         fewest = min(self.counts[one] for one in sites)
         larger = max(_LARGER_BATCH * own, rows // _LARGER_BATCH)
-        found = question.batches or tuple(dict.fromkeys((own, max(own, min(larger, fewest)))))
-        if max(found) > fewest:
-            why = f"a source of the stand-in has {fewest} rows, fewer than a batch of {max(found)}"
+        sizes = question.batches or tuple(dict.fromkeys((own, max(own, min(larger, fewest)))))
+        if max(sizes) > fewest:
+            why = f"a source of the stand-in has {fewest} rows, fewer than a batch of {max(sizes)}"
             raise ConfigError("--batch", why, hint="name a smaller --batch, more --others, or more public rows")
-        return found
+        return sizes
 
     def schedule(self, cell: Cell) -> Schedule:
         """Return the sampling schedule of a setting on the site's rows."""

@@ -255,10 +255,10 @@ def _watch(sites: list[Child], reporter: Reporter) -> None:
         while True:
             for key, _ in selector.select(_POLL_S):
                 site = cast(Child, key.data)
-                said = site.events()
-                has_rounds |= any("round_finished" in event for event in said)
+                events = site.events()
+                has_rounds |= any("round_finished" in event for event in events)
                 if site is aggregator:
-                    _show(said, reporter)
+                    _show(events, reporter)
                 if site.has_ended:
                     selector.unregister(site.link)
                     site.process.wait()

@@ -84,16 +84,16 @@ class AskedHeaders:
             require_satisfiable(policy, site, tuple(self.indices))
             trusted = frozenset(self.indices[peer] for peer in policy.trusted_peers or self.indices)
             limits = SessionLimits(min_others=policy.min_others, max_colluders=policy.max_colluders, trusted=trusted)
-        found: list[PolicyRefusal] = []
+        refusals: list[PolicyRefusal] = []
         if self.factory:
-            found += refusals_of_task(policy, self.factory)
+            refusals += refusals_of_task(policy, self.factory)
         if self.noise is not None:
-            found += refusals_of_training(policy, *self.noise)
+            refusals += refusals_of_training(policy, *self.noise)
         with_noise = self.noise is None or self.noise[0] > 0
         for header in self.headers:
-            found += refusals_of_header(policy, header, own, limits, with_noise=with_noise)
+            refusals += refusals_of_header(policy, header, own, limits, with_noise=with_noise)
         first: dict[str, PolicyRefusal] = {}
-        for refusal in found:
+        for refusal in refusals:
             first.setdefault(refusal.key, refusal)
         return tuple(first.values())
 

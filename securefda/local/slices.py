@@ -200,8 +200,8 @@ class _Slices:
 
     def own_errors(self) -> dict[int, SiteFailed]:
         """Return what sources say of themselves, by roster index."""
-        found: list[dict[int, SiteFailed]] = self._get([one.own_errors.remote() for one in self._slices])
-        return {index: error for of_slice in found for index, error in of_slice.items()}
+        per_slice: list[dict[int, SiteFailed]] = self._get([one.own_errors.remote() for one in self._slices])
+        return {index: error for of_slice in per_slice for index, error in of_slice.items()}
 
     def read(self, answer: _Answer) -> None:
         """Show what a source's operator would read; raise the failure of a source that has one."""
@@ -223,12 +223,12 @@ class _Slices:
 
     def _get(self, handles: list[Any]) -> list[Any]:
         try:
-            found: list[Any] = self._ray.get(handles)
+            results: list[Any] = self._ray.get(handles)
         except self._ray.exceptions.RayActorError as error:
             why = " ".join(str(error).split())[:200]
             hint = "if memory was short, name more --workers on more machines, or fewer sources"
             raise SecureFdaError(f"--engine ray: a process with sources has ended: {why}", hint=hint) from error
-        return found
+        return results
 
     def _close(self) -> None:
         self._get([one.close.remote() for one in self._slices])

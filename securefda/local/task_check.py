@@ -191,7 +191,7 @@ def _check(
         _require_same_model(task, model, build_model(task, derive_seed(seed, "model")))
     except TrainingError as error:
         raise TaskCheckError(error) from error
-    found = tuple(
+    sites = tuple(
         _check_unlabelled(task, SiteFound(site), settings, seed, labels=labels, adapts=adapts)
         if site == task.settings.target and labels is not TargetLabels.GIVEN
         else _check_site(task, site, settings, seed, policy=policies.get(site), rule=rule, adapts=adapts)
@@ -199,7 +199,7 @@ def _check(
     )
     with_noise = any(settings.dp is not None for settings in trained.values())
     table = layer_table(model)
-    return TaskFound(factory, sum(layer_sizes(table)), len(table), with_noise, found)
+    return TaskFound(factory, sum(layer_sizes(table)), len(table), with_noise, sites)
 
 
 def _require_same_model(task: Task, model: nn.Module, again: nn.Module) -> None:
@@ -223,42 +223,44 @@ def _check_site(
     adapts: bool,
 ) -> SiteFound:
     """Try the task on a site's rows; ``policy`` is the source's, and ``rule`` the run's, if known."""
-    found = SiteFound(site)
+    checked = SiteFound(site)
     is_target = site == task.settings.target
     try:
         train = rows_of(task, site, "train")
-        _add_split(task, found, "train", train)
+        _add_split(task, checked, "train", train)
         if policy is not None:
             require_room_for(len(train), policy)
         test = rows_of(task, site, "test")
-        _add_split(task, found, "test", test)
+        _add_split(task, checked, "test", test)
         if is_target:
             _require_two_labels(site, "train", train)
             _require_two_labels(site, "test", test)
         model = build_model(task, derive_seed(seed, "model"))
         settings = settings_for_model(settings, model)
         require_steps(site, len(train), settings, FEWEST_TARGET_STEPS if is_target else 1)
-        found.batch = _try_batch(task, model, site, train, settings)
+        checked.batch = _try_batch(task, model, site, train, settings)
         if settings.vary:
             _varied(task, train.features[_places(len(train), settings.batch_size)])
         if is_target and adapts:
             every = with_further_rows(task, train)
             require_adaptable(SiteModel(task, site, every, settings, seed))
-            found.notes.append(f"{counted(len(every) - len(train), 'further row')} without labels, for training.adapt")
+            checked.notes.append(
+                f"{counted(len(every) - len(train), 'further row')} without labels, for training.adapt"
+            )
         if settings.dp is not None:
             _try_noise(task, model, train, settings)
         elif policy is not None and Rule.ANALYTIC in policy.allowed_rules and rule in (None, Rule.ANALYTIC):
-            _compare_moments(SiteModel(task, site, train, settings, seed), policy, found, planned=rule is not None)
+            _compare_moments(SiteModel(task, site, train, settings, seed), policy, checked, planned=rule is not None)
     except SecureFdaError as error:
-        found.error = TaskCheckError(error, site)
-        return found
+        checked.error = TaskCheckError(error, site)
+        return checked
     if _has_one_label(train):  # at a source it may be meant: a hospital to which only the ill come
-        found.notes.append(f"all {len(train)} training rows have one label")
-    found.notes += _far_features(task, train)
-    found.notes += filter(None, [task.scaling_caution(train)])
+        checked.notes.append(f"all {len(train)} training rows have one label")
+    checked.notes += _far_features(task, train)
+    checked.notes += filter(None, [task.scaling_caution(train)])
     if isinstance(task, Tabular) and (unread := task.unread_columns(site)):
-        found.notes.append(f"columns that the task does not read: {', '.join(unread)}")
-    return found
+        checked.notes.append(f"columns that the task does not read: {', '.join(unread)}")
+    return checked
 
 
 def _compare_moments(site: SiteModel, policy: SourcePolicy, found: SiteFound, *, planned: bool) -> None:
@@ -377,13 +379,13 @@ def _labels_in_words(task: Task, rows: Samples) -> str:
     if labels.is_floating_point() and not all(float(value).is_integer() for value in counts):
         return f"{min(values):.3g} to {max(values):.3g}"
     names = task.class_names()
-    said = {
+    words = {
         value: f"{names[int(value)] if 0 <= value < len(names) else f'{value:g}'}: {counts[value]}"
         for value in sorted(counts)
     }
-    if len(said) > _MOST_CLASSES:
-        return f"{len(said)} different ones, fewest of {said[min(said, key=lambda value: counts[value])]}"
-    return ", ".join(said.values())
+    if len(words) > _MOST_CLASSES:
+        return f"{len(words)} different ones, fewest of {words[min(words, key=lambda value: counts[value])]}"
+    return ", ".join(words.values())
 
 
 def _require_two_labels(site: str, split: str, rows: Samples) -> None:

@@ -91,14 +91,14 @@ class Encoder:
             ConfigError: the encoder fails, or returns something else.
         """
         with _own_code("it fails on a batch of images"), torch.inference_mode():
-            found: object = self._module(self.scaling.apply(images).to(self._device))
-        if not isinstance(found, Tensor) or not found.is_floating_point() or found.shape[:1] != images.shape[:1]:
-            kind = f"{found.dtype} {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+            outputs: object = self._module(self.scaling.apply(images).to(self._device))
+        if not isinstance(outputs, Tensor) or not outputs.is_floating_point() or outputs.shape[:1] != images.shape[:1]:
+            kind = f"{outputs.dtype} {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else type(outputs).__name__
             raise ConfigError(_OPTION, f"returns {kind}", hint="it returns a tensor of features, (n, d)")
-        if found.ndim < 2 or any(side != 1 for side in found.shape[2:]):
-            why = f"returns {tuple(found.shape)} for {len(images)} images"
+        if outputs.ndim < 2 or any(side != 1 for side in outputs.shape[2:]):
+            why = f"returns {tuple(outputs.shape)} for {len(images)} images"
             raise ConfigError(_OPTION, why, hint="end it with a layer that pools, so that each image has d features")
-        return found.flatten(1).float().cpu()
+        return outputs.flatten(1).float().cpu()
 
 
 def load_encoder(name: str) -> nn.Module:
@@ -116,7 +116,7 @@ def load_encoder(name: str) -> nn.Module:
     if ":" in name and not Path(name).exists():
         function = named_object(_OPTION, name, "function")
         with _own_code(f"{name} fails"):
-            found: object = function()  # type: ignore[operator]  # what cannot be called raises
+            encoder: object = function()  # type: ignore[operator]  # what cannot be called raises
     else:
         try:
             content = read_whole(Path(name))
@@ -125,10 +125,10 @@ def load_encoder(name: str) -> nn.Module:
             raise ConfigError(_OPTION, f"{name} cannot be read: {error.strerror}", hint=hint) from error
         with _own_code(f"{name} is no TorchScript file"), warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
-            found = torch.jit.load(io.BytesIO(content), map_location="cpu")  # type: ignore[no-untyped-call]
-    if not isinstance(found, nn.Module):
-        raise ConfigError(_OPTION, f"{name} gives a {type(found).__name__}", hint="it must be a torch.nn.Module")
-    return found
+            encoder = torch.jit.load(io.BytesIO(content), map_location="cpu")  # type: ignore[no-untyped-call]
+    if not isinstance(encoder, nn.Module):
+        raise ConfigError(_OPTION, f"{name} gives a {type(encoder).__name__}", hint="it must be a torch.nn.Module")
+    return encoder
 
 
 @contextmanager
@@ -192,9 +192,9 @@ def encode_images(
         if file.exists():
             before += len(some)
         else:
-            found = encoder.features(read_images(some, encoder.scaling.size, "rgb", str(images)))
-            _require_usable(found, some, images, len(paths))
-            replace_file(file, FeatureFile(found).to_bytes(), mode=SECRET_MODE)
+            features = encoder.features(read_images(some, encoder.scaling.size, "rgb", str(images)))
+            _require_usable(features, some, images, len(paths))
+            replace_file(file, FeatureFile(features).to_bytes(), mode=SECRET_MODE)
         parts.append(read_features(file).features)
         progress(start + len(some), len(paths))
     root = images if images.is_dir() else images.parent

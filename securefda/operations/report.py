@@ -288,8 +288,8 @@ def _tiles(summary: Mapping[str, Any], rounds: Sequence[RoundLine]) -> list[tupl
 
 def points_of(rounds: Sequence[RoundLine], key: str) -> list[tuple[int, float]]:
     """Return a value over the rounds that have it; those that were not finite are written as null."""
-    found = ((line["round"], line.get(key)) for line in rounds)
-    return [(number, float(value)) for number, value in found if isinstance(value, int | float)]
+    values = ((line["round"], line.get(key)) for line in rounds)
+    return [(number, float(value)) for number, value in values if isinstance(value, int | float)]
 
 
 def finished(rounds: Sequence[RoundLine]) -> list[RoundLine]:

@@ -131,14 +131,14 @@ def runs_below(folder: Path) -> list[FoundRun]:
     if not folder.is_dir():
         hint = "runs are in ./runs, unless --out named another: securefda runs ls FOLDER"
         raise ConfigError(str(folder), "there is no such folder", hint=hint)
-    found = []
+    runs = []
     for path in _run_folders(folder, _DEEPEST):
         try:
-            found.append(found_run(path))
+            runs.append(found_run(path))
         except (ConfigError, OSError) as error:  # `runs show` says what is wrong with it
             status = "unreadable" if isinstance(error, OSError) else "damaged"
-            found.append(FoundRun(path, status, "", "", "", 0, 0, None, None, {}))
-    return sorted(found, key=lambda run: (run.ended, run.path))
+            runs.append(FoundRun(path, status, "", "", "", 0, 0, None, None, {}))
+    return sorted(runs, key=lambda run: (run.ended, run.path))
 
 
 def runs_table(runs: Sequence[FoundRun]) -> str:

@@ -356,8 +356,8 @@ def find_states(place: Path, env: Mapping[str, str]) -> list[FoundState]:
     settings = place if place.is_file() else place / LOCAL / SETTINGS_FILE
     if settings.is_file():
         out, kit = _folders(settings, env)
-        if found := states_of_kit(kit, out):
-            return found
+        if states := states_of_kit(kit, out):
+            return states
         hint = (
             "a process that was started just now says it after some seconds; "
             f"was it started with --out? then name that folder; else it would be in {out}"
@@ -367,10 +367,10 @@ def find_states(place: Path, env: Mapping[str, str]) -> list[FoundState]:
     if not place.is_dir():
         raise ConfigError(str(place), "is neither a folder nor a file", hint=hint)
     folders = [place, *sorted(path for path in (place / SITES_FOLDER).glob("*") if path.is_dir())]
-    found = [FoundState(folder, state) for folder in folders if (state := read_state(folder)) is not None]
-    if not found:
+    states = [FoundState(folder, state) for folder in folders if (state := read_state(folder)) is not None]
+    if not states:
         raise ConfigError(str(place), "no process has said here what it does", hint=hint)
-    return found
+    return states
 
 
 def states_of_kit(kit: Path, out: Path) -> list[FoundState]:
@@ -384,7 +384,7 @@ def states_of_kit(kit: Path, out: Path) -> list[FoundState]:
     """
     folders = {folder.resolve(): folder for folder in [file.parent for file in (kit / LOCAL).glob(f"*/{STATE_FILE}")]}
     folders[out.resolve()] = out
-    found: list[tuple[Path, ProcessState]] = []
+    states: list[tuple[Path, ProcessState]] = []
     damaged: list[ConfigError] = []
     for folder in folders.values():
         try:
@@ -392,14 +392,14 @@ def states_of_kit(kit: Path, out: Path) -> list[FoundState]:
         except ConfigError as error:  # perhaps of a run long ago, by another version
             damaged.append(error)
         else:
-            found += [] if state is None else [(folder, state)]
-    if not found:
+            states += [] if state is None else [(folder, state)]
+    if not states:
         if damaged:
             raise damaged[0]
         return []
-    going_on = [one for one in found if one[1].is_running]
-    chosen = going_on or [max(found, key=lambda one: one[1].changed)]
-    return [FoundState(folder, state, len(found)) for folder, state in chosen]
+    going_on = [one for one in states if one[1].is_running]
+    chosen = going_on or [max(states, key=lambda one: one[1].changed)]
+    return [FoundState(folder, state, len(states)) for folder, state in chosen]
 
 
 def require_ended(run: Path) -> None:

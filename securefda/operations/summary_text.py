@@ -196,14 +196,14 @@ def help_text(summary: Mapping[str, Any]) -> str:
     if (adapted := summary.get("adapted")) and adapted["accuracy"] is not None:
         return f"adapted alone at the target: {accuracies_text(adapted)}{'' if adapted['kept'] else '; not kept'}"
     baselines = ((WARM, summary.get("warm_target")), (ALONE, summary.get("target_only")))
-    found = [difference_text(one["help"], name) for name, one in baselines if one and one.get("help")]
-    if not found or summary.get("target_accuracy") is None:
+    differences = [difference_text(one["help"], name) for name, one in baselines if one and one.get("help")]
+    if not differences or summary.get("target_accuracy") is None:
         return ""
     share, steps = summary.get("source_share"), f"the steps{' after warm-up' if summary.get('warm_target') else ''}"
     if (summary.get("strategy") or {}).get("rule") == ANALYTIC:
         steps = _HEAD
     had = "" if share is None else f"; the sources had {share_text(share, steps)}"
-    return f"accuracy {percent(summary['target_accuracy'])}: {', '.join(found)}{had}"
+    return f"accuracy {percent(summary['target_accuracy'])}: {', '.join(differences)}{had}"
 
 
 def setting_rows(setting: Mapping[str, Any], rule: str) -> list[tuple[str, str]]:

@@ -203,11 +203,11 @@ def tracked(
         trackers.append(TensorBoard(out / Path(settings.tensorboard).expanduser()))
     if settings.mlflow:
         trackers.append(Mlflow(settings.mlflow, federation, site))
-    one = Tracked(trackers, run_id, note)
+    run = Tracked(trackers, run_id, note)
     try:
-        yield one
+        yield run
     finally:
-        one.close()
+        run.close()
 
 
 def _missing(key: str, extra: str) -> ConfigError:

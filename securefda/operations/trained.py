@@ -246,8 +246,8 @@ def predict(task: Task, model: nn.Module, data: Path) -> list[dict[str, str | fl
     with torch.no_grad(), task_code(type(task), "the model"):
         outputs = torch.cat([model(part) for part in torch.split(inputs, _BATCH_ROWS)])
     with task_code(type(task), "predictions"):
-        said = task.predictions(outputs)
-    return [{"name": name, **row} for name, row in zip(names, said, strict=True)] if names else said
+        predictions = task.predictions(outputs)
+    return [{"name": name, **row} for name, row in zip(names, predictions, strict=True)] if names else predictions
 
 
 def as_csv(rows: Sequence[dict[str, str | float]]) -> str:

@@ -162,13 +162,13 @@ def load_site(
         DataError: the rows cannot be read.
     """
     tables = read_toml(path).keys()
-    found = tables & {"source", "aggregator"}
-    if len(found) != 1:
+    sides = tables & {"source", "aggregator"}
+    if len(sides) != 1:
         what = "is a whole federation's" if "federation" in tables else "has neither [source] nor [aggregator]"
-        what = "has both [source] and [aggregator]" if found else what
+        what = "has both [source] and [aggregator]" if sides else what
         raise ConfigError("--config", f"{path} {what}", hint=_HINT)
     config: AggregatorConfig | SourceConfig
-    if "source" in found:
+    if "source" in sides:
         config = load_source(path, overrides, env)
         process = config.source
         kit = load_kit(process.kit, now, expected_role="source")
@@ -256,10 +256,10 @@ def budget_status(site: BudgetSite, budget: Budget, now: int) -> BudgetStatus:
     spent = epsilon(past, budget.delta, budget.accountant)
     dp, ahead = site.config.training.dp, None
     if dp.noise_multiplier != 0:
-        one = plan_epsilon(site.schedule(), dp.noise_multiplier, budget.delta, accountant=budget.accountant, past=past)
+        plan = plan_epsilon(site.schedule(), dp.noise_multiplier, budget.delta, accountant=budget.accountant, past=past)
         left = rounds_within(site.schedule(MOST_ROUNDS), dp.noise_multiplier, budget, past=past)
-        steps, rate = one.steps_per_round, one.sampling_rate
-        ahead = NextRound(dp.noise_multiplier, rate, steps, dp.max_grad_norm, one.epsilon, left)
+        steps, rate = plan.steps_per_round, plan.sampling_rate
+        ahead = NextRound(dp.noise_multiplier, rate, steps, dp.max_grad_norm, plan.epsilon, left)
     warnings = [_TAKEN_OVER.format(row) for row in taken_over]
     of_delta = delta_warning(budget.delta, site.data.samples)
     if of_delta is not None:
@@ -286,7 +286,7 @@ def charges_of(rows: Sequence[Row], budget: Budget) -> list[Charge]:
     committed = {row.fields["of"] for row in rows if row.kind == "committed"}
     reset = last_reset(rows)
     past: list[DpEvent] = []
-    found = []
+    charges = []
     for row in rows:
         if row.kind == "reset":
             past = []
@@ -296,8 +296,8 @@ def charges_of(rows: Sequence[Row], budget: Budget) -> list[Charge]:
         past.append(event)
         state = row.fields["why"] if row.kind == "charged" else "finished" if row.number in committed else "unfinished"
         spent = epsilon(past, budget.delta, budget.accountant)
-        found.append(Charge(row, event, state, row.number > reset, spent))
-    return found
+        charges.append(Charge(row, event, state, row.number > reset, spent))
+    return charges
 
 
 def count_rounds(rows: Sequence[Row]) -> dict[str, int]:
@@ -311,16 +311,16 @@ def count_rounds(rows: Sequence[Row]) -> dict[str, int]:
 
 def statements_of(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Return every reset and acceptance, with what it overruled."""
-    found = []
+    statements = []
     bound = rows[0]
     for before, row in pairwise(rows):
         if not row.is_statement:
             continue
         overruled = list(_overruled(bound, before, row))
         shown = {"row": row.number, "kind": row.kind, "time": row.time, "reason": row.fields["reason"]}
-        found.append(shown | {"overruled": overruled})
+        statements.append(shown | {"overruled": overruled})
         bound = row
-    return found
+    return statements
 
 
 def _overruled(bound: Row, before: Row, row: Row) -> Iterator[str]:

@@ -186,12 +186,12 @@ def read_requests(folder: Path, roles: Mapping[str, Role], fingerprints: Mapping
     if not folder.is_dir():
         why = "is not a folder" if folder.exists() else "is missing"
         raise ConfigError(str(folder), why, hint="name the folder that has one request of each site")
-    found: dict[str, tuple[str, SiteRequest]] = {}
+    requests: dict[str, tuple[str, SiteRequest]] = {}
     for file in sorted(folder.glob("*.json")):
         request = read_request(file)
         site_id, role = request.site.site_id, request.site.role
-        if site_id in found:
-            why = f"is a second request of {site_id}, beside {found[site_id][0]}"
+        if site_id in requests:
+            why = f"is a second request of {site_id}, beside {requests[site_id][0]}"
             raise ConfigError(str(file), why, hint="ask the site for its fingerprint, and remove the other request")
         if site_id not in roles:
             why = f"is of {site_id}, which is no site of this federation"
@@ -199,13 +199,13 @@ def read_requests(folder: Path, roles: Mapping[str, Role], fingerprints: Mapping
         if role != roles[site_id]:
             why = f"asks for the role of a {role}, but the federation's file has {site_id} as a {roles[site_id]}"
             raise ConfigError(str(file), why, hint="the target asks with --address, a source without it")
-        found[site_id] = (file.name, request)
+        requests[site_id] = (file.name, request)
     for site_id in roles:
-        if site_id not in found:
+        if site_id not in requests:
             hint = f"the site makes it: securefda site init {site_id}; put it there as {site_id}.json"
             raise ConfigError(str(folder), f"holds no request of {site_id}", hint=hint)
-        _check_fingerprint(found[site_id][1], fingerprints.get(site_id))
-    return [found[site_id][1] for site_id in roles]
+        _check_fingerprint(requests[site_id][1], fingerprints.get(site_id))
+    return [requests[site_id][1] for site_id in roles]
 
 
 def is_below_authority(kit: Path) -> bool:

@@ -87,18 +87,18 @@ class Joined:
     def changes(self) -> dict[str, tuple[str, ...]]:
         """Kind of difference from the roster before -> the members concerned; none at the first join."""
         before = {} if self.previous is None else {entry.site_id: entry for entry in self.previous.entries}
-        found: dict[str, list[str]] = {"new": [], "new keys": [], "another role or legal entity": [], "gone": []}
+        changed: dict[str, list[str]] = {"new": [], "new keys": [], "another role or legal entity": [], "gone": []}
         for entry in self.public.roster.entries if self.previous else ():
             old = before.pop(entry.site_id, None)
             if old is None:
-                found["new"].append(entry.site_id)
+                changed["new"].append(entry.site_id)
             else:
                 if (old.signing_key, old.tls_pin) != (entry.signing_key, entry.tls_pin):
-                    found["new keys"].append(entry.site_id)
+                    changed["new keys"].append(entry.site_id)
                 if (old.role, old.legal_entity) != (entry.role, entry.legal_entity):
-                    found["another role or legal entity"].append(entry.site_id)
-        found["gone"] = list(before)
-        return {what: tuple(sites) for what, sites in found.items()}
+                    changed["another role or legal entity"].append(entry.site_id)
+        changed["gone"] = list(before)
+        return {what: tuple(sites) for what, sites in changed.items()}
 
 
 def request_enrolment(kit: Path, federation_id: str, site: SiteSpec, address: Address | None) -> SiteRequest:
@@ -231,11 +231,11 @@ def _present_key(kit: Path, old: PublicKit, *, lost_key: bool) -> tuple[Ed25519P
         ConfigError: the folder is not the site's own kit, or a key cannot be read or opened, or is another one.
     """
     files = [kit / STARTUP / name for name in SECRET_FILES]
-    found = {file: read_file(file) for file in files if file.exists()}
-    if not found and not (kit / LOCAL / REQUEST_FILE).exists():
+    keys = {file: read_file(file) for file in files if file.exists()}
+    if not keys and not (kit / LOCAL / REQUEST_FILE).exists():
         hint = "name the kit at the site; where the authority makes the keys: securefda federation renew"
         raise ConfigError(str(kit), "holds no keys of a site", hint=hint)
-    sealed = next((file for file, content in found.items() if is_sealed(content.data)), None)
+    sealed = next((file for file, content in keys.items() if is_sealed(content.data)), None)
     passphrase = None
     if sealed is not None:
         passphrase = obtain(str(kit if lost_key else sealed), confirm=lost_key)
@@ -244,7 +244,7 @@ def _present_key(kit: Path, old: PublicKit, *, lost_key: bool) -> tuple[Ed25519P
     file = kit / STARTUP / SIGNING_KEY_FILE
     content = read_file(file, hint=f"put it back; if it is lost: securefda site renew {kit} --lost-key")
     if sealed is not None:
-        unseal(str(sealed), found[sealed].data, passphrase)  # the passphrase is the right one, and not asked for again
+        unseal(str(sealed), keys[sealed].data, passphrase)  # the passphrase is the right one, and not asked for again
     key = load_signing_key(str(file), content)
     if key.public_key().public_bytes_raw() != old.entry.signing_key:
         hint = f"put the right one back; if it is lost: securefda site renew {kit} --lost-key"

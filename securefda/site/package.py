@@ -208,20 +208,20 @@ def read_package(path: Path) -> tuple[str, dict[str, FileContent], dict[str, Fil
     """
     sealed = read_file(path, limit=_MAX_PACKAGE_BYTES).data
     data = unseal(str(path), sealed) if is_sealed(sealed) else sealed
-    found: dict[str, dict[str, FileContent]] = {STARTUP: {}, LOCAL: {}}
+    files: dict[str, dict[str, FileContent]] = {STARTUP: {}, LOCAL: {}}
     try:
         for name, content in _plain_files(data):
             parts = PurePosixPath(name).parts
             if len(parts) == 3 and parts[2] in _PACKED.get(parts[1], ()):
-                found[parts[1]][parts[2]] = content
+                files[parts[1]][parts[2]] = content
     except (tarfile.TarError, ValueError) as error:
         hint = "name the folder of a kit, or what securefda kit package has written"
         raise ConfigError(str(path), "is neither a kit's folder nor its package", hint=hint) from error
-    has_keys = bool(set(SECRET_FILES) & set(found[STARTUP]))
+    has_keys = bool(set(SECRET_FILES) & set(files[STARTUP]))
     for name in STARTUP_FILES if has_keys else PUBLIC_FILES:
-        if name not in found[STARTUP]:
+        if name not in files[STARTUP]:
             raise ConfigError(str(path), f"lacks {STARTUP}/{name}", hint="package the kit again")
-    return hashlib.sha256(sealed).hexdigest(), found[STARTUP], found[LOCAL]
+    return hashlib.sha256(sealed).hexdigest(), files[STARTUP], files[LOCAL]
 
 
 def _plain_files(tar: bytes) -> Iterator[tuple[str, FileContent]]:

@@ -262,13 +262,13 @@ class PrivacyAccount:
                 self.require(moments)
             return self.lines(None, moments)
         self.require(training)
-        said = self.lines(training, moments)
+        lines = self.lines(training, moments)
         if moments is not None:
             try:
                 self.require(moments)
             except BudgetExhausted as error:
-                said.append(f"warning: under the rule {Rule.ANALYTIC} this site could not take part: {error}")
-        return said
+                lines.append(f"warning: under the rule {Rule.ANALYTIC} this site could not take part: {error}")
+        return lines
 
     def lines(self, training: DpEvent | None, moments: DpEvent | None = None) -> list[str]:
         """Return lines for the operator before the first round; arguments as of :meth:`require_ahead`."""
@@ -287,9 +287,9 @@ class PrivacyAccount:
                 f"under the rule {Rule.ANALYTIC}, a run is one release of second moments of all rows at noise "
                 f"multiplier {moments.noise_multiplier:g}"
             )
-        said = ["; ".join(told)]
+        lines = ["; ".join(told)]
         warning = delta_warning(budget.delta, self.data.samples)
-        return said if warning is None else [*said, f"warning: {warning}"]
+        return lines if warning is None else [*lines, f"warning: {warning}"]
 
 
 def require_unledgered(file: Path, name: str, data: Callable[[], DataSet]) -> None:

@@ -142,10 +142,10 @@ class _Ray:
 
     def result(self, handle: Any) -> RunResult | Failed:
         try:
-            found: RunResult | Failed = self._ray.get(handle)
+            result: RunResult | Failed = self._ray.get(handle)
         except self._ray.exceptions.RayError as error:
             return Failed(" ".join(f"{type(error).__name__}: {error}".split())[:300])
-        return found
+        return result
 
 
 # --- Slurm, by submitit -----------------------------------------------------------------------------------------------
@@ -195,5 +195,5 @@ class _Submitit:
         error = handle.exception()
         if error is not None:
             return Failed(" ".join(f"{type(error).__name__}: {error}".split())[:300])
-        found: RunResult | Failed = handle.result()
-        return found
+        result: RunResult | Failed = handle.result()
+        return result

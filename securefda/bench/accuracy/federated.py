@@ -121,9 +121,9 @@ def _after_each(rounds: Sequence[RoundLine]) -> tuple[float, ...]:
 
 
 def _betas(lines: Mapping[str, Sequence[SiteLine]], rounds: int) -> dict[str, tuple[float | None, ...]]:
-    found = {}
+    betas = {}
     for source, of_source in lines.items():
         by_round = {line["round"]: line.get("beta") for line in of_source if "beta" in line}
         if any(beta is not None for beta in by_round.values()):
-            found[source] = tuple(by_round.get(number) for number in range(1, rounds + 1))
-    return found
+            betas[source] = tuple(by_round.get(number) for number in range(1, rounds + 1))
+    return betas

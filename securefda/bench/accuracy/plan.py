@@ -142,9 +142,9 @@ def common_settings(request: Request) -> dict[str, Flat]:
 
 def flat(config: FederationConfig) -> Flat:
     """Return a configuration by dotted key, without paths: the same data elsewhere give the same run."""
-    found = dict(dotted(config.model_dump(mode="json", by_alias=True)))
-    found.pop(_DATA_DIR, None)
-    return found
+    keys = dict(dotted(config.model_dump(mode="json", by_alias=True)))
+    keys.pop(_DATA_DIR, None)
+    return keys
 
 
 def digest_of(config: FederationConfig) -> str:

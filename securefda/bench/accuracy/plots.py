@@ -110,15 +110,15 @@ def _by_column(suite: Suite, results: Results) -> Figure | None:
     axes = panels[0]
     step = 0.8 / max(len(results.rules), 1)
     for place, rule in enumerate(results.rules):
-        found = [
+        points = [
             (number, of_seeds)
             for number, column in enumerate(results.columns)
             if (of_seeds := results.by_seed(rule, column))
         ]
         axes.errorbar(
-            [number + (place - (len(results.rules) - 1) / 2) * step for number, _ in found],
-            [fmean(of_seeds.values()) for _, of_seeds in found],
-            yerr=[_deviation(of_seeds) for _, of_seeds in found],
+            [number + (place - (len(results.rules) - 1) / 2) * step for number, _ in points],
+            [fmean(of_seeds.values()) for _, of_seeds in points],
+            yerr=[_deviation(of_seeds) for _, of_seeds in points],
             linestyle="none",
             markersize=5,
             elinewidth=1,
@@ -171,14 +171,14 @@ def _selection(suite: Suite, results: Results) -> Figure | None:
 
     All three estimates are those of the first round that has any, see `Judgement`.
     """
-    found = judgements(results)
-    if not found:
+    judged = judgements(results)
+    if not judged:
         return None
     figure, panels = _panels(2, suite.title, width=9.0)
-    _grid_panel(panels[0], found, lambda one: one.predicted, "smallest estimated error, first round")
-    _grid_panel(panels[1], found, lambda one: one.actual, "smallest loss")
+    _grid_panel(panels[0], judged, lambda one: one.predicted, "smallest estimated error, first round")
+    _grid_panel(panels[1], judged, lambda one: one.actual, "smallest loss")
     within = SelectionHolds().within
-    wrong = [one for one in found if not one.holds(within, one.predicted)]
+    wrong = [one for one in judged if not one.holds(within, one.predicted)]
     panels[1].scatter(
         [one.distance for one in wrong],
         [one.variance for one in wrong],

@@ -159,13 +159,13 @@ class SelectionHolds:
 
     def misses(self, results: Results) -> Iterator[str]:
         """See `AcceptanceCriterion`."""
-        found = judgements(results)
-        if not found or len(found) < len(results.columns):
+        judged = judgements(results)
+        if not judged or len(judged) < len(results.columns):
             yield missing("grid", *CANDIDATES, "auto")
             return
-        yield from self._wrong("first round", found, [one.predicted for one in found])
-        yield from self._wrong("all rounds", found, [one.later for one in found])
-        for one in found:
+        yield from self._wrong("first round", judged, [one.predicted for one in judged])
+        yield from self._wrong("all rounds", judged, [one.later for one in judged])
+        for one in judged:
             worst = max(one.losses[rule] for rule in CANDIDATES)
             if one.losses["auto"] > worst:
                 yield f"MISSED: {one.column.name}: loss of auto is {one.losses['auto']:.4g}, of the worst {worst:.4g}"
@@ -181,14 +181,14 @@ class SelectionHolds:
 
 def judgements(results: Results) -> list[Judgement]:
     """Return predictions and results for every column in which all candidates and auto were measured."""
-    found = []
+    judged = []
     for column in results.columns:
         errors = results.first_errors("auto", column)
         losses = {rule: results.mean_loss(rule, column) for rule in (*CANDIDATES, "auto")}
         known = {rule: loss for rule, loss in losses.items() if loss is not None}
         if not errors or len(known) < len(losses):
             continue
-        found.append(
+        judged.append(
             Judgement(
                 column,
                 distance=errors["source_only"],
@@ -199,7 +199,7 @@ def judgements(results: Results) -> list[Judgement]:
                 losses=known,
             )
         )
-    return found
+    return judged
 
 
 def _choice(errors: Mapping[str, float]) -> str:
@@ -239,12 +239,12 @@ def compare_levels(
         A line for every rule whose means are further apart or that has none in both, and (rule, own less other) of
         every other one.
     """
-    found = {rule: own.difference(other, rule) for rule in rules}
+    differences = {rule: own.difference(other, rule) for rule in rules}
     lines = [
         f"MISSING: {rule} was not measured with every seed at both levels"
         if difference is None
         else f"MISSED: {rule}: {abs(difference):.2f} points between the levels, may be {points:g}"
-        for rule, difference in found.items()
+        for rule, difference in differences.items()
         if difference is None or abs(difference) > points
     ]
-    return lines, [(rule, difference) for rule, difference in found.items() if difference is not None]
+    return lines, [(rule, difference) for rule, difference in differences.items() if difference is not None]

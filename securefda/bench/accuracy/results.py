@@ -139,11 +139,11 @@ class Results:
         )
 
     def _by_seed(self, rule: str, column: Column, figure: Callable[[RunResult], float]) -> BySeed:
-        found = []
+        columns = []
         for target in column.targets:
             keys = {seed: RunKey(column.data, column.name, target, rule, seed) for seed in self.seeds}
-            found.append({seed: figure(self.runs[key]) for seed, key in keys.items() if key in self.runs})
-        return _common(found)
+            columns.append({seed: figure(self.runs[key]) for seed, key in keys.items() if key in self.runs})
+        return _common(columns)
 
 
 def _common(parts: list[BySeed]) -> BySeed:

@@ -84,13 +84,13 @@ class SuiteFolder:
             ConfigError: a line is damaged, or is of one of the ``planned`` runs with another configuration.
         """
         digests = {one.key: one.digest for one in planned}
-        found = {}
+        results = {}
         for key, digest, result in _runs(self.path / RUNS_FILE):
             if digest != digests.get(key, digest):
                 why = f"{key} in {self.path} was run with other settings than this release's suite has"
                 raise ConfigError("--out", why, hint=_ANOTHER)
-            found[key] = result
-        return found
+            results[key] = result
+        return results
 
     def add(self, planned: Planned, level: str, result: RunResult) -> None:
         """Add a finished run; it is on the disk when this returns. A torn last line goes first."""

@@ -70,8 +70,8 @@ def _figure(published: Published | None, rule: str, column: str) -> float | None
 
 
 def _cell(values: BySeed, results: Results, published: float | None) -> str:
-    beside = "" if published is None else f" ({published:.1f})"
-    return f"{_spread_text(values, results, lambda value: f'{value:.1f}')}{beside}"
+    published_text = "" if published is None else f" ({published:.1f})"
+    return f"{_spread_text(values, results, lambda value: f'{value:.1f}')}{published_text}"
 
 
 def _spread_text(values: BySeed, results: Results, text: Callable[[float], str]) -> str:

@@ -139,13 +139,13 @@ def markdown(text: str, spelled: Callable[[str], str] = str) -> str:
 @cache
 def _descriptions(owner: type) -> Mapping[str, str]:
     """Return field name -> description of a class and its bases, from below each field or from "Attributes:"."""
-    found: dict[str, str] = {}
-    for cls in reversed([*owner.__mro__, *getattr(owner, "declared_by", object).__mro__]):
+    meanings: dict[str, str] = {}
+    for cls in reversed(owner.__mro__):
         if cls.__module__.partition(".")[0] in ("builtins", "abc", "enum", "pydantic", "typing"):
             continue
         listed = (inspect.getdoc(cls) or "").partition("Attributes:\n")[2].partition("\n\n")[0]
         for entry in re.finditer(r"(?m)^    ([a-z_, ]+): ((?:.+\n?(?:     .*\n?)*))", listed):
-            found |= dict.fromkeys(entry[1].split(", "), " ".join(entry[2].split()))
+            meanings |= dict.fromkeys(entry[1].split(", "), " ".join(entry[2].split()))
         body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
         if not isinstance(body, ast.ClassDef):
             continue
@@ -154,8 +154,8 @@ def _descriptions(owner: type) -> Mapping[str, str]:
             if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
                 name = statement.targets[0]
             if isinstance(name, ast.Name) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-                found[name.id] = " ".join(str(text.value.value).split())
-    return found
+                meanings[name.id] = " ".join(str(text.value.value).split())
+    return meanings
 
 
 def _taken(annotation: Any, metadata: Sequence[Any] = ()) -> str:  # noqa: PLR0911 - a table of types
@@ -224,13 +224,13 @@ def explained(name: str) -> tuple[ExplainedKey, ...]:
     if not asked:
         raise ConfigError("KEY", "is empty", hint="name a key, such as strategy.rounds, or a table of keys: strategy")
     every = list(_all_keys())
-    found = (
+    keys = (
         [one for one in every if one.dotted == asked]
         or [one for one in every if one.dotted.startswith(f"{asked}.")]
         or [one for one in every if one.key.name == asked]
     )
-    if found:
-        return tuple(found)
+    if keys:
+        return tuple(keys)
     if asked.startswith("task.options."):
         hint = "the manual's page on tables and images lists those of Tabular and ImageFolder"
         raise ConfigError(name, "is a task's own option, and unknown here", hint=hint)

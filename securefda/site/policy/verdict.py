@@ -369,11 +369,11 @@ def _refusals_of_untrusted(header: Header, untrusted: int, max_colluders: int) -
     """Sites that are not trusted could show the sources different views of a session, as colluders could."""
     n, colluders = len(header.masked), max_colluders + untrusted
     if not threshold_is_sound(header.threshold, n, colluders):
-        found = f"threshold {header.threshold} of {n}, of which {colluders} may collude or are not trusted"
-        yield _refusal("trusted-peers", found, f"{(n + colluders) // 2 + 1} or more")
+        asked = f"threshold {header.threshold} of {n}, of which {colluders} may collude or are not trusted"
+        yield _refusal("trusted-peers", asked, f"{(n + colluders) // 2 + 1} or more")
     elif header.graph is not None and max_colluders <= header.graph.colluders < colluders:
-        found = f"a graph for {header.graph.colluders} colluders, and {colluders} may collude or are not trusted"
-        yield _refusal("trusted-peers", found, f"the target to set privacy.max-colluders = {colluders}")
+        asked = f"a graph for {header.graph.colluders} colluders, and {colluders} may collude or are not trusted"
+        yield _refusal("trusted-peers", asked, f"the target to set privacy.max-colluders = {colluders}")
 
 
 def _refusals_of_trust(policy: SourcePolicy, header: Header, own_index: int, limits: SessionLimits | None) -> Refusals:
@@ -447,11 +447,11 @@ def _refusals_of_encoding(policy: SourcePolicy, asked: Header | Schedule, clips:
     if asked.modulus_bits < bounds.modulus_bits_min:
         yield _refusal("quantisation.modulus-bits-min", asked.modulus_bits, f"at least {bounds.modulus_bits_min}")
     for layer, clip in clips.items():
-        found = f"{clip:g} in layer {layer}" if layer else f"{clip:g}"
+        clip_text = f"{clip:g} in layer {layer}" if layer else f"{clip:g}"
         if clip < bounds.clip_min:
-            yield _refusal("quantisation.clip-min", found, f"at least {bounds.clip_min:g}")
+            yield _refusal("quantisation.clip-min", clip_text, f"at least {bounds.clip_min:g}")
         if clip > bounds.clip_max:
-            yield _refusal("quantisation.clip-max", found, f"at most {bounds.clip_max:g}")
+            yield _refusal("quantisation.clip-max", clip_text, f"at most {bounds.clip_max:g}")
     if asked.n_max > bounds.n_max:
         yield _refusal("quantisation.n-max", asked.n_max, f"at most {bounds.n_max}")
     if asked.max_samples < bounds.max_samples_min:
@@ -462,8 +462,8 @@ def _refusals_of_encoding(policy: SourcePolicy, asked: Header | Schedule, clips:
 
 def _refusals_of_keep(policy: SourcePolicy, asked: SourcesKeep) -> Refusals:
     if policy.model.keep not in ("any", asked.label):
-        found = f'model.sources-keep = "{asked.label}"'
-        yield _refusal("model.keep", found, f'"{policy.model.keep}" alone')
+        setting = f'model.sources-keep = "{asked.label}"'
+        yield _refusal("model.keep", setting, f'"{policy.model.keep}" alone')
 
 
 def _refusals_of_work(policy: SourcePolicy, asked: Header | Schedule, learning_rate: float | None) -> Refusals:
