@@ -20,7 +20,7 @@ from securefda.privacy.dp_events import ACCOUNTANTS, ASSUMPTIONS, GUARANTEE, TER
 from securefda.text import aligned, bound_text, counted, left_text, printable
 
 if TYPE_CHECKING:
-    from securefda.privacy.events import DpEvent
+    from securefda.privacy.dp_events import DpEvent
     from securefda.privacy.ledger_storage import Recorded, Row
     from securefda.privacy.planning import Plan, PlanOptions, PlanRequest
     from securefda.protocol.roster import Roster

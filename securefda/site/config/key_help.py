@@ -140,7 +140,7 @@ def markdown(text: str, spelled: Callable[[str], str] = str) -> str:
 def _descriptions(owner: type) -> Mapping[str, str]:
     """Return field name -> description of a class and its bases, from below each field or from "Attributes:"."""
     meanings: dict[str, str] = {}
-    for cls in reversed(owner.__mro__):
+    for cls in reversed([*owner.__mro__, *getattr(owner, "declared_by", object).__mro__]):
         if cls.__module__.partition(".")[0] in ("builtins", "abc", "enum", "pydantic", "typing"):
             continue
         listed = (inspect.getdoc(cls) or "").partition("Attributes:\n")[2].partition("\n\n")[0]
