@@ -74,7 +74,8 @@ def test_no_sum_over_too_few_opens_whatever_a_lying_aggregator_tells_whom() -> N
     events = EquivocationMachine.events = Counter()
     fuzz(EquivocationMachine, SESSIONS)
     assert events["sum opens"] > SESSIONS
-    assert events["heard Abort"] > at_depth(0, 10)
+    if DEEP:
+        assert events["heard Abort"] > 10
 
 
 # Each control takes away one thing that the claims rest on, and a machine has to find what follows.

@@ -15,7 +15,7 @@ from vectors_alive import VectorsAlive
 
 from securefda.aggregator.run import AggregatorRun
 from securefda.bench.secagg.job import ROUNDS, Job
-from securefda.bench.secagg.party import settings_among_all
+from securefda.bench.secagg.party import settings_of
 from securefda.bench.secagg.session import identities
 from securefda.bootstrap import Member
 from securefda.operations.progress import SilentReporter
@@ -190,7 +190,7 @@ def session_of(sources: int, folder: Path) -> Held:
     target, *sources = [Member(roster, entry.site_id, signers[entry.index].private_key) for entry in roster.entries]
     with ExitStack() as files:
         rounds = {one.index: random_source(one, folder, PARAMS, default_policy(), Alarms(), files) for one in sources}
-        run = random_run(target, folder, PARAMS, settings_among_all(Visibility.SUM), SilentReporter(), files)
+        run = random_run(target, folder, PARAMS, settings_of(job, Visibility.SUM), SilentReporter(), files)
         tracemalloc.start()
         try:
             return drive(run, rounds)
