@@ -54,7 +54,7 @@ _MASKING = {
     ),
 }
 _RULE = {
-    source_round: ("aligned_update", "contribution_at_source", "capped_input"),
+    source_round: ("aligned_update", "contribution_at_source", "capped_and_encoded"),
     ClearUpdates: ("_evaluate",),
     model: ("total_of", "update_of"),
 }

@@ -67,8 +67,8 @@ class ProbedSource(SourceRun):
         witness, memory = forgetting(self._site.witness)
         store: Any = _RunGoesOn(self._site.store)
         self._site = replace(self._site, witness=witness, store=store)
-        self._between = copy(self._between)
-        self._between._site = self._site
+        self._messages = copy(self._messages)
+        self._messages._site = self._site
         before = self._round
         try:
             answers = super().handle(Parcel(replayed.passed.message, replayed.passed.vectors))

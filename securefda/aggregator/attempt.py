@@ -15,7 +15,7 @@ from securefda.aggregator.clear_updates import ClearUpdates
 from securefda.aggregator.sums import PartialSum, RoundSum
 from securefda.aggregator.target import TargetOutput, error_units
 from securefda.errors import FaultySourceError, QuorumLost, SecureFdaError, SourceAborted
-from securefda.protocol import aggregator_session as phases
+from securefda.protocol import aggregator_session as session_steps
 from securefda.protocol.aggregator_session import AggregatorSession
 from securefda.protocol.encoding import decode_statistics
 from securefda.protocol.envelope_checks import envelope_fault
@@ -74,7 +74,7 @@ class Attempt:
         self._before_release, self._released = before_release, False
         self._units = error_units(target, header.rule.select)
         self._in_clear, self._masked = frozenset(header.at(Visibility.INDIVIDUAL)), frozenset(header.masked)
-        self._state: phases.Collecting | None = phases.open_session(session) if self._masked else None
+        self._state: session_steps.Collecting | None = session_steps.open_session(session) if self._masked else None
         self._updates = ClearUpdates(session, self.terms, target, self._units) if self._in_clear else None
         self._masked_outcome: RoundSum | SecureFdaError | None = None
         self._clear_outcome: PartialSum | SecureFdaError | None = None
@@ -127,7 +127,7 @@ class Attempt:
     @property
     def silent(self) -> frozenset[int]:
         """The sources whose missing nonces ended the attempt, if that was the cause; retry without them."""
-        ended_for_it = isinstance(self._state, phases.CollectingNonces) and not self._masking
+        ended_for_it = isinstance(self._state, session_steps.CollectingNonces) and not self._masking
         return self._state.waiting_for if self._state is not None and ended_for_it else frozenset()
 
     @property
@@ -139,7 +139,7 @@ class Attempt:
         """Length of the vector that this source may upload now, in bytes; 0 for none."""
         if index in self._awaited_in_clear():
             return 4 * self.header.body.n_summed
-        in_time = isinstance(self._state, phases.CollectingInputs) and index in self._awaited_in_session()
+        in_time = isinstance(self._state, session_steps.CollectingInputs) and index in self._awaited_in_session()
         return self._session.encoding.nbytes if in_time else 0
 
     @property
@@ -236,7 +236,7 @@ class Attempt:
             try:
                 self._require_enough_left(self._state)
                 # R0 stays open until the sources outside of the session have trained.
-                is_first = isinstance(self._state, phases.CollectingKeys)
+                is_first = isinstance(self._state, session_steps.CollectingKeys)
                 if self._awaited_in_session() or (is_first and self._collecting):
                     break
                 sends += phase.close(self, self._state)
@@ -245,7 +245,7 @@ class Attempt:
                 sends += self._abort_all(self._masked, phase.step, error)
         return sends
 
-    def _require_enough_left(self, state: phases.Collecting) -> None:
+    def _require_enough_left(self, state: session_steps.Collecting) -> None:
         """Fail at once if too few sources are left; those that could still answer do not count as missing."""
         able = set(state.received) | self._awaited_in_session()
         if len(able) < self._session.threshold:
@@ -254,30 +254,30 @@ class Attempt:
             )
             raise QuorumLost(self.phase, self._session.threshold, have, missing)
 
-    def _close_keys(self, state: phases.CollectingKeys) -> list[Send]:
-        self._state, key_list = phases.close_keys(state, self.gone)
+    def _close_keys(self, state: session_steps.CollectingKeys) -> list[Send]:
+        self._state, key_list = session_steps.close_keys(state, self.gone)
         return self._to_all(self._state.u1, key_list)
 
-    def _close_nonces(self, state: phases.CollectingNonces) -> list[Send]:
-        self._state, neighbours = phases.close_nonces(state)
+    def _close_nonces(self, state: session_steps.CollectingNonces) -> list[Send]:
+        self._state, neighbours = session_steps.close_nonces(state)
         return self._to_each(neighbours)
 
-    def _close_shares(self, state: phases.CollectingShares) -> list[Send]:
-        self._state, deliveries = phases.close_shares(state)
+    def _close_shares(self, state: session_steps.CollectingShares) -> list[Send]:
+        self._state, deliveries = session_steps.close_shares(state)
         self._release()
         return self._give_up(set(state.received) - self._state.u2, Step.SHARES) + self._to_each(deliveries)
 
-    def _close_inputs(self, state: phases.CollectingInputs) -> list[Send]:
-        self._state, lists = phases.close_inputs(state)
+    def _close_inputs(self, state: session_steps.CollectingInputs) -> list[Send]:
+        self._state, lists = session_steps.close_inputs(state)
         given_up = self._give_up(set(state.received) - self._state.survivors, Step.SURVIVORS)
         return given_up + self._to_all(self._state.survivors, lists)
 
-    def _close_signatures(self, state: phases.CollectingSignatures) -> list[Send]:
-        self._state, shown = phases.close_signatures(state)
+    def _close_signatures(self, state: session_steps.CollectingSignatures) -> list[Send]:
+        self._state, shown = session_steps.close_signatures(state)
         return self._to_each(shown) if isinstance(shown, Mapping) else self._to_all(self._state.asked, shown)
 
-    def _close_unmask(self, state: phases.CollectingUnmask) -> list[Send]:
-        opened = phases.close_unmask(state)
+    def _close_unmask(self, state: session_steps.CollectingUnmask) -> list[Send]:
+        opened = session_steps.close_unmask(state)
         self._alarms.extend(opened.faults)
         partial_sums = tuple(
             PartialSum(
@@ -288,7 +288,7 @@ class Attempt:
             )
             for one in opened.sums
         )
-        self._masked_outcome = RoundSum(partial_sums, opened.sum_digest)
+        self._masked_outcome = RoundSum(partial_sums, opened.sum_digest)  # the run reads it as `outcome`
         return []
 
     def _release(self) -> None:
@@ -392,22 +392,28 @@ class _Phase:
     message: type
     step: Step
     name: str
-    add: Callable[..., phases.Collecting]
+    add: Callable[..., session_steps.Collecting]
     close: Callable[[Attempt, Any], list[Send]]
 
 
 _PHASES: Mapping[type, _Phase] = {
-    phases.CollectingKeys: _Phase(
-        Advertise, Step.ADVERTISE, "training and R0 advertise", phases.add_advertise, Attempt._close_keys
+    session_steps.CollectingKeys: _Phase(
+        Advertise, Step.ADVERTISE, "training and R0 advertise", session_steps.add_advertise, Attempt._close_keys
     ),
-    phases.CollectingNonces: _Phase(Nonce, Step.ADVERTISE, "R0 nonces", phases.add_nonce, Attempt._close_nonces),
-    phases.CollectingShares: _Phase(ShareBundle, Step.SHARES, "R1 shares", phases.add_shares, Attempt._close_shares),
-    phases.CollectingInputs: _Phase(
-        MaskedInput, Step.MASKED_INPUT, "R2 masked input", phases.add_input, Attempt._close_inputs
+    session_steps.CollectingNonces: _Phase(
+        Nonce, Step.ADVERTISE, "R0 nonces", session_steps.add_nonce, Attempt._close_nonces
     ),
-    phases.CollectingSignatures: _Phase(
-        SurvivorSignature, Step.SURVIVORS, "R3 survivors", phases.add_signature, Attempt._close_signatures
+    session_steps.CollectingShares: _Phase(
+        ShareBundle, Step.SHARES, "R1 shares", session_steps.add_shares, Attempt._close_shares
     ),
-    phases.CollectingUnmask: _Phase(Unmask, Step.UNMASK, "R4 unmask", phases.add_unmask, Attempt._close_unmask),
+    session_steps.CollectingInputs: _Phase(
+        MaskedInput, Step.MASKED_INPUT, "R2 masked input", session_steps.add_input, Attempt._close_inputs
+    ),
+    session_steps.CollectingSignatures: _Phase(
+        SurvivorSignature, Step.SURVIVORS, "R3 survivors", session_steps.add_signature, Attempt._close_signatures
+    ),
+    session_steps.CollectingUnmask: _Phase(
+        Unmask, Step.UNMASK, "R4 unmask", session_steps.add_unmask, Attempt._close_unmask
+    ),
 }
 """The session's phases, in their order."""

@@ -297,7 +297,7 @@ class RunModel:
         self._record(current)
 
     def change_by(self, current: CurrentRound, terms: RoundTerms, sums: RoundSum) -> ModelChange:
-        """Compute the new model from the sums of an attempt. Nothing is changed yet.
+        """Compute the new model from the sums of an attempt. Neither the model nor the store changes yet.
 
         Raises:
             FaultySum: honest contributions cannot give a sum. The masks hide the faulty source, so none is named.

@@ -362,32 +362,28 @@ def personal_of(strategy: Strategy, trainer: PersonalTrainer, memory: PersonalMe
     return None
 
 
+_FIXED = {"task", "strategy", "training", "privacy", "session", "model"}
+_FREE = {
+    "privacy": {"budget"},
+    "training": {"threads", "adapt", "adapt_epochs", "adapt_threshold", "adapt_prior"},
+    "strategy": {"compare_target_only"},
+    "model": {"release_adapted"},
+}
+"""Sections whose settings must stay when a run is resumed, and those of their settings that need not."""
+
+
 def run_settings(config: AggregatorConfig, roster: Roster) -> RunSettings:
-    """How the run goes. The digest covers what must stay when a run is resumed: not budget, threads, and what follows
-    the run at the target.
-    """
-    fixed = config.model_dump(
-        mode="json",
-        include={"task", "strategy", "training", "privacy", "session", "model"},
-        exclude={
-            "privacy": {"budget"},
-            "training": {"threads", "adapt", "adapt_epochs", "adapt_threshold", "adapt_prior"},
-            "strategy": {"compare_target_only"},
-            "model": {"release_adapted"},
-        },
-    )
+    """How the run goes, under a digest of what must stay when it is resumed."""
+    fixed = config.model_dump(mode="json", include=_FIXED, exclude=_FREE)
     written = json.dumps(fixed, sort_keys=True)  # the options of a task stand in the order of the file
     return settings_of(config, sha256(f"{config.aggregator.seed}\0{written}".encode() + roster.digest()).digest())
 
 
 def is_fixed(key: str) -> bool:
     """Whether a setting of the target must stay when a run is resumed: the digest of :func:`run_settings` covers it."""
-    free = (
-        *("privacy.budget.", "training.threads", "training.adapt"),
-        *("strategy.compare-target-only", "model.release-adapted"),
-    )
-    fixed = ("aggregator.seed", "task.", "strategy.", "training.", "privacy.", "session.", "model.")
-    return key.startswith(fixed) and not key.startswith(free)
+    section, _, name = key.partition(".")
+    field = name.partition(".")[0].replace("-", "_")
+    return key == "aggregator.seed" or (section in _FIXED and field not in _FREE.get(section, ()))
 
 
 def settings_of(config: AggregatorConfig | FederationConfig, config_digest: bytes) -> RunSettings:

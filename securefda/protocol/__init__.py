@@ -1,1 +1,4 @@
-"""The secure session SFDA-SA/1 as pure state machines: no network, no disk, no clock, no global randomness."""
+"""The secure sessions SFDA-SA/1 and SFDA-SA/2 as pure state machines, with their messages, checks, masks and encodings.
+
+No network, no disk, no clock, no global randomness.
+"""

@@ -4,7 +4,7 @@ A phase function either returns the next phase with the message to send, or rais
 phase, so a session that failed a check is dead for good. A phase that was left cannot be entered again either: its
 secrets have moved to the next phase, so a second key list, input or survivor list raises ``ValueError`` and nothing is
 sent. The protocol is Bonawitz et al. 2017, Figure 4, with the rounds for malicious servers; the checks are in
-:mod:`.checks`.
+:mod:`.session_checks`.
 
 A header with a graph makes the session one of SFDA-SA/2: nonces are revealed before the shares and decide who is whose
 neighbour. From then on, a source agrees on masks and exchanges shares only with its neighbours; in SFDA-SA/1 with all

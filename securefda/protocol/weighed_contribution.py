@@ -1,7 +1,8 @@
-"""A source's contribution from beginning to end: parse the header's terms, align, evaluate, clip, cap, encode.
+"""A source's contribution from beginning to end, and the checks of opened sums that follow from it.
 
-A source computes its own contribution here. Where updates travel in clear, or as means of cohorts, the aggregator
-evaluates the same rule with the same functions, so that every visibility gives the same model.
+The order: align the update, evaluate the rule, clip; cap, add the target's part, which no cap scales, and clip again;
+weigh, encode. A source computes its own contribution here. Where updates travel in clear, or as means of cohorts, the
+aggregator evaluates the same rule with the same functions, so that every visibility gives the same model.
 """
 
 from __future__ import annotations
@@ -309,10 +310,10 @@ def contribution_at_source(
 
     At ``sum``, the source evaluates the rule itself with the published numbers. At ``cohort``, it adds the update as it
     is, and the aggregator evaluates the rule on the mean of each cohort. Under norm caps, the target's part is kept
-    apart until the caps have been applied, see :func:`apply_caps`. ``alignment`` is the factor by which the update is
-    still to be aligned for estimates, 1 unless ``plan.aligns_estimates_only``; a cohort sums it where others sum the
-    share of the target's update. ``noise_variance`` is the noise in each coordinate of the update, for which the
-    projection is corrected; 0 for no correction.
+    apart until the caps have been applied, see :meth:`WeighedContribution.capped`. ``alignment`` is the factor by
+    which the update is still to be aligned for estimates, 1 unless ``plan.aligns_estimates_only``; a cohort sums it
+    where others sum the share of the target's update. ``noise_variance`` is the noise in each coordinate of the update,
+    for which the projection is corrected; 0 for no correction.
 
     Raises:
         FaultyAggregatorError: HEADER_TARGET, the published numbers contradict each other or the published update.
@@ -605,7 +606,7 @@ class WeighedContribution:
         return cls(terms, contribution, statistics, at_bounds, report, rounding)
 
     def capped(self, reports: Mapping[int, bytes]) -> WeighedContribution:
-        """Scale it to the caps that follow from all reports, and clip it to the ranges; unchanged without norm caps.
+        """Scale it to the caps that follow from all reports, add the target's part, and clip. Without caps, only add.
 
         Raises:
             FaultyAggregatorError: CLIPPED, too many coordinates are beyond the ranges.

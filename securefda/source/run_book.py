@@ -121,7 +121,7 @@ class RunBook(StateFile):
             oldest = "DELETE FROM unfinished WHERE rowid = (SELECT min(rowid) FROM unfinished WHERE for_good = 0)"
             database.execute(oldest)
 
-    def never_paid(self, run_id: bytes, round_number: int) -> None:
+    def keep_unfinished(self, run_id: bytes, round_number: int) -> None:
         """Record that an unfinished round stays one: no result forgives it, only the operator can."""
         with self._transaction() as database:
             this = "UPDATE unfinished SET for_good = 1 WHERE (run_id, round) = (?, ?)"

@@ -53,8 +53,8 @@ from securefda.protocol.weighed_contribution import (
 from securefda.rules import share_apart
 from securefda.site.policy.verdict import check_metadata, check_metrics, check_moments
 from securefda.source.acceptance import AcceptedRound
-from securefda.source.between_rounds import receipt_for
 from securefda.source.model_bound import UNKNOWN_COUNT, TakenResult
+from securefda.source.run_messages import receipt_for
 from securefda.source.source_site import SourceSite
 from securefda.training import Vector
 from securefda.training.alignment import AlignmentRule, FeatureAlignment
@@ -202,24 +202,24 @@ def begin_round(site: SourceSite, accepted: AcceptedRound) -> Answer:
         record["epsilon"] = result.epsilon
     factor = alignment_of(header, steps=result.steps, learning_rate=result.learning_rate)
     update = aligned_update(header, result.update, factor)
-    alignment = factor if terms.plan.aligns_estimates_only else None
-    aligned = with_pull(header, update, result.pull)
+    for_estimates = factor if terms.plan.aligns_estimates_only else None
+    update_and_pull = with_pull(header, update, result.pull)
     if not terms.plan.rule.adds_moments:  # moments are no measure of how far training moves a model
         units = accepted.course.units_after(result.update)
         site.store.remember_trained(header.run_id, accepted.origin.number, accepted.model, header.model_digest, units)
     rounding = site.new_rounding_key(header)
     if accepted.level is Visibility.INDIVIDUAL:
         return _release_in_clear(
-            site, accepted, aligned, record, metrics=metrics, alignment=alignment, rounding=rounding
+            site, accepted, update_and_pull, record, metrics=metrics, alignment=for_estimates, rounding=rounding
         )
 
     contribution = contribution_at_source(
-        *(terms, accepted.level, accepted.published, aligned),
-        alignment=1.0 if alignment is None else alignment,
+        *(terms, accepted.level, accepted.published, update_and_pull),
+        alignment=1.0 if for_estimates is None else for_estimates,
         noise_variance=aligned_variance(header, result.noise_variance, factor),
     )
     samples = result.samples
-    del result, update, aligned  # frees vectors of the model's length before encoding and masking
+    del result, update, update_and_pull  # frees vectors of the model's length before encoding and masking
     pending = WeighedContribution.clipped(
         terms, accepted.level, contribution, samples, rounding=rounding, metrics=metrics
     )
@@ -251,22 +251,22 @@ def continue_round(site: SourceSite, current: SourceRound, message: Signed[Body]
         case session_steps.AwaitingNeighbours() as phase, Neighbours():
             following, answer = session_steps.receive_neighbours(phase, received, site.random_bytes)
         case session_steps.AwaitingShares() as phase, ShareDelivery():
-            return _mask(site, current, phase, received)
+            return _cap_encode_mask(site, current, phase, received)
         case session_steps.AwaitingSurvivors() as phase, Survivors():
             return _sign_survivors(site, current, phase, received)
         case session_steps.AwaitingConsistency() as phase, Consistency():  # or NeighbourConsistency, one of them
-            return _unmask(site, current, phase, received)
+            return _release_shares(site, current, phase, received)
         case _:
             raise _out_of_order(message, current.phase)
     return replace(current, phase=following), Parcel(answer)
 
 
-def _mask(
+def _cap_encode_mask(
     site: SourceSite, current: SourceRound, phase: session_steps.AwaitingShares, message: Signed[ShareDelivery]
 ) -> Answer:
     ready = session_steps.receive_shares(phase, message)
     try:
-        return release_masked(site, *capped_input(site, current, ready), ready)
+        return release_masked(site, *capped_and_encoded(site, current, ready), ready)
     except BaseException:
         session_steps.erase(ready)  # `current` still holds the phase before, so nobody else would erase these secrets
         raise
@@ -282,7 +282,7 @@ def _sign_survivors(
     return replace(current.noted(summed=summed), phase=following), Parcel(signature)
 
 
-def _unmask(
+def _release_shares(
     site: SourceSite, current: SourceRound, phase: session_steps.AwaitingConsistency, message: Signed[Consistency]
 ) -> Answer:
     """Release the shares: with enough of them, the aggregator opens the sum."""
@@ -361,7 +361,7 @@ def _release_in_clear(
     return SourceRound(header, number, AwaitingClearResult(), record), Parcel(signed, (vector,))
 
 
-def capped_input(
+def capped_and_encoded(
     site: SourceSite, current: SourceRound, ready: session_steps.ReadyToMask
 ) -> tuple[SourceRound, RingVector]:
     """Scale this source's contribution down to the norm caps, and encode it. Needs the norm reports of all sources.

@@ -42,10 +42,10 @@ from securefda.protocol.messages import (
 )
 from securefda.site.policy import rules_that_send_features
 from securefda.source.acceptance import accept_header
-from securefda.source.between_rounds import BetweenRounds, receipt_for
 from securefda.source.final_model import HINT as ASK_FOR_THE_MODEL
 from securefda.source.final_model import final_model
 from securefda.source.run_book import RUNS, UNFINISHED
+from securefda.source.run_messages import RunMessages, receipt_for
 from securefda.source.source_round import (
     SourceRound,
     begin_round,
@@ -126,7 +126,7 @@ class SourceRun:
         self._site = site
         self._reporter = reporter
         self._process = ProcessGuard(f"the session of {self._name(site.signer.index)}", self.forget)
-        self._between = BetweenRounds(site)
+        self._messages = RunMessages(site)
         self._round: SourceRound | None = None
         self._last_target_update: Vector | None = None
         self._ended_session = NO_SESSION
@@ -144,7 +144,7 @@ class SourceRun:
             AuditError: the log of the run cannot be written, or differs from what was signed.
         """
         self._process.require_original()
-        return self._between.join(run)
+        return self._messages.join(run)
 
     def vector_bytes(self) -> int:
         """The longest vector that an honest aggregator sends to this site, in bytes: a model, or features."""
@@ -178,7 +178,7 @@ class SourceRun:
                     answers = self._refuse_by_policy(parcel, refusal)
                 case Clipped(header, error):
                     # This refusal tells the aggregator something about the rows, so no later result makes up for it.
-                    self._site.store.never_paid(header.run_id, header.round)
+                    self._site.store.keep_unfinished(header.run_id, header.round)
                     answers = self._reject(parcel, error)
                 case Broken(error):
                     answers = self._reject(parcel, error)
@@ -234,16 +234,16 @@ class SourceRun:
 
     def _dispatch(self, parcel: Parcel) -> Outcome:
         message: Any = parcel.message
-        self._between.require_run_permitted(message)
+        self._messages.require_run_permitted(message)
         match message.body:
             case Header():
                 return self._start_round(message, parcel)
             case Checkpoint() | Cosigned():
-                return Accepted(self._between.take_log(message))
+                return Accepted(self._messages.take_log(message))
             case MissedResult():
-                return Accepted(self._between.take_missed(message))
+                return Accepted(self._messages.take_missed(message))
             case Schedule():
-                self._between.take_schedule(message)
+                self._messages.take_schedule(message)
             case Goodbye() as goodbye:
                 self._site.require_from_target(message)
                 self._end(goodbye, parcel)
@@ -257,7 +257,7 @@ class SourceRun:
     def _start_round(self, header: Signed[Header], parcel: Parcel) -> Outcome:
         site, body = self._site, header.body
         site.require_from_target(header)
-        accepted = accept_header(site, header, parcel, self._between.shown_last())
+        accepted = accept_header(site, header, parcel, self._messages.shown_last())
         # The header has passed: only now the session before it ends, and not for one that fails a check.
         self.forget()
         receipts = []
@@ -308,7 +308,7 @@ class SourceRun:
     def _complete(self, goodbye: Goodbye, parcel: Parcel) -> None:
         """Keep the final model if the headers promised it, and close the run: no header of it is accepted any more."""
         site, run = self._site, self._site.witness.journal.run
-        run_id, missed = bytes.fromhex(run), self._between.shown_last()
+        run_id, missed = bytes.fromhex(run), self._messages.shown_last()
         known = site.store.known(run_id)
         if known.accepted is None or known.ended:
             return

@@ -343,9 +343,9 @@ class SourceStore(RunStore):
         with self._transaction(durable=False) as database:
             database.execute("UPDATE positions SET answered = ? WHERE run_id = ?", (summed, run_id))
 
-    def never_paid(self, run_id: bytes, round_number: int) -> None:
-        """As :meth:`RunBook.never_paid`."""
-        self._runs.never_paid(run_id, round_number)
+    def keep_unfinished(self, run_id: bytes, round_number: int) -> None:
+        """As :meth:`RunBook.keep_unfinished`."""
+        self._runs.keep_unfinished(run_id, round_number)
 
     def burn_fuse(self, run_id: bytes, round_number: int) -> None:
         """Write that this round's update may leave now; a second time for one round is refused.

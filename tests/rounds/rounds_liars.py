@@ -8,7 +8,7 @@ from typing import Any
 from securefda.protocol.encoding import N_STATISTICS
 from securefda.protocol.messages import Header, Parcel
 from securefda.protocol.source_session import AwaitingShares, receive_shares
-from securefda.source.source_round import capped_input, release_masked
+from securefda.source.source_round import capped_and_encoded, release_masked
 from securefda.source.source_run import SourceRun
 
 KEPT, SAMPLES, LOSS, ACCURACY = range(-N_STATISTICS, 4 - N_STATISTICS)
@@ -27,7 +27,7 @@ class Liar(SourceRun):
         if current is None or not isinstance(current.phase, AwaitingShares):
             return super().handle(parcel)
         ready = receive_shares(current.phase, parcel.message)  # type: ignore[arg-type]
-        current, encoded = capped_input(self._site, current, ready)
+        current, encoded = capped_and_encoded(self._site, current, ready)
         self._lie(encoded, current.header.body)
         self._round, answer = release_masked(self._site, current, encoded, ready)
         return [answer]

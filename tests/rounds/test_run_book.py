@@ -105,7 +105,7 @@ def test_runs_are_counted_over_folders_and_processes(book: Book, header: Headers
 def test_no_result_pays_for_a_round_that_is_unfinished_for_good(book: Book, header: Headers) -> None:
     own = book(max_unfinished=2)
     own.begin_attempt(header(A, 1), FOLDER)
-    own.never_paid(A, 1)
+    own.keep_unfinished(A, 1)
     for number in range(2, 9):
         finish(own, header(A, number))
     own.begin_attempt(header(A, 9), FOLDER)
@@ -114,7 +114,7 @@ def test_no_result_pays_for_a_round_that_is_unfinished_for_good(book: Book, head
     own.result_accepted(A, 9)
     assert is_open(own, A, number=10)
     own.begin_attempt(header(A, 10), FOLDER)
-    own.never_paid(A, 10)
+    own.keep_unfinished(A, 10)
     own.result_accepted(A, 10)
     assert not is_open(own, A, number=11)
 

@@ -13,7 +13,7 @@ from securefda.protocol.encoding import vector_from_wire, vector_to_wire
 from securefda.protocol.header_checks import quantisation
 from securefda.protocol.masking import RingVector
 from securefda.protocol.messages import Header, Parcel, Update
-from securefda.source.source_round import capped_input, release_masked
+from securefda.source.source_round import capped_and_encoded, release_masked
 from securefda.source.source_run import SourceReporter, SourceSite
 from threat_model.adversaries.base import MaliciousAggregator
 from threat_model.adversaries.masks import Vector64
@@ -49,7 +49,7 @@ class FalseInput(MaliciousSource):
         if current is None or not isinstance(current.phase, steps.AwaitingShares):
             return super().handle(parcel)
         ready = steps.receive_shares(current.phase, message)  # type: ignore[arg-type]
-        current, encoded = capped_input(self._site, current, ready)
+        current, encoded = capped_and_encoded(self._site, current, ready)
         self._falsify(current.header.body, encoded)
         self._round, answer = release_masked(self._site, current, encoded, ready)
         return [answer]

@@ -22,8 +22,8 @@ from securefda.source.model_bound import Missed, TakenResult, check_missed
 from securefda.source.source_site import SourceSite
 
 
-class BetweenRounds:
-    """One source's messages between rounds, within one process.
+class RunMessages:
+    """One source's messages outside the masking sessions, within one process.
 
     Every method refuses a message that the aggregator did not sign outside a session.
     """
