@@ -179,10 +179,10 @@ def nobody_waits_for_news(monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint that was shown before its receiver had cosigned the last one is taken for a lie."""
     real = Witness._is_continued
 
-    def strict(self: Witness, origin: str, shown: Checkpoint, head: Any) -> bool:
-        if shown.old_size != (self._memory.cosigned(origin) or (0, b""))[0]:
+    def strict(self: Witness, shown: Checkpoint, head: Any) -> bool:
+        if shown.old_size != (self._memory.cosigned(head.origin) or (0, b""))[0]:
             raise CheckpointError("CHECKPOINT_OLD_SIZE", "another one")
-        return real(self, origin, shown, head)
+        return real(self, shown, head)
 
     monkeypatch.setattr(Witness, "_is_continued", strict)
 
