@@ -235,7 +235,7 @@ class _Finder(ast.NodeVisitor):
 
     def visit_Compare(self, node: ast.Compare) -> None:
         for left, right in zip([node.left, *node.comparators], node.comparators, strict=False):
-            if (found := self._messages(left, right)) is not None:
+            if (found := self._between(left, right)) is not None:
                 start, end, sign = found
                 self._add("opposite comparison", start, end, OPPOSITES[sign])
                 if sign in BOUNDARIES:
@@ -244,7 +244,7 @@ class _Finder(ast.NodeVisitor):
 
     def visit_BoolOp(self, node: ast.BoolOp) -> None:
         for left, right in zip(node.values, node.values[1:], strict=False):
-            if (found := self._messages(left, right)) is not None:
+            if (found := self._between(left, right)) is not None:
                 self._add("and for or", *found[:2], "or" if isinstance(node.op, ast.And) else "and")
         self.generic_visit(node)
 
@@ -264,7 +264,7 @@ class _Finder(ast.NodeVisitor):
 
     def _arithmetic(self, left: ast.expr, right: ast.expr) -> None:
         is_text = any(isinstance(side, ast.JoinedStr | ast.Constant) and not _is_number(side) for side in (left, right))
-        if not is_text and (found := self._messages(left, right)) is not None and found[2] in ARITHMETIC:
+        if not is_text and (found := self._between(left, right)) is not None and found[2] in ARITHMETIC:
             self._add("other arithmetic", *found[:2], ARITHMETIC[found[2]])
 
     def visit_Constant(self, node: ast.Constant) -> None:
