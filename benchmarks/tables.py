@@ -85,7 +85,7 @@ def all_tables(folder: Path) -> dict[str, str]:
         "fine_tuning": fine_tuning.tables(figures("fine_tuning")["means"]),
         "one_round_hospitals": one_round_hospitals.tables(figures("one_round_hospitals")["rows"]),
         "gram_attack": gram_attack.tables(figures("gram_attack")["rows"]),
-        "mutants": {"killed": killed_table(figures(f"mutants_{one}") for one in ("killed", "again"))},
+        "mutants": {"killed": killed_table(figures("mutants_killed")["results"])},
     }
     return {f"{file}/{name}": table for file, tables in by_file.items() for name, table in tables.items()}
 
@@ -131,16 +131,12 @@ def pairs_table(rows: Iterable[Mapping[str, Any]]) -> str:
     return _markdown(("parameters", "before, ms", "after, ms", "ratio, median of pairs (range)"), cells)
 
 
-def killed_table(runs: Iterable[Mapping[str, Any]]) -> str:
-    """How many mutants of each package, and of all, the quick tests killed, and these and the deep ones together.
-
-    What a later run measured again stands in the place of what an earlier one found.
-    """
-    results = {row["mutant"]: row for run in runs for row in run["results"]}
+def killed_table(results: Sequence[Mapping[str, Any]]) -> str:
+    """How many mutants of each package, and of all, the quick tests killed, and these and the deep ones together."""
     rows = []
     for tests, depths in {"quick": {"quick"}, "quick and deep": {"quick", "deep"}}.items():
         measured, killed = Counter[str](), Counter[str]()
-        for row in results.values():
+        for row in results:
             package = package_of(row["mutant"].split(":")[0])
             measured[package] += 1
             killed[package] += row.get("depth") in depths
