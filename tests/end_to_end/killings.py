@@ -182,9 +182,10 @@ class Killings:
         place, kind, countdowns = kill.site, kill.kind, self._countdowns[kill.site]
         site = place.removesuffix(FOLLOWS)
         self.keep_up()
-        process, until = self.live[site], time.monotonic() + REACH_S
+        process, until = self.live[site], time.monotonic() + ROUND_S
         while place != site and not self._follower() and process.process.poll() is None and time.monotonic() < until:
             time.sleep(0.01)
+        until = time.monotonic() + REACH_S
         if kill.kind == "moment":
             time.sleep(kill.count)
         else:

@@ -27,7 +27,7 @@ def test_a_federation_whose_processes_are_killed_releases_nothing_twice_and_goes
     assert account.rounds["finished"] >= 2
 
 
-@pytest.mark.parametrize("seed", at_depth([1], [1, 2, 3, 4]))
+@pytest.mark.parametrize("seed", at_depth([1], [1, 2]))
 def test_a_source_whose_ranks_are_killed_releases_nothing_twice_and_goes_on(tmp_path: Path, seed: int) -> None:
     kills = at_depth(3, 15)
     account = kill_a_federation(tmp_path, seed, kills, team=NOISY[0])
