@@ -114,7 +114,8 @@ class WaitingSources:
             owner: SharePair(Secret(pair.master.reveal()), Secret(pair.self_secret.reveal()))
             for owner, pair in self._shares[index].items()
         }
-        return replace(self.phases[index], shares=shares)
+        phase = self.phases[index]
+        return replace(phase, secrets=replace(phase.secrets, shares=shares))
 
     def signed(self, sender: int, body: object) -> Signed:
         """A message as it arrives."""
