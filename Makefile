@@ -1,5 +1,5 @@
 # make demo         set up, then the main job: five sources and a target as separate processes, masked updates
-# make test         set up, then the quick tests; 7 minutes on two cores
+# make test         set up, then the quick tests; 5 minutes on two cores
 # make test-deep    all tests in their long forms; PART=2 runs the second of four parts
 # make docs         the manual, as HTML in docs/_build/html
 # make lint         what CI checks beside the tests
