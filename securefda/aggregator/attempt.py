@@ -218,7 +218,7 @@ class Attempt:
     # --- The session --------------------------------------------------------------------------------------------------
 
     def _take(self, message: Signed[Any], parcel: Parcel) -> None:
-        """Hand a message to the session, which makes all decisions; a late one is discarded."""
+        """Hand a message to the session, by the phase's row of `_PHASES`; a late one is discarded."""
         phase, kind = _PHASES[type(self._state)], type(message.body)
         order = [one.message for one in _PHASES.values()]
         if kind in order and order.index(kind) < order.index(phase.message):

@@ -1,9 +1,12 @@
 """Fixed-point encoding: real vectors become ring vectors, which are summed, and ring sums become real vectors again.
 
-This is the one module that owns rounding, range and overflow. A coordinate x of layer l is clipped to
-[-range_l, range_l] and becomes ``q = floor(x / step_l + d)`` with ``step_l = range_l / q_max`` and d drawn from (0, 1),
-so that q is x / step_l on average. With ``n_max * q_max < 2^(k-1)`` a sum of at most n_max encoded vectors never wraps
-in k bits, so the centred value of the ring sum is the exact sum of the q.
+This is the one module in which a sum could overflow. The aggregator chooses the ranges that it is given
+(:mod:`securefda.aggregator.ranges`), and :mod:`.down_link` rounds on the way down.
+
+A coordinate x of layer l is clipped to [-range_l, range_l] and becomes ``q = floor(x / step_l + d)`` with
+``step_l = range_l / q_max`` and d drawn from (0, 1), so that q is x / step_l on average. With ``n_max * q_max <
+2^(k-1)`` a sum of at most n_max encoded vectors never wraps in k bits, so the centred value of the ring sum is the
+exact sum of the q.
 
 The parameters are followed by the aggregate statistics. Each lies in [0, 1]: it is divided by its bound (and clipped
 to it) and weighted by samples, as the layers are. A statistic always has a word of 32 bits and is rounded to nearest,
