@@ -472,7 +472,7 @@ class ModelSection(Settings):
 
     release_adapted: bool = False
     """Whether `securefda export` may write the model that `training.adapt` made. It depends on the target's rows alone,
-    without noise: whoever gets it can test whether a row was among them."""
+    without noise: anyone who has it can test whether a row was among them."""
 
 
 class SessionSection(Settings):
