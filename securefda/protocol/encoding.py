@@ -285,7 +285,7 @@ def _encode_layer(
         low, high = float(chunk.min()), float(chunk.max())
         if not (math.isfinite(low) and math.isfinite(high)):  # min and max propagate NaN
             raise ValueError(f"layer {layer} holds NaN or infinity")
-        # Whoever clipped before: that no sum wraps rests on this line.
+        # Again, even if it was clipped before: without this line a sum could wrap.
         if low < -limit or high > limit:
             np.clip(chunk, -limit, limit, out=chunk)
         np.multiply(chunk, q_max / limit, out=chunk)

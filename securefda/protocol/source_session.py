@@ -277,7 +277,7 @@ def advertise(
     """
     index = session.signer.index
     master, self_secret = Secret.random(random_bytes), Secret.random(random_bytes)
-    # Not derived from the master: whoever opens that of a dropped source must not open its boxes.
+    # Not derived from the master: who opens that of a dropped source must not be able to open its boxes.
     box_pair, nonce = agreement.box_key_pair(random_bytes), Secret.random(random_bytes)
     opening = Secret(draw(random_bytes, agreement.REPORT_OPENING_BYTES) + report) if report else None
     own = session.sign(
