@@ -36,7 +36,7 @@ def finish(
         summary: of the run so far.
         records: the run's round lines.
         model: what the target keeps of the last round, float32 (m,).
-        origin: gives what a model file after a round says of it.
+        origin: gives the metadata of a model file after a round.
         reporter: hears what the target does now.
     """
     folder.write_summary(summary)  # whole, should what follows be cut short
