@@ -212,7 +212,7 @@ def _under_the_policy(pool: Pool, own: NDArray[np.int64], others: NDArray[np.int
     """The same where the attacked source alone checks its rows, by the default policy."""
     true, codes = pool.features[own], pool.codes[own]
     try:
-        features = check_moments(default_policy(), true, codes)
+        features, codes = check_moments(default_policy(), true, codes)
     except PolicyRefusal as refusal:
         return {"refused": 1.0, refusal.key: 1.0}
     checked = Moments.of(features, codes, bound=BOUND)

@@ -215,7 +215,8 @@ class CurrentRound:
             line["fold_losses"], line["chosen"] = dict(self.fold_losses), self.chosen
         if outcome is not None:
             partial_sums = outcome.partial_sums
-            line["emptied"] = _emptied(site, partial_sums) if self.capped else []
+            whole = self.plan.rule.adds_moments  # one cap for the whole vector; where features are 0, so is their layer
+            line["emptied"] = _emptied(site, partial_sums) if self.capped and not whole else []
             line["seen"] = [
                 seen
                 for partial in partial_sums

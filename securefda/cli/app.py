@@ -26,6 +26,7 @@ from securefda.cli import (
     processes,
     runs,
     site,
+    statistics,
     status,
     task,
     threats,
@@ -119,6 +120,7 @@ app.command("run")(training.run)
 app.command("simulate")(training.simulate)
 app.command("status")(status.status)
 app.command("new")(new.new)
+app.command("statistics")(statistics.statistics)
 app.command("features")(features.features)
 app.command("preflight")(preflight.preflight)
 app.command("dashboard")(dashboard.dashboard)

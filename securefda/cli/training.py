@@ -180,13 +180,12 @@ def _one_run(
         clear_run(folder)
     elif simulated or is_finished(folder):
         require_fresh(folder)
-    summary = _train(config, folder, seed, spread, simulated=simulated)
+    summary = train(config, folder, seed, spread, simulated=simulated)
     print_result(output, summary.as_json() | {"out": str(folder)}, run_text(summary, folder))
 
 
-def _train(
-    config: FederationConfig, folder: Path, seed: int, spread: RaySettings | None, *, simulated: bool
-) -> Summary:
+def train(config: FederationConfig, folder: Path, seed: int, spread: RaySettings | None, *, simulated: bool) -> Summary:
+    """Run a federation into ``folder``, with progress on the console, and write its report."""
     from securefda.cli.console import console_reporter
     from securefda.machine import without_collections
     from securefda.operations.report import report_after

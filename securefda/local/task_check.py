@@ -276,7 +276,7 @@ def _compare_moments(site: SiteModel, policy: SourcePolicy, found: SiteFound, *,
         if planned:
             raise
         return
-    refusals = list(refusals_of_moments(policy, features, targets))
+    refusals = list(refusals_of_moments(policy, features, targets, sums_only=site.task.sums_only))
     when = "also: " if planned else f"if the rule is {Rule.ANALYTIC}: "
     found.notes += [f"{when}{refusal}; {refusal.hint}" for refusal in refusals[planned:]]
     least = policy.moments.min_rows_per_category

@@ -260,6 +260,8 @@ def levels_text(visibility: Mapping[str, str]) -> str:
 
 def head_text(source_weight: float, ridge: float, *, labelled: bool, balanced: bool) -> str:
     """Say how the analytic rule fitted the head: the weight s of a source's row, lambda, and whether by class."""
+    if not ridge:
+        return "the outputs are the means over the sources' rows"
     how = f"(ridge {ridge:.3g}{', all classes count alike' if balanced else ''})"
     if not labelled:
         return f"the head is fitted to the sources' moments {how}"

@@ -124,10 +124,7 @@ def trained_model(
     )
     model = build_model(built, derive_seed(setting["seed"], "model"))
     largest = sum(tensor.nbytes for tensor in model.state_dict().values()) + MAX_FILE_BYTES
-    try:
-        tensors = load(read_whole(file, largest))
-    except SafetensorError as error:
-        raise ConfigError(str(file), f"is no model file: {error}", hint=_FETCH) from error
+    tensors = read_tensors(file, largest)
     expected = dict(layer_table(model)) | {
         name: tuple(statistic.shape) for name, statistic in running_statistics(model).items()
     }
@@ -144,6 +141,19 @@ def trained_model(
     said = KnnSettings(*(strategy[f"knn-{one.name}"] for one in fields(KnnSettings) if f"knn-{one.name}" in strategy))
     with task_code(type(built), "the model"):
         return built, KnnModel(model, _rows_of(run / HEAD_FILE, summary["run_id"]), said).eval()
+
+
+def read_tensors(file: Path, largest: int = MAX_FILE_BYTES) -> dict[str, Tensor]:
+    """Return the layers in a model file by name.
+
+    Raises:
+        ConfigError: it is no such file.
+        OSError: it is unreadable, no regular file, or larger than ``largest`` bytes.
+    """
+    try:
+        return load(read_whole(file, largest))
+    except SafetensorError as error:
+        raise ConfigError(str(file), f"is no model file: {error}", hint=_FETCH) from error
 
 
 def _file_of(which: Which | None, record: RunRecord, summary: Mapping[str, Any]) -> tuple[Path, str | None, str]:

@@ -194,12 +194,16 @@ class Task(ABC):
     False if, say, the task standardises with the mean of the site's rows: one record then changes every row, which
     clipping single gradients does not bound, so DP-SGD refuses the task.
 
+    Set ``sums_only`` to True if the model's outputs are constants, and the rule ``analytic`` is to fit the mean of
+    :meth:`head_targets` over the sources' rows to them, without a ridge: a run of it gives statistics, and no model.
+
     Set ``public_rows`` to True if all rows are public and the seed assigns them to the sites. `securefda budget advise`
     then tries settings on the rows that other seeds assign.
     """
 
     separate_rows: bool = False
     public_rows: bool = False
+    sums_only: bool = False
 
     def __init__(self, settings: TaskSettings) -> None:
         self.settings = settings

@@ -679,6 +679,11 @@ class Tabular(Task):
         texts = zip(cells, missing, strict=True)
         return np.array([0.0 if gone else float(cell.replace(decimal, ".")) for cell, gone in texts])
 
+    def _column_of_numbers(self, table: Table, name: str, where: str) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        """Return the numbers of a column (n,), 0 for a missing one, and which are missing."""
+        missing = self._missing(table.cells[name])
+        return self._numbers(table.cells[name], missing, _Place(where, name, table)), missing
+
     def _number_hint(self, cell: str) -> tuple[str, bool]:
         """Return a hint, and whether following it would change the model."""
         other = "," if self.options.decimal == "." else "."

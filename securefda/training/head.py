@@ -103,6 +103,11 @@ class HeadFitter:
         """
         head = last_linear(self.site.module)
         sources = Moments.from_means(means, width=head.in_features, outputs=head.out_features, rows=rows)
+        if self.site.task.sums_only:
+            constants = np.zeros_like(sources.cross)
+            constants[:, -1] = sources.cross[:, -1] / rows
+            mean = Head(constants, 1.0, 0.0)
+            return FittedHead(_flat(mean), mean, 1.0)
         if isinstance(self.site.rows, Unlabelled):
             fitted = fit_head(sources, bound=self.bound, balanced=self.balanced)
             return FittedHead(_flat(fitted), fitted, 1.0)

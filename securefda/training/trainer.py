@@ -32,8 +32,10 @@ from securefda.training.step_variance import (
 from securefda.training.team import Team, TrainingOrder, not_federated
 from securefda.training.training_settings import TrainingSettings
 
-PermittedRows = Callable[[Floats, Floats], Floats]
-"""Features (n, d) and what a head fits to them (n, c) -> the features that may count; or raises PolicyRefusal."""
+PermittedRows = Callable[[Floats, Floats, bool], tuple[Floats, Floats]]
+"""Features (n, d), what a head fits to them (n, c), and whether only sums of the latter are wanted -> what may count of
+both; or raises PolicyRefusal.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +263,8 @@ class SiteTrainer(SiteModel):
         self.labelled_rows()
         self.before_round()
         features, targets = head_rows(self, received)
-        return self.result_of_moments(Moments.of(permitted(features, targets), targets, bound=bound).means())
+        counted = permitted(features, targets, self.task.sums_only)
+        return self.result_of_moments(Moments.of(*counted, bound=bound).means())
 
     def result_of_moments(self, means: Vector64, epsilon: float | None = None) -> LocalResult:
         """Return the result of a round of second moments, whose means these are, float64 (m + p (p + 1) / 2,)."""

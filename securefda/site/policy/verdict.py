@@ -244,27 +244,40 @@ def _refusals_of_norm_reports(policy: SourcePolicy, *, with_noise: bool) -> Refu
         yield _refusal("norm-cap.reports", asked, "such a report only of training with noise")
 
 
-def check_moments(policy: SourcePolicy, features: Floats, targets: Floats) -> Floats:
-    """Accept rows whose second moments are to leave, and return their features without rare values.
+def check_moments(
+    policy: SourcePolicy, features: Floats, targets: Floats, sums_only: bool = False
+) -> tuple[Floats, Floats]:
+    """Accept rows whose second moments are to leave, and return them without rare values.
 
     Args:
         policy: of this site.
         features: of its rows, (n, d).
         targets: what a head fits to them, (n, c).
+        sums_only: whether the targets are statistics of columns: the rare values of one then count as usual ones. Where
+            a head is fitted they would be classes, of which none can be changed.
 
     Returns:
-        The features, (n, d); usual values stand in place of those that ``moments.min-rows-per-category`` keeps here.
+        The features, (n, d), and the targets; usual values stand in place of those that
+        ``moments.min-rows-per-category`` keeps here.
 
     Raises:
         PolicyRefusal: ``moments.min-rows`` or ``moments.min-rows-per-class``. To the aggregator, the key tells that
             the site has so few rows.
     """
-    _raising(refusals_of_moments)(policy, features, targets)
-    rare, usual = rare_values(features, policy.moments.min_rows_per_category)
-    return np.where(rare, usual, features)
+    if sums_only:
+        targets = _without_rare(policy, targets)
+    _raising(refusals_of_moments)(policy, features, targets, sums_only=sums_only)
+    return _without_rare(policy, features), targets
 
 
-def refusals_of_moments(policy: SourcePolicy, features: Floats, targets: Floats) -> Refusals:
+def _without_rare(policy: SourcePolicy, columns: Floats) -> Floats:
+    rare, usual = rare_values(columns, policy.moments.min_rows_per_category)
+    return np.where(rare, usual, columns)
+
+
+def refusals_of_moments(
+    policy: SourcePolicy, features: Floats, targets: Floats, *, sums_only: bool = False
+) -> Refusals:
     """Yield every refusal with which :func:`check_moments` could end, that one first."""
     bounds, (count, width) = policy.moments, features.shape
     needed = math.ceil(bounds.min_rows * (width + 1))
@@ -272,7 +285,7 @@ def refusals_of_moments(policy: SourcePolicy, features: Floats, targets: Floats)
         allowed = f"at least {needed}, {bounds.min_rows:g} for each of {width} features and a constant"
         yield _refusal("moments.min-rows", f"second moments of {counted(count, 'row')}", allowed)
     of_few = rare_values(targets, bounds.min_rows_per_class)[0].sum(axis=0)
-    if of_few.any():
+    if of_few.any() and not sums_only:
         asked = f"second moments of a class of {counted(int(of_few.max()), 'row')}"
         yield _refusal("moments.min-rows-per-class", asked, f"at least {bounds.min_rows_per_class}")
 

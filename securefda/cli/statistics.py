@@ -1,0 +1,124 @@
+"""``securefda statistics``: what the sites' tables hold, from one masked sum, before anything is trained."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from securefda.cli.options import OutputFormat, Overrides, Seed, default_out, file_or_sample, now
+from securefda.cli.output import Format, print_result, say
+from securefda.errors import ConfigError
+from securefda.text import aligned, counted
+
+if TYPE_CHECKING:
+    from securefda.local.statistics import SharedStatistics
+    from securefda.tasks.table_statistics import NumberStatistics
+
+_SHOWN = 5e-4
+"""The least share of missing or unlisted values that has a line."""
+
+
+def _place(value: str) -> Path:
+    return Path(value) if Path(value).is_dir() else file_or_sample(value)
+
+
+def statistics(
+    place: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FEDERATION.toml|RUN|KIT",
+            help="A federation of tables, to run its sites here; or the folder of such a run, or a kit after one.",
+            parser=_place,
+        ),
+    ],
+    out: Annotated[Path | None, typer.Option("--out", help="Run folder; default: runs/NAME-statistics-TIME.")] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="Of a kit: the site's settings; default: its local/settings.toml.")
+    ] = None,
+    overrides: Overrides = [],
+    seed: Seed = 0,
+    output: OutputFormat = Format.TXT,
+) -> None:
+    """Add up counts, means, deviations, bins and label balance over the sources' tables: one masked sum, one round."""
+    from securefda.cli.training import train
+    from securefda.operations.run_folder import METRICS_FILE, SUMMARY_FILE, require_run_folder
+    from securefda.site.config import load_federation
+
+    given_config = None if place.is_dir() else load_federation(place, overrides, os.environ, note=say)
+    from securefda.local.statistics import (  # with torch, for which no wrong file should have to wait
+        federation_of_statistics,
+        statistics_of_kit,
+        statistics_of_run,
+    )
+
+    if given_config is not None:
+        federation = federation_of_statistics(given_config)
+        folder = out or default_out(f"{federation.federation.name}-statistics")
+        require_run_folder(folder)
+        train(federation, folder, seed, None, simulated=False)
+        shown = statistics_of_run(folder)
+    elif any((place / name).exists() for name in (METRICS_FILE, SUMMARY_FILE)):
+        for option, given in (("--out", out), ("--config", config), ("--set", overrides)):
+            if given:
+                raise ConfigError(option, f"is of a new run or a kit, and {place} is a run", hint="leave it out")
+        shown = statistics_of_run(place)
+    else:
+        shown = statistics_of_kit(place, now(), config, out, overrides)
+    data = {
+        "out": str(shown.folder),
+        "rows": shown.rows,
+        "sources": shown.task.as_json(shown.sources),
+        "site": shown.site,
+        "own": shown.task.as_json(shown.own),
+        "look": shown.look,
+    }
+    print_result(output, data, "\n".join(_lines(shown)))
+
+
+def _lines(shown: SharedStatistics) -> Iterator[str]:
+    from securefda.tasks.table_statistics import NumberStatistics
+
+    site, count = shown.site, len(shown.task.settings.sources)
+    rows = "the rows" if shown.rows is None else counted(shown.rows, "row")
+    yield f"{rows} of {counted(count, 'source')} in one sum; beside it the rows of {site}"
+    numbers = [_number(one) for one in shown.sources if isinstance(one, NumberStatistics)]
+    beside = [_number(one)[1:] for one in shown.own if isinstance(one, NumberStatistics)]
+    if numbers:
+        titles = ("missing", "mean", "deviation", "median", "spread")
+        heads = [("", "sources", *[""] * 4, "|", site, *[""] * 4), ("numbers", *titles, "|", *titles)]
+        yield "\n" + aligned([*heads, *((*one, "|", *own) for one, own in zip(numbers, beside, strict=True))])
+    categories = [("categories", "", "sources", site)]
+    for one, own in zip(shown.sources, shown.own, strict=True):
+        if isinstance(one, NumberStatistics) or isinstance(own, NumberStatistics):
+            continue
+        shares = {**one.shares, "not listed": one.unlisted, "missing": one.missing}
+        others = {**own.shares, "not listed": own.unlisted, "missing": own.missing}
+        names = [name for name in shares if name in one.shares or max(shares[name], others[name]) >= _SHOWN]
+        columns = [one.column, *[""] * (len(names) - 1)]
+        categories += [
+            (column, name, f"{shares[name]:.1%}", f"{others[name]:.1%}")
+            for column, name in zip(columns, names, strict=True)
+        ]
+    if len(categories) > 1:
+        yield "\n" + aligned(categories)
+    if shown.look:
+        yield "\nlook at this:"
+        yield from (f"  {line}" for line in shown.look)
+    scaled = [one for one in shown.sources if isinstance(one, NumberStatistics) and one.spread > 0]
+    if scaled:
+        yield "\na center and a scale that suit the sources' rows, for [task.options.columns]:"
+        yield from (f"  {one.column}: center = {_short(one.median)}, scale = {_short(one.spread)}" for one in scaled)
+
+
+def _number(one: NumberStatistics) -> tuple[str, ...]:
+    figures = (one.mean, one.deviation, one.median, one.spread)
+    return (one.column, f"{one.missing:.1%}", *(f"{figure:.4g}" for figure in figures))
+
+
+def _short(value: float) -> str:
+    """Return a number with two digits that count, in full."""
+    return f"{float(f'{value:.2g}'):g}"

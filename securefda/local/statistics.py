@@ -1,0 +1,117 @@
+"""The federation that adds up statistics of tables, and what its run left at the target or at a source."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from torch import Tensor
+
+from securefda.bootstrap import task_of
+from securefda.errors import ConfigError
+from securefda.operations.run_folder import MODEL_FILE, read_run
+from securefda.operations.trained import read_tensors, trained_model
+from securefda.site.config import FederationConfig, load_aggregator, load_source
+from securefda.site.config.sections import StrategySection, TaskSection
+from securefda.site.kit import LOCAL, SETTINGS_FILE, load_kit
+from securefda.tasks import Task, tabular
+from securefda.tasks.table_statistics import CONSTANTS, FACTORY, LONGEST, Statistics, TableStatistics
+
+
+def federation_of_statistics(config: FederationConfig) -> FederationConfig:
+    """Return the federation whose one round adds up statistics of the same tables at the same sites.
+
+    Raises:
+        ConfigError: its task does not read tables that are described by options.
+    """
+    target = config.training.target.model_copy(update={"labels": "none", "adapt": "none"})
+    parts = {
+        "task": _measured(config.task),
+        "strategy": StrategySection(rule="analytic", rounds=1),
+        "training": config.training.model_copy(update={"target": target}),
+        "session": config.session.model_copy(update={"clip": LONGEST}),
+    }
+    return FederationConfig.model_validate(config.model_copy(update=parts).model_dump(by_alias=True))
+
+
+def _measured(section: TaskSection) -> TaskSection:
+    if section.factory not in (tabular.FACTORY, FACTORY):
+        why = f"{section.factory} reads no tables that are described by options"
+        raise ConfigError("task.factory", why, hint=f"statistics are of {tabular.FACTORY}")
+    return section.model_copy(update={"factory": FACTORY})
+
+
+@dataclass(frozen=True, slots=True)
+class SharedStatistics:
+    """The statistics of a run, beside those of the site that looks at them.
+
+    Attributes:
+        folder: of the run.
+        task: whose columns are measured.
+        site: which looks at them.
+        rows: how many rows of the sources are in the sum; None where a source looks, which does not know.
+        sources: of the sources together.
+        own: of the site's own rows.
+        look: what somebody should look at, a line each.
+    """
+
+    folder: Path
+    task: TableStatistics
+    site: str
+    rows: int | None
+    sources: tuple[Statistics, ...]
+    own: tuple[Statistics, ...]
+    look: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls, folder: Path, task: Task, site: str, rows: int | None, tensors: Mapping[str, Tensor]
+    ) -> SharedStatistics:
+        """Read the statistics from the model of a run; raises ConfigError where it is of another task or width."""
+        if not isinstance(task, TableStatistics) or CONSTANTS not in tensors:
+            raise ConfigError(str(folder), "holds no statistics", hint="name the folder of a run of `statistics`")
+        constants = tensors[CONSTANTS]
+        if constants.shape != (task.width,):
+            why = f"holds {constants.numel()} sums, and the task's options ask for {task.width}"
+            raise ConfigError(str(folder), why, hint="look at it with the options of the run")
+        sources, own = task.of_constants(constants), task.of_site(site)
+        return cls(folder, task, site, rows, sources, own, tuple(task.cautions(sources, own, site)))
+
+
+def statistics_of_run(folder: Path) -> SharedStatistics:
+    """Return the statistics in a target's run folder. Raises what ``trained_model`` does."""
+    task, model = trained_model(folder)
+    rows = sum(seen["rows"] for seen in read_run(folder).rounds[-1].get("seen", []))
+    return SharedStatistics.of(folder, task, task.settings.target, rows, model.state_dict())
+
+
+def statistics_of_kit(
+    folder: Path, now: datetime, config: Path | None, out: Path | None, overrides: Iterable[str]
+) -> SharedStatistics:
+    """Return the statistics that a run left at a kit's site.
+
+    Args:
+        folder: the kit.
+        now: the present time.
+        config: the site's settings; None for those in the kit.
+        out: of the run; None for the folder that the settings name.
+        overrides: of settings, ``KEY=VALUE``.
+
+    Raises:
+        ConfigError: a file is missing or unfit, or the folder holds no statistics.
+    """
+    kit, file = load_kit(folder, now), config or folder / LOCAL / SETTINGS_FILE
+    if kit.role == "target":
+        return statistics_of_run(out or load_aggregator(file, overrides, os.environ).aggregator.out)
+    settings = load_source(file, overrides, os.environ)
+    model = (out or settings.source.out) / MODEL_FILE
+    if not model.exists():
+        why = f"{kit.site_id} has no {MODEL_FILE} there: its run goes on, or its target shares none"
+        raise ConfigError(
+            str(model.parent), why, hint="look again when the run has ended, or name its folder with --out"
+        )
+    task = task_of(_measured(settings.task), kit.roster, 0)
+    return SharedStatistics.of(model.parent, task, kit.site_id, None, read_tensors(model))
