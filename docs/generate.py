@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT))
 import typer.main  # noqa: E402
 
 import securefda  # noqa: E402
-from securefda.audit.records import (  # noqa: E402
+from securefda.audit.log_records import (  # noqa: E402
     EVENTS,
     Decision,
     Disclosure,

@@ -30,8 +30,8 @@ from securefda.aggregator.comparison import baseline_of
 from securefda.aggregator.site import run_settings
 from securefda.aggregator.store import AggregatorStore
 from securefda.audit.charges import logged_charges
+from securefda.audit.log_records import Record, RecordError
 from securefda.audit.reconcile.evidence import FORMAT, Evidence, EvidenceError
-from securefda.audit.records import Record, RecordError
 from securefda.bench.accuracy import suite_folder
 from securefda.bench.secagg import parties
 from securefda.bench.secagg.job import Job
@@ -355,8 +355,8 @@ READERS = {
     "protocol.roster.Roster.from_canonical_bytes": Reader(
         lambda _, data: Roster.from_canonical_bytes(data), b'{"version":1,"federation_id":"a","epoch":1,"sites":@}'
     ),
-    "audit.records._not_in_form": Reader(lambda _, data: Record.parse(data), b'{"v":@}', RecordError),
-    "audit.records._object_from": Reader(lambda _, data: Record.parse(data), RECORD, RecordError),
+    "audit.log_records._not_in_form": Reader(lambda _, data: Record.parse(data), b'{"v":@}', RecordError),
+    "audit.log_records._object_from": Reader(lambda _, data: Record.parse(data), RECORD, RecordError),
     "audit.reconcile.evidence.Evidence.parse": Reader(
         lambda _, data: Evidence.parse(data), b'{"format":"%s","claims":@}' % FORMAT.encode(), EvidenceError
     ),

@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from securefda.audit.kept import MOST_KEPT_BYTES, NOT_KEPT, KeptMessages
 from securefda.audit.log import AuditLog
 from securefda.audit.log_files import AuditError, read, write
-from securefda.audit.notes import LogName, Note, NoteKey, Signature
-from securefda.audit.records import Decision, Disclosure, DpSpent, Entry, RecordError
+from securefda.audit.log_records import Decision, Disclosure, DpSpent, Entry, RecordError
+from securefda.audit.signed_notes import LogName, Note, NoteKey, Signature
 from securefda.errors import FaultyAggregatorError
 from securefda.privacy.dp_events import Budget, DpEvent
 from securefda.privacy.ledger import Reservation

@@ -23,8 +23,8 @@ from typing import Any, Final, Literal
 
 from securefda.audit.kept import MOST_DAMAGED, MOST_KEPT_BYTES, NOT_KEPT, Piece, kept_files, read_pieces
 from securefda.audit.log_files import AuditError
+from securefda.audit.log_records import Entry, Record
 from securefda.audit.reading import DamagedLog, LogFolder
-from securefda.audit.records import Entry, Record
 from securefda.audit.statements import HeaderSaid, Statement, StatementReader
 from securefda.audit.verify import Verification
 from securefda.errors import ExitCode, ProtocolError, SecureFdaError

@@ -23,8 +23,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from securefda.audit import log_files, merkle
 from securefda.audit.log_files import AuditError
+from securefda.audit.log_records import Entry, Record, RecordError, encode_record, format_time
 from securefda.audit.merkle import WIDTH, Levels, Tile
-from securefda.audit.notes import (
+from securefda.audit.signed_notes import (
     MAX_NOTE_BYTES,
     Checkpoint,
     LogName,
@@ -36,7 +37,6 @@ from securefda.audit.notes import (
     check_signature,
     sign,
 )
-from securefda.audit.records import Entry, Record, RecordError, encode_record, format_time
 from securefda.disk import open_patiently, sync_folder
 
 

@@ -26,6 +26,7 @@ from securefda.audit.log_files import (
     read_bundle,
     subtrees,
 )
+from securefda.audit.log_records import Entry, NewerVersion, Record, RecordError
 from securefda.audit.merkle import (
     MAX_BUNDLE_BYTES,
     WIDTH,
@@ -35,8 +36,7 @@ from securefda.audit.merkle import (
     leaf_hash,
     unpack,
 )
-from securefda.audit.notes import FORMAT, MAX_NOTE_BYTES, Checkpoint, LogName, Note, NoteError
-from securefda.audit.records import Entry, NewerVersion, Record, RecordError
+from securefda.audit.signed_notes import FORMAT, MAX_NOTE_BYTES, Checkpoint, LogName, Note, NoteError
 from securefda.errors import ExitCode
 
 _VERIFY: Final = "securefda audit verify names what is wrong with the log"

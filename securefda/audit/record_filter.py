@@ -13,9 +13,9 @@ from typing import Final
 
 from securefda.audit.keys import keys_of
 from securefda.audit.log_files import AuditError
-from securefda.audit.notes import LogName
+from securefda.audit.log_records import DIRECTION, EVENTS, LEVEL, Entry, Form, Record, format_time
 from securefda.audit.reading import LogFolder, open_log
-from securefda.audit.records import DIRECTION, EVENTS, LEVEL, Entry, Form, Record, format_time
+from securefda.audit.signed_notes import LogName
 from securefda.errors import CertificateError, ConfigError
 from securefda.text import counted
 from securefda.transport.wire import BODY_FIELDS

@@ -19,8 +19,8 @@ from securefda.audit.kept_check import NOT_JUDGED, EvidenceLost, KeptVerdict, ke
 from securefda.audit.keys import Keys, keys_of, roster_named
 from securefda.audit.log_files import AuditError
 from securefda.audit.merkle import ProofError
-from securefda.audit.notes import Checkpoint, LogName, Note, NoteError
 from securefda.audit.reading import DamagedLog, Inclusion, LogFolder, NoLog, being_written, logs_at, open_log
+from securefda.audit.signed_notes import Checkpoint, LogName, Note, NoteError
 from securefda.audit.statements import StatementReader
 from securefda.audit.verify import Finding, Verification, verify_log
 from securefda.disk import read_file

@@ -27,10 +27,10 @@ from securefda.audit.log_files import (
     read_bundle,
     read_tile,
 )
+from securefda.audit.log_records import NewerVersion, Record, RecordError
 from securefda.audit.merkle import HEIGHT, MAX_BUNDLE_BYTES, WIDTH, Levels, Tile, bundle_path, leaf_hash, unpack
-from securefda.audit.notes import FORMAT, MAX_NOTE_BYTES, Checkpoint, LogName, Note, NoteError
 from securefda.audit.reading import being_written
-from securefda.audit.records import NewerVersion, Record, RecordError
+from securefda.audit.signed_notes import FORMAT, MAX_NOTE_BYTES, Checkpoint, LogName, Note, NoteError
 from securefda.text import counted
 
 Kind = Literal[

@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from securefda.audit import notes
+from securefda.audit import signed_notes
 from securefda.audit.journal import Journal
+from securefda.audit.log_records import MAX_INTEGER
 from securefda.audit.merkle import ProofError, check_consistency
-from securefda.audit.notes import Note, NoteError, NoteKey, Signature, witness_key
-from securefda.audit.records import MAX_INTEGER
+from securefda.audit.signed_notes import Note, NoteError, NoteKey, Signature, witness_key
 from securefda.protocol.messages import NO_CONTEXT, NO_SESSION, Checkpoint, Cosigned, Header, Parcel, Signer
 from securefda.protocol.roster import Roster
 
@@ -96,13 +96,13 @@ class Witness:
     def renew(self) -> None:
         """Make a checkpoint of the log as it is, to be shown from now on. Raises AuditError."""
         self._note = self.journal.checkpoint()
-        head = notes.Checkpoint.parse(self._note.text)
+        head = signed_notes.Checkpoint.parse(self._note.text)
         self.journal.event("checkpoint-signed", size=head.size, root=head.root.hex())
 
     @property
     def size(self) -> int:
         """Number of records of the checkpoint that is shown; 0 before the first."""
-        return 0 if self._note is None else notes.Checkpoint.parse(self._note.text).size
+        return 0 if self._note is None else signed_notes.Checkpoint.parse(self._note.text).size
 
     @property
     def note(self) -> bytes:
@@ -114,7 +114,7 @@ class Witness:
         if self._note is None:
             self.renew()
         shown: Note = self._note  # type: ignore[assignment]  # renew has made one
-        size = notes.Checkpoint.parse(shown.text).size
+        size = signed_notes.Checkpoint.parse(shown.text).size
         known = self.heard_of(index)
         old = known if known <= size else 0  # who knows more than there is cannot be served, and says so
         bare = Note(shown.text, shown.signatures[:1])
@@ -139,7 +139,7 @@ class Witness:
         self._memory.remember_cosigned(head.origin, (head.size, head.root))
         self.journal.event("checkpoint-cosigned", origin=head.origin, size=head.size, root=head.root.hex())
         name = self._witness_key(self._signer.index).name
-        line = notes.cosign(note.text, name, self._signer.private_key, max(0, int(self._unix_time())))
+        line = signed_notes.cosign(note.text, name, self._signer.private_key, max(0, int(self._unix_time())))
         return self._parcel(Cosigned(head.size, line.to_line()))
 
     def take(self, index: int, body: Cosigned) -> bool:
@@ -176,7 +176,7 @@ class Witness:
         if cosigned < needed:
             raise CheckpointError("WITNESSES", f"{cosigned} of the {needed} participants needed have cosigned it")
 
-    def _is_continued(self, shown: Checkpoint, head: notes.Checkpoint) -> bool:
+    def _is_continued(self, shown: Checkpoint, head: signed_notes.Checkpoint) -> bool:
         """Return whether the proof continues the cosigned head. Raises CheckpointError if it contradicts it."""
         old_size, old_root = self._memory.cosigned(head.origin) or (0, b"")
         if head.size < max(old_size, 1):
@@ -195,12 +195,12 @@ class Witness:
             raise CheckpointError("CHECKPOINT_FORK", "another history than the one that was cosigned") from error
         return True
 
-    def _signed_by(self, index: int, data: bytes) -> tuple[Note, notes.Checkpoint]:
+    def _signed_by(self, index: int, data: bytes) -> tuple[Note, signed_notes.Checkpoint]:
         """Return a checkpoint of a site's log of this run with that site's valid signature. Raises CheckpointError."""
         name = self.journal.name_of(index)
         try:
             note = Note.parse(data)
-            head = notes.Checkpoint.parse(note.text)
+            head = signed_notes.Checkpoint.parse(note.text)
         except NoteError as error:
             raise CheckpointError("CHECKPOINT_NOTE", str(error)) from error
         if head.size > MAX_INTEGER:

@@ -213,7 +213,7 @@ def reconcile(
     """
     from securefda.audit.reconcile.evidence import require_new, write_evidence
     from securefda.audit.reconcile.outcome import said_of
-    from securefda.audit.reconcile.runs import reconcile_runs
+    from securefda.audit.reconcile.reconciled_runs import reconcile_runs
 
     require_new(evidence)
     reconciled = reconcile_runs(folder, run, roster, require_all=require_all)

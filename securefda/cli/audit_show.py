@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, Final, Protocol, TextIO
 
 from securefda.audit.log_files import AuditError
+from securefda.audit.log_records import Record
 from securefda.audit.reading import LogFolder, NoLog, being_written, open_log
 from securefda.audit.record_filter import Filter, chosen, row_of
-from securefda.audit.records import Record
 from securefda.cli.output import ENVELOPE_VERSION, Format, print_error, shown
 from securefda.errors import SecureFdaError
 from securefda.text import aligned, counted, printable

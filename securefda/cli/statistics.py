@@ -15,7 +15,7 @@ from securefda.errors import ConfigError
 from securefda.text import aligned, counted
 
 if TYPE_CHECKING:
-    from securefda.local.statistics import SharedStatistics
+    from securefda.local.shared_statistics import SharedStatistics
     from securefda.tasks.table_statistics import NumberStatistics
 
 _SHOWN = 5e-4
@@ -49,7 +49,7 @@ def statistics(
     from securefda.site.config import load_federation
 
     given_config = None if place.is_dir() else load_federation(place, overrides, os.environ, note=say)
-    from securefda.local.statistics import (  # with torch, for which no wrong file should have to wait
+    from securefda.local.shared_statistics import (  # with torch, for which no wrong file should have to wait
         federation_of_statistics,
         statistics_of_kit,
         statistics_of_run,

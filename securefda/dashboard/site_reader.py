@@ -17,8 +17,8 @@ from pydantic import TypeAdapter
 
 from securefda.audit.keys import Keys, keys_of_kit
 from securefda.audit.log_files import CHECKPOINT, TAIL
+from securefda.audit.log_records import Record
 from securefda.audit.reading import LogFolder, find_logs, open_log
-from securefda.audit.records import Record
 from securefda.audit.report.party_tables import PartyReader, PartyTables
 from securefda.dashboard.place import Place, find_place
 from securefda.disk import read_file, whole_lines

@@ -18,7 +18,7 @@ from log_builder import KEYS, NAME, WITNESSES, witness_key
 from mutations import Bench, Mutation
 
 from securefda.audit.merkle import HEIGHT, WIDTH, bundle_path, pack
-from securefda.audit.notes import Checkpoint, Note, NoteKey, cosign
+from securefda.audit.signed_notes import Checkpoint, Note, NoteKey, cosign
 
 _NEWEST = "checkpoint"
 

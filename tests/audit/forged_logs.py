@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from log_builder import KEYS, NAME, WITNESSES, witness_key
 
 from securefda.audit.merkle import HEIGHT, WIDTH, Levels, bundle_path, leaf_hash, pack
-from securefda.audit.notes import Checkpoint, LogName, Note, cosign, sign
+from securefda.audit.signed_notes import Checkpoint, LogName, Note, cosign, sign
 
 TIME = 1_800_000_000
 

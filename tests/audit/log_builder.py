@@ -10,8 +10,8 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from securefda.audit.log import AuditLog
-from securefda.audit.notes import COSIGNATURE_V1, LogName, Note, NoteKey, cosign, witness_name
-from securefda.audit.records import Disclosure, Entry
+from securefda.audit.log_records import Disclosure, Entry
+from securefda.audit.signed_notes import COSIGNATURE_V1, LogName, Note, NoteKey, cosign, witness_name
 from securefda.audit.verify import Verification, verify_log
 
 PARTIES = ("site-a", "site-b", "site-c", "site-d")

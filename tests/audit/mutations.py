@@ -11,7 +11,7 @@ from forged_logs import log_files
 from log_builder import PUBLIC
 
 from securefda.audit.merkle import WIDTH, bundle_path, pack, tile_path, unpack
-from securefda.audit.notes import LogName
+from securefda.audit.signed_notes import LogName
 from securefda.audit.verify import Finding, Verification, verify_log
 
 ANY = ""

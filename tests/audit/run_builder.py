@@ -16,16 +16,16 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from known_sites import known_keys, known_roster
 
-from securefda.audit import notes
+from securefda.audit import signed_notes
 from securefda.audit.kept import KeptMessages
 from securefda.audit.log import AuditLog
-from securefda.audit.notes import COSIGNATURE_V1, LogName, Note, NoteKey, witness_name
+from securefda.audit.log_records import Decision, Disclosure, DpSpent, Entry
 from securefda.audit.reading import open_log
 from securefda.audit.reconcile.check import PartyLog
-from securefda.audit.reconcile.runs import reconcile
+from securefda.audit.reconcile.reconciled_runs import reconcile
+from securefda.audit.reconcile.run_transcript import Members, read_transcript
 from securefda.audit.reconcile.suspicion import Reconciliation
-from securefda.audit.reconcile.transcript import Members, read_transcript
-from securefda.audit.records import Decision, Disclosure, DpSpent, Entry
+from securefda.audit.signed_notes import COSIGNATURE_V1, LogName, Note, NoteKey, witness_name
 from securefda.audit.statements import KeptStatements, StatementReader
 from securefda.audit.verify import verify_log
 from securefda.privacy.accountants import epsilon
@@ -126,7 +126,7 @@ class Site:
 
     def cosigned(self, size: int, by: str, text: str) -> None:
         key = NoteKey(witness_name("study", by), COSIGNATURE_V1, PUBLIC[by])
-        self.log.add_cosignature(size, notes.cosign(text, key.name, KEYS[by], 1_800_000_000), key)
+        self.log.add_cosignature(size, signed_notes.cosign(text, key.name, KEYS[by], 1_800_000_000), key)
 
 
 class Run:
@@ -207,17 +207,17 @@ class Run:
 
     def checkpoint(self, site: str) -> tuple[str, int]:
         text = Note.parse(self.sites[site].log.checkpoint()).text
-        head = notes.Checkpoint.parse(text)
+        head = signed_notes.Checkpoint.parse(text)
         self.event(site, "checkpoint-signed", size=head.size, root=head.root.hex())
         return text, head.size
 
     def show(self, owner: str, witness: str, text: str, size: int) -> None:
-        site, head = self.sites[owner], notes.Checkpoint.parse(text)
-        note = Note(text, (notes.sign(text, head.origin, KEYS[owner]),))
+        site, head = self.sites[owner], signed_notes.Checkpoint.parse(text)
+        note = Note(text, (signed_notes.sign(text, head.origin, KEYS[owner]),))
         self.send(Passing(owner, witness, sign(owner, m.Checkpoint(note.to_bytes(), 0, (), 0))))
         self.event(witness, "checkpoint-cosigned", origin=head.origin, size=size, root=head.root.hex())
         site.cosigned(size, witness, text)
-        line = notes.cosign(text, witness_name("study", witness), KEYS[witness], 1_800_000_000).to_line()
+        line = signed_notes.cosign(text, witness_name("study", witness), KEYS[witness], 1_800_000_000).to_line()
         self.send(Passing(witness, owner, sign(witness, m.Cosigned(size, line))))
 
     def round(self, number: int, attempt: int, level: m.Visibility) -> None:

@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from securefda.audit.log_records import Decision, Disclosure, DpSpent, Entry, Record, format_time
 from securefda.audit.reconcile.history import ranges
-from securefda.audit.records import Decision, Disclosure, DpSpent, Entry, Record, format_time
 from securefda.audit.report import party_tables
 from securefda.audit.report.overview import (
     Moment,

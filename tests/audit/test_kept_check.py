@@ -15,8 +15,8 @@ from run_builder import KEYS, MEMBERS, ROSTER, RUN, SITES, SOURCES, TARGET, Cloc
 from securefda.audit.kept import FILE, MOST_DAMAGED, KeptMessages, Piece, read_kept, read_pieces
 from securefda.audit.kept_check import KeptVerdict, check_kept
 from securefda.audit.log import AuditLog
+from securefda.audit.log_records import Entry
 from securefda.audit.reading import open_log
-from securefda.audit.records import Entry
 from securefda.audit.statements import KeptStatements, StatementReader
 from securefda.audit.verify import verify_log
 from securefda.protocol import messages as m

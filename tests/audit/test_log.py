@@ -15,6 +15,7 @@ from log_builder import KEYS, NAME, Clock, entry, files, grow, opened, witness_k
 from tree_builder import mth
 
 from securefda.audit.log_files import AuditError, read_bundle, subtrees
+from securefda.audit.log_records import Record
 from securefda.audit.merkle import (
     check_consistency,
     check_inclusion,
@@ -24,8 +25,7 @@ from securefda.audit.merkle import (
     pack,
     unpack,
 )
-from securefda.audit.notes import Checkpoint, Note, SignatureError, check_signature, cosign
-from securefda.audit.records import Record
+from securefda.audit.signed_notes import Checkpoint, Note, SignatureError, check_signature, cosign
 
 
 @pytest.fixture

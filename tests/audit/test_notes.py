@@ -12,7 +12,7 @@ from depth import at_depth
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from securefda.audit.notes import (
+from securefda.audit.signed_notes import (
     COSIGNATURE_V1,
     ED25519,
     MAX_NOTE_BYTES,

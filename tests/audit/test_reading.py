@@ -13,8 +13,8 @@ from log_builder import KEYS, LARGE, NAME, SMALL, Clock, entry, files, grow, ope
 from securefda.audit import reading
 from securefda.audit.log_files import AuditError, read_bundle
 from securefda.audit.merkle import WIDTH, ProofError, bundle_path, pack, unpack
-from securefda.audit.notes import Checkpoint, LogName, Note, sign
 from securefda.audit.reading import DamagedLog, NoLog, being_written, find_logs, looks_like_log, open_log
+from securefda.audit.signed_notes import Checkpoint, LogName, Note, sign
 from securefda.errors import ExitCode
 
 Folders = dict[tuple[int, ...], Path]

@@ -9,7 +9,7 @@ import pytest
 from run_builder import SOURCES, TARGET, Passing, Run, digest, read_together, sign
 from run_lies import A, B, first
 
-from securefda.audit.records import Disclosure
+from securefda.audit.log_records import Disclosure
 from securefda.protocol import messages as m
 
 pytestmark = pytest.mark.usefixtures("no_disk_sync")

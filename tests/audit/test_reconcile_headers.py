@@ -9,9 +9,9 @@ import pytest
 from run_builder import KEYS, SOURCES, TARGET, Passing, Run, digest, folder_of, read_together, sign
 from run_lies import A, B, C, Lie, but, first, lying
 
-from securefda.audit import notes
+from securefda.audit import signed_notes
+from securefda.audit.log_records import Disclosure
 from securefda.audit.reconcile.suspicion import RunFinding
-from securefda.audit.records import Disclosure
 from securefda.protocol import messages as m
 
 pytestmark = pytest.mark.usefixtures("no_disk_sync")
@@ -148,9 +148,9 @@ def test_a_fork_of_a_log_between_two_peers_is_found_and_proved_by_the_two_checkp
 
         def show(self, owner: str, witness: str, text: str, size: int) -> None:
             if (owner, witness) == (TARGET, C) and size > 100:
-                head = notes.Checkpoint.parse(text)
-                text = notes.Checkpoint(head.origin, size, digest("another tree")).to_text()
-                note = notes.Note(text, (notes.sign(text, head.origin, KEYS[TARGET]),))
+                head = signed_notes.Checkpoint.parse(text)
+                text = signed_notes.Checkpoint(head.origin, size, digest("another tree")).to_text()
+                note = signed_notes.Note(text, (signed_notes.sign(text, head.origin, KEYS[TARGET]),))
                 self.send(Passing(owner, witness, sign(owner, m.Checkpoint(note.to_bytes(), 0, (), 0))))
                 root = digest("another tree").hex()
                 self.event(witness, "checkpoint-cosigned", origin=head.origin, size=size, root=root)
@@ -189,8 +189,8 @@ def test_the_order_of_findings_is_that_of_the_protocol(tmp_path: Path) -> None:
 
 def without_cosignatures(folder: Path, site: str) -> None:
     for file in (folder_of(folder, site) / "checkpoint", *(folder_of(folder, site) / "checkpoints").iterdir()):
-        note = notes.Note.parse(file.read_bytes())
-        file.write_bytes(notes.Note(note.text, note.signatures[:1]).to_bytes())
+        note = signed_notes.Note.parse(file.read_bytes())
+        file.write_bytes(signed_notes.Note(note.text, note.signatures[:1]).to_bytes())
 
 
 @pytest.mark.parametrize(("outcome", "kinds"), [("completed", ["unverified-log"]), ("failed", [])])

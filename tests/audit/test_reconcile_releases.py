@@ -21,7 +21,7 @@ from run_builder import (
 )
 from run_lies import A, B, C, but, first, lying
 
-from securefda.audit.records import Decision, Disclosure
+from securefda.audit.log_records import Decision, Disclosure
 from securefda.protocol import messages as m
 
 pytestmark = pytest.mark.usefixtures("no_disk_sync")

@@ -13,8 +13,7 @@ from depth import at_depth
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from securefda.audit.notes import LogName, witness_name
-from securefda.audit.records import (
+from securefda.audit.log_records import (
     EVENTS,
     MAX_RECORD_BYTES,
     Decision,
@@ -27,6 +26,7 @@ from securefda.audit.records import (
     fields_of,
     format_time,
 )
+from securefda.audit.signed_notes import LogName, witness_name
 
 TIME = "2026-11-21T23:22:23.000123Z"
 SPENT = DpSpent("dp-sgd", "rdp", "1.1", "0.01", "1.0", "1e-05", "3.25", 100, 7, "ef" * 32)

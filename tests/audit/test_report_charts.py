@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from run_builder import Run
 
-from securefda.audit.report.charts import run_charts
+from securefda.audit.report.party_charts import run_charts
 from securefda.audit.report.sources import read_sources
 
 pytestmark = pytest.mark.usefixtures("no_disk_sync")

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from securefda.audit.log_records import Decision, Disclosure, DpSpent, Entry, Record, format_time
 from securefda.audit.reconcile.history import Conduct, History, Left, SiteRun, judge, read_run
-from securefda.audit.records import Decision, Disclosure, DpSpent, Entry, Record, format_time
 
 SITE, TARGET = "hospital-a", "clinic"
 START = datetime(2026, 11, 21, 8, tzinfo=UTC)

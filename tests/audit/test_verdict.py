@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from securefda.audit.reconcile.verdict import HEADLINES, Point, Verdict
+from securefda.audit.reconcile.run_verdict import HEADLINES, Point, Verdict
 
 POINTS = tuple(Point("attention", f"site-{name} is silent.", is_finding=False) for name in "abc")
 

@@ -29,7 +29,7 @@ from log_builder import (
 )
 
 from securefda.audit.merkle import pack, unpack
-from securefda.audit.notes import Note, NoteKey, cosign, sign
+from securefda.audit.signed_notes import Note, NoteKey, cosign, sign
 from securefda.audit.verify import verify_log
 
 

@@ -14,8 +14,8 @@ from stand_ins import Ticks
 from securefda.audit.kept import KeptMessages
 from securefda.audit.keys import ROSTER_FILE
 from securefda.audit.log import AuditLog
-from securefda.audit.notes import COSIGNATURE_V1, LogName, Note, NoteKey, cosign, witness_name
-from securefda.audit.records import Decision, Disclosure, DpSpent, Entry
+from securefda.audit.log_records import Decision, Disclosure, DpSpent, Entry
+from securefda.audit.signed_notes import COSIGNATURE_V1, LogName, Note, NoteKey, cosign, witness_name
 from securefda.protocol.messages import vector_digests
 from securefda.site.policy import NAMED_POLICIES
 

@@ -12,7 +12,7 @@ from audit_party import LOG_KEYS, RUN, Party, audit, began
 from plain_user import plain_user
 
 from securefda.audit.merkle import pack, unpack
-from securefda.audit.notes import Checkpoint, Note, sign
+from securefda.audit.signed_notes import Checkpoint, Note, sign
 
 Capture = pytest.CaptureFixture[str]
 COMMANDS = (["verify"], ["show"], ["tail", "--no-follow"])

@@ -18,9 +18,9 @@ sys.path.append(str(Path(__file__).parents[1] / "audit"))
 from run_builder import KEYS, ROSTER, RUN, SOURCES, TARGET, HangsUp, Run, folder_of
 from run_lies import A, B, C, Equivocates, Lie, but
 
-from securefda.audit import notes
+from securefda.audit import signed_notes
 from securefda.audit.kept import FILE
-from securefda.audit.notes import Note
+from securefda.audit.signed_notes import Note
 from securefda.cli import main
 from securefda.samples import sample
 
@@ -474,7 +474,7 @@ def sign_anew(log: Path, by: str) -> None:
     """Have another site sign the checkpoints of a log, with its own key."""
     for file in [log / "checkpoint", *(log / "checkpoints").iterdir()]:
         text = Note.parse(file.read_bytes()).text
-        file.write_bytes(Note(text, (notes.sign(text, text.split("\n")[0], KEYS[by]),)).to_bytes())
+        file.write_bytes(Note(text, (signed_notes.sign(text, text.split("\n")[0], KEYS[by]),)).to_bytes())
 
 
 def test_a_log_that_its_party_did_not_sign_accuses_nobody(honest: Path, roster: Path, capsys: Capture) -> None:

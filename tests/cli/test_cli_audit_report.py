@@ -13,7 +13,7 @@ from audit_report_logs import RUN, TARGET, Logs
 from audit_report_pages import Page, page_of
 
 from securefda.audit.kept import FILE
-from securefda.audit.records import Decision
+from securefda.audit.log_records import Decision
 from securefda.cli import main
 from securefda.operations.records import summarise
 from securefda.operations.run_folder import RunFolder

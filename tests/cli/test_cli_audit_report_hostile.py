@@ -13,7 +13,7 @@ import pytest
 from audit_report_logs import ALONE, FEDERATION, RUN, TARGET, Logs
 from audit_report_pages import Page, page_of
 
-from securefda.audit.records import EVENTS, Decision, Disclosure, Entry, RecordError
+from securefda.audit.log_records import EVENTS, Decision, Disclosure, Entry, RecordError
 from securefda.cli import main
 from securefda.operations.records import summarise
 from securefda.operations.run_folder import RunFolder

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from audit_party import RUN, Party, audit, audit_json, began, message
 
+from securefda.audit.log_records import DpSpent, Entry, Record
 from securefda.audit.merkle import pack, unpack
 from securefda.audit.record_filter import Filter, row_of, what_of
-from securefda.audit.records import DpSpent, Entry, Record
 from securefda.cli.audit_show import show_log
 from securefda.cli.output import Format
 

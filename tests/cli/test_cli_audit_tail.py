@@ -15,8 +15,8 @@ import pytest
 from audit_party import RUN, Party, audit, began, ended, message
 
 from securefda.audit.log import AuditLog
+from securefda.audit.log_records import Entry
 from securefda.audit.record_filter import Filter
-from securefda.audit.records import Entry
 from securefda.cli.audit_show import tail_log
 from securefda.cli.output import Format
 

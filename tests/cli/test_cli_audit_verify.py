@@ -14,9 +14,9 @@ from audit_party import LOG_KEYS, RUN, Party, audit, audit_json, began, message,
 from stand_ins import Terminal
 
 from securefda.audit.kept import FILE
+from securefda.audit.log_records import Entry
 from securefda.audit.merkle import Levels, check_inclusion, leaf_hash, pack, unpack
-from securefda.audit.notes import Checkpoint, LogName, Note, sign
-from securefda.audit.records import Entry
+from securefda.audit.signed_notes import Checkpoint, LogName, Note, sign
 from securefda.audit.verification import verification_progress
 from securefda.cli import main
 from securefda.samples import sample

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from securefda.audit.reconcile.runs import reconcile_folder
+from securefda.audit.reconcile.reconciled_runs import reconcile_folder
 from securefda.cli import main
 from securefda.samples import sample
 

@@ -13,8 +13,8 @@ from typing import Any
 from stand_ins import Ticks
 
 from securefda.audit.log import AuditLog
-from securefda.audit.notes import LogName
-from securefda.audit.records import Decision, Disclosure, DpSpent, Entry
+from securefda.audit.log_records import Decision, Disclosure, DpSpent, Entry
+from securefda.audit.signed_notes import LogName
 from securefda.cli import main
 from securefda.dashboard.rendering import page_of, rendered
 from securefda.dashboard.site_reader import SiteReader

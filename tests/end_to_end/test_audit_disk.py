@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from e2e_processes import Kits, assert_one_clear_line, kits
 
+from securefda.audit.log_records import Entry
 from securefda.audit.reading import open_log
-from securefda.audit.records import Entry
 from securefda.cli import main
 from securefda.errors import ExitCode
 

@@ -15,8 +15,8 @@ from safetensors.numpy import load_file
 from terminals import eventually
 
 from securefda.audit.kept import FILE
+from securefda.audit.log_records import Entry
 from securefda.audit.reading import open_log
-from securefda.audit.records import Entry
 from securefda.cli import main
 from securefda.errors import ExitCode
 from securefda.operations.run_folder import RunRecord, read_run

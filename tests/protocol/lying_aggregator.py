@@ -19,8 +19,8 @@ from session_network import received
 from session_sites import WIDTH, HonestSource, Terms, UnitTrainer, folder_in_memory, must, witness_at
 
 from securefda.aggregator.store import AggregatorStore
-from securefda.audit import notes
-from securefda.audit.notes import witness_name
+from securefda.audit import signed_notes
+from securefda.audit.signed_notes import witness_name
 from securefda.protocol import agreement
 from securefda.protocol import source_session as src
 from securefda.protocol.agreement import BoxAddress, SharePair, report_commitment
@@ -133,11 +133,11 @@ class LyingAggregator:
             source.join(RUN_ID.hex())
             for answer in source.handle(self.witness.show(index)):
                 self._hear_of_logs(index, answer.message.body)
-        shown = notes.Note.parse(self.witness.note)
+        shown = signed_notes.Note.parse(self.witness.note)
         for index in self.colluding:
             name = witness_name(roster_of(self.terms.n).federation_id, roster_of(self.terms.n).by_index(index).site_id)
-            line = notes.cosign(shown.text, name, identity(index), 1).to_line()
-            self.witness.take(index, Cosigned(notes.Checkpoint.parse(shown.text).size, line))
+            line = signed_notes.cosign(shown.text, name, identity(index), 1).to_line()
+            self.witness.take(index, Cosigned(signed_notes.Checkpoint.parse(shown.text).size, line))
 
     def _hear_of_logs(self, index: int, body: Any) -> None:
         if isinstance(body, Cosigned):

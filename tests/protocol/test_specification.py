@@ -13,8 +13,8 @@ from published import session
 from second_implementation import index, labelled
 
 from securefda.aggregator.run import CLOSING_S
-from securefda.audit.notes import LogName, witness_name
-from securefda.audit.records import MAX_INTEGER
+from securefda.audit.log_records import MAX_INTEGER
+from securefda.audit.signed_notes import LogName, witness_name
 from securefda.audit.witness import MOST_SHOWN
 from securefda.protocol import agreement, encoding, messages, roster, shamir
 from securefda.protocol.graph import CORRECTNESS_BITS, DEFAULT_SILENT, SECURITY_BITS, smallest_graph

@@ -16,8 +16,8 @@ from rounds_federation import TARGET, Federation, identity, site_id
 from securefda.aggregator.store import AggregatorStore
 from securefda.audit.journal import RunInfo
 from securefda.audit.log_files import AuditError
+from securefda.audit.log_records import Entry
 from securefda.audit.reading import LogFolder, NoLog, find_logs, open_log
-from securefda.audit.records import Entry
 from securefda.audit.witness import Witness
 from securefda.bootstrap import Member, witness_of
 from securefda.protocol.messages import Parcel

@@ -17,8 +17,8 @@ from rounds_private import PrivateFederation
 from source_stores import NO_LIMITS
 
 from securefda.audit.log_files import AuditError
-from securefda.audit.notes import LogName
-from securefda.audit.reconcile.runs import reconcile_folder
+from securefda.audit.reconcile.reconciled_runs import reconcile_folder
+from securefda.audit.signed_notes import LogName
 from securefda.audit.verify import verify_log
 from securefda.errors import FaultyAggregatorError, ProtocolError, QuorumLost, RunEnded
 from securefda.protocol.messages import (

@@ -17,7 +17,7 @@ from rounds_tasks import Points
 
 from securefda.audit import journal
 from securefda.audit.reading import open_log
-from securefda.audit.reconcile.runs import reconcile_folder
+from securefda.audit.reconcile.reconciled_runs import reconcile_folder
 from securefda.audit.record_filter import what_of
 from securefda.audit.report.party_tables import read_party
 from securefda.audit.report.words import contributions_in, updates_text, what_text

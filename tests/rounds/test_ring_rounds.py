@@ -14,8 +14,8 @@ from rounds_federation import TARGET, AnySigned, Federation, is_header
 
 from securefda.aggregator.headers import Planner
 from securefda.audit.journal import disclosure_of
+from securefda.audit.log_records import Disclosure
 from securefda.audit.reading import find_logs, open_log
-from securefda.audit.records import Disclosure
 from securefda.errors import ConfigError
 from securefda.protocol.header_checks import default_threshold
 from securefda.protocol.messages import (

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from rounds_federation import TARGET, Federation, identity, is_header, signer, site_id, until
 
-from securefda.audit import notes
-from securefda.audit.notes import LogName, Note, witness_name
+from securefda.audit import signed_notes
+from securefda.audit.log_records import MAX_INTEGER, Record
 from securefda.audit.reading import open_log
-from securefda.audit.records import MAX_INTEGER, Record
+from securefda.audit.signed_notes import LogName, Note, witness_name
 from securefda.audit.verify import verify_log
 from securefda.audit.witness import MOST_SHOWN
 from securefda.protocol.messages import (
@@ -43,12 +43,12 @@ def note_of(
 ) -> bytes:
     """A checkpoint of a site's log as the site could sign it, true or not."""
     origin = LogName(federation.roster.federation_id, site_id(index), run or federation.run.run_id).origin
-    text = notes.Checkpoint(origin, size, root).to_text()
-    return Note(text, (notes.sign(text, origin, identity(index if key is None else key)),)).to_bytes()
+    text = signed_notes.Checkpoint(origin, size, root).to_text()
+    return Note(text, (signed_notes.sign(text, origin, identity(index if key is None else key)),)).to_bytes()
 
 
-def head_of(note: bytes) -> notes.Checkpoint:
-    return notes.Checkpoint.parse(Note.parse(note).text)
+def head_of(note: bytes) -> signed_notes.Checkpoint:
+    return signed_notes.Checkpoint.parse(Note.parse(note).text)
 
 
 LIES: dict[str, tuple[str, Lie]] = {
@@ -156,7 +156,9 @@ def test_cosignature_that_is_none_makes_a_source_faulty(federation: Federation) 
     federation.join(ME)
     checkpoint = until(federation, ME, Checkpoint).message.body
     text = Note.parse(checkpoint.note).text
-    line = notes.cosign(text, witness_name(federation.roster.federation_id, site_id(ME)), identity(2), 1).to_line()
+    line = signed_notes.cosign(
+        text, witness_name(federation.roster.federation_id, site_id(ME)), identity(2), 1
+    ).to_line()
 
     federation.run.receive(outside(ME, Cosigned(head_of(checkpoint.note).size, line)))
 

@@ -13,7 +13,7 @@ from securefda.aggregator import model as rounds_model
 from securefda.aggregator.ranges import WordFormat, format_for, narrowest, peaks_after
 from securefda.aggregator.rounds import largest_factor
 from securefda.aggregator.sums import PartialSum
-from securefda.audit.reconcile.runs import reconcile_folder
+from securefda.audit.reconcile.reconciled_runs import reconcile_folder
 from securefda.protocol.encoding import AggregateStatistics, vector_from_wire
 from securefda.protocol.header_checks import quantisation
 from securefda.protocol.messages import Header, MaskedInput, Parcel, Refusal, ShareDelivery, Visibility

@@ -11,8 +11,8 @@ from transport_kit import RUN_ID, TARGET, header_body
 
 from securefda.audit.journal import Journal, MessageRecorder, RunInfo
 from securefda.audit.kept import read_kept
+from securefda.audit.log_records import Entry
 from securefda.audit.reading import open_log
-from securefda.audit.records import Entry
 from securefda.protocol.messages import NO_CONTEXT, Body, Signed, Signer
 from securefda.transport.observer import MessageObserver, ignore, wire_size
 from securefda.transport.wire import encode

@@ -29,7 +29,7 @@ from transport_kit import (
 from securefda.audit import journal as recorder_module
 from securefda.audit.kept import FILE
 from securefda.audit.log_files import AuditError
-from securefda.audit.records import Decision, Disclosure
+from securefda.audit.log_records import Decision, Disclosure
 from securefda.errors import FaultyAggregatorError
 from securefda.protocol.messages import (
     NO_SESSION,

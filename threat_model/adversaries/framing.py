@@ -9,14 +9,14 @@ from pathlib import Path
 from random import Random
 
 from securefda.aggregator.headers import AttemptPosition
-from securefda.audit import notes
+from securefda.audit import signed_notes
 from securefda.audit.kept import KeptMessages
 from securefda.audit.log import AuditLog
+from securefda.audit.log_records import Entry, encode_record, format_time
 from securefda.audit.merkle import leaf_hash
-from securefda.audit.notes import LogName, Note, Signature
 from securefda.audit.reconcile.claims import PROOFS, Claim, NotProved, prove
-from securefda.audit.reconcile.transcript import Members
-from securefda.audit.records import Entry, encode_record, format_time
+from securefda.audit.reconcile.run_transcript import Members
+from securefda.audit.signed_notes import LogName, Note, Signature
 from securefda.audit.statements import HeaderSaid, Statement, StatementReader
 from securefda.audit.witness import CheckpointError
 from securefda.protocol.messages import (
@@ -194,10 +194,10 @@ class Framer(MaliciousAggregator):
     def _text(self) -> str:
         origin = self.witness.journal.name_of(TARGET).origin
         first = encode_record(0, format_time(NOON), site_id_of(TARGET), self.run_id, _first_record(self.roster))
-        return notes.Checkpoint(origin, 1, leaf_hash(first)).to_text()
+        return signed_notes.Checkpoint(origin, 1, leaf_hash(first)).to_text()
 
     def _note(self) -> Note:
-        own = notes.sign(self._text, self.witness.journal.name_of(TARGET).origin, self.signer.private_key)
+        own = signed_notes.sign(self._text, self.witness.journal.name_of(TARGET).origin, self.signer.private_key)
         signed = self.hoard.cosignatures.get(self.run, {})
         return Note(self._text, (own, *(signed[index] for index in sorted(signed))))
 

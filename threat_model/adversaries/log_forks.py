@@ -8,9 +8,9 @@ from typing import Literal
 
 from securefda.aggregator.attendance import CosignerTracker
 from securefda.aggregator.site import TargetSite
-from securefda.audit import notes
+from securefda.audit import signed_notes
 from securefda.audit.journal import RunInfo
-from securefda.audit.notes import witness_name
+from securefda.audit.signed_notes import witness_name
 from securefda.audit.witness import Witness
 from securefda.protocol.messages import NO_CONTEXT, NO_SESSION, Body, Checkpoint, Cosigned, Header, Parcel, Send, Signed
 from securefda.source.source_run import SourceReporter, SourceSite
@@ -79,7 +79,7 @@ class SplitsLog(MaliciousAggregator):
     def _by_colluders(self, shown: Witness) -> Witness:
         for index, colluder in self.colluders.items():
             name = witness_name(self.roster.federation_id, self.roster.by_index(index).site_id)
-            line = notes.cosign(notes.Note.parse(shown.note).text, name, colluder.signer.private_key, 1)
+            line = signed_notes.cosign(signed_notes.Note.parse(shown.note).text, name, colluder.signer.private_key, 1)
             shown.take(index, Cosigned(shown.size, line.to_line()))
         return shown
 
@@ -152,7 +152,7 @@ class ForksLater(MaliciousAggregator):
         header = super().header_for(index)
         if header is None or len(self.sessions) == 1 or self.way not in {"old", "bare"}:
             return header
-        note = notes.Note.parse(self.witness.note)
+        note = signed_notes.Note.parse(self.witness.note)
         bare = replace(note, signatures=note.signatures[:2]).to_bytes()
         return replace(header, previous_checkpoint=self._old_note if self.way == "old" else bare)
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from securefda.audit import notes
+from securefda.audit import signed_notes
 from securefda.audit.log import AuditLog
 from securefda.audit.log_files import CHECKPOINT, CHECKPOINTS, TAIL, checkpoint_path
+from securefda.audit.log_records import Record
 from securefda.audit.merkle import WIDTH, bundle_path, pack
-from securefda.audit.notes import LogName, Note, witness_name
 from securefda.audit.reading import open_log
-from securefda.audit.records import Record
+from securefda.audit.signed_notes import LogName, Note, witness_name
 from threat_model.sites import NOON
 
 Change = Callable[[list[bytes]], list[bytes]]
@@ -97,7 +97,7 @@ class LogInsider:
         for file in (made / CHECKPOINT, *(made / CHECKPOINTS).iterdir()):
             note = Note.parse(file.read_bytes())
             for site, own in (cosigners or {}).items():
-                note = note.signed(notes.cosign(note.text, witness_name(self.name.federation, site), own, 1))
+                note = note.signed(signed_notes.cosign(note.text, witness_name(self.name.federation, site), own, 1))
             file.unlink()  # the newest has two names
             file.write_bytes(note.to_bytes())
         for name in (TAIL, "tile", CHECKPOINT, CHECKPOINTS):

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from securefda.audit.log_records import Entry
 from securefda.audit.reading import open_log
-from securefda.audit.records import Entry
 from securefda.protocol.messages import Advertise, Header, MaskedInput
 from securefda.protocol.secret import Secret
 from securefda.rules import Strategy

@@ -20,8 +20,8 @@ from source_stores import store_at
 from securefda.aggregator.headers import AttemptPosition, Planner, make_header
 from securefda.aggregator.ranges import WordFormat
 from securefda.aggregator.site import TargetSite
-from securefda.audit import notes
-from securefda.audit.notes import Note, witness_name
+from securefda.audit import signed_notes
+from securefda.audit.signed_notes import Note, witness_name
 from securefda.protocol.encoding import vector_to_wire
 from securefda.protocol.messages import (
     NO_CONTEXT,
@@ -322,14 +322,14 @@ class Victim:
         """Join a run and cosign; what the header has to carry."""
         self.rounds.join(run_id.hex())
         origin = self._site.witness.journal.name_of(TARGET).origin
-        text = notes.Checkpoint(origin, 1, sha256(run_id).digest()).to_text()
-        bare = Note(text, (notes.sign(text, origin, published_key(TARGET)),))
+        text = signed_notes.Checkpoint(origin, 1, sha256(run_id).digest()).to_text()
+        bare = Note(text, (signed_notes.sign(text, origin, published_key(TARGET)),))
         shown = signer_of(TARGET).sign(NO_SESSION, NO_CONTEXT, Checkpoint(bare.to_bytes(), 0, (), 0))
         own, cosigned = self.rounds.handle(Parcel(shown))
         assert isinstance(own.message.body, Checkpoint)
         assert isinstance(cosigned.message.body, Cosigned)
         names = {index: witness_name(self.roster.federation_id, site_id_of(index)) for index in range(1, SITES + 1)}
-        lines = [notes.cosign(text, name, published_key(index), 1) for index, name in names.items()]
+        lines = [signed_notes.cosign(text, name, published_key(index), 1) for index, name in names.items()]
         return Note(text, (*bare.signatures, *lines)).to_bytes()
 
     def accepts(self, header: Header) -> bool:

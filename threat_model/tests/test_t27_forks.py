@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from securefda.audit.reconcile.runs import reconcile_folder
+from securefda.audit.reconcile.reconciled_runs import reconcile_folder
 from securefda.protocol.messages import Advertise, Checkpoint, Cosigned, MaskedInput, Update, Visibility
 from securefda.rules import Strategy
 from threat_model.adversaries.log_forks import ForksLater, SplitsLog, TwoFacedSource, Way

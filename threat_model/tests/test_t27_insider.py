@@ -11,9 +11,9 @@ import pytest
 
 from securefda.audit.kept import FILE, read_kept
 from securefda.audit.kept_check import NOT_JUDGED
-from securefda.audit.notes import LogName
-from securefda.audit.reconcile.runs import reconcile_folder
-from securefda.audit.records import Record
+from securefda.audit.log_records import Record
+from securefda.audit.reconcile.reconciled_runs import reconcile_folder
+from securefda.audit.signed_notes import LogName
 from securefda.audit.statements import StatementReader
 from securefda.audit.verify import Kind, Verification, verify_log
 from securefda.protocol.messages import Checkpoint
@@ -175,7 +175,7 @@ def test_evidence_that_is_not_compared_with_records_is_lost_unseen(
     finished: Stage, monkeypatch: pytest.MonkeyPatch, site: int
 ) -> None:
     destroys_evidence(finished, site)
-    monkeypatch.setattr("securefda.audit.reconcile.runs.kept_verdict", lambda *_, **__: NOT_JUDGED)
+    monkeypatch.setattr("securefda.audit.reconcile.reconciled_runs.kept_verdict", lambda *_, **__: NOT_JUDGED)
     assert verified(finished, site).finding is None
     assert reconcile_folder(finished.folder / "logs").outcome.findings == ()
 

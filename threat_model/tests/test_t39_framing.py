@@ -22,7 +22,6 @@ import pytest
 from depth import at_depth
 
 from securefda.aggregator.store import AggregatorStore
-from securefda.audit.notes import LogName
 from securefda.audit.reconcile import claims
 from securefda.audit.reconcile.evidence import (
     Evidence,
@@ -32,8 +31,9 @@ from securefda.audit.reconcile.evidence import (
     said_of_evidence,
     write_evidence,
 )
-from securefda.audit.reconcile.runs import reconcile_folder
+from securefda.audit.reconcile.reconciled_runs import reconcile_folder
 from securefda.audit.reconcile.suspicion import RunFinding
+from securefda.audit.signed_notes import LogName
 from securefda.audit.statements import ONCE, Statement, StatementReader
 from securefda.protocol.messages import Header, MaskedInput, Parcel, ShareDelivery, Visibility
 from securefda.protocol.roster import Roster

@@ -10,11 +10,11 @@ from typing import ClassVar, Literal
 
 from securefda.audit.kept_check import NOT_JUDGED, KeptVerdict
 from securefda.audit.log_files import AuditError
+from securefda.audit.log_records import Record
 from securefda.audit.reading import RunEnd
 from securefda.audit.reconcile.claims import is_of_run
+from securefda.audit.reconcile.run_transcript import Members, SignedHeader, SignedTranscript
 from securefda.audit.reconcile.suspicion import Mark, Notice, RunFinding, RunKind, Suspicion
-from securefda.audit.reconcile.transcript import Members, SignedHeader, SignedTranscript
-from securefda.audit.records import Record
 from securefda.audit.verify import Verification
 
 Required = Literal["all", "participants", "none"]

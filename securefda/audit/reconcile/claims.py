@@ -36,8 +36,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from securefda.audit.notes import Checkpoint, Note, NoteError, NoteKey
-from securefda.audit.reconcile.transcript import Members
+from securefda.audit.reconcile.run_transcript import Members
+from securefda.audit.signed_notes import Checkpoint, Note, NoteError, NoteKey
 from securefda.audit.statements import (
     BROADCAST,
     ONCE_IN_A_VIEW,

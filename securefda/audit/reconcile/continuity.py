@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 
-from securefda.audit.notes import Checkpoint, LogName, Note, NoteError
+from securefda.audit.log_records import Record
 from securefda.audit.reconcile.check import Check, RunLogs
 from securefda.audit.reconcile.claims import checkpoint_fault, header_fault, is_of_run, survivors_fault
+from securefda.audit.reconcile.run_transcript import SignedHeader
 from securefda.audit.reconcile.suspicion import Mark, Notice, RunFinding, RunKind, Suspicion
-from securefda.audit.reconcile.transcript import SignedHeader
-from securefda.audit.records import Record
+from securefda.audit.signed_notes import Checkpoint, LogName, Note, NoteError
 from securefda.audit.statements import Statement, SurvivorsSaid
 
 

@@ -15,9 +15,9 @@ from typing import Any, Final, TypeVar
 
 from securefda.audit.keys import keys_of
 from securefda.audit.reconcile.claims import Claim, NotProved, prove
-from securefda.audit.reconcile.runs import ReconciledRun
+from securefda.audit.reconcile.reconciled_runs import ReconciledRun
+from securefda.audit.reconcile.run_transcript import Members
 from securefda.audit.reconcile.suspicion import RunFinding
-from securefda.audit.reconcile.transcript import Members
 from securefda.audit.statements import StatementReader
 from securefda.audit.verification import Outcome
 from securefda.disk import read_file

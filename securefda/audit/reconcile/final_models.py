@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
+from securefda.audit.log_records import Disclosure, Record
 from securefda.audit.reconcile.check import Check, RunLogs
 from securefda.audit.reconcile.claims import is_of_run
 from securefda.audit.reconcile.suspicion import Notice, Suspicion
-from securefda.audit.records import Disclosure, Record
 
 _MODEL = Disclosure("individual", "model", 1)
 

@@ -23,9 +23,9 @@ from typing import Final, Literal
 
 from securefda.audit.keys import Keys
 from securefda.audit.log_files import AuditError
-from securefda.audit.notes import LogName
+from securefda.audit.log_records import Entry, Record
 from securefda.audit.reading import DamagedLog, LogFolder, RunEnd, being_written
-from securefda.audit.records import Entry, Record
+from securefda.audit.signed_notes import LogName
 from securefda.audit.verification import verification_progress
 from securefda.audit.verify import Verification, verify_log
 from securefda.text import names

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from securefda.audit.log_records import Disclosure, Record
 from securefda.audit.reconcile.check import Check, RunLogs
+from securefda.audit.reconcile.run_transcript import Members
 from securefda.audit.reconcile.suspicion import Mark, Notice, RunFinding, RunKind, Suspicion
-from securefda.audit.reconcile.transcript import Members
-from securefda.audit.records import Disclosure, Record
 from securefda.audit.statements import BROADCAST, ONCE, RELEASES, HeaderSaid
 from securefda.text import counted
 

@@ -15,9 +15,9 @@ from securefda.audit.reconcile.history import (
     History,
     words,
 )
-from securefda.audit.reconcile.runs import ReconciledRun, ReconciledRuns
+from securefda.audit.reconcile.reconciled_runs import ReconciledRun, ReconciledRuns
+from securefda.audit.reconcile.run_verdict import Verdict, gathered, verdict_of
 from securefda.audit.reconcile.suspicion import RunFinding
-from securefda.audit.reconcile.verdict import Verdict, gathered, verdict_of
 from securefda.audit.verification import Outcome
 from securefda.errors import ExitCode, SecureFdaError
 from securefda.text import aligned, counted, printable

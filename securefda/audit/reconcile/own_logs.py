@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
+from securefda.audit.log_records import DpSpent, Record
 from securefda.audit.reconcile.check import Check, RunLogs
 from securefda.audit.reconcile.suspicion import Mark, Notice, RunFinding, RunKind, Suspicion
-from securefda.audit.records import DpSpent, Record
 from securefda.errors import ConfigError
 from securefda.privacy.accountants import epsilon
 from securefda.privacy.dp_events import DpEvent

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
+from securefda.audit.log_records import Record
 from securefda.audit.reconcile.claims import Claim, NotProved, prove
-from securefda.audit.reconcile.transcript import Members
-from securefda.audit.records import Record
+from securefda.audit.reconcile.run_transcript import Members
 from securefda.audit.statements import Statement
 
 RunKind = Literal[

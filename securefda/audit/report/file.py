@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from securefda.audit.reading import NoLog, looks_like_log
 from securefda.audit.reconcile.outcome import error_of, history_json, verdict_json
-from securefda.audit.reconcile.verdict import finding_line
+from securefda.audit.reconcile.run_verdict import finding_line
 from securefda.audit.report.page import GENERATOR, render_page
 from securefda.audit.report.sources import LogState, read_sources
 from securefda.audit.report.words import verification_text
@@ -34,7 +34,7 @@ def write_audit_page(
         run: which run, where there are logs of several.
         roster: file of the roster that the user trusts.
         made: now, with a time zone.
-        require_all: as of `securefda.audit.reconcile.runs.reconcile_folder`.
+        require_all: as of `securefda.audit.reconcile.reconciled_runs.reconcile_folder`.
 
     Raises:
         NoLog: there is none that can be read.

@@ -1,7 +1,7 @@
 """The audit page: one self-contained HTML file for people who were not there. It claims what logs prove, no more.
 
-Its verdict is that of ``securefda audit reconcile``: `securefda.audit.reconcile.verdict` makes both from one list of
-findings and notices. What the run disclosed is said beside it without a judgement: that is for the reader.
+Its verdict is that of ``securefda audit reconcile``: `securefda.audit.reconcile.run_verdict` makes both from one list
+of findings and notices. What the run disclosed is said beside it without a judgement: that is for the reader.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Final
 
 from securefda import __version__
 from securefda.audit.reconcile.history import MOST_UNFINISHED_IN_A_ROW, MOST_UNFINISHED_RUNS_A_DAY
-from securefda.audit.reconcile.verdict import finding_line, gathered
-from securefda.audit.report import charts, tables, words
+from securefda.audit.reconcile.run_verdict import finding_line, gathered
+from securefda.audit.report import party_charts, tables, words
 from securefda.audit.report.overview import all_flows, unreported
 from securefda.audit.report.sources import Sources
 from securefda.pages.html import static_page
@@ -140,7 +140,7 @@ def _sections(sources: Sources, made: datetime) -> Iterator[Section]:
     yield Section("timeline", "Timeline", [tables.timeline_table(sources)], short="Timeline")
     yield Section("privacy", "Epsilon of each site against its limit", _epsilon(sources), short="Epsilon")
     yield Section("weights", "β and caps", _weights(sources), short="β and caps")
-    chart = charts.bytes_chart(sources)
+    chart = party_charts.bytes_chart(sources)
     volume: list[Part] = [*([Charts([chart])] if chart else []), tables.bytes_table(sources.tables)]
     yield Section("bytes", "Bytes", volume, short="Bytes")
     accusation = (
@@ -180,19 +180,19 @@ def _epsilon(sources: Sources) -> list[Part]:
         "Epsilon bounds how much all that left a site can tell of any one of its rows; smaller is less. It counts "
         "rounds with noise only."
     )
-    chart, table = charts.epsilon_chart(sources), charts.epsilon_table(sources)
+    chart, table = party_charts.epsilon_chart(sources), party_charts.epsilon_table(sources)
     return [bounds, *([Charts([chart])] if chart else []), table or "No log here records a charge."]
 
 
 def _weights(sources: Sources) -> list[Part]:
     parts = list[Part]()
-    if norms := charts.norm_cap_table(sources):
+    if norms := party_charts.norm_cap_table(sources):
         told = (
             "For the caps, each source tells the other sources of the sum how large its contribution is, per layer and "
             "on a coarse grid. The target relays these norm reports sealed and cannot read them."
         )
         parts += [norms, told]
-    drawn, no_charts = charts.run_charts(sources)
+    drawn, no_charts = party_charts.run_charts(sources)
     if drawn:
         unsigned = (
             "The figures below are from the target's run folder (metrics.jsonl and the sources' own lines beside it). "

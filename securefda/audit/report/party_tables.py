@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, TypeVar, cast
 
-from securefda.audit.records import Disclosure, DpSpent, Entry, Record
+from securefda.audit.log_records import Disclosure, DpSpent, Entry, Record
 
 
 @dataclass(frozen=True, slots=True, order=True)

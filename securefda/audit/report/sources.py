@@ -14,8 +14,8 @@ from securefda.audit.log_files import AuditError
 from securefda.audit.reading import LogFolder
 from securefda.audit.reconcile.check import PartyLog
 from securefda.audit.reconcile.history import History
-from securefda.audit.reconcile.runs import ReconciledRun, ReconciledRuns, reconcile_runs
-from securefda.audit.reconcile.verdict import Verdict, verdict_of
+from securefda.audit.reconcile.reconciled_runs import ReconciledRun, ReconciledRuns, reconcile_runs
+from securefda.audit.reconcile.run_verdict import Verdict, verdict_of
 from securefda.audit.report.party_tables import PartyTables, read_party
 from securefda.audit.verify import Verification
 from securefda.errors import ConfigError
@@ -108,7 +108,7 @@ class Sources:
 def read_sources(root: Path, run: str = "", roster: Path | None = None, *, require_all: bool | None = None) -> Sources:
     """Reconcile the logs of a run at or below ``root``, and read what they say.
 
-    Arguments and errors are those of `securefda.audit.reconcile.runs.reconcile_folder`.
+    Arguments and errors are those of `securefda.audit.reconcile.reconciled_runs.reconcile_folder`.
     """
     runs = reconcile_runs(root, run, roster, require_all=require_all, only_one=True)
     reconciled = runs.runs[0]

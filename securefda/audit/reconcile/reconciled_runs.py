@@ -21,7 +21,6 @@ from typing import Final
 from securefda.audit.kept_check import kept_verdict
 from securefda.audit.keys import OPTION, Keys, keys_of, roster_named
 from securefda.audit.log_files import AuditError
-from securefda.audit.notes import NoteError
 from securefda.audit.reading import LogFolder, NoLog, being_written, find_logs, open_log
 from securefda.audit.reconcile.check import Check, PartyLog, Required, RunLogs
 from securefda.audit.reconcile.continuity import Continuity, CosignatureCheck
@@ -29,8 +28,9 @@ from securefda.audit.reconcile.final_models import FinalModels
 from securefda.audit.reconcile.history import History, read_history
 from securefda.audit.reconcile.message_records import Disclosures, EquivocationCheck, Pairing
 from securefda.audit.reconcile.own_logs import KeptEvidence, LogLifecycle, Spending, StepsTaken, VerifiedLogs
+from securefda.audit.reconcile.run_transcript import Members, SignedTranscript, read_transcript
 from securefda.audit.reconcile.suspicion import Mark, Notice, Reconciliation, RunFinding, resolve
-from securefda.audit.reconcile.transcript import Members, SignedTranscript, read_transcript
+from securefda.audit.signed_notes import NoteError
 from securefda.audit.statements import KeptStatements, StatementReader
 from securefda.audit.verification import verification_progress
 from securefda.audit.verify import verify_log

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from securefda.audit.notes import Checkpoint, LogName, Note, NoteError, NoteKey
+from securefda.audit.signed_notes import Checkpoint, LogName, Note, NoteError, NoteKey
 from securefda.audit.statements import HeaderSaid, Statement, SurvivorsSaid
 from securefda.protocol import messages as m
 

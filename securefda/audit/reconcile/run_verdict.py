@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from securefda.audit.reconcile.runs import ReconciledRun, ReconciledRuns
+from securefda.audit.reconcile.reconciled_runs import ReconciledRun, ReconciledRuns
 from securefda.audit.reconcile.suspicion import Notice, RunFinding, Severity
 from securefda.text import names
 

@@ -26,7 +26,7 @@ from operator import attrgetter, call, itemgetter
 from types import MappingProxyType
 from typing import Any, Final, Literal, cast
 
-from securefda.audit.notes import is_name
+from securefda.audit.signed_notes import is_name
 from securefda.parse import json_value
 
 VERSION: Final = 1
