@@ -15,6 +15,7 @@ from securefda.aggregator.clear_updates import ClearUpdates
 from securefda.aggregator.sums import PartialSum, RoundSum
 from securefda.aggregator.target import TargetOutput, error_units
 from securefda.errors import FaultySourceError, QuorumLost, SecureFdaError, SourceAborted
+from securefda.operations.summary_text import work_phase
 from securefda.protocol import aggregator_session as session_steps
 from securefda.protocol.aggregator_session import AggregatorSession
 from securefda.protocol.encoding import decode_statistics
@@ -90,7 +91,9 @@ class Attempt:
         Until the updates in clear have arrived, the session is in R0 or has failed in it. Its failure does not shorten
         the time that the others have to train.
         """
-        return "training and update" if self._state is None else _PHASES[type(self._state)].name
+        name = "update" if self._state is None else _PHASES[type(self._state)].name
+        of_sources = self._state is None or isinstance(self._state, session_steps.CollectingKeys)
+        return f"{work_phase(self.header.body.rule.rule)} and {name}" if of_sources else name
 
     @property
     def outcome(self) -> RoundSum | SecureFdaError | None:
@@ -398,7 +401,7 @@ class _Phase:
 
 _PHASES: Mapping[type, _Phase] = {
     session_steps.CollectingKeys: _Phase(
-        Advertise, Step.ADVERTISE, "training and R0 advertise", session_steps.add_advertise, Attempt._close_keys
+        Advertise, Step.ADVERTISE, "R0 advertise", session_steps.add_advertise, Attempt._close_keys
     ),
     session_steps.CollectingNonces: _Phase(
         Nonce, Step.ADVERTISE, "R0 nonces", session_steps.add_nonce, Attempt._close_nonces

@@ -426,7 +426,8 @@ class AggregatorRun:
 
     def _train_target(self, current: CurrentRound) -> None:
         if not current.trained:
-            self._report_work("training at the target")
+            if not current.plan.rule.adds_moments:
+                self._report_work("training at the target")
             self._model.train_target(current)
 
     def _await_cosignatures(self, caught_up: CatchingUp) -> Change[AwaitingCosignatures]:
@@ -538,7 +539,7 @@ class AggregatorRun:
         """Update the model by the sums, and send the result to the sources in them."""
         waiting = sorted(sums.survivors - attempt.gone)
         try:
-            self._report_work("measuring the model")
+            self._report_work("fitting the head" if current.plan.rule.adds_moments else "measuring the model")
             change = self._model.change_by(current, attempt.terms, sums)
         except FaultySum as error:
             return self._reject_sums(current, attempt, waiting, error)

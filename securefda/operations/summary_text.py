@@ -180,6 +180,11 @@ def step_words(share: float, rule: str) -> str:
     return f"the sources had no part in this {of}" if share < NO_PART else f"sources {share_text(share, f'the {of}')}"
 
 
+def work_phase(rule: str) -> str:
+    """Return the name of the phase in which the sources do what a rule asks for."""
+    return "moments" if rule == ANALYTIC else "training"
+
+
 def apart_words(share: float) -> str:
     """Return what a source knows of the step before a round: the least share of it that is not the target's own."""
     if share < NO_PART:

@@ -16,6 +16,7 @@ from securefda.operations.notes import Level, Note
 from securefda.operations.progress import Reporter, SourceReporter
 from securefda.operations.records import RoundLine, SiteLine, round_seconds
 from securefda.operations.state import StateWriter, retrying_text, round_of, state_file
+from securefda.operations.summary_text import ANALYTIC, work_phase
 from securefda.protocol.messages import (
     Advertise,
     Body,
@@ -52,16 +53,15 @@ _DOING: Mapping[type, str] = {
     Advertise: "waiting for the keys of the other sources",
     Nonce: "waiting for who its neighbours are",
     ShareBundle: "waiting for the key shares of the other sources",
-    ShareDelivery: "masking its update",
-    MaskedInput: "sending its masked update, then waiting for those of the other sources",
+    ShareDelivery: "masking its {sent}",
+    MaskedInput: "sending its masked {sent}, then waiting for those of the other sources",
     SurvivorSignature: "waiting for the signatures of the other sources",
     Unmask: "waiting for the result",
-    Update: "sending its update in clear, then waiting for the result",
+    Update: "sending its {sent} in clear, then waiting for the result",
 }
 """Message type -> the source's activity once it has received, or as it sends, such a message."""
 
 _PHASES: Mapping[type, str] = {
-    Header: "training",
     Update: "update",
     Advertise: "R0 advertise",
     KeyList: "R1 shares",
@@ -200,23 +200,26 @@ class SourceWatch:
     ) -> None:
         self._shown, self._run_log, self._metrics, self._target = shown, run_log, metrics, target
         self.state, self._ready = state, ready
-        self._run, self._was_connected, self._has_joined = "", False, False
+        self._run, self._was_connected, self._has_joined, self._sent = "", False, False, "update"
         run_log.run_id = lambda: self._run
 
     def hear(self, direction: object, peer: int, message: Signed[Body], wire_bytes: int, *, more: bool = False) -> None:
-        """Observe a message: a header tells the run, and the message type the phase. Nothing else is used."""
+        """Observe a message: a header tells run and rule, and the message type the phase. Nothing else is used."""
         del direction, peer, wire_bytes, more
-        if isinstance(message.body, Header):
-            self._run = message.body.run_id.hex()
         if isinstance(message.body, Schedule):
             self.state.know(rounds=message.body.rounds)
-        self._run_log.phase = _PHASES.get(type(message.body), self._run_log.phase)
+        if isinstance(message.body, Header):
+            rule = message.body.rule.rule
+            self._run, self._run_log.phase = message.body.run_id.hex(), work_phase(rule)
+            self._sent = "second moments" if rule == ANALYTIC else "update"
+        else:
+            self._run_log.phase = _PHASES.get(type(message.body), self._run_log.phase)
         if isinstance(message.body, Join):
             self._has_joined = True
             self._ready.set()  # first: a reader of the line finds the process so
             self.note(f"joined; waiting for {self._target} to begin a round")
         if doing := _DOING.get(type(message.body)):
-            self.does(doing.format(target=self._target), waits="waiting" in doing)
+            self.does(doing.format(target=self._target, sent=self._sent), waits="waiting" in doing)
 
     def does(self, doing: str, *, waits: bool = False, **facts: Any) -> None:
         """Record what this source does from now on; ``waits`` says that it waits for the aggregator."""
@@ -289,7 +292,7 @@ class _SourceRounds:
         self._shown.round_started(round_number, visibility, rule)
         self._run_log.round = round_number
         self._run_log.write("info", f"round {round_number} begins: {rule}, visibility {visibility}", self._target)
-        self._watch.does("training", round=round_number)
+        self._watch.does(phase_words(work_phase(rule)), round=round_number)
 
     def round_finished(self, record: SiteLine) -> None:
         """A result was accepted."""

@@ -25,7 +25,7 @@ from securefda.operations.progress import Reporter
 from securefda.operations.records import SiteLine, refused_line
 from securefda.operations.run_folder import METRICS_FILE, MODEL_FILE, append_line, keep_refused
 from securefda.operations.state import StateWriter, round_of
-from securefda.operations.summary_text import ANALYTIC, apart_words
+from securefda.operations.summary_text import ANALYTIC, apart_words, work_phase
 from securefda.privacy.dp_events import TERMS
 from securefda.protocol.messages import Header, Parcel, Signed
 from securefda.site.config import SourceConfig
@@ -38,7 +38,7 @@ from securefda.source.source_run import SourceRun
 from securefda.source.source_site import source_site
 from securefda.source.source_store import SourceStore
 from securefda.source.standing import HINT
-from securefda.text import counted
+from securefda.text import counted, phase_words
 from securefda.training.team import Team
 from securefda.transport.client import AggregatorRestarted, LostConnection, SourceChannel
 from securefda.transport.dialer import UploadRefusedError
@@ -152,7 +152,7 @@ class _SourceReporter:
 
     def round_started(self, round_number: int, visibility: str, rule: str) -> None:
         """Show for which round this site trains or adds up, and at which visibility."""
-        work = "adding up second moments of its rows" if rule == ANALYTIC else "training"
+        work = phase_words(work_phase(rule))
         self._shown.note(f"{self._place(round_number)}: {work} for {rule} at visibility {visibility}")
 
     def round_finished(self, record: SiteLine) -> None:

@@ -142,6 +142,7 @@ class Watch:
     """Hears everything that a run and its sources report."""
 
     lines: list[RoundLine] = field(default_factory=list)
+    phases: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     filed: list[Note] = field(default_factory=list)
     records: dict[int, list[SiteLine]] = field(default_factory=dict)
@@ -150,7 +151,8 @@ class Watch:
 
     def round_started(self, round_number: int, rounds: int) -> None: ...
 
-    def phase(self, name: str, waiting_for: Iterable[str] = (), asked: int = 0) -> None: ...
+    def phase(self, name: str, waiting_for: Iterable[str] = (), asked: int = 0) -> None:
+        self.phases.append(name)
 
     def round_finished(self, line: RoundLine) -> None:
         self.lines.append(line)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -22,13 +23,15 @@ from securefda.audit.record_filter import what_of
 from securefda.audit.report.party_tables import read_party
 from securefda.audit.report.words import contributions_in, updates_text, what_text
 from securefda.errors import ConfigError, FaultyAggregatorError, TrainingError
+from securefda.operations import watch_source
 from securefda.operations.report import seen_section
 from securefda.operations.summary_text import protected
 from securefda.protocol.messages import GRAM_LAYER, Advertise, Header, Parcel, Result, Update, Visibility
 from securefda.rules import Moments, fit_head
 from securefda.samples import sample
-from securefda.site.config import load_federation
+from securefda.site.config import LoggingSection, MetricsSection, load_federation
 from securefda.tasks import Samples, Unlabelled
+from securefda.text import phase_words
 from securefda.training import LocalResult
 from securefda.training.head import HeadAlone, HeadFitter, head_rows, require_classes, require_right_targets
 from securefda.training.trainer import SiteTrainer
@@ -61,6 +64,21 @@ def test_the_model_is_the_head_of_all_rows_weighted_as_leave_one_out_says(tmp_pa
     line = found.watch.lines[0]
     assert 0 < line["source_share"] <= 1
     assert any("a source's row weighs" in note for note in found.watch.notes)
+
+
+@pytest.mark.parametrize("level", [Visibility.SUM, Visibility.INDIVIDUAL])
+def test_no_phase_says_that_a_site_trains_or_sends_an_update(tmp_path: Path, level: Visibility) -> None:
+    found, site = federation(tmp_path / "run", level).open(), site_id(1)
+    off = LoggingSection(), MetricsSection()
+    with watch_source(found.watch, *off, out=tmp_path, roster=found.roster, site=site) as watch:
+        watch.rounds(found.watch.of_source(1)).round_started(1, level.label, "analytic")
+        found.observers[1] = watch.hear
+        found.go()
+    assert found.statuses == ["finished"]
+    said = [phase_words(phase) for phase in found.watch.phases]
+    for words in ("adding up second moments of its rows", "rows and send", "sending its", "fitting the head"):
+        assert any(words in line for line in said), words
+    assert not re.search(r"\btrain|\bits (masked )?update", " ".join(said))
 
 
 def test_norm_caps_take_one_factor_for_all_moments(tmp_path: Path) -> None:
